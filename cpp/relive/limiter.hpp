@@ -1,0 +1,82 @@
+// The rate limiter as arithmetic on counters; waiting is another piece.
+//
+// Units: items published (inserted), items sampled. The difference d = inserted * samples_per_insert - sampled is kept
+// in the corridor [lo, hi], which is spi * min_size -/+ tolerance; its width is the window.
+//   can_sample(n): live >= min_size  and  d - n >= lo
+//   can_insert(n): live + n <= min_size  or  d + n * spi <= hi
+// kMinSize knows no corridor: can_sample is live >= min_size, can_insert is always true.
+//
+// Owner: the config lies in the region and never changes. Locking: none here; the caller holds the table lock.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+namespace relive {
+
+struct LimiterConfig {
+  static constexpr uint32_t kMinSize = 0;
+  static constexpr uint32_t kSamplesPerInsert = 1;
+
+  uint32_t kind;
+  uint32_t pad;
+  int64_t min_size;
+  double samples_per_insert;
+  double lo;
+  double hi;
+};
+static_assert(sizeof(LimiterConfig) == 40 && std::is_trivially_copyable_v<LimiterConfig>, "lies in the region");
+
+inline LimiterConfig make_min_size(int64_t min_size) {
+  return {LimiterConfig::kMinSize, 0, min_size, 0.0, -std::numeric_limits<double>::infinity(),
+          std::numeric_limits<double>::infinity()};
+}
+
+// tolerance: half the window, in samples. NaN or negative: the default, the larger of 0.1 * spi * min_size and 1024.
+inline LimiterConfig make_samples_per_insert(double samples_per_insert, int64_t min_size, double tolerance) {
+  const double middle = samples_per_insert * static_cast<double>(min_size);
+  if (!(tolerance >= 0.0)) tolerance = std::fmax(0.1 * middle, 1024.0);
+  return {LimiterConfig::kSamplesPerInsert, 0, min_size, samples_per_insert, middle - tolerance, middle + tolerance};
+}
+
+// Width of the corridor in samples; infinite for kMinSize.
+inline double window(const LimiterConfig& config) { return config.hi - config.lo; }
+
+// live: published items that can be drawn now; inserted, sampled: totals since creation, in flight included.
+inline bool can_sample(const LimiterConfig& config, int64_t live, int64_t inserted, int64_t sampled, int64_t n) {
+  if (live < config.min_size) return false;
+  if (config.kind == LimiterConfig::kMinSize) return true;
+  const double difference = static_cast<double>(inserted) * config.samples_per_insert - static_cast<double>(sampled);
+  return difference - static_cast<double>(n) >= config.lo;
+}
+
+inline bool can_insert(const LimiterConfig& config, int64_t live, int64_t inserted, int64_t sampled, int64_t n) {
+  if (config.kind == LimiterConfig::kMinSize || live + n <= config.min_size) return true;
+  return static_cast<double>(inserted + n) * config.samples_per_insert - static_cast<double>(sampled) <= config.hi;
+}
+
+// A draw passes once d >= lo + n, and writers stop at d = hi: no draw larger than the window ever passes.
+inline bool sample_can_ever_pass(const LimiterConfig& config, int64_t n) {
+  return static_cast<double>(n) <= window(config);
+}
+
+// Beyond the first fill an insert passes once d <= hi - n * spi, and samplers stop at d = lo: no insert worth more
+// samples than the window ever passes. Ask can_insert first: what still fits the first fill (live + n <= min_size)
+// passes whatever its size.
+inline bool insert_can_ever_pass(const LimiterConfig& config, int64_t n) {
+  return config.kind == LimiterConfig::kMinSize ||
+         static_cast<double>(n) * config.samples_per_insert <= window(config);
+}
+
+// True where writers that only insert `insert_size` at a time and samplers that only draw `draw_size` can never block
+// each other for good: both wait while hi - insert_size * spi < d < lo + draw_size, which is empty exactly if the two
+// fit the window together.
+inline bool always_moves(const LimiterConfig& config, int64_t insert_size, int64_t draw_size) {
+  return config.kind == LimiterConfig::kMinSize ||
+         static_cast<double>(insert_size) * config.samples_per_insert + static_cast<double>(draw_size) <=
+             window(config);
+}
+
+}  // namespace relive

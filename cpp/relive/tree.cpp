@@ -1,0 +1,289 @@
+#include "relive/tree.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+namespace relive {
+namespace {
+
+constexpr uint64_t kFan = Tree::kFanout;
+constexpr size_t kChunk = 256;               // points a draw handles at once: two kilobytes of stack a buffer
+constexpr uint64_t kBitmapNodes = 4096;      // levels up to this size are deduplicated by a bitmap on the stack
+constexpr size_t kBitmapWords = kBitmapNodes / 64;
+constexpr size_t kFewNodes = 8;               // below this a bitmap costs more than a few repeated parents
+constexpr size_t kPrefetchAhead = 8;
+
+using Vec = double __attribute__((vector_size(32)));
+using IntVec = int64_t __attribute__((vector_size(32)));
+
+double load(const double* node, std::memory_order order = std::memory_order_relaxed) {
+  return std::atomic_ref<double>(*const_cast<double*>(node)).load(order);
+}
+
+void store(double* node, double value, std::memory_order order = std::memory_order_relaxed) {
+  std::atomic_ref<double>(*node).store(value, order);
+}
+
+double identity_of(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kMin: return std::numeric_limits<double>::infinity();
+    case Reduction::kMax: return -std::numeric_limits<double>::infinity();
+    case Reduction::kSum: break;
+  }
+  return 0.0;
+}
+
+// Children are combined from left to right. draw() adds in the same order, so its last running sum is the parent, and a
+// zero child leaves the running sum bit for bit as it was: it can never be the first sum beyond a point.
+template <Reduction kReduction>
+double reduce_group(const double* group) {
+  double value = load(group);
+  for (uint64_t child = 1; child < kFan; ++child) {
+    const double next = load(group + child);
+    if constexpr (kReduction == Reduction::kSum) {
+      value += next;
+    } else if constexpr (kReduction == Reduction::kMin) {
+      value = next < value ? next : value;
+    } else {
+      value = next > value ? next : value;
+    }
+  }
+  return value;
+}
+
+template <Reduction kReduction>
+void refresh_parent(const double* children, double* parents, uint64_t parent) {
+  store(parents + parent, reduce_group<kReduction>(children + parent * kFan));
+}
+
+// One level of refresh: `nodes` holds `count` positions of the level below and receives their parents. Small levels are
+// deduplicated exactly, and leave `nodes` sorted; large ones only where neighbours in `nodes` share a parent.
+template <Reduction kReduction>
+size_t refresh_level(const double* children, double* parents, uint64_t num_parents, uint64_t* nodes, size_t count) {
+  if (num_parents <= kBitmapNodes && count > kFewNodes) {
+    uint64_t touched[kBitmapWords];
+    const size_t num_words = static_cast<size_t>((num_parents + 63) / 64);
+    std::fill(touched, touched + num_words, 0);
+    for (size_t i = 0; i < count; ++i) touched[nodes[i] >> 9] |= uint64_t{1} << ((nodes[i] >> 3) & 63);
+    size_t kept = 0;
+    for (size_t w = 0; w < num_words; ++w) {
+      for (uint64_t bits = touched[w]; bits != 0; bits &= bits - 1) {
+        const uint64_t parent = w * 64 + static_cast<uint64_t>(__builtin_ctzll(bits));
+        refresh_parent<kReduction>(children, parents, parent);
+        nodes[kept++] = parent;  // kept <= parents so far <= count: never ahead of what was read
+      }
+    }
+    return kept;
+  }
+  size_t kept = 0;
+  uint64_t last = Tree::kNone;
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t parent = nodes[i] >> 3;
+    if (parent == last) continue;
+    last = parent;
+    nodes[kept++] = parent;
+  }
+  for (size_t i = 0; i < kept; ++i) {
+    if (i + kPrefetchAhead < kept) {
+      __builtin_prefetch(children + nodes[i + kPrefetchAhead] * kFan);
+      __builtin_prefetch(parents + nodes[i + kPrefetchAhead], 1);
+    }
+    refresh_parent<kReduction>(children, parents, nodes[i]);
+  }
+  return kept;
+}
+
+template <Reduction kReduction>
+void refresh_all(double* const* levels, const uint64_t* level_sizes, uint32_t num_levels, uint64_t* nodes, size_t count) {
+  for (uint32_t level = 1; level < num_levels && count > 0; ++level) {
+    count = refresh_level<kReduction>(levels[level - 1], levels[level], level_sizes[level], nodes, count);
+  }
+}
+
+template <Reduction kReduction>
+void rebuild_all(double* const* levels, const uint64_t* level_sizes, uint32_t num_levels) {
+  for (uint32_t level = 1; level < num_levels; ++level) {
+    for (uint64_t node = 0; node < level_sizes[level]; ++node) {
+      refresh_parent<kReduction>(levels[level - 1], levels[level], node);
+    }
+  }
+}
+
+// The eight children of a group in two registers. Every 8-byte part of an aligned vector load is read whole on the
+// supported machines, which is all a relaxed load promises; the empty asm keeps the compiler from reading twice.
+inline __attribute__((always_inline)) void load_group(const double* group, Vec& low, Vec& high) {
+#if defined(RELIVE_TSAN) || defined(__SANITIZE_THREAD__)
+  for (int i = 0; i < 4; ++i) {
+    low[i] = load(group + i);
+    high[i] = load(group + 4 + i);
+  }
+#else
+  const Vec* halves = reinterpret_cast<const Vec*>(__builtin_assume_aligned(group, 64));
+  low = halves[0];
+  high = halves[1];
+#if defined(__AVX__)
+  asm volatile("" : "+x"(low), "+x"(high));
+#else
+  asm volatile("" ::: "memory");
+#endif
+#endif
+}
+
+inline __attribute__((always_inline)) void transpose(Vec& a, Vec& b, Vec& c, Vec& d) {
+  const Vec ab_even = __builtin_shufflevector(a, b, 0, 4, 2, 6);
+  const Vec ab_odd = __builtin_shufflevector(a, b, 1, 5, 3, 7);
+  const Vec cd_even = __builtin_shufflevector(c, d, 0, 4, 2, 6);
+  const Vec cd_odd = __builtin_shufflevector(c, d, 1, 5, 3, 7);
+  a = __builtin_shufflevector(ab_even, cd_even, 0, 1, 4, 5);
+  b = __builtin_shufflevector(ab_odd, cd_odd, 0, 1, 4, 5);
+  c = __builtin_shufflevector(ab_even, cd_even, 2, 3, 6, 7);
+  d = __builtin_shufflevector(ab_odd, cd_odd, 2, 3, 6, 7);
+}
+
+// Descends four points by one level. rest: what is left of each point inside its node; +inf once it has passed the end,
+// which stays past the end on every level below. position: the node on the way in, the chosen child on the way out
+// (child 0 of the level for a lost point, so that the next load stays inside the tree).
+inline __attribute__((always_inline)) void descend_four(const double* level, Vec& rest, IntVec& position) {
+  Vec child[8];
+  for (int lane = 0; lane < 4; ++lane) load_group(level + position[lane] * 8, child[lane], child[lane + 4]);
+  transpose(child[0], child[1], child[2], child[3]);
+  transpose(child[4], child[5], child[6], child[7]);
+  Vec running = child[0];
+  Vec base = {0.0, 0.0, 0.0, 0.0};
+  IntVec chosen = {0, 0, 0, 0};
+  IntVec beyond;
+  for (int k = 0;; ++k) {
+    beyond = running <= rest;  // -1 where the point lies behind child k
+    chosen -= beyond;
+    base = beyond ? running : base;
+    if (k == 7) break;
+    running += child[k + 1];
+  }
+  const double infinity = std::numeric_limits<double>::infinity();
+  rest = beyond ? Vec{infinity, infinity, infinity, infinity} : rest - base;
+  position = beyond ? IntVec{0, 0, 0, 0} : position * 8 + chosen;
+}
+
+}  // namespace
+
+size_t Tree::num_bytes(uint64_t num_leaves) {
+  size_t doubles = 0;
+  for (uint64_t size = std::max<uint64_t>(num_leaves, 1);; size = (size + kFan - 1) / kFan) {
+    doubles += static_cast<size_t>((size + kFan - 1) / kFan * kFan);
+    if (size <= kFan) break;
+  }
+  return doubles * sizeof(double);
+}
+
+void Tree::bind(void* memory, uint64_t num_leaves, Reduction reduction) {
+  num_leaves_ = num_leaves;
+  reduction_ = reduction;
+  num_levels_ = 0;
+  double* next = static_cast<double*>(memory);
+  for (uint64_t size = std::max<uint64_t>(num_leaves, 1);; size = (size + kFan - 1) / kFan) {
+    levels_[num_levels_] = next;
+    level_sizes_[num_levels_] = size;
+    ++num_levels_;
+    next += (size + kFan - 1) / kFan * kFan;
+    if (size <= kFan) break;
+  }
+}
+
+void Tree::clear() {
+  const double empty = identity();
+  for (uint32_t level = 0; level < num_levels_; ++level) {
+    const uint64_t padded = (level_sizes_[level] + kFan - 1) / kFan * kFan;
+    for (uint64_t node = 0; node < padded; ++node) store(levels_[level] + node, empty);
+  }
+}
+
+double Tree::identity() const { return identity_of(reduction_); }
+
+double Tree::leaf(uint64_t slot) const { return load(levels_[0] + slot, std::memory_order_acquire); }
+
+void Tree::set_leaf(uint64_t slot, double mass) { store(levels_[0] + slot, mass, std::memory_order_release); }
+
+double Tree::node(uint32_t level, uint64_t position) const { return load(levels_[level] + position); }
+
+void Tree::refresh(uint64_t* slots, size_t count) {
+  switch (reduction_) {
+    case Reduction::kSum:
+      return refresh_all<Reduction::kSum>(levels_.data(), level_sizes_.data(), num_levels_, slots, count);
+    case Reduction::kMin:
+      return refresh_all<Reduction::kMin>(levels_.data(), level_sizes_.data(), num_levels_, slots, count);
+    case Reduction::kMax:
+      return refresh_all<Reduction::kMax>(levels_.data(), level_sizes_.data(), num_levels_, slots, count);
+  }
+}
+
+void Tree::rebuild() {
+  switch (reduction_) {
+    case Reduction::kSum: return rebuild_all<Reduction::kSum>(levels_.data(), level_sizes_.data(), num_levels_);
+    case Reduction::kMin: return rebuild_all<Reduction::kMin>(levels_.data(), level_sizes_.data(), num_levels_);
+    case Reduction::kMax: return rebuild_all<Reduction::kMax>(levels_.data(), level_sizes_.data(), num_levels_);
+  }
+}
+
+double Tree::total() const {
+  const double* top = levels_[num_levels_ - 1];
+  switch (reduction_) {
+    case Reduction::kMin: return reduce_group<Reduction::kMin>(top);
+    case Reduction::kMax: return reduce_group<Reduction::kMax>(top);
+    case Reduction::kSum: break;
+  }
+  return reduce_group<Reduction::kSum>(top);
+}
+
+void Tree::draw(const double* points, size_t count, uint64_t* slots) const {
+  const double infinity = std::numeric_limits<double>::infinity();
+  alignas(32) double rest[kChunk];
+  alignas(32) int64_t position[kChunk];
+  for (size_t begin = 0; begin < count; begin += kChunk) {
+    const size_t size = std::min(kChunk, count - begin);
+    const size_t padded = (size + 3) / 4 * 4;
+    for (size_t i = 0; i < padded; ++i) {
+      rest[i] = i < size ? points[begin + i] : infinity;
+      position[i] = 0;
+    }
+    for (uint32_t level = num_levels_; level-- > 0;) {
+      const double* nodes = levels_[level];
+      const double* below = level > 0 ? levels_[level - 1] : nullptr;
+      for (size_t i = 0; i < padded; i += 4) {
+        Vec four_rests = *reinterpret_cast<const Vec*>(rest + i);
+        IntVec four_positions = *reinterpret_cast<const IntVec*>(position + i);
+        descend_four(nodes, four_rests, four_positions);
+        *reinterpret_cast<Vec*>(rest + i) = four_rests;
+        *reinterpret_cast<IntVec*>(position + i) = four_positions;
+        if (below == nullptr) continue;
+        for (int lane = 0; lane < 4; ++lane) __builtin_prefetch(below + four_positions[lane] * 8);
+      }
+    }
+    for (size_t i = 0; i < size; ++i) {
+      slots[begin + i] = rest[i] == infinity ? kNone : static_cast<uint64_t>(position[i]);
+    }
+  }
+}
+
+uint64_t Tree::best() const {
+  if (reduction_ == Reduction::kSum || num_leaves_ == 0) return kNone;
+  const double sign = reduction_ == Reduction::kMin ? 1.0 : -1.0;  // look for the smallest of sign * value
+  uint64_t position = 0;
+  double chosen = identity();
+  for (uint32_t level = num_levels_; level-- > 0;) {
+    const double* group = levels_[level] + position * kFan;
+    uint64_t child = 0;
+    chosen = load(group);
+    for (uint64_t k = 1; k < kFan; ++k) {
+      const double value = load(group + k);
+      if (sign * value < sign * chosen) {
+        chosen = value;
+        child = k;
+      }
+    }
+    position = position * kFan + child;
+  }
+  return chosen == identity() ? kNone : position;
+}
+
+}  // namespace relive

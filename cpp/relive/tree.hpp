@@ -1,0 +1,66 @@
+// The K-ary tree of an index: leaves and, per level, ceil(n / 8) reductions of their eight children.
+//
+// Owner:   the region owns the memory; a Tree is a view (two pointers a level), cheap to copy.
+// Locking: set_leaf, refresh, rebuild: only under the table lock. leaf, draw, total, best: any time, without a lock;
+//          they may see a half-updated tree, so a caller re-reads the leaf it was given (rule G2).
+// Cost:    draw O(log8 n) cache lines a point, interleaved over the batch; refresh O(touched x log8 n).
+//
+// A parent is recomputed from its children in their stored order, never incremented: no drift, idempotent.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace relive {
+
+enum class Reduction : uint32_t { kSum = 0, kMin = 1, kMax = 2 };
+
+class Tree final {
+ public:
+  static constexpr uint32_t kFanout = 8;   // one group of siblings is one 64-byte line of doubles
+  static constexpr uint32_t kMaxLevels = 16;
+  static constexpr uint64_t kNone = ~uint64_t{0};
+
+  // Bytes for all levels (each level rounded up to whole groups of eight), a multiple of 64.
+  static size_t num_bytes(uint64_t num_leaves);
+
+  // Binds to `memory` (64-byte aligned, num_bytes(num_leaves) long). Does not touch it.
+  void bind(void* memory, uint64_t num_leaves, Reduction reduction);
+
+  // Every leaf and inner node becomes the identity: 0 for sum, +inf for min, -inf for max.
+  void clear();
+
+  uint64_t num_leaves() const { return num_leaves_; }
+  uint32_t num_levels() const { return num_levels_; }  // level 0 = leaves; the top level has at most 8 nodes
+  double identity() const;
+
+  double leaf(uint64_t slot) const;              // acquire
+  void set_leaf(uint64_t slot, double mass);     // release; ancestors are refreshed by refresh()
+  double node(uint32_t level, uint64_t position) const;
+
+  // Recomputes the ancestors of the given leaves, level by level, each distinct parent about once.
+  // `slots` need not be sorted nor distinct; it is used as scratch and holds rubbish afterwards.
+  void refresh(uint64_t* slots, size_t count);
+
+  // Recomputes every inner node from the leaves, bottom-up.
+  void rebuild();
+
+  double total() const;  // reduction of the top group
+
+  // Sum only. points[i] in [0, total) -> slots[i], or kNone where rounding or a concurrent update led past the end.
+  // Only children with point < running sum are taken, so a zero-mass child never is. Fastest when points ascend.
+  void draw(const double* points, size_t count, uint64_t* slots) const;
+
+  // Min / max only: a leaf that attains total(), the lowest slot among equals; kNone when all are the identity.
+  uint64_t best() const;
+
+ private:
+  uint64_t num_leaves_ = 0;
+  uint32_t num_levels_ = 0;
+  Reduction reduction_ = Reduction::kSum;
+  std::array<double*, kMaxLevels> levels_{};
+  std::array<uint64_t, kMaxLevels> level_sizes_{};
+};
+
+}  // namespace relive
