@@ -1,0 +1,59 @@
+# Everything starts here. The only needs are Python 3.11 (with venv and headers) and a C++20 compiler.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+VENV := .venv
+OTHERS := 3.10 3.12 3.13
+RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python
+DEMO_FOLDER ?= runs/demo
+DEMO_ARGUMENTS ?=
+
+.PHONY: help demo test quick bench bench-quick bench-report soak sanitize mutants wheel format lint clean setup setup-others
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## the environment .venv: dependencies, the core built, relive installed in place
+	@scripts/setup.sh full 3.11 $(VENV)
+
+demo: setup ## trains an agent on CartPole-v1 through a shared table, to its end
+	@$(VENV)/bin/relive train dqn --env CartPole-v1 --actors 2 --run-dir $(DEMO_FOLDER) $(DEMO_ARGUMENTS)
+	@for picture in $(DEMO_FOLDER)/*.png; do if [ -e "$$picture" ]; then echo "learning curve: $$picture"; fi; done
+
+test: setup ## every test: style, types, Python, C++, other Pythons, the portable build
+	@$(RUN) scripts/run_tests.py --others "$(OTHERS)"
+
+quick: setup ## style, types and the Python tests of Python 3.11 only
+	@$(RUN) scripts/run_tests.py --quick
+
+lint: setup ## style and types only
+	@$(RUN) scripts/run_tests.py --lint
+
+bench: setup ## every measurement, peers included (about 15 minutes): benchmarks/results
+	@$(RUN) -m benchmarks.run
+
+bench-quick: setup ## a short cut of it, under 2 minutes
+	@$(RUN) -m benchmarks.run --quick
+
+bench-report: setup ## rewrites the table of README.md from benchmarks/results
+	@$(RUN) -m benchmarks.report
+
+soak: setup ## the stress programmes at full length (about an hour)
+	@RELIVE_SOAK=1 $(RUN) -m pytest -m "soak or not soak" --timeout 7200 tests/test_stress.py tests/processes
+
+sanitize: setup ## C++ tests under ThreadSanitizer and AddressSanitizer
+	@$(RUN) scripts/cpp_tests.py sanitize
+
+mutants: setup ## removes protocol rules one at a time: the stress programme must go red each time
+	@$(RUN) scripts/cpp_tests.py mutants
+
+wheel: setup ## dist/*.whl; the one for Python 3.12 serves all later versions
+	@scripts/wheels.sh "3.10 3.11 3.12"
+
+format: setup ## formats Python and C++
+	@$(VENV)/bin/ruff check --fix --quiet . && $(VENV)/bin/ruff format --quiet .
+	@git ls-files --cached --others --exclude-standard 'cpp/*.cpp' 'cpp/*.hpp' 'tests/*.cpp' 'tests/*.hpp' | xargs -r $(VENV)/bin/clang-format -i
+
+clean: ## removes environments, builds and caches (not benchmarks/results, not runs)
+	rm -rf $(VENV) .venv-* build dist benchmarks/.venvs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

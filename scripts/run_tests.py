@@ -1,0 +1,142 @@
+"""Runs every check of the project and ends with one line: how many passed, failed and were skipped.
+
+usage: python scripts/run_tests.py [--lint | --quick] [--others "3.10 3.12 3.13"]
+
+A pytest step counts its tests; any other step counts as one. A Python that is not on the machine is named, with the
+reason, and counts as skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE_TESTS = [folder for folder in ("tests/unit", "tests/core", "tests/contract", "tests/cpp") if (ROOT / folder).is_dir()]
+CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|deselected)).* in [\d.]+s")
+COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+NO_TESTS_COLLECTED = 5
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What one step came to."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    remark: str = ""
+
+
+def run_command(name: str, command: list[str], environment: dict[str, str] | None = None) -> Outcome:
+    """Runs a command, its output shown as it comes; pytest's closing line, if there is one, gives the counts."""
+    print(f"\n--- {name}: {' '.join(command)}", flush=True)
+    start = time.monotonic()
+    counts: dict[str, int] = {}
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if "pytest" in command and CLOSING_LINE.match(line):
+                counts = {word.rstrip("s"): int(number) for number, word in COUNT.findall(line)}
+        status = process.wait()
+    outcome = Outcome(name, seconds=time.monotonic() - start)
+    outcome.passed, outcome.skipped = counts.get("passed", 0), counts.get("skipped", 0)
+    outcome.failed = counts.get("failed", 0) + counts.get("error", 0)
+    if status == 0 and not counts:
+        outcome.passed = 1
+    if status not in (0, NO_TESTS_COLLECTED) and outcome.failed == 0:
+        outcome.failed = 1
+        outcome.remark = f"exit status {status}"
+    return outcome
+
+
+def cpp_files() -> list[str]:
+    return sorted(
+        str(path.relative_to(ROOT)) for folder in ("cpp", "tests") for path in (ROOT / folder).rglob("*.[ch]pp")
+    )
+
+
+def lint_steps() -> list[Outcome]:
+    return [
+        run_command("style of Python", [sys.executable, "-m", "ruff", "check", "."]),
+        run_command("style of C++", ["clang-format", "--dry-run", "--Werror", *cpp_files()]),
+        run_command("types", [sys.executable, "-m", "mypy"]),
+    ]
+
+
+def pytest_step(name: str, python: str, arguments: list[str], environment: dict[str, str] | None = None) -> Outcome:
+    return run_command(name, [python, "-m", "pytest", "-q", *arguments], environment)
+
+
+def in_own_environment(name: str, kind: str, version: str, folder: str, environment: dict[str, str]) -> Outcome:
+    """Sets an environment without the learning stack up and runs the tests of package and core in it."""
+    if kind == "core":
+        found = subprocess.run(["scripts/find_python.sh", version], cwd=ROOT, capture_output=True, text=True)
+        if found.returncode != 0:
+            print(f"\n--- {name}: skipped. {found.stderr.strip()}", flush=True)
+            return Outcome(name, skipped=1, remark="skipped: " + found.stderr.strip().splitlines()[0])
+        print(f"\n--- {name}: found {found.stdout.strip()}", flush=True)
+    built = run_command(f"{name}, set-up", ["scripts/setup.sh", kind, version, folder])
+    if built.failed:
+        return dataclasses.replace(built, name=name, remark="set-up failed")
+    outcome = pytest_step(
+        name, f"{folder}/bin/python", ["-p", "no:cacheprovider", "-m", "not soak", *CORE_TESTS], environment
+    )
+    outcome.seconds += built.seconds
+    return outcome
+
+
+def all_steps(others: list[str], quick: bool) -> list[Outcome]:
+    outcomes = lint_steps()
+    outcomes.append(pytest_step("tests, Python 3.11", sys.executable, ["-m", "not soak", "tests"]))
+    if quick:
+        return outcomes
+    for version in others:
+        outcomes.append(
+            in_own_environment(f"package and core, Python {version}", "core", version, f".venv-{version}", {})
+        )
+    outcomes.append(
+        in_own_environment(
+            "portable build (LocalMemory only)", "portable", "3.11", ".venv-portable", {"RELIVE_TEST_PORTABLE": "1"}
+        )
+    )
+    return outcomes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs every check of the project.")
+    parser.add_argument("--lint", action="store_true", help="style and types only")
+    parser.add_argument("--quick", action="store_true", help="leave out other Pythons and the portable build")
+    parser.add_argument("--others", default="", help="further Python versions, separated by blanks")
+    arguments = parser.parse_args()
+    outcomes = lint_steps() if arguments.lint else all_steps(arguments.others.split(), arguments.quick)
+
+    print("\n" + "-" * 100)
+    for outcome in outcomes:
+        counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
+        print(f"{outcome.name:40s} {counts:40s} {outcome.seconds:6.1f} s  {outcome.remark}")
+    passed, failed, skipped = (sum(getattr(one, word) for one in outcomes) for word in ("passed", "failed", "skipped"))
+    print(f"\n{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

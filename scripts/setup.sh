@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Makes one virtual environment with relive built and installed in it. Does nothing where nothing changed.
+# usage: scripts/setup.sh full VERSION DIR       everything, relive as an editable install
+#        scripts/setup.sh core VERSION DIR       no learning stack, relive as users install it
+#        scripts/setup.sh portable VERSION DIR   the same, built without the Linux file (LocalMemory only)
+set -euo pipefail
+kind="${1:?kind}" version="${2:?version}" folder="${3:?folder}"
+cd "$(dirname "$0")/.."
+log() { printf '[setup %s] %s\n' "$folder" "$*" >&2; }
+
+digest() { # of the contents and names of the files under the given paths
+  find "$@" -type f ! -name '*.pyc' ! -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-16
+}
+is_stamped() { [ -f "$folder/.stamp-$1" ] && [ "$(cat "$folder/.stamp-$1")" = "$2" ]; }
+stamp() { printf '%s' "$2" > "$folder/.stamp-$1"; }
+
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT="$PWD/constraints.txt"
+
+# 1. The environment itself. One whose Python went away is made again.
+if [ -e "$folder" ] && ! "$folder/bin/python" -c 'import pip' 2>/dev/null; then rm -rf "$folder"; fi
+if [ ! -e "$folder" ]; then
+  python="$(scripts/find_python.sh "$version")"
+  log "new environment from $python"
+  "$python" -m venv "$folder"
+fi
+export PATH="$PWD/$folder/bin:$PATH"
+
+# 2. Everything but relive.
+dependencies="$kind $(digest constraints.txt pyproject.toml scripts/requirements.py)"
+if ! is_stamped dependencies "$dependencies"; then
+  log "installing dependencies"
+  "$folder/bin/python" scripts/requirements.py "$kind" > "$folder/.requirements.txt"
+  "$folder/bin/python" -m pip install --quiet --requirement "$folder/.requirements.txt"
+  stamp dependencies "$dependencies"
+fi
+
+# 3. relive: rebuilt when its C++ changed; a plain install also when its Python did.
+sources=(cpp CMakeLists.txt pyproject.toml)
+[ "$kind" = full ] || sources+=(src)
+relive="$dependencies ${RELIVE_LTO:-} ${RELIVE_TESTING:-} $(digest "${sources[@]}")"
+if ! is_stamped relive "$relive"; then
+  log "building relive"
+  arguments=(--quiet --no-deps --no-build-isolation)
+  case "$kind" in
+    full) arguments+=(--editable .) ;;
+    core) arguments+=(--force-reinstall .) ;;
+    portable) arguments+=(--force-reinstall --config-settings=build-dir=build/portable .) && export RELIVE_PORTABLE=ON ;;
+  esac
+  CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-2}" "$folder/bin/python" -m pip install "${arguments[@]}"
+  stamp relive "$relive"
+fi
