@@ -36,11 +36,13 @@ double identity_of(Reduction reduction) {
 
 // Children are combined from left to right. draw() adds in the same order, so its last running sum is the parent, and a
 // zero child leaves the running sum bit for bit as it was: it can never be the first sum beyond a point.
+// Plain loads: only the holder of the table lock stores, and it is the one who calls this on nodes of the tree.
 template <Reduction kReduction>
 double reduce_group(const double* group) {
-  double value = load(group);
+  double value = group[0];
+#pragma GCC unroll 8
   for (uint64_t child = 1; child < kFan; ++child) {
-    const double next = load(group + child);
+    const double next = group[child];
     if constexpr (kReduction == Reduction::kSum) {
       value += next;
     } else if constexpr (kReduction == Reduction::kMin) {
@@ -146,19 +148,20 @@ inline __attribute__((always_inline)) void transpose(Vec& a, Vec& b, Vec& c, Vec
 // (child 0 of the level for a lost point, so that the next load stays inside the tree).
 inline __attribute__((always_inline)) void descend_four(const double* level, Vec& rest, IntVec& position) {
   Vec child[8];
+#pragma GCC unroll 4
   for (int lane = 0; lane < 4; ++lane) load_group(level + position[lane] * 8, child[lane], child[lane + 4]);
   transpose(child[0], child[1], child[2], child[3]);
   transpose(child[4], child[5], child[6], child[7]);
   Vec running = child[0];
   Vec base = {0.0, 0.0, 0.0, 0.0};
   IntVec chosen = {0, 0, 0, 0};
-  IntVec beyond;
-  for (int k = 0;; ++k) {
+  IntVec beyond = chosen;
+#pragma GCC unroll 8
+  for (int k = 0; k < 8; ++k) {
+    if (k > 0) running += child[k];
     beyond = running <= rest;  // -1 where the point lies behind child k
     chosen -= beyond;
     base = beyond ? running : base;
-    if (k == 7) break;
-    running += child[k + 1];
   }
   const double infinity = std::numeric_limits<double>::infinity();
   rest = beyond ? Vec{infinity, infinity, infinity, infinity} : rest - base;
@@ -226,7 +229,8 @@ void Tree::rebuild() {
 }
 
 double Tree::total() const {
-  const double* top = levels_[num_levels_ - 1];
+  double top[kFan];
+  for (uint64_t child = 0; child < kFan; ++child) top[child] = load(levels_[num_levels_ - 1] + child);
   switch (reduction_) {
     case Reduction::kMin: return reduce_group<Reduction::kMin>(top);
     case Reduction::kMax: return reduce_group<Reduction::kMax>(top);
@@ -256,6 +260,7 @@ void Tree::draw(const double* points, size_t count, uint64_t* slots) const {
         *reinterpret_cast<Vec*>(rest + i) = four_rests;
         *reinterpret_cast<IntVec*>(position + i) = four_positions;
         if (below == nullptr) continue;
+#pragma GCC unroll 4
         for (int lane = 0; lane < 4; ++lane) __builtin_prefetch(below + four_positions[lane] * 8);
       }
     }
