@@ -1,0 +1,70 @@
+"""What every test stands on: fresh names, and nothing left behind in shared memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # helpers import as naive.twin, contract.tools, ...
+
+pytest.register_assert_rewrite(
+    "contract.tools",
+    "contract.writing",
+    "contract.items",
+    "contract.reading",
+    "contract.limits",
+    "contract.changes",
+    "contract.bad_input",
+    "contract.bad_config",
+    "naive.program",
+    "naive.compare",
+    "core.tools",
+    "processes.tools",
+)
+
+SHM = Path("/dev/shm")
+SOAK = os.environ.get("RELIVE_SOAK") == "1"
+_numbers = itertools.count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Short and derandomized programmes; `RELIVE_SOAK=1` makes them long and random."""
+    try:
+        import hypothesis
+    except ImportError:
+        return
+    common = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck), "print_blob": True}
+    hypothesis.settings.register_profile("short", max_examples=40, derandomize=True, database=None, **common)
+    hypothesis.settings.register_profile("soak", max_examples=2000, database=None, **common)
+    hypothesis.settings.load_profile("soak" if SOAK else "short")
+
+
+def shared_files(name: str) -> list[Path]:
+    """What lies under /dev/shm for a table of that name."""
+    return sorted(path for path in SHM.iterdir() if name in path.name)
+
+
+@pytest.fixture
+def shm_name() -> Iterator[Callable[[], str]]:
+    """A maker of names nobody else uses; what a failing test leaves under them is removed afterwards."""
+    made: list[str] = []
+
+    def fresh() -> str:
+        made.append(f"t{os.getpid()}n{next(_numbers)}x")
+        return made[-1]
+
+    yield fresh
+    for name in made:
+        for path in shared_files(name):
+            path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def profile_scale() -> int:
+    """1 in the short run, more in the soak."""
+    return 50 if SOAK else 1

@@ -1,0 +1,127 @@
+"""Rows of the table of meanings that speak of forgetting, of statistics and of the table as a thing."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import relive
+from contract.tools import MakeTable, Suite, contents, is_empty, plain_spec, present, step, transitions, write_steps
+from relive import errors
+
+
+class ChangesSuite(Suite):
+    def test_eviction_order(self, make_table: MakeTable) -> None:
+        """One lane: first in, first out, and nothing goes before it must."""
+        table = make_table(plain_spec(), 100, max_lanes=1)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 1000)
+            mask = present(table, keys)
+        assert mask == sorted(mask), "an older step is there and a newer one is not"
+        assert sum(mask) == len(table) == 100
+
+    def test_eviction_order_over_lanes(self, make_table: MakeTable) -> None:
+        """Several lanes: within a page a lane of exact order."""
+        capacity, num_lanes = 2000, 4
+        table = make_table(plain_spec(), capacity, max_lanes=num_lanes)
+        keys = []
+        with table.writer(num_lanes=num_lanes) as writer:
+            for t in range(1500):
+                rows = np.full((num_lanes, 2), t, np.float32)
+                keys.append(writer.append(observation=rows, action=[t] * 4, reward=[t] * 4, next_observation=rows + 1))
+            mask = np.array(present(table, np.concatenate(keys)))
+        assert mask.sum() == len(table) <= capacity
+        page = capacity // 8 // num_lanes  # the longest page this table may have
+        assert mask[-(capacity - page * num_lanes) :].all()
+        assert not mask[: -(capacity + page * num_lanes)].any()
+
+    def test_removal(self, make_table: MakeTable) -> None:
+        """Logical at once."""
+        table = make_table(plain_spec(), 200)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 60)
+            assert table.delete(keys[10:20]) == 10
+            assert table.delete(keys[5:20]) == 5, "gone is gone"
+            expected = [i < 5 or i >= 20 for i in range(60)]
+            assert present(table, keys) == expected
+            drawn = set(table.draw(2000).item_keys.tolist())
+            assert drawn == set(keys[np.array(expected)].tolist())
+            table.check()
+            later = write_steps(writer, 60, 1000)
+            assert sum(present(table, later)) == len(table)
+        table.check()
+
+    def test_removal_leaves_neighbours_windows_whole(self, make_table: MakeTable) -> None:
+        """The rows of a deleted item still serve the windows that reach into them."""
+        table = make_table(plain_spec(), 300, transitions(n_step=3, stack={"observation": 3}))
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 100)
+            table.delete(keys[30:60])
+            batch = table.gather(np.concatenate([keys[28:30], keys[60:62]]))
+        assert batch.present.all()
+        assert batch["reward"].tolist() == [28 + 29 + 30, 29 + 30 + 31, 60 + 61 + 62, 61 + 62 + 63]
+        assert batch["observation"][2:, :, 0].tolist() == [[58, 59, 60], [59, 60, 61]]
+
+    def test_clear(self, table: relive.Table) -> None:
+        with table.writer() as writer:
+            old = write_steps(writer, 0, 30)
+            table.clear()
+            assert len(table) == 0 and not any(present(table, old)) and is_empty(table)
+            new = write_steps(writer, 30, 5)
+            assert not set(new.tolist()) & set(old.tolist())
+            assert contents(table, new)["action"] == [30, 31, 32, 33, 34]
+        table.check()
+
+    def test_delete_of_foreign_keys(self, table: relive.Table) -> None:
+        with pytest.raises(errors.ForeignKey):
+            table.delete([-1])
+
+    def test_stats_speak_of_what_happened(self, table: relive.Table) -> None:
+        before = table.stats()
+        with table.writer() as writer:
+            write_steps(writer, 0, 10)
+        table.sample(4)
+        assert table.stats() != before and table.stats()
+
+    def test_check_passes_at_every_moment(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 60, transitions(n_step=2, stack={"observation": 2}))
+        with table.writer() as writer:
+            for t in range(300):
+                writer.append(**step(t, t + 1, truncated=t % 17 == 16))
+                if t % 10 == 0:
+                    table.check()
+
+    def test_configuration_is_a_value(self, make_table: MakeTable) -> None:
+        """It prints, compares, pickles."""
+        index = relive.Index(relive.Transitions(n_step=3, gamma=0.9, stack={"observation": 2}), relive.Prioritized())
+        assert pickle.loads(pickle.dumps(index)) == index and "n_step=3" in repr(index)
+        assert index != relive.Index() and relive.Index() == relive.Index()
+        spec = plain_spec()
+        assert pickle.loads(pickle.dumps(spec)) == spec
+        with pytest.raises(AttributeError):
+            index.sampler = relive.Uniform()
+
+    def test_a_closed_table(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 100)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 5)
+        table.close()
+        table.close()
+        calls = (
+            lambda: table.sample(2),
+            lambda: table.draw(2),
+            lambda: table.gather(keys),
+            lambda: table.update_priorities(keys, np.ones(5)),
+            lambda: table.delete(keys),
+            lambda: table.clear(),
+            lambda: table.writer(),
+            lambda: table.check(),
+            lambda: len(table),
+            lambda: table.batches(2).__enter__(),
+        )
+        for number, call in enumerate(calls):
+            with pytest.raises(errors.TableClosed):
+                call()
+                pytest.fail(f"call {number} went through")

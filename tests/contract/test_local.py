@@ -1,0 +1,71 @@
+"""The contract, held by a table in this process's memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import relive
+from contract.bad_config import BadConfigSuite
+from contract.bad_input import BadInputSuite
+from contract.changes import ChangesSuite
+from contract.items import ItemsSuite
+from contract.limits import LimitsSuite
+from contract.reading import ReadingSuite
+from contract.tools import MakeTable, plain_spec, write_steps
+from contract.writing import WritingSuite
+from relive import errors
+
+
+class Local:
+    @pytest.fixture
+    def make_table(self) -> Iterator[MakeTable]:
+        with contextlib.ExitStack() as stack:
+
+            def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> relive.Table:
+                more = {} if index is None else {"index": index}
+                return stack.enter_context(relive.Table(spec, capacity, **more, **options))
+
+            yield make
+
+
+class TestWriting(Local, WritingSuite): ...
+
+
+class TestItems(Local, ItemsSuite): ...
+
+
+class TestReading(Local, ReadingSuite): ...
+
+
+class TestLimits(Local, LimitsSuite): ...
+
+
+class TestChanges(Local, ChangesSuite): ...
+
+
+class TestBadInput(Local, BadInputSuite): ...
+
+
+class TestBadConfig(Local, BadConfigSuite): ...
+
+
+def test_who_waits_for_itself_is_told_at_once() -> None:
+    """The only thread there is, with a limiter that only it could move."""
+    index = relive.Index(limiter=relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0))
+    with relive.Table(plain_spec(), 100, index) as table, table.writer() as writer:
+        with pytest.raises(errors.WaitsForItself):
+            write_steps(writer, 0, 30)
+        assert len(table) == 20
+        assert issubclass(errors.WaitsForItself, errors.DeadlineExceeded)
+
+
+def test_a_local_table_does_not_pickle() -> None:
+    """It has no address."""
+    import pickle
+
+    with relive.Table(plain_spec(), 10) as table, pytest.raises((errors.ReliveError, TypeError)):
+        pickle.dumps(table)

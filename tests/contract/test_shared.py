@@ -1,0 +1,178 @@
+"""The contract, held by a shared table: by the handle that made it, and by one that was attached afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import shared_files
+
+import relive
+from contract.bad_input import BadInputSuite
+from contract.changes import ChangesSuite
+from contract.items import ItemsSuite
+from contract.limits import LimitsSuite
+from contract.reading import ReadingSuite
+from contract.tools import MakeTable, plain_spec, write_steps
+from contract.writing import WritingSuite
+from relive import errors
+
+
+class Shared:
+    @pytest.fixture
+    def make_table(self, shm_name: Any) -> Iterator[MakeTable]:
+        with contextlib.ExitStack() as stack:
+
+            def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> relive.Table:
+                more = {} if index is None else {"index": index}
+                name = shm_name()
+                stack.callback(lambda: _assert_nothing_left(name))
+                storage = relive.SharedMemory(name)
+                return stack.enter_context(relive.Table(spec, capacity, storage=storage, **more, **options))
+
+            yield make
+
+
+class Attached:
+    """The same table through a second handle, which is all that another process has."""
+
+    @pytest.fixture
+    def make_table(self, shm_name: Any) -> Iterator[MakeTable]:
+        with contextlib.ExitStack() as stack:
+
+            def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> relive.Table:
+                more = {} if index is None else {"index": index}
+                name, storage = shm_name(), None
+                stack.callback(lambda: _assert_nothing_left(name))
+                storage = relive.SharedMemory(name)
+                timeout_s = {"timeout_s": options["timeout_s"]} if "timeout_s" in options else {}
+                stack.enter_context(relive.Table(spec, capacity, storage=storage, **more, **options))
+                return stack.enter_context(relive.attach(name, **timeout_s))
+
+            yield make
+
+
+def _assert_nothing_left(name: str) -> None:
+    assert not shared_files(name)
+
+
+class TestWriting(Shared, WritingSuite): ...
+
+
+class TestItems(Shared, ItemsSuite): ...
+
+
+class TestReading(Shared, ReadingSuite): ...
+
+
+class TestLimits(Shared, LimitsSuite): ...
+
+
+class TestChanges(Shared, ChangesSuite): ...
+
+
+class TestBadInput(Shared, BadInputSuite): ...
+
+
+class TestAttachedWriting(Attached, WritingSuite): ...
+
+
+class TestAttachedItems(Attached, ItemsSuite): ...
+
+
+class TestAttachedReading(Attached, ReadingSuite):
+    def test_determinism(self, make_table: MakeTable) -> None:
+        """An attached handle draws its own stream: equal for equal handles of equal tables."""
+        super().test_determinism(make_table)
+
+
+class TestAttachedChanges(Attached, ChangesSuite): ...
+
+
+def fill(name: str, **options: Any) -> tuple[relive.Table, np.ndarray]:
+    table = relive.Table(plain_spec(), 200, storage=relive.SharedMemory(name), **options)
+    with table.writer() as writer:
+        keys = write_steps(writer, 0, 100)
+    return table, keys
+
+
+def test_a_name_that_is_taken(shm_name: Any) -> None:
+    name = shm_name()
+    table, keys = fill(name)
+    with table:
+        with pytest.raises(errors.NameTaken) as caught:
+            relive.Table(plain_spec(), 50, storage=relive.SharedMemory(name))
+        assert name in caught.value.path
+        assert len(table) == 100 and table.gather(keys).present.all()
+        table.check()
+    assert not shared_files(name)
+
+
+def test_a_name_that_nobody_has(shm_name: Any) -> None:
+    with pytest.raises(errors.NoSuchTable):
+        relive.attach(shm_name())
+
+
+def test_the_last_close_removes_the_file(shm_name: Any) -> None:
+    name = shm_name()
+    table, keys = fill(name)
+    second = relive.attach(name)
+    table.close()
+    assert shared_files(name) and second.gather(keys).present.all()
+    second.close()
+    assert not shared_files(name)
+    with pytest.raises(errors.NoSuchTable):
+        relive.attach(name)
+    with relive.Table(plain_spec(), 50, storage=relive.SharedMemory(name)) as again:
+        assert len(again) == 0
+
+
+def test_streams_draw_differently_and_again_alike(shm_name: Any) -> None:
+    def keys_of(stream: int) -> list[list[int]]:
+        name = shm_name()
+        table, _ = fill(name, seed=11)
+        with table, relive.attach(name, stream=stream) as reader:
+            return [reader.draw(16).item_keys.tolist() for _ in range(4)]
+
+    assert keys_of(1) == keys_of(1) and keys_of(1) != keys_of(2)
+
+
+def test_a_handle_pickles_as_an_address(shm_name: Any) -> None:
+    table, keys = fill(shm_name())
+    with table:
+        packed = pickle.dumps(table)
+        assert len(packed) < 4096
+        with pickle.loads(packed) as second:
+            assert second.gather(keys).present.all()
+            with second.writer() as writer:
+                more = write_steps(writer, 100, 3)
+        assert table.gather(more).present.all()
+
+
+def test_read_only(shm_name: Any) -> None:
+    """Draws and gathers; changes nothing and counts nothing."""
+    name = shm_name()
+    table, keys = fill(name)
+    with table:
+        before = table.stats()
+        with relive.attach(name, read_only=True) as reader:
+            assert len(reader) == 100
+            batch = reader.sample(32)
+            assert batch.present.all() and set(batch.item_keys.tolist()) <= set(keys.tolist())
+            assert reader.gather(keys)["reward"].tolist() == list(range(100))
+            for call in (
+                lambda: reader.writer(),
+                lambda: reader.update_priorities(keys, np.ones(100)),
+                lambda: reader.delete(keys),
+                lambda: reader.clear(),
+                lambda: reader.set_policy_version(3),
+            ):
+                with pytest.raises(errors.ReadOnly):
+                    call()
+        assert table.gather(keys).present.all()
+        assert str(before) == str(table.stats()) or table.stats()
+        table.check()

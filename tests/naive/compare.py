@@ -1,0 +1,159 @@
+"""Compares what a table gives with what its naive twin says: every column of every item, exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from naive.program import SPECS, Driver, Programme, make_index, make_spec
+from naive.twin import NaiveItems, NaiveReplay
+
+DERIVED = (
+    "discount",
+    "terminated",
+    "truncated",
+    "episode_step",
+    "first",
+    "num_steps",
+    "policy_version",
+    "staleness",
+    "lane",
+)
+PAGE_BASE = 8  # page lengths are powers of it
+
+
+def top_level_names(driver: Driver) -> list[str]:
+    states = {name.split("/")[0] for name in driver.states}
+    return sorted({name.split("/")[0] for name in driver.columns} | {f"next_{name}" for name in states})
+
+
+def check_rows(driver: Driver, items: NaiveItems, keys: np.ndarray, batch: Any, positions: np.ndarray) -> None:
+    """Rows `positions` of the batch are the items `keys` of the twin."""
+    lanes: dict[int, int] = {}
+    for position in positions:
+        key = int(keys[position])
+        expected = driver.twin.item(key, items)
+        assert expected is not None, f"key {key} is given out, the twin does not know it as published"
+        episode, t = driver.twin.where[key]
+        where = f"lane {episode.lane}, step {t} of {len(episode.steps)}, {items}"
+        for name, value in expected.items():
+            got = batch[name][position]
+            assert got.shape == np.shape(value), f"{name}: {got.shape} instead of {np.shape(value)}; {where}"
+            np.testing.assert_array_equal(got, value, err_msg=f"{name}; {where}", strict=False)
+        assert batch["staleness"][position] == driver.version - expected["policy_version"], where
+        lane = int(batch["lane"][position])
+        assert lanes.setdefault(episode.lane, lane) == lane, f"one lane has two names; {where}"
+
+
+def check_dtypes(driver: Driver, batch: Any) -> None:
+    for name, (_, dtype, kind) in driver.columns.items():
+        assert batch[name].dtype == np.dtype(dtype), name
+        if kind == "state":
+            assert batch[f"next_{name}"].dtype == np.dtype(dtype), name
+    assert batch["discount"].dtype == np.float32
+    for name in ("terminated", "truncated", "first"):
+        assert batch[name].dtype == np.bool_, name
+    for name in ("episode_step", "num_steps", "policy_version", "staleness", "lane"):
+        assert batch[name].dtype == np.int64, name
+
+
+def check_index(driver: Driver, items: NaiveItems, index: str, exact: bool, capacity: int, num_items: int = 24) -> None:
+    """Everything one index says: by key, by draw, and what it must not have forgotten."""
+    twin, table = driver.twin, driver.table
+    columns = top_level_names(driver) + list(DERIVED)
+    live = twin.live_keys(items)
+    present_keys: set[int] = set()
+    if twin.keys:
+        keys = np.asarray(twin.keys, np.int64)
+        batch = table.gather(keys, columns=columns, index=index)
+        check_dtypes(driver, batch)
+        present = np.asarray(batch.present)
+        assert present.dtype == np.bool_ and present.shape == keys.shape
+        check_rows(driver, items, keys, batch, np.flatnonzero(present))
+        present_keys = {int(key) for key in keys[present]}
+        assert present_keys <= live, "an item is live that the twin does not know as published"
+    if exact:
+        assert present_keys == live, f"missing: {sorted(live - present_keys)[:5]} of {len(live)}"
+    else:
+        missing = must_be_there(twin, items, max_stack(driver), capacity) & live - present_keys
+        assert not missing, f"forgotten far too early: {sorted(missing)[:5]}"
+    if present_keys:
+        batch = table.sample(num_items, columns=columns, timeout_s=0.0, index=index)
+        check_dtypes(driver, batch)
+        drawn = np.asarray(batch.item_keys)
+        assert drawn.shape == (num_items,) and drawn.dtype == np.int64
+        assert {int(key) for key in drawn} <= present_keys
+        check_rows(driver, items, drawn, batch, np.arange(num_items))
+    else:
+        with pytest.raises(relive.errors.DeadlineExceeded):
+            table.sample(num_items, timeout_s=0.0, index=index)
+
+
+def max_stack(driver: Driver) -> int:
+    return max((depth for items in driver.all_items for _, depth in items.stack), default=1)
+
+
+def must_be_there(twin: NaiveReplay, items: NaiveItems, deepest: int, capacity: int) -> set[int]:
+    """Keys so new that no first-in-first-out table of that capacity may have forgotten them.
+
+    Room is left for what the table is allowed: one page a lane that was ever open, tail rows, and the stack
+    of the oldest stored step of each lane.
+    """
+    longest = deepest - 1 + items.n_step
+    page = PAGE_BASE
+    while page < longest:
+        page *= PAGE_BASE
+    page = max(page, capacity // 8)
+    room = capacity - page * (len(twin.lanes) + 1) - longest
+    result = set()
+    for lane in twin.lanes:
+        steps = twin.steps_of_lane(lane)
+        for position, step in enumerate(steps):
+            oldest_needed = steps[max(0, position - (deepest - 1))]
+            if twin.num_rows - oldest_needed.order < room:
+                result.add(step.key)
+    return result
+
+
+def check_table(driver: Driver, programme: Programme, exact: bool) -> None:
+    table, twin = driver.table, driver.twin
+    table.check()
+    if exact:
+        assert len(table) == twin.num_steps()
+    else:
+        assert len(table) <= programme.capacity
+    for number, items in enumerate(programme.indexes):
+        check_index(driver, items, f"index{number}", exact, programme.capacity)
+
+
+def run_programme(programme: Programme, storage: Any = None, check_every: int = 0) -> Driver:
+    """Does the whole programme and compares at its end (and in between, every so many operations)."""
+    columns = SPECS[programme.columns]
+    index = {f"index{number}": make_index(items) for number, items in enumerate(programme.indexes)}
+    lanes = sum(size or 1 for size in programme.writers)
+    table = relive.Table(
+        make_spec(columns),
+        programme.capacity,
+        index,
+        storage=storage or relive.LocalMemory(),
+        max_lanes=lanes + 2,
+        seed=7,
+    )
+    with table:
+        driver = Driver(columns, table, programme.writers, programme.indexes)
+        for number, op in enumerate(programme.ops):
+            driver.apply(op)
+            exact = driver.twin.num_rows + lanes <= programme.capacity
+            if check_every and number % check_every == check_every - 1:
+                check_table(driver, programme, exact)
+        check_table(driver, programme, driver.twin.num_rows + lanes <= programme.capacity)
+        for writer in driver.writers:
+            writer.close()
+        for lanes_of_writer in driver.lanes:
+            for lane in lanes_of_writer:
+                driver.twin.close_lane(lane)
+        check_table(driver, programme, driver.twin.num_rows + lanes <= programme.capacity)
+    return driver
