@@ -6,7 +6,6 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,6 @@ pytest.register_assert_rewrite(
     "processes.tools",
 )
 
-SHM = Path("/dev/shm")
 SOAK = os.environ.get("RELIVE_SOAK") == "1"
 _numbers = itertools.count()
 
@@ -44,11 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("soak" if SOAK else "short")
 
 
-def shared_files(name: str) -> list[Path]:
-    """What lies under /dev/shm for a table of that name."""
-    return sorted(path for path in SHM.iterdir() if name in path.name)
-
-
 @pytest.fixture
 def shm_name() -> Iterator[Callable[[], str]]:
     """A maker of names nobody else uses; what a failing test leaves under them is removed afterwards."""
@@ -59,6 +52,8 @@ def shm_name() -> Iterator[Callable[[], str]]:
         return made[-1]
 
     yield fresh
+    from processes.shm import shared_files
+
     for name in made:
         for path in shared_files(name):
             path.unlink(missing_ok=True)

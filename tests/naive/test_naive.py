@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes.shm import needs_shared_memory
 
 import relive
 from naive.compare import run_programme
@@ -120,6 +121,7 @@ def test_long_random_programmes_in_a_table_that_never_fills(seed: int) -> None:
     run_programme(random_programme(100 + seed, 150, 1 << 14), check_every=75)
 
 
+@needs_shared_memory
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_in_shared_memory(seed: int, shm_name) -> None:
     run_programme(random_programme(200 + seed, 120, None), storage=relive.SharedMemory(shm_name()), check_every=40)

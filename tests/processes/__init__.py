@@ -1,0 +1,1 @@
+"""Many processes on one shared table: written, read, killed and forked."""
