@@ -3,7 +3,9 @@
 // Units: items published (inserted), items sampled. The difference d = inserted * samples_per_insert - sampled is kept
 // in the corridor [lo, hi], which is spi * min_size -/+ tolerance; its width is the window.
 //   can_sample(n): live >= min_size  and  d - n >= lo
-//   can_insert(n): live + n <= min_size  or  d + n * spi <= hi
+//   can_insert(n): live + n <= min_size  or  d + n * spi <= hi  or  (live < min_size and n * spi <= window)
+// The last clause: inserts of 32 into min_size 100 stand at 96, where no draw passes yet and the 32 more may be worth
+// more than the tolerance. Without it nobody would ever move; with it d exceeds hi by less than a window, once.
 // kMinSize knows no corridor: can_sample is live >= min_size, can_insert is always true.
 //
 // Owner: the config lies in the region and never changes. Locking: none here; the caller holds the table lock.
@@ -54,6 +56,7 @@ inline bool can_sample(const LimiterConfig& config, int64_t live, int64_t insert
 
 inline bool can_insert(const LimiterConfig& config, int64_t live, int64_t inserted, int64_t sampled, int64_t n) {
   if (config.kind == LimiterConfig::kMinSize || live + n <= config.min_size) return true;
+  if (live < config.min_size && static_cast<double>(n) * config.samples_per_insert <= window(config)) return true;
   return static_cast<double>(inserted + n) * config.samples_per_insert - static_cast<double>(sampled) <= config.hi;
 }
 

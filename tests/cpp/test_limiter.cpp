@@ -1,0 +1,102 @@
+// The rate limiter's arithmetic: a table of cases, and a walk that never leaves the corridor nor gets stuck.
+#include <cmath>
+#include <limits>
+
+#include "harness.hpp"
+#include "relive/limiter.hpp"
+#include "relive/rng.hpp"
+
+using namespace relive;
+
+namespace {
+const double kDefault = std::numeric_limits<double>::quiet_NaN();
+}
+
+TEST(min_size_asks_only_for_live_items) {
+  const LimiterConfig config = make_min_size(100);
+  CHECK(!can_sample(config, 99, 1000, 0, 1));
+  CHECK(can_sample(config, 100, 100, 1'000'000'000, 256));
+  CHECK(can_insert(config, 1'000'000, 1'000'000, 0, 100'000));
+  CHECK(sample_can_ever_pass(config, 1'000'000'000) && insert_can_ever_pass(config, 1'000'000'000));
+  CHECK(always_moves(config, 1 << 20, 1 << 20));
+  CHECK(std::isinf(window(config)));
+}
+
+TEST(corridor_and_default_tolerance) {
+  const LimiterConfig large = make_samples_per_insert(8.0, 20'000, kDefault);  // 0.1 * 160000 = 16000
+  CHECK_EQ(large.lo, 144'000.0);
+  CHECK_EQ(large.hi, 176'000.0);
+  CHECK_EQ(window(large), 32'000.0);
+  const LimiterConfig small = make_samples_per_insert(1.0, 10, kDefault);  // at least 1024
+  CHECK_EQ(small.lo, -1014.0);
+  CHECK_EQ(small.hi, 1034.0);
+  const LimiterConfig given = make_samples_per_insert(4.0, 100, 50.0);
+  CHECK_EQ(given.lo, 350.0);
+  CHECK_EQ(given.hi, 450.0);
+  CHECK_EQ(make_samples_per_insert(4.0, 100, 0.0).hi, 400.0);
+}
+
+TEST(can_sample_table) {
+  const LimiterConfig config = make_samples_per_insert(4.0, 100, 50.0);  // [350, 450]
+  CHECK(!can_sample(config, 99, 99, 0, 1));      // too few live
+  CHECK(!can_sample(config, 99, 500, 0, 1));     // counters far ahead, still too few live
+  CHECK(can_sample(config, 100, 100, 0, 50));    // 400 - 50 = 350
+  CHECK(!can_sample(config, 100, 100, 0, 51));   // 349
+  CHECK(!can_sample(config, 100, 100, 50, 1));   // used up
+  CHECK(can_sample(config, 100, 101, 50, 4));    // one insert gives four
+  CHECK(!can_sample(config, 100, 101, 50, 5));
+}
+
+TEST(can_insert_table) {
+  const LimiterConfig config = make_samples_per_insert(4.0, 100, 50.0);  // [350, 450]
+  CHECK(can_insert(config, 0, 0, 0, 100));        // the first fill, whatever the size
+  CHECK(!can_insert(config, 0, 0, 0, 113));       // 452 > 450
+  CHECK(can_insert(config, 0, 0, 0, 112));        // 448: past the first fill, inside the corridor
+  CHECK(can_insert(config, 100, 100, 0, 12));     // 448
+  CHECK(!can_insert(config, 100, 100, 0, 13));    // 452
+  CHECK(can_insert(config, 100, 112, 2, 1));      // 452 - 2
+  CHECK(can_insert(config, 10, 10'000, 0, 90));   // after a clear the table fills again
+  CHECK(!can_insert(config, 10, 10'000, 0, 91));
+  CHECK(can_insert(config, 96, 96, 0, 25));       // 484 > 450, but below min_size nobody could draw it down
+  CHECK(!can_insert(config, 96, 96, 0, 26));      // worth more than the window
+  CHECK(!can_insert(config, 100, 100, 0, 25));    // at min_size the corridor holds
+}
+
+TEST(what_can_never_pass) {
+  const LimiterConfig config = make_samples_per_insert(4.0, 100, 50.0);  // window 100
+  CHECK(sample_can_ever_pass(config, 100));
+  CHECK(!sample_can_ever_pass(config, 101));
+  CHECK(insert_can_ever_pass(config, 25));
+  CHECK(!insert_can_ever_pass(config, 26));
+  CHECK(!insert_can_ever_pass(make_samples_per_insert(8.0, 1, 2.0), 1));  // no side can move
+  CHECK(always_moves(config, 10, 60));
+  CHECK(!always_moves(config, 10, 61));
+}
+
+TEST(pairs_that_always_move_never_get_stuck) {
+  const CounterRng rng(1, 2, 3, 4);
+  uint64_t i = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const double spi = 0.1 + 10.0 * rng.uniform(i++), tolerance = 1.0 + 300.0 * rng.uniform(i++);
+    const LimiterConfig config = make_samples_per_insert(spi, 1 + rng.below(i++, 200), tolerance);
+    const int64_t insert_size = 1 + rng.below(i++, 40), draw_size = 1 + rng.below(i++, 300);
+    if (!always_moves(config, insert_size, draw_size)) continue;
+    int64_t inserted = 0, sampled = 0;
+    for (int step = 0; step < 300; ++step) {
+      const bool sample = can_sample(config, inserted, inserted, sampled, draw_size);
+      const bool insert = can_insert(config, inserted, inserted, sampled, insert_size);
+      CHECK(sample || insert);
+      const bool choose_sample = sample && (!insert || rng.below(i++, 2) == 0);
+      if (choose_sample) {
+        sampled += draw_size;
+      } else {
+        inserted += insert_size;
+      }
+      const double difference = static_cast<double>(inserted) * config.samples_per_insert - static_cast<double>(sampled);
+      if (choose_sample) CHECK(difference >= config.lo);
+      if (!choose_sample && inserted - insert_size >= config.min_size) CHECK(difference <= config.hi);
+    }
+  }
+}
+
+TEST_MAIN()
