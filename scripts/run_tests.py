@@ -18,7 +18,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE_TESTS = [folder for folder in ("tests/unit", "tests/core", "tests/contract", "tests/cpp") if (ROOT / folder).is_dir()]
+CORE_TESTS = [
+    folder for folder in ("tests/unit", "tests/core", "tests/contract", "tests/cpp") if (ROOT / folder).is_dir()
+]
 CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|deselected)).* in [\d.]+s")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 NO_TESTS_COLLECTED = 5

@@ -1,0 +1,1 @@
+"""Measurements of relive beside other replay buffers: `python -m benchmarks.run --help`."""

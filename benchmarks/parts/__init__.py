@@ -1,0 +1,1 @@
+"""One module a part of the measurements. `work` runs in a contestant's own process, `plan` says which processes run."""

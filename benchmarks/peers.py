@@ -1,0 +1,45 @@
+"""The virtual environments of the other libraries, each pinned whole: benchmarks/constraints/NAME.txt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+PEERS = ("sb3", "tianshou", "cpprb")
+
+
+def python_of(peer: str) -> Path:
+    return FOLDER / ".venvs" / peer / "bin" / "python"
+
+
+def set_up(peer: str) -> str | None:
+    """Makes the environment unless it is there as pinned; returns what went wrong, or None."""
+    pins = FOLDER / "constraints" / f"{peer}.txt"
+    stamp = FOLDER / ".venvs" / peer / ".stamp"
+    if stamp.exists() and stamp.read_text() == pins.read_text():
+        return None
+    print(f"setting up the environment of {peer} (once)", flush=True)
+    install = [str(python_of(peer)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for command in (
+        [sys.executable, "-m", "venv", str(FOLDER / ".venvs" / peer)],
+        [*install, "--requirement", str(pins)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            return lines[-1] if lines else f"exit status {done.returncode}"
+    stamp.write_text(pins.read_text())
+    return None
+
+
+def set_up_all() -> dict[str, str]:
+    """What could not be set up, and why; measurements go on without these."""
+    problems = {}
+    for peer in PEERS:
+        problem = set_up(peer)
+        if problem is not None:
+            problems[peer] = problem
+            print(f"  left out: {peer}: {problem}", flush=True)
+    return problems

@@ -1,0 +1,164 @@
+"""What relive means to reach, held against what was measured. Told, never asserted: a busy machine is no failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parts import atari
+from benchmarks.tables import aligned, markdown_table
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One figure: it is reached when value(rows) is at most (or, with at_least, at least) the limit."""
+
+    work: str
+    figure: str
+    must: float
+    aim: float | None
+    unit: str
+    value: Callable[[Rows], float | None]
+    at_least: bool = False
+
+
+def median(
+    rows: Rows, part: str, contestant: str, operation: str, batch: int, num_steps: int | None = None
+) -> float | None:
+    """The median of one row in microseconds; num_steps None: the largest table measured up to 1e6."""
+    fitting = [
+        row
+        for row in rows.get(part, [])
+        if (row["contestant"], row["operation"], row["batch"]) == (contestant, operation, batch)
+        and (row["num_steps"] == num_steps if num_steps else row["num_steps"] <= 1_000_000)
+    ]
+    return max(fitting, key=lambda row: row["num_steps"])["median_us"] if fitting else None
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def hopper(contestant: str, operation: str, batch: int = 256) -> Callable[[Rows], float | None]:
+    return lambda rows: median(rows, "hopper", contestant, operation, batch)
+
+
+def _times_faster(part: str, other: str, operation: str) -> Callable[[Rows], float | None]:
+    """How many times as long the other takes, at a batch of 256."""
+    return lambda rows: ratio(median(rows, part, other, operation, 256), median(rows, part, "relive", operation, 256))
+
+
+def _copy_share(source: str) -> Callable[[Rows], float | None]:
+    return lambda rows: ratio(
+        median(rows, "atari", "relive", f"memcpy, source in {source}", 256),
+        median(rows, "atari", "relive", "sample, warm", 256),
+    )
+
+
+def _gigabytes(contestant: str) -> Callable[[Rows], float | None]:
+    """Of a million steps; a smaller run is scaled up."""
+
+    def value(rows: Rows) -> float | None:
+        for row in rows.get("memory", []):
+            if row["contestant"] == contestant:
+                return float(row["gigabytes"] * 1_000_000 / row["num_steps"])
+        return None
+
+    return value
+
+
+def _two_samplers(rows: Rows) -> float | None:
+    rates = {row["operation"]: row["calls_per_s"] for row in rows.get("processes", [])}
+    return ratio(rates.get("sample, 0 writing, 2 sampling"), rates.get("sample, 0 writing, 1 sampling"))
+
+
+SAMPLE = "prioritized sample of 256, gathered, keys, weights"
+STACKS = "Atari stacks, sample 256, warm"
+DEMANDS = (
+    Demand(SAMPLE, "time", 28, 18, "us", hopper("relive", "sample")),
+    Demand(SAMPLE, "Tianshou / relive", 5, None, "x", _times_faster("hopper", "Tianshou", "sample"), True),
+    Demand("update_priorities of 256, just drawn", "time", 10, 5, "us", hopper("relive", "update")),
+    Demand("append one step", "relive / SB3", 1, None, "x",
+           lambda r: ratio(hopper("relive", "insert 1", 1)(r), hopper("SB3 uniform", "insert 1", 1)(r))),
+    Demand("append one step", "time", 3.3, 1.5, "us", hopper("relive", "insert 1", 1)),
+    Demand("append 256 lanes", "time", 40, 15, "us", hopper("relive", "insert 256 lanes")),
+    Demand("12 nested columns against 5, sample 256", "ratio", 2, 1.5, "x",
+           lambda r: ratio(median(r, "nested", "relive", "sample, 12 nested columns", 256),
+                           median(r, "nested", "relive", "sample, 5 columns", 256))),
+    Demand(STACKS, "share of memcpy, source in memory", 0.6, 0.8, "x", _copy_share("memory"), True),
+    Demand(STACKS, "share of memcpy, source in cache", 0.6, 0.8, "x", _copy_share("cache"), True),
+    Demand(STACKS, "SB3 / relive", 3, None, "x", _times_faster("atari", "SB3 uniform", "sample, warm"), True),
+    Demand("1e6 Atari steps, all touched", "process memory", 7.3, None, "GB", _gigabytes("relive")),
+    Demand("1e6 Atari steps, all touched", "shared memory", 7.3, None, "GB", _gigabytes("relive shared")),
+    Demand("two processes sampling against one", "throughput", 1.6, 1.9, "x", _two_samplers, True),
+)  # fmt: skip
+
+
+def check(folder: Path) -> list[dict[str, Any]]:
+    """Every demand with its figure, from the results that lie in the folder."""
+    rows: Rows = {}
+    for path in sorted(folder.glob("*.json")):
+        saved = json.loads(path.read_text())
+        if "rows" in saved:
+            rows[saved["part"]] = saved["rows"]
+    checked = []
+    for demand in DEMANDS:
+        value = demand.value(rows)
+        checked.append(
+            {
+                "work": demand.work,
+                "figure": demand.figure,
+                "measured": None if value is None else round(value, 3),
+                "unit": demand.unit,
+                "must": demand.must,
+                "aim": demand.aim,
+                "at_least": demand.at_least,
+                "verdict": _verdict(demand, value),
+            }
+        )
+    return checked
+
+
+def _verdict(demand: Demand, value: float | None) -> str:
+    def reached(limit: float) -> bool:
+        assert value is not None
+        return value >= limit if demand.at_least else value <= limit
+
+    if value is None:
+        return "not measured"
+    if not reached(demand.must):
+        return "not reached"
+    return "aim reached" if demand.aim is not None and reached(demand.aim) else "must reached"
+
+
+def _grid(checked: list[dict[str, Any]]) -> list[list[str]]:
+    lines = [["work", "figure", "measured", "must", "aim", ""]]
+    for one in checked:
+        sign = ">=" if one["at_least"] else "<="
+        unit = one["unit"]
+        lines.append(
+            [
+                one["work"],
+                one["figure"],
+                "" if one["measured"] is None else f"{one['measured']:.3g} {unit}",
+                f"{sign} {one['must']:g} {unit}",
+                "" if one["aim"] is None else f"{sign} {one['aim']:g} {unit}",
+                one["verdict"],
+            ]
+        )
+    return lines
+
+
+def as_text(checked: list[dict[str, Any]]) -> str:
+    return aligned(_grid(checked))
+
+
+def as_markdown(checked: list[dict[str, Any]]) -> str:
+    written = atari.written_bytes(256) / 1e6
+    note = f"A batch of 256 stacks, observation and next, is {written:.1f} MB written. memcpy: numpy copies as much.\n"
+    return "# targets\n\n" + markdown_table(_grid(checked)) + "\n" + note

@@ -1,0 +1,61 @@
+"""How a call is timed and what is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+PERCENTILES = {"p10_us": 10, "median_us": 50, "p90_us": 90, "p99_us": 99}
+
+
+def time_calls(call: Callable[[], Any], num_calls: int, calls_per_reading: int = 1, warm_up: int = 30) -> list[float]:
+    """Microseconds of single calls; short ones are read `calls_per_reading` at a time, so that the clock costs little."""
+    for _ in range(warm_up):
+        call()
+    readings = []
+    clock = time.perf_counter_ns
+    for _ in range(max(num_calls // calls_per_reading, 1)):
+        if calls_per_reading == 1:
+            start = clock()
+            call()
+            readings.append((clock() - start) / 1e3)
+        else:
+            repeat = range(calls_per_reading)
+            start = clock()
+            for _ in repeat:
+                call()
+            readings.append((clock() - start) / 1e3 / calls_per_reading)
+    return readings
+
+
+def time_pairs(
+    prepare: Callable[[], Any], call: Callable[[Any], Any], num_calls: int, warm_up: int = 30
+) -> list[float]:
+    """Microseconds of `call(prepare())` without what prepare takes."""
+    readings = []
+    clock = time.perf_counter_ns
+    for position in range(num_calls + warm_up):
+        prepared = prepare()
+        start = clock()
+        call(prepared)
+        taken = (clock() - start) / 1e3
+        if position >= warm_up:
+            readings.append(taken)
+    return readings
+
+
+def summarise(rounds: list[list[float]]) -> dict[str, float | int | list[float]]:
+    """Median of the rounds' medians; the other percentiles and the minimum over the calls of all rounds."""
+    every = np.concatenate([np.asarray(one) for one in rounds])
+    summary: dict[str, float | int | list[float]] = {
+        name: round(float(np.percentile(every, percentile)), 3) for name, percentile in PERCENTILES.items()
+    }
+    medians = [round(float(np.median(one)), 3) for one in rounds]
+    summary["median_us"] = round(float(np.median(medians)), 3)
+    summary["min_us"] = round(float(every.min()), 3)
+    summary["round_medians_us"] = medians
+    summary["num_calls"] = len(every)
+    return summary
