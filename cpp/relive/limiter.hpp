@@ -32,7 +32,11 @@ struct LimiterConfig {
 static_assert(sizeof(LimiterConfig) == 40 && std::is_trivially_copyable_v<LimiterConfig>, "lies in the region");
 
 inline LimiterConfig make_min_size(int64_t min_size) {
-  return {LimiterConfig::kMinSize, 0, min_size, 0.0, -std::numeric_limits<double>::infinity(),
+  return {LimiterConfig::kMinSize,
+          0,
+          min_size,
+          0.0,
+          -std::numeric_limits<double>::infinity(),
           std::numeric_limits<double>::infinity()};
 }
 
@@ -69,8 +73,7 @@ inline bool sample_can_ever_pass(const LimiterConfig& config, int64_t n) {
 // samples than the window ever passes. Ask can_insert first: what still fits the first fill (live + n <= min_size)
 // passes whatever its size.
 inline bool insert_can_ever_pass(const LimiterConfig& config, int64_t n) {
-  return config.kind == LimiterConfig::kMinSize ||
-         static_cast<double>(n) * config.samples_per_insert <= window(config);
+  return config.kind == LimiterConfig::kMinSize || static_cast<double>(n) * config.samples_per_insert <= window(config);
 }
 
 // True where writers that only insert `insert_size` at a time and samplers that only draw `draw_size` can never block

@@ -11,7 +11,7 @@
 namespace relive {
 namespace {
 
-constexpr int kSpins = 100;              // a hold is about 1 us between threads of one process
+constexpr int kSpins = 100;  // a hold is about 1 us between threads of one process
 constexpr double kFirstSlice_s = 0.0002;
 constexpr double kLastSlice_s = 0.005;
 

@@ -90,7 +90,7 @@ std::byte* map_aligned(size_t num_bytes, int fd, int protection) {
 
 // One open-file-description lock operation on one byte; type F_RDLCK, F_WRLCK or F_UNLCK.
 bool set_lock(int fd, uint64_t byte, short type) {
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
   lock.l_start = static_cast<off_t>(byte);
@@ -170,7 +170,7 @@ Status Storage::open_file(const std::string& path, Access access, size_t min_byt
     if (errno == EISDIR) return Status(Code::kNotARegion).with_text("path", path).with_text("what", "a folder");
     return system_error("opening " + path, errno);
   }
-  struct stat facts {};
+  struct stat facts{};
   if (fstat(file.get(), &facts) != 0) return system_error("reading the size of " + path, errno);
   if (!S_ISREG(facts.st_mode)) {
     return Status(Code::kNotARegion).with_text("path", path).with_text("what", "not a regular file");
@@ -237,7 +237,7 @@ void Storage::unlock_byte(uint64_t byte) const {
 
 bool Storage::is_byte_free(uint64_t byte) const {
   if (is_local()) return true;
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   lock.l_start = static_cast<off_t>(byte);
@@ -246,12 +246,12 @@ bool Storage::is_byte_free(uint64_t byte) const {
 }
 
 bool Storage::is_unlinked() const {
-  struct stat facts {};
+  struct stat facts{};
   return !is_local() && fstat(lock_fd_, &facts) == 0 && facts.st_nlink == 0;
 }
 
 bool Storage::is_same_file_as_name() const {
-  struct stat mine {}, named {};
+  struct stat mine{}, named{};
   return !is_local() && fstat(lock_fd_, &mine) == 0 && stat(path_.c_str(), &named) == 0 &&
          mine.st_dev == named.st_dev && mine.st_ino == named.st_ino;
 }
@@ -281,7 +281,7 @@ void futex_wake(std::atomic<uint32_t>* word, int how_many) {
 int64_t process_id() { return static_cast<int64_t>(getpid()); }
 
 uint64_t pid_namespace() {
-  struct stat facts {};
+  struct stat facts{};
   return stat("/proc/self/ns/pid", &facts) == 0 ? static_cast<uint64_t>(facts.st_ino) : 0;
 }
 
@@ -311,12 +311,12 @@ void on_fork_in_child(void (*hook)()) {
 }
 
 size_t file_system_free_bytes(const std::string& folder) {
-  struct statvfs facts {};
+  struct statvfs facts{};
   return statvfs(folder.c_str(), &facts) == 0 ? size_t{facts.f_bavail} * facts.f_frsize : 0;
 }
 
 size_t file_system_total_bytes(const std::string& folder) {
-  struct statvfs facts {};
+  struct statvfs facts{};
   return statvfs(folder.c_str(), &facts) == 0 ? size_t{facts.f_blocks} * facts.f_frsize : 0;
 }
 

@@ -8,10 +8,10 @@ namespace relive {
 namespace {
 
 constexpr uint64_t kFan = Tree::kFanout;
-constexpr size_t kChunk = 256;               // points a draw handles at once: two kilobytes of stack a buffer
-constexpr uint64_t kBitmapNodes = 4096;      // levels up to this size are deduplicated by a bitmap on the stack
+constexpr size_t kChunk = 256;           // points a draw handles at once: two kilobytes of stack a buffer
+constexpr uint64_t kBitmapNodes = 4096;  // levels up to this size are deduplicated by a bitmap on the stack
 constexpr size_t kBitmapWords = kBitmapNodes / 64;
-constexpr size_t kFewNodes = 8;               // below this a bitmap costs more than a few repeated parents
+constexpr size_t kFewNodes = 8;  // below this a bitmap costs more than a few repeated parents
 constexpr size_t kPrefetchAhead = 8;
 
 using Vec = double __attribute__((vector_size(32)));
@@ -27,9 +27,12 @@ void store(double* node, double value, std::memory_order order = std::memory_ord
 
 double identity_of(Reduction reduction) {
   switch (reduction) {
-    case Reduction::kMin: return std::numeric_limits<double>::infinity();
-    case Reduction::kMax: return -std::numeric_limits<double>::infinity();
-    case Reduction::kSum: break;
+    case Reduction::kMin:
+      return std::numeric_limits<double>::infinity();
+    case Reduction::kMax:
+      return -std::numeric_limits<double>::infinity();
+    case Reduction::kSum:
+      break;
   }
   return 0.0;
 }
@@ -97,7 +100,8 @@ size_t refresh_level(const double* children, double* parents, uint64_t num_paren
 }
 
 template <Reduction kReduction>
-void refresh_all(double* const* levels, const uint64_t* level_sizes, uint32_t num_levels, uint64_t* nodes, size_t count) {
+void refresh_all(double* const* levels, const uint64_t* level_sizes, uint32_t num_levels, uint64_t* nodes,
+                 size_t count) {
   for (uint32_t level = 1; level < num_levels && count > 0; ++level) {
     count = refresh_level<kReduction>(levels[level - 1], levels[level], level_sizes[level], nodes, count);
   }
@@ -222,9 +226,12 @@ void Tree::refresh(uint64_t* slots, size_t count) {
 
 void Tree::rebuild() {
   switch (reduction_) {
-    case Reduction::kSum: return rebuild_all<Reduction::kSum>(levels_.data(), level_sizes_.data(), num_levels_);
-    case Reduction::kMin: return rebuild_all<Reduction::kMin>(levels_.data(), level_sizes_.data(), num_levels_);
-    case Reduction::kMax: return rebuild_all<Reduction::kMax>(levels_.data(), level_sizes_.data(), num_levels_);
+    case Reduction::kSum:
+      return rebuild_all<Reduction::kSum>(levels_.data(), level_sizes_.data(), num_levels_);
+    case Reduction::kMin:
+      return rebuild_all<Reduction::kMin>(levels_.data(), level_sizes_.data(), num_levels_);
+    case Reduction::kMax:
+      return rebuild_all<Reduction::kMax>(levels_.data(), level_sizes_.data(), num_levels_);
   }
 }
 
@@ -232,9 +239,12 @@ double Tree::total() const {
   double top[kFan];
   for (uint64_t child = 0; child < kFan; ++child) top[child] = load(levels_[num_levels_ - 1] + child);
   switch (reduction_) {
-    case Reduction::kMin: return reduce_group<Reduction::kMin>(top);
-    case Reduction::kMax: return reduce_group<Reduction::kMax>(top);
-    case Reduction::kSum: break;
+    case Reduction::kMin:
+      return reduce_group<Reduction::kMin>(top);
+    case Reduction::kMax:
+      return reduce_group<Reduction::kMax>(top);
+    case Reduction::kSum:
+      break;
   }
   return reduce_group<Reduction::kSum>(top);
 }

@@ -47,7 +47,8 @@ int main(int argc, char** argv) {
   tree.rebuild();
   const double rebuild_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - rebuild_begin).count();
-  std::printf("%llu leaves, batch %zu, rebuild %.2f ms\n", static_cast<unsigned long long>(num_leaves), batch, rebuild_ms);
+  std::printf("%llu leaves, batch %zu, rebuild %.2f ms\n", static_cast<unsigned long long>(num_leaves), batch,
+              rebuild_ms);
 
   std::vector<double> points(batch);
   std::vector<uint64_t> slots(batch), scratch(batch);

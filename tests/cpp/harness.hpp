@@ -72,22 +72,23 @@ inline int run(int argc, char** argv) {
 
 }  // namespace harness
 
-#define TEST(name)                                             \
-  static void test_##name();                                   \
+#define TEST(name)                                                    \
+  static void test_##name();                                          \
   static const harness::Register register_##name{#name, test_##name}; \
   static void test_##name()
-#define CHECK(condition)                                                      \
-  do {                                                                        \
+#define CHECK(condition)                                                       \
+  do {                                                                         \
     if (!(condition)) harness::fail(__FILE__, __LINE__, "false: " #condition); \
   } while (0)
-#define CHECK_EQ(got, expected)                                                                       \
-  do {                                                                                                \
-    const auto& harness_got = (got);                                                                  \
-    const auto& harness_expected = (expected);                                                        \
-    if (!(harness_got == harness_expected))                                                           \
-      harness::fail(__FILE__, __LINE__, #got " is " + harness::show(harness_got) + ", expected " +    \
-                                            harness::show(harness_expected));                         \
+#define CHECK_EQ(got, expected)                                                                                  \
+  do {                                                                                                           \
+    const auto& harness_got = (got);                                                                             \
+    const auto& harness_expected = (expected);                                                                   \
+    if (!(harness_got == harness_expected))                                                                      \
+      harness::fail(__FILE__, __LINE__,                                                                          \
+                    #got " is " + harness::show(harness_got) + ", expected " + harness::show(harness_expected)); \
   } while (0)
-#define SKIP(reason) throw harness::Skipped{reason}
+#define SKIP(reason) \
+  throw harness::Skipped { reason }
 #define TEST_MAIN() \
   int main(int argc, char** argv) { return harness::run(argc, argv); }

@@ -61,7 +61,8 @@ inline int wait_for(pid_t pid, double timeout_s = 20.0) {
   const double end = now_s() + timeout_s;
   int status = 0;
   for (;;) {
-    if (waitpid(pid, &status, WNOHANG) == pid) return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    if (waitpid(pid, &status, WNOHANG) == pid)
+      return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     if (now_s() > end) break;
     sleep_s(0.002);
   }

@@ -38,28 +38,28 @@ TEST(corridor_and_default_tolerance) {
 
 TEST(can_sample_table) {
   const LimiterConfig config = make_samples_per_insert(4.0, 100, 50.0);  // [350, 450]
-  CHECK(!can_sample(config, 99, 99, 0, 1));      // too few live
-  CHECK(!can_sample(config, 99, 500, 0, 1));     // counters far ahead, still too few live
-  CHECK(can_sample(config, 100, 100, 0, 50));    // 400 - 50 = 350
-  CHECK(!can_sample(config, 100, 100, 0, 51));   // 349
-  CHECK(!can_sample(config, 100, 100, 50, 1));   // used up
-  CHECK(can_sample(config, 100, 101, 50, 4));    // one insert gives four
+  CHECK(!can_sample(config, 99, 99, 0, 1));                              // too few live
+  CHECK(!can_sample(config, 99, 500, 0, 1));                             // counters far ahead, still too few live
+  CHECK(can_sample(config, 100, 100, 0, 50));                            // 400 - 50 = 350
+  CHECK(!can_sample(config, 100, 100, 0, 51));                           // 349
+  CHECK(!can_sample(config, 100, 100, 50, 1));                           // used up
+  CHECK(can_sample(config, 100, 101, 50, 4));                            // one insert gives four
   CHECK(!can_sample(config, 100, 101, 50, 5));
 }
 
 TEST(can_insert_table) {
   const LimiterConfig config = make_samples_per_insert(4.0, 100, 50.0);  // [350, 450]
-  CHECK(can_insert(config, 0, 0, 0, 100));        // the first fill, whatever the size
-  CHECK(!can_insert(config, 0, 0, 0, 113));       // 452 > 450
-  CHECK(can_insert(config, 0, 0, 0, 112));        // 448: past the first fill, inside the corridor
-  CHECK(can_insert(config, 100, 100, 0, 12));     // 448
-  CHECK(!can_insert(config, 100, 100, 0, 13));    // 452
-  CHECK(can_insert(config, 100, 112, 2, 1));      // 452 - 2
-  CHECK(can_insert(config, 10, 10'000, 0, 90));   // after a clear the table fills again
+  CHECK(can_insert(config, 0, 0, 0, 100));                               // the first fill, whatever the size
+  CHECK(!can_insert(config, 0, 0, 0, 113));                              // 452 > 450
+  CHECK(can_insert(config, 0, 0, 0, 112));       // 448: past the first fill, inside the corridor
+  CHECK(can_insert(config, 100, 100, 0, 12));    // 448
+  CHECK(!can_insert(config, 100, 100, 0, 13));   // 452
+  CHECK(can_insert(config, 100, 112, 2, 1));     // 452 - 2
+  CHECK(can_insert(config, 10, 10'000, 0, 90));  // after a clear the table fills again
   CHECK(!can_insert(config, 10, 10'000, 0, 91));
-  CHECK(can_insert(config, 96, 96, 0, 25));       // 484 > 450, but below min_size nobody could draw it down
-  CHECK(!can_insert(config, 96, 96, 0, 26));      // worth more than the window
-  CHECK(!can_insert(config, 100, 100, 0, 25));    // at min_size the corridor holds
+  CHECK(can_insert(config, 96, 96, 0, 25));     // 484 > 450, but below min_size nobody could draw it down
+  CHECK(!can_insert(config, 96, 96, 0, 26));    // worth more than the window
+  CHECK(!can_insert(config, 100, 100, 0, 25));  // at min_size the corridor holds
 }
 
 TEST(what_can_never_pass) {
@@ -92,7 +92,8 @@ TEST(pairs_that_always_move_never_get_stuck) {
       } else {
         inserted += insert_size;
       }
-      const double difference = static_cast<double>(inserted) * config.samples_per_insert - static_cast<double>(sampled);
+      const double difference =
+          static_cast<double>(inserted) * config.samples_per_insert - static_cast<double>(sampled);
       if (choose_sample) CHECK(difference >= config.lo);
       if (!choose_sample && inserted - insert_size >= config.min_size) CHECK(difference <= config.hi);
     }

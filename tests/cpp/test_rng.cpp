@@ -41,8 +41,8 @@ double chi_square(const std::vector<uint64_t>& counts, double expected) {
 
 TEST(finaliser_matches_the_published_sequence) {
   uint64_t state = 1234567;  // the reference output of SplitMix64 for this seed
-  for (const uint64_t expected : {6457827717110365317u, 3203168211198807973u, 9817491932198370423u, 4593380528125082431u,
-                                  16408922859458223821u}) {
+  for (const uint64_t expected : {6457827717110365317u, 3203168211198807973u, 9817491932198370423u,
+                                  4593380528125082431u, 16408922859458223821u}) {
     CHECK_EQ(splitmix64(state), expected);
   }
 }

@@ -44,10 +44,12 @@ std::unique_ptr<Storage> open_again(const std::string& path, Access access = Acc
   return storage;
 }
 
-std::atomic<uint32_t>* word_of(const Storage& storage) { return reinterpret_cast<std::atomic<uint32_t>*>(storage.base()); }
+std::atomic<uint32_t>* word_of(const Storage& storage) {
+  return reinterpret_cast<std::atomic<uint32_t>*>(storage.base());
+}
 
 bool exists(const std::string& path) {
-  struct stat facts {};
+  struct stat facts{};
   return stat(path.c_str(), &facts) == 0;
 }
 

@@ -46,7 +46,8 @@ bool nodes_are_exact(const Tree& tree, Reduction reduction) {
     std::vector<double> above;
     for (size_t begin = 0; begin < below.size(); begin += 8) {
       double value = below[begin];
-      for (size_t i = begin + 1; i < std::min(begin + 8, below.size()); ++i) value = combine(reduction, value, below[i]);
+      for (size_t i = begin + 1; i < std::min(begin + 8, below.size()); ++i)
+        value = combine(reduction, value, below[i]);
       above.push_back(value);
     }
     ++level;
