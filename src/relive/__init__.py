@@ -1,0 +1,48 @@
+"""relive: experience replay, paged, shared between processes, prioritized."""
+
+from relive import errors
+from relive.batch import Batch, Draw
+from relive.errors import DeadlineExceeded, ReliveError
+from relive.index import Index
+from relive.items import Transitions
+from relive.limiters import MinSize, SamplesPerInsert
+from relive.open import attach, list_tables, remove
+from relive.prefetch import Batches
+from relive.protocol import ReplayTable, ReplayWriter
+from relive.samplers import Fifo, Prioritized, Uniform
+from relive.spec import ArraySpec, StepSpec
+from relive.stats import IndexStats, TableStats
+from relive.storage import LocalMemory, SharedMemory
+from relive.table import Table
+from relive.writer import Writer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArraySpec",
+    "Batch",
+    "Batches",
+    "DeadlineExceeded",
+    "Draw",
+    "Fifo",
+    "Index",
+    "IndexStats",
+    "LocalMemory",
+    "MinSize",
+    "Prioritized",
+    "ReliveError",
+    "ReplayTable",
+    "ReplayWriter",
+    "SamplesPerInsert",
+    "SharedMemory",
+    "StepSpec",
+    "Table",
+    "TableStats",
+    "Transitions",
+    "Uniform",
+    "Writer",
+    "attach",
+    "errors",
+    "list_tables",
+    "remove",
+]

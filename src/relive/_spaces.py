@@ -1,0 +1,36 @@
+"""Gymnasium spaces read by their names and attributes, so that neither gymnasium nor its forks need be imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from relive.errors import SpecError
+
+__all__ = ["translate"]
+
+_ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
+
+
+def translate(space: object, path: str, convert: Callable[[str, tuple[int, ...], np.dtype[Any]], Any]) -> Any:
+    """Rebuilds the nesting of a space (Dict -> dict, Tuple -> tuple) with convert(path, shape, dtype) at its leaves.
+
+    Raises SpecError for a space that has no fixed shape (Text, Sequence, Graph, OneOf) or is no space.
+    """
+    space_any: Any = space
+    kinds = {kind.__name__ for kind in type(space).__mro__}
+    if "Dict" in kinds and hasattr(space, "spaces"):
+        return {key: translate(part, f"{path}/{key}", convert) for key, part in space_any.spaces.items()}
+    if "Tuple" in kinds and hasattr(space, "spaces"):
+        return tuple(translate(part, f"{path}/{at}", convert) for at, part in enumerate(space_any.spaces))
+    if "Discrete" in kinds:
+        return convert(path, (), np.dtype(getattr(space, "dtype", None) or np.int64))
+    if any(kind in kinds for kind in _ARRAYS) and getattr(space, "shape", None) is not None:
+        return convert(path, tuple(int(size) for size in space_any.shape), np.dtype(space_any.dtype))
+    raise SpecError(
+        f"space of {path!r}",
+        "a Gymnasium Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",
+        type(space).__name__,
+    )

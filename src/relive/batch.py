@@ -1,0 +1,232 @@
+"""What reading returns: Draw (keys and probabilities) and Batch (columns)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive import _core
+from relive._checks import finite
+from relive.errors import InvalidConfig, NoProbabilities, UnknownColumn
+from relive.spec import StepSpec, nest
+
+__all__ = ["Batch", "Columns", "Draw", "Plan"]
+
+Keys = npt.NDArray[np.int64]
+Probabilities = npt.NDArray[np.float64]
+
+
+@final
+class Columns:
+    """The names of a batch's columns in order, with their nesting; one for all batches of a plan."""
+
+    __slots__ = ("names", "positions", "spec", "tops")
+
+    def __init__(self, names: tuple[str, ...], spec: StepSpec) -> None:
+        self.names = names
+        self.positions = {name: position for position, name in enumerate(names)}
+        self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
+        self.spec = spec
+
+    def group(self, name: str, arrays: list[Any]) -> Any:
+        """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
+        below = {path: arrays[position] for path, position in self.positions.items() if path.startswith(name + "/")}
+        if not below:
+            raise UnknownColumn(name, self.names)
+        group: Any = nest(below, self._is_whole_tuple)
+        for key in name.split("/"):
+            group = group[int(key) if isinstance(group, tuple) else key]
+        return group
+
+    def _is_whole_tuple(self, path: str) -> bool:
+        # A tuple of which only some members were gathered stays a dict by position: a shorter tuple would mislead.
+        if not self.spec.is_tuple(path):
+            return False
+        gathered = sum(name.startswith(path + "/") for name in self.names)
+        return gathered == len(self.spec.expand(path.removeprefix("next_")))
+
+
+class Plan(NamedTuple):
+    """What to gather, resolved once for each index and list of columns."""
+
+    core: _core.CorePlan
+    columns: Columns
+    number: int  # of the index
+
+
+@final
+class Draw:
+    """Items that were drawn, not yet gathered: item_keys int64[B], probabilities float64[B], num_live_items.
+
+    index is the name of the index they were drawn from. Pickles.
+    """
+
+    __slots__ = ("index", "item_keys", "num_live_items", "probabilities")
+
+    def __init__(self, item_keys: Keys, probabilities: Probabilities, num_live_items: int, index: str) -> None:
+        self.item_keys = item_keys
+        self.probabilities = probabilities
+        self.num_live_items = num_live_items
+        self.index = index
+
+    @property
+    def num_items(self) -> int:
+        """B, the number of items drawn."""
+        return len(self.item_keys)
+
+    def rows(self, which: slice | npt.NDArray[Any]) -> Draw:
+        """The draw of some of its items: a slice (a view) or an index array."""
+        return Draw(self.item_keys[which], self.probabilities[which], self.num_live_items, self.index)
+
+    def __repr__(self) -> str:
+        return f"Draw({self.num_items} of {self.num_live_items} live items of index {self.index!r})"
+
+
+@final
+class Batch(Mapping[str, Any]):
+    """B gathered items: a mapping of column name -> array [B, ...] (stacked columns [B, k, ...], newest last).
+
+    Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
+    item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
+    a sample, whose items all are. Arrays are the caller's own; pooled memory returns when the last of them is gone.
+    """
+
+    __slots__ = ("_arrays", "_columns", "_device", "_num_live_items", "_probabilities", "item_keys", "present")
+
+    def __init__(
+        self,
+        columns: Columns,
+        arrays: list[Any],
+        item_keys: Keys,
+        probabilities: Probabilities | None,
+        num_live_items: int,
+        present: npt.NDArray[np.bool_] | None = None,
+        device: Any = None,
+    ) -> None:
+        self._columns = columns
+        self._arrays = arrays
+        self.item_keys = item_keys
+        self._probabilities = probabilities
+        self._num_live_items = num_live_items
+        self.present = present
+        self._device = device
+
+    # ---- a mapping of columns --------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        position = self._columns.positions.get(name)
+        return self._columns.group(name, self._arrays) if position is None else self._arrays[position]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns.tops)
+
+    def __len__(self) -> int:
+        """The number of top-level columns, as of any mapping; num_items is the number of items."""
+        return len(self._columns.tops)
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        return name in self._columns.positions or any(n.startswith(name + "/") for n in self._columns.names)
+
+    def flat(self) -> dict[str, Any]:
+        """{flat name: array}, nested columns as 'a/b'."""
+        return dict(zip(self._columns.names, self._arrays, strict=True))
+
+    # ---- the draw --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_items(self) -> int:
+        """B, the number of items."""
+        return len(self.item_keys)
+
+    @property
+    def num_live_items(self) -> int:
+        """N, the live items at the draw. Raises NoProbabilities after a gather by keys."""
+        if self._probabilities is None:
+            raise NoProbabilities()
+        return self._num_live_items
+
+    @property
+    def probabilities(self) -> Probabilities:
+        """float64[B], mass / total of each item at the draw. Raises NoProbabilities after a gather by keys."""
+        if self._probabilities is None:
+            raise NoProbabilities()
+        return self._probabilities
+
+    def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> Any:
+        """Importance weights float32[B]: (N p) ** -beta, divided by their maximum in this batch.
+
+        beta >= 0. normalize=None does not divide (for use across ranks). A numpy array, or a tensor beside the columns
+        of a batch from to_torch. Raises NoProbabilities after a gather by keys, InvalidConfig.
+        """
+        if normalize not in ("batch", None):
+            raise InvalidConfig("normalize", "'batch' or None", normalize)
+        exponent = finite("beta", beta, 0.0)
+        weights = _core.importance_weights(self.probabilities, self._num_live_items, exponent, normalize is not None)
+        if self._device is None:
+            return weights
+        return _to_tensor(weights, self._device)
+
+    # ---- other batches from this one -------------------------------------------------------------------------------
+
+    def rows(self, which: slice | npt.NDArray[Any]) -> Batch:
+        """A batch of some of its items: a slice (views) or an index array (copies).
+
+        Rows are at random positions, so any slice is a fair sample. weights() of it divides by its own maximum.
+        """
+        return Batch(
+            self._columns,
+            [array[which] for array in self._arrays],
+            self.item_keys[which],
+            None if self._probabilities is None else self._probabilities[which],
+            self._num_live_items,
+            None if self.present is None else self.present[which],
+            self._device,
+        )
+
+    def to_torch(self, device: Any = None) -> Batch:
+        """The same batch with torch tensors as columns; item_keys and probabilities stay numpy.
+
+        device None or 'cpu': tensors over the same memory, nothing is copied. A CUDA device: copied through pinned
+        memory without waiting, ordered before later work on the current stream. Needs torch.
+        """
+        torch = _torch()
+        target = torch.device("cpu" if device is None else device)
+        return Batch(
+            self._columns,
+            [_to_tensor(array, target) for array in self._arrays],
+            self.item_keys,
+            self._probabilities,
+            self._num_live_items,
+            self.present,
+            target,
+        )
+
+    __eq__ = object.__eq__  # of a mapping it would compare arrays, which have no truth value
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        columns = ", ".join(
+            f"{name}: {getattr(array, 'dtype', '?')}{tuple(array.shape)}"
+            for name, array in zip(self._columns.names, self._arrays, strict=True)
+        )
+        return f"Batch({self.num_items} items, {columns})"
+
+
+def _to_tensor(array: Any, device: Any) -> Any:
+    torch = _torch()
+    tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+    if tensor.device == device or (device.type == tensor.device.type and device.index is None):
+        return tensor
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")  # here and not above: the library itself needs numpy only

@@ -1,0 +1,566 @@
+"""Structured errors: the type and its fields first, the sentence made from them.
+
+Every error of the library is a ReliveError. Its fields are attributes, so programs decide by type and field and never
+by text; the sentence says what happened, what was expected, what came, and the way out. All errors pickle.
+The core knows codes and numbers only: it calls from_core, which chooses the class.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+__all__ = [
+    "AlreadyPublished",
+    "CapacityTooSmall",
+    "CheckFailed",
+    "DeadlineExceeded",
+    "DtypeMismatch",
+    "ForeignKey",
+    "ForkedHandle",
+    "FormatMismatch",
+    "InUse",
+    "InvalidConfig",
+    "InvalidPriority",
+    "LaneError",
+    "MissingColumn",
+    "MissingNext",
+    "NameTaken",
+    "NoPriorities",
+    "NoProbabilities",
+    "NoSuchTable",
+    "NotARegion",
+    "NotShareable",
+    "ReadOnly",
+    "ReliveError",
+    "RequestTooLarge",
+    "SeamMismatch",
+    "ShapeMismatch",
+    "SpecError",
+    "StorageFull",
+    "SystemFailure",
+    "TableClosed",
+    "TooManyLanes",
+    "TooManyParticipants",
+    "UnknownColumn",
+    "WaitsForItself",
+    "WriterClosed",
+    "from_core",
+]
+
+
+class ReliveError(Exception):
+    """Base of every error of the library. Attributes are the fields; str() is the sentence."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = dict(self.__dict__)
+        if isinstance(self, OSError):
+            fields["errno"] = self.errno  # OSError keeps it outside __dict__
+        return _restore, (type(self), self.args, fields)
+
+
+def _restore(kind: type[ReliveError], args: tuple[Any, ...], fields: dict[str, Any]) -> ReliveError:
+    error = kind.__new__(kind)
+    error.args = args
+    for name, value in fields.items():
+        setattr(error, name, value)
+    return error
+
+
+# ---- waiting -------------------------------------------------------------------------------------------------------
+
+
+class DeadlineExceeded(ReliveError, TimeoutError):
+    """A call waited until its deadline. needs and has say what it waited for and what was there: numbers or texts."""
+
+    def __init__(
+        self, needs: object = "", has: object = "", waited_s: float = 0.0, holder_pid: int | None = None
+    ) -> None:
+        self.needs = _plain(needs)
+        self.has = _plain(has)
+        self.waited_s = waited_s
+        self.holder_pid = holder_pid or None
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        if self.holder_pid is not None:
+            return (
+                f"deadline exceeded after {self.waited_s:.3g} s: the table is locked by process {self.holder_pid},"
+                " which is alive but does not go on; continue or end that process, or give a larger timeout_s"
+            )
+        return (
+            f"deadline exceeded after {self.waited_s:.3g} s: {self._balance()}; see that the other side (writers or"
+            " samplers) is running, loosen the limiter, or give a larger timeout_s"
+        )
+
+    def _balance(self) -> str:
+        return f"needs {self.needs}" + ("" if self.has == "" else f", has {self.has}")
+
+
+@final
+class WaitsForItself(DeadlineExceeded):
+    """The only participant of a table waits for something that only it could do; told at once, not at the deadline."""
+
+    def _sentence(self) -> str:
+        return (
+            f"this would wait for ever: {self._balance()}, and nobody but the caller could change that (no"
+            " other participant is attached); write or sample first, loosen the limiter, or run the other side in"
+            " another process or thread"
+        )
+
+
+@final
+class RequestTooLarge(ReliveError, ValueError):
+    """A draw or an insert that no state of the limiter could ever admit."""
+
+    def __init__(self, requested: float, window: float, arithmetic: str = "") -> None:
+        self.requested = requested
+        self.window = window
+        self.arithmetic = arithmetic
+        super().__init__(
+            f"a request worth {requested:g} samples can never pass: the limiter's window is {window:g}"
+            + (f" ({arithmetic})" if arithmetic else "")
+            + "; ask for less at a time or give SamplesPerInsert a larger tolerance"
+        )
+
+
+# ---- what a caller gave --------------------------------------------------------------------------------------------
+
+
+@final
+class SpecError(ReliveError, ValueError):
+    """A StepSpec or ArraySpec that cannot be. what names the part, e.g. a column."""
+
+    def __init__(self, what: str, expected: str, got: object) -> None:
+        self.what = what
+        self.expected = expected
+        self.got = _plain(got)
+        super().__init__(f"{what}: expected {expected}, got {_shown(self.got)}")
+
+
+@final
+class InvalidConfig(ReliveError, ValueError):
+    """A configuration value (or a call's argument) out of its range."""
+
+    def __init__(self, what: str, expected: str, got: object) -> None:
+        self.what = what
+        self.expected = expected
+        self.got = _plain(got)
+        super().__init__(f"{what}: expected {expected}, got {_shown(self.got)}")
+
+
+@final
+class ShapeMismatch(ReliveError, ValueError):
+    """An array of another shape than its column asks for."""
+
+    def __init__(self, column: str, expected: object, got: object) -> None:
+        self.column = column
+        self.expected = _plain(expected)
+        self.got = _plain(got)
+        super().__init__(
+            f"column {column!r}: expected shape {self.expected}, got {self.got}; axes are (lanes, ...) in append and"
+            " (time, lanes, ...) in extend, without a lane axis for a writer of one lane"
+        )
+
+
+@final
+class DtypeMismatch(ReliveError, TypeError):
+    """Values that the column's dtype cannot hold without loss."""
+
+    def __init__(self, column: str, expected: str, got: object) -> None:
+        self.column = column
+        self.expected = expected
+        self.got = _plain(got)
+        super().__init__(
+            f"column {column!r}: expected {expected}, got {self.got}; only lossless casts and numpy's same_kind casts"
+            " (float64 to float32) are made, so convert it before the call or declare another dtype"
+        )
+
+
+@final
+class MissingColumn(ReliveError, ValueError):
+    """A declared column that a call left out. given are the columns that came."""
+
+    def __init__(self, column: str, given: Iterable[str] = ()) -> None:
+        self.column = column
+        self.given = tuple(given)
+        super().__init__(
+            f"column {column!r} is declared but was not given"
+            + (f" (given: {', '.join(self.given)})" if self.given else "")
+            + _hint(column, self.given)
+        )
+
+
+@final
+class UnknownColumn(ReliveError, KeyError):
+    """A column name that nobody declared. known are the names that would do."""
+
+    def __init__(self, column: str, known: Iterable[str] = ()) -> None:
+        self.column = column
+        self.known = tuple(known)
+        super().__init__(
+            f"unknown column {column!r}{_hint(column, self.known)}"
+            + (f" (known: {', '.join(self.known)})" if self.known else "")
+        )
+
+
+@final
+class LaneError(ReliveError, ValueError):
+    """lanes= that does not fit the writer: shape, range, or a lane named twice."""
+
+    def __init__(self, what: str, expected: str, got: object) -> None:
+        self.what = what
+        self.expected = expected
+        self.got = _plain(got)
+        super().__init__(f"{what}: expected {expected}, got {_shown(self.got)}")
+
+
+@final
+class InvalidPriority(ReliveError, ValueError):
+    """A priority that is NaN, infinite or negative; nothing of the call was applied."""
+
+    def __init__(self, position: int, value: float) -> None:
+        self.position = position
+        self.value = value
+        super().__init__(
+            f"priority {value!r} at position {position}: expected a finite number >= 0; take abs() of an error and see"
+            " why it is not finite"
+        )
+
+
+@final
+class ForeignKey(ReliveError, ValueError):
+    """A key that this table never gave out; nothing of the call was applied."""
+
+    def __init__(self, position: int, key: int) -> None:
+        self.position = position
+        self.key = key
+        super().__init__(
+            f"key {key} at position {position} is not of this table; pass the item_keys of its own batches and draws"
+        )
+
+
+@final
+class NoPriorities(ReliveError, ValueError):
+    """update_priorities on an index whose sampler has none."""
+
+    def __init__(self, index: object = None) -> None:
+        self.index = index
+        super().__init__(
+            f"index {index!r} samples uniformly and has no priorities; build it with Prioritized(), or name another one"
+        )
+
+
+@final
+class NoProbabilities(ReliveError, ValueError):
+    """weights or probabilities of a batch that was gathered by keys, not drawn."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this batch was gathered by keys, so it was drawn with no probability; gather a Draw, or use sample()"
+        )
+
+
+# ---- lanes and episodes --------------------------------------------------------------------------------------------
+
+
+@final
+class CapacityTooSmall(ReliveError, ValueError):
+    """The lanes that are open need more steps than the table holds."""
+
+    def __init__(self, capacity: int, needed: int, lanes: int | None = None) -> None:
+        self.capacity = capacity
+        self.needed = needed
+        self.lanes = lanes
+        super().__init__(
+            f"capacity {capacity} is too small: at least {needed} steps are needed"
+            + (f" with {lanes} open lane{'s' if lanes != 1 else ''}" if lanes else "")
+            + "; every open lane must hold one whole window (stack - 1 + n_step, and one more where next is not given):"
+            " give a larger capacity, or fewer lanes"
+        )
+
+
+@final
+class SeamMismatch(ReliveError, ValueError):
+    """An append whose state differs from the next_<state> that the append before it gave."""
+
+    def __init__(self, lane: int, column: str) -> None:
+        self.lane = lane
+        self.column = column
+        super().__init__(
+            f"lane {lane}: column {column!r} differs from the next_{column} of the append before, which is already"
+            " stored and may have been sampled; after an environment was reset say terminated or truncated, or call"
+            " end_episode"
+        )
+
+
+@final
+class MissingNext(ReliveError, ValueError):
+    """A truncated step without its next state."""
+
+    def __init__(self, lane: int) -> None:
+        self.lane = lane
+        super().__init__(
+            f"lane {lane}: a truncated step needs its next_<state> columns to bootstrap from; give the final"
+            " observation (Gymnasium has it in info['final_obs'] where it resets in the same step)"
+        )
+
+
+@final
+class AlreadyPublished(ReliveError, ValueError):
+    """end_episode on a lane whose last step is already an item, so that its end cannot be changed."""
+
+    def __init__(self, lane: int) -> None:
+        self.lane = lane
+        super().__init__(
+            f"lane {lane}: its last step is already published, so its end can no longer be set; say terminated or"
+            " truncated in the append itself, or leave next_<state> out of it"
+        )
+
+
+# ---- storage and names ---------------------------------------------------------------------------------------------
+
+
+@final
+class StorageFull(ReliveError, OSError):
+    """The file system of the table has no room for it."""
+
+    def __init__(self, path: str, needs_bytes: int, has_bytes: int) -> None:
+        self.path = path
+        self.needs_bytes = needs_bytes
+        self.has_bytes = has_bytes
+        super().__init__(
+            f"{path}: needs {_bytes_text(needs_bytes)}, the file system has {_bytes_text(has_bytes)}; "
+            + (
+                "give the container a larger /dev/shm (docker run --shm-size=8g, or a memory-backed emptyDir), a"
+                " smaller capacity, or use LocalMemory() where one process is enough; `relive ls` shows tables left"
+                " behind"
+                if path.startswith("/dev/shm")
+                else "free some, or give a smaller capacity"
+            )
+        )
+
+
+@final
+class NameTaken(ReliveError, FileExistsError):
+    """A table of this name exists and somebody is attached to it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} exists and is in use; choose another name, attach({_table_name(path)!r}) to it, or close it where"
+            " it is used"
+        )
+
+
+@final
+class NoSuchTable(ReliveError, FileNotFoundError):
+    """No table of this name."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path}: no such table; it was not created yet, or its last user closed it (`relive ls` lists those there"
+            " are)"
+        )
+
+
+@final
+class NotARegion(ReliveError, ValueError):
+    """A file that is no table, or a damaged one."""
+
+    def __init__(self, path: str, what: str = "") -> None:
+        self.path = path
+        self.what = what
+        super().__init__(f"{path} is no relive table" + (f": {what}" if what else "") + "; see what wrote this file")
+
+
+@final
+class FormatMismatch(ReliveError, ValueError):
+    """A region of another format version, ABI or layout."""
+
+    def __init__(self, what: str, expected: object, got: object) -> None:
+        self.what = what
+        self.expected = _plain(expected)
+        self.got = _plain(got)
+        super().__init__(
+            f"the region's {what} is {_shown(self.got)}, this build reads {_shown(self.expected)}; use the relive"
+            " version that made it, or make it anew"
+        )
+
+
+@final
+class InUse(ReliveError, OSError):
+    """A table that cannot be removed because somebody is attached."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"{path} is in use: somebody is attached; close it there first, or force the removal")
+
+
+@final
+class SystemFailure(ReliveError, OSError):
+    """A call to the operating system failed. what names the call, errno is what it left."""
+
+    def __init__(self, what: str, errno: int = 0) -> None:
+        self.what = what
+        super().__init__(f"{what} failed: {os.strerror(errno)} (errno {errno})")
+        self.errno = int(errno)
+
+
+# ---- handles -------------------------------------------------------------------------------------------------------
+
+
+@final
+class TooManyLanes(ReliveError, ValueError):
+    """More lanes than the table has free."""
+
+    def __init__(self, asked: int, free: int) -> None:
+        self.asked = asked
+        self.free = free
+        super().__init__(
+            f"asked for {asked} lane{'s' if asked != 1 else ''}, {free} are free; close writers that are done, or make"
+            " the table with a larger max_lanes"
+        )
+
+
+@final
+class TooManyParticipants(ReliveError, ValueError):
+    """More attached handles than the table has slots."""
+
+    def __init__(self, max: int) -> None:
+        self.max = max
+        super().__init__(
+            f"all {max} participant slots are taken; one handle serves any number of threads, so attach once a process,"
+            " and read_only=True takes no slot"
+        )
+
+
+@final
+class TableClosed(ReliveError, ValueError):
+    """A call on a closed table."""
+
+    def __init__(self) -> None:
+        super().__init__("this table handle is closed; attach again by name, or make a new table")
+
+
+@final
+class WriterClosed(ReliveError, ValueError):
+    """A call on a closed writer."""
+
+    def __init__(self) -> None:
+        super().__init__("this writer is closed; open another with table.writer()")
+
+
+@final
+class ForkedHandle(ReliveError, RuntimeError):
+    """A handle that cannot be used in a forked child."""
+
+    def __init__(self, what: str = "this handle") -> None:
+        self.what = what
+        super().__init__(
+            f"{what} came over a fork: a writer's lanes and a LocalMemory table belong to the process that opened"
+            " them; open a writer in the child, and use SharedMemory(name) for a table of several processes"
+        )
+
+
+@final
+class NotShareable(ReliveError, TypeError):
+    """A LocalMemory table that was to be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a table in LocalMemory lives in one process and cannot be pickled; make it with"
+            " storage=SharedMemory(name), whose handle pickles as an address"
+        )
+
+
+@final
+class ReadOnly(ReliveError, PermissionError):
+    """A changing call on a table that was attached with read_only=True."""
+
+    def __init__(self) -> None:
+        super().__init__("this table was attached with read_only=True; attach without it to write")
+
+
+@final
+class CheckFailed(ReliveError, AssertionError):
+    """check() found a broken invariant: a defect of the library or damaged memory."""
+
+    def __init__(self, invariant: str = "", detail: object = "") -> None:
+        self.invariant = invariant
+        self.detail = _plain(detail)
+        super().__init__(
+            f"invariant broken: {invariant}"
+            + (f" ({self.detail})" if self.detail != "" else "")
+            + "; please report it with the output of table.stats()"
+        )
+
+
+# ---- from the core -------------------------------------------------------------------------------------------------
+
+_CLASS_OF_CODE: dict[str, type[ReliveError]] = {
+    name: globals()[name] for name in __all__ if name not in ("ReliveError", "from_core")
+}
+_CLASS_OF_CODE["SystemError"] = SystemFailure
+
+
+def from_core(code: str, fields: Mapping[str, Any]) -> ReliveError:
+    """Returns (does not raise) the error of a core status: code as in status.hpp without its k, fields by name.
+
+    Never fails itself: a code or a set of fields that this version does not know gives a plain ReliveError with them
+    in its sentence and its attributes.
+    """
+    kind = _CLASS_OF_CODE.get(code)
+    if kind is not None:
+        named = kind.__init__.__code__.co_varnames[1 : kind.__init__.__code__.co_argcount]
+        try:
+            error = kind(**{name: value for name, value in fields.items() if name in named})
+        except (TypeError, ValueError):
+            pass  # a core of another version left fields out; below says all that came
+        else:
+            for name in fields.keys() - set(named):
+                setattr(error, name, fields[name])
+            return error
+    shown = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    plain = ReliveError(f"{code}({shown})")
+    plain.__dict__.update(fields)
+    return plain
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _plain(value: object) -> object:
+    """The value where it certainly pickles and prints short, else its repr."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, tuple) and all(isinstance(part, (bool, int, float, str)) for part in value):
+        return value
+    return repr(value)
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) and not value.startswith("<") else str(value)
+
+
+def _bytes_text(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"
+
+
+def _table_name(path: str) -> str:
+    return os.path.basename(path).removeprefix("relive-")

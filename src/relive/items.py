@@ -1,0 +1,43 @@
+"""What one item is: which windows over the lanes are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, final, get_args
+
+from relive._checks import finite, integer
+from relive.errors import InvalidConfig
+
+__all__ = ["StackPad", "Transitions"]
+
+StackPad = Literal["repeat", "zeros"]
+
+
+@final
+@dataclass(frozen=True)
+class Transitions:
+    """Items are transitions: a step, its n-step return and the state after it.
+
+    n_step: steps a return spans at most; m = min(n_step, steps to the end of the episode or lane), never across an end.
+    gamma in [0, 1]: reward out = sum over k < m of (product over j < k of gamma d_j) r_k, discount out = product over
+    k < m of gamma d_k, with d the stored discounts (default 1 - terminated): target = reward + discount * value(next).
+    stack: {state column or group: k}: the column and its next_ come as the last k values, [B, k, ...], newest last.
+    stack_pad: what stands before the episode's first value: 'repeat' it, or 'zeros'.
+    Raises InvalidConfig; the table checks the columns it names.
+    """
+
+    n_step: int = 1
+    gamma: float = 1.0
+    stack: Mapping[str, int] = field(default_factory=dict, hash=False)
+    stack_pad: StackPad = "repeat"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_step", integer("n_step", self.n_step, 1, 1024))
+        object.__setattr__(self, "gamma", finite("gamma", self.gamma, 0.0, 1.0))
+        if not isinstance(self.stack, Mapping):
+            raise InvalidConfig("stack", "a dict {state column: frames}", self.stack)
+        stack = {str(name): integer(f"stack of {name!r}", frames, 1) for name, frames in self.stack.items()}
+        object.__setattr__(self, "stack", stack)
+        if self.stack_pad not in get_args(StackPad):
+            raise InvalidConfig("stack_pad", "'repeat' or 'zeros'", self.stack_pad)

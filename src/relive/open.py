@@ -1,0 +1,94 @@
+"""Finding tables: attach to one by name, list those of this machine, remove one left behind."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from typing import final
+
+from relive import _core
+from relive.errors import InUse, NoSuchTable, NotARegion, ReliveError
+from relive.storage import SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
+from relive.table import Table, attach_path
+
+__all__ = ["TableRow", "attach", "list_tables", "remove"]
+
+
+def attach(name: str, stream: int = 0, timeout_s: float | None = None, read_only: bool = False) -> Table:
+    """A handle on the table SharedMemory(name), made here or by another process.
+
+    stream: the random stream of this handle; give each sampling process its own (its rank). timeout_s: the default of
+    this handle's calls, None: the table's. read_only: draw and gather without being counted, change nothing.
+    Returns at once, except that an attach by others that is under way is waited for. Raises NoSuchTable, NotARegion,
+    FormatMismatch, TooManyParticipants, DeadlineExceeded, InvalidConfig.
+    """
+    return attach_path(SharedMemory(name).path, stream, timeout_s, read_only)
+
+
+@final
+@dataclass(frozen=True)
+class TableRow:
+    """One shared table of this machine."""
+
+    name: str
+    path: str
+    num_bytes: int  # of memory in use
+    num_steps: int
+    capacity: int
+    num_attached: int  # handles; of processes that were killed too, until somebody attaches
+    alive: bool  # somebody is attached
+    problem: str = ""  # why it cannot be read, if it cannot: num_steps and capacity are 0 then
+
+
+def list_tables() -> list[TableRow]:
+    """The shared tables of this machine, by name. A file that is no table is listed with its problem."""
+    rows = []
+    prefix = f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}"
+    for path in sorted(glob.glob(glob.escape(prefix) + "*")):
+        name = path[len(prefix) :]
+        try:
+            facts = _core.probe(path)
+        except NoSuchTable:
+            continue  # removed meanwhile
+        except ReliveError as error:
+            rows.append(TableRow(name, path, _used_bytes(path), 0, 0, 0, False, str(error)))
+            continue
+        alive = bool(facts["attached"])
+        rows.append(
+            TableRow(
+                name,
+                path,
+                int(facts["num_bytes"]),
+                int(facts["num_steps"]),
+                int(facts["capacity"]),
+                int(facts.get("num_attached", alive)),
+                alive,
+            )
+        )
+    return rows
+
+
+def remove(name: str, force: bool = False) -> None:
+    """Removes the shared table of this name from the machine.
+
+    force: also where somebody is attached (they keep what they have mapped, nobody else finds it) and where the file
+    is no table. Raises NoSuchTable, InUse, NotARegion, InvalidConfig.
+    """
+    path = SharedMemory(name).path
+    try:
+        _core.remove(path)
+    except (InUse, NotARegion):
+        if not force:
+            raise
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            raise NoSuchTable(path) from None
+
+
+def _used_bytes(path: str) -> int:
+    try:
+        return os.stat(path).st_blocks * 512
+    except OSError:
+        return 0

@@ -1,0 +1,146 @@
+"""Batches gathered ahead by a background thread."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, final
+
+from relive._core import CoreTable
+from relive.batch import Batch, Plan
+from relive.errors import DeadlineExceeded, InvalidConfig, TableClosed, WaitsForItself
+
+__all__ = ["Batches"]
+
+_SLICE_S = 0.2  # how long the thread waits in the core before it looks whether it should stop
+
+
+@final
+class Batches:
+    """An iterator of batches that are drawn and gathered ahead; use it in a `with` block, which starts and stops it.
+
+    Up to `prefetch` batches wait, drawn but counted as sampled only when handed out; closing gives the rest back to the
+    limiter. Their priorities are those at the time of the draw. An error in the background is raised by next(), which
+    waits for the next batch at most timeout_s, then DeadlineExceeded; it may be called again. Ends after close().
+    Owner of the thread and of the waiting batches. next() may be called from any number of threads.
+    """
+
+    def __init__(
+        self,
+        core: CoreTable,
+        plan: Plan,
+        num_items: int,
+        prefetch: int,
+        device: Any,
+        timeout_s: float,
+    ) -> None:
+        self._core = core
+        self._plan = plan
+        self._num_items = num_items
+        self._prefetch = prefetch
+        self._device = device
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._ready: deque[Batch] = deque()
+        self._error: BaseException | None = None
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Batches:
+        if self._thread is not None or self._stopping:
+            raise InvalidConfig("batches()", "one `with` block each", "a second one")
+        self._thread = threading.Thread(target=self._fill, name="relive-prefetch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        start = time.monotonic()
+        with self._changed:
+            if self._thread is None and not self._stopping:
+                raise InvalidConfig("batches()", "use in a `with` block", "next() outside of it")
+            while not self._ready:
+                if self._stopping:
+                    raise StopIteration
+                if self._error is not None:
+                    raise self._error
+                waited = time.monotonic() - start
+                if waited >= self._timeout_s:
+                    raise DeadlineExceeded(self._num_items, self._core.num_items(self._plan.number), waited)
+                self._changed.wait(None if math.isinf(self._timeout_s) else self._timeout_s - waited)
+            # Counted before it leaves the queue: an error here loses no batch.
+            self._core.commit_held(self._plan.number, self._num_items)
+            batch = self._ready.popleft()
+            self._changed.notify_all()
+            return batch
+
+    def close(self) -> None:
+        """Stops the thread, gives back what was not handed out. Waits for a batch in the making; twice is harmless."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        with self._changed:
+            unused = len(self._ready)
+            self._ready.clear()
+        if unused:
+            self._give_back(unused * self._num_items)
+
+    def _fill(self) -> None:
+        try:
+            while self._wait_for_room():
+                batch = self._gather()
+                if batch is None:
+                    continue
+                with self._changed:
+                    self._ready.append(batch)
+                    self._changed.notify_all()
+        except BaseException as error:  # handed to the consumer, who raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        with self._changed:
+            while len(self._ready) >= self._prefetch and not self._stopping:
+                self._changed.wait()
+            return not self._stopping
+
+    def _gather(self) -> Batch | None:
+        """One held batch, or None where the limiter did not allow one within a slice."""
+        try:
+            arrays, keys, probabilities, num_live = self._core.sample(self._plan.core, self._num_items, _SLICE_S, True)
+        except WaitsForItself:
+            # This thread never writes; whether anybody ever will is for the consumer's deadline to say.
+            time.sleep(_SLICE_S / 20)
+            return None
+        except DeadlineExceeded:
+            return None
+        try:
+            batch = Batch(self._plan.columns, arrays, keys, probabilities, num_live)
+            return batch if self._device is None else batch.to_torch(self._device)
+        except BaseException:
+            self._give_back(self._num_items)
+            raise
+
+    def _give_back(self, num_items: int) -> None:
+        try:
+            self._core.return_held(self._plan.number, num_items)
+        except TableClosed:
+            pass  # closing the table has given everything back
+
+    def __repr__(self) -> str:
+        state = "closed" if self._stopping else "running" if self._thread is not None else "not started"
+        return f"Batches({self._num_items} items, {len(self._ready)} of {self._prefetch} ready, {state})"

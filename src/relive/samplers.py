@@ -1,0 +1,43 @@
+"""How items are chosen: samplers choose what is drawn, removers what goes when the table is full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
+
+from relive._checks import finite
+
+__all__ = ["Fifo", "InitialPriority", "Prioritized", "Uniform"]
+
+InitialPriority: TypeAlias = Literal["max", "given"] | float
+
+
+@final
+@dataclass(frozen=True)
+class Uniform:
+    """Every live item with the same probability, with replacement."""
+
+
+@final
+@dataclass(frozen=True)
+class Prioritized:
+    """Items with probability mass / total, mass = priority ** priority_exponent, with replacement.
+
+    initial: the priority of an item that came without one: 'max', the largest priority ever given (1 at first);
+    'given', the item waits, unpublished, until update_priorities or append gives one; or a number >= 0.
+    Raises InvalidConfig.
+    """
+
+    priority_exponent: float = 0.6
+    initial: InitialPriority = "max"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "priority_exponent", finite("priority_exponent", self.priority_exponent, 0.0))
+        if self.initial != "max" and self.initial != "given":
+            object.__setattr__(self, "initial", finite("initial (or 'max', 'given')", self.initial, 0.0))
+
+
+@final
+@dataclass(frozen=True)
+class Fifo:
+    """Remover: the oldest steps go first, page by page; within a page length x open lanes steps of exact order."""

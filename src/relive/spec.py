@@ -1,0 +1,338 @@
+"""What one step holds: ArraySpec for a column, StepSpec for all of them.
+
+A spec is a frozen value: it prints, compares, pickles, and goes to JSON and back. Columns may be nested in dicts and
+tuples; inside, a nested column has one flat name, its path joined by '/', such as 'observation/camera'.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, cast, final, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from relive import _spaces
+from relive.errors import SpecError, UnknownColumn
+
+__all__ = ["DERIVED_NAMES", "RESERVED_NAMES", "ArraySpec", "Kind", "StepSpec"]
+
+Kind: TypeAlias = Literal["step", "state", "start"]
+
+# Columns computed or kept by the table itself; they come when named in columns=.
+DERIVED_NAMES = ("episode_step", "first", "lane", "policy_version", "staleness", "num_steps")
+# Names of arguments and of columns that every table has: no user column may take them.
+RESERVED_NAMES = frozenset(
+    {"terminated", "truncated", "discount", "lanes", "priority", "timeout_s", "self", *DERIVED_NAMES}
+)
+
+MAX_COLUMNS = 128
+MAX_NAME_BYTES = 120
+MAX_DIMS = 8
+
+
+@final
+@dataclass(frozen=True, init=False, repr=False)
+class ArraySpec:
+    """One column: the shape and dtype of its value at one step, and its kind.
+
+    shape: of one value, without lane or time axes; () for a scalar. dtype: a fixed-size bool, integer, float or complex
+    dtype (native byte order). kind: 'step', one value a step (action, reward); 'state', one more after the last step of
+    an episode, and yields next_<name> (observations); 'start', kept for the step an item starts at (recurrent state).
+    Raises SpecError.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    kind: Kind
+
+    def __init__(self, shape: int | Sequence[int], dtype: npt.DTypeLike, kind: Kind = "step") -> None:
+        object.__setattr__(self, "shape", _checked_shape(shape))
+        object.__setattr__(self, "dtype", _checked_dtype(dtype))
+        if kind not in get_args(Kind):
+            raise SpecError("kind", "'step', 'state' or 'start'", kind)
+        object.__setattr__(self, "kind", kind)
+
+    def __repr__(self) -> str:
+        kind = "" if self.kind == "step" else f", kind={self.kind!r}"
+        return f"ArraySpec({self.shape}, {self.dtype.name!r}{kind})"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one value."""
+        return int(self.dtype.itemsize * np.prod(self.shape, dtype=np.int64))
+
+
+NestedSpecs: TypeAlias = "ArraySpec | Mapping[str, NestedSpecs] | Sequence[NestedSpecs]"
+
+
+@final
+class StepSpec:
+    """The columns of one step, in order, with their nesting.
+
+    columns: {name: ArraySpec}, values may be dicts or tuples of further ones. Names are any text without '/', except
+    reserved ones at the top: terminated, truncated, discount (given at append, never declared), next_*, lanes,
+    priority, timeout_s, and the derived names. A top-level step column named 'reward' is the one that n-step returns
+    sum. unstack: {column: k} for state columns whose environment delivers stacks of the last k values, [k, *shape],
+    newest last: append takes such stacks and stores the newest. A group's name ('observation') speaks of all below it.
+    Raises SpecError.
+    """
+
+    __slots__ = ("_columns", "_tuples", "_unstack")
+
+    def __init__(self, columns: Mapping[str, NestedSpecs], *, unstack: Mapping[str, int] | None = None) -> None:
+        if not isinstance(columns, Mapping):
+            raise SpecError("columns", "a dict {name: ArraySpec}", columns)
+        for name in columns:
+            _check_top_name(name)
+        flat: dict[str, ArraySpec] = {}
+        tuples: set[str] = set()
+        _flatten(columns, "", flat, tuples)
+        if len(flat) > MAX_COLUMNS:
+            raise SpecError("columns", f"at most {MAX_COLUMNS} columns", len(flat))
+        self._columns = MappingProxyType(flat)
+        self._tuples = frozenset(tuples)
+        self._unstack = MappingProxyType(self._expand_stacks(unstack or {}, "unstack"))
+
+    @classmethod
+    def from_spaces(
+        cls,
+        observation_space: object,
+        action_space: object,
+        *,
+        extras: Mapping[str, NestedSpecs] | None = None,
+        unstack: Mapping[str, int] | None = None,
+        float64_as: npt.DTypeLike | None = None,
+    ) -> StepSpec:
+        """The spec of an environment: observation (state), action (step), reward (float32, step), then extras.
+
+        observation_space, action_space: Gymnasium Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of
+        them; of one environment (for a vector env: its single_observation_space and single_action_space).
+        extras: further columns, e.g. {"log_prob": ArraySpec((), "float32")}. unstack: as for StepSpec, of columns whose
+        space holds k stacked values on its first axis; the column gets the shape without that axis.
+        float64_as: the dtype in which float64 spaces are stored; None keeps float64. Raises SpecError.
+        """
+        replacement = None if float64_as is None else _checked_dtype(float64_as)
+        stacks = dict(unstack or {})
+
+        def convert(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], kind: Kind) -> ArraySpec:
+            stack = next((k for name, k in stacks.items() if path == name or path.startswith(name + "/")), 1)
+            if stack != 1:
+                if len(shape) == 0 or shape[0] != stack:
+                    raise SpecError(f"unstack of {path!r}", f"a space whose first axis is {stack}", shape)
+                shape = shape[1:]
+            if replacement is not None and dtype == np.float64:
+                dtype = replacement
+            return ArraySpec(shape, dtype, kind)
+
+        columns: dict[str, Any] = {
+            "observation": _spaces.translate(
+                observation_space, "observation", lambda path, shape, dtype: convert(path, shape, dtype, "state")
+            ),
+            "action": _spaces.translate(
+                action_space, "action", lambda path, shape, dtype: convert(path, shape, dtype, "step")
+            ),
+            "reward": ArraySpec((), np.float32),
+        }
+        for name, spec in (extras or {}).items():
+            if name in columns:
+                raise SpecError(f"extras {name!r}", "names other than observation, action and reward", name)
+            columns[name] = spec
+        return cls(columns, unstack=stacks)
+
+    # ---- reading it ------------------------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> Mapping[str, ArraySpec]:
+        """Flat name -> ArraySpec, in declared order."""
+        return self._columns
+
+    @property
+    def unstack(self) -> Mapping[str, int]:
+        """Flat name -> k of the columns whose environment delivers stacks."""
+        return self._unstack
+
+    @property
+    def state_columns(self) -> tuple[str, ...]:
+        """Flat names of the state columns."""
+        return tuple(name for name, column in self._columns.items() if column.kind == "state")
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no column is nested."""
+        return not any("/" in name for name in self._columns)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the columns of one step, as given (the table adds 16 B a step and rounds up)."""
+        return sum(column.num_bytes for column in self._columns.values())
+
+    def is_tuple(self, path: str) -> bool:
+        """Whether the group of this path ('observation', 'next_observation/arms') was declared as a tuple."""
+        return path in self._tuples or (path.startswith("next_") and path[5:] in self._tuples)
+
+    def expand(self, name: str) -> tuple[str, ...]:
+        """The flat names that a name speaks of: itself, or every column of a group. UnknownColumn if there is none."""
+        if name in self._columns:
+            return (name,)
+        below = tuple(path for path in self._columns if path.startswith(name + "/"))
+        if not below:
+            raise UnknownColumn(name, self._columns)
+        return below
+
+    # ---- value semantics -------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StepSpec):
+            return NotImplemented
+        return (list(self._columns.items()), self._tuples, self._unstack) == (
+            list(other._columns.items()),
+            other._tuples,
+            other._unstack,
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self._columns.items()), self._tuples, tuple(sorted(self._unstack.items()))))
+
+    def __repr__(self) -> str:
+        unstack = f", unstack={dict(self._unstack)!r}" if self._unstack else ""
+        return f"StepSpec({nest(dict(self._columns), self.is_tuple)!r}{unstack})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepSpec.from_json, (self.to_json(),)
+
+    def to_json(self) -> str:
+        """The spec as JSON text; from_json gives an equal spec back."""
+        return json.dumps(
+            {
+                "columns": [[name, c.dtype.str, list(c.shape), c.kind] for name, c in self._columns.items()],
+                "tuples": sorted(self._tuples),
+                "unstack": dict(self._unstack),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> StepSpec:
+        """The spec that to_json wrote. Raises SpecError."""
+        try:
+            parts = json.loads(text)
+            flat = {name: ArraySpec(shape, dtype, kind) for name, dtype, shape, kind in parts["columns"]}
+            tuples, unstack = set(parts["tuples"]), parts["unstack"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SpecError("JSON of a StepSpec", "what to_json wrote", str(error)) from error
+        return cls(cast("Mapping[str, NestedSpecs]", nest(flat, tuples.__contains__)), unstack=unstack)
+
+    def _expand_stacks(self, stacks: Mapping[str, int], what: str) -> dict[str, int]:
+        """{flat state column: k} from {column or group: k}. Shared by unstack here and stack of an index."""
+        expanded: dict[str, int] = {}
+        for name, stack in stacks.items():
+            if isinstance(stack, bool) or not isinstance(stack, (int, np.integer)) or stack < 1:
+                raise SpecError(f"{what} of {name!r}", "an integer >= 1", stack)
+            for column in self.expand(name):
+                if self._columns[column].kind != "state":
+                    raise SpecError(f"{what} of {column!r}", "a column of kind 'state'", self._columns[column].kind)
+                expanded[column] = int(stack)
+        return expanded
+
+    def expand_stack(self, stack: Mapping[str, int]) -> dict[str, int]:
+        """{flat state column: frames} of an index's stack option. Raises SpecError, UnknownColumn."""
+        return self._expand_stacks(stack, "stack")
+
+
+# ---- nesting -------------------------------------------------------------------------------------------------------
+
+
+def nest(flat: Mapping[str, Any], is_tuple: Any) -> dict[str, Any]:
+    """{'a/b': x} -> {'a': {'b': x}}; groups for which is_tuple(path) holds become tuples."""
+    root: dict[str, Any] = {}
+    for name, value in flat.items():
+        *groups, leaf = name.split("/")
+        node = root
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[leaf] = value
+
+    def finish(node: dict[str, Any], path: str) -> Any:
+        for key, value in node.items():
+            if type(value) is dict:
+                node[key] = finish(value, f"{path}{key}/")
+        return tuple(node.values()) if path and is_tuple(path[:-1]) else node
+
+    return cast("dict[str, Any]", finish(root, ""))
+
+
+def unnest(name: str, value: Any, is_tuple: Any, into: dict[str, Any]) -> None:
+    """Flattens one argument of append: dicts and, where the spec has tuples, tuples, under 'name/key'."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            unnest(f"{name}/{key}", part, is_tuple, into)
+    elif isinstance(value, (tuple, list)) and is_tuple(name):
+        for position, part in enumerate(value):
+            unnest(f"{name}/{position}", part, is_tuple, into)
+    else:
+        into[name] = value
+
+
+def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str]) -> None:
+    if isinstance(node, ArraySpec):
+        if len(path.encode()) > MAX_NAME_BYTES:
+            raise SpecError(f"column {path!r}", f"a name of at most {MAX_NAME_BYTES} bytes", len(path.encode()))
+        flat[path] = node
+        return
+    parts: Iterator[tuple[str, Any]]
+    if isinstance(node, Mapping):
+        parts = iter(node.items())
+    elif isinstance(node, (tuple, list)):
+        tuples.add(path)
+        parts = ((str(position), part) for position, part in enumerate(node))
+    else:
+        raise SpecError(f"column {path!r}", "an ArraySpec, or a dict or tuple of them", node)
+    if len(node) == 0:
+        raise SpecError(f"column {path!r}" if path else "columns", "at least one column", "none")
+    for key, part in parts:
+        if not isinstance(key, str) or not key or "/" in key or "\0" in key:
+            raise SpecError(f"name {key!r}" + (f" in {path!r}" if path else ""), "text without '/', not empty", key)
+        _flatten(part, f"{path}/{key}" if path else key, flat, tuples)
+
+
+# ---- checks --------------------------------------------------------------------------------------------------------
+
+
+def _check_top_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise SpecError("name of a column", "text", name)
+    if name in ("terminated", "truncated", "discount"):
+        raise SpecError(f"column {name!r}", "it not to be declared: every append takes it", name)
+    if name in RESERVED_NAMES or name.startswith("next_"):
+        raise SpecError(f"column {name!r}", "a name that is not reserved (next_*, lanes, priority, ...)", name)
+
+
+def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    parts: Iterable[Any] = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    expected = f"a tuple of at most {MAX_DIMS} integers >= 1"
+    try:
+        checked = tuple(parts)
+    except TypeError:
+        raise SpecError("shape", expected, shape) from None
+    for size in checked:
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise SpecError("shape", expected, shape)
+    if len(checked) > MAX_DIMS:
+        raise SpecError("shape", expected, shape)
+    return tuple(int(size) for size in checked)
+
+
+def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    expected = "a bool, integer, float or complex dtype of fixed size (variable-size values are not stored)"
+    if dtype is None:
+        raise SpecError("dtype", expected, dtype)
+    try:
+        checked = np.dtype(dtype)
+    except TypeError:
+        raise SpecError("dtype", expected, dtype) from None
+    if checked.kind not in "biufc" or checked.itemsize > 16 or checked.char in "gG":
+        raise SpecError("dtype", expected, str(checked))
+    return checked.newbyteorder("=")

@@ -1,0 +1,78 @@
+"""What table.stats() returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, final
+
+__all__ = ["IndexStats", "TableStats", "table_stats"]
+
+
+@final
+@dataclass(frozen=True)
+class IndexStats:
+    """One index at one moment. Counters run since the table was made."""
+
+    num_items: int  # live items
+    inserted: int  # items published
+    sampled: int  # items handed out, and those in flight
+    in_flight: int  # items drawn ahead, not yet handed out
+    total_mass: float  # sum of the masses of the live items
+    max_priority: float  # largest priority ever given
+
+    @property
+    def samples_per_insert(self) -> float:
+        """Items sampled for each item inserted so far; 0 before the first insert."""
+        return self.sampled / self.inserted if self.inserted else 0.0
+
+
+@final
+@dataclass(frozen=True)
+class TableStats:
+    """A table at one moment. Counters run since the table was made, over all processes."""
+
+    num_steps: int  # live steps
+    capacity: int  # steps
+    num_bytes: int  # memory committed
+    num_lanes: int  # open now
+    num_participants: int  # attached handles
+    page_len: int  # steps a page
+    num_pages: int
+    num_free_pages: int
+    policy_version: int
+    appended: int  # steps
+    evicted: int  # steps that made room
+    deleted: int  # steps removed by delete()
+    pool_pressure: int  # pages evicted early because no page was free
+    early_freed: int  # pages freed before their turn, as nothing in them was live
+    cut_lanes: int  # lanes cut by a close or a death
+    skipped_items: int  # items whose first steps were gone before their window was complete
+    updates_applied: int
+    updates_stale: int  # updates of items that were gone
+    redraws_generation: int  # items evicted while they were read
+    redraws_empty: int
+    redraws_claimed: int
+    slow_draws: int  # batches finished under the lock
+    recoveries: int  # dead lock holders
+    swept: int  # dead participants
+    sampler_waits: int
+    writer_waits: int
+    sampler_wait_s: float
+    writer_wait_s: float
+    indexes: Mapping[str, IndexStats]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain dicts and numbers."""
+        return asdict(self)
+
+
+def table_stats(raw: Mapping[str, Any], index_names: Sequence[str], capacity: int) -> TableStats:
+    """TableStats of the core's dict: its waits are in nanoseconds, its indexes are a list in order."""
+    values = {**raw, "sampler_wait_s": raw["sampler_wait_ns"] / 1e9, "writer_wait_s": raw["writer_wait_ns"] / 1e9}
+    indexes = {
+        name: IndexStats(**{field.name: one[field.name] for field in fields(IndexStats)})
+        for name, one in zip(index_names, raw["indexes"], strict=True)
+    }
+    plain = {field.name: values[field.name] for field in fields(TableStats) if field.name != "indexes"}
+    return TableStats(**plain, indexes=indexes)

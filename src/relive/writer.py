@@ -1,0 +1,264 @@
+"""The writing side of a table: lanes that steps are appended to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive._casting import Normaliser, as_array
+from relive._checks import integer, timeout
+from relive._core import CoreTable
+from relive.errors import InvalidConfig, LaneError, MissingColumn, RequestTooLarge, SpecError, UnknownColumn
+from relive.spec import StepSpec, unnest
+
+__all__ = ["Writer"]
+
+Keys = npt.NDArray[np.int64]
+Lanes = npt.NDArray[np.int32]
+
+_ALWAYS_TAKEN = ("terminated", "truncated", "discount")
+_MAX_REMEMBERED = 64
+
+
+@final
+class Writer:
+    """Lanes of a table, one an environment; made by table.writer(num_lanes). Used by one thread at a time.
+
+    num_lanes None: one lane, arrays have no lane axis. Else arrays are [L, ...], or [M, ...] beside lanes= that names M
+    of them; lanes is a mask bool[L] or distinct ids int[M], and lanes not named do not move. Where M = L rows go to the
+    lanes as named.
+    priority: of the new items, finite, >= 0, one for all or [M]; None: the index's initial priority.
+    timeout_s: how long to wait for the limiter and for the table's lock: None is the table's default, 0 tries once, inf
+    waits; then DeadlineExceeded, WaitsForItself where nobody else could end the wait. Every error leaves the table as
+    it was. Closing (also by `with`) cuts the lanes: their last rows publish shorter windows, as truncated.
+    """
+
+    __slots__ = (
+        "_core",
+        "_core_append",
+        "_explain",
+        "_groups",
+        "_num_lanes",
+        "_optional",
+        "_remembered",
+        "_required",
+        "_single",
+        "_spec",
+        "_states",
+        "_timeout_s",
+    )
+
+    def __init__(
+        self,
+        core: CoreTable,
+        spec: StepSpec,
+        num_lanes: int | None,
+        timeout_s: float,
+        explain: Callable[[RequestTooLarge], RequestTooLarge],
+    ) -> None:
+        self._explain = explain
+        self._single = num_lanes is None
+        self._num_lanes = 1 if num_lanes is None else integer("num_lanes", num_lanes, 1)
+        self._spec = spec
+        self._core = core.open_writer(self._num_lanes, self._single, Normaliser(spec, self._single))
+        self._core_append = self._core.append
+        self._timeout_s = timeout_s
+        self._required = frozenset(spec.columns)
+        self._states = tuple(f"next_{name}" for name in spec.state_columns)
+        self._optional = frozenset((*self._states, *_ALWAYS_TAKEN))
+        nested = {name.partition("/")[0] for name in (*spec.columns, *self._states) if "/" in name}
+        self._groups = frozenset(nested)
+        self._remembered: set[tuple[str, ...]] = set()  # flat argument lists found complete
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    def append(
+        self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
+        **columns: Any
+    ) -> Any:  # fmt: skip
+        """Appends one step to every lane, or to the lanes named. Returns keys int64[M] in lane order (an int for one).
+
+        columns: every declared column, [M, *shape], nested ones as dicts and tuples; terminated and truncated bool[M],
+        default False, a scalar speaks of every lane; discount float[M], default 1 - terminated; next_<state>, all of
+        them or none: needed where truncated; given, the item can be sampled at once.
+        Raises MissingColumn, UnknownColumn, ShapeMismatch, DtypeMismatch, LaneError, InvalidPriority, SeamMismatch,
+        MissingNext, RequestTooLarge, DeadlineExceeded, StorageFull, WriterClosed. Cost: one lock, one copy.
+        """
+        if tuple(columns) not in self._remembered:
+            columns = self._flattened(columns)
+        ids: Lanes | None = None
+        if lanes is not None:
+            ids, columns, priority = self._select(lanes, columns, priority, axis=0)
+            if ids is not None and not len(ids):
+                return np.empty(0, np.int64)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        try:
+            return self._core_append(columns, ids, priority, seconds)
+        except RequestTooLarge as error:
+            raise self._explain(error) from None
+
+    def extend(
+        self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
+        **columns: Any
+    ) -> Keys:  # fmt: skip
+        """Appends T steps to every lane, or to the lanes named; returns keys int64[T, M] ([T] for one lane).
+
+        columns: as in append with a time axis in front, [T, M, *shape] ([T, *shape] for one lane); state columns may
+        carry T + 1 rows, the last of them the state after the last step. A scalar terminated or truncated speaks of
+        the last row. The limiter admits the T x M steps whole, before the first. Raises what append raises.
+        """
+        if tuple(columns) not in self._remembered:
+            columns = self._flattened(columns)
+        ids: Lanes | None = None
+        if lanes is not None:
+            ids, columns, priority = self._select(lanes, columns, priority, axis=1)
+            if ids is not None and not len(ids):
+                return np.empty((0, 0), np.int64)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        try:
+            return self._core.extend(columns, ids, priority, seconds)
+        except RequestTooLarge as error:
+            raise self._explain(error) from None
+
+    def end_episode(
+        self,
+        *,
+        lanes: npt.ArrayLike | None = None,
+        terminated: bool = False,
+        truncated: bool | None = None,
+        timeout_s: float | None = None,
+        **next_columns: Any,
+    ) -> None:
+        """Ends the episode of every lane, or of the lanes named, after the step that was appended last.
+
+        Truncated unless terminated=True is given. next_columns: next_<state> [M, *shape], needed where truncated,
+        unless the last append gave them. Raises MissingNext, AlreadyPublished, and what append raises.
+        """
+        ended = bool(terminated)
+        cut = not ended if truncated is None else bool(truncated)
+        if not ended and not cut:
+            raise InvalidConfig("end_episode", "terminated=True or truncated=True", "neither")
+        flat: dict[str, Any] = {}
+        for name, value in next_columns.items():
+            unnest(name, value, self._spec.is_tuple, flat)
+        for name in flat:
+            if name not in self._states:
+                raise UnknownColumn(name, self._states)
+        self._check_next(flat)
+        ids: Lanes | None = None
+        if lanes is not None:
+            ids, flat, _ = self._select(lanes, flat, None, axis=0)
+            if ids is not None and not len(ids):
+                return
+        self._core.end_episode(flat, ended, cut, ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
+
+    def set_policy_version(self, version: int | None) -> None:
+        """Rows from now on carry this version (0 to 2**32 - 1); None: the table's at the time."""
+        self._core.set_policy_version(None if version is None else integer("version", version, 0, 2**32 - 1))
+
+    # ---- the handle ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_lanes(self) -> int | None:
+        """Lanes of this writer; None: one lane, arrays without a lane axis."""
+        return None if self._single else self._num_lanes
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._core.closed
+
+    def close(self) -> None:
+        """Cuts the lanes and gives them back. Closing twice is harmless."""
+        self._core.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"Writer(num_lanes={self.num_lanes}, {state})"
+
+    # ---- arguments -------------------------------------------------------------------------------------------------
+
+    def _flattened(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns by flat name, after checking that all are there and none is unknown."""
+        if self._groups:
+            flat: dict[str, Any] = {}
+            for name, value in columns.items():
+                if name in self._groups:
+                    unnest(name, value, self._spec.is_tuple, flat)
+                else:
+                    flat[name] = value
+            columns = flat
+        signature = tuple(columns)
+        if signature not in self._remembered:
+            self._check_names(columns)
+            # Only argument lists that need no flattening: append looks its own up before it comes here.
+            if len(self._remembered) < _MAX_REMEMBERED:
+                self._remembered.add(signature)
+        return columns
+
+    def _check_names(self, columns: Mapping[str, Any]) -> None:
+        for name in columns:
+            if name in self._required or name in self._optional:
+                continue
+            if name in self._groups or any(known.startswith(name + "/") for known in self._required):
+                raise SpecError(f"column {name!r}", "a dict or tuple, as it was declared", columns[name])
+            raise UnknownColumn(name, (*self._spec.columns, *self._states, *_ALWAYS_TAKEN))
+        for name in self._spec.columns:
+            if name not in columns:
+                raise MissingColumn(name, columns)
+        self._check_next(columns)
+
+    def _check_next(self, columns: Mapping[str, Any]) -> None:
+        missing = [name for name in self._states if name not in columns]
+        if missing and len(missing) < len(self._states):
+            raise MissingColumn(missing[0], columns)
+
+    def _select(
+        self, lanes: npt.ArrayLike, columns: dict[str, Any], priority: Any, axis: int
+    ) -> tuple[Lanes | None, dict[str, Any], Any]:
+        """Lane ids (None: every lane in order), and the columns and priority with their lane axis cut to those."""
+        ids = self._lane_ids(lanes)
+        if ids is None or len(ids) == self._num_lanes:
+            return ids, columns, priority
+        cut = {name: self._rows_of(name, value, ids, axis) for name, value in columns.items()}
+        return ids, cut, None if priority is None else self._rows_of("priority", priority, ids, axis)
+
+    def _rows_of(self, name: str, value: Any, ids: Lanes, axis: int) -> Any:
+        if isinstance(value, (bool, int, float)):
+            return value
+        array = as_array(name, value)
+        if array.ndim <= axis or array.shape[axis] != self._num_lanes:
+            return array
+        return array[ids] if axis == 0 else array[:, ids]
+
+    def _lane_ids(self, lanes: npt.ArrayLike) -> Lanes | None:
+        num_lanes = self._num_lanes
+        if self._single:
+            raise LaneError("lanes", "none: this writer has one lane without an axis (table.writer())", "lanes given")
+        array = np.asarray(lanes)
+        if array.dtype == np.bool_:
+            if array.shape != (num_lanes,):
+                raise LaneError("mask of lanes", f"bool[{num_lanes}]", f"bool{list(array.shape)}")
+            ids = np.flatnonzero(array)
+            return None if len(ids) == num_lanes else ids.astype(np.int32)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise LaneError("lanes", "a mask bool[L] or ids int[M]", f"{array.dtype}{list(array.shape)}")
+        outside = array[(array < 0) | (array >= num_lanes)]
+        if len(outside):
+            raise LaneError("ids of lanes", f"0 to {num_lanes - 1}", int(outside[0]))
+        counts = np.bincount(array.astype(np.int64), minlength=1)
+        if counts.max() > 1:
+            raise LaneError("ids of lanes", "each lane once", f"lane {counts.argmax()} {counts.max()} times")
+        return array.astype(np.int32)
