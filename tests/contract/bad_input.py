@@ -159,7 +159,7 @@ class BadInputSuite(Suite):
         with Unchanged(table, keys, errors.UnknownColumn):
             writer.end_episode(truncated=True, next_observation=state(11), reward=1.0)
         with Unchanged(table, keys, errors.ReliveError):
-            writer.end_episode(next_observation=state(11))
+            writer.end_episode(truncated=False, next_observation=state(11))
         writer.end_episode(truncated=True, next_observation=state(11))
         assert table.gather(np.asarray([waiting])).present.all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,11 @@ import pytest
 import relive
 from contract.tools import MakeTable, Suite, contents, is_empty, plain_spec, present, step, transitions, write_steps
 from relive import errors
+
+
+def first_of(table: relive.Table) -> Any:
+    with table.batches(2, timeout_s=5.0) as batches:
+        return next(batches)
 
 
 class ChangesSuite(Suite):
@@ -119,7 +125,7 @@ class ChangesSuite(Suite):
             lambda: table.writer(),
             lambda: table.check(),
             lambda: len(table),
-            lambda: table.batches(2).__enter__(),
+            lambda: first_of(table),
         )
         for number, call in enumerate(calls):
             with pytest.raises(errors.TableClosed):

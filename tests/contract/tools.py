@@ -60,9 +60,9 @@ def present(table: Any, keys: Any, index: str | None = None) -> list[bool]:
 
 def contents(table: Any, keys: Any, index: str | None = None) -> dict[str, list[Any]]:
     """Everything a table says about these keys."""
-    batch = table.gather(np.atleast_1d(np.asarray(keys, np.int64)), index=index)
-    mask = np.asarray(batch.present)
     names = ("observation", "action", "reward", "next_observation", "discount", "terminated", "truncated")
+    batch = table.gather(np.atleast_1d(np.asarray(keys, np.int64)), columns=names, index=index)
+    mask = np.asarray(batch.present)
     return {"present": mask.tolist(), **{name: np.asarray(batch[name])[mask].tolist() for name in names}}
 
 
@@ -100,10 +100,14 @@ class Unchanged:
 
 
 def counters(stats: Any) -> Any:
-    """Statistics without what a clock or a wait moves."""
-    if isinstance(stats, dict):
-        return {k: counters(v) for k, v in stats.items() if not any(w in str(k) for w in ("wait", "time_s", "_s"))}
-    return stats
+    """Statistics without what a clock, a wait or a race moves."""
+    moved = ("wait", "redraws", "slow_draws")
+    plain = stats if isinstance(stats, dict) else stats.as_dict()
+    return {
+        name: counters(value) if isinstance(value, dict) else value
+        for name, value in plain.items()
+        if not any(word in name for word in moved)
+    }
 
 
 class Suite:

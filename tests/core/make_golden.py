@@ -1,0 +1,69 @@
+"""Writes the golden region file: a small table of format version 1, and what it must say for ever.
+
+usage: python tests/core/make_golden.py        (after a change of the format, with a new format version)
+"""
+
+from __future__ import annotations
+
+import lzma
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from core.tools import COLUMNS, NAMES, gather, make_core, make_index, refuse, rows  # noqa: E402
+from relive import _core  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+REGION, EXPECTED = HERE / "golden.region.xz", HERE / "golden.npz"
+CALLS = (1, 16, 100)
+
+
+def make_region(path: str) -> np.ndarray:
+    """Two indexes, two lanes, ends of both sorts, priorities; one lane is still in mid-episode."""
+    indexes = [make_index("one"), make_index("three", n_step=3, gamma=0.5, stack={"observation": 2, "frame": 3})]
+    table = make_core(path, indexes=indexes, capacity=300, max_lanes=2, max_participants=4, seed=77, metadata=b"golden")
+    writer = table.open_writer(1, True, refuse)
+    keys = [writer.extend({**rows(100 * e, 40), "truncated": True}, None, None, 1.0) for e in range(4)]
+    keys.append(writer.extend({**rows(1000, 30), "terminated": True}, None, None, 1.0))
+    keys.append(writer.extend(rows(2000, 20), None, None, 1.0))
+    everything = np.concatenate(keys)
+    table.update_priorities(1, everything, np.linspace(0.5, 4.0, len(everything)))
+    Path(path + ".copy").write_bytes(Path(path).read_bytes())
+    writer.close()
+    table.close()
+    return everything
+
+
+def read_region(path: str, keys: np.ndarray) -> dict[str, np.ndarray]:
+    """Everything a read-only handle of stream 0 says."""
+    table = _core.attach_table(path, True, 0, 1.0)
+    said = {}
+    for index in range(2):
+        for name, values in gather(table, keys, [*NAMES, "terminated", "truncated", "num_steps"], index).items():
+            said[f"gather{index}/{name}"] = values
+        for call, size in enumerate(CALLS):
+            drawn, probabilities, live = table.draw(index, size, 1.0)
+            said[f"draw{index}/{call}/keys"], said[f"draw{index}/{call}/probabilities"] = drawn, probabilities
+            said[f"draw{index}/{call}/live"] = np.asarray(live)
+    said["layout"] = np.asarray(str([sorted(column.items()) for column in table.layout]))
+    table.close()
+    return said
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/relive-golden"
+        keys = make_region(path)
+        content = Path(path + ".copy").read_bytes()
+        said = read_region(path + ".copy", keys)
+    REGION.write_bytes(lzma.compress(content, preset=9))
+    np.savez_compressed(EXPECTED, keys=keys, **said)
+    sys.stdout.write(f"{REGION.name}: {len(content)} bytes, {REGION.stat().st_size} packed; {len(COLUMNS)} columns\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A region file of format version 1, written once: every later version of the library reads it alike."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import numpy as np
+from processes.shm import needs_shared_memory
+
+from core.make_golden import EXPECTED, REGION, read_region
+from relive import _core
+
+pytestmark = needs_shared_memory
+
+
+def unpack(folder: Path) -> str:
+    path = folder / "relive-golden"
+    path.write_bytes(lzma.decompress(REGION.read_bytes()))
+    return str(path)
+
+
+def test_the_golden_region_says_what_it_always_said(tmp_path: Path) -> None:
+    with np.load(EXPECTED) as expected:
+        keys = expected["keys"]
+        said = read_region(unpack(tmp_path), keys)
+        assert set(said) == set(expected.files) - {"keys"}
+        for name, values in said.items():
+            np.testing.assert_array_equal(values, expected[name], err_msg=name)
+        assert expected["gather0/present"].sum() > 150
+
+
+def test_the_golden_region_can_be_written_on(tmp_path: Path) -> None:
+    """Its writer is dead by now: whoever attaches cuts its lane, and goes on."""
+    from core.tools import write_rows
+
+    path = unpack(tmp_path)
+    table = _core.attach_table(path, False, 0, 5.0)
+    assert table.metadata == b"golden"
+    table.check()
+    keys = write_rows(table, 5000, 50)
+    assert table.gather(table.plan(0, ["action"]), keys, None)[0][0].tolist() == list(range(5000, 5050))
+    table.check()
+    table.close()
+    assert not Path(path).exists()
