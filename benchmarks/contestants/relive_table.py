@@ -55,7 +55,7 @@ class ReliveTable:
         self._steps = steps
         self._columns = columns
         self._position = 0
-        self.has_priorities = isinstance(_only_index(table).sampler, relive.Prioritized)
+        self.has_priorities = _is_prioritized(table)
 
     def append(self) -> None:
         self._writer.append(**self._steps[self._position])
@@ -76,11 +76,8 @@ class ReliveTable:
         self.table.close()
 
 
-def _only_index(table: Any) -> Any:
-    index = getattr(table, "index", None)
-    if index is None or isinstance(index, str):
-        index = next(iter(table.indexes.values()))
-    return next(iter(index.values())) if isinstance(index, dict) else index
+def _is_prioritized(table: Any) -> bool:
+    return all(isinstance(index.sampler, relive.Prioritized) for index in table.indexes.values())
 
 
 def make_table(spec: dict[str, Any], num_steps: int, sampler: Any, storage: str, **items: Any) -> Any:
@@ -113,7 +110,7 @@ def open_atari(contestant: str, num_steps: int) -> ReliveTable:
 
 def fill(table: Any, ring: workload.Ring, num_steps: int, shape: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Writes num_steps steps through one writer, whole chunks at a time, and gives them random priorities."""
-    prioritized = isinstance(_only_index(table).sampler, relive.Prioritized)
+    prioritized = _is_prioritized(table)
     priorities = workload.random_priorities(ring.length)
     with table.writer() as writer:
         for begin in range(0, num_steps, ring.length):

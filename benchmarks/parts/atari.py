@@ -1,6 +1,6 @@
 """Stacks of four frames of 84 x 84 bytes, observation and next observation, beside a plain copy of as many bytes.
 
-Warm: the batch before is dropped, its memory serves again. Cold: every batch is kept, each is written to new memory.
+Warm: only the batch before is kept, so that memory can serve again. Cold: every batch is kept, each has new memory.
 """
 
 from __future__ import annotations
