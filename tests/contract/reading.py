@@ -183,6 +183,15 @@ class ReadingSuite(Suite):
         assert set(counts) <= set(keys.tolist()) and max(counts.values()) <= 3
         assert len(got) == 300
 
+    def test_what_was_drawn_for_the_last_time_can_still_be_gathered(self, make_table: MakeTable) -> None:
+        """sample is gather(draw): a use count must not take the rows away between the two."""
+        table = make_table(plain_spec(), 500, relive.Index(max_times_sampled=1))
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 128)
+        draw = table.draw(128)
+        assert sorted(draw.item_keys.tolist()) == sorted(keys.tolist())
+        assert table.gather(draw).present.all()
+
     def test_determinism(self, make_table: MakeTable) -> None:
         """Equal tables give equal batches; a seed of its own gives others."""
         tables = [make_table(plain_spec(), 200, prioritized(), seed=seed) for seed in (3, 3, 4)]
