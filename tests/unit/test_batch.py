@@ -1,0 +1,145 @@
+"""A Batch is a mapping of columns with the nesting that was declared; a Draw is its keys alone."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from relive import ArraySpec, Batch, Draw, StepSpec
+from relive.batch import Columns
+from relive.errors import InvalidConfig, NoProbabilities, UnknownColumn
+from relive.protocol import ReplayBatch, ReplayDraw
+
+SPEC = StepSpec(
+    {
+        "observation": {
+            "camera": ArraySpec((2, 2), "uint8", kind="state"),
+            "arms": (ArraySpec((), "float32", kind="state"), ArraySpec((), "float32", kind="state")),
+        },
+        "action": (ArraySpec((), "int64"), ArraySpec((), "int64")),
+        "reward": ArraySpec((), "float32"),
+    }
+)
+NAMES = (*SPEC.columns, *(f"next_{name}" for name in SPEC.state_columns), "discount")
+
+
+def make_batch(names: tuple[str, ...] = NAMES, num_items: int = 4, gathered_by_keys: bool = False) -> Batch:
+    arrays = [np.arange(num_items) + 100 * position for position in range(len(names))]
+    probabilities = None if gathered_by_keys else np.linspace(0.1, 0.4, num_items)
+    present = np.arange(num_items) % 2 == 0 if gathered_by_keys else None
+    return Batch(Columns(names, SPEC), list(arrays), np.arange(num_items) + 7, probabilities, 10, present)
+
+
+def test_is_a_mapping_of_top_level_columns() -> None:
+    batch = make_batch()
+    assert isinstance(batch, Mapping)
+    assert list(batch) == ["observation", "action", "reward", "next_observation", "discount"]
+    assert len(batch) == 5 and batch.num_items == 4
+    assert dict(batch.items())["reward"] is batch["reward"]
+    assert batch.get("nobody") is None and batch.get("reward") is batch["reward"]
+
+
+def test_nesting_comes_back_as_declared() -> None:
+    batch = make_batch()
+    observation = batch["observation"]
+    assert type(observation) is dict and list(observation) == ["camera", "arms"]
+    assert type(observation["arms"]) is tuple and len(observation["arms"]) == 2
+    assert observation["arms"][1] is batch["observation/arms/1"]
+    assert type(batch["action"]) is tuple and batch["action"][0] is batch["action/0"]
+    following = batch["next_observation"]
+    assert following["arms"][0] is batch["next_observation/arms/0"]
+    assert following["camera"] is batch["next_observation/camera"] is not observation["camera"]
+    assert type(batch["observation/arms"]) is tuple
+
+
+def test_part_of_a_tuple_stays_a_dict_by_position() -> None:
+    batch = make_batch(("action/1", "observation/arms/0"))
+    assert list(batch["action"]) == ["1"] and batch["action"]["1"] is batch["action/1"]
+    assert list(batch["observation"]["arms"]) == ["0"]
+
+
+def test_names() -> None:
+    batch = make_batch()
+    for name in ("reward", "observation", "observation/arms", "observation/arms/0", "next_observation/camera"):
+        assert name in batch
+    for name in ("next_reward", "observation/nobody", "obs", "arms", 3):
+        assert name not in batch
+    with pytest.raises(UnknownColumn, match="did you mean 'reward'"):
+        batch["rewards"]
+    with pytest.raises(KeyError):
+        batch["observation/nobody"]
+    assert list(batch.flat()) == list(NAMES)
+
+
+def test_rows_are_a_batch() -> None:
+    batch = make_batch()
+    some = batch.rows(slice(1, 3))
+    assert some.num_items == 2 and some.item_keys.tolist() == [8, 9] and some.num_live_items == 10
+    assert np.shares_memory(some["reward"], batch["reward"])
+    assert some["observation"]["arms"][0].tolist() == [101, 102]
+    assert batch.rows(np.array([3, 0])).probabilities.tolist() == pytest.approx([0.4, 0.1])
+    assert make_batch(gathered_by_keys=True).rows(slice(0, 2)).present.tolist() == [True, False]
+
+
+def test_weights() -> None:
+    batch = make_batch()
+    raw = (10 * batch.probabilities) ** -0.5
+    weights = batch.weights(0.5)
+    assert weights.dtype == np.float32
+    np.testing.assert_allclose(weights, raw / raw.max(), rtol=1e-6)
+    np.testing.assert_allclose(batch.weights(beta=0.5, normalize=None), raw, rtol=1e-6)
+    some = batch.rows(slice(2, 4)).weights(0.5)
+    assert some.max() == 1.0
+    for beta in (-1.0, float("nan"), "x"):
+        with pytest.raises(InvalidConfig):
+            batch.weights(beta)  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig):
+        batch.weights(0.5, normalize="ranks")  # type: ignore[arg-type]
+
+
+def test_a_batch_gathered_by_keys_has_no_probabilities() -> None:
+    batch = make_batch(gathered_by_keys=True)
+    assert batch.present.tolist() == [True, False, True, False]
+    for read in (lambda: batch.probabilities, lambda: batch.num_live_items, lambda: batch.weights(0.4)):
+        with pytest.raises(NoProbabilities):
+            read()
+    assert make_batch().present is None
+
+
+def test_batches_compare_by_identity_pickle_and_print() -> None:
+    batch = make_batch()
+    assert batch == batch and batch != make_batch() and len({batch, batch}) == 1
+    again = pickle.loads(pickle.dumps(batch))
+    assert again.item_keys.tolist() == batch.item_keys.tolist()
+    assert again["observation"]["arms"][1].tolist() == batch["observation"]["arms"][1].tolist()
+    assert repr(batch).startswith("Batch(4 items, observation/camera: int64(4,)")
+
+
+def test_draw() -> None:
+    draw = Draw(np.arange(4), np.full(4, 0.25), 9, "main")
+    assert draw.num_items == 4 and draw.num_live_items == 9
+    assert draw.rows(slice(2)).item_keys.tolist() == [0, 1]
+    assert pickle.loads(pickle.dumps(draw)).index == "main"
+    assert repr(draw) == "Draw(4 of 9 live items of index 'main')"
+
+
+def test_they_have_the_interface_of_all_tables() -> None:
+    assert isinstance(make_batch(), ReplayBatch)
+    assert isinstance(Draw(np.arange(4), np.full(4, 0.25), 9, "main"), ReplayDraw)
+
+
+def test_to_torch() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    batch = make_batch()
+    tensors = batch.to_torch()
+    assert torch.is_tensor(tensors["reward"]) and type(tensors["observation"]["arms"]) is tuple
+    batch["reward"][0] = 77
+    assert tensors["reward"][0] == 77, "nothing is copied on the CPU"
+    assert tensors.item_keys is batch.item_keys
+    weights = tensors.weights(0.5)
+    assert torch.is_tensor(weights) and weights.dtype == torch.float32
+    assert tensors.rows(slice(1, 3))["discount"].shape == (2,)
+    assert torch.is_tensor(tensors.to_torch("cpu")["reward"])

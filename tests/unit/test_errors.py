@@ -1,0 +1,107 @@
+"""Errors are structured: a type, fields, a sentence that names the way out; all of them pickle."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from relive import errors
+
+EXAMPLES: list[errors.ReliveError] = [
+    errors.DeadlineExceeded(256, 12, 1.5),
+    errors.DeadlineExceeded("the table's lock", "", 1.5, holder_pid=4242),
+    errors.WaitsForItself(256, 12),
+    errors.RequestTooLarge(4096.0, 2048.0, "samples_per_insert 8 x min_size 10 = 80"),
+    errors.SpecError("column 'x'", "an ArraySpec", {"a": object()}),
+    errors.InvalidConfig("gamma", "0 to 1", 1.5),
+    errors.ShapeMismatch("observation", (8, 3), (7, 3)),
+    errors.DtypeMismatch("action", "int64", "float64"),
+    errors.MissingColumn("observation", ["observations", "action"]),
+    errors.UnknownColumn("obervation", ["observation", "action"]),
+    errors.LaneError("mask of lanes", "bool[8]", "bool[7]"),
+    errors.InvalidPriority(3, float("nan")),
+    errors.ForeignKey(0, 77),
+    errors.NoPriorities("default"),
+    errors.NoProbabilities(),
+    errors.CapacityTooSmall(10, 60, 12),
+    errors.SeamMismatch(3, "observation"),
+    errors.MissingNext(2),
+    errors.AlreadyPublished(1),
+    errors.StorageFull("/dev/shm/relive-pong", 7 << 30, 64 << 20),
+    errors.NameTaken("/dev/shm/relive-pong"),
+    errors.NoSuchTable("/dev/shm/relive-pong"),
+    errors.NotARegion("/dev/shm/relive-pong", "magic"),
+    errors.FormatMismatch("format version", 1, 2),
+    errors.InUse("/dev/shm/relive-pong"),
+    errors.SystemFailure("mmap", 12),
+    errors.TooManyLanes(8, 3),
+    errors.TooManyParticipants(256),
+    errors.TableClosed(),
+    errors.WriterClosed(),
+    errors.ForkedHandle(),
+    errors.NotShareable(),
+    errors.ReadOnly(),
+    errors.CheckFailed("D5 live_steps <= capacity", "101 > 100"),
+]
+
+
+def test_every_class_has_an_example() -> None:
+    classes = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.ReliveError)}
+    assert classes - {type(error) for error in EXAMPLES} == {errors.ReliveError}
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_pickles_with_its_fields_and_sentence(error: errors.ReliveError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert repr(again.__dict__) == repr(error.__dict__)
+    assert getattr(again, "errno", None) == getattr(error, "errno", None)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_sentence_is_one_readable_line(error: errors.ReliveError) -> None:
+    sentence = str(error)
+    assert 20 < len(sentence) < 400
+    assert "\n" not in sentence and "None" not in sentence
+
+
+def test_full_shared_memory_names_all_ways_out() -> None:
+    sentence = str(errors.StorageFull("/dev/shm/relive-pong", 7 << 30, 64 << 20))
+    for part in ("docker run --shm-size", "smaller capacity", "LocalMemory", "7.0 GiB", "64.0 MiB", "relive-pong"):
+        assert part in sentence
+
+
+def test_a_misspelt_column_is_answered_with_the_nearest() -> None:
+    assert "did you mean 'observation'?" in str(errors.UnknownColumn("obervation", ["observation", "action"]))
+    assert "did you mean 'observations'?" in str(errors.MissingColumn("observation", ["observations", "action"]))
+
+
+def test_errors_are_also_what_python_programs_catch() -> None:
+    assert issubclass(errors.DeadlineExceeded, TimeoutError)
+    assert issubclass(errors.WaitsForItself, errors.DeadlineExceeded)
+    assert issubclass(errors.UnknownColumn, KeyError)
+    assert issubclass(errors.NameTaken, FileExistsError)
+    assert issubclass(errors.NoSuchTable, FileNotFoundError)
+    assert errors.SystemFailure("mmap", 12).errno == 12
+
+
+def test_from_core_chooses_the_class_by_code() -> None:
+    error = errors.from_core("SeamMismatch", {"lane": 3, "column": "observation"})
+    assert isinstance(error, errors.SeamMismatch) and error.lane == 3 and error.column == "observation"
+    assert isinstance(errors.from_core("SystemError", {"what": "mmap", "errno": 12}), errors.SystemFailure)
+    assert isinstance(errors.from_core("TableClosed", {}), errors.TableClosed)
+
+
+def test_from_core_keeps_fields_it_does_not_know() -> None:
+    error = errors.from_core("MissingNext", {"lane": 2, "episode_step": 17})
+    assert isinstance(error, errors.MissingNext)
+    assert error.episode_step == 17  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("code, fields", [("FromTheFuture", {"what": "x"}), ("SeamMismatch", {}), ("ReliveError", {})])
+def test_from_core_never_fails(code: str, fields: dict[str, object]) -> None:
+    error = errors.from_core(code, fields)
+    assert isinstance(error, errors.ReliveError) and code in str(error)
