@@ -40,7 +40,7 @@ def block(folder: Path) -> str:
     gigabytes = {row["contestant"]: row["gigabytes"] * 1e6 / row["num_steps"] for row in rows.get("memory", [])}
     memory = [f"{gigabytes[name]:.1f} GB" if name in gigabytes else "" for name in ("relive", *PEERS)]
     lines.append(["memory of 1,000,000 Atari steps", *memory])
-    return "\n".join([*_introduction(saved), markdown_table(lines), *_remarks(rows)])
+    return "\n".join([*_introduction(saved), markdown_table(lines, right_from=1), *_remarks(rows)])
 
 
 def _introduction(saved: dict[str, Any]) -> list[str]:
@@ -48,8 +48,8 @@ def _introduction(saved: dict[str, Any]) -> list[str]:
     if described is None:
         return ["Not measured yet.\n"]
     return [
-        "A table of 1,000,000 Hopper-sized steps (observation 11, action 3, float32), prioritized except SB3; one thread,",
-        f"Python call, random numbers and gather included. {described['cpu']}, {described['cores']} cores, "
+        "A table of 1,000,000 Hopper-sized steps (observation 11, action 3, float32), prioritized except SB3; one",
+        f"thread, Python call, random numbers and gather included. {described['cpu']}, {described['cores']} cores, "
         f"{described['memory_gb']:.0f} GB, Linux {described['kernel'].split('-')[0]}.\n",
     ]
 

@@ -64,8 +64,13 @@ def aligned(lines: list[list[str]]) -> str:
     return "\n".join(text) + "\n"
 
 
-def markdown_table(lines: list[list[str]]) -> str:
-    numeric = [all(_is_number(line[column]) for line in lines[1:]) for column in range(len(lines[0]))]
+def markdown_table(lines: list[list[str]], right_from: int | None = None) -> str:
+    """Columns of numbers are set right, or all columns from right_from on."""
+    columns = range(len(lines[0]))
+    if right_from is None:
+        numeric = [all(_is_number(line[column]) for line in lines[1:]) for column in columns]
+    else:
+        numeric = [column >= right_from for column in columns]
     rule = "|" + "|".join("---:" if right else "---" for right in numeric) + "|"
     text = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([text[0], rule, *text[1:]]) + "\n"

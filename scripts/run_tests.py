@@ -23,6 +23,7 @@ CORE_TESTS = [
 ]
 CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|deselected)).* in [\d.]+s")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
 NO_TESTS_COLLECTED = 5
 
 
@@ -58,6 +59,9 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
             print(line, end="", flush=True)
             if "pytest" in command and CLOSING_LINE.match(line):
                 counts = {word.rstrip("s"): int(number) for number, word in COUNT.findall(line)}
+            elif found := CTEST_LINE.match(line):
+                failed, total = (int(number or 0) for number in found.groups())
+                counts = {"passed": total - failed, "failed": failed}
         status = process.wait()
     outcome = Outcome(name, seconds=time.monotonic() - start)
     outcome.passed, outcome.skipped = counts.get("passed", 0), counts.get("skipped", 0)
@@ -115,6 +119,8 @@ def all_steps(others: list[str], quick: bool) -> list[Outcome]:
         outcomes.append(
             in_own_environment(f"package and core, Python {version}", "core", version, f".venv-{version}", {})
         )
+    outcomes.append(run_command("C++ tests", [sys.executable, "scripts/cpp_tests.py", "unit"]))
+    outcomes.append(run_command("C++ tests, portable build", [sys.executable, "scripts/cpp_tests.py", "portable"]))
     outcomes.append(
         in_own_environment(
             "portable build (LocalMemory only)", "portable", "3.11", ".venv-portable", {"RELIVE_TEST_PORTABLE": "1"}
