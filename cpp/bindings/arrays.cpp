@@ -1,0 +1,141 @@
+#include "arrays.hpp"
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <new>
+
+namespace relive::bindings {
+namespace {
+
+constexpr size_t kKeptBytes = size_t{1} << 30;  // of all blocks that wait to be used again
+constexpr size_t kKeptEach = 16;                // of one size
+constexpr size_t kHugePage = size_t{2} << 20;
+
+struct Pool {
+  std::mutex mutex;
+  std::map<size_t, std::vector<void*>> free;
+  size_t kept_bytes = 0;
+};
+
+Pool& pool() {
+  static Pool* const one = new Pool;  // outlives every array, also at interpreter exit
+  return *one;
+}
+
+struct Block {
+  void* memory;
+  size_t num_bytes;
+};
+
+void* take_block(size_t num_bytes) {
+  Pool& p = pool();
+  {
+    const std::lock_guard<std::mutex> guard(p.mutex);
+    auto found = p.free.find(num_bytes);
+    if (found != p.free.end() && !found->second.empty()) {
+      void* memory = found->second.back();
+      found->second.pop_back();
+      p.kept_bytes -= num_bytes;
+      return memory;
+    }
+  }
+  const size_t alignment = num_bytes >= kHugePage ? 4096 : 64;
+  void* memory = std::aligned_alloc(alignment, (num_bytes + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void give_back(PyObject* capsule) {
+  auto* block = static_cast<Block*>(PyCapsule_GetPointer(capsule, nullptr));
+  Pool& p = pool();
+  const std::lock_guard<std::mutex> guard(p.mutex);
+  std::vector<void*>& same = p.free[block->num_bytes];
+  if (same.size() < kKeptEach && p.kept_bytes + block->num_bytes <= kKeptBytes) {
+    same.push_back(block->memory);
+    p.kept_bytes += block->num_bytes;
+  } else {
+    std::free(block->memory);
+  }
+  delete block;
+}
+
+}  // namespace
+
+void raise_if_error(const Status& status) {
+  if (status.ok()) return;
+  if (status.code() == Code::kInterrupted) {
+    if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
+    throw nb::python_error();
+  }
+  static const char* const kNames[] = {
+      "Ok",           "DeadlineExceeded", "WaitsForItself", "RequestTooLarge", "CapacityTooSmall", "SeamMismatch",
+      "MissingNext",  "AlreadyPublished", "ForeignKey",     "InvalidPriority", "NoPriorities",     "StorageFull",
+      "NameTaken",    "NoSuchTable",      "NotARegion",     "FormatMismatch",  "TooManyLanes",     "TooManyParticipants",
+      "TableClosed",  "WriterClosed",     "ForkedHandle",   "ReadOnly",        "InUse",            "CheckFailed",
+      "SystemError",  "Interrupted",      "InvalidConfig"};
+  nb::dict fields;
+  for (const Field& field : status.fields()) {
+    nb::object value;
+    if (field.kind == Field::Kind::kText) {
+      value = nb::str(field.text.c_str());
+    } else if (field.kind == Field::Kind::kInteger) {
+      value = nb::int_(field.integer);
+    } else {
+      value = nb::float_(field.number);
+    }
+    fields[field.name.c_str()] = value;
+  }
+  nb::object error =
+      nb::module_::import_("relive.errors").attr("from_core")(kNames[static_cast<uint32_t>(status.code())], fields);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+PyArray_Descr* descr_of(const std::string& dtype) {
+  nb::str name(dtype.c_str());
+  PyArray_Descr* descr = nullptr;
+  if (PyArray_DescrConverter(name.ptr(), &descr) != NPY_SUCCEED) throw nb::python_error();
+  return descr;
+}
+
+BatchBuffer::BatchBuffer(size_t num_bytes) {
+  num_bytes = room_for(num_bytes == 0 ? 1 : num_bytes);
+  auto* block = new Block{take_block(num_bytes), num_bytes};
+  owner_ = nb::steal(PyCapsule_New(block, nullptr, &give_back));
+  if (!owner_.is_valid()) throw nb::python_error();
+  next_ = static_cast<std::byte*>(block->memory);
+}
+
+std::byte* BatchBuffer::take(size_t num_bytes) {
+  std::byte* taken = next_;
+  next_ += room_for(num_bytes);
+  return taken;
+}
+
+nb::object BatchBuffer::array(PyArray_Descr* descr, int num_dims, const npy_intp* dims, std::byte* data) const {
+  Py_INCREF(descr);
+  PyObject* made = PyArray_NewFromDescr(&PyArray_Type, descr, num_dims, dims, nullptr, data, NPY_ARRAY_CARRAY, nullptr);
+  if (made == nullptr) throw nb::python_error();
+  Py_INCREF(owner_.ptr());
+  if (PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(made), owner_.ptr()) < 0) {
+    Py_DECREF(made);
+    throw nb::python_error();
+  }
+  return nb::steal(made);
+}
+
+nb::object new_array(int type_number, int num_dims, const npy_intp* dims, void** data) {
+  PyObject* made = PyArray_SimpleNew(num_dims, const_cast<npy_intp*>(dims), type_number);
+  if (made == nullptr) throw nb::python_error();
+  *data = PyArray_DATA(reinterpret_cast<PyArrayObject*>(made));
+  return nb::steal(made);
+}
+
+nb::object as_contiguous(nb::handle value, int type_number) {
+  PyObject* made = PyArray_FROM_OTF(value.ptr(), type_number, NPY_ARRAY_CARRAY_RO);
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
+}  // namespace relive::bindings

@@ -1,0 +1,52 @@
+// numpy arrays of the bindings: buffers that return to a pool when the last array on them dies, and quick looks at
+// what a caller gave. The GIL is held in all of it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#define PY_ARRAY_UNIQUE_SYMBOL relive_numpy
+#ifndef RELIVE_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+#include <numpy/arrayscalars.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "relive/status.hpp"
+
+namespace relive::bindings {
+
+namespace nb = nanobind;
+
+// Raises the relive.errors exception of a status; does nothing where it is ok.
+void raise_if_error(const Status& status);
+
+// A dtype from numpy's str ("<f4"); new reference.
+PyArray_Descr* descr_of(const std::string& dtype);
+
+// One block of memory for the arrays of one batch. A fresh 7 MB array a batch would cost its page faults each time:
+// blocks are kept by size and handed out again once no array uses them.
+class BatchBuffer final {
+ public:
+  explicit BatchBuffer(size_t num_bytes);
+  // Room for num_bytes, 64-byte aligned, from the front of what is left.
+  std::byte* take(size_t num_bytes);
+  // An array over memory of this buffer that keeps it alive. Steals nothing of descr.
+  nb::object array(PyArray_Descr* descr, int num_dims, const npy_intp* dims, std::byte* data) const;
+  static size_t room_for(size_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+
+ private:
+  nb::object owner_;  // a capsule; its end gives the block back
+  std::byte* next_ = nullptr;
+};
+
+// A plain new array.
+nb::object new_array(int type_number, int num_dims, const npy_intp* dims, void** data);
+
+// A C-contiguous array of exactly this type; a new reference, converted only where needed. Raises numpy's errors.
+nb::object as_contiguous(nb::handle value, int type_number);
+
+}  // namespace relive::bindings

@@ -1,0 +1,472 @@
+// CoreTable and CorePlan: configuration in, batches out.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "module.hpp"
+
+namespace relive::bindings {
+namespace {
+
+template <class Call>
+void without_gil(Call&& call) {
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = call();
+  }
+  raise_if_error(status);
+}
+
+template <class T>
+T get(const nb::dict& from, const char* name) {
+  return nb::cast<T>(from[name]);
+}
+
+ColumnConfig column_config(nb::handle row) {
+  const auto entry = nb::cast<nb::tuple>(row);
+  ColumnConfig column;
+  column.name = nb::cast<std::string>(entry[0]);
+  column.dtype = nb::cast<std::string>(entry[1]);
+  for (nb::handle dim : nb::cast<nb::tuple>(entry[2])) column.shape.push_back(nb::cast<int64_t>(dim));
+  const auto kind = nb::cast<std::string>(entry[3]);
+  column.kind = kind == "state" ? ColumnKind::kState : kind == "start" ? ColumnKind::kStart : ColumnKind::kStep;
+  PyArray_Descr* descr = descr_of(column.dtype);
+  column.item_bytes = static_cast<uint64_t>(PyDataType_ELSIZE(descr));
+  Py_DECREF(descr);
+  return column;
+}
+
+IndexConfig index_config(const nb::dict& from, const std::vector<ColumnConfig>& columns) {
+  IndexConfig index;
+  std::memset(&index, 0, sizeof index);
+  const auto name = get<std::string>(from, "name");
+  std::memcpy(index.name, name.data(), std::min(name.size(), sizeof index.name - 1));
+  index.n_step = get<uint32_t>(from, "n_step");
+  index.gamma = get<double>(from, "gamma");
+  index.stack_pad = get<std::string>(from, "stack_pad") == "zeros" ? StackPad::kZeros : StackPad::kRepeat;
+  const auto stack = get<nb::dict>(from, "stack");
+  for (size_t c = 0; c < columns.size(); ++c)
+    index.stack[c] = stack.contains(columns[c].name.c_str()) ? nb::cast<uint32_t>(stack[columns[c].name.c_str()]) : 1;
+  index.sampling = get<std::string>(from, "sampler") == "prioritized" ? Sampling::kPrioritized : Sampling::kUniform;
+  index.priority_exponent = get<double>(from, "priority_exponent");
+  const auto initial = get<nb::tuple>(from, "initial");
+  const auto kind = nb::cast<std::string>(initial[0]);
+  index.initial = kind == "given" ? Initial::kGiven : kind == "number" ? Initial::kNumber : Initial::kMax;
+  index.initial_number = nb::cast<double>(initial[1]);
+  const auto min_size = get<int64_t>(from, "min_size");
+  if (get<std::string>(from, "limiter") == "samples_per_insert") {
+    nb::object tolerance = nb::borrow(from["tolerance"]);
+    index.limiter = make_samples_per_insert(get<double>(from, "samples_per_insert"), min_size,
+                                            tolerance.is_none() ? -1.0 : nb::cast<double>(tolerance));
+  } else {
+    index.limiter = make_min_size(min_size);
+  }
+  index.max_times_sampled = get<uint32_t>(from, "max_times_sampled");
+  return index;
+}
+
+TableConfig table_config(const nb::dict& from) {
+  TableConfig config;
+  for (nb::handle row : nb::list(from["columns"])) config.columns.push_back(column_config(row));
+  for (nb::handle row : nb::list(from["indexes"])) config.indexes.push_back(index_config(nb::cast<nb::dict>(row), config.columns));
+  config.capacity = get<uint64_t>(from, "capacity");
+  config.max_lanes = get<uint32_t>(from, "max_lanes");
+  config.max_participants = get<uint32_t>(from, "max_participants");
+  config.seed = get<uint64_t>(from, "seed");
+  config.shard = get<uint64_t>(from, "shard");
+  const auto metadata = get<nb::bytes>(from, "metadata");
+  config.metadata.assign(metadata.c_str(), metadata.size());
+  return config;
+}
+
+// Two CoreTables never share a Table, but a Table outlives its CoreTable while writers borrow it.
+CoreTable* own(std::unique_ptr<Table> table) { return new CoreTable{std::shared_ptr<Table>(std::move(table))}; }
+
+CoreTable* create_table(const nb::dict& from, nb::object path) {
+  const TableConfig config = table_config(from);
+  const std::string name = path.is_none() ? std::string() : nb::cast<std::string>(path);
+  std::unique_ptr<Table> table;
+  without_gil([&] { return Table::create(config, name, &table); });
+  return own(std::move(table));
+}
+
+CoreTable* attach_table(const std::string& path, bool read_only, uint64_t stream, double timeout_s) {
+  std::unique_ptr<Table> table;
+  without_gil([&] { return Table::attach(path, read_only ? Access::kReadOnly : Access::kReadWrite, stream, timeout_s, &table); });
+  return own(std::move(table));
+}
+
+CorePlan* make_plan(const CoreTable& self, uint32_t index, const std::vector<std::string>& names) {
+  auto made = std::make_unique<CorePlan>();
+  without_gil([&] { return self.table->make_plan(index, names, &made->plan); });
+  for (const Output& output : made->plan.outputs) {
+    made->descrs.push_back(descr_of(output.dtype));
+    std::vector<npy_intp> dims{0};
+    dims.insert(dims.end(), output.shape.begin(), output.shape.end());
+    made->dims.push_back(std::move(dims));
+  }
+  return made.release();
+}
+
+// The arrays of a plan's outputs for n items, in one pooled buffer; `extra` bytes more behind them.
+struct Outputs {
+  Outputs(const CorePlan& plan, size_t n, size_t extra) : buffer(num_bytes(plan, n) + extra), data(plan.plan.outputs.size()) {
+    for (size_t o = 0; o < data.size(); ++o) data[o] = buffer.take(plan.plan.outputs[o].item_bytes * n);
+  }
+  static size_t num_bytes(const CorePlan& plan, size_t n) {
+    size_t sum = 0;
+    for (const Output& output : plan.plan.outputs) sum += BatchBuffer::room_for(output.item_bytes * n);
+    return sum;
+  }
+  nb::list arrays(const CorePlan& plan, size_t n) const {
+    PyObject* list = PyList_New(static_cast<Py_ssize_t>(data.size()));
+    if (list == nullptr) throw nb::python_error();
+    nb::list made = nb::steal<nb::list>(list);
+    for (size_t o = 0; o < data.size(); ++o) {
+      std::vector<npy_intp> dims = plan.dims[o];
+      dims[0] = static_cast<npy_intp>(n);
+      nb::object array = buffer.array(plan.descrs[o], static_cast<int>(dims.size()), dims.data(), data[o]);
+      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(o), array.release().ptr());
+    }
+    return made;
+  }
+  BatchBuffer buffer;
+  std::vector<std::byte*> data;
+};
+
+// dtypes of keys and probabilities, made once.
+PyArray_Descr* int64_descr() {
+  static PyArray_Descr* const descr = PyArray_DescrFromType(NPY_INT64);
+  return descr;
+}
+PyArray_Descr* float64_descr() {
+  static PyArray_Descr* const descr = PyArray_DescrFromType(NPY_DOUBLE);
+  return descr;
+}
+
+nb::tuple sample(const CoreTable& self, const CorePlan& plan, size_t n, double timeout_s, bool hold) {
+  Outputs outputs(plan, n, 2 * BatchBuffer::room_for(8 * n));
+  std::byte* keys = outputs.buffer.take(8 * n);
+  std::byte* probabilities = outputs.buffer.take(8 * n);
+  int64_t num_live = 0;
+  DrawRequest request;
+  request.index = plan.plan.index;
+  request.num_items = n;
+  request.plan = &plan.plan;
+  request.out = outputs.data.data();
+  request.keys = reinterpret_cast<int64_t*>(keys);
+  request.probabilities = reinterpret_cast<double*>(probabilities);
+  request.num_live_items = &num_live;
+  request.hold = hold;
+  without_gil([&] { return self.table->sample(request, timeout_s); });
+  const npy_intp dims[1] = {static_cast<npy_intp>(n)};
+  return nb::make_tuple(outputs.arrays(plan, n), outputs.buffer.array(int64_descr(), 1, dims, keys),
+                        outputs.buffer.array(float64_descr(), 1, dims, probabilities), num_live);
+}
+
+nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s) {
+  const npy_intp dims[1] = {static_cast<npy_intp>(n)};
+  void* keys = nullptr;
+  void* probabilities = nullptr;
+  nb::object key_array = new_array(NPY_INT64, 1, dims, &keys);
+  nb::object probability_array = new_array(NPY_DOUBLE, 1, dims, &probabilities);
+  int64_t num_live = 0;
+  DrawRequest request;
+  request.index = index;
+  request.num_items = n;
+  request.keys = static_cast<int64_t*>(keys);
+  request.probabilities = static_cast<double*>(probabilities);
+  request.num_live_items = &num_live;
+  without_gil([&] { return self.table->sample(request, timeout_s); });
+  return nb::make_tuple(key_array, probability_array, num_live);
+}
+
+struct Given {
+  nb::object object;
+  const void* data;
+  size_t size;
+};
+
+Given given(nb::handle value, int type_number) {
+  nb::object array = as_contiguous(value, type_number);
+  auto* raw = reinterpret_cast<PyArrayObject*>(array.ptr());
+  return {array, PyArray_DATA(raw), static_cast<size_t>(PyArray_SIZE(raw))};
+}
+
+// Priorities are float32: such an array is read in place, anything else is narrowed (what does not fit becomes infinite
+// and is refused by the core).
+Given given_floats(nb::handle value, std::vector<float>* narrowed) {
+  if (PyArray_Check(value.ptr()) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(value.ptr())) == NPY_FLOAT)
+    return given(value, NPY_FLOAT);
+  Given wide = given(value, NPY_DOUBLE);
+  const auto* from = static_cast<const double*>(wide.data);
+  narrowed->resize(wide.size);
+  for (size_t i = 0; i < wide.size; ++i) (*narrowed)[i] = static_cast<float>(from[i]);
+  return {nb::object(), narrowed->data(), wide.size};
+}
+
+// Caller's own arrays in place of pooled ones: exact dtype, shape [n, ...] and C order, or a ValueError says so.
+void take_out(const CorePlan& plan, size_t n, const nb::list& out, std::vector<std::byte*>* data) {
+  const auto refuse = [](const char* what) {
+    PyErr_Format(PyExc_ValueError, "out: %s", what);
+    throw nb::python_error();
+  };
+  if (out.size() != plan.plan.outputs.size()) refuse("one array a column is expected");
+  for (size_t o = 0; o < data->size(); ++o) {
+    PyObject* value = PyList_GET_ITEM(out.ptr(), static_cast<Py_ssize_t>(o));
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    const std::vector<npy_intp>& dims = plan.dims[o];
+    if (!PyArray_Check(value) || !PyArray_ISCARRAY(array) || !PyArray_EquivTypes(PyArray_DESCR(array), plan.descrs[o]))
+      refuse("writable C-contiguous arrays of the columns' dtypes are expected");
+    bool fits = PyArray_NDIM(array) == static_cast<int>(dims.size()) && PyArray_DIM(array, 0) == static_cast<npy_intp>(n);
+    for (size_t d = 1; fits && d < dims.size(); ++d) fits = PyArray_DIM(array, static_cast<int>(d)) == dims[d];
+    if (!fits) refuse("arrays of shape [len(keys), ...] are expected");
+    (*data)[o] = static_cast<std::byte*>(PyArray_DATA(array));
+  }
+}
+
+nb::tuple gather(const CoreTable& self, const CorePlan& plan, nb::handle keys, nb::object out) {
+  const Given wanted = given(keys, NPY_INT64);
+  const size_t n = wanted.size;
+  Outputs outputs(plan, out.is_none() ? n : 0, 0);
+  if (!out.is_none()) take_out(plan, n, nb::list(out), &outputs.data);
+  const npy_intp dims[1] = {static_cast<npy_intp>(n)};
+  void* present = nullptr;
+  nb::object present_array = new_array(NPY_BOOL, 1, dims, &present);
+  without_gil([&] {
+    return self.table->gather(plan.plan, static_cast<const int64_t*>(wanted.data), n, outputs.data.data(),
+                              static_cast<uint8_t*>(present));
+  });
+  return nb::make_tuple(out.is_none() ? outputs.arrays(plan, n) : nb::list(out), present_array);
+}
+
+int64_t update_priorities(const CoreTable& self, uint32_t index, nb::handle keys, nb::handle priorities) {
+  const Given wanted = given(keys, NPY_INT64);
+  std::vector<float> narrowed;
+  const Given values = given_floats(priorities, &narrowed);
+  if (values.size != wanted.size && values.size != 1) {
+    PyErr_Format(PyExc_ValueError, "update_priorities: %zu keys, but %zu priorities", wanted.size, values.size);
+    throw nb::python_error();
+  }
+  const float* data = static_cast<const float*>(values.data);
+  if (values.size != wanted.size) {
+    narrowed.assign(wanted.size, data[0]);
+    data = narrowed.data();
+  }
+  int64_t applied = 0;
+  without_gil([&] {
+    return self.table->update_priorities(index, static_cast<const int64_t*>(wanted.data), data, wanted.size, &applied);
+  });
+  return applied;
+}
+
+int64_t delete_items(const CoreTable& self, nb::handle keys) {
+  const Given wanted = given(keys, NPY_INT64);
+  int64_t deleted = 0;
+  without_gil([&] { return self.table->delete_items(static_cast<const int64_t*>(wanted.data), wanted.size, &deleted); });
+  return deleted;
+}
+
+// w_i = (N p_i)^-beta, over the batch's maximum where asked (Schaul et al. 2016, section 3.4). float32[B].
+nb::object importance_weights(nb::handle probabilities, int64_t num_items, double beta, bool normalize) {
+  const Given from = given(probabilities, NPY_DOUBLE);
+  const auto* p = static_cast<const double*>(from.data);
+  const npy_intp dims[1] = {static_cast<npy_intp>(from.size)};
+  void* out = nullptr;
+  nb::object array = new_array(NPY_FLOAT, 1, dims, &out);
+  auto* weights = static_cast<float*>(out);
+  const auto exponent = static_cast<float>(-beta);
+  double least = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < from.size; ++i) least = std::min(least, p[i]);
+  const double scale = normalize ? 1.0 / least : static_cast<double>(num_items);  // the largest weight is the rarest item's
+  for (size_t i = 0; i < from.size; ++i) weights[i] = std::pow(static_cast<float>(p[i] * scale), exponent);
+  return array;
+}
+
+nb::dict geometry(const CoreTable& self) {
+  const Region& r = self.table->region();
+  const Geometry& g = *r.geometry;
+  nb::dict d;
+  d["capacity"] = g.capacity;
+  d["page_len"] = g.page_len;
+  d["num_pages"] = g.num_pages;
+  d["num_slots"] = g.num_slots;
+  d["num_frames"] = g.num_frames;
+  d["frame_bytes"] = g.frame_bytes;
+  d["frames_per_slab"] = uint64_t{1} << g.frames_per_slab_shift;
+  d["slab_bytes"] = g.slab_bytes;
+  d["slabs_offset"] = g.slabs_offset;
+  d["region_bytes"] = g.region_bytes;
+  d["row_bytes"] = g.row_bytes;
+  d["record_stride"] = g.record_stride;
+  d["slot_bits"] = g.slot_bits;
+  d["page_bits"] = g.page_bits;
+  d["history"] = g.history;
+  d["max_n_step"] = g.max_n_step;
+  d["max_lanes"] = g.max_lanes;
+  d["max_participants"] = g.max_participants;
+  d["shard"] = g.shard;
+  d["seed"] = g.seed;
+  d["format_version"] = r.header->format_version;
+  d["abi_tag"] = r.header->abi_tag;
+  d["layout_hash"] = r.header->layout_hash;
+  d["uuid"] = nb::bytes(reinterpret_cast<const char*>(r.header->uuid), sizeof r.header->uuid);
+  d["boot_id"] = r.header->boot_id;
+  d["frames_committed"] = r.header->frames_committed.load();
+  d["num_free_pages"] = r.header->num_free_pages.load();
+  d["words_offset"] = g.words_offset;
+  d["frames_offset"] = g.frames_offset;
+  nb::list trees;
+  for (uint32_t i = 0; i < g.num_indexes; ++i) trees.append(g.trees_offset[i]);
+  d["trees_offset"] = trees;
+  return d;
+}
+
+nb::list layout(const CoreTable& self) {
+  const Region& r = self.table->region();
+  nb::list columns;
+  for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+    const ColumnLayout& column = r.columns[c];
+    nb::list shape;
+    for (uint32_t d = 0; d < column.num_dims; ++d) shape.append(column.dims[d]);
+    nb::dict d;
+    d["name"] = column.name;
+    d["dtype"] = column.dtype;
+    d["shape"] = nb::tuple(shape);
+    d["offset"] = column.offset;
+    d["stride"] = column.stride;
+    d["num_bytes"] = column.num_bytes;
+    d["kind"] = column.kind == ColumnKind::kState ? "state" : column.kind == ColumnKind::kStart ? "start" : "step";
+    d["area"] = column.area == Area::kLarge ? "large" : "record";
+    d["block_rows"] = column.block_rows;
+    columns.append(d);
+  }
+  return columns;
+}
+
+nb::dict stats(const CoreTable& self) {
+  TableStats s;
+  without_gil([&] { return self.table->stats(&s); });
+  nb::dict d;
+  d["num_steps"] = s.num_steps;
+  d["capacity"] = self.table->region().geometry->capacity;
+  d["num_bytes"] = s.bytes_committed;
+  d["num_lanes"] = s.num_open_lanes;
+  d["num_participants"] = s.num_participants;
+  d["page_len"] = self.table->region().geometry->page_len;
+  d["num_pages"] = s.num_pages;
+  d["num_free_pages"] = s.num_free_pages;
+  d["frames_committed"] = s.frames_committed;
+  d["frames_used"] = s.frames_used;
+  d["policy_version"] = self.table->policy_version();
+  for (const auto& [name, value] : s.counters) d[name] = value;
+  nb::list indexes;
+  for (size_t i = 0; i < s.live_items.size(); ++i) {
+    nb::dict one;
+    one["num_items"] = s.live_items[i];
+    one["inserted"] = s.inserted[i];
+    one["sampled"] = s.sampled[i];
+    one["in_flight"] = s.in_flight[i];
+    one["total_mass"] = s.total_mass[i];
+    one["max_priority"] = s.max_priority[i];
+    indexes.append(one);
+  }
+  d["indexes"] = indexes;
+  return d;
+}
+
+uint64_t move_all_pages(const CoreTable& self) {
+  uint64_t moved = 0;
+  without_gil([&] { return self.table->move_all_pages(&moved); });
+  return moved;
+}
+
+// Where the row of a key lies in the region: bytes from its start to the row's packed record.
+uint64_t address_of(const CoreTable& self, int64_t key) {
+  const Region& r = self.table->region();
+  const uint64_t slot = r.key_slot(key);
+  const std::byte* record = r.page_base(r.page_of(slot)) + r.offset_of(slot) * r.geometry->record_stride;
+  return static_cast<uint64_t>(record - r.base);
+}
+
+nb::object region_bytes(const CoreTable& self) {
+  const Region& r = self.table->region();
+  return nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(r.base), static_cast<Py_ssize_t>(r.geometry->region_bytes), PyBUF_READ));
+}
+
+nb::dict probe(const std::string& path) {
+  Probe found;
+  without_gil([&] { return probe_region(path, &found); });
+  nb::dict d;
+  d["num_bytes"] = found.num_bytes;
+  d["num_steps"] = found.num_steps;
+  d["capacity"] = found.capacity;
+  d["attached"] = found.is_attached;
+  return d;
+}
+
+void bind_core_table(nb::module_& module) {
+  nb::class_<CoreTable>(module, "CoreTable")
+      .def_prop_ro("metadata", [](const CoreTable& self) {
+        const Geometry& g = *self.table->region().geometry;
+        return nb::bytes(reinterpret_cast<const char*>(self.table->region().base + g.metadata_offset), g.metadata_bytes);
+      })
+      .def_prop_ro("path", [](const CoreTable& self) { return self.table->path().empty() ? nb::object(nb::none()) : nb::object(nb::str(self.table->path().c_str())); })
+      .def_prop_ro("read_only", [](const CoreTable& self) { return self.table->is_read_only(); })
+      .def_prop_ro("closed", [](const CoreTable& self) { return self.table->is_closed(); })
+      .def_prop_ro("geometry", &geometry)
+      .def_prop_ro("layout", &layout)
+      .def_prop_ro("policy_version", [](const CoreTable& self) { return self.table->policy_version(); })
+      .def("open_writer", &open_writer, nb::arg("num_lanes"), nb::arg("single"), nb::arg("normalise"))
+      .def("plan", &make_plan, nb::arg("index"), nb::arg("names"), nb::rv_policy::take_ownership)
+      .def("sample", &sample, nb::arg("plan"), nb::arg("num_items"), nb::arg("timeout_s"), nb::arg("hold"))
+      .def("draw", &draw, nb::arg("index"), nb::arg("num_items"), nb::arg("timeout_s"))
+      .def("gather", &gather, nb::arg("plan"), nb::arg("keys"), nb::arg("out").none())
+      .def("commit_held", [](const CoreTable& self, uint32_t index, int64_t n) { without_gil([&] { return self.table->commit_held(index, n); }); })
+      .def("return_held", [](const CoreTable& self, uint32_t index, int64_t n) { without_gil([&] { return self.table->return_held(index, n); }); })
+      .def("update_priorities", &update_priorities, nb::arg("index"), nb::arg("keys"), nb::arg("priorities"))
+      .def("delete", &delete_items, nb::arg("keys"))
+      .def("clear", [](const CoreTable& self) { without_gil([&] { return self.table->clear(); }); })
+      .def("num_steps", [](const CoreTable& self) { return self.table->num_steps(); })
+      .def("num_items", [](const CoreTable& self, uint32_t index) { return self.table->num_items(index); })
+      .def("total", [](const CoreTable& self, uint32_t index) { return self.table->region().trees[index].total(); })
+      .def("stats", &stats)
+      .def("check", [](const CoreTable& self) { without_gil([&] { return self.table->check(); }); })
+      .def("set_policy_version", [](const CoreTable& self, uint32_t version) { without_gil([&] { return self.table->set_policy_version(version); }); })
+      .def("close", [](const CoreTable& self) { without_gil([&] { return self.table->close(); }); })
+      .def("move_all_pages", &move_all_pages)
+      .def("pin_page", [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, true); }); })
+      .def("unpin_page", [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, false); }); })
+      .def("address_of", &address_of, nb::arg("key"))
+      .def("region_bytes", &region_bytes, nb::keep_alive<0, 1>());
+}
+
+}  // namespace
+
+void bind_table(nb::module_& module) {
+  nb::class_<CorePlan>(module, "CorePlan").def_prop_ro("outputs", [](const CorePlan& self) {
+    nb::list outputs;
+    for (const Output& output : self.plan.outputs) {
+      nb::list shape;
+      for (int64_t dim : output.shape) shape.append(dim);
+      outputs.append(nb::make_tuple(output.name, output.dtype, nb::tuple(shape)));
+    }
+    return outputs;
+  });
+  bind_core_table(module);
+  module.def("create_table", &create_table, nb::arg("config"), nb::arg("path").none(), nb::rv_policy::take_ownership);
+  module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream"), nb::arg("timeout_s"),
+             nb::rv_policy::take_ownership);
+  module.def("importance_weights", &importance_weights, nb::arg("probabilities"), nb::arg("num_items"), nb::arg("beta"),
+             nb::arg("normalize"));
+  module.def("probe", &probe, nb::arg("path"));
+  module.def("remove", [](const std::string& path) { without_gil([&] { return remove_region(path); }); }, nb::arg("path"));
+}
+
+}  // namespace relive::bindings

@@ -1,0 +1,385 @@
+// CoreWriter: arrays and scalars in, rows out. Exact C-contiguous arrays and Python or numpy scalars are taken as they
+// are; everything else goes through the normalise callable, which converts or raises.
+#include <cmath>
+#include <cstring>
+
+#include "module.hpp"
+
+namespace relive::bindings {
+namespace {
+
+// One input of append: a declared column, or terminated, truncated, discount, priority.
+struct Input {
+  nb::object name;
+  nb::object next_name;  // state columns only
+  int type_number = NPY_FLOAT;
+  std::vector<npy_intp> dims;
+  size_t num_bytes = 0;
+  bool is_state = false;
+};
+
+union ScalarRoom {
+  double f8;
+  float f4;
+  int64_t i8;
+  int32_t i4;
+  uint8_t u1;
+};
+
+// Rows and lanes of one call. single: no lane axis; extend: a time axis.
+struct Shape {
+  npy_intp num_rows = 1;
+  npy_intp num_lanes = 1;
+  bool single = false;
+  bool extend = false;
+
+  int num_axes() const { return (extend ? 1 : 0) + (single ? 0 : 1); }
+  nb::object leading(npy_intp rows) const {
+    if (extend && single) return nb::make_tuple(rows);
+    if (extend) return nb::make_tuple(rows, num_lanes);
+    if (single) return nb::make_tuple();
+    return nb::make_tuple(num_lanes);
+  }
+};
+
+bool matches(PyArrayObject* array, const Input& input, const Shape& shape, npy_intp rows) {
+  if (PyArray_TYPE(array) != input.type_number || !PyArray_IS_C_CONTIGUOUS(array) || !PyArray_ISNOTSWAPPED(array)) return false;
+  const int axes = shape.num_axes();
+  if (PyArray_NDIM(array) != axes + static_cast<int>(input.dims.size())) return false;
+  const npy_intp* dims = PyArray_DIMS(array);
+  int at = 0;
+  if (shape.extend && dims[at++] != rows) return false;
+  if (!shape.single && dims[at++] != shape.num_lanes) return false;
+  for (npy_intp dim : input.dims)
+    if (dims[at++] != dim) return false;
+  return true;
+}
+
+// A Python or numpy scalar of exactly the column's kind, into `room`. False: let normalise decide.
+bool take_scalar(PyObject* value, int type_number, ScalarRoom* room) {
+  if (type_number == NPY_FLOAT) {
+    if (PyArray_IsScalar(value, Float)) {
+      room->f4 = PyArrayScalar_VAL(value, Float);
+      return true;
+    }
+    if (!PyFloat_Check(value)) return false;
+    const double wide = PyFloat_AS_DOUBLE(value);
+    room->f4 = static_cast<float>(wide);
+    return !std::isinf(room->f4) || std::isinf(wide);
+  }
+  if (type_number == NPY_DOUBLE && PyFloat_Check(value)) {
+    room->f8 = PyFloat_AS_DOUBLE(value);
+    return true;
+  }
+  if (type_number == NPY_BOOL) {
+    if (PyBool_Check(value)) {
+      room->u1 = value == Py_True;
+    } else if (PyArray_IsScalar(value, Bool)) {
+      room->u1 = PyArrayScalar_VAL(value, Bool) != 0;
+    } else {
+      return false;
+    }
+    return true;
+  }
+  if (type_number == NPY_LONG) {
+    if (PyArray_IsScalar(value, Long)) {
+      room->i8 = PyArrayScalar_VAL(value, Long);
+      return true;
+    }
+    if (!PyLong_CheckExact(value)) return false;
+    int overflow = 0;
+    room->i8 = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow == 0 && sizeof(long) == sizeof(int64_t);
+  }
+  return false;
+}
+
+class CoreWriter final {
+ public:
+  CoreWriter(std::shared_ptr<Table> table, std::unique_ptr<Writer> writer, bool single, nb::object normalise)
+      : table_(std::move(table)), writer_(std::move(writer)), single_(single), normalise_(std::move(normalise)) {
+    const Region& r = table_->region();
+    for (uint32_t c = 0; c < r.geometry->num_columns; ++c) inputs_.push_back(make_input(r.columns[c]));
+    terminated_ = flag("terminated", NPY_BOOL, 1);
+    truncated_ = flag("truncated", NPY_BOOL, 1);
+    discount_ = flag("discount", NPY_FLOAT, 4);
+    priority_ = flag("priority", NPY_DOUBLE, 8);
+  }
+
+  nb::object append(const nb::dict& columns, nb::object lanes, nb::object priority, double timeout_s) {
+    return write(columns, lanes, priority, timeout_s, false);
+  }
+  nb::object extend(const nb::dict& columns, nb::object lanes, nb::object priority, double timeout_s) {
+    return write(columns, lanes, priority, timeout_s, true);
+  }
+
+  void end_episode(const nb::dict& columns, bool terminated, bool truncated, nb::object lanes, double timeout_s) {
+    (void)truncated;
+    Call call(inputs_.size());
+    call.shape.single = single_;
+    take_lanes(lanes, &call);
+    call.block.num_rows = 1;
+    take_next(columns, &call);
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      status = writer_->end_episode(call.block, terminated, timeout_s);
+    }
+    raise_if_error(status);
+  }
+
+  void set_policy_version(nb::object version) { writer_->set_policy_version(version.is_none() ? -1 : nb::cast<int64_t>(version)); }
+  void close() {
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      status = writer_->close();
+    }
+    raise_if_error(status);
+  }
+  bool closed() const { return writer_->is_closed() || table_->is_closed(); }
+  uint32_t num_lanes() const { return writer_->num_lanes(); }
+
+ private:
+  // What one call holds: cells, the arrays they point into, room for scalars.
+  struct Call {
+    explicit Call(size_t num_columns) {
+      block.columns.resize(num_columns);
+      block.next.resize(num_columns);
+      rooms.resize(2 * num_columns + 4);
+    }
+    StepBlock block;
+    Shape shape;
+    std::vector<ScalarRoom> rooms;
+    size_t num_rooms = 0;
+    std::vector<nb::object> kept;
+    std::vector<float> priorities;
+  };
+
+  static Input make_input(const ColumnLayout& column) {
+    Input input;
+    input.name = nb::steal(PyUnicode_InternFromString(column.name));
+    input.is_state = column.kind == ColumnKind::kState;
+    if (input.is_state) input.next_name = nb::steal(PyUnicode_InternFromString((std::string("next_") + column.name).c_str()));
+    PyArray_Descr* descr = descr_of(column.dtype);
+    input.type_number = descr->type_num;
+    Py_DECREF(descr);
+    input.dims.assign(column.dims, column.dims + column.num_dims);
+    input.num_bytes = column.num_bytes;
+    return input;
+  }
+  static Input flag(const char* name, int type_number, size_t num_bytes) {
+    Input input;
+    input.name = nb::steal(PyUnicode_InternFromString(name));
+    input.type_number = type_number;
+    input.num_bytes = num_bytes;
+    return input;
+  }
+
+  static PyObject* find(const nb::dict& columns, const nb::object& name) {
+    PyObject* value = PyDict_GetItemWithError(columns.ptr(), name.ptr());
+    if (value == nullptr && PyErr_Occurred()) throw nb::python_error();
+    return value;
+  }
+
+  // The cells of one input; rows: how many it has along time.
+  Cells take(PyObject* value, const Input& input, const nb::object& name, npy_intp rows, Call* call) {
+    const auto num_bytes = static_cast<int64_t>(input.num_bytes);
+    const int64_t lanes = call->shape.num_lanes;
+    if (PyArray_Check(value)) {
+      auto* array = reinterpret_cast<PyArrayObject*>(value);
+      if (matches(array, input, call->shape, rows))
+        return {static_cast<const std::byte*>(PyArray_DATA(array)), lanes * num_bytes, num_bytes};
+    } else if (input.dims.empty() && !call->shape.extend && (call->shape.single || input.type_number == NPY_BOOL)) {
+      const bool speaks_of_all = call->shape.single || &input == &terminated_ || &input == &truncated_;
+      ScalarRoom* room = &call->rooms[call->num_rooms];
+      if (speaks_of_all && take_scalar(value, input.type_number, room)) {
+        ++call->num_rooms;
+        return {reinterpret_cast<const std::byte*>(room), 0, 0};
+      }
+    }
+    nb::object array = normalise_(name, nb::handle(value), call->shape.leading(rows));
+    auto* made = reinterpret_cast<PyArrayObject*>(array.ptr());
+    if (!PyArray_Check(array.ptr()) || !matches(made, input, call->shape, rows)) {
+      PyErr_Format(PyExc_TypeError, "normalise(%R) returned what the column does not hold", name.ptr());
+      throw nb::python_error();
+    }
+    call->kept.push_back(array);
+    return {static_cast<const std::byte*>(PyArray_DATA(made)), lanes * num_bytes, num_bytes};
+  }
+
+  void take_lanes(const nb::object& lanes, Call* call) {
+    call->shape.num_lanes = writer_->num_lanes();
+    if (!lanes.is_none()) {
+      nb::object ids = as_contiguous(lanes, NPY_INT32);
+      auto* array = reinterpret_cast<PyArrayObject*>(ids.ptr());
+      call->shape.num_lanes = PyArray_SIZE(array);
+      call->block.lanes = static_cast<const int32_t*>(PyArray_DATA(array));
+      for (npy_intp m = 0; m < call->shape.num_lanes; ++m) {
+        if (call->block.lanes[m] >= 0 && call->block.lanes[m] < static_cast<int64_t>(writer_->num_lanes())) continue;
+        PyErr_Format(PyExc_IndexError, "lane %d of %u", call->block.lanes[m], writer_->num_lanes());
+        throw nb::python_error();
+      }
+      call->kept.push_back(ids);
+    }
+    call->block.num_lanes = static_cast<size_t>(call->shape.num_lanes);
+  }
+
+  // Steps along time, from an input that has exactly one value a step.
+  npy_intp count_rows(const nb::dict& columns) const {
+    const auto length = [](PyObject* value) -> npy_intp {
+      if (PyArray_Check(value)) {
+        auto* array = reinterpret_cast<PyArrayObject*>(value);
+        return PyArray_NDIM(array) == 0 ? -1 : PyArray_DIM(array, 0);
+      }
+      const Py_ssize_t size = PySequence_Check(value) ? PySequence_Size(value) : -1;
+      if (size < 0) PyErr_Clear();
+      return size;
+    };
+    npy_intp states = -1;
+    for (const Input& input : inputs_) {
+      PyObject* value = find(columns, input.name);
+      const npy_intp size = value == nullptr ? -1 : length(value);
+      if (!input.is_state && size >= 0) return size;
+      states = std::max(states, size);
+    }
+    for (const Input* input : {&terminated_, &truncated_, &discount_}) {
+      PyObject* value = find(columns, input->name);
+      const npy_intp size = value == nullptr ? -1 : length(value);
+      if (size >= 0) return size;
+    }
+    return std::max<npy_intp>(states, 0);
+  }
+
+  npy_intp rows_of_state(PyObject* value, const Call& call) const {
+    if (!call.shape.extend) return 1;
+    if (!PyArray_Check(value)) {
+      const Py_ssize_t size = PySequence_Check(value) ? PySequence_Size(value) : -1;
+      if (size < 0) PyErr_Clear();
+      return size == call.shape.num_rows + 1 ? size : call.shape.num_rows;
+    }
+    auto* array = reinterpret_cast<PyArrayObject*>(value);
+    const bool one_more = PyArray_NDIM(array) > 0 && PyArray_DIM(array, 0) == call.shape.num_rows + 1;
+    return call.shape.num_rows + (one_more ? 1 : 0);
+  }
+
+  void take_columns(const nb::dict& columns, Call* call) {
+    npy_intp state_rows = -1;
+    for (size_t c = 0; c < inputs_.size(); ++c) {
+      const Input& input = inputs_[c];
+      PyObject* value = find(columns, input.name);
+      if (value == nullptr) {
+        PyErr_Format(PyExc_KeyError, "column %R is missing", input.name.ptr());
+        throw nb::python_error();
+      }
+      npy_intp rows = call->shape.num_rows;
+      if (input.is_state) {
+        // All state columns carry the same number of rows; the first one says how many.
+        if (state_rows < 0) state_rows = rows_of_state(value, *call);
+        rows = state_rows;
+      }
+      call->block.columns[c] = take(value, input, input.name, rows, call);
+    }
+    call->block.has_last_state = call->shape.extend && state_rows == call->shape.num_rows + 1;
+  }
+
+  void take_next(const nb::dict& columns, Call* call) {
+    for (size_t c = 0; c < inputs_.size(); ++c) {
+      const Input& input = inputs_[c];
+      if (!input.is_state) continue;
+      PyObject* value = find(columns, input.next_name);
+      if (value == nullptr) return;
+      call->block.next[c] = take(value, input, input.next_name, call->shape.num_rows, call);
+      call->block.has_next = true;
+    }
+  }
+
+  void take_ends(const nb::dict& columns, Call* call) {
+    const auto optional = [&](const Input& input) {
+      PyObject* value = find(columns, input.name);
+      return value == nullptr || value == Py_None ? Cells{} : take(value, input, input.name, call->shape.num_rows, call);
+    };
+    call->block.terminated = optional(terminated_);
+    call->block.truncated = optional(truncated_);
+    call->block.discount = optional(discount_);
+  }
+
+  void take_priority(const nb::object& priority, Call* call) {
+    if (priority.is_none()) return;
+    const Cells cells = take(priority.ptr(), priority_, priority_.name, call->shape.num_rows, call);
+    const auto rows = static_cast<size_t>(call->shape.num_rows);
+    const auto lanes = static_cast<size_t>(call->shape.num_lanes);
+    call->priorities.resize(rows * lanes);
+    for (size_t t = 0; t < rows; ++t)
+      for (size_t m = 0; m < lanes; ++m) {
+        double wide;
+        std::memcpy(&wide, cells.at(t, m), sizeof wide);
+        call->priorities[t * lanes + m] = static_cast<float>(wide);
+      }
+    call->block.priority = {reinterpret_cast<const std::byte*>(call->priorities.data()), static_cast<int64_t>(lanes * sizeof(float)),
+                            sizeof(float)};
+  }
+
+  nb::object write(const nb::dict& columns, nb::object& lanes, nb::object& priority, double timeout_s, bool extend) {
+    Call call(inputs_.size());
+    call.shape.single = single_;
+    call.shape.extend = extend;
+    take_lanes(lanes, &call);
+    if (extend) call.shape.num_rows = count_rows(columns);
+    call.block.num_rows = static_cast<size_t>(call.shape.num_rows);
+    take_columns(columns, &call);
+    take_next(columns, &call);
+    take_ends(columns, &call);
+    take_priority(priority, &call);
+    const bool one = single_ && !extend;
+    int64_t key = 0;
+    void* data = &key;
+    nb::object keys;
+    if (!one) {
+      npy_intp dims[2] = {call.shape.num_rows, call.shape.num_lanes};
+      const int skip = extend ? 0 : 1;
+      keys = new_array(NPY_INT64, extend && !single_ ? 2 : 1, dims + skip, &data);
+    }
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      status = writer_->write(call.block, timeout_s, static_cast<int64_t*>(data));
+    }
+    raise_if_error(status);
+    return one ? nb::object(nb::int_(key)) : keys;
+  }
+
+  std::shared_ptr<Table> table_;
+  std::unique_ptr<Writer> writer_;
+  bool single_;
+  nb::object normalise_;
+  std::vector<Input> inputs_;
+  Input terminated_, truncated_, discount_, priority_;
+};
+
+}  // namespace
+
+nb::object open_writer(const CoreTable& table, uint32_t num_lanes, bool single, nb::object normalise) {
+  std::unique_ptr<Writer> writer;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = Writer::open(table.table.get(), num_lanes, &writer);
+  }
+  raise_if_error(status);
+  return nb::cast(new CoreWriter(table.table, std::move(writer), single, std::move(normalise)), nb::rv_policy::take_ownership);
+}
+
+void bind_writer(nb::module_& module) {
+  nb::class_<CoreWriter>(module, "CoreWriter")
+      .def("append", &CoreWriter::append, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(), nb::arg("timeout_s"))
+      .def("extend", &CoreWriter::extend, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(), nb::arg("timeout_s"))
+      .def("end_episode", &CoreWriter::end_episode, nb::arg("columns"), nb::arg("terminated"), nb::arg("truncated"),
+           nb::arg("lanes").none(), nb::arg("timeout_s"))
+      .def("set_policy_version", &CoreWriter::set_policy_version, nb::arg("version").none())
+      .def("close", &CoreWriter::close)
+      .def_prop_ro("closed", &CoreWriter::closed)
+      .def_prop_ro("num_lanes", &CoreWriter::num_lanes);
+}
+
+}  // namespace relive::bindings

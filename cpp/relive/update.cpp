@@ -1,0 +1,270 @@
+// What reaches an item by its key: gather, update_priorities, delete, clear; and what a handle can say of its table.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "relive/publish.hpp"
+#include "relive/recover.hpp"
+#include "relive/table.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr size_t kChunk = 256;  // leaves a hold (rule C3)
+constexpr uint32_t kGatherRounds = 16;
+
+struct GatherScratch {
+  Windows windows;
+  std::vector<uint32_t> which;
+  std::vector<double> masses;
+};
+
+GatherScratch& scratch() {
+  thread_local GatherScratch mine;
+  return mine;
+}
+
+enum class Found : uint32_t { kGone, kPending, kAwaiting, kLive };
+
+// What a key stands for now, in one index. Exact under the lock.
+Found find_item(const Region& r, uint32_t index, int64_t key) {
+  const uint64_t slot = r.key_slot(key);
+  const uint64_t page = r.page_of(slot);
+  const uint32_t offset = r.offset_of(slot);
+  const uint64_t word = r.words[page].load(kRelaxed);
+  if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return Found::kGone;
+  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+  if (RELIVE_RULE(H1_range) && (offset < range.item_begin || offset < range.step_begin || offset >= range.step_end)) return Found::kGone;
+  if (r.is_tail(page, offset)) return Found::kGone;
+  const uint16_t times = r.times[index][slot].load(kRelaxed);
+  if (times == kTimesAwaiting) return Found::kAwaiting;
+  if (RELIVE_RULE(H1_times) && !r.is_drawable(index, times)) return Found::kGone;
+  return offset >= r.item_end(page, index) ? Found::kPending : Found::kLive;
+}
+
+}  // namespace
+
+Status Table::check_keys(const int64_t* keys, size_t count) const {
+  for (size_t i = 0; i < count; ++i)
+    if (!region_.is_own_key(keys[i]))
+      return Status(Code::kForeignKey).with_int("position", static_cast<int64_t>(i)).with_int("key", keys[i]);
+  return {};
+}
+
+Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out, uint8_t* present) {
+  Entered entered(*this, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
+  const Region& r = region_;
+  GatherScratch& s = scratch();
+  Windows& w = s.windows;
+  w.resize(count);
+  s.which.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    s.which[i] = static_cast<uint32_t>(i);
+    w.slots[i] = r.key_slot(keys[i]);
+    w.rows[i] = static_cast<uint32_t>(i);
+    present[i] = 0;
+  }
+  size_t left = count;
+  for (uint32_t round = 0; round < kGatherRounds && left > 0; ++round) {
+    size_t tried = 0;
+    for (size_t k = 0; k < left; ++k) {
+      const uint32_t i = s.which[k];
+      const uint64_t page = r.page_of(w.slots[i]);
+      const uint32_t offset = r.offset_of(w.slots[i]);
+      w.words[i] = r.words[page].load(std::memory_order_acquire);
+      const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
+      w.ok[i] = Region::is_used(w.words[i]) && Region::generation_of(w.words[i]) == r.key_generation(keys[i]) &&
+                offset >= range.item_begin && offset < r.item_end(page, plan.index) && !r.is_tail(page, offset) &&
+                r.times[plan.index][w.slots[i]].load(std::memory_order_acquire) < kTimesAwaiting;
+      if (w.ok[i]) s.which[tried++] = i;
+    }
+    resolve(r, plan, &w, s.which.data(), tried);
+    copy_rows(r, plan, w, s.which.data(), tried, out);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    recheck(r, plan, &w, s.which.data(), tried);
+    left = 0;
+    for (size_t k = 0; k < tried; ++k) {
+      const uint32_t i = s.which[k];
+      if (w.ok[i]) {
+        present[i] = 1;
+      } else {
+        s.which[left++] = i;  // gone, or moved to another frame: the next round tells
+      }
+    }
+  }
+  for (size_t i = 0; i < count; ++i)
+    if (!present[i]) zero_row(plan, static_cast<uint32_t>(i), out);
+  return {};
+}
+
+bool Table::update_one(uint32_t index, int64_t key, float priority, double mass) {
+  Region& r = region_;
+  const Found found = find_item(r, index, key);
+  const uint64_t slot = r.key_slot(key);
+  if (found == Found::kGone) return false;
+  if (found == Found::kPending) {
+    RecordHeader* record = Region::record(r.page_base(r.page_of(slot)), *r.geometry, r.offset_of(slot));
+    std::atomic_ref<uint32_t>(record->pending_priority).store(std::bit_cast<uint32_t>(priority), kRelaxed);
+    return true;
+  }
+  if (found == Found::kAwaiting) {
+    publish_item(r, index, slot, mass, dirty_);
+    return true;
+  }
+  r.trees[index].set_leaf(slot, mass);
+  RELIVE_FAIL_POINT(update_leaf);
+  dirty_.add(r, index, slot);
+  return true;
+}
+
+Status Table::update_priorities(uint32_t index, const int64_t* keys, const float* priorities, size_t count, int64_t* applied) {
+  Entered entered(*this, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  Region& r = region_;
+  const IndexConfig& config = r.header->indexes[index];
+  *applied = 0;
+  if (config.sampling != Sampling::kPrioritized) return Status(Code::kNoPriorities).with_text("index", config.name);
+  RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
+  std::vector<double>& masses = scratch().masses;
+  masses.resize(count);
+  float largest = 0.0f;
+  for (size_t i = 0; i < count; ++i) {
+    if (!(priorities[i] >= 0.0f) || !std::isfinite(priorities[i]))
+      return Status(Code::kInvalidPriority).with_int("position", static_cast<int64_t>(i)).with_double("value", priorities[i]);
+    largest = std::max(largest, priorities[i]);
+    masses[i] = mass_of(config, priorities[i]);
+  }
+  const Deadline deadline = Deadline::after(10.0);
+  IndexState& state = r.header->index_state[index];
+  for (size_t begin = 0; begin < count; begin += kChunk) {
+    const size_t end = std::min(count, begin + kChunk);
+    Locked locked(*this, deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    if (config.initial == Initial::kMax && largest > state.max_priority.load(kRelaxed)) {
+      state.max_mass.store(mass_of(config, largest), kRelaxed);
+      state.max_priority.store(largest, kRelaxed);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      __builtin_prefetch(&r.times[index][r.key_slot(keys[std::min(i + 16, end - 1)])]);
+      *applied += update_one(index, keys[i], priorities[i], masses[i]) ? 1 : 0;
+    }
+    RELIVE_FAIL_POINT(update_ancestors);
+    locked.items_came();
+  }
+  r.header->counters.updates_applied.fetch_add(static_cast<uint64_t>(*applied), kRelaxed);
+  r.header->counters.updates_stale.fetch_add(count - static_cast<uint64_t>(*applied), kRelaxed);
+  return {};
+}
+
+bool Table::delete_one(int64_t key) {
+  Region& r = region_;
+  bool found_any = false;
+  const uint64_t slot = r.key_slot(key);
+  const uint64_t page = r.page_of(slot);
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const Found found = find_item(r, i, key);
+    if (found == Found::kGone) continue;
+    found_any = true;
+    r.times[i][slot].store(kTimesRemoved, std::memory_order_release);
+    RELIVE_FAIL_POINT(delete_times);
+    r.pages[page].live -= 1;
+    if (found == Found::kLive) r.header->index_state[i].live_items.fetch_sub(1, kRelaxed);
+    if (r.trees[i].leaf(slot) == 0.0) continue;
+    r.trees[i].set_leaf(slot, 0.0);
+    dirty_.add(r, i, slot);
+    RELIVE_FAIL_POINT(delete_leaf);
+  }
+  if (!found_any) return false;
+  r.header->removed_steps.fetch_add(1, kRelaxed);
+  RELIVE_FAIL_POINT(delete_done);
+  free_if_lifeless(r, page, dirty_);
+  return true;
+}
+
+Status Table::delete_items(const int64_t* keys, size_t count, int64_t* deleted) {
+  Entered entered(*this, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
+  const Deadline deadline = Deadline::after(10.0);
+  *deleted = 0;
+  for (size_t begin = 0; begin < count; begin += kChunk) {
+    Locked locked(*this, deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    for (size_t i = begin; i < std::min(count, begin + kChunk); ++i) *deleted += delete_one(keys[i]) ? 1 : 0;
+    locked.room_came();
+  }
+  region_.header->counters.deleted.fetch_add(static_cast<uint64_t>(*deleted), kRelaxed);
+  return {};
+}
+
+Status Table::clear() {
+  Entered entered(*this, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  const Deadline deadline = Deadline::after(60.0);
+  uint64_t left = region_.header->live_steps.load(kRelaxed);
+  while (left > 0) {
+    Locked locked(*this, deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    const uint64_t chunk = std::min<uint64_t>(left, kChunk);
+    evict_steps(region_, chunk, dirty_);
+    left = std::min(left - chunk, region_.header->live_steps.load(kRelaxed));
+    locked.room_came();
+  }
+  return {};
+}
+
+Status Table::stats(TableStats* out) {
+  Entered entered(*this, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  const Region& r = region_;
+  const Header& h = *r.header;
+  out->num_steps = num_steps();
+  for (uint32_t p = 0; p < r.geometry->max_participants; ++p) out->num_participants += r.participants[p].live.load(kRelaxed);
+  for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane)
+    out->num_open_lanes += r.lanes[lane].state.load(kRelaxed) == LaneState::kLive ? 1 : 0;
+  out->num_free_pages = h.num_free_pages.load(kRelaxed);
+  out->num_pages = r.geometry->num_pages;
+  out->frames_committed = h.frames_committed.load(kRelaxed);
+  out->frames_used = out->frames_committed - h.num_free_frames.load(kRelaxed);
+  out->bytes_committed = r.geometry->slabs_offset + out->frames_committed * r.geometry->frame_bytes;
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const IndexState& state = h.index_state[i];
+    out->live_items.push_back(state.live_items.load(kRelaxed));
+    out->inserted.push_back(state.inserted.load(kRelaxed));
+    out->sampled.push_back(r.sampled(i));
+    int64_t in_flight = 0;
+    for (uint32_t p = 0; p < r.geometry->max_participants; ++p) in_flight += r.credit(p, i).in_flight.load(kRelaxed);
+    out->in_flight.push_back(in_flight);
+    out->total_mass.push_back(r.trees[i].total());
+    out->max_priority.push_back(state.max_priority.load(kRelaxed));
+  }
+  const Counters& c = h.counters;
+  const auto add = [out](const char* name, const std::atomic<uint64_t>& value) {
+    out->counters.emplace_back(name, value.load(kRelaxed));
+  };
+  add("appended", c.appended);
+  add("evicted", c.evicted);
+  add("pool_pressure", c.pool_pressure);
+  add("early_freed", c.early_freed);
+  add("deleted", c.deleted);
+  add("cut_lanes", c.cut_lanes);
+  add("skipped_items", c.skipped_items);
+  add("updates_applied", c.updates_applied);
+  add("updates_stale", c.updates_stale);
+  add("redraws_generation", c.redraws_generation);
+  add("redraws_empty", c.redraws_empty);
+  add("redraws_claimed", c.redraws_claimed);
+  add("slow_draws", c.slow_draws);
+  add("recoveries", c.recoveries);
+  add("swept", c.swept);
+  add("sampler_waits", c.sampler_waits);
+  add("writer_waits", c.writer_waits);
+  add("sampler_wait_ns", c.sampler_wait_ns);
+  add("writer_wait_ns", c.writer_wait_ns);
+  return {};
+}
+
+}  // namespace relive
