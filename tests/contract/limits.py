@@ -114,7 +114,7 @@ class LimitsSuite(Suite):
             with pytest.raises(errors.RequestTooLarge) as caught:
                 table.draw(21, timeout_s=0.0)
             assert caught.value.requested == 21 and caught.value.window == 20 and caught.value.arithmetic
-            rows = {"observation": np.zeros((32, 2)), "action": np.zeros(31, int), "reward": np.zeros(31)}
+            rows = {"observation": np.full((32, 2), 15.0), "action": np.zeros(31, int), "reward": np.zeros(31)}
             with pytest.raises(errors.RequestTooLarge):
                 writer.extend(**rows, timeout_s=0.0)
             assert len(table) == 15

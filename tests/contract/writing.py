@@ -36,7 +36,7 @@ class WritingSuite(Suite):
 
     def test_row_alignment_of_extend(self, table: relive.Table) -> None:
         """T + 1 states say everything that T states and T next states say."""
-        states, actions = np.arange(10, dtype=np.float32).repeat(2).reshape(5, 2), np.arange(4)
+        states, actions = np.arange(5, dtype=np.float32).repeat(2).reshape(5, 2), np.arange(4)
         with table.writer(num_lanes=2) as writer:
             both = writer.extend(
                 observation=np.stack([states, states], axis=1), action=np.stack([actions] * 2, 1),

@@ -14,7 +14,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from core.tools import COLUMNS, NAMES, gather, make_core, make_index, refuse, rows  # noqa: E402
+from core.tools import COLUMNS, NAMES, gather, last_of, make_core, make_index, refuse, rows  # noqa: E402
 from relive import _core  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -27,8 +27,8 @@ def make_region(path: str) -> np.ndarray:
     indexes = [make_index("one"), make_index("three", n_step=3, gamma=0.5, stack={"observation": 2, "frame": 3})]
     table = make_core(path, indexes=indexes, capacity=300, max_lanes=2, max_participants=4, seed=77, metadata=b"golden")
     writer = table.open_writer(1, True, refuse)
-    keys = [writer.extend({**rows(100 * e, 40), "truncated": True}, None, None, 1.0) for e in range(4)]
-    keys.append(writer.extend({**rows(1000, 30), "terminated": True}, None, None, 1.0))
+    keys = [writer.extend({**rows(100 * e, 40), "truncated": last_of(40)}, None, None, 1.0) for e in range(4)]
+    keys.append(writer.extend({**rows(1000, 30), "terminated": last_of(30)}, None, None, 1.0))
     keys.append(writer.extend(rows(2000, 20), None, None, 1.0))
     everything = np.concatenate(keys)
     table.update_priorities(1, everything, np.linspace(0.5, 4.0, len(everything)))

@@ -76,10 +76,14 @@ def rows(first: int, count: int, columns: list[Any] = COLUMNS) -> dict[str, np.n
     return {column[0]: values[column[0]] for column in columns}
 
 
+def last_of(count: int) -> np.ndarray:
+    return np.arange(count) == count - 1
+
+
 def write_rows(table: Any, first: int, count: int, columns: list[Any] = COLUMNS) -> np.ndarray:
     """One lane, one episode, which ends truncated; the writer is closed."""
     writer = table.open_writer(1, True, refuse)
-    keys = writer.extend({**rows(first, count, columns), "truncated": True}, None, None, 10.0)
+    keys = writer.extend({**rows(first, count, columns), "truncated": last_of(count)}, None, None, 10.0)
     writer.close()
     return np.asarray(keys)
 
