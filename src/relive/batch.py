@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, final
 
@@ -166,8 +167,9 @@ class Batch(Mapping[str, Any]):
         """
         if normalize not in ("batch", None):
             raise InvalidConfig("normalize", "'batch' or None", normalize)
-        exponent = finite("beta", beta, 0.0)
-        weights = _core.importance_weights(self.probabilities, self._num_live_items, exponent, normalize is not None)
+        if type(beta) is not float or not 0.0 <= beta < math.inf:
+            beta = finite("beta", beta, 0.0)
+        weights = _core.importance_weights(self.probabilities, self._num_live_items, beta, normalize is not None)
         if self._device is None:
             return weights
         return _to_tensor(weights, self._device)

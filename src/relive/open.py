@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from relive import _core
-from relive.errors import InUse, NoSuchTable, NotARegion, ReliveError
+from relive.errors import NoSuchTable, ReliveError
 from relive.storage import SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
 from relive.table import Table, attach_path
 
@@ -76,15 +76,14 @@ def remove(name: str, force: bool = False) -> None:
     is no table. Raises NoSuchTable, InUse, NotARegion, InvalidConfig.
     """
     path = SharedMemory(name).path
-    try:
-        _core.remove(path)
-    except (InUse, NotARegion):
-        if not force:
-            raise
+    if force:
         try:
             os.unlink(path)
         except FileNotFoundError:
             raise NoSuchTable(path) from None
+        return
+    _core.probe(path)  # refuses what is no table
+    _core.remove(path)
 
 
 def _used_bytes(path: str) -> int:

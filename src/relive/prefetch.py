@@ -75,10 +75,14 @@ class Batches:
                     raise StopIteration
                 if self._error is not None:
                     raise self._error
+                if self._core.closed:
+                    raise TableClosed()
                 waited = time.monotonic() - start
                 if waited >= self._timeout_s:
                     raise DeadlineExceeded(self._num_items, self._core.num_items(self._plan.number), waited)
                 self._changed.wait(None if math.isinf(self._timeout_s) else self._timeout_s - waited)
+            if self._core.closed:
+                raise TableClosed()  # it took back what was waiting here
             # Counted before it leaves the queue: an error here loses no batch.
             self._core.commit_held(self._plan.number, self._num_items)
             batch = self._ready.popleft()
@@ -136,10 +140,8 @@ class Batches:
             raise
 
     def _give_back(self, num_items: int) -> None:
-        try:
+        if not self._core.closed:  # closing the table gives everything back
             self._core.return_held(self._plan.number, num_items)
-        except TableClosed:
-            pass  # closing the table has given everything back
 
     def __repr__(self) -> str:
         state = "closed" if self._stopping else "running" if self._thread is not None else "not started"

@@ -264,16 +264,33 @@ def nest(flat: Mapping[str, Any], is_tuple: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", finish(root, ""))
 
 
-def unnest(name: str, value: Any, is_tuple: Any, into: dict[str, Any]) -> None:
-    """Flattens one argument of append: dicts and, where the spec has tuples, tuples, under 'name/key'."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            unnest(f"{name}/{key}", part, is_tuple, into)
-    elif isinstance(value, (tuple, list)) and is_tuple(name):
-        for position, part in enumerate(value):
-            unnest(f"{name}/{position}", part, is_tuple, into)
-    else:
+Groups: TypeAlias = "dict[str, str | Groups]"
+
+
+def groups_of(names: Iterable[str]) -> dict[str, Groups]:
+    """{'a': {'b': 'a/b'}} of 'a/b': where the parts of each nested argument go. Flat names are left out."""
+    targets = nest({name: name for name in names if "/" in name}, lambda path: False)
+    return cast("dict[str, Groups]", targets)
+
+
+def spread(name: str, value: Any, targets: Groups, into: dict[str, Any]) -> None:
+    """Flattens one nested argument of append: dicts, and tuples by position, under 'name/key'.
+
+    Parts that nobody declared go under their flat names too, for the caller to refuse.
+    """
+    if isinstance(value, (tuple, list)) and "0" in targets:
+        value = {str(position): part for position, part in enumerate(value)}
+    elif not isinstance(value, (dict, Mapping)):
         into[name] = value
+        return
+    for key, part in value.items():
+        target = targets.get(key)
+        if type(target) is str:
+            into[target] = part
+        elif target is None:
+            into[f"{name}/{key}"] = part
+        else:
+            spread(f"{name}/{key}", part, cast("Groups", target), into)
 
 
 def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str]) -> None:

@@ -40,6 +40,8 @@ class TableStats:
     page_len: int  # steps a page
     num_pages: int
     num_free_pages: int
+    frames_committed: int  # places for pages that have memory
+    frames_used: int
     policy_version: int
     appended: int  # steps
     evicted: int  # steps that made room
@@ -67,7 +69,7 @@ class TableStats:
         return asdict(self)
 
 
-def table_stats(raw: Mapping[str, Any], index_names: Sequence[str], capacity: int) -> TableStats:
+def table_stats(raw: Mapping[str, Any], index_names: Sequence[str]) -> TableStats:
     """TableStats of the core's dict: its waits are in nanoseconds, its indexes are a list in order."""
     values = {**raw, "sampler_wait_s": raw["sampler_wait_ns"] / 1e9, "writer_wait_s": raw["writer_wait_ns"] / 1e9}
     indexes = {

@@ -22,6 +22,7 @@ from relive.errors import (
     NotShareable,
     RequestTooLarge,
     ShapeMismatch,
+    TableClosed,
     UnknownColumn,
 )
 from relive.index import Index, named_indexes
@@ -37,6 +38,7 @@ __all__ = ["Table", "attach_path"]
 METADATA_VERSION = 1
 MAX_PARTICIPANTS = 256
 _MAX_PLANS = 256
+_INT64 = np.dtype(np.int64)
 
 
 @final
@@ -218,7 +220,7 @@ class Table:
         The last of duplicates wins. Torch tensors are taken too. All are checked before the first is applied: raises
         InvalidPriority, ForeignKey, ShapeMismatch, NoPriorities, ReadOnly, TableClosed.
         """
-        if not isinstance(item_keys, np.ndarray) or item_keys.dtype != np.int64:
+        if not isinstance(item_keys, np.ndarray) or item_keys.dtype is not _INT64:
             item_keys = as_keys(item_keys)
         if not isinstance(priorities, np.ndarray):
             priorities = as_array("priorities", priorities)
@@ -242,16 +244,16 @@ class Table:
     # ---- looking at it ---------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Live steps."""
-        return self._core.num_steps()
+        """Live steps. Raises TableClosed."""
+        return self._open_core().num_steps()
 
     def num_items(self, index: str | None = None) -> int:
-        """Live items of an index: those that can be drawn."""
-        return self._core.num_items(self._index_number(index))
+        """Live items of an index: those that can be drawn. Raises TableClosed."""
+        return self._open_core().num_items(self._index_number(index))
 
     def stats(self) -> TableStats:
         """Sizes and counters at this moment, over all processes. Raises TableClosed."""
-        return table_stats(self._core.stats(), self._index_names, self._capacity)
+        return table_stats(self._core.stats(), self._index_names)
 
     def check(self) -> None:
         """Raises CheckFailed where an invariant is broken. Locks the table for a pass over all of it."""
@@ -289,8 +291,8 @@ class Table:
 
     @property
     def policy_version(self) -> int:
-        """What set_policy_version set last."""
-        return self._core.policy_version
+        """What set_policy_version set last. Raises TableClosed."""
+        return self._open_core().policy_version
 
     @property
     def read_only(self) -> bool:
@@ -331,6 +333,12 @@ class Table:
         return f"Table({where}, {state}, indexes {', '.join(self._index_names)})"
 
     # ---- plans -----------------------------------------------------------------------------------------------------
+
+    def _open_core(self) -> _core.CoreTable:
+        # For the reads that the core answers without counting the caller in.
+        if self._core.closed:
+            raise TableClosed()
+        return self._core
 
     def _index_number(self, name: str | None) -> int:
         if name is None:

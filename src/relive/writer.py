@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from relive._casting import Normaliser, as_array
 from relive._checks import integer, timeout
 from relive._core import CoreTable
 from relive.errors import InvalidConfig, LaneError, MissingColumn, RequestTooLarge, SpecError, UnknownColumn
-from relive.spec import StepSpec, unnest
+from relive.spec import StepSpec, groups_of, spread
 
 __all__ = ["Writer"]
 
@@ -70,36 +71,41 @@ class Writer:
         self._required = frozenset(spec.columns)
         self._states = tuple(f"next_{name}" for name in spec.state_columns)
         self._optional = frozenset((*self._states, *_ALWAYS_TAKEN))
-        nested = {name.partition("/")[0] for name in (*spec.columns, *self._states) if "/" in name}
-        self._groups = frozenset(nested)
+        self._groups = groups_of((*spec.columns, *self._states))
         self._remembered: set[tuple[str, ...]] = set()  # flat argument lists found complete
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
-    def append(
-        self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
-        **columns: Any
-    ) -> Any:  # fmt: skip
-        """Appends one step to every lane, or to the lanes named. Returns keys int64[M] in lane order (an int for one).
+    if TYPE_CHECKING:
 
-        columns: every declared column, [M, *shape], nested ones as dicts and tuples; terminated and truncated bool[M],
-        default False, a scalar speaks of every lane; discount float[M], default 1 - terminated; next_<state>, all of
-        them or none: needed where truncated; given, the item can be sampled at once.
-        Raises MissingColumn, UnknownColumn, ShapeMismatch, DtypeMismatch, LaneError, InvalidPriority, SeamMismatch,
-        MissingNext, RequestTooLarge, DeadlineExceeded, StorageFull, WriterClosed. Cost: one lock, one copy.
-        """
-        if tuple(columns) not in self._remembered:
-            columns = self._flattened(columns)
-        ids: Lanes | None = None
-        if lanes is not None:
-            ids, columns, priority = self._select(lanes, columns, priority, axis=0)
-            if ids is not None and not len(ids):
-                return np.empty(0, np.int64)
-        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
-        try:
-            return self._core_append(columns, ids, priority, seconds)
-        except RequestTooLarge as error:
-            raise self._explain(error) from None
+        def append(
+            self,
+            *,
+            lanes: npt.ArrayLike | None = None,
+            priority: Any = None,
+            timeout_s: float | None = None,
+            **columns: Any,
+        ) -> Any: ...
+
+    else:
+        # Python matches each keyword against each named argument: naming three here would cost 0.2 us a call.
+        def append(self, **columns):
+            """Appends one step to every lane, or to the lanes named; returns keys int64[M] in lane order, or an int.
+
+            columns: every declared column, [M, *shape], nested ones as dicts and tuples; terminated and truncated
+            bool[M], default False, a scalar speaks of every lane; discount float[M], default 1 - terminated;
+            next_<state>, all of them or none: needed where truncated; given, the item can be sampled at once.
+            Raises MissingColumn, UnknownColumn, ShapeMismatch, DtypeMismatch, LaneError, InvalidPriority,
+            SeamMismatch, MissingNext, RequestTooLarge, DeadlineExceeded, StorageFull, WriterClosed.
+            Cost: one lock, one copy of the rows.
+            """
+            if tuple(columns) in self._remembered:
+                try:
+                    return self._core_append(columns, None, None, self._timeout_s)
+                except RequestTooLarge as error:
+                    raise self._explain(error) from None
+            lanes, priority, timeout_s = (columns.pop(name, None) for name in ("lanes", "priority", "timeout_s"))
+            return self._write(self._core_append, columns, lanes, priority, timeout_s, axis=0)
 
     def extend(
         self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
@@ -111,18 +117,11 @@ class Writer:
         carry T + 1 rows, the last of them the state after the last step. A scalar terminated or truncated speaks of
         the last row. The limiter admits the T x M steps whole, before the first. Raises what append raises.
         """
-        if tuple(columns) not in self._remembered:
-            columns = self._flattened(columns)
-        ids: Lanes | None = None
-        if lanes is not None:
-            ids, columns, priority = self._select(lanes, columns, priority, axis=1)
-            if ids is not None and not len(ids):
-                return np.empty((0, 0), np.int64)
-        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
-        try:
-            return self._core.extend(columns, ids, priority, seconds)
-        except RequestTooLarge as error:
-            raise self._explain(error) from None
+        keys: Keys = self._write(self._core.extend, columns, lanes, priority, timeout_s, axis=1)
+        return keys
+
+    if not TYPE_CHECKING:
+        append.__signature__ = inspect.signature(extend)  # for help() and notebooks
 
     def end_episode(
         self,
@@ -144,7 +143,10 @@ class Writer:
             raise InvalidConfig("end_episode", "terminated=True or truncated=True", "neither")
         flat: dict[str, Any] = {}
         for name, value in next_columns.items():
-            unnest(name, value, self._spec.is_tuple, flat)
+            if name in self._groups:
+                spread(name, value, self._groups[name], flat)
+            else:
+                flat[name] = value
         for name in flat:
             if name not in self._states:
                 raise UnknownColumn(name, self._states)
@@ -190,20 +192,41 @@ class Writer:
 
     # ---- arguments -------------------------------------------------------------------------------------------------
 
+    def _write(
+        self,
+        write: Callable[[dict[str, Any], Lanes | None, Any, float], Any],
+        columns: dict[str, Any],
+        lanes: npt.ArrayLike | None,
+        priority: Any,
+        timeout_s: float | None,
+        axis: int,
+    ) -> Any:
+        """append (axis 0 is the lanes) and extend (axis 1), with every argument."""
+        columns = self._flattened(columns)
+        ids: Lanes | None = None
+        if lanes is not None:
+            ids, columns, priority = self._select(lanes, columns, priority, axis)
+            if ids is not None and not len(ids):
+                return np.empty((0,) * (axis + 1), np.int64)
+        try:
+            return write(columns, ids, priority, self._timeout_s if timeout_s is None else timeout(timeout_s))
+        except RequestTooLarge as error:
+            raise self._explain(error) from None
+
     def _flattened(self, columns: dict[str, Any]) -> dict[str, Any]:
         """The columns by flat name, after checking that all are there and none is unknown."""
         if self._groups:
             flat: dict[str, Any] = {}
             for name, value in columns.items():
                 if name in self._groups:
-                    unnest(name, value, self._spec.is_tuple, flat)
+                    spread(name, value, self._groups[name], flat)
                 else:
                     flat[name] = value
             columns = flat
+        # A remembered list holds flat names only, so append may trust it without flattening.
         signature = tuple(columns)
         if signature not in self._remembered:
             self._check_names(columns)
-            # Only argument lists that need no flattening: append looks its own up before it comes here.
             if len(self._remembered) < _MAX_REMEMBERED:
                 self._remembered.add(signature)
         return columns
@@ -231,19 +254,20 @@ class Writer:
         """Lane ids (None: every lane in order), and the columns and priority with their lane axis cut to those."""
         ids = self._lane_ids(lanes)
         if ids is None or len(ids) == self._num_lanes:
-            return ids, columns, priority
+            return None if ids is None else ids.astype(np.int32), columns, priority
         cut = {name: self._rows_of(name, value, ids, axis) for name, value in columns.items()}
-        return ids, cut, None if priority is None else self._rows_of("priority", priority, ids, axis)
+        chosen = None if priority is None else self._rows_of("priority", priority, ids, axis)
+        return ids.astype(np.int32), cut, chosen
 
-    def _rows_of(self, name: str, value: Any, ids: Lanes, axis: int) -> Any:
+    def _rows_of(self, name: str, value: Any, ids: npt.NDArray[np.intp], axis: int) -> Any:
         if isinstance(value, (bool, int, float)):
             return value
-        array = as_array(name, value)
+        array = value if isinstance(value, np.ndarray) else as_array(name, value)
         if array.ndim <= axis or array.shape[axis] != self._num_lanes:
             return array
-        return array[ids] if axis == 0 else array[:, ids]
+        return array.take(ids, axis)
 
-    def _lane_ids(self, lanes: npt.ArrayLike) -> Lanes | None:
+    def _lane_ids(self, lanes: npt.ArrayLike) -> npt.NDArray[np.intp] | None:
         num_lanes = self._num_lanes
         if self._single:
             raise LaneError("lanes", "none: this writer has one lane without an axis (table.writer())", "lanes given")
@@ -252,13 +276,14 @@ class Writer:
             if array.shape != (num_lanes,):
                 raise LaneError("mask of lanes", f"bool[{num_lanes}]", f"bool{list(array.shape)}")
             ids = np.flatnonzero(array)
-            return None if len(ids) == num_lanes else ids.astype(np.int32)
+            return None if len(ids) == num_lanes else ids
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise LaneError("lanes", "a mask bool[L] or ids int[M]", f"{array.dtype}{list(array.shape)}")
         outside = array[(array < 0) | (array >= num_lanes)]
         if len(outside):
             raise LaneError("ids of lanes", f"0 to {num_lanes - 1}", int(outside[0]))
-        counts = np.bincount(array.astype(np.int64), minlength=1)
+        ids = array.astype(np.intp)
+        counts = np.bincount(ids, minlength=1)
         if counts.max() > 1:
             raise LaneError("ids of lanes", "each lane once", f"lane {counts.argmax()} {counts.max()} times")
-        return array.astype(np.int32)
+        return ids

@@ -11,7 +11,7 @@ import pytest
 
 from relive import ArraySpec, StepSpec
 from relive.errors import SpecError, UnknownColumn
-from relive.spec import RESERVED_NAMES, nest, unnest
+from relive.spec import RESERVED_NAMES, groups_of, nest, spread
 
 FLAT = StepSpec(
     {
@@ -150,15 +150,29 @@ def test_from_json_refuses_other_text() -> None:
             StepSpec.from_json(text)
 
 
-def test_nest_and_unnest_are_inverse() -> None:
-    tuples = {"observation/arms"}
+def test_nest_and_spread_are_inverse() -> None:
     flat = {"observation/camera": 1, "observation/arms/0": 2, "observation/arms/1": 3, "action": 4}
-    nested = nest(flat, tuples.__contains__)
+    nested = nest(flat, {"observation/arms"}.__contains__)
     assert nested == {"observation": {"camera": 1, "arms": (2, 3)}, "action": 4}
+    groups = groups_of(flat)
+    assert list(groups) == ["observation"]
     again: dict[str, Any] = {}
-    for name, value in nested.items():
-        unnest(name, value, tuples.__contains__, again)
-    assert again == flat
+    spread("observation", nested["observation"], groups["observation"], again)
+    assert {**again, "action": 4} == flat
+
+
+def test_spread_leaves_what_nobody_declared_to_be_refused() -> None:
+    groups = groups_of(["observation/camera", "observation/arms/0"])
+    for value, expected in (
+        ({"camera": 1, "lidar": 2}, {"observation/camera": 1, "observation/lidar": 2}),
+        ({"camera": {"left": 1}}, {"observation/camera": {"left": 1}}),
+        ({"arms": [1, 2]}, {"observation/arms/0": 1, "observation/arms/1": 2}),
+        (7, {"observation": 7}),
+        ([1], {"observation": [1]}),
+    ):
+        into: dict[str, Any] = {}
+        spread("observation", value, groups["observation"], into)
+        assert into == expected
 
 
 # ---- spaces --------------------------------------------------------------------------------------------------------
