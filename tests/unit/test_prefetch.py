@@ -1,0 +1,189 @@
+"""Batches that are gathered ahead: order, deadlines, errors of the thread, giving back."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from relive import errors
+from relive.protocol import ReplayBatches
+
+SPEC = relive.StepSpec(
+    {"observation": relive.ArraySpec((2,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
+)
+
+
+def filled_table(num_steps: int = 100, limiter: Any = None, **options: Any) -> relive.Table:
+    table = relive.Table(SPEC, 1000, relive.Index(limiter=limiter or relive.MinSize()), **options)
+    write(table, num_steps)
+    return table
+
+
+def write(table: relive.Table, num_steps: int) -> None:
+    with table.writer() as writer:
+        for t in range(num_steps):
+            writer.append(observation=[t, t], action=t, next_observation=[t + 1, t + 1])
+
+
+def prefetchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "relive-prefetch"]
+
+
+def test_batches_come_as_sample_gives_them() -> None:
+    with filled_table(seed=3) as table, filled_table(seed=3) as twin, table.batches(16) as batches:
+        assert isinstance(batches, ReplayBatches)
+        for _ in range(20):
+            batch, expected = next(batches), twin.sample(16)
+            np.testing.assert_array_equal(batch.item_keys, expected.item_keys)
+            np.testing.assert_array_equal(batch["observation"], expected["observation"])
+            np.testing.assert_array_equal(batch.probabilities, expected.probabilities)
+
+
+def test_columns_and_index() -> None:
+    indexes = {"a": relive.Index(), "b": relive.Index(relive.Transitions(stack={"observation": 3}))}
+    with relive.Table(SPEC, 1000, indexes) as table:
+        write(table, 50)
+        with table.batches(4, columns=["observation", "lane"], index="b") as batches:
+            batch = next(batches)
+    assert list(batch) == ["observation", "lane"] and batch["observation"].shape == (4, 3, 2)
+
+
+def test_only_what_was_handed_out_counts() -> None:
+    with filled_table(80, relive.SamplesPerInsert(1.0, 50, tolerance=40.0)) as table:
+        for _ in range(2):
+            sampled = table.stats().indexes["default"].sampled
+            with table.batches(4, prefetch=3) as batches:
+                for _ in range(2):
+                    next(batches)
+            after = table.stats().indexes["default"]
+            assert (after.sampled, after.in_flight) == (sampled + 8, 0)
+
+
+def test_no_more_than_prefetch_are_in_flight() -> None:
+    with filled_table() as table, table.batches(8, prefetch=2) as batches:
+        next(batches)
+        for _ in range(200):
+            assert table.stats().indexes["default"].in_flight <= 3 * 8  # two that wait, one in the making
+        deadline = time.monotonic() + 10
+        while len(batches._ready) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert table.stats().indexes["default"].in_flight == 2 * 8
+
+
+def test_deadlines() -> None:
+    with relive.Table(SPEC, 100) as table:
+        with table.batches(4, timeout_s=0.05) as batches:
+            for _ in range(2):
+                with pytest.raises(errors.DeadlineExceeded) as caught:
+                    next(batches)
+                assert caught.value.needs == 4 and caught.value.has == 0 and caught.value.waited_s >= 0.05
+            write(table, 10)
+            assert _eventually(batches).num_items == 4
+        with table.batches(4, timeout_s=0) as batches:
+            assert _eventually(batches).num_items == 4
+        for bad in (-1.0, float("nan")):
+            with pytest.raises(errors.InvalidConfig):
+                table.batches(4, timeout_s=bad)
+
+
+def _eventually(batches: relive.Batches) -> relive.Batch:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return next(batches)
+        except errors.DeadlineExceeded:
+            if time.monotonic() > deadline:
+                raise
+
+
+def test_what_cannot_ever_come_is_refused_at_once() -> None:
+    with filled_table(10, relive.SamplesPerInsert(1.0, 10, tolerance=10.0)) as table:
+        with pytest.raises(errors.RequestTooLarge, match=r"window \[0, 20\]"):
+            table.batches(21)
+        for bad in (0, -1, 1.5):
+            with pytest.raises(errors.InvalidConfig):
+                table.batches(bad)  # type: ignore[arg-type]
+            with pytest.raises(errors.InvalidConfig):
+                table.batches(4, prefetch=bad)  # type: ignore[arg-type]
+        with pytest.raises(errors.UnknownColumn):
+            table.batches(4, columns=["nobody"])
+
+
+def test_the_with_block_is_needed_and_used_once() -> None:
+    with filled_table() as table:
+        batches = table.batches(4)
+        with pytest.raises(errors.InvalidConfig):
+            next(batches)
+        with batches:
+            next(batches)
+            with pytest.raises(errors.InvalidConfig), batches:
+                pass
+        assert list(batches) == [], "it ends after close"
+        with pytest.raises(errors.InvalidConfig), batches:
+            pass
+        batches.close()
+        assert prefetchers() == []
+
+
+def test_a_closed_table_surfaces() -> None:
+    table = filled_table()
+    with table.batches(4) as batches:
+        next(batches)
+        table.close()
+        for _ in range(2):
+            with pytest.raises(errors.TableClosed):
+                next(batches)
+    assert prefetchers() == []
+
+
+def test_an_error_of_the_thread_surfaces_in_the_consumer_and_loses_no_credit() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    with filled_table() as table:
+        with table.batches(4, device="no such device") as batches:
+            for _ in range(2):
+                with pytest.raises(RuntimeError):
+                    next(batches)
+        assert table.stats().indexes["default"].in_flight == 0
+
+
+def test_tensors() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with filled_table() as table, table.batches(4, device="cpu") as batches:
+        batch = next(batches)
+        assert torch.is_tensor(batch["observation"]) and batch.item_keys.dtype == np.int64
+
+
+def test_memory_is_used_again_but_never_under_a_living_array() -> None:
+    with filled_table() as table, table.batches(8, prefetch=2) as batches:
+        kept, copies = [], []
+        for number, batch in zip(range(60), batches, strict=False):
+            if number % 3 == 0:
+                kept.append(batch["action"][1:5])
+                copies.append(kept[-1].copy())
+            del batch
+        gc.collect()
+        for view, copy in zip(kept, copies, strict=True):
+            np.testing.assert_array_equal(view, copy)
+
+
+def test_many_consumers_share_one_iterator() -> None:
+    with filled_table() as table:
+        counts: list[int] = []
+        with table.batches(4) as batches:
+
+            def take() -> None:
+                counts.append(sum(next(batches).num_items for _ in range(50)))
+
+            threads = [threading.Thread(target=take) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert counts == [200] * 4
+        assert table.stats().indexes["default"].sampled == 800
