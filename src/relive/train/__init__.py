@@ -1,0 +1,1 @@
+"""Training: actor processes, the learner, parameter publication, evaluation, checkpoints, progress."""

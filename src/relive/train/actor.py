@@ -1,0 +1,134 @@
+"""An actor process: steps its environments with the newest parameters it has seen and records into the table.
+
+It imports no torch. It ends when the scoreboard says so, when its parent is gone, or when it is killed: the table and
+the other processes do not mind, and the pool starts another one in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive import attach
+from relive.adapters.gymnasium import RecordedVectorEnv, record
+from relive.agents.inference import epsilon_greedy
+from relive.errors import DeadlineExceeded, TableClosed
+from relive.train.config import ActingConfig, EnvironmentConfig
+from relive.train.environments import acting_seed, make_environments
+from relive.train.parameters import ParameterBoard, ParameterReader
+from relive.train.scoreboard import Scoreboard
+
+_WAIT_SLICE_S = 0.2
+
+
+@final
+@dataclass(frozen=True)
+class ActorTask:
+    """What a process needs to become actor number `actor`, for the `incarnation`-th time (from 0)."""
+
+    actor: int
+    incarnation: int
+    parent_pid: int
+    table_name: str
+    environment: EnvironmentConfig
+    acting: ActingConfig
+    board: ParameterBoard
+    scoreboard: Scoreboard
+
+
+def run_actor(task: ActorTask) -> None:
+    """The main function of an actor process."""
+    # A terminal's Ctrl-C reaches the whole group: the learner decides, its actors hear of it from the scoreboard.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    with attach(task.table_name) as table:
+        envs = make_environments(task.environment.env_id, task.environment.num_envs_per_actor)
+        recorded = record(envs, table, timeout_s=0.0)
+        try:
+            _Acting(task, recorded).run()
+        except TableClosed:
+            pass  # the learner closed it between our look at the scoreboard and the write
+        finally:
+            recorded.close()
+
+
+@final
+class _Acting:
+    def __init__(self, task: ActorTask, envs: RecordedVectorEnv) -> None:
+        self._task = task
+        self._envs = envs
+        self._reader: ParameterReader = task.board.reader()
+        self._parameters: dict[str, NDArray[np.float32]] = {}
+        seed = np.random.SeedSequence(task.environment.seed, spawn_key=(task.actor, task.incarnation, 1))
+        self._rng = np.random.default_rng(seed)
+        self._returns = np.zeros(envs.num_envs)
+        self._lengths = np.zeros(envs.num_envs, np.int64)
+        self._resets = np.zeros(envs.num_envs, np.bool_)
+
+    def run(self) -> None:
+        task = self._task
+        first_seed = acting_seed(task.environment.seed, task.actor, task.incarnation)
+        observations, _ = self._envs.reset(seed=first_seed)
+        while self._go_on():
+            if not self._poll_parameters():
+                continue
+            result = self._step(self._act(observations))
+            if result is None:
+                return
+            observations = result[0]
+            self._count(result)
+
+    def _go_on(self) -> bool:
+        return not self._task.scoreboard.stopping and os.getppid() == self._task.parent_pid
+
+    def _poll_parameters(self) -> bool:
+        """Takes newer parameters if there are some; False while none were ever published."""
+        newer = self._reader.poll()
+        if newer is not None:
+            self._parameters = newer
+            self._envs.writer.set_policy_version(self._reader.version)
+        elif not self._parameters:
+            time.sleep(0.01)
+        return bool(self._parameters)
+
+    def _act(self, observations: NDArray[Any]) -> NDArray[np.int64]:
+        epsilon = self._task.acting.epsilon_at(self._task.scoreboard.num_steps)
+        return epsilon_greedy(self._parameters, observations, epsilon, self._rng)
+
+    def _step(self, actions: NDArray[np.int64]) -> tuple[Any, ...] | None:
+        """One step of all environments, stored; None where the run ends while the limiter holds it back."""
+        try:
+            return self._envs.step(actions)
+        except DeadlineExceeded:
+            began_s = time.monotonic()
+        while self._go_on():
+            try:
+                return self._envs.finish_step(_WAIT_SLICE_S)
+            except DeadlineExceeded:
+                continue
+            finally:
+                now_s = time.monotonic()
+                self._task.scoreboard.add_wait(self._task.actor, now_s - began_s)
+                began_s = now_s
+        return None
+
+    def _count(self, result: tuple[Any, ...]) -> None:
+        _, rewards, terminated, truncated, _ = result
+        actor, scoreboard = self._task.actor, self._task.scoreboard
+        moved = ~self._resets
+        scoreboard.add_steps(actor, int(moved.sum()), self._reader.version)
+        self._returns[moved] += rewards[moved]
+        self._lengths[moved] += 1
+        over = moved & (terminated | truncated)
+        for env in np.flatnonzero(over):
+            scoreboard.add_episode(actor, float(self._returns[env]), int(self._lengths[env]))
+        self._returns[over] = 0.0
+        self._lengths[over] = 0
+        self._resets = over  # the next row of these is a reset

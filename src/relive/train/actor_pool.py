@@ -1,0 +1,135 @@
+"""The actor processes of a run: started, watched, started again when one dies, and stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
+
+from relive.errors import ReliveError
+from relive.train.actor import ActorTask, run_actor
+from relive.train.config import TrainConfig
+from relive.train.parameters import ParameterBoard
+from relive.train.scoreboard import Scoreboard
+
+_MAX_QUICK_DEATHS = 5
+_QUICK_S = 5.0
+
+
+@final
+class ActorsKeepDying(ReliveError):
+    """An actor died again and again right after its start: something is wrong with its environment."""
+
+    def __init__(self, actor: int, num_deaths: int, exit_code: int | None) -> None:
+        self.actor = actor
+        self.num_deaths = num_deaths
+        self.exit_code = exit_code
+        super().__init__(
+            f"actor {actor} died {num_deaths} times, each within {_QUICK_S:g} s of its start, last with exit code"
+            f" {exit_code}: its own message stands above; make the environment in one process to see the cause"
+        )
+
+
+@final
+class ActorPool:
+    """All actors of a run. `watch` often; `stop` once, also after a failure. One thread."""
+
+    def __init__(self, config: TrainConfig, table_name: str, board: ParameterBoard, scoreboard: Scoreboard) -> None:
+        self._config = config
+        self._table_name = table_name
+        self._board = board
+        self._scoreboard = scoreboard
+        # spawn: a fork would copy the learner's threads' locks in whatever state they are.
+        self._context = multiprocessing.get_context("spawn")
+        num_actors = config.acting.num_actors
+        self._processes: list[multiprocessing.process.BaseProcess | None] = [None] * num_actors
+        self._started_s = [0.0] * num_actors
+        self._incarnations = [0] * num_actors
+        self._quick_deaths = [0] * num_actors
+        self.num_restarts = 0
+
+    def start(self) -> None:
+        """Starts all actors."""
+        for actor in range(len(self._processes)):
+            self._start(actor)
+
+    def _start(self, actor: int) -> None:
+        task = ActorTask(
+            actor,
+            self._incarnations[actor],
+            os.getpid(),
+            self._table_name,
+            self._config.environment,
+            self._config.acting,
+            self._board,
+            self._scoreboard,
+        )
+        process = self._context.Process(target=run_actor, args=(task,), name=f"relive-actor-{actor}", daemon=True)
+        with _signals_held_back(), _one_thread_for_numerics():
+            process.start()
+        self._processes[actor] = process
+        self._started_s[actor] = time.monotonic()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the actors that live now."""
+        return [process.pid for process in self._processes if process is not None and process.pid is not None]
+
+    def watch(self) -> None:
+        """Starts dead actors again and counts them. Raises ActorsKeepDying where that leads nowhere."""
+        for actor, process in enumerate(self._processes):
+            if process is None or process.is_alive():
+                continue
+            quick = time.monotonic() - self._started_s[actor] < _QUICK_S
+            self._quick_deaths[actor] = self._quick_deaths[actor] + 1 if quick else 0
+            if self._quick_deaths[actor] >= _MAX_QUICK_DEATHS:
+                raise ActorsKeepDying(actor, self._quick_deaths[actor], process.exitcode)
+            process.close()
+            self._incarnations[actor] += 1
+            self.num_restarts += 1
+            self._start(actor)
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Asks all actors to end and waits; those that have not after timeout_s are killed. None is left."""
+        self._scoreboard.stop()
+        deadline_s = time.monotonic() + timeout_s
+        for actor, process in enumerate(self._processes):
+            if process is None:
+                continue
+            process.join(max(0.0, deadline_s - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+            self._processes[actor] = None
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """A child inherits the mask: a Ctrl-C while it starts does not kill it half-way; the learner gets it after this."""
+    held = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _one_thread_for_numerics() -> Iterator[None]:
+    """numpy's libraries read these when they are loaded; an actor's matrices are too small to share out."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

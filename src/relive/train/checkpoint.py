@@ -1,0 +1,93 @@
+"""The learner's checkpoint: one file, replaced as a whole.
+
+It holds the networks, the optimizer, all counters, the kept policy and the learning curve. The table is not in it: a
+resumed run fills a new one before it learns on.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from relive.errors import InvalidConfig
+
+FORMAT = 1
+FILE_NAME = "checkpoint.pt"
+
+
+@final
+@dataclass(frozen=True)
+class CurvePoint:
+    """One evaluation: greedy returns at this moment of the run, and what acting brought meanwhile."""
+
+    elapsed_s: float
+    num_steps: int
+    num_updates: int
+    evaluation_return: float
+    acting_return: float | None
+
+
+@final
+@dataclass
+class Progress:
+    """The counters of a run over all its sessions, and the best policy so far."""
+
+    num_steps: int = 0
+    elapsed_s: float = 0.0
+    parameter_version: int = 0
+    num_evaluation_episodes: int = 0
+    num_restarts: int = 0
+    num_sessions: int = 0
+    kept_return: float = float("-inf")
+    kept_updates: int = 0
+    kept_parameters: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    solved: bool = False
+    curve: list[CurvePoint] = field(default_factory=list)
+
+
+def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) -> None:
+    """Writes `checkpoint.pt` beside itself, makes it durable, and renames it: a reader finds the old or the new one."""
+    counters = {name: value for name, value in vars(progress).items() if name not in ("kept_parameters", "curve")}
+    state = {
+        "format": FORMAT,
+        "learner": learner,
+        "torch_rng": torch.get_rng_state(),
+        "counters": counters,
+        "curve": [asdict(point) for point in progress.curve],
+        "kept": {name: torch.from_numpy(value) for name, value in progress.kept_parameters.items()},
+    }
+    temporary = run_dir / f".{FILE_NAME}.{os.getpid()}"
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, run_dir / FILE_NAME)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_checkpoint(run_dir: Path, device: str) -> tuple[dict[str, Any], Progress]:
+    """The learner's state and the progress of the run in `run_dir`. Raises InvalidConfig where there is none."""
+    path = run_dir / FILE_NAME
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError) as problem:
+        raise InvalidConfig(
+            what=f"checkpoint {path}", expected="the file that a run with at least one checkpoint has", got=str(problem)
+        ) from problem
+    if state.get("format") != FORMAT:
+        raise InvalidConfig(what=f"format of {path}", expected=str(FORMAT), got=str(state.get("format")))
+    torch.set_rng_state(state["torch_rng"].cpu())
+    progress = Progress(
+        **state["counters"],
+        kept_parameters={name: value.cpu().numpy() for name, value in state["kept"].items()},
+        curve=[CurvePoint(**point) for point in state["curve"]],
+    )
+    return state["learner"], progress

@@ -1,0 +1,113 @@
+"""The environments of a run: for acting, for evaluating, and what their table holds.
+
+Atari ids (`ALE/...`) run through ale-py's own vector environment with the usual preprocessing (84 x 84 grey frames,
+stacks of four padded with zeros, frame skip 4, sticky actions as the id says); everything else through
+`gymnasium.make_vec`. Both reset on the step after an end.
+
+Seeds: acting, evaluation and the final result draw theirs from three ranges that do not meet.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, final
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from relive import StepSpec
+from relive.errors import InvalidConfig
+
+FRAME_STACK = 4
+_EVALUATION_SEEDS = 2**30
+_FINAL_SEEDS = 2**30 + 2**29
+_RANGE = 2**29
+
+
+@final
+@dataclass(frozen=True)
+class EnvironmentFacts:
+    """What the rest of a run must know: the table's spec, the network's input and output, and the stacks.
+
+    observation_shape: of one network input, stack axis included. stack: for Transitions(stack=...), padded with zeros.
+    """
+
+    spec: StepSpec
+    observation_shape: tuple[int, ...]
+    num_actions: int
+    stack: dict[str, int]
+
+
+def is_atari(env_id: str) -> bool:
+    """Whether the id is one of ale-py's."""
+    return env_id.startswith("ALE/")
+
+
+def describe(env_id: str) -> EnvironmentFacts:
+    """The facts of an environment; builds one for a moment. InvalidConfig where this agent cannot act in it."""
+    envs = make_environments(env_id, 1)
+    try:
+        observation, action = envs.single_observation_space, envs.single_action_space
+    finally:
+        envs.close()
+    if not isinstance(action, gymnasium.spaces.Discrete) or int(action.start) != 0:
+        raise InvalidConfig(what=f"action space of {env_id}", expected="Discrete(n) for DQN", got=str(action))
+    if not isinstance(observation, gymnasium.spaces.Box):
+        raise InvalidConfig(what=f"observation space of {env_id}", expected="a Box", got=str(observation))
+    stack = {"observation": FRAME_STACK} if is_atari(env_id) else {}
+    spec = StepSpec.from_spaces(observation, action, unstack=stack, float64_as="float32")
+    return EnvironmentFacts(spec, tuple(observation.shape), int(action.n), stack)
+
+
+def make_environments(env_id: str, num_envs: int, *, evaluation: bool = False) -> VectorEnv[Any, Any, Any]:
+    """`num_envs` copies stepped by this thread. evaluation: raw rewards where training clips them (Atari)."""
+    if is_atari(env_id):
+        return _make_atari(env_id, num_envs, clip_rewards=not evaluation)
+    try:
+        return gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync")
+    except gymnasium.error.Error as problem:
+        raise InvalidConfig(what="env_id", expected="an id that Gymnasium can make here", got=str(problem)) from problem
+
+
+def _make_atari(env_id: str, num_envs: int, *, clip_rewards: bool) -> VectorEnv[Any, Any, Any]:
+    import ale_py  # an extra of its own: only Atari needs it
+    from ale_py.vector_env import AtariVectorEnv
+
+    gymnasium.register_envs(ale_py)
+    try:
+        options: dict[str, Any] = dict(gymnasium.spec(env_id).kwargs)
+    except gymnasium.error.Error as problem:
+        raise InvalidConfig(what="env_id", expected="an id of ale-py", got=str(problem)) from problem
+    return AtariVectorEnv(
+        options["game"],
+        num_envs,
+        num_threads=1,
+        stack_num=FRAME_STACK,
+        repeat_action_probability=options.get("repeat_action_probability", 0.0),
+        full_action_space=options.get("full_action_space", False),
+        max_num_frames_per_episode=options.get("max_num_frames_per_episode", 108_000),
+        reward_clipping=clip_rewards,
+    )
+
+
+def acting_seed(run_seed: int, actor: int, incarnation: int) -> int:
+    """The first environment seed of an actor; its copies take the next ones."""
+    state = np.random.SeedSequence(run_seed, spawn_key=(actor, incarnation)).generate_state(1)
+    return int(state[0] % (_EVALUATION_SEEDS - 4096))
+
+
+def evaluation_seeds(run_seed: int, first: int, num_episodes: int) -> list[int]:
+    """Seeds for evaluation episodes number first, first + 1, ... of a run."""
+    return _seeds(_EVALUATION_SEEDS, run_seed, first, num_episodes)
+
+
+def final_seeds(run_seed: int, num_episodes: int) -> list[int]:
+    """Seeds for the episodes of the final result, used nowhere else."""
+    return _seeds(_FINAL_SEEDS, run_seed, 0, num_episodes)
+
+
+def _seeds(base: int, run_seed: int, first: int, num_episodes: int) -> list[int]:
+    offset = math.prod((run_seed, 1_000_003)) + first
+    return [base + (offset + episode) % _RANGE for episode in range(num_episodes)]

@@ -1,0 +1,267 @@
+"""The learner's loop: sample, update, publish, evaluate, and look after the actors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from relive import Batch, Table
+from relive.agents.dqn import DQNLearner, Experience
+from relive.errors import DeadlineExceeded
+from relive.train.actor_pool import ActorPool
+from relive.train.checkpoint import CurvePoint, Progress, save_checkpoint
+from relive.train.config import TrainConfig
+from relive.train.environments import evaluation_seeds
+from relive.train.evaluate import Evaluator
+from relive.train.parameters import ParameterBoard
+from relive.train.progress import ProgressReporter, Snapshot
+from relive.train.scoreboard import Scoreboard
+
+_SAMPLE_SLICE_S = 0.1
+_LOOK_PERIOD_S = 0.25
+_COLUMNS = ("observation", "action", "reward", "discount", "next_observation")
+
+
+class Ending(Enum):
+    """Why a run's loop ended."""
+
+    SOLVED = "reached its return"
+    LIMIT = "reached its limit of steps or time"
+    STOPPED = "was stopped"
+
+
+@final
+@dataclass(frozen=True)
+class Parts:
+    """The running pieces that a learner works with. It owns none of them."""
+
+    table: Table
+    board: ParameterBoard
+    scoreboard: Scoreboard
+    pool: ActorPool
+    evaluator: Evaluator
+    reporter: ProgressReporter
+
+
+@final
+class Learner:
+    """One session of a run. `run` returns when the run is solved, at its limit, or stopped; one thread."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        parts: Parts,
+        agent: DQNLearner,
+        progress: Progress,
+        run_dir: Path,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._parts = parts
+        self._agent = agent
+        self._progress = progress
+        self._run_dir = run_dir
+        self._stopping = stopping
+        self._elapsed_before_s = progress.elapsed_s
+        self._restarts_before = progress.num_restarts
+        self._began_s = self._looked_s = self._saved_s = time.monotonic()
+        self._wait_s = 0.0
+        self._loss: torch.Tensor | None = None
+        self._last: tuple[float, int, int, float, float] | None = None  # when and what the last snapshot saw
+
+    def run(self) -> Ending:
+        """Learns until something ends it; a checkpoint is written at the end, however it ends."""
+        self._publish()
+        self._parts.pool.start()
+        try:
+            with self._batches() as next_batch:
+                ending = self._loop(next_batch)
+        finally:
+            self._look(at_once=True)
+            self.save()
+        return ending
+
+    def save(self) -> None:
+        """Writes the checkpoint."""
+        self._update_progress()
+        save_checkpoint(self._run_dir, self._agent.state_dict(), self._progress)
+        self._saved_s = time.monotonic()
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+
+    def _loop(self, next_batch: Callable[[], Batch | None]) -> Ending:
+        acting, evaluation = self._config.acting, self._config.evaluation
+        while True:
+            if self._stopping():
+                return Ending.STOPPED
+            batch = next_batch()
+            if batch is not None:
+                self._learn(batch)
+                num_updates = self._agent.num_updates
+                if num_updates % acting.publish_period == 0:
+                    self._publish()
+                if num_updates % evaluation.period_updates == 0 and self._evaluate():
+                    self._progress.solved = True
+                    return Ending.SOLVED
+            if time.monotonic() - self._looked_s >= _LOOK_PERIOD_S:
+                self._look()
+                if self._at_limit():
+                    return Ending.LIMIT
+
+    def _learn(self, batch: Batch) -> None:
+        tensors = batch.to_torch(self._agent.device)
+        update = self._agent.update(
+            Experience(
+                tensors["observation"],
+                tensors["action"],
+                tensors["reward"],
+                tensors["discount"],
+                tensors["next_observation"],
+                tensors.weights(self._config.agent.importance_beta),
+            )
+        )
+        self._parts.table.update_priorities(batch.item_keys, update.priorities)
+        self._loss = update.loss
+
+    def _publish(self) -> None:
+        version = self._parts.board.publish(self._agent.parameters())
+        self._parts.table.set_policy_version(version)
+
+    @contextmanager
+    def _batches(self) -> Iterator[Callable[[], Batch | None]]:
+        """A function that gives the next batch, or None where there is none for a moment."""
+        table, num_items = self._parts.table, self._config.agent.batch_size
+        if self._config.agent.network.kind == "conv":
+            # Large batches: gathered in the background while the last one is learnt from.
+            with table.batches(num_items, prefetch=2, columns=_COLUMNS, timeout_s=_SAMPLE_SLICE_S) as batches:
+                yield self._timed(lambda: next(batches))
+        else:
+            yield self._timed(lambda: table.sample(num_items, columns=_COLUMNS, timeout_s=_SAMPLE_SLICE_S))
+
+    def _timed(self, take: Callable[[], Batch]) -> Callable[[], Batch | None]:
+        def next_batch() -> Batch | None:
+            began_s = time.monotonic()
+            batch: Batch | None = None
+            try:
+                batch = take()
+            except DeadlineExceeded as late:
+                # Also told at once where no actor has attached yet.
+                time.sleep(max(0.0, 0.02 - late.waited_s))
+            waited_s = time.monotonic() - began_s
+            if waited_s > 0.001:
+                self._wait_s += waited_s
+            return batch
+
+        return next_batch
+
+    # ---- evaluation ------------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> bool:
+        """One evaluation; keeps the policy if it is the best so far. True if it may end the run."""
+        evaluation = self._config.evaluation
+        parameters = self._agent.smoothed_parameters()
+        mean = self._mean_return(parameters, evaluation.num_episodes)
+        if mean is None:
+            return False
+        good = evaluation.stop_return is not None and mean >= evaluation.stop_return
+        if good:
+            # A lucky score is not enough: the same policy again, on other seeds, before it is kept.
+            again = self._mean_return(parameters, evaluation.num_confirm_episodes)
+            if again is None:
+                return False
+            good = again >= evaluation.stop_return
+            share = evaluation.num_episodes / (evaluation.num_episodes + evaluation.num_confirm_episodes)
+            mean = share * mean + (1.0 - share) * again
+        self._note_evaluation(mean, parameters)
+        return good
+
+    def _mean_return(self, parameters: dict[str, Any], num_episodes: int) -> float | None:
+        first = self._progress.num_evaluation_episodes
+        seeds = evaluation_seeds(self._config.environment.seed, first, num_episodes)
+        self._progress.num_evaluation_episodes += num_episodes
+        returns = self._parts.evaluator.returns(parameters, seeds, self._may_go_on)
+        return None if returns is None else float(returns.mean())
+
+    def _may_go_on(self) -> bool:
+        if time.monotonic() - self._looked_s >= _LOOK_PERIOD_S:
+            self._look()
+        return not self._stopping()
+
+    def _note_evaluation(self, mean: float, parameters: dict[str, Any]) -> None:
+        self._update_progress()
+        progress = self._progress
+        acting = self._parts.scoreboard.recent_returns(100)
+        point = CurvePoint(
+            progress.elapsed_s,
+            progress.num_steps,
+            self._agent.num_updates,
+            mean,
+            float(acting.mean()) if len(acting) else None,
+        )
+        progress.curve.append(point)
+        if mean >= progress.kept_return:
+            progress.kept_return, progress.kept_updates = mean, self._agent.num_updates
+            progress.kept_parameters = parameters
+        self._parts.reporter.evaluated(mean, progress.num_steps)
+
+    # ---- looking round ---------------------------------------------------------------------------------------------
+
+    def _look(self, *, at_once: bool = False) -> None:
+        """Actors, progress, checkpoint: what is due a few times a second at most."""
+        self._looked_s = time.monotonic()
+        if not self._stopping() and not at_once:
+            self._parts.pool.watch()
+        if self._parts.reporter.wants or at_once:
+            self._parts.reporter.show(self._snapshot(), at_once=at_once)
+        if not at_once and self._looked_s - self._saved_s >= self._config.limits.checkpoint_period_s:
+            self.save()
+
+    def _at_limit(self) -> bool:
+        self._update_progress()
+        limits = self._config.limits
+        return self._progress.num_steps >= limits.max_steps or self._progress.elapsed_s >= 60.0 * limits.max_minutes
+
+    def _update_progress(self) -> None:
+        progress, parts = self._progress, self._parts
+        progress.num_steps = parts.scoreboard.num_steps
+        progress.elapsed_s = self._elapsed_before_s + time.monotonic() - self._began_s
+        progress.parameter_version = parts.board.version
+        progress.num_restarts = self._restarts_before + parts.pool.num_restarts
+
+    def _snapshot(self) -> Snapshot:
+        self._update_progress()
+        progress, scoreboard, table = self._progress, self._parts.scoreboard, self._parts.table
+        acting = self._config.acting
+        now = (progress.elapsed_s, progress.num_steps, self._agent.num_updates, self._wait_s, scoreboard.wait_s)
+        before = self._last or (self._elapsed_before_s, now[1], now[2], 0.0, 0.0)
+        self._last = now
+        seconds = max(now[0] - before[0], 1e-6)
+        returns = scoreboard.recent_returns(100)
+        (index,) = table.stats().indexes.values()
+        return Snapshot(
+            elapsed_s=progress.elapsed_s,
+            num_steps=progress.num_steps,
+            num_updates=self._agent.num_updates,
+            num_episodes=scoreboard.num_episodes,
+            steps_per_s=(now[1] - before[1]) / seconds,
+            updates_per_s=(now[2] - before[2]) / seconds,
+            acting_return=float(np.mean(returns)) if len(returns) else None,
+            kept_return=progress.kept_return if progress.kept_parameters else None,
+            loss=None if self._loss is None else float(self._loss),
+            epsilon=acting.epsilon_at(progress.num_steps),
+            fill=len(table),
+            capacity=table.capacity,
+            replay_ratio=index.samples_per_insert,
+            learner_wait=min(1.0, (now[3] - before[3]) / seconds),
+            actor_wait=min(1.0, (now[4] - before[4]) / seconds / acting.num_actors),
+            num_actors=acting.num_actors,
+            num_restarts=progress.num_restarts,
+        )

@@ -1,0 +1,155 @@
+"""Live progress: a table that redraws itself on a terminal, plain lines elsewhere; and the same to TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table as Grid
+from torch.utils.tensorboard import SummaryWriter
+
+_TERMINAL_PERIOD_S = 0.5
+_LINE_PERIOD_S = 5.0
+_EVENT_PERIOD_S = 2.0
+
+
+@final
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment. Rates and waits are since the snapshot before; None where there is nothing to say yet."""
+
+    elapsed_s: float
+    num_steps: int
+    num_updates: int
+    num_episodes: int
+    steps_per_s: float
+    updates_per_s: float
+    acting_return: float | None
+    kept_return: float | None
+    loss: float | None
+    epsilon: float
+    fill: int
+    capacity: int
+    replay_ratio: float  # items sampled for each item inserted, so far
+    learner_wait: float  # share of time in which the learner waited for items
+    actor_wait: float  # share of time in which an actor waited for the learner
+    num_actors: int
+    num_restarts: int
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _rows(now: Snapshot) -> list[tuple[str, str]]:
+    return [
+        ("time", f"{now.elapsed_s:.0f} s"),
+        ("environment steps", f"{now.num_steps:,}   {now.steps_per_s:,.0f} /s"),
+        ("updates", f"{now.num_updates:,}   {now.updates_per_s:,.0f} /s"),
+        (
+            "return, acting",
+            f"{_number(now.acting_return)}   (epsilon {now.epsilon:.2f}, {now.num_episodes:,} episodes)",
+        ),
+        ("return, best evaluation", _number(now.kept_return)),
+        ("loss", _number(now.loss, 4)),
+        ("table", f"{now.fill:,} of {now.capacity:,} steps ({now.fill / now.capacity:.0%})"),
+        ("replay ratio", f"{now.replay_ratio:.1f} samples an insert"),
+        ("waiting", f"learner {now.learner_wait:.0%}, actors {now.actor_wait:.0%}"),
+        ("actors", f"{now.num_actors}, restarted {now.num_restarts}"),
+    ]
+
+
+def _line(now: Snapshot) -> str:
+    return (
+        f"{now.elapsed_s:6.1f} s  steps {now.num_steps:,} ({now.steps_per_s:,.0f}/s)  updates {now.num_updates:,}"
+        f" ({now.updates_per_s:,.0f}/s)  return {_number(now.acting_return)}  best {_number(now.kept_return)}"
+        f"  loss {_number(now.loss, 4)}  fill {now.fill / now.capacity:.0%}  replay {now.replay_ratio:.1f}"
+        f"  waits learner {now.learner_wait:.0%} actors {now.actor_wait:.0%}  restarts {now.num_restarts}"
+    )
+
+
+@final
+class ProgressReporter:
+    """Shows snapshots as often as is useful, and writes them to TensorBoard files in `run_dir`. Use with `with`."""
+
+    def __init__(self, console: Console, title: str, run_dir: Path) -> None:
+        self._console = console
+        self._title = title
+        self._run_dir = run_dir
+        self._live: Live | None = None
+        self._writer: Any = None
+        self._shown_s = self._written_s = float("-inf")
+
+    def __enter__(self) -> ProgressReporter:
+        self._writer = SummaryWriter(str(self._run_dir / "tensorboard"), flush_secs=10)  # type: ignore[no-untyped-call]
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live.__enter__()
+        else:
+            self._console.print(self._title, highlight=False, soft_wrap=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+            self._live = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    @property
+    def wants(self) -> bool:
+        """Whether it is time for another snapshot: making one is not free."""
+        period_s = _TERMINAL_PERIOD_S if self._live is not None else min(_LINE_PERIOD_S, _EVENT_PERIOD_S)
+        return time.monotonic() - max(self._shown_s, self._written_s) >= period_s
+
+    def show(self, now: Snapshot, *, at_once: bool = False) -> None:
+        """Shows a snapshot, if it is time to or at once."""
+        clock_s = time.monotonic()
+        if self._live is not None:
+            grid = Grid(title=self._title, show_header=False)
+            for name, value in _rows(now):
+                grid.add_row(name, value)
+            self._live.update(grid, refresh=True)
+            self._shown_s = clock_s
+        elif at_once or clock_s - self._shown_s >= _LINE_PERIOD_S:
+            self.say(_line(now))
+            self._shown_s = clock_s
+        if at_once or clock_s - self._written_s >= _EVENT_PERIOD_S:
+            self._write(now)
+            self._written_s = clock_s
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def evaluated(self, mean_return: float, num_steps: int) -> None:
+        """An evaluation's mean return, to TensorBoard."""
+        if self._writer is not None:
+            self._writer.add_scalar("return/evaluation", mean_return, num_steps)
+
+    def _write(self, now: Snapshot) -> None:
+        if self._writer is None:
+            return
+        values = {
+            "return/acting": now.acting_return,
+            "learner/loss": now.loss,
+            "learner/updates_per_s": now.updates_per_s,
+            "learner/wait": now.learner_wait,
+            "actors/steps_per_s": now.steps_per_s,
+            "actors/wait": now.actor_wait,
+            "actors/epsilon": now.epsilon,
+            "actors/restarts": now.num_restarts,
+            "table/fill": now.fill / now.capacity,
+            "table/samples_per_insert": now.replay_ratio,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, now.num_steps)

@@ -1,0 +1,117 @@
+"""What actors tell the learner and the learner tells its actors: counters in shared memory, no lock.
+
+Every word has one writer: the learner for the run's row, actor i for row i (whichever process it is just now: a
+restarted actor goes on counting where the dead one stopped). Counters may be read a step late; nothing depends on more.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.train.shared_block import SharedBlock
+
+RING = 256  # finished episodes remembered of each actor
+
+_RUN = np.dtype([("stop", np.int64), ("steps_before", np.int64)])
+_ACTOR = np.dtype(
+    [
+        ("num_steps", np.int64),
+        ("num_episodes", np.int64),
+        ("num_waits", np.int64),
+        ("wait_s", np.float64),
+        ("parameter_version", np.int64),
+        ("returns", np.float64, (RING,)),
+        ("lengths", np.int64, (RING,)),
+    ]
+)
+
+
+@final
+class Scoreboard:
+    """Counters of a run and its actors; pickles into a child process."""
+
+    def __init__(self, num_actors: int, *, steps_before: int = 0) -> None:
+        """steps_before: environment steps of the sessions that this one resumes."""
+        self.num_actors = num_actors
+        self._block = SharedBlock(_RUN.itemsize + num_actors * _ACTOR.itemsize)
+        self._view()
+        self._run["steps_before"] = steps_before
+
+    def _view(self) -> None:
+        self._run: Any = self._block.array(_RUN, ())
+        self._actors: Any = self._block.array(_ACTOR, (self.num_actors,), _RUN.itemsize)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"num_actors": self.num_actors, "_block": self._block}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._view()
+
+    # ---- the learner's words ---------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Asks all actors to end."""
+        self._run["stop"] = 1
+
+    @property
+    def stopping(self) -> bool:
+        """Whether actors were asked to end."""
+        return bool(self._run["stop"])
+
+    # ---- an actor's words ------------------------------------------------------------------------------------------
+
+    def add_steps(self, actor: int, num_steps: int, parameter_version: int) -> None:
+        """Environment steps just taken, and the parameters they were taken with."""
+        row = self._actors[actor]
+        row["num_steps"] += num_steps
+        row["parameter_version"] = parameter_version
+
+    def add_episode(self, actor: int, episode_return: float, length: int) -> None:
+        """A finished episode."""
+        row = self._actors[actor]
+        at = int(row["num_episodes"]) % RING
+        row["returns"][at] = episode_return
+        row["lengths"][at] = length
+        row["num_episodes"] += 1
+
+    def add_wait(self, actor: int, wait_s: float) -> None:
+        """Time for which the table's limiter held the actor back."""
+        row = self._actors[actor]
+        row["num_waits"] += 1
+        row["wait_s"] += wait_s
+
+    # ---- what anybody reads ----------------------------------------------------------------------------------------
+
+    @property
+    def num_steps(self) -> int:
+        """Environment steps of all actors, earlier sessions included."""
+        return int(self._run["steps_before"]) + int(self._actors["num_steps"].sum())
+
+    @property
+    def num_episodes(self) -> int:
+        """Finished episodes of all actors, this session."""
+        return int(self._actors["num_episodes"].sum())
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that all actors together were held back."""
+        return float(self._actors["wait_s"].sum())
+
+    def recent_returns(self, num_episodes: int) -> NDArray[np.float64]:
+        """Returns of about the last `num_episodes` episodes, the same share of each actor."""
+        share = max(1, min(RING, num_episodes // self.num_actors))
+        parts = []
+        for row in self._actors:
+            finished = int(row["num_episodes"])
+            last = (np.arange(max(0, finished - share), finished) % RING).astype(np.intp)
+            parts.append(row["returns"][last])
+        return np.concatenate(parts)
+
+    def close(self) -> None:
+        """Ends this process's use of the board."""
+        del self._run, self._actors
+        self._block.close()
