@@ -39,7 +39,7 @@ bench-report: setup ## rewrites the table of README.md from benchmarks/results
 	@$(RUN) -m benchmarks.report
 
 soak: setup ## the stress programmes at full length (about an hour)
-	@RELIVE_SOAK=1 $(RUN) -m pytest -m "soak or not soak" --timeout 7200 tests/test_stress.py tests/processes
+	@RELIVE_TEST_PROFILE=soak $(RUN) -m pytest --timeout 7200 tests/test_stress.py tests/processes tests/naive tests/core tests/contract
 
 sanitize: setup ## C++ tests under ThreadSanitizer and AddressSanitizer
 	@$(RUN) scripts/cpp_tests.py sanitize
