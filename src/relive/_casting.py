@@ -59,6 +59,8 @@ class Normaliser:
             array = self._fit(column, cell, array, leading)
         if array.dtype != cell.dtype:
             array = cast(column, array, cell.dtype)
+        elif array.dtype.num != cell.dtype.num:
+            array = array.view(cell.dtype)  # long and long long are equal to numpy, not to the core
         return array if array.flags.c_contiguous else array.copy(order="C")
 
     def _fit(self, column: str, cell: _Cell, array: npt.NDArray[Any], leading: tuple[int, ...]) -> npt.NDArray[Any]:

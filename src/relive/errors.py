@@ -467,8 +467,9 @@ class ForkedHandle(ReliveError, RuntimeError):
     def __init__(self, what: str = "this handle") -> None:
         self.what = what
         super().__init__(
-            f"{what} came over a fork: a writer's lanes and a LocalMemory table belong to the process that opened"
-            " them; open a writer in the child, and use SharedMemory(name) for a table of several processes"
+            f"{what} came over a fork: a writer's lanes, prefetched batches and LocalMemory tables belong to the"
+            " process that opened them; open a writer in the child, and use SharedMemory(name) for a table of several"
+            " processes"
         )
 
 

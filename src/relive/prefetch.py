@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -12,10 +14,11 @@ from typing import Any, final
 
 from relive._core import CoreTable
 from relive.batch import Batch, Plan
-from relive.errors import DeadlineExceeded, InvalidConfig, TableClosed, WaitsForItself
+from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, TableClosed, WaitsForItself
 
 __all__ = ["Batches"]
 
+_running: set[Batches] = set()  # for the end of the interpreter, which must not find a thread in the core
 _SLICE_S = 0.2  # how long the thread waits in the core before it looks whether it should stop
 
 
@@ -49,11 +52,14 @@ class Batches:
         self._error: BaseException | None = None
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._process = 0
 
     def __enter__(self) -> Batches:
         if self._thread is not None or self._stopping:
             raise InvalidConfig("batches()", "one `with` block each", "a second one")
         self._thread = threading.Thread(target=self._fill, name="relive-prefetch", daemon=True)
+        self._process = os.getpid()
+        _running.add(self)
         self._thread.start()
         return self
 
@@ -66,6 +72,8 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
+        if self._thread is not None and self._process != os.getpid() and not self._stopping:
+            raise ForkedHandle("an iterator of batches")  # before the lock: the thread may have held it at the fork
         start = time.monotonic()
         with self._changed:
             if self._thread is None and not self._stopping:
@@ -91,6 +99,10 @@ class Batches:
 
     def close(self) -> None:
         """Stops the thread, gives back what was not handed out. Waits for a batch in the making; twice is harmless."""
+        _running.discard(self)
+        if self._thread is not None and self._process != os.getpid():
+            self._stopping = True  # a forked child: the thread and the batches in flight are its parent's
+            return
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -146,3 +158,9 @@ class Batches:
     def __repr__(self) -> str:
         state = "closed" if self._stopping else "running" if self._thread is not None else "not started"
         return f"Batches({self._num_items} items, {len(self._ready)} of {self._prefetch} ready, {state})"
+
+
+@atexit.register
+def _stop_all() -> None:
+    for batches in list(_running):
+        batches.close()

@@ -38,6 +38,7 @@ __all__ = ["Table", "attach_path"]
 METADATA_VERSION = 1
 MAX_PARTICIPANTS = 256
 _MAX_PLANS = 256
+_MAX_ITEMS = 2**31 - 1
 _INT64 = np.dtype(np.int64)
 
 
@@ -146,8 +147,8 @@ class Table:
         WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
         """
         plan = self._default_plan if columns is None and index is None else self._plan(index, columns)
-        if type(num_items) is not int or num_items < 1:
-            num_items = integer("num_items", num_items, 1)
+        if type(num_items) is not int or not 0 < num_items <= _MAX_ITEMS:
+            num_items = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         try:
             arrays, keys, probabilities, num_live = self._core_sample(plan.core, num_items, seconds, False)
@@ -160,7 +161,9 @@ class Table:
         number = self._index_number(index)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         try:
-            keys, probabilities, num_live = self._core.draw(number, integer("num_items", num_items, 1), seconds)
+            keys, probabilities, num_live = self._core.draw(
+                number, integer("num_items", num_items, 1, _MAX_ITEMS), seconds
+            )
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
         return Draw(keys, probabilities, num_live, self._index_names[number])
@@ -205,7 +208,7 @@ class Table:
         tensors here; None as numpy arrays. timeout_s: how long next() waits. Else as sample.
         """
         plan = self._plan(index, columns)
-        count = integer("num_items", num_items, 1)
+        count = integer("num_items", num_items, 1, _MAX_ITEMS)
         limiter = self._indexes[self._index_names[plan.number]].limiter
         if isinstance(limiter, SamplesPerInsert) and count > limiter.window:
             raise RequestTooLarge(count, limiter.window, limiter.arithmetic())

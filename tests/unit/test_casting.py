@@ -108,6 +108,13 @@ def test_normalise_copies_only_what_it_must() -> None:
     assert normalise("frame", np.asfortranarray(np.zeros((3, 2, 2), np.uint8)), (3,)).flags.c_contiguous
 
 
+def test_equal_dtypes_of_other_names_become_the_columns_own() -> None:
+    spec = StepSpec({"big": ArraySpec((), "uint64"), "int": ArraySpec((2,), "int64")})
+    normalise = Normaliser(spec, single=True)
+    assert normalise("big", 2**63, ()).dtype.num == spec.columns["big"].dtype.num
+    assert normalise("int", np.zeros(2, np.longlong), ()).dtype.num == spec.columns["int"].dtype.num
+
+
 @pytest.mark.parametrize(
     "column, value, leading",
     [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -187,3 +190,31 @@ def test_many_consumers_share_one_iterator() -> None:
                 thread.join()
         assert counts == [200] * 4
         assert table.stats().indexes["default"].sampled == 800
+
+
+def test_an_interpreter_that_ends_within_the_block_ends_well() -> None:
+    program = (
+        "import relive; table = relive.Table(relive.StepSpec({'a': relive.ArraySpec((), 'int64')}), 100);"
+        "[table.writer().append(a=1) for _ in range(3)]; batches = table.batches(2).__enter__(); next(batches)"
+    )
+    for more in ("", "; table.clear()"):
+        done = subprocess.run([sys.executable, "-c", program + more], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_leaves_its_parents_batches_alone() -> None:
+    with filled_table() as table, table.batches(4) as batches:
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                next(batches)
+            except errors.ForkedHandle:
+                batches.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert next(batches).num_items == 4

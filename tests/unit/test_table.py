@@ -115,7 +115,7 @@ def test_plans_are_made_once(table: relive.Table) -> None:
     assert len(table._plans) == 3
 
 
-@pytest.mark.parametrize("bad", [0, -1, 2.0, "2", None, True])
+@pytest.mark.parametrize("bad", [0, -1, 2.0, "2", None, True, 2**70])
 def test_batch_sizes(table: relive.Table, bad: Any) -> None:
     for call in (table.sample, table.draw, table.batches):
         with pytest.raises(errors.InvalidConfig):
