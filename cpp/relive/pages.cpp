@@ -76,10 +76,19 @@ void free_page(Region& r, uint64_t page) {
   RELIVE_FAIL_POINT(free_listed);
 }
 
+// To the back of the ring. An OPEN page takes the page opened ahead of it along: were that one older, its rows would go
+// while windows of this page still reach them. The later page is stamped first: a death in between leaves it younger.
 void restamp(Region& r, uint64_t page) {
+  const bool is_open = Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
+  const uint64_t ahead = is_open ? r.alive(r.pages[page].next.load(kRelaxed)) : kNoPage;
+  const uint64_t order = r.header->next_order.fetch_add(2, kRelaxed);
+  if (ahead != kNoPage) r.pages[ahead].order.store(order + 1, kRelaxed);
+  r.pages[page].order.store(order, kRelaxed);
   ring_remove(r, static_cast<uint32_t>(page));
-  r.pages[page].order.store(r.header->next_order.fetch_add(1, kRelaxed), kRelaxed);
   ring_push_back(r, static_cast<uint32_t>(page));
+  if (ahead == kNoPage) return;
+  ring_remove(r, static_cast<uint32_t>(ahead));
+  ring_push_back(r, static_cast<uint32_t>(ahead));
 }
 
 // Evicts up to `count` steps of one page; returns how many it did.
@@ -130,6 +139,9 @@ uint64_t evict_from_page(Region& r, uint64_t page, uint64_t count, Dirty& dirty)
 bool is_reached_from_neighbours(const Region& r, uint64_t page) {
   const uint64_t prev = r.alive(r.pages[page].prev.load(kRelaxed));
   const uint64_t next = r.alive(r.pages[page].next.load(kRelaxed));
+  const Lane& lane = r.lanes[r.pages[page].lane_slot];
+  const bool goes_on = lane.state.load(kRelaxed) == LaneState::kLive && lane.uid.load(kRelaxed) == r.pages[page].lane_uid;
+  if (r.geometry->history > 0 && next == kNoPage && goes_on) return true;
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const uint32_t n_step = r.header->indexes[i].n_step;
     for (uint32_t offset = r.page_len - std::min(n_step, r.page_len); prev != kNoPage && offset < r.page_len; ++offset) {
@@ -138,7 +150,7 @@ bool is_reached_from_neighbours(const Region& r, uint64_t page) {
       const uint16_t times = r.times[i][r.slot_of(prev, offset)].load(kRelaxed);
       if (pending || (offset >= range.item_begin && times == kTimesAwaiting) || r.is_live_item(i, prev, offset)) return true;
     }
-    // Rows after this page may still be items whose stacks reach back into it, published or not.
+    // Rows after this page may still be items whose stacks reach back into it, published or not, even not yet written.
     for (uint32_t offset = 0; next != kNoPage && offset < r.geometry->history; ++offset) {
       if ((r.pages[next].flags.load(kRelaxed) & kHistoryFree) != 0) break;
       const Range range = Range::unpack(r.pages[next].range.load(kRelaxed));
@@ -309,7 +321,7 @@ bool move_page(Region& r, uint64_t page) {
   RELIVE_FAIL_POINT(move_copied);
   r.frames[page].store(to, std::memory_order_release);
   RELIVE_FAIL_POINT(move_frame);
-  const uint64_t moves = (word >> kStateBits) + 1 & ((uint64_t{1} << kMoveBits) - 1);
+  const uint64_t moves = ((word >> kStateBits) + 1) & ((uint64_t{1} << kMoveBits) - 1);
   const uint64_t moved = Region::generation_of(word) << kGenerationShift | moves << kStateBits | (word & 3);
   if (RELIVE_RULE(D6_moves)) r.words[page].store(moved, std::memory_order_release);
   RELIVE_FAIL_POINT(move_word);

@@ -91,6 +91,17 @@ void commit_tail(Region& r, uint64_t page, uint32_t offset) {
   RELIVE_FAIL_POINT(commit_tail_range);
 }
 
+// A page opened for the end of an episode that did not come (the write was refused after that): its first rows reach
+// back after all. Nothing was published in it yet.
+void take_history_back(Region& r, uint64_t page, uint64_t next) {
+  if ((r.pages[next].flags.load(kRelaxed) & kHistoryFree) == 0) return;
+  r.pages[next].flags.store(0, kRelaxed);
+  const uint32_t reach = Range::unpack(r.pages[page].range.load(kRelaxed)).item_begin;
+  Range range = Range::unpack(r.pages[next].range.load(kRelaxed));
+  range.item_begin = std::max(range.item_begin, reach > r.page_len ? reach - r.page_len : 0);
+  r.pages[next].range.store(range.pack(), std::memory_order_release);
+}
+
 // The page is full: it closes, and the page opened ahead of need (if any) takes its place.
 void turn_page(Region& r, Lane& lane, uint64_t page) {
   close_page(r, page);
@@ -217,7 +228,10 @@ void commit_run(Region& r, const Run& run, Dirty& dirty) {
     lane.seam.store(static_cast<uint64_t>(r.key_of(r.slot_of(seam_page, on_next ? 0 : end), word)), std::memory_order_release);
     RELIVE_FAIL_POINT(commit_seam);
   }
-  if (range.step_end == r.page_len) turn_page(r, lane, page);
+  if (range.step_end == r.page_len) {
+    if (ahead != kNoPage && !run.ends) take_history_back(r, page, ahead);
+    turn_page(r, lane, page);
+  }
   if (has_tail && !tail_here) commit_tail(r, ahead, 0);
   publish_lane(r, run.lane_slot, run.ends, dirty);
 }

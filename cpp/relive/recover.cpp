@@ -42,6 +42,11 @@ void settle_pages(Region& r) {
     const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
     const bool is_empty = range.step_begin >= range.step_end;
     const bool is_open = Region::state_of(word) == PageState::kOpen;
+    // Who died while moving the page may have changed its frame and not yet its moves: whoever reads it reads again.
+    if (!is_open && RELIVE_RULE(D6_moves)) {
+      const uint64_t moves = ((word >> kStateBits) + 1) & ((uint64_t{1} << kMoveBits) - 1);
+      r.words[page].store(Region::generation_of(word) << kGenerationShift | moves << kStateBits | (word & 3), std::memory_order_release);
+    }
     if (is_open && is_named_by_its_lane(r, page, word)) continue;
     if (is_empty && !is_pinned(r, page)) {
       bump_to_free(r, page);
@@ -49,6 +54,7 @@ void settle_pages(Region& r) {
       close_page(r, page);
     }
   }
+  std::atomic_thread_fence(std::memory_order_release);
 }
 
 // Pass 2: item_begin follows from the page before, as it is after pass 1.

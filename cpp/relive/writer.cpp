@@ -493,7 +493,9 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     if (!lane.has_last) continue;
     const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
     const uint64_t page = r.alive(r.lanes[lane.slot].open.load(kRelaxed));
-    const bool frozen = has_state && page != kNoPage && is_seam(r, r.lanes[lane.slot], page, lane.run.first);
+    // Not run.first: on a full page that is 0, where a seam of long ago may have been.
+    const uint32_t end = page == kNoPage ? 0 : Range::unpack(r.pages[page].range.load(kRelaxed)).step_end;
+    const bool frozen = has_state && page != kNoPage && is_seam(r, r.lanes[lane.slot], page, end);
     if (terminated && (frozen || !has_state)) return Status(Code::kAlreadyPublished).with_int("lane", number);
     if (!has_state) continue;
     for (uint32_t c = 0; frozen && block.has_next && c < r.geometry->num_columns; ++c)

@@ -1,0 +1,512 @@
+// A table beside a naive model of it: the model is a list of episodes and nothing else, and says what every item holds.
+//
+// Cells are functions of (lane, episode, step, column), so that every byte that a table delivers can be checked.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "harness.hpp"
+#include "relive/publish.hpp"
+#include "relive/table.hpp"
+#include "relive/writer.hpp"
+
+namespace rig {
+
+using namespace relive;
+
+struct IndexSpec {
+  uint32_t n_step = 1;
+  uint32_t stack = 1;  // of the column "pixels" or else "observation"
+  bool prioritized = false;
+  Initial initial = Initial::kMax;
+  uint32_t max_times = 0;
+  StackPad pad = StackPad::kRepeat;
+};
+
+struct Spec {
+  uint64_t capacity = 20;
+  uint32_t num_lanes = 1;
+  uint32_t max_lanes = 4;
+  bool has_state = true;
+  bool has_pixels = false;
+  std::vector<IndexSpec> indexes = {IndexSpec{}};
+  uint64_t seed = 0;
+};
+
+inline constexpr double kGamma = 0.9;
+
+inline ColumnConfig column(const char* name, const char* dtype, std::vector<int64_t> shape, uint64_t item_bytes,
+                           ColumnKind kind) {
+  return {name, dtype, std::move(shape), item_bytes, kind};
+}
+
+inline TableConfig make_config(const Spec& spec) {
+  TableConfig config;
+  if (spec.has_state) config.columns.push_back(column("observation", "<f4", {11}, 4, ColumnKind::kState));
+  if (spec.has_pixels) config.columns.push_back(column("pixels", "|u1", {84, 84}, 1, ColumnKind::kState));
+  config.columns.push_back(column("action", "<f4", {3}, 4, ColumnKind::kStep));
+  config.columns.push_back(column("reward", "<f4", {}, 4, ColumnKind::kStep));
+  for (size_t i = 0; i < spec.indexes.size(); ++i) {
+    const IndexSpec& from = spec.indexes[i];
+    IndexConfig to{};
+    std::snprintf(to.name, sizeof to.name, "index%zu", i);
+    to.n_step = from.n_step;
+    to.gamma = kGamma;
+    to.stack_pad = from.pad;
+    to.sampling = from.prioritized ? Sampling::kPrioritized : Sampling::kUniform;
+    to.initial = from.initial;
+    to.initial_number = 1.0;
+    to.priority_exponent = 0.6;
+    to.limiter = make_min_size(1);
+    to.max_times_sampled = from.max_times;
+    for (uint32_t& frames : to.stack) frames = 1;
+    if (spec.has_state) to.stack[spec.has_pixels ? 1 : 0] = from.stack;
+    config.indexes.push_back(to);
+  }
+  config.capacity = spec.capacity;
+  config.max_lanes = spec.max_lanes;
+  config.max_participants = 4;
+  config.seed = spec.seed;
+  return config;
+}
+
+inline uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+// The bytes of one cell.
+inline void write_cell(std::byte* to, size_t num_bytes, uint64_t lane, uint64_t episode, uint64_t step,
+                       uint64_t column) {
+  uint64_t state = mix(mix(mix(lane * 1000003 + episode) + step) + column);
+  for (size_t at = 0; at < num_bytes; at += 8) {
+    state = mix(state + 0x9E3779B97F4A7C15u);
+    std::memcpy(to + at, &state, std::min<size_t>(8, num_bytes - at));
+  }
+}
+
+inline float reward_of(uint64_t lane, uint64_t episode, uint64_t step) {
+  return static_cast<float>(static_cast<int64_t>(mix(mix(lane * 7919 + episode) + step) % 33) - 16) * 0.25f;
+}
+
+struct ModelStep {
+  int64_t key = 0;
+  bool terminated = false, truncated = false;
+  float discount = 1.0f;
+  bool is_removed = false;
+};
+
+struct ModelEpisode {
+  std::vector<ModelStep> steps;
+  bool ended = false;
+  bool has_zero_tail = false;
+  uint64_t first_row = 0;
+};
+
+struct ModelLane {
+  uint64_t tag = 0;
+  std::vector<ModelEpisode> episodes = {ModelEpisode{}};
+  bool has_seam = false;
+  uint64_t rows = 0;  // tails counted
+};
+
+struct Place {
+  size_t lane, episode, step;
+};
+
+enum class NextGiven { kNo, kYes, kLastRow };
+
+class Rig {
+ public:
+  explicit Rig(const Spec& spec) : spec_(spec), random_(spec.seed + 1) {
+    const Status status = Table::create(make_config(spec), "", &table);
+    CHECK_EQ(static_cast<uint32_t>(status.code()), 0u);
+    open_writer();
+  }
+
+  void open_writer() {
+    const Status status = Writer::open(table.get(), spec_.num_lanes, &writer);
+    CHECK_EQ(static_cast<uint32_t>(status.code()), 0u);
+    current_.clear();
+    for (uint32_t m = 0; m < spec_.num_lanes; ++m) {
+      current_.push_back(lanes.size());
+      lanes.push_back({});
+      lanes.back().tag = lanes.size();
+    }
+  }
+
+  // One block for the given lanes of the writer; ends[t * M + m]: 0 goes on, 1 terminated, 2 truncated.
+  Code write(const std::vector<int32_t>& which, size_t num_rows, const std::vector<int>& ends, NextGiven given,
+             const std::vector<float>& priorities = {});
+  Code end_episode(const std::vector<int32_t>& which, bool terminated, bool with_next);
+  void close_writer();
+  void remove(const std::vector<int64_t>& keys);
+  // Compares all that the table says of the newest `most` keys with the model; runs check().
+  void verify(size_t most = 300);
+  std::vector<int64_t> sample(uint32_t index, size_t num_items);
+  bool is_step_alive(int64_t key) const;
+  std::string where(int64_t key) const;
+  bool can_end(int32_t m) const { return !lane_of(m).episodes.back().steps.empty(); }
+  bool has_seam(int32_t m) const { return lane_of(m).has_seam; }
+  uint64_t below(uint64_t n) { return std::uniform_int_distribution<uint64_t>(0, n - 1)(random_); }
+
+  std::unique_ptr<Table> table;
+  std::unique_ptr<Writer> writer;
+  std::vector<ModelLane> lanes;
+  std::vector<int64_t> keys;  // in order of appending
+  std::map<int64_t, Place> places;
+  bool has_holes = false;  // something was used up: its page may go early
+
+ private:
+  ModelLane& lane_of(int32_t m) { return lanes[current_[static_cast<size_t>(m)]]; }
+  const ModelLane& lane_of(int32_t m) const { return lanes[current_[static_cast<size_t>(m)]]; }
+  void check_item(uint32_t index, const GatherPlan& plan, const std::vector<std::vector<std::byte>>& out, size_t row,
+                  int64_t key);
+  bool is_complete(const IndexSpec& index, const Place& place) const;
+  void end_in_model(ModelLane& lane, bool with_tail_row, bool zeros);
+  GatherPlan make_plan(uint32_t index);
+  size_t bytes_of(size_t c) const { return table->region().columns[c].num_bytes; }
+
+  Spec spec_;
+  std::mt19937_64 random_;
+  std::vector<size_t> current_;  // lane of the writer -> position in lanes
+};
+
+inline void Rig::end_in_model(ModelLane& lane, bool with_tail_row, bool zeros) {
+  ModelEpisode& episode = lane.episodes.back();
+  episode.ended = true;
+  episode.has_zero_tail = zeros;
+  if (with_tail_row && spec_.has_state) ++lane.rows;
+  lane.has_seam = false;
+  lane.episodes.push_back({});
+  lane.episodes.back().first_row = lane.rows;
+}
+
+inline Code Rig::write(const std::vector<int32_t>& which, size_t num_rows, const std::vector<int>& ends,
+                       NextGiven given, const std::vector<float>& priorities) {
+  const size_t num_lanes = which.size();
+  const size_t num_columns = table->region().geometry->num_columns;
+  const size_t total = num_rows * num_lanes;
+  std::vector<std::vector<std::byte>> cells(num_columns), nexts(num_columns);
+  std::vector<uint8_t> terminated(total), truncated(total);
+  std::vector<float> discounts(total);
+  const bool last_row = given == NextGiven::kLastRow;
+  for (size_t c = 0; c < num_columns; ++c) {
+    cells[c].resize((total + num_lanes) * bytes_of(c));
+    nexts[c].resize(total * bytes_of(c));
+  }
+  for (size_t m = 0; m < num_lanes; ++m) {
+    const ModelLane& lane = lane_of(which[m]);
+    size_t episode = lane.episodes.size() - 1, step = lane.episodes.back().steps.size();
+    for (size_t t = 0; t < num_rows; ++t) {
+      const size_t at = t * num_lanes + m;
+      terminated[at] = ends[at] == 1;
+      truncated[at] = ends[at] == 2;
+      discounts[at] = ends[at] == 1 ? 0.0f : (mix(lane.tag + step) % 5 == 0 ? 0.5f : 1.0f);
+      for (size_t c = 0; c < num_columns; ++c) {
+        const size_t n = bytes_of(c);
+        write_cell(cells[c].data() + at * n, n, lane.tag, episode, step, c);
+        write_cell(nexts[c].data() + at * n, n, lane.tag, episode, step + 1, c);
+        if (t + 1 == num_rows) write_cell(cells[c].data() + (at + num_lanes) * n, n, lane.tag, episode, step + 1, c);
+        if (std::strcmp(table->region().columns[c].name, "reward") != 0) continue;
+        const float reward = reward_of(lane.tag, episode, step);
+        std::memcpy(cells[c].data() + at * n, &reward, sizeof reward);
+      }
+      ++step;
+      if (ends[at] != 0) ++episode, step = 0;
+    }
+  }
+  StepBlock block;
+  block.num_rows = num_rows;
+  block.num_lanes = num_lanes;
+  block.lanes = which.data();
+  block.has_next = given == NextGiven::kYes;
+  block.has_last_state = last_row && spec_.has_state;
+  block.columns.resize(num_columns);
+  block.next.resize(num_columns);
+  const auto stride = [&](size_t num_bytes) {
+    return std::pair<int64_t, int64_t>(static_cast<int64_t>(num_bytes * num_lanes), static_cast<int64_t>(num_bytes));
+  };
+  const auto cells_of = [&](const void* base, size_t num_bytes) {
+    const auto [row, lane] = stride(num_bytes);
+    return Cells{static_cast<const std::byte*>(base), row, lane};
+  };
+  for (size_t c = 0; c < num_columns; ++c) {
+    block.columns[c] = cells_of(cells[c].data(), bytes_of(c));
+    if (block.has_next) block.next[c] = cells_of(nexts[c].data(), bytes_of(c));
+  }
+  block.terminated = cells_of(terminated.data(), 1);
+  block.truncated = cells_of(truncated.data(), 1);
+  block.discount = cells_of(discounts.data(), sizeof(float));
+  if (!priorities.empty()) block.priority = cells_of(priorities.data(), sizeof(float));
+  std::vector<int64_t> got(total, -1);
+  const Status status = writer->write(block, 1.0, got.data());
+  if (!status.ok()) return status.code();
+  for (size_t m = 0; m < num_lanes; ++m) {
+    ModelLane& lane = lane_of(which[m]);
+    for (size_t t = 0; t < num_rows; ++t) {
+      const size_t at = t * num_lanes + m;
+      ModelEpisode& episode = lane.episodes.back();
+      const int64_t key = got[at];
+      CHECK(key > 0 && places.count(key) == 0);
+      places[key] = {current_[static_cast<size_t>(which[m])], lane.episodes.size() - 1, episode.steps.size()};
+      episode.steps.push_back({key, ends[at] == 1, ends[at] == 2, discounts[at], false});
+      ++lane.rows;
+      const bool is_known = block.has_next || (t + 1 == num_rows && block.has_last_state);
+      lane.has_seam = is_known && spec_.has_state;
+      if (ends[at] != 0) end_in_model(lane, true, !is_known);
+    }
+  }
+  keys.insert(keys.end(), got.begin(), got.end());
+  return Code::kOk;
+}
+
+inline Code Rig::end_episode(const std::vector<int32_t>& which, bool terminated, bool with_next) {
+  const size_t num_columns = table->region().geometry->num_columns;
+  std::vector<std::vector<std::byte>> nexts(num_columns);
+  StepBlock block;
+  block.num_rows = 1;
+  block.num_lanes = which.size();
+  block.lanes = which.data();
+  block.has_next = with_next;
+  block.columns.resize(num_columns);
+  block.next.resize(num_columns);
+  for (size_t c = 0; c < num_columns; ++c) {
+    const size_t n = bytes_of(c);
+    nexts[c].resize(which.size() * n);
+    for (size_t m = 0; m < which.size(); ++m) {
+      const ModelLane& lane = lane_of(which[m]);
+      write_cell(nexts[c].data() + m * n, n, lane.tag, lane.episodes.size() - 1, lane.episodes.back().steps.size(), c);
+    }
+    if (with_next) block.next[c] = Cells{nexts[c].data(), 0, static_cast<int64_t>(n)};
+  }
+  const Status status = writer->end_episode(block, terminated, 1.0);
+  if (!status.ok()) return status.code();
+  for (int32_t m : which) {
+    ModelLane& lane = lane_of(m);
+    if (lane.episodes.back().steps.empty()) continue;
+    ModelStep& last = lane.episodes.back().steps.back();
+    (terminated ? last.terminated : last.truncated) = true;
+    if (terminated) last.discount = 0.0f;
+    end_in_model(lane, true, !with_next && !lane.has_seam);
+  }
+  return Code::kOk;
+}
+
+inline void Rig::close_writer() {
+  std::vector<bool> last_alive;
+  for (size_t position : current_) {
+    const ModelEpisode& episode = lanes[position].episodes.back();
+    last_alive.push_back(!episode.steps.empty() && is_step_alive(episode.steps.back().key));
+  }
+  CHECK(writer->close().ok());
+  for (size_t m = 0; m < current_.size(); ++m) {
+    ModelLane& lane = lanes[current_[m]];
+    ModelEpisode& episode = lane.episodes.back();
+    if (episode.steps.empty()) continue;
+    if (spec_.has_state && !lane.has_seam) {  // the last row becomes the state after the one before it
+      places.erase(episode.steps.back().key);
+      keys.erase(std::find(keys.begin(), keys.end(), episode.steps.back().key));
+      episode.steps.pop_back();
+      if (!last_alive[m]) continue;
+    }
+    episode.ended = true;
+  }
+}
+
+inline bool Rig::is_step_alive(int64_t key) const {
+  const Region& r = table->region();
+  const uint64_t slot = r.key_slot(key);
+  const uint64_t word = r.words[r.page_of(slot)].load();
+  if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return false;
+  const Range range = Range::unpack(r.pages[r.page_of(slot)].range.load());
+  return r.offset_of(slot) >= range.step_begin && r.offset_of(slot) < range.step_end &&
+         !r.is_tail(r.page_of(slot), r.offset_of(slot));
+}
+
+inline bool Rig::is_complete(const IndexSpec& index, const Place& place) const {
+  const ModelLane& lane = lanes[place.lane];
+  const ModelEpisode& episode = lane.episodes[place.episode];
+  const size_t length = episode.steps.size();
+  const size_t end = place.step + index.n_step;
+  if (episode.ended) return true;
+  if (!spec_.has_state) return end <= length;
+  return end < length || (end == length && lane.has_seam);
+}
+
+inline GatherPlan Rig::make_plan(uint32_t index) {
+  std::vector<std::string> names = {"action",       "reward", "discount",  "terminated", "truncated",
+                                    "episode_step", "first",  "num_steps", "lane"};
+  if (spec_.has_state) names.insert(names.end(), {"observation", "next_observation"});
+  if (spec_.has_pixels) names.insert(names.end(), {"pixels", "next_pixels"});
+  GatherPlan plan;
+  CHECK(table->make_plan(index, names, &plan).ok());
+  return plan;
+}
+
+inline void Rig::check_item(uint32_t index, const GatherPlan& plan, const std::vector<std::vector<std::byte>>& out,
+                            size_t row, int64_t key) {
+  const IndexSpec& spec = spec_.indexes[index];
+  const Place place = places.at(key);
+  const ModelLane& lane = lanes[place.lane];
+  const ModelEpisode& episode = lane.episodes[place.episode];
+  const size_t length = episode.steps.size();
+  const size_t m = episode.ended ? std::min<size_t>(spec.n_step, length - place.step) : spec.n_step;
+  double sum = 0.0, product = 1.0;
+  for (size_t k = 0; k < m; ++k) {
+    sum += product * reward_of(lane.tag, place.episode, place.step + k);
+    product *= kGamma * static_cast<double>(episode.steps[place.step + k].discount);
+  }
+  const ModelStep& last = episode.steps[place.step + m - 1];
+  const bool at_end = episode.ended && place.step + m == length;
+  for (size_t o = 0; o < plan.outputs.size(); ++o) {
+    const Output& output = plan.outputs[o];
+    const std::byte* got = out[o].data() + row * output.item_bytes;
+    const auto integer = [&] { return *reinterpret_cast<const int64_t*>(got); };
+    const auto number = [&] { return *reinterpret_cast<const float*>(got); };
+    if (output.name == "reward") {
+      CHECK_EQ(number(), static_cast<float>(sum));
+    } else if (output.name == "discount") {
+      CHECK_EQ(number(), static_cast<float>(product));
+    } else if (output.name == "terminated") {
+      CHECK_EQ(static_cast<bool>(got[0]), last.terminated);
+    } else if (output.name == "truncated") {
+      CHECK_EQ(static_cast<bool>(got[0]), last.truncated || (at_end && !last.terminated));
+    } else if (output.name == "episode_step") {
+      CHECK_EQ(integer(), static_cast<int64_t>(place.step));
+    } else if (output.name == "first") {
+      CHECK_EQ(static_cast<bool>(got[0]), place.step == 0);
+    } else if (output.name == "num_steps") {
+      CHECK_EQ(integer(), static_cast<int64_t>(m));
+    } else if (output.name == "lane") {
+      CHECK_EQ(integer(), static_cast<int64_t>(lane.tag));
+    } else {
+      const size_t n = bytes_of(output.column);
+      std::vector<std::byte> expected(n);
+      const size_t newest = place.step + (output.source == Source::kNext ? m : 0);
+      for (size_t back = output.stack; back-- > 0; got += n) {
+        const bool is_before = back > newest;
+        std::fill(expected.begin(), expected.end(), std::byte{0});
+        const size_t at = is_before ? 0 : newest - back;
+        const bool is_zero = (is_before && spec.pad == StackPad::kZeros) || (at == length && episode.has_zero_tail);
+        if (!is_zero) write_cell(expected.data(), n, lane.tag, place.episode, at, output.column);
+        if (std::memcmp(expected.data(), got, n) == 0) continue;
+        harness::fail(__FILE__, __LINE__,
+                      output.name + " of lane " + std::to_string(lane.tag) + " episode " +
+                          std::to_string(place.episode) + " step " + std::to_string(place.step) + " frame -" +
+                          std::to_string(back) + " differs");
+      }
+    }
+  }
+}
+
+inline std::string Rig::where(int64_t key) const {
+  const Region& r = table->region();
+  const uint64_t page = r.page_of(r.key_slot(key));
+  const PageRecord& record = r.pages[page];
+  const Range range = Range::unpack(record.range.load());
+  const auto text = [](uint64_t number) { return " " + std::to_string(number); };
+  return "; page" + text(page) + " offset" + text(r.offset_of(r.key_slot(key))) + " steps" + text(range.step_begin) +
+         text(range.step_end) + " items" + text(range.item_begin) + text(range.item_end) + " flags" +
+         text(record.flags.load()) + " prev" + text(r.ref_page(record.prev.load())) +
+         (r.alive(record.prev.load()) == kNoPage ? " gone" : " alive");
+}
+
+inline void Rig::verify(size_t most) {
+  const Status checked = table->check();
+  if (!checked.ok())
+    harness::fail(__FILE__, __LINE__, "check(): " + (checked.fields().empty() ? "?" : checked.fields()[0].text));
+  const size_t first = keys.size() > most ? keys.size() - most : 0;
+  const std::vector<int64_t> asked(keys.begin() + static_cast<std::ptrdiff_t>(first), keys.end());
+  for (uint32_t i = 0; i < spec_.indexes.size(); ++i) {
+    const GatherPlan plan = make_plan(i);
+    std::vector<std::vector<std::byte>> out(plan.outputs.size());
+    std::vector<std::byte*> pointers;
+    for (size_t o = 0; o < out.size(); ++o) {
+      out[o].resize(plan.outputs[o].item_bytes * asked.size());
+      pointers.push_back(out[o].data());
+    }
+    std::vector<uint8_t> present(asked.size());
+    CHECK(table->gather(plan, asked.data(), asked.size(), pointers.data(), present.data()).ok());
+    for (size_t k = 0; k < asked.size(); ++k) {
+      const Place place = places.at(asked[k]);
+      const ModelEpisode& episode = lanes[place.lane].episodes[place.episode];
+      const bool alive = is_step_alive(asked[k]) && !episode.steps[place.step].is_removed;
+      const bool complete = is_complete(spec_.indexes[i], place);
+      if (present[k]) {
+        CHECK(alive && complete);
+        check_item(i, plan, out, k, asked[k]);
+      } else if (alive && complete && spec_.indexes[i].initial != Initial::kGiven && !has_holes) {
+        // It may be missing only where rows that stacks of this lane reach are evicted.
+        const uint64_t row = episode.first_row + place.step;
+        uint64_t first_alive = 0;
+        const ModelLane& lane = lanes[place.lane];
+        bool found = false;
+        for (const ModelEpisode& e : lane.episodes)
+          for (size_t s = 0; s < e.steps.size() && !found; ++s)
+            if (is_step_alive(e.steps[s].key)) first_alive = e.first_row + s, found = true;
+        if (first_alive == 0 || row >= first_alive + table->region().geometry->history)
+          harness::fail(__FILE__, __LINE__,
+                        "a live item is missing: row " + std::to_string(row) + ", first live row " +
+                            std::to_string(first_alive) + where(asked[k]));
+      }
+    }
+  }
+}
+
+inline std::vector<int64_t> Rig::sample(uint32_t index, size_t num_items) {
+  const GatherPlan plan = make_plan(index);
+  std::vector<std::vector<std::byte>> out(plan.outputs.size());
+  std::vector<std::byte*> pointers;
+  for (size_t o = 0; o < out.size(); ++o) {
+    out[o].resize(plan.outputs[o].item_bytes * num_items);
+    pointers.push_back(out[o].data());
+  }
+  std::vector<int64_t> got(num_items);
+  std::vector<double> probabilities(num_items);
+  int64_t live = 0;
+  DrawRequest request;
+  request.index = index;
+  request.num_items = num_items;
+  request.plan = &plan;
+  request.out = pointers.data();
+  request.keys = got.data();
+  request.probabilities = probabilities.data();
+  request.num_live_items = &live;
+  const Status status = table->sample(request, 0.0);
+  if (!status.ok()) {
+    CHECK(status.code() == Code::kDeadlineExceeded);
+    return {};
+  }
+  for (size_t k = 0; k < num_items; ++k) {
+    if (places.count(got[k]) == 0) {
+      harness::fail(__FILE__, __LINE__, "sampled a key that was never given out");
+      continue;
+    }
+    CHECK(probabilities[k] > 0.0 && probabilities[k] <= 1.0);
+    const Place place = places.at(got[k]);
+    CHECK(!lanes[place.lane].episodes[place.episode].steps[place.step].is_removed);
+    CHECK(is_complete(spec_.indexes[index], place));
+    check_item(index, plan, out, k, got[k]);
+  }
+  return got;
+}
+
+inline void Rig::remove(const std::vector<int64_t>& which) {
+  int64_t deleted = 0;
+  CHECK(table->delete_items(which.data(), which.size(), &deleted).ok());
+  for (int64_t key : which) {
+    const Place place = places.at(key);
+    lanes[place.lane].episodes[place.episode].steps[place.step].is_removed = true;
+  }
+}
+
+}  // namespace rig

@@ -1,0 +1,183 @@
+// The core in one thread on LocalMemory, against a naive model, check() after every operation.
+#include <cstdlib>
+
+#include "core_rig.hpp"
+
+using namespace rig;
+
+namespace {
+
+// Random operations, the model beside. Capacity, indexes and columns vary with the case.
+void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
+  Rig rig(spec);
+  const size_t before = static_cast<size_t>(harness::failures());
+  for (int operation = 0; operation < num_operations; ++operation) {
+    std::vector<int32_t> which;
+    for (uint32_t m = 0; m < spec.num_lanes; ++m)
+      if (rig.below(3) != 0) which.push_back(static_cast<int32_t>(m));
+    if (which.empty()) which.push_back(0);
+    const uint64_t kind = rig.below(100);
+    bool wants_priority = false;
+    for (const IndexSpec& index : spec.indexes) wants_priority |= index.prioritized;
+    if (kind < 70) {
+      const size_t num_rows = kind < 50 ? 1 : 1 + rig.below(20);
+      const auto given = static_cast<NextGiven>(rig.below(3));
+      std::vector<int> ends(num_rows * which.size(), 0);
+      for (size_t at = 0; at < ends.size(); ++at) {
+        if (rig.below(6) != 0) continue;
+        const bool is_last = at / which.size() + 1 == num_rows;
+        const bool can_truncate =
+            !spec.has_state || given == NextGiven::kYes || (is_last && given == NextGiven::kLastRow);
+        ends[at] = can_truncate && rig.below(2) == 0 ? 2 : 1;
+      }
+      std::vector<float> priorities;
+      if (wants_priority && rig.below(2) == 0)
+        for (size_t at = 0; at < ends.size(); ++at) priorities.push_back(static_cast<float>(rig.below(9)));
+      const Code code = rig.write(which, num_rows, ends, spec.has_state ? given : NextGiven::kNo, priorities);
+      CHECK_EQ(static_cast<uint32_t>(code), 0u);
+    } else if (kind < 78) {
+      const bool terminated = rig.below(2) == 0;
+      std::vector<int32_t> able;
+      for (int32_t m : which)
+        if (rig.can_end(m) && !(terminated && (rig.has_seam(m) || !spec.has_state))) able.push_back(m);
+      if (!able.empty())
+        CHECK_EQ(static_cast<uint32_t>(rig.end_episode(able, terminated, !terminated || rig.below(2) == 0)), 0u);
+    } else if (kind < 90) {
+      const auto index = static_cast<uint32_t>(rig.below(spec.indexes.size()));
+      const std::vector<int64_t> keys = rig.sample(index, 1 + rig.below(20));
+      if (spec.indexes[index].max_times != 0) rig.has_holes = true;
+      if (spec.indexes[index].prioritized && !rig.keys.empty()) {
+        std::vector<int64_t> updated = keys;
+        for (int k = 0; k < 8; ++k)
+          updated.push_back(rig.keys[rig.keys.size() - 1 - rig.below(std::min<size_t>(40, rig.keys.size()))]);
+        std::vector<float> priorities;
+        for (size_t k = 0; k < updated.size(); ++k) priorities.push_back(static_cast<float>(rig.below(7)));
+        int64_t applied = 0;
+        CHECK(rig.table->update_priorities(index, updated.data(), priorities.data(), updated.size(), &applied).ok());
+      }
+    } else if (kind < 93) {
+      std::vector<int64_t> removed;
+      for (int k = 0; k < 4 && !rig.keys.empty(); ++k)
+        removed.push_back(rig.keys[rig.keys.size() - 1 - rig.below(std::min<size_t>(60, rig.keys.size()))]);
+      if (!removed.empty()) rig.remove(removed);
+    } else if (kind < 95) {
+      rig.close_writer();
+      rig.verify();
+      rig.open_writer();
+    } else if (kind < 98) {
+      uint64_t moved = 0;
+      CHECK(rig.table->move_all_pages(&moved).ok());
+    } else if (rig.below(4) == 0) {
+      CHECK(rig.table->clear().ok());
+    }
+    if (operation % verify_every == 0) rig.verify();
+    if (static_cast<size_t>(harness::failures()) > before + 3) {
+      harness::fail(__FILE__, __LINE__,
+                    "seed " + std::to_string(spec.seed) + ", stopped at operation " + std::to_string(operation) +
+                        " of kind " + std::to_string(kind));
+      return;
+    }
+  }
+  rig.close_writer();
+  rig.verify();
+}
+
+void run_programmes(Spec spec, int num_seeds, int num_operations, int verify_every = 1) {
+  if (const char* times = std::getenv("RELIVE_SEEDS")) num_seeds *= std::atoi(times);  // a longer hunt
+  for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
+    spec.seed = static_cast<uint64_t>(seed);
+    run_programme(spec, num_operations, verify_every);
+  }
+}
+
+}  // namespace
+
+TEST(one_step_appended_with_next_can_be_sampled_at_once) {
+  Rig rig(Spec{});
+  CHECK(rig.sample(0, 1).empty());
+  CHECK_EQ(static_cast<uint32_t>(rig.write({0}, 1, {0}, NextGiven::kYes)), 0u);
+  rig.verify();
+  CHECK_EQ(rig.sample(0, 4).size(), 4u);
+  CHECK_EQ(rig.table->num_steps(), 1u);
+  CHECK_EQ(rig.table->num_items(0), 1);
+}
+
+TEST(capacity_one) {
+  Spec spec;
+  spec.capacity = 1;
+  Rig rig(spec);
+  for (int step = 0; step < 50; ++step) {
+    CHECK_EQ(static_cast<uint32_t>(rig.write({0}, 1, {step % 7 == 6 ? 1 : 0}, NextGiven::kYes)), 0u);
+    rig.verify();
+    CHECK_EQ(rig.table->num_steps(), 1u);
+    const std::vector<int64_t> keys = rig.sample(0, 3);
+    CHECK_EQ(keys.size(), 3u);
+    for (int64_t key : keys) CHECK_EQ(key, rig.keys.back());
+  }
+}
+
+TEST(one_lane_keeps_exactly_the_newest_steps) {
+  Spec spec;
+  spec.capacity = 37;
+  Rig rig(spec);
+  for (int step = 0; step < 300; ++step) {
+    CHECK_EQ(static_cast<uint32_t>(rig.write({0}, 1, {step % 11 == 10 ? 1 : 0}, NextGiven::kYes)), 0u);
+    const size_t count = std::min<size_t>(37, rig.keys.size());
+    CHECK_EQ(rig.table->num_steps(), count);
+    for (size_t k = 0; k < rig.keys.size(); ++k) CHECK_EQ(rig.is_step_alive(rig.keys[k]), k + count >= rig.keys.size());
+    rig.verify();
+  }
+}
+
+TEST(programmes_one_lane_uniform) {
+  run_programmes({.capacity = 20}, 20, 300);
+  run_programmes({.capacity = 2}, 10, 300);
+  run_programmes({.capacity = 300}, 10, 300);
+}
+
+TEST(programmes_n_step_and_stack) {
+  run_programmes({.capacity = 30, .indexes = {{.n_step = 3, .stack = 4}}}, 20, 300);
+  run_programmes({.capacity = 7, .indexes = {{.n_step = 3, .stack = 4, .pad = StackPad::kZeros}}}, 20, 300);
+  run_programmes({.capacity = 200, .indexes = {{.n_step = 5, .stack = 4}}}, 10, 300);
+}
+
+TEST(programmes_several_lanes) {
+  run_programmes({.capacity = 60, .num_lanes = 3, .indexes = {{.n_step = 3, .stack = 4}}}, 20, 300);
+  run_programmes({.capacity = 21, .num_lanes = 3, .indexes = {{.n_step = 3, .stack = 4, .prioritized = true}}}, 20,
+                 300);
+  run_programmes({.capacity = 8, .num_lanes = 4}, 20, 300);
+}
+
+TEST(programmes_prioritized) {
+  run_programmes({.capacity = 40, .num_lanes = 2, .indexes = {{.prioritized = true}}}, 20, 300);
+  run_programmes(
+      {.capacity = 40, .num_lanes = 2, .indexes = {{.n_step = 3, .prioritized = true, .initial = Initial::kGiven}}}, 20,
+      300);
+}
+
+TEST(programmes_use_counts) {
+  run_programmes({.capacity = 40, .num_lanes = 2, .indexes = {{.n_step = 2, .prioritized = true, .max_times = 1}}}, 20,
+                 300);
+  run_programmes({.capacity = 40, .num_lanes = 2, .indexes = {{.n_step = 2, .stack = 3, .max_times = 3}}}, 20, 300);
+}
+
+TEST(programmes_several_indexes) {
+  run_programmes({.capacity = 50,
+                  .num_lanes = 2,
+                  .indexes = {{.n_step = 3, .stack = 4},
+                              {.n_step = 1, .prioritized = true},
+                              {.n_step = 5, .prioritized = true, .initial = Initial::kGiven, .max_times = 2}}},
+                 20, 300);
+}
+
+TEST(programmes_without_state_columns) {
+  run_programmes({.capacity = 20, .num_lanes = 2, .has_state = false}, 20, 300);
+  run_programmes({.capacity = 30, .num_lanes = 2, .has_state = false, .indexes = {{.n_step = 3}}}, 20, 300);
+}
+
+TEST(programmes_large_rows) {
+  run_programmes({.capacity = 40, .num_lanes = 2, .has_pixels = true, .indexes = {{.n_step = 3, .stack = 4}}}, 4, 200,
+                 5);
+}
+
+TEST_MAIN()
