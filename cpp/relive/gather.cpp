@@ -14,6 +14,9 @@
 namespace relive {
 namespace {
 
+constexpr uint8_t kPrevLoaded = 1;
+constexpr uint8_t kNextLoaded = 2;
+
 // A row seen from a window: frame and row inside it. Rows before the page lie in the page before, rows after it in
 // the next one; a window never reaches further (page_len >= history + n_step).
 struct Row {
@@ -35,10 +38,10 @@ RELIVE_ROW_COPY void copy_bytes(std::byte* to, const std::byte* from, size_t num
 #endif
 }
 
-// Few bytes, a size that stays the same over a batch: whole words, the last one overlapping.
-template <size_t kWord>
+// A size that stays the same over a batch: kWords whole words, the last one overlapping the one before it.
+template <size_t kWord, size_t kWords>
 RELIVE_ROW_COPY void copy_words(std::byte* to, const std::byte* from, size_t num_bytes) {
-  for (size_t at = 0; at + kWord < num_bytes; at += kWord) copy_bytes(to + at, from + at, kWord);
+  for (size_t word = 0; word + 1 < kWords; ++word) copy_bytes(to + word * kWord, from + word * kWord, kWord);
   copy_bytes(to + num_bytes - kWord, from + num_bytes - kWord, kWord);
 }
 
@@ -76,8 +79,10 @@ bool follow(const Region& r, const std::atomic<uint64_t>& link, Touched* touched
 }
 
 bool need_next(const Region& r, Windows* w, uint32_t i) {
-  if (w->next_bases[i] != nullptr) return true;
-  return follow(r, r.pages[r.page_of(w->slots[i])].next, &w->next_pages[i], &w->next_bases[i]);
+  if ((w->neighbours[i] & kNextLoaded) != 0) return true;
+  if (!follow(r, r.pages[r.page_of(w->slots[i])].next, &w->next_pages[i], &w->next_bases[i])) return false;
+  w->neighbours[i] |= kNextLoaded;
+  return true;
 }
 
 // Whether row `offset` of the window's page or the next one holds a step of the same episode so far.
@@ -86,6 +91,13 @@ bool is_step(const Region& r, const Windows& w, uint32_t i, uint32_t offset) {
   const uint32_t row = offset & (r.page_len - 1);
   const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
   return row < range.step_end && !r.is_tail(page, row);
+}
+
+// Whether the lane of a page that has no next page is still being written: a full page is CLOSED before the next opens.
+bool lane_goes_on(const Region& r, uint64_t page) {
+  const Lane& lane = r.lanes[std::min(r.pages[page].lane_slot, r.geometry->max_lanes - 1)];
+  return lane.state.load(std::memory_order_acquire) == LaneState::kLive &&
+         lane.uid.load(std::memory_order_acquire) == r.pages[page].lane_uid;
 }
 
 // Walks the window's steps up to n, to the end of the episode or of the lane, and sums the return on the way.
@@ -115,7 +127,7 @@ bool walk(const Region& r, const IndexConfig& config, bool needs_end, Windows* w
     const uint32_t after = offset + m;
     const bool has_row = after < r.page_len || need_next(r, w, i);
     if (!has_row) {
-      ends = g.has_state ? 0 : 2;
+      ends = g.has_state != 0 || lane_goes_on(r, r.page_of(w->slots[i])) ? 0 : 2;
     } else {
       const uint64_t page = after < r.page_len ? r.page_of(w->slots[i]) : w->next_pages[i].page;
       const uint64_t word = after < r.page_len ? w->words[i] : w->next_pages[i].word;
@@ -136,8 +148,7 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Windows* w, uint32_t i
   const IndexConfig& config = r.header->indexes[plan.index];
   const uint64_t page = r.page_of(w->slots[i]);
   const uint32_t offset = r.offset_of(w->slots[i]);
-  w->prev_bases[i] = w->next_bases[i] = nullptr;
-  w->prev_pages[i].page = w->next_pages[i].page = kNoPage;
+  w->neighbours[i] = 0;
   if (plan.needs_walk || plan.needs_end) {
     if (!walk(r, config, plan.needs_end, w, i)) return false;
   } else {
@@ -150,7 +161,9 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Windows* w, uint32_t i
   }
   if (!plan.needs_history) return true;
   if (offset >= std::min(r.geometry->history, w->episode_steps[i])) return true;
-  return follow(r, r.pages[page].prev, &w->prev_pages[i], &w->prev_bases[i]);
+  if (!follow(r, r.pages[page].prev, &w->prev_pages[i], &w->prev_bases[i])) return false;
+  w->neighbours[i] |= kPrevLoaded;
+  return true;
 }
 
 template <class SourceRow, class Copy>
@@ -171,10 +184,16 @@ void copy_column(const Windows& w, const uint32_t* which, size_t count, const Co
   const auto run = [&](auto&& copy) { for_each_row(w, which, count, column, out, num_bytes, source_row, copy); };
   if (num_bytes == 4) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 4); });
   if (num_bytes == 8) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 8); });
-  if (num_bytes >= 16 && num_bytes <= 128)
-    return run([num_bytes](std::byte* to, const std::byte* from) { copy_words<16>(to, from, num_bytes); });
-  if (num_bytes > 4 && num_bytes < 16)
-    return run([num_bytes](std::byte* to, const std::byte* from) { copy_words<4>(to, from, num_bytes); });
+  const auto run_words = [&]<size_t kWord, size_t kWords>() {
+    run([num_bytes](std::byte* to, const std::byte* from) { copy_words<kWord, kWords>(to, from, num_bytes); });
+  };
+  if (num_bytes > 4 && num_bytes < 8) return run_words.template operator()<4, 2>();
+  if (num_bytes > 8 && num_bytes < 16) return run_words.template operator()<8, 2>();
+  if (num_bytes >= 16 && num_bytes <= 32) return run_words.template operator()<16, 2>();
+  if (num_bytes > 32 && num_bytes <= 48) return run_words.template operator()<16, 3>();
+  if (num_bytes > 48 && num_bytes <= 64) return run_words.template operator()<16, 4>();
+  if (num_bytes > 64 && num_bytes <= 96) return run_words.template operator()<32, 3>();
+  if (num_bytes > 96 && num_bytes <= 128) return run_words.template operator()<32, 4>();
   run([num_bytes](std::byte* to, const std::byte* from) { copy_bytes(to, from, num_bytes); });
 }
 
@@ -259,6 +278,7 @@ void Windows::resize(size_t n) {
   next_bases.resize(n);
   prev_pages.resize(n);
   next_pages.resize(n);
+  neighbours.resize(n);
   num_steps.resize(n);
   episode_steps.resize(n);
   ends.resize(n);
@@ -266,7 +286,7 @@ void Windows::resize(size_t n) {
   discounts.resize(n);
 }
 
-void resolve(const Region& r, const GatherPlan& plan, Windows* w, const uint32_t* which, size_t count) {
+void locate(const Region& r, Windows* w, const uint32_t* which, size_t count) {
   const uint64_t stride = r.geometry->record_stride;
   for (size_t k = 0; k < count; ++k) {
     const uint32_t i = which[k];
@@ -276,6 +296,9 @@ void resolve(const Region& r, const GatherPlan& plan, Windows* w, const uint32_t
     for (uint64_t at = 0; at < 2 * stride && at < 512; at += 64) __builtin_prefetch(record + at);
     __builtin_prefetch(record + 2 * stride - 1);
   }
+}
+
+void resolve(const Region& r, const GatherPlan& plan, Windows* w, const uint32_t* which, size_t count) {
   for (size_t k = 0; k < count; ++k) {
     const uint32_t i = which[k];
     if (w->ok[i] && !resolve_one(r, plan, w, i)) w->ok[i] = 0;
@@ -317,10 +340,11 @@ void recheck(const Region& r, const GatherPlan& plan, Windows* w, const uint32_t
     const uint32_t i = which[k];
     if (!w->ok[i]) continue;
     bool same = r.words[r.page_of(w->slots[i])].load(order) >> kStateBits == w->words[i] >> kStateBits;
-    for (const Touched* touched : {&w->prev_pages[i], &w->next_pages[i]}) {
-      if (touched->page == kNoPage) continue;
-      same &= r.words[touched->page].load(order) >> kStateBits == touched->word >> kStateBits;
-    }
+    const auto is_same = [&](const Touched& touched) {
+      return r.words[touched.page].load(order) >> kStateBits == touched.word >> kStateBits;
+    };
+    if ((w->neighbours[i] & kPrevLoaded) != 0) same &= is_same(w->prev_pages[i]);
+    if ((w->neighbours[i] & kNextLoaded) != 0) same &= is_same(w->next_pages[i]);
     if (!same) w->ok[i] = 0;
   }
   (void)plan;

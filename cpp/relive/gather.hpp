@@ -64,9 +64,10 @@ struct Windows {
   std::vector<uint32_t> rows;          // which row of the outputs it fills
   std::vector<uint8_t> ok;
   std::vector<const std::byte*> bases;       // frame of the item's page
-  std::vector<const std::byte*> prev_bases;  // of the page before, null where not needed
-  std::vector<const std::byte*> next_bases;  // of the page after, null where not needed
+  std::vector<const std::byte*> prev_bases;  // of the page before, where needed
+  std::vector<const std::byte*> next_bases;  // of the page after, where needed
   std::vector<Touched> prev_pages, next_pages;
+  std::vector<uint8_t> neighbours;     // bit 0: the prev_ fields hold, bit 1: the next_ fields hold
   std::vector<uint32_t> num_steps;     // m
   std::vector<uint32_t> episode_steps;
   std::vector<uint8_t> ends;           // bit 0 terminated, bit 1 truncated
@@ -74,7 +75,10 @@ struct Windows {
   void resize(size_t n);
 };
 
-// Fills the fields of window w from its slot and word; ok[w] = 0 where a page it needs is gone.
+// Finds the first row of each window that is ok and asks for its bytes. Call it one block ahead of resolve().
+void locate(const Region& r, Windows* windows, const uint32_t* which, size_t count);
+
+// Fills the other fields of each window; ok[w] = 0 where a page it needs is gone.
 void resolve(const Region& r, const GatherPlan& plan, Windows* windows, const uint32_t* which, size_t count);
 
 // Copies the outputs of all windows of `which` that are ok. out[o] has room for as many items as the batch has rows.

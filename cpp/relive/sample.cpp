@@ -13,6 +13,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
+constexpr size_t kBlock = 32;               // windows whose rows are asked for ahead of the copy
 constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
 
 struct Claimed {
@@ -155,28 +156,42 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
   if (!(total > 0.0)) return false;
   const CounterRng rng(r.geometry->seed, stream_, call, attempt);
   const size_t count = s.missing.size();
+  const double per_mass = 1.0 / total;
   const double stratum = total / static_cast<double>(request.num_items);
   for (size_t k = 0; k < count; ++k) s.points[k] = (s.missing[k] + rng.uniform(s.missing[k])) * stratum;
   tree.draw(s.points.data(), count, s.drawn.data());
   uint64_t empty = 0, gone = 0;
-  for (size_t k = 0; k < count; ++k) {
-    const uint32_t j = s.missing[k];
-    w.ok[j] = 0;
-    const uint64_t slot = s.drawn[k];
-    if (slot == Tree::kNone) continue;
-    double mass = 0.0;
-    if (!RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
-    const uint64_t word = r.words[r.page_of(slot)].load(std::memory_order_acquire);
-    if (RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
-    w.slots[j] = slot;
-    w.words[j] = word;
-    w.masses[j] = mass;
-    w.ok[j] = mass > 0.0 && Region::is_used(word);
-    empty += w.ok[j] ? 0 : 1;
+  // Word before leaf, and the mass returned is this leaf's: the descent's own look at it does not count (rule G2).
+  const auto look = [&](size_t begin, size_t end) {
+    for (size_t k = begin; k < end; ++k) {
+      const uint32_t j = s.missing[k];
+      w.ok[j] = 0;
+      const uint64_t slot = s.drawn[k];
+      if (slot == Tree::kNone) {
+        ++empty;
+        continue;
+      }
+      double mass = 0.0;
+      if (!RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
+      const uint64_t word = r.words[r.page_of(slot)].load(std::memory_order_acquire);
+      if (RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
+      w.slots[j] = slot;
+      w.words[j] = word;
+      w.masses[j] = mass;
+      w.ok[j] = mass > 0.0 && Region::is_used(word);
+      empty += w.ok[j] ? 0 : 1;
+    }
+    if (request.plan != nullptr) locate(r, &w, s.missing.data() + begin, end - begin);
+  };
+  look(0, std::min(count, kBlock));
+  for (size_t begin = 0; begin < count; begin += kBlock) {  // memory works on the next block while this one is copied
+    const size_t end = std::min(count, begin + kBlock);
+    look(end, std::min(count, end + kBlock));
+    if (request.plan == nullptr) continue;
+    resolve(r, *request.plan, &w, s.missing.data() + begin, end - begin);
+    copy_rows(r, *request.plan, w, s.missing.data() + begin, end - begin, request.out);
   }
   if (request.plan != nullptr) {
-    resolve(r, *request.plan, &w, s.missing.data(), count);
-    copy_rows(r, *request.plan, w, s.missing.data(), count, request.out);
     RELIVE_FAIL_POINT(sample_gathered);
     std::atomic_thread_fence(std::memory_order_acquire);
     recheck(r, *request.plan, &w, s.missing.data(), count);
@@ -189,7 +204,7 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
       continue;
     }
     request.keys[w.rows[j]] = r.key_of(w.slots[j], w.words[j]);
-    request.probabilities[w.rows[j]] = w.masses[j] / total;
+    request.probabilities[w.rows[j]] = w.masses[j] * per_mass;
   }
   gone = s.still_missing.size() - empty;
   if (access_ == Access::kReadWrite && !s.still_missing.empty()) {

@@ -37,6 +37,7 @@ class Tree final {
 
   double leaf(uint64_t slot) const;              // acquire
   void set_leaf(uint64_t slot, double mass);     // release; ancestors are refreshed by refresh()
+  void prefetch(uint64_t slot) const { __builtin_prefetch(levels_[0] + slot); }
   double node(uint32_t level, uint64_t position) const;
 
   // Recomputes the ancestors of the given leaves, level by level, each distinct parent about once.

@@ -12,6 +12,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr size_t kChunk = 256;  // leaves a hold (rule C3)
+constexpr size_t kGatherBlock = 32;
 constexpr uint32_t kGatherRounds = 16;
 
 struct GatherScratch {
@@ -25,7 +26,7 @@ GatherScratch& scratch() {
   return mine;
 }
 
-enum class Found : uint32_t { kGone, kPending, kAwaiting, kLive };
+enum class Found : uint32_t { kGone, kPending, kAwaiting, kUsedUp, kLive };
 
 // What a key stands for now, in one index. Exact under the lock.
 Found find_item(const Region& r, uint32_t index, int64_t key) {
@@ -39,7 +40,7 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
   if (r.is_tail(page, offset)) return Found::kGone;
   const uint16_t times = r.times[index][slot].load(kRelaxed);
   if (times == kTimesAwaiting) return Found::kAwaiting;
-  if (RELIVE_RULE(H1_times) && !r.is_drawable(index, times)) return Found::kGone;
+  if (RELIVE_RULE(H1_times) && !r.is_drawable(index, times)) return times == kTimesRemoved ? Found::kGone : Found::kUsedUp;
   return offset >= r.item_end(page, index) ? Found::kPending : Found::kLive;
 }
 
@@ -81,8 +82,14 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
                 r.times[plan.index][w.slots[i]].load(std::memory_order_acquire) < kTimesAwaiting;
       if (w.ok[i]) s.which[tried++] = i;
     }
-    resolve(r, plan, &w, s.which.data(), tried);
-    copy_rows(r, plan, w, s.which.data(), tried, out);
+    locate(r, &w, s.which.data(), std::min(tried, kGatherBlock));
+    for (size_t begin = 0; begin < tried; begin += kGatherBlock) {
+      const size_t size = std::min(kGatherBlock, tried - begin);
+      const size_t after = begin + size;
+      locate(r, &w, s.which.data() + after, std::min(kGatherBlock, tried - after));
+      resolve(r, plan, &w, s.which.data() + begin, size);
+      copy_rows(r, plan, w, s.which.data() + begin, size, out);
+    }
     std::atomic_thread_fence(std::memory_order_acquire);
     recheck(r, plan, &w, s.which.data(), tried);
     left = 0;
@@ -104,7 +111,7 @@ bool Table::update_one(uint32_t index, int64_t key, float priority, double mass)
   Region& r = region_;
   const Found found = find_item(r, index, key);
   const uint64_t slot = r.key_slot(key);
-  if (found == Found::kGone) return false;
+  if (found == Found::kGone || found == Found::kUsedUp) return false;
   if (found == Found::kPending) {
     RecordHeader* record = Region::record(r.page_base(r.page_of(slot)), *r.geometry, r.offset_of(slot));
     std::atomic_ref<uint32_t>(record->pending_priority).store(std::bit_cast<uint32_t>(priority), kRelaxed);
@@ -135,6 +142,10 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
     if (!(priorities[i] >= 0.0f) || !std::isfinite(priorities[i]))
       return Status(Code::kInvalidPriority).with_int("position", static_cast<int64_t>(i)).with_double("value", priorities[i]);
     largest = std::max(largest, priorities[i]);
+    const uint64_t slot = r.key_slot(keys[i]);
+    r.trees[index].prefetch(slot);
+    __builtin_prefetch(&r.pages[r.page_of(slot)].range);
+    __builtin_prefetch(&r.times[index][slot]);
     masses[i] = mass_of(config, priorities[i]);
   }
   const Deadline deadline = Deadline::after(10.0);
@@ -148,7 +159,6 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
       state.max_priority.store(largest, kRelaxed);
     }
     for (size_t i = begin; i < end; ++i) {
-      __builtin_prefetch(&r.times[index][r.key_slot(keys[std::min(i + 16, end - 1)])]);
       *applied += update_one(index, keys[i], priorities[i], masses[i]) ? 1 : 0;
     }
     RELIVE_FAIL_POINT(update_ancestors);
@@ -170,6 +180,7 @@ bool Table::delete_one(int64_t key) {
     found_any = true;
     r.times[i][slot].store(kTimesRemoved, std::memory_order_release);
     RELIVE_FAIL_POINT(delete_times);
+    if (found == Found::kUsedUp) continue;  // no longer counted, but keys still led to its rows
     r.pages[page].live -= 1;
     if (found == Found::kLive) r.header->index_state[i].live_items.fetch_sub(1, kRelaxed);
     if (r.trees[i].leaf(slot) == 0.0) continue;
