@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,7 @@ class ReplayBatch(Protocol):
 
     def __iter__(self) -> Iterator[str]: ...
 
-    def weights(self, beta: float, normalize: str | None = "batch") -> Any:
+    def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> Any:
         """Importance weights float32[B]: (N p) ** -beta, over their maximum in the batch unless normalize is None."""
         ...
 

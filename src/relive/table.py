@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, SupportsFloat, final
+from typing import TYPE_CHECKING, Any, SupportsFloat, final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from relive.errors import (
 from relive.index import Index, named_indexes
 from relive.limiters import SamplesPerInsert
 from relive.prefetch import Batches
+from relive.protocol import ReplayTable
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
 from relive.storage import LocalMemory, SharedMemory
@@ -386,6 +387,12 @@ class Table:
             return error
         narrowest = min(paced, key=lambda limiter: limiter.window)
         return RequestTooLarge(error.requested, error.window, narrowest.arithmetic())
+
+
+if TYPE_CHECKING:
+
+    def _has_the_interface_of_all_tables(table: Table) -> ReplayTable:
+        return table
 
 
 def attach_path(path: str, stream: int = 0, timeout_s: SupportsFloat | None = None, read_only: bool = False) -> Table:
