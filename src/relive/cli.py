@@ -85,7 +85,7 @@ def _train_dqn(
         from relive.train.run import train
     except ImportError as problem:
         sys.exit(f"relive: training needs {problem.name}: {_EXTRA}")
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "environment": {"seed": seed},
         "acting": {"num_actors": actors},
         "replay": {"capacity": capacity},
@@ -174,3 +174,7 @@ def _size(num_bytes: int) -> str:
             return f"{size:.0f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+if __name__ == "__main__":
+    main()

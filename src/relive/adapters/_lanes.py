@@ -22,7 +22,7 @@ from relive.errors import (
     TableClosed,
     UnknownColumn,
 )
-from relive.protocol import ReplayTable
+from relive.protocol import ReplayWriter
 from relive.spec import StepSpec
 
 Flat = dict[str, NDArray[Any]]
@@ -51,6 +51,19 @@ class ResetNeeded(ReliveError):
         )
 
 
+class WritableTable(Protocol):
+    """What the recorder needs of a table."""
+
+    @property
+    def spec(self) -> StepSpec:
+        """What a step holds."""
+        ...
+
+    def writer(self, num_lanes: int | None = None) -> ReplayWriter:
+        """A writer of num_lanes lanes."""
+        ...
+
+
 class _Write(Protocol):
     def __call__(self, *, timeout_s: float | None) -> object: ...
 
@@ -63,7 +76,7 @@ class LaneRecorder:
     in mid-episode can still end the episode. Rows that met a deadline wait in `_pending`; nothing is lost.
     """
 
-    def __init__(self, table: ReplayTable, num_lanes: int, timeout_s: float | None) -> None:
+    def __init__(self, table: WritableTable, num_lanes: int, timeout_s: float | None) -> None:
         if num_lanes < 1:
             raise InvalidConfig(what="num_envs", expected=">= 1", got=num_lanes)
         self._spec = table.spec
@@ -222,15 +235,18 @@ class LaneRecorder:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _plan_append(self, lanes: Lanes, reward: NDArray[Any], following: Flat) -> None:
-        columns = {path: buffer[lanes] for path, buffer in self._buffers.items()}
+        columns: dict[str, Any] = {path: buffer[lanes] for path, buffer in self._buffers.items()}
+        columns.update(following)
         if self._has_reward:
             columns["reward"] = reward
-        self._pending.append(partial(self.writer.append, lanes=self._named(lanes), **columns, **following))
+        self._pending.append(partial(self.writer.append, lanes=self._named(lanes), **columns))
 
     def _plan_end(self, lanes: Lanes) -> None:
         lanes = lanes[self._unfinished[lanes]]
         if len(lanes):
-            last = {f"next_{path}": self._buffers[path][lanes] for path in self._spec.expand("observation")}
+            last: dict[str, Any] = {
+                f"next_{path}": self._buffers[path][lanes] for path in self._spec.expand("observation")
+            }
             self._pending.append(partial(self.writer.end_episode, lanes=self._named(lanes), truncated=True, **last))
             self._unfinished[lanes] = False
 

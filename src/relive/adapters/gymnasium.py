@@ -21,9 +21,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
-from relive.adapters._lanes import EnvironmentClosed, LaneRecorder, ResetNeeded
+from relive.adapters._lanes import EnvironmentClosed, LaneRecorder, ResetNeeded, WritableTable
 from relive.errors import InvalidConfig
-from relive.protocol import ReplayTable, ReplayWriter
+from relive.protocol import ReplayWriter
 
 __all__ = ["EnvironmentClosed", "RecordedEnv", "RecordedVectorEnv", "ResetNeeded", "record"]
 
@@ -31,11 +31,11 @@ Extras = Mapping[str, ArrayLike]
 
 
 @overload
-def record(envs: gymnasium.Env[Any, Any], table: ReplayTable, *, timeout_s: float | None = None) -> RecordedEnv: ...
+def record(envs: gymnasium.Env[Any, Any], table: WritableTable, *, timeout_s: float | None = None) -> RecordedEnv: ...
 @overload
 def record(
     envs: VectorEnv[Any, Any, Any],
-    table: ReplayTable,
+    table: WritableTable,
     *,
     autoreset_mode: AutoresetMode | str | None = None,
     num_envs: int | None = None,
@@ -43,7 +43,7 @@ def record(
 ) -> RecordedVectorEnv: ...
 def record(
     envs: Any,
-    table: ReplayTable,
+    table: WritableTable,
     *,
     autoreset_mode: AutoresetMode | str | None = None,
     num_envs: int | None = None,
@@ -96,7 +96,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     environment; after it every call raises EnvironmentClosed.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], table: ReplayTable, *, timeout_s: float | None = None) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], table: WritableTable, *, timeout_s: float | None = None) -> None:
         super().__init__(env)
         self._lanes = LaneRecorder(table, 1, timeout_s)
         # gymnasium.wrappers.Autoreset resets a single environment on the step after an end.
@@ -174,7 +174,7 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(
         self,
         envs: Any,
-        table: ReplayTable,
+        table: WritableTable,
         *,
         autoreset_mode: AutoresetMode,
         num_envs: int | None = None,

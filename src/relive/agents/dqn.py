@@ -26,21 +26,23 @@ from relive.agents.config import DQNConfig, NetworkConfig
 
 
 def _linear(num_inputs: int, num_outputs: int, generator: torch.Generator) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, num_inputs, num_outputs)
-    return _initialise(layer, num_inputs, generator)
+    layer = nn.Linear(num_inputs, num_outputs, device="meta").to_empty(device="cpu")
+    _initialise(layer, num_inputs, generator)
+    return layer
 
 
 def _convolution(num_inputs: int, num_outputs: int, size: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
-    layer = nn.utils.skip_init(nn.Conv2d, num_inputs, num_outputs, size, stride)
-    return _initialise(layer, num_inputs * size * size, generator)
+    layer = nn.Conv2d(num_inputs, num_outputs, size, stride, device="meta").to_empty(device="cpu")
+    _initialise(layer, num_inputs * size * size, generator)
+    return layer
 
 
-def _initialise(layer: Any, fan_in: int, generator: torch.Generator) -> Any:
+def _initialise(layer: nn.Module, fan_in: int, generator: torch.Generator) -> None:
+    """torch's own bounds, drawn from `generator`: the layers were made without touching the global one."""
     bound = 1.0 / math.sqrt(fan_in)
     with torch.no_grad():
-        layer.weight.uniform_(-bound, bound, generator=generator)
-        layer.bias.uniform_(-bound, bound, generator=generator)
-    return layer
+        for parameter in layer.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
 
 
 @final
@@ -109,12 +111,10 @@ class Experience:
 
 def td_errors(online: nn.Module, target: nn.Module, batch: Experience) -> Tensor:
     """y - Q(s, a) of each item, float32 [B]; the gradient flows through Q(s, a) only."""
-    values = online(torch.cat((batch.observation, batch.next_observation)))  # one pass: half the calls
-    current, following = values.chunk(2)
-    chosen = current.gather(1, batch.action.unsqueeze(1)).squeeze(1)
+    chosen: Tensor = online(batch.observation).gather(1, batch.action.unsqueeze(1)).squeeze(1)
     with torch.no_grad():
-        best = following.argmax(dim=1, keepdim=True)
-        bootstrap = target(batch.next_observation).gather(1, best).squeeze(1)
+        best = online(batch.next_observation).argmax(dim=1, keepdim=True)
+        bootstrap: Tensor = target(batch.next_observation).gather(1, best).squeeze(1)
         goal = batch.reward + batch.discount * bootstrap
     return goal - chosen
 
@@ -151,8 +151,7 @@ class DQNLearner:
         self.optimizer = torch.optim.Adam(
             self.online.parameters(), lr=optimizer.learning_rate, eps=optimizer.adam_epsilon, fused=True
         )
-        self._online_parameters = list(self.online.parameters())
-        self._target_parameters = list(self.target.parameters())
+        self._parameter_pairs = list(zip(self.target.parameters(), self.online.parameters(), strict=True))
         self.num_updates = 0
 
     def update(self, batch: Experience) -> Update:
@@ -167,7 +166,8 @@ class DQNLearner:
         self.optimizer.step()
         self.num_updates += 1
         with torch.no_grad():
-            torch._foreach_lerp_(self._target_parameters, self._online_parameters, self.config.target_rate)
+            for target, online in self._parameter_pairs:
+                target.lerp_(online, self.config.target_rate)
         priorities = errors.detach().abs().to("cpu", torch.float64).numpy() + 1e-6
         return Update(priorities, loss.detach())
 

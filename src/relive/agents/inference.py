@@ -37,7 +37,7 @@ def epsilon_greedy(
 ) -> NDArray[np.int64]:
     """Actions int64 [B]: the best known ones, each replaced by a random one with chance `epsilon`."""
     values = q_values(parameters, observations)
-    actions = values.argmax(axis=1)
+    actions: NDArray[np.int64] = values.argmax(axis=1)
     if epsilon > 0.0:
         explore = rng.random(len(actions)) < epsilon
         if explore.any():
@@ -46,15 +46,16 @@ def epsilon_greedy(
 
 
 def _dense(parameters: Parameters, name: str, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-    outputs = inputs @ parameters[f"{name}.weight"].T
+    outputs: NDArray[np.float32] = inputs @ parameters[f"{name}.weight"].T
     outputs += parameters[f"{name}.bias"]
-    return np.maximum(outputs, 0.0, out=outputs)
+    np.maximum(outputs, 0.0, out=outputs)
+    return outputs
 
 
 def _convolve(parameters: Parameters, name: str, planes: NDArray[np.float32], stride: int) -> NDArray[np.float32]:
     weight = parameters[f"{name}.weight"]  # [out, in, height, width]
     num_outputs, num_inputs, height, width = weight.shape
-    patches = np.lib.stride_tricks.sliding_window_view(planes, (height, width), axis=(2, 3))  # type: ignore[call-overload]
+    patches = np.lib.stride_tricks.sliding_window_view(planes, (height, width), axis=(2, 3))
     patches = patches[:, :, ::stride, ::stride]  # [B, in, rows, columns, height, width]
     num_items, _, rows, columns = patches.shape[:4]
     matrix = patches.transpose(0, 2, 3, 1, 4, 5).reshape(num_items * rows * columns, num_inputs * height * width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from relive import Batch, Table
 from relive.agents.dqn import DQNLearner, Experience
@@ -75,7 +77,9 @@ class Learner:
         self._began_s = self._looked_s = self._saved_s = time.monotonic()
         self._wait_s = 0.0
         self._loss: torch.Tensor | None = None
-        self._last: tuple[float, int, int, float, float] | None = None  # when and what the last snapshot saw
+        self._rated_s = self._began_s
+        self._rated = np.asarray([progress.num_steps, agent.num_updates, 0.0, 0.0])
+        self._rates_before = np.zeros(4)
 
     def run(self) -> Ending:
         """Learns until something ends it; a checkpoint is written at the end, however it ends."""
@@ -171,13 +175,14 @@ class Learner:
         mean = self._mean_return(parameters, evaluation.num_episodes)
         if mean is None:
             return False
-        good = evaluation.stop_return is not None and mean >= evaluation.stop_return
+        wanted = math.inf if evaluation.stop_return is None else evaluation.stop_return
+        good = mean >= wanted
         if good:
             # A lucky score is not enough: the same policy again, on other seeds, before it is kept.
             again = self._mean_return(parameters, evaluation.num_confirm_episodes)
             if again is None:
                 return False
-            good = again >= evaluation.stop_return
+            good = again >= wanted
             share = evaluation.num_episodes / (evaluation.num_episodes + evaluation.num_confirm_episodes)
             mean = share * mean + (1.0 - share) * again
         self._note_evaluation(mean, parameters)
@@ -240,10 +245,7 @@ class Learner:
         self._update_progress()
         progress, scoreboard, table = self._progress, self._parts.scoreboard, self._parts.table
         acting = self._config.acting
-        now = (progress.elapsed_s, progress.num_steps, self._agent.num_updates, self._wait_s, scoreboard.wait_s)
-        before = self._last or (self._elapsed_before_s, now[1], now[2], 0.0, 0.0)
-        self._last = now
-        seconds = max(now[0] - before[0], 1e-6)
+        rates = self._rates()
         returns = scoreboard.recent_returns(100)
         (index,) = table.stats().indexes.values()
         return Snapshot(
@@ -251,8 +253,8 @@ class Learner:
             num_steps=progress.num_steps,
             num_updates=self._agent.num_updates,
             num_episodes=scoreboard.num_episodes,
-            steps_per_s=(now[1] - before[1]) / seconds,
-            updates_per_s=(now[2] - before[2]) / seconds,
+            steps_per_s=rates[0],
+            updates_per_s=rates[1],
             acting_return=float(np.mean(returns)) if len(returns) else None,
             kept_return=progress.kept_return if progress.kept_parameters else None,
             loss=None if self._loss is None else float(self._loss),
@@ -260,8 +262,17 @@ class Learner:
             fill=len(table),
             capacity=table.capacity,
             replay_ratio=index.samples_per_insert,
-            learner_wait=min(1.0, (now[3] - before[3]) / seconds),
-            actor_wait=min(1.0, (now[4] - before[4]) / seconds / acting.num_actors),
+            learner_wait=min(1.0, rates[2]),
+            actor_wait=min(1.0, rates[3] / acting.num_actors),
             num_actors=acting.num_actors,
             num_restarts=progress.num_restarts,
         )
+
+    def _rates(self) -> NDArray[np.float64]:
+        """Steps, updates, seconds that the learner and the actors waited: each a second, since the last call."""
+        now_s, scoreboard = time.monotonic(), self._parts.scoreboard
+        if now_s - self._rated_s >= _LOOK_PERIOD_S:
+            now = np.asarray([scoreboard.num_steps, self._agent.num_updates, self._wait_s, scoreboard.wait_s])
+            self._rates_before = (now - self._rated) / (now_s - self._rated_s)
+            self._rated, self._rated_s = now, now_s
+        return self._rates_before

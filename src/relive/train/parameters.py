@@ -91,7 +91,7 @@ def _slot_bytes(num_values: int) -> int:
 
 def checksum(values: NDArray[np.float32], version: int) -> int:
     """crc32 of the values continued over the version."""
-    return zlib.crc32(version.to_bytes(8, "little"), zlib.crc32(values))
+    return zlib.crc32(version.to_bytes(8, "little"), zlib.crc32(values.data))
 
 
 @final

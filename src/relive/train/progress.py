@@ -86,7 +86,7 @@ class ProgressReporter:
         self._shown_s = self._written_s = float("-inf")
 
     def __enter__(self) -> ProgressReporter:
-        self._writer = SummaryWriter(str(self._run_dir / "tensorboard"), flush_secs=10)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(self._run_dir / "tensorboard"), flush_secs=10)
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.__enter__()
