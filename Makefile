@@ -5,7 +5,7 @@ SHELL := bash
 VENV := .venv
 OTHERS := 3.10 3.12 3.13
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python
-DEMO_FOLDER := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
 
 .PHONY: help demo test quick bench bench-quick bench-report soak sanitize mutants wheel format lint clean setup setup-others
