@@ -7,6 +7,7 @@ resumed run fills a new one before it learns on.
 from __future__ import annotations
 
 import os
+import pickle
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -78,7 +79,7 @@ def load_checkpoint(run_dir: Path, device: str) -> tuple[dict[str, Any], Progres
     path = run_dir / FILE_NAME
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError) as problem:
+    except (OSError, RuntimeError, ValueError, EOFError, LookupError, pickle.UnpicklingError) as problem:
         raise InvalidConfig(
             what=f"checkpoint {path}", expected="the file that a run with at least one checkpoint has", got=str(problem)
         ) from problem

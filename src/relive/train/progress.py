@@ -15,6 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 _TERMINAL_PERIOD_S = 0.5
 _LINE_PERIOD_S = 5.0
+_EARLY_LINE_PERIOD_S = 2.0  # while somebody waits to see that it runs
+_EARLY_S = 10.0
 _EVENT_PERIOD_S = 2.0
 
 
@@ -107,7 +109,7 @@ class ProgressReporter:
     @property
     def wants(self) -> bool:
         """Whether it is time for another snapshot: making one is not free."""
-        period_s = _TERMINAL_PERIOD_S if self._live is not None else min(_LINE_PERIOD_S, _EVENT_PERIOD_S)
+        period_s = _TERMINAL_PERIOD_S if self._live is not None else min(_EARLY_LINE_PERIOD_S, _EVENT_PERIOD_S)
         return time.monotonic() - max(self._shown_s, self._written_s) >= period_s
 
     def show(self, now: Snapshot, *, at_once: bool = False) -> None:
@@ -119,7 +121,9 @@ class ProgressReporter:
                 grid.add_row(name, value)
             self._live.update(grid, refresh=True)
             self._shown_s = clock_s
-        elif at_once or clock_s - self._shown_s >= _LINE_PERIOD_S:
+        elif at_once or clock_s - self._shown_s >= (
+            _EARLY_LINE_PERIOD_S if now.elapsed_s < _EARLY_S else _LINE_PERIOD_S
+        ):
             self.say(_line(now))
             self._shown_s = clock_s
         if at_once or clock_s - self._written_s >= _EVENT_PERIOD_S:

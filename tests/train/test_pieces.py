@@ -1,0 +1,173 @@
+"""The small pieces of a run: configurations, checkpoints, seeds, the scoreboard, evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="training needs torch")
+pytest.importorskip("gymnasium", reason="training needs Gymnasium")
+
+from relive.agents.dqn import DQNLearner, Experience  # noqa: E402
+from relive.errors import InvalidConfig  # noqa: E402
+from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, load_checkpoint, save_checkpoint  # noqa: E402
+from relive.train.config import ActingConfig, EnvironmentConfig, ReplayConfig, TrainConfig, preset  # noqa: E402
+from relive.train.curve import draw_curve  # noqa: E402
+from relive.train.environments import acting_seed, describe, evaluation_seeds, final_seeds  # noqa: E402
+from relive.train.evaluate import Evaluator  # noqa: E402
+from relive.train.scoreboard import Scoreboard  # noqa: E402
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5", "Acrobot-v1"])
+def test_configurations_go_to_json_and_back(env_id: str, tmp_path: Path) -> None:
+    config = preset(env_id, seed=7)
+    config = dataclasses.replace(config, acting=dataclasses.replace(config.acting, num_actors=3))
+    config.save(tmp_path / "config.json")
+    assert TrainConfig.load(tmp_path / "config.json") == config
+    assert (config.environment.seed, config.agent.network.kind) == (7, "conv" if "ALE" in env_id else "mlp")
+
+
+def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
+    for wrong in (
+        lambda: EnvironmentConfig(""),
+        lambda: ReplayConfig(capacity=10, min_size=20),
+        lambda: ActingConfig(num_actors=0),
+        lambda: ActingConfig(epsilon_start=0.1, epsilon_end=0.5),
+    ):
+        with pytest.raises(InvalidConfig):
+            wrong()
+    (tmp_path / "config.json").write_text('{"environment": {}}')
+    with pytest.raises(InvalidConfig):
+        TrainConfig.load(tmp_path / "config.json")
+    with pytest.raises(InvalidConfig):
+        TrainConfig.load(tmp_path / "none.json")
+
+
+def test_schedules() -> None:
+    acting = ActingConfig(epsilon_start=1.0, epsilon_end=0.2, epsilon_steps=100)
+    assert [acting.epsilon_at(steps) for steps in (0, 50, 100, 1000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
+    optimizer = preset("CartPole-v1").agent.optimizer
+    assert optimizer.learning_rate_at(0) == optimizer.learning_rate
+    assert optimizer.learning_rate_at(10**9) == pytest.approx(optimizer.final_learning_rate)
+
+
+def test_seeds_of_acting_evaluation_and_the_final_result_never_meet() -> None:
+    for run_seed in (0, 1, 12345, 2**31 - 1):
+        acting = {
+            acting_seed(run_seed, actor, incarnation) + copy
+            for actor in range(8) for incarnation in range(8) for copy in range(16)
+        }  # fmt: skip
+        evaluation = set(evaluation_seeds(run_seed, 0, 5000))
+        final = set(final_seeds(run_seed, 20))
+        assert len(evaluation) == 5000 and len(final) == 20
+        assert not acting & evaluation and not acting & final and not evaluation & final
+        assert max(acting | evaluation | final) < 2**31
+        assert evaluation_seeds(run_seed, 40, 2) == evaluation_seeds(run_seed, 0, 42)[40:]
+
+
+def learner(seed: int) -> DQNLearner:
+    return DQNLearner(preset("CartPole-v1").agent, (4,), 2, seed=seed, device="cpu")
+
+
+def batch(seed: int) -> Experience:
+    rng = np.random.default_rng(seed)
+    states = torch.from_numpy(rng.normal(size=(2, 8, 4)).astype(np.float32))
+    ones = torch.ones(8)
+    return Experience(states[0], torch.from_numpy(rng.integers(0, 2, 8)), ones, ones * 0.9, states[1], ones)
+
+
+def test_a_checkpoint_round_trip(tmp_path: Path) -> None:
+    one = learner(0)
+    for seed in range(3):
+        one.update(batch(seed))
+    progress = Progress(num_steps=123, elapsed_s=4.5, parameter_version=9, kept_return=77.0, num_sessions=2)
+    progress.kept_parameters = one.smoothed_parameters()
+    progress.curve.append(CurvePoint(1.0, 10, 3, 22.0, None))
+    save_checkpoint(tmp_path, one.state_dict(), progress)
+    save_checkpoint(tmp_path, one.state_dict(), progress)  # over the first one
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    state, again = load_checkpoint(tmp_path, "cpu")
+    for name, value in progress.kept_parameters.items():
+        np.testing.assert_array_equal(again.kept_parameters[name], value)
+    assert vars(again) | {"kept_parameters": 0} == vars(progress) | {"kept_parameters": 0}
+    other = learner(1)
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(one.update(batch(9)).priorities, other.update(batch(9)).priorities)
+
+
+def test_a_checkpoint_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, learner(0).state_dict(), Progress(num_steps=1))
+    with pytest.raises((AttributeError, TypeError, RuntimeError)):
+        save_checkpoint(tmp_path, {"not": lambda: None}, Progress(num_steps=2))
+    assert load_checkpoint(tmp_path, "cpu")[1].num_steps == 1
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_broken_checkpoints_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig):
+        load_checkpoint(tmp_path, "cpu")
+    (tmp_path / FILE_NAME).write_bytes(b"half of a file")
+    with pytest.raises(InvalidConfig):
+        load_checkpoint(tmp_path, "cpu")
+
+
+def _count(scoreboard: Scoreboard, actor: int) -> None:
+    for number in range(300):
+        scoreboard.add_steps(actor, 4, number)
+        scoreboard.add_episode(actor, float(number), 1)
+    scoreboard.add_wait(actor, 0.5)
+
+
+def test_the_scoreboard_counts_over_processes() -> None:
+    scoreboard = Scoreboard(2, steps_before=1000)
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_count, args=(scoreboard, actor)) for actor in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    assert scoreboard.num_steps == 1000 + 2 * 300 * 4 and scoreboard.num_episodes == 600
+    assert scoreboard.wait_s == 1.0 and not scoreboard.stopping
+    assert sorted(scoreboard.recent_returns(10)) == sorted([295.0, 296.0, 297.0, 298.0, 299.0] * 2)
+    scoreboard.stop()
+    assert scoreboard.stopping
+    scoreboard.close()
+
+
+def test_facts_of_environments() -> None:
+    cartpole = describe("CartPole-v1")
+    assert (cartpole.observation_shape, cartpole.num_actions, cartpole.stack) == ((4,), 2, {})
+    for wrong in ("Pendulum-v1", "NoSuchThing-v0", "FrozenLake-v1"):
+        with pytest.raises(InvalidConfig):
+            describe(wrong)
+    pytest.importorskip("ale_py", reason="Atari needs ale-py")
+    pong = describe("ALE/Pong-v5")
+    assert (pong.observation_shape, pong.num_actions, pong.stack) == ((4, 84, 84), 6, {"observation": 4})
+    assert pong.spec.columns["observation"].shape == (84, 84)
+    with pytest.raises(InvalidConfig):
+        describe("ALE/NoSuchGame-v5")
+
+
+def test_evaluation_repeats_and_counts_one_episode_a_seed() -> None:
+    evaluator = Evaluator("CartPole-v1", 500)
+    constant = {name: np.zeros_like(value) for name, value in learner(0).parameters().items()}
+    constant["advantage.bias"][0] = 1.0  # always left: falls after 8 to 10 steps
+    seeds = evaluation_seeds(0, 0, 10)
+    first, second = evaluator.returns(constant, seeds), evaluator.returns(constant, seeds)
+    assert first is not None and second is not None
+    np.testing.assert_array_equal(first, second)
+    assert first.shape == (10,) and 8 <= first.min() and first.max() <= 11
+    assert evaluator.returns(constant, seeds, lambda: False) is None
+    evaluator.close()
+
+
+def test_the_curve_is_drawn(tmp_path: Path) -> None:
+    curve = [CurvePoint(float(at), 100 * at, at, 5.0 * at, None if at < 2 else 1.0 * at) for at in range(6)]
+    draw_curve(tmp_path / "curve.png", "title", curve, 20.0)
+    draw_curve(tmp_path / "one.png", "title", curve[:1], None)
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"

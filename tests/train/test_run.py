@@ -1,0 +1,185 @@
+"""Whole runs through the command line: they learn, stop cleanly, resume, and survive the death of their actors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs torch")
+pytest.importorskip("typer", reason="the command line needs typer")
+
+SHM = Path("/dev/shm")
+
+
+def tables_of(pid: int) -> list[str]:
+    return [path.name for path in SHM.glob(f"relive-train-{pid}-*")]
+
+
+def children_of(pid: int) -> list[int]:
+    """Actor processes; the tracker that multiprocessing keeps beside them is not one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            command = (stat.parent / "cmdline").read_text()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z" and "spawn_main" in command:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Run:
+    """A run in a process of its own, in a group of its own as a terminal would have it."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self.log = log
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "relive.cli", "train", "dqn", *arguments],
+            stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self.pid = self.process.pid
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def wait_until_it_learns(self, timeout_s: float = 60.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            assert self.process.poll() is None, self.text
+            if re.search(r"updates [1-9]", self.text):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"no update within {timeout_s} s: {self.text}")
+
+    def wait_until_gone(self, pids: list[int], timeout_s: float = 15.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert not [pid for pid in pids if is_alive(pid)]
+
+
+@contextmanager
+def run_of(tmp_path: Path, *arguments: str, log: str = "log") -> Iterator[Run]:
+    run = Run(list(arguments), tmp_path / log)
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.process.wait(10)
+        for name in tables_of(run.pid):
+            (SHM / name).unlink(missing_ok=True)
+
+
+def test_a_run_learns_and_restarts_a_killed_actor(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ["--env", "CartPole-v1", "--actors", "2", "--run-dir", str(folder)]
+    with run_of(tmp_path, *arguments, "--max-minutes", "0.25", "--stop-return", "150") as run:
+        run.wait_until_it_learns()
+        actors = children_of(run.pid)
+        assert len(actors) == 2 and len(tables_of(run.pid)) == 1
+        os.kill(actors[0], signal.SIGKILL)
+        assert run.process.wait(90) == 0, run.text
+        run.wait_until_gone(actors)
+        assert tables_of(run.pid) == []
+        text = run.text
+    result = json.loads((folder / "result.json").read_text())
+    assert result["num_restarts"] == 1
+    assert len(result["returns"]) == 20 and result["mean_return"] > 60.0, text
+    assert result["num_updates"] > 300 and result["num_steps"] > 2000
+    for word in ("steps", "updates", "return", "fill", "replay", "waits", "restarts 1", "greedy return"):
+        assert word in text
+    assert (folder / "curve.png").stat().st_size > 1000 and (folder / "checkpoint.pt").exists()
+    assert list((folder / "tensorboard").glob("events*"))
+
+
+def test_ctrl_c_leaves_nothing_and_resume_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with run_of(tmp_path, "--run-dir", str(folder), "--seed", "3") as run:
+        run.wait_until_it_learns()
+        actors = children_of(run.pid)
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        assert run.process.wait(30) == 130, run.text
+        run.wait_until_gone(actors)
+        assert tables_of(run.pid) == []
+        text = run.text
+    assert "Traceback" not in text and f"--resume {folder}" in text
+    assert not (folder / "result.json").exists()
+    from relive.train.checkpoint import load_checkpoint
+
+    before = load_checkpoint(folder, "cpu")[1]
+    assert before.num_steps > 0 and before.num_sessions == 1
+    more = str(before.num_steps + 1500)
+    with run_of(tmp_path, "--resume", str(folder), "--max-steps", more, log="log2") as run:
+        assert run.process.wait(90) == 0, run.text
+    result = json.loads((folder / "result.json").read_text())
+    assert result["seed"] == 3 and result["num_sessions"] == 2
+    assert result["num_steps"] >= before.num_steps + 1500 or "return" in result["ending"]
+    after = load_checkpoint(folder, "cpu")[1]
+    assert after.parameter_version > before.parameter_version and after.elapsed_s > before.elapsed_s
+    assert after.curve[: len(before.curve)] == before.curve
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_actors_end_with_their_learner(tmp_path: Path, number: signal.Signals) -> None:
+    with run_of(tmp_path, "--run-dir", str(tmp_path / "run")) as run:
+        run.wait_until_it_learns()
+        actors = children_of(run.pid)
+        os.kill(run.pid, number)
+        code = run.process.wait(30)
+        assert code == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+        run.wait_until_gone(actors)
+        # The last of them to close the table removes it: nothing to tidy up by hand.
+        assert tables_of(run.pid) == []
+
+
+def test_a_second_run_in_a_directory_moves_the_first_aside(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from relive.cli import _move_aside
+
+    folder = tmp_path / "run"
+    for _ in range(2):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        _move_aside(folder, Console(quiet=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.1", "run.2"]
+
+
+def test_train_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    from relive.errors import InvalidConfig
+    from relive.train.config import preset
+    from relive.train.run import train
+
+    with pytest.raises(InvalidConfig):
+        train(None, tmp_path / "none", resume=True)
+    with pytest.raises(InvalidConfig):
+        train(None, tmp_path / "none")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InvalidConfig):
+        train(preset("CartPole-v1"), tmp_path)
+
+
+def test_an_environment_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    with run_of(tmp_path, "--env", "NoSuchThing-v3", "--run-dir", str(tmp_path / "run")) as run:
+        assert run.process.wait(60) == 1
+        assert run.text.startswith("relive: ") and "NoSuchThing" in run.text and "Traceback" not in run.text
