@@ -8,20 +8,26 @@ from typing import Any
 
 import numpy as np
 
+LONGEST_S = 1.5
+LEAST_READINGS = 30
 PERCENTILES = {"p10_us": 10, "median_us": 50, "p90_us": 90, "p99_us": 99}
 
 
 def time_calls(call: Callable[[], Any], num_calls: int, calls_per_reading: int = 1, warm_up: int = 30) -> list[float]:
     """Microseconds a call; short ones are read `calls_per_reading` at a time, so that the clock costs little.
 
-    What a call returns lives until the next one has returned, as a batch does in a training loop.
+    What a call returns lives until the next one has returned, as a batch does in a training loop. A slow contestant is
+    asked less often: no more than LONGEST_S, and at least LEAST_READINGS.
     """
     kept = None
     for _ in range(warm_up):
         kept = call()
     readings = []
     clock = time.perf_counter_ns
-    for _ in range(max(num_calls // calls_per_reading, 1)):
+    last = clock() + int(LONGEST_S * 1e9)
+    for position in range(max(num_calls // calls_per_reading, 1)):
+        if position >= LEAST_READINGS and clock() > last:
+            break
         if calls_per_reading == 1:
             start = clock()
             kept = call()
@@ -42,7 +48,10 @@ def time_pairs(
     """Microseconds of `call(prepare())` without what prepare takes."""
     readings = []
     clock = time.perf_counter_ns
+    last = clock() + int(LONGEST_S * 1e9)
     for position in range(num_calls + warm_up):
+        if position >= warm_up + LEAST_READINGS and clock() > last:
+            break
         prepared = prepare()
         start = clock()
         call(prepared)
