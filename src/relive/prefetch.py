@@ -53,6 +53,7 @@ class Batches:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._process = 0
+        self._last_wait: DeadlineExceeded | None = None  # why the batch in the making does not come
 
     def __enter__(self) -> Batches:
         if self._thread is not None or self._stopping:
@@ -87,7 +88,7 @@ class Batches:
                     raise TableClosed()
                 waited = time.monotonic() - start
                 if waited >= self._timeout_s:
-                    raise DeadlineExceeded(self._num_items, self._core.num_items(self._plan.number), waited)
+                    raise self._deadline_exceeded(waited)
                 self._changed.wait(None if math.isinf(self._timeout_s) else self._timeout_s - waited)
             if self._core.closed:
                 raise TableClosed()  # it took back what was waiting here
@@ -142,14 +143,22 @@ class Batches:
             # This thread never writes; whether anybody ever will is for the consumer's deadline to say.
             time.sleep(_SLICE_S / 20)
             return None
-        except DeadlineExceeded:
+        except DeadlineExceeded as error:
+            self._last_wait = error
             return None
+        self._last_wait = None
         try:
             batch = Batch(self._plan.columns, arrays, keys, probabilities, num_live)
             return batch if self._device is None else batch.to_torch(self._device)
         except BaseException:
             self._give_back(self._num_items)
             raise
+
+    def _deadline_exceeded(self, waited_s: float) -> DeadlineExceeded:
+        last = self._last_wait
+        if last is None:
+            return DeadlineExceeded(self._num_items, self._core.num_items(self._plan.number), waited_s)
+        return DeadlineExceeded(last.needs, last.has, waited_s, last.holder_pid)
 
     def _give_back(self, num_items: int) -> None:
         if not self._core.closed:  # closing the table gives everything back

@@ -85,7 +85,7 @@ def test_deadlines() -> None:
             for _ in range(2):
                 with pytest.raises(errors.DeadlineExceeded) as caught:
                     next(batches)
-                assert caught.value.needs == 4 and caught.value.has == 0 and caught.value.waited_s >= 0.05
+                assert caught.value.waited_s >= 0.05 and "has 0" in str(caught.value)
             write(table, 10)
             assert _eventually(batches).num_items == 4
         with table.batches(4, timeout_s=0) as batches:
@@ -93,6 +93,14 @@ def test_deadlines() -> None:
         for bad in (-1.0, float("nan")):
             with pytest.raises(errors.InvalidConfig):
                 table.batches(4, timeout_s=bad)
+
+
+def test_a_deadline_says_what_the_limiter_waits_for() -> None:
+    with filled_table(20, relive.SamplesPerInsert(1.0, 10, tolerance=10.0)) as table:
+        with table.batches(15, timeout_s=0.6) as batches:
+            next(batches)
+            with pytest.raises(errors.DeadlineExceeded, match="sampled"):
+                next(batches)
 
 
 def _eventually(batches: relive.Batches) -> relive.Batch:
