@@ -160,28 +160,30 @@ class ReadingSuite(Suite):
 
     def test_use_counts(self, make_table: MakeTable) -> None:
         """Exactly max_times_sampled, over threads too; then the table waits as if empty."""
-        table = make_table(plain_spec(), 500, relive.Index(max_times_sampled=3))
+        most = 30_000
+        table = make_table(plain_spec(), 500, relive.Index(max_times_sampled=most))
         with table.writer() as writer:
-            keys = write_steps(writer, 0, 100)
+            keys = write_steps(writer, 0, 8)
         got: list[int] = []
 
-        def take() -> None:
+        together = threading.Barrier(4)
+
+        def take(size: int) -> None:
+            if size > 1:
+                together.wait()
             while True:
                 try:
-                    got.extend(table.sample(4, timeout_s=0.0).item_keys.tolist())
+                    got.extend(table.sample(size, timeout_s=0.0).item_keys.tolist())
                 except errors.DeadlineExceeded:
                     return
 
-        threads = [threading.Thread(target=take) for _ in range(3)]
+        threads = [threading.Thread(target=take, args=(16,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        while not is_empty_after_one(table, got):
-            pass
-        counts = collections.Counter(got)
-        assert set(counts) <= set(keys.tolist()) and max(counts.values()) <= 3
-        assert len(got) == 300
+        take(1)  # what was not enough for a batch of theirs
+        assert collections.Counter(got) == {int(key): most for key in keys}
 
     def test_what_was_drawn_for_the_last_time_can_still_be_gathered(self, make_table: MakeTable) -> None:
         """sample is gather(draw): a use count must not take the rows away between the two."""
@@ -254,12 +256,3 @@ class ReadingSuite(Suite):
         tensors = batch.to_torch()
         assert tensors["observation"].dtype == torch.float32 and tuple(tensors["observation"].shape) == (8, 2)
         np.testing.assert_array_equal(tensors["reward"].numpy(), batch["reward"])
-
-
-def is_empty_after_one(table: relive.Table, got: list[int]) -> bool:
-    """Takes what is left, one at a time: threads that found less than their four gave up."""
-    try:
-        got.extend(table.sample(1, timeout_s=0.0).item_keys.tolist())
-    except errors.DeadlineExceeded:
-        return True
-    return False

@@ -26,7 +26,10 @@ def test_the_golden_region_says_what_it_always_said(tmp_path: Path) -> None:
         said = read_region(unpack(tmp_path), keys)
         assert set(said) == set(expected.files) - {"keys"}
         for name, values in said.items():
-            np.testing.assert_array_equal(values, expected[name], err_msg=name)
+            if name.endswith("probabilities"):  # a quotient may be rounded the other way
+                np.testing.assert_allclose(values, expected[name], rtol=1e-12, err_msg=name)
+            else:
+                np.testing.assert_array_equal(values, expected[name], err_msg=name)
         assert expected["gather0/present"].sum() > 150
 
 

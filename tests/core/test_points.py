@@ -35,33 +35,47 @@ def test_point_1_every_page_moves_while_samplers_run() -> None:
     """A page is not a frame: all of them move again and again, and nobody notices."""
     table = make_core(indexes=[make_index(n_step=3, stack={"observation": 3})])
     keys = write_rows(table, 0, 900)
-    plan = table.plan(0, ["action", "observation", "next_observation", "frame", "next_frame"])
+    order = np.argsort(keys)
+    names = ["action", "observation", "next_observation", "frame", "next_frame"]
+    plan = table.plan(0, names)
     before = gather(table, keys)
     stop, wrong, drawn = threading.Event(), [], [0]
 
+    def check(number: np.ndarray, arrays: list[np.ndarray]) -> None:
+        """Row `number` of the lane, and nothing else, even where all columns agree with each other."""
+        action, observation, following, frame, next_frame = arrays
+        steps = np.minimum(3, 900 - number)
+        good = (action == number).all() and (observation[:, 2, 0] == number).all()
+        good &= (following[:, 2, 1] == number + steps).all()
+        good &= (observation[:, 0, 2] == np.maximum(number - 2, 0)).all()
+        good &= (frame[:, 3, 4] == number % 251).all() and (next_frame[:, 1, 2] == (number + steps) % 251).all()
+        if not good:
+            wrong.append(number)
+
     def sample() -> None:
         while not stop.is_set():
-            (action, observation, following, frame, next_frame), _, _, _ = table.sample(plan, 64, 10.0, False)
-            steps = np.minimum(3, 900 - action)
-            good = (observation[:, 2, 0] == action).all() and (following[:, 2, 1] == action + steps).all()
-            good &= (observation[:, 0, 2] == np.maximum(action - 2, 0)).all()
-            good &= (frame[:, 3, 4] == action % 251).all() and (next_frame[:, 1, 2] == (action + steps) % 251).all()
-            if not good:
-                wrong.append(action)
-            drawn[0] += 64
+            arrays, its_keys, _, _ = table.sample(plan, 512, 10.0, False)
+            check(order[np.searchsorted(keys[order], its_keys)], arrays)
+            drawn[0] += 512
 
-    threads = [threading.Thread(target=sample) for _ in range(3)]
+    def read_all() -> None:
+        while not stop.is_set():
+            arrays, present = table.gather(plan, keys, None)
+            assert present.all()
+            check(np.arange(900), arrays)
+
+    threads = [threading.Thread(target=work) for work in (sample, sample, read_all)]
     for thread in threads:
         thread.start()
     try:
         moved = sum(table.move_all_pages() for _ in range(300))
-        while drawn[0] < 2000:
+        while drawn[0] < 50_000:
             moved += table.move_all_pages()
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    assert not wrong and moved > 300
+    assert not wrong and moved > 300 * 100
     after = gather(table, keys)
     for name, values in before.items():
         np.testing.assert_array_equal(after[name], values)
