@@ -39,13 +39,14 @@ bench-report: setup ## rewrites the table of README.md from benchmarks/results
 	@$(RUN) -m benchmarks.report
 
 soak: setup ## the stress programmes at full length (about an hour)
-	@RELIVE_TEST_PROFILE=soak $(RUN) -m pytest --timeout 7200 tests/test_stress.py tests/processes tests/naive tests/core tests/contract
+	@$(RUN) scripts/stress.py soak
+	@RELIVE_TEST_PROFILE=soak $(RUN) -m pytest --timeout 7200 $(wildcard tests/test_stress.py) tests/processes tests/naive tests/core tests/contract
 
 sanitize: setup ## C++ tests under ThreadSanitizer and AddressSanitizer
 	@$(RUN) scripts/cpp_tests.py sanitize
 
-mutants: setup ## removes protocol rules one at a time: the stress programme must go red each time
-	@$(RUN) scripts/cpp_tests.py mutants
+mutants: setup ## switches protocol rules off one at a time (RULES=... for some): stress must go red
+	@$(RUN) scripts/stress.py mutants $(RULES)
 
 wheel: setup ## dist/*.whl; the one for Python 3.12 serves all later versions
 	@scripts/wheels.sh "3.10 3.11 3.12"
