@@ -58,27 +58,34 @@ def _training_group() -> None:
 
 def _train_dqn(
     env: Annotated[str, typer.Option(help="Gymnasium id: CartPole-v1, ALE/Pong-v5, ...")] = "CartPole-v1",
-    actors: Annotated[int | None, typer.Option(min=1, help="Actor processes.  [default: 2]")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random.  [default: 0]")] = None,
+    actors: Annotated[int | None, typer.Option(min=1, help="Actor processes.", show_default="2")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random.", show_default="0")] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where the run keeps its files; a run already there is moved aside.  [default: runs/dqn-ENV-sSEED]"
+            help="Where the run keeps its files; what is there already is moved aside.",
+            show_default="runs/dqn-ENV-sSEED",
         ),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="End after so many environment steps.")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="End after so much wall-clock time.")] = None,
     stop_return: Annotated[
-        float | None, typer.Option(help="End when greedy evaluations reach this return.  [default: 500 on CartPole-v1]")
+        float | None,
+        typer.Option(help="End when greedy evaluations reach this return.", show_default="498 on CartPole-v1"),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto.  [default: auto]")] = None,
-    capacity: Annotated[int | None, typer.Option(min=1, help="Steps that the table holds.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto.", show_default="auto")] = None,
+    capacity: Annotated[
+        int | None, typer.Option(min=1, help="Steps that the table holds.", show_default="100000; Atari: 200000")
+    ] = None,
 ) -> None:
     """Double, dueling, n-step, prioritized DQN.
 
-    Actors write into a shared table and read the learner's parameters from shared memory. Evaluations inside the run
-    keep the best policy; at the end it plays 20 episodes on seeds used nowhere else. Ctrl-C stops cleanly.
+    Actors write into a shared table and read the learner's parameters from shared memory.
+
+    Evaluations keep the best policy; in the end it plays 20 episodes on seeds used nowhere else.
+
+    Ctrl-C stops cleanly, --resume goes on.
     """
     try:
         from relive.train.config import preset

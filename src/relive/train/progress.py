@@ -121,14 +121,16 @@ class ProgressReporter:
                 grid.add_row(name, value)
             self._live.update(grid, refresh=True)
             self._shown_s = clock_s
-        elif at_once or clock_s - self._shown_s >= (
-            _EARLY_LINE_PERIOD_S if now.elapsed_s < _EARLY_S else _LINE_PERIOD_S
-        ):
+        elif at_once or clock_s - self._shown_s >= self._line_period_s(now):
             self.say(_line(now))
             self._shown_s = clock_s
         if at_once or clock_s - self._written_s >= _EVENT_PERIOD_S:
             self._write(now)
             self._written_s = clock_s
+
+    @staticmethod
+    def _line_period_s(now: Snapshot) -> float:
+        return _EARLY_LINE_PERIOD_S if now.elapsed_s < _EARLY_S else _LINE_PERIOD_S
 
     def say(self, text: str) -> None:
         """A line that stays."""
