@@ -1,0 +1,447 @@
+// Writers, samplers, updaters and a checker on one small shared table, killed and stopped at any point; every delivered
+// window is verified in every byte. One line sums up; exit status 0 only if nothing was wrong.
+//
+//   stress --seconds 10                              a race, nobody is killed
+//   stress --seconds 10 --random-kills 100 --stops 50 --self-kills 200
+//   stress --fail-points 20 [--point NAME]           a death forced at every numbered point, 20 each
+//   stress --threads-only                            threads on LocalMemory
+//   stress --mutant RULE                             with one rule of the protocol switched off: should go red
+//   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --capacity N --writers N
+//            --samplers N --updaters N --seed N --quiet
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <thread>
+
+#include "stress_workers.hpp"
+
+using namespace stress;
+using relive::testing::FailPoint;
+
+namespace {
+
+constexpr double kHang_s = 12.0;
+
+Control* control = nullptr;
+Options options;
+uint32_t my_point = kNumPoints;
+uint64_t my_passages = 0;
+
+// With every new handle a worker gets new orders: to die at the k-th passage of a point, or to live on for a while.
+void take_orders(Random* random) {
+  my_point = control->forced_point.load();
+  my_passages = 1 + random->below(uint64_t{1} << random->below(7));
+  if (my_point != kNumPoints && random->below(3) == 0) my_point = kNumPoints;  // or nothing would ever happen
+  const std::string name = my_point < kNumPoints ? relive::testing::fail_point_name(my_point) : "";
+  if (name.find("grow_") == 0) my_passages = 1;  // passed a few times in a table's life
+  // Who is to die cleaning up after the dead needs dead: some die in the middle of a hold instead.
+  if ((name.find("recover_") == 0 || name.find("sweep_") == 0) && random->below(2) == 0) {
+    my_point = static_cast<uint32_t>(random->below(2) == 0 ? FailPoint::lock_taken : FailPoint::commit_range);
+  } else if (name.find("recover_") == 0 || name.find("sweep_") == 0) {
+    my_passages = 1 + random->below(3);
+  }
+  if (control->random_points.load() != 0 && random->below(2) == 0) {
+    my_point = static_cast<uint32_t>(random->below(kNumPoints));
+    my_passages = 1 + random->below(uint64_t{1} << random->below(8));
+  }
+}
+
+// Points that are passed without the table lock; sample_gathered only mostly.
+bool is_outside_lock(FailPoint point) {
+  return point == FailPoint::commit_unlocked || point == FailPoint::sample_reserved ||
+         point == FailPoint::sample_gathered || point == FailPoint::sample_done_added ||
+         point == FailPoint::sample_in_flight || point == FailPoint::attach_byte || point == FailPoint::grow_committed;
+}
+
+void die_at_point(FailPoint point) {
+  if (static_cast<uint32_t>(point) != my_point || --my_passages > 0) return;
+  control->deaths[my_point].fetch_add(1);
+  if (!is_outside_lock(point)) control->deaths_in_lock.fetch_add(1);
+  kill(getpid(), SIGKILL);
+  for (;;) pause();
+}
+
+enum class Role { kWriter, kSampler, kUpdater, kChecker };
+
+Role role_of(int position) {
+  if (position < options.writers) return Role::kWriter;
+  position -= options.writers;
+  if (position < options.samplers) return Role::kSampler;
+  return position - options.samplers < options.updaters ? Role::kUpdater : Role::kChecker;
+}
+
+std::unique_ptr<Worker> make_worker(int position, uint64_t seed, Table* shared) {
+  const auto at = static_cast<uint32_t>(position);
+  switch (role_of(position)) {
+    case Role::kWriter:
+      return std::make_unique<WriterWorker>(options, control, at, seed, shared);
+    case Role::kSampler:
+      return std::make_unique<SamplerWorker>(options, control, at, seed, shared);
+    case Role::kUpdater:
+      return std::make_unique<UpdaterWorker>(options, control, at, seed, shared);
+    default:
+      return std::make_unique<CheckerWorker>(options, control, at, seed, shared);
+  }
+}
+
+// After everybody is gone or quiet: a fresh handle, all invariants, nothing in flight.
+int judge() {
+  std::unique_ptr<Table> table;
+  Status status = Table::attach(options.path, Access::kReadWrite, 0, 5.0, &table);
+  if (!status.ok()) return control->found_violation("the last attach failed"), 1;
+  status = table->check();
+  if (!status.ok())
+    control->found_violation(("at the end: " + (status.fields().empty() ? "?" : status.fields()[0].text)).c_str());
+  TableStats stats;
+  if (!table->stats(&stats).ok()) control->found_violation("no statistics at the end");
+  if (stats.in_flight.at(0) != 0)
+    control->found_violation(("in flight at the end: " + std::to_string(stats.in_flight[0])).c_str());
+  if (stats.num_open_lanes != 0)
+    control->found_violation(("lanes open at the end: " + std::to_string(stats.num_open_lanes)).c_str());
+  for (const std::string& wrong :
+       {CheckerWorker::wrong_mass(table->region()), CheckerWorker::wrong_limiter(table->region())})
+    if (!wrong.empty()) control->found_violation(("at the end: " + wrong).c_str());
+  if (!options.quiet && options.deaths_a_point == 0)
+    for (const auto& [name, value] : stats.counters)
+      if (value != 0) std::printf("  %s %llu\n", name, static_cast<unsigned long long>(value));
+  std::fflush(stdout);
+  return table->close().ok() ? 0 : 1;
+}
+
+// Creates the table and keeps it attached, so that it outlives its users.
+int keep() {
+  std::unique_ptr<Table> table;
+  const Status status = Table::create(make_config(options), options.path, &table);
+  if (!status.ok()) return 1;
+  control->is_over.store(0);
+  while (control->is_over.load() < 2) usleep(2000);
+  return table->close().ok() ? 0 : 1;
+}
+
+template <class Body>
+pid_t spawn(Body&& body) {
+  std::fflush(stdout);
+  const pid_t pid = fork();
+  if (pid < 0) std::abort();
+  if (pid != 0) return pid;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  _exit(body());
+}
+
+struct Child {
+  pid_t pid = 0;
+  bool was_killed = false;
+  double stopped_until = 0.0;  // 0: not stopped
+  uint64_t progress = 0;
+  double progress_at = 0.0;
+};
+
+class Phase {
+ public:
+  explicit Phase(Random* random) : random_(*random) {}
+
+  // True if the phase came to its end; what it found is in the control.
+  void run(double seconds, int kills, int stops, uint64_t wanted_deaths);
+
+  uint64_t num_kills = 0, num_stops = 0, num_self_kills = 0;
+
+ private:
+  void start(size_t position);
+  void reap();
+  void watch_progress();
+  void stop_one();
+  void go_on(Child& child);
+  void finish(bool by_force);
+  // At the forced point, or at all of them.
+  uint64_t deaths() const {
+    const uint32_t forced = control->forced_point.load();
+    if (forced != kNumPoints) return control->deaths[forced].load();
+    uint64_t sum = 0;
+    for (const auto& count : control->deaths) sum += count.load();
+    return sum;
+  }
+
+  Random& random_;
+  std::vector<Child> children_;
+  pid_t keeper_ = 0;
+};
+
+void Phase::start(size_t position) {
+  Child& child = children_[position];
+  child = Child{};
+  child.progress = control->workers[position].progress.load();
+  child.progress_at = now_s();
+  if (control->workers[position].stops.load() % 2 != 0) control->workers[position].stops.fetch_add(1);
+  const uint64_t seed = random_.next();
+  child.pid = spawn([&] { return make_worker(static_cast<int>(position), seed, nullptr)->run(); });
+}
+
+void Phase::reap() {
+  for (size_t position = 0; position < children_.size(); ++position) {
+    Child& child = children_[position];
+    int status = 0;
+    if (child.pid == 0 || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
+      if (!child.was_killed) ++num_self_kills;
+    } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+      control->crashes.fetch_add(1);
+      control->say("crash", "worker %zu ended with status %x", position, status);
+    }
+    child.pid = 0;
+    if (control->is_over.load() == 0) start(position);
+  }
+}
+
+void Phase::watch_progress() {
+  for (size_t position = 0; position < children_.size(); ++position) {
+    Child& child = children_[position];
+    if (child.pid == 0) continue;
+    if (child.stopped_until > 0.0 && now_s() > child.stopped_until) go_on(child);
+    const uint64_t progress = control->workers[position].progress.load();
+    if (progress != child.progress || child.stopped_until > 0.0) {
+      child.progress = progress;
+      child.progress_at = now_s();
+    } else if (now_s() - child.progress_at > kHang_s && !child.was_killed) {
+      control->hangs.fetch_add(1);
+      control->say("hang", "worker %zu made no call in %.0f s", position, kHang_s);
+      child.was_killed = true;
+      kill(child.pid, SIGKILL);
+    }
+  }
+}
+
+void Phase::stop_one() {
+  const size_t position = random_.below(children_.size());
+  Child& child = children_[position];
+  if (child.pid == 0 || child.stopped_until > 0.0) return;
+  control->workers[position].stops.fetch_add(1);
+  kill(child.pid, SIGSTOP);
+  child.stopped_until = now_s() + 0.001 * static_cast<double>(1 + random_.below(120));
+  ++num_stops;
+}
+
+void Phase::go_on(Child& child) {
+  kill(child.pid, SIGCONT);
+  child.stopped_until = 0.0;
+  control->workers[static_cast<size_t>(&child - children_.data())].stops.fetch_add(1);
+}
+
+void Phase::finish(bool by_force) {
+  control->is_over.store(1);
+  for (Child& child : children_) {
+    if (child.pid == 0) continue;
+    if (child.stopped_until > 0.0) go_on(child);
+    if (by_force) child.was_killed = true, kill(child.pid, SIGKILL);
+  }
+  const double end = now_s() + kHang_s;
+  bool any = true;
+  while (any && now_s() < end) {
+    reap();
+    any = false;
+    for (const Child& child : children_) any |= child.pid != 0;
+    usleep(2000);
+  }
+  for (Child& child : children_) {
+    if (child.pid == 0) continue;
+    control->hangs.fetch_add(1);
+    control->say("hang", "a worker did not end");
+    kill(child.pid, SIGKILL);
+    waitpid(child.pid, nullptr, 0);
+  }
+  const bool alone = random_.below(2) == 0;
+  if (alone) kill(keeper_, SIGKILL), waitpid(keeper_, nullptr, 0);
+  const pid_t judge_pid = spawn(judge);
+  int status = 0;
+  const double patience = now_s() + kHang_s;
+  while (waitpid(judge_pid, &status, WNOHANG) == 0 && now_s() < patience) usleep(1000);
+  if (now_s() >= patience) {
+    control->hangs.fetch_add(1);
+    control->say("hang", "the table could not be attached at the end");
+    kill(judge_pid, SIGKILL);
+    waitpid(judge_pid, &status, 0);
+  } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    control->crashes.fetch_add(1);
+    control->say("crash", "the last handle ended with status %x", status);
+  }
+  control->is_over.store(2);
+  if (!alone) waitpid(keeper_, nullptr, 0);
+  if (access(options.path.c_str(), F_OK) == 0) control->found_violation("the name is still there after the last close");
+  unlink(options.path.c_str());
+}
+
+void Phase::run(double seconds, int kills, int stops, uint64_t wanted_deaths) {
+  control->is_over.store(3);                     // until the table is there
+  for (auto& use : control->uses) use.store(0);  // a new region gives the same keys
+  keeper_ = spawn(keep);
+  while (control->is_over.load() == 3) {
+    int status = 0;
+    if (waitpid(keeper_, &status, WNOHANG) == keeper_) {
+      std::printf("the table could not be created at %s\n", options.path.c_str());
+      std::exit(2);
+    }
+    usleep(500);
+  }
+  children_.resize(static_cast<size_t>(options.writers + options.samplers + options.updaters + 1));
+  for (size_t position = 0; position < children_.size(); ++position) start(position);
+  const double begin = now_s();
+  const uint64_t deaths_before = deaths();
+  while (true) {
+    const double elapsed = now_s() - begin;
+    const bool enough = wanted_deaths != 0 && deaths() - deaths_before >= wanted_deaths;
+    const bool late = elapsed > seconds &&
+                      (wanted_deaths == 0 || elapsed > 3.0 * seconds || control->forced_point.load() != kNumPoints);
+    const bool killed_all = num_kills >= static_cast<uint64_t>(kills) && num_stops >= static_cast<uint64_t>(stops);
+    if ((killed_all && (enough || late)) || elapsed > 20.0 * seconds + 60.0 || control->num_bad() > 50) break;
+    reap();
+    watch_progress();
+    if (static_cast<double>(num_kills) < kills * elapsed / seconds && num_kills < static_cast<uint64_t>(kills)) {
+      Child& child = children_[random_.below(children_.size())];
+      if (child.pid != 0 && !child.was_killed) child.was_killed = true, ++num_kills, kill(child.pid, SIGKILL);
+    }
+    if (static_cast<double>(num_stops) < stops * elapsed / seconds && num_stops < static_cast<uint64_t>(stops))
+      stop_one();
+    usleep(500);
+  }
+  finish(random_.below(2) == 0);
+}
+
+int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stops) {
+  const auto number = [](const std::atomic<uint64_t>& value) { return static_cast<unsigned long long>(value.load()); };
+  const uint32_t num_messages = std::min<uint32_t>(control->num_messages.load(), 24);
+  for (uint32_t k = 0; k < num_messages; ++k) std::printf("  %s\n", control->messages[k]);
+  const bool good = control->num_bad() == 0 && control->windows.load() > 0;
+  std::printf(
+      "%s %s: kills %llu + %llu at fail points, in the lock %llu, stops %llu; steps %llu, windows verified %llu, "
+      "gathered again "
+      "%llu, updates applied %llu stale %llu, deleted %llu, pages moved %llu, checks %llu, deadlines passed %llu, "
+      "longest call "
+      "%.0f ms; torn %llu, violations %llu, hangs %llu, crashes %llu, overruns %llu\n",
+      good ? "GREEN" : "RED", what, static_cast<unsigned long long>(kills), static_cast<unsigned long long>(self_kills),
+      number(control->deaths_in_lock), static_cast<unsigned long long>(stops), number(control->steps),
+      number(control->windows), number(control->gathered_again), number(control->updates_applied),
+      number(control->updates_stale), number(control->deleted), number(control->moved), number(control->checks),
+      number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0, number(control->torn),
+      number(control->violations), number(control->hangs), number(control->crashes), number(control->overruns));
+  return good ? 0 : 1;
+}
+
+int run_threads() {
+  std::unique_ptr<Table> table;
+  if (!Table::create(make_config(options), "", &table).ok()) return 2;
+  std::vector<std::thread> threads;
+  const int count = options.writers + options.samplers + options.updaters + 1;
+  for (int position = 0; position < count; ++position)
+    threads.emplace_back([&, position] {
+      make_worker(position, options.seed * 1000 + static_cast<uint64_t>(position), table.get())->run();
+    });
+  const double end = now_s() + options.seconds;
+  while (now_s() < end && control->num_bad() <= 50) usleep(10000);
+  control->is_over.store(1);
+  for (std::thread& thread : threads) thread.join();
+  if (!table->check().ok()) control->found_violation("check() at the end");
+  return summary("threads", 0, 0, 0);
+}
+
+int run_fail_points() {
+  Random random{options.seed};
+  uint64_t self_kills = 0;
+  int missed = 0;
+  const uint64_t capacity = options.capacity;
+  const bool with_moves = options.with_moves;
+  for (uint32_t point = 0; point < kNumPoints && control->num_bad() == 0; ++point) {
+    const std::string name = relive::testing::fail_point_name(point);
+    if (!options.only_point.empty() && name.find(options.only_point) != 0) continue;
+    options.large_rows = name.find("grow_") == 0;  // only a table of many frames is committed piece by piece
+    options.capacity = options.large_rows ? 2000 : capacity;
+    options.with_moves = with_moves && !options.large_rows;
+    control->forced_point.store(point);
+    Phase phase(&random);
+    const auto wanted = static_cast<uint64_t>(name == "grow_counted" ? 1 : options.deaths_a_point);
+    phase.run(options.seconds_a_point, 0, 0, wanted);
+    self_kills += phase.num_self_kills;
+    const uint64_t deaths = control->deaths[point].load();
+    missed += deaths == 0 ? 1 : 0;
+    if (!options.quiet || deaths == 0)
+      std::printf("  %-20s %llu deaths\n", name.c_str(), static_cast<unsigned long long>(deaths));
+  }
+  if (missed != 0) std::printf("  %d points were not reached\n", missed);
+  const int result = summary("fail points", 0, self_kills, 0);
+  return missed != 0 ? 1 : result;
+}
+
+bool parse(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    const auto has_value = i + 1 < argc;
+    if (name == "--uniform")
+      options.uniform = true;
+    else if (name == "--no-deletes")
+      options.with_deletes = false;
+    else if (name == "--no-moves")
+      options.with_moves = false;
+    else if (name == "--threads-only")
+      options.threads_only = true;
+    else if (name == "--quiet")
+      options.quiet = true;
+    else if (!has_value)
+      return false;
+    else if (name == "--seconds")
+      options.seconds = std::atof(argv[++i]);
+    else if (name == "--random-kills")
+      options.random_kills = std::atoi(argv[++i]);
+    else if (name == "--self-kills")
+      options.self_kills = std::atoi(argv[++i]);
+    else if (name == "--stops")
+      options.stops = std::atoi(argv[++i]);
+    else if (name == "--fail-points")
+      options.deaths_a_point = std::atoi(argv[++i]);
+    else if (name == "--seconds-a-point")
+      options.seconds_a_point = std::atof(argv[++i]);
+    else if (name == "--point")
+      options.only_point = argv[++i];
+    else if (name == "--max-times")
+      options.max_times = static_cast<uint32_t>(std::atoi(argv[++i]));
+    else if (name == "--samples-per-insert")
+      options.samples_per_insert = std::atof(argv[++i]);
+    else if (name == "--capacity")
+      options.capacity = static_cast<uint64_t>(std::atoll(argv[++i]));
+    else if (name == "--writers")
+      options.writers = std::atoi(argv[++i]);
+    else if (name == "--samplers")
+      options.samplers = std::atoi(argv[++i]);
+    else if (name == "--updaters")
+      options.updaters = std::atoi(argv[++i]);
+    else if (name == "--seed")
+      options.seed = static_cast<uint64_t>(std::atoll(argv[++i]));
+    else if (name == "--mutant")
+      options.mutant = argv[++i];
+    else
+      return false;
+  }
+  bool known = options.mutant.empty();
+  for (uint32_t rule = 0; rule < static_cast<uint32_t>(relive::testing::Rule::kCount); ++rule) {
+    if (options.mutant != relive::testing::rule_name(rule)) continue;
+    relive::testing::rule_switched_off[rule] = known = true;
+  }
+  return known && options.writers + options.samplers + options.updaters + 1 <= static_cast<int>(kMaxWorkers);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (!parse(argc, argv)) {
+    std::printf("unknown option; see the top of stress.cpp\n");
+    return 2;
+  }
+  options.path = "/dev/shm/relive-stress-" + std::to_string(getpid());
+  control = make_control();
+  if (options.threads_only) return run_threads();
+  relive::testing::fail_point_hook = &die_at_point;
+  new_orders = &take_orders;
+  if (options.deaths_a_point > 0) return run_fail_points();
+  control->random_points.store(options.self_kills > 0 ? 1 : 0);
+  Random random{options.seed};
+  Phase phase(&random);
+  phase.run(options.seconds, options.random_kills, options.stops, static_cast<uint64_t>(options.self_kills));
+  return summary("stress", phase.num_kills, phase.num_self_kills, phase.num_stops);
+}

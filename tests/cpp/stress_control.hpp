@@ -1,0 +1,83 @@
+// What driver and workers of the stress programme share: counters, orders to die, what went wrong.
+#pragma once
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "relive/testing.hpp"
+
+namespace stress {
+
+inline constexpr uint32_t kMaxWorkers = 16;
+inline constexpr uint32_t kNumPoints = static_cast<uint32_t>(relive::testing::FailPoint::kCount);
+inline constexpr uint32_t kUseSlots = 1u << 14;
+
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct WorkerSlot {
+  std::atomic<uint64_t> progress;  // calls finished: a worker that makes none hangs
+  std::atomic<uint64_t> stops;     // raised by the driver before it stops the worker and after it goes on
+};
+
+struct Control {
+  std::atomic<uint32_t> is_over;
+  std::atomic<uint64_t> next_tag;
+  std::atomic<uint64_t> windows, batches, steps, updates_applied, updates_stale, deleted, checks, moved, gathered_again;
+  std::atomic<uint64_t> torn, violations, hangs, crashes, overruns, timeouts;
+  std::atomic<uint64_t> deaths_in_lock, longest_call_us;
+  std::atomic<uint64_t> deaths[kNumPoints];
+  std::atomic<uint32_t> forced_point;   // kNumPoints: none
+  std::atomic<uint32_t> random_points;  // workers choose one of their own
+  std::atomic<uint32_t> num_messages;
+  char messages[24][240];
+  WorkerSlot workers[kMaxWorkers];
+  // How often an item was handed out: low 48 bits of its key | count. Generations that overlap only make counts too small.
+  std::atomic<uint64_t> uses[kUseSlots];
+
+  void say(const char* kind, const char* format, ...) __attribute__((format(printf, 3, 4))) {
+    const uint32_t position = num_messages.fetch_add(1);
+    if (position >= 24) return;
+    const int used = std::snprintf(messages[position], sizeof messages[position], "%s: ", kind);
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(messages[position] + used, sizeof messages[position] - static_cast<size_t>(used), format, arguments);
+    va_end(arguments);
+  }
+  void found_torn(const char* text) { torn.fetch_add(1), say("torn", "%s", text); }
+  void found_violation(const char* text) { violations.fetch_add(1), say("violation", "%s", text); }
+  uint64_t num_bad() const { return torn + violations + hangs + crashes + overruns; }
+};
+
+inline Control* make_control() {
+  void* memory = mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) std::abort();
+  auto* control = new (memory) Control();  // the mapping is zero already
+  control->forced_point.store(kNumPoints);
+  control->next_tag.store(1);
+  return control;
+}
+
+struct Random {
+  uint64_t state;
+  uint64_t next() {
+    state += 0x9E3779B97F4A7C15u;
+    uint64_t z = state;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+  uint64_t below(uint64_t n) { return next() % n; }
+};
+
+}  // namespace stress

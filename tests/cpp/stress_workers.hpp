@@ -1,0 +1,400 @@
+// The workers of the stress programme: writers, samplers, updaters, one checker. Each runs until the control says over.
+#pragma once
+
+#include <cmath>
+#include <memory>
+
+#include "relive/publish.hpp"
+#include "relive/recover.hpp"
+#include "relive/writer.hpp"
+#include "stress_control.hpp"
+#include "stress_world.hpp"
+
+namespace stress {
+
+inline constexpr double kTimeout_s = 0.25;
+inline constexpr double kSlack_s = 3.0;  // the scheduler of a small, busy machine
+inline constexpr uint32_t kLanes = 2;
+
+// Asked before every attach; null where nobody is to die.
+inline void (*new_orders)(Random*) = nullptr;
+
+// One worker: its handle (own in a process, shared between threads) and its place in the control.
+class Worker {
+ public:
+  Worker(const Options& options, Control* control, uint32_t position, uint64_t seed, Table* shared)
+      : options_(options), control_(*control), slot_(control->workers[position]), random_{seed}, shared_(shared) {}
+  virtual ~Worker() = default;
+
+  int run() {
+    while (control_.is_over.load() == 0) {
+      if (new_orders != nullptr) new_orders(&random_);
+      if (!attach()) continue;
+      begin();
+      const uint64_t calls = 100 + random_.below(1000);
+      for (uint64_t call = 0; call < calls && control_.is_over.load() == 0; ++call) {
+        step();
+        slot_.progress.fetch_add(1);
+      }
+      end();
+      if (own_ != nullptr) expect(own_->close(), "close");
+      own_.reset();
+    }
+    return 0;
+  }
+
+ protected:
+  virtual void begin() {}
+  virtual void step() = 0;
+  virtual void end() {}
+
+  Table& table() { return shared_ != nullptr ? *shared_ : *own_; }
+
+  // Deadlines may pass (others are stopped on purpose); any other refusal is a violation.
+  bool expect(const Status& status, const char* what) {
+    if (status.ok()) return true;
+    if (status.code() == Code::kDeadlineExceeded) {
+      control_.timeouts.fetch_add(1);
+      return false;
+    }
+    std::string text = std::string(what) + " returned code " + std::to_string(static_cast<uint32_t>(status.code()));
+    for (const Field& field : status.fields())
+      text += " " + field.name + "=" + (field.text.empty() ? std::to_string(field.integer) : field.text);
+    control_.found_violation(text.c_str());
+    return false;
+  }
+
+  // Runs one call and sees that it comes back by its deadline; calls during which this worker was stopped do not count.
+  template <class Call>
+  Status timed(double timeout_s, const char* what, Call&& call) {
+    const uint64_t stops = slot_.stops.load();
+    const double begin = now_s();
+    Status status = call();
+    const double took = now_s() - begin;
+    if (stops % 2 != 0 || slot_.stops.load() != stops) return status;
+    const auto took_us = static_cast<uint64_t>(took * 1e6);
+    uint64_t longest = control_.longest_call_us.load();
+    while (took_us > longest && !control_.longest_call_us.compare_exchange_weak(longest, took_us)) {
+    }
+    if (took > timeout_s + kSlack_s) {
+      control_.overruns.fetch_add(1);
+      control_.say("overrun", "%s took %.2f s, its deadline was %.2f s", what, took, timeout_s);
+    }
+    return status;
+  }
+
+  const Options& options_;
+  Control& control_;
+  WorkerSlot& slot_;
+  Random random_;
+  Table* shared_;
+
+ private:
+  bool attach() {
+    if (shared_ != nullptr) return true;
+    const Status status = timed(2.0, "attach", [&] {
+      return Table::attach(options_.path, Access::kReadWrite, random_.next() % 1000, 2.0, &own_);
+    });
+    if (expect(status, "attach")) return true;
+    slot_.progress.fetch_add(1);
+    return false;
+  }
+
+  std::unique_ptr<Table> own_;
+};
+
+class WriterWorker final : public Worker {
+ public:
+  using Worker::Worker;
+
+ private:
+  struct LaneState {
+    uint64_t tag = 0;
+    uint32_t episode = 0, step = 0;
+  };
+
+  void begin() override { open(); }
+  void end() override { close(); }
+
+  void open() {
+    writer_.reset();
+    if (!expect(Writer::open(&table(), kLanes, &writer_), "opening a writer")) return;
+    for (LaneState& lane : lanes_) lane = {control_.next_tag.fetch_add(1), 0, 0};
+  }
+  void close() {
+    if (writer_ != nullptr) expect(writer_->close(), "closing a writer");
+    writer_.reset();
+  }
+
+  void step() override {
+    if (writer_ == nullptr) return open();
+    if (random_.below(300) == 0) return close();
+    const auto number = static_cast<int32_t>(random_.below(kLanes));
+    LaneState& lane = lanes_[number];
+    const uint32_t mode = mode_of(lane.tag, lane.episode);
+    const uint32_t left = length_of(lane.tag, lane.episode) - lane.step;
+    const uint32_t count = mode < 2 ? 1 : std::min<uint32_t>(left, 1 + static_cast<uint32_t>(random_.below(12)));
+    Status status = write(lane, number, mode, count, count == left);
+    if (status.ok() && mode == 3 && count == left) status = end_episode(lane, number);
+    if (!expect(status, "write")) return close();  // how far a block came before its deadline is not said
+    control_.steps.fetch_add(count);
+    lane.step += count;
+    if (count == left) ++lane.episode, lane.step = 0;
+  }
+
+  Status write(const LaneState& lane, int32_t number, uint32_t mode, uint32_t count, bool ends) {
+    const Region& r = table().region();
+    const bool terminates = is_terminated(lane.tag, lane.episode);
+    StepBlock block;
+    block.num_rows = count;
+    block.num_lanes = 1;
+    block.lanes = &number;
+    block.has_next = mode == 0 || (mode == 1 && ends && !terminates);
+    block.has_last_state = mode == 2;
+    block.columns.resize(r.geometry->num_columns);
+    block.next.resize(r.geometry->num_columns);
+    cells_.resize(2 * r.geometry->num_columns);
+    for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+      const size_t num_bytes = r.columns[c].num_bytes;
+      for (const bool next : {false, true}) {
+        std::vector<std::byte>& cells = cells_[2 * c + next];
+        cells.resize((count + 1) * num_bytes);
+        for (uint32_t k = 0; k <= count; ++k) {
+          const uint32_t at = lane.step + k + (next ? 1 : 0);
+          std::byte* to = cells.data() + k * num_bytes;
+          if (num_bytes == 4) {
+            const float reward = reward_of(lane.tag, lane.episode, at);
+            std::memcpy(to, &reward, 4);
+          } else {
+            write_cell(to, num_bytes, lane.tag, lane.episode, at, c);
+          }
+        }
+        const Cells view{cells.data(), static_cast<int64_t>(num_bytes), 0};
+        (next ? block.next[c] : block.columns[c]) = next && !block.has_next ? Cells{} : view;
+      }
+    }
+    const std::vector<uint8_t> no(count, 0);
+    std::vector<uint8_t> last(count, 0);
+    last.back() = ends && mode != 3;
+    block.terminated = {reinterpret_cast<const std::byte*>(terminates ? last.data() : no.data()), 1, 0};
+    block.truncated = {reinterpret_cast<const std::byte*>(terminates ? no.data() : last.data()), 1, 0};
+    keys_.resize(count);
+    return timed(kTimeout_s, "write", [&] { return writer_->write(block, kTimeout_s, keys_.data()); });
+  }
+
+  Status end_episode(const LaneState& lane, int32_t number) {
+    const Region& r = table().region();
+    const bool terminates = is_terminated(lane.tag, lane.episode);
+    StepBlock block;
+    block.num_rows = 1;
+    block.num_lanes = 1;
+    block.lanes = &number;
+    block.has_next = !terminates;
+    block.columns.resize(r.geometry->num_columns);
+    block.next.resize(r.geometry->num_columns);
+    for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+      const size_t num_bytes = r.columns[c].num_bytes;
+      cells_[2 * c].resize(num_bytes);
+      if (num_bytes >= 16)
+        write_cell(cells_[2 * c].data(), num_bytes, lane.tag, lane.episode, length_of(lane.tag, lane.episode), c);
+      if (block.has_next) block.next[c] = Cells{cells_[2 * c].data(), 0, 0};
+    }
+    return timed(kTimeout_s, "end_episode", [&] { return writer_->end_episode(block, terminates, kTimeout_s); });
+  }
+
+  std::unique_ptr<Writer> writer_;
+  LaneState lanes_[kLanes];
+  std::vector<std::vector<std::byte>> cells_;
+  std::vector<int64_t> keys_;
+};
+
+class SamplerWorker final : public Worker {
+ public:
+  using Worker::Worker;
+
+ private:
+  static constexpr size_t kBatch = 32;
+
+  void begin() override {
+    batch_ = std::make_unique<Batch>();
+    again_ = std::make_unique<Batch>();
+    expect(batch_->prepare(&table(), kBatch), "planning");
+    expect(again_->prepare(&table(), kBatch), "planning");
+  }
+
+  void step() override {
+    const bool hold = random_.below(4) == 0;
+    int64_t live = 0;
+    DrawRequest request;
+    request.num_items = kBatch;
+    request.plan = &batch_->plan;
+    request.out = batch_->pointers.data();
+    request.keys = batch_->keys.data();
+    request.probabilities = batch_->probabilities.data();
+    request.num_live_items = &live;
+    request.hold = hold;
+    const Status status = timed(kTimeout_s, "sample", [&] { return table().sample(request, kTimeout_s); });
+    if (!expect(status, "sample")) return;
+    verify_all();
+    if (hold && random_.below(2) == 0) {
+      expect(table().return_held(0, kBatch), "giving back");
+    } else if (hold) {
+      expect(table().commit_held(0, kBatch), "handing out");
+    }
+    if (random_.below(4) == 0) gather_again();
+  }
+
+  void verify_all() {
+    for (size_t row = 0; row < kBatch; ++row) {
+      bool torn = false;
+      const std::string wrong = batch_->verify(row, &who_[row], &torn);
+      if (!wrong.empty()) torn ? control_.found_torn(wrong.c_str()) : control_.found_violation(wrong.c_str());
+      if (!(batch_->probabilities[row] > 0.0) || batch_->probabilities[row] > 1.0 + 1e-9)
+        control_.found_violation("a probability outside (0, 1]");
+      if (options_.max_times != 0) count_use(batch_->keys[row]);
+    }
+    control_.windows.fetch_add(kBatch);
+    control_.batches.fetch_add(1);
+  }
+
+  void count_use(int64_t key) {
+    std::atomic<uint64_t>& use = control_.uses[table().region().key_slot(key) % kUseSlots];
+    const uint64_t name = static_cast<uint64_t>(key) << 16;
+    uint64_t seen = use.load();
+    while (!use.compare_exchange_weak(seen, (seen >> 16 == name >> 16 ? seen : name) + 1)) {
+    }
+    if (seen >> 16 == name >> 16 && (seen & 0xffff) >= options_.max_times)
+      control_.found_violation("an item handed out too often");
+  }
+
+  // By their keys the same items come, or none.
+  void gather_again() {
+    const Status status = timed(kTimeout_s, "gather", [&] {
+      return table().gather(again_->plan, batch_->keys.data(), kBatch, again_->pointers.data(), again_->present.data());
+    });
+    if (!expect(status, "gather")) return;
+    for (size_t row = 0; row < kBatch; ++row) {
+      if (!again_->present[row]) continue;
+      Identity who;
+      bool torn = false;
+      const std::string wrong = again_->verify(row, &who, &torn);
+      if (!wrong.empty())
+        torn ? control_.found_torn(("gather: " + wrong).c_str())
+             : control_.found_violation(("gather: " + wrong).c_str());
+      if (!(who == who_[row])) control_.found_violation("a key leads to another item");
+      control_.gathered_again.fetch_add(1);
+    }
+  }
+
+  std::unique_ptr<Batch> batch_, again_;
+  Identity who_[kBatch];
+};
+
+// Draws keys and gives each the priority that follows from it, late ones too: the checker knows every legal mass.
+class UpdaterWorker final : public Worker {
+ public:
+  using Worker::Worker;
+
+ private:
+  static constexpr size_t kBatch = 64;
+
+  void step() override {
+    if (options_.with_moves && random_.below(40) == 0) {
+      uint64_t moved = 0;
+      expect(timed(12.0, "moving pages", [&] { return table().move_all_pages(&moved); }), "moving pages");
+      control_.moved.fetch_add(moved);
+    }
+    int64_t keys[kBatch];
+    double probabilities[kBatch];
+    int64_t live = 0;
+    DrawRequest request;
+    request.num_items = kBatch;
+    request.keys = keys;
+    request.probabilities = probabilities;
+    request.num_live_items = &live;
+    if (options_.max_times == 0 || random_.below(8) == 0) {
+      if (!expect(timed(kTimeout_s, "draw", [&] { return table().sample(request, kTimeout_s); }), "draw")) return;
+      late_.insert(late_.end(), keys, keys + kBatch);
+      if (options_.max_times != 0)
+        for (int64_t key : keys)
+          late_.push_back(key + static_cast<int64_t>(random_.below(16)));  // its neighbours, used or not
+    }
+    if (late_.size() > 40 * kBatch)
+      late_.erase(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(20 * kBatch));
+    if (late_.empty()) return;
+    std::vector<int64_t> chosen;
+    std::vector<float> priorities;
+    for (size_t k = 0; k < kBatch; ++k) {
+      const int64_t key =
+          late_[late_.size() - 1 - random_.below(std::min<size_t>(late_.size(), k % 4 == 0 ? late_.size() : kBatch))];
+      if (!table().region().is_own_key(key)) continue;
+      chosen.push_back(key);
+      priorities.push_back(priority_of(key));
+    }
+    int64_t applied = 0;
+    if (options_.with_deletes && random_.below(30) == 0) {
+      expect(timed(10.0, "delete", [&] { return table().delete_items(chosen.data(), 4, &applied); }), "delete");
+      control_.deleted.fetch_add(static_cast<uint64_t>(applied));
+    } else if (!options_.uniform) {
+      expect(timed(10.0, "update",
+                   [&] {
+                     return table().update_priorities(0, chosen.data(), priorities.data(), chosen.size(), &applied);
+                   }),
+             "update");
+      control_.updates_applied.fetch_add(static_cast<uint64_t>(applied));
+      control_.updates_stale.fetch_add(chosen.size() - static_cast<size_t>(applied));
+    }
+  }
+
+  std::vector<int64_t> late_;
+};
+
+// Takes the lock every 20 ms and reads everything.
+class CheckerWorker final : public Worker {
+ public:
+  using Worker::Worker;
+
+  static std::string wrong_mass(const Region& r) {
+    const IndexConfig& index = r.header->indexes[0];
+    for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
+      const uint64_t word = r.words[page].load();
+      if (!Region::is_used(word)) continue;
+      for (uint32_t offset = 0; offset < r.page_len; ++offset) {
+        const uint64_t slot = r.slot_of(page, offset);
+        const double mass = r.trees[0].leaf(slot);
+        if (mass == 0.0 || mass == mass_of(index, 1.0f)) continue;
+        if (mass != mass_of(index, priority_of(r.key_of(slot, word))))
+          return "an item has a mass that was never given to it";
+      }
+    }
+    return {};
+  }
+
+  static std::string wrong_limiter(const Region& r) {
+    const LimiterConfig& limiter = r.header->indexes[0].limiter;
+    if (limiter.kind == LimiterConfig::kMinSize) return {};
+    const double difference =
+        static_cast<double>(r.header->index_state[0].inserted.load()) * limiter.samples_per_insert -
+        static_cast<double>(r.sampled(0));
+    // What was inserted is counted after the leaves: each death may lose a few, never add.
+    return difference < limiter.lo - 1e-6 ? "more sampled than the limiter allows" : "";
+  }
+
+ private:
+  void step() override {
+    {
+      const Deadline deadline = Deadline::after(2.0);
+      Status checked;
+      checked = timed(10.0, "check", [&] { return table().check(); });
+      if (expect(checked, "check()")) control_.checks.fetch_add(1);
+      Locked locked(table(), deadline);
+      if (locked.status().ok()) {
+        for (const std::string& wrong : {wrong_mass(table().region()), wrong_limiter(table().region())})
+          if (!wrong.empty()) control_.found_violation(wrong.c_str());
+      }
+    }
+    usleep(20000);
+  }
+};
+
+}  // namespace stress

@@ -1,0 +1,232 @@
+// The world of the stress programme: rows whose every byte follows from (tag of the lane, episode, step), and the check
+// that a delivered window is what it must be. A tag names one lane of one incarnation of a writer and is never reused.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "relive/table.hpp"
+
+namespace stress {
+
+using namespace relive;
+
+inline constexpr uint32_t kNStep = 3;
+inline constexpr uint32_t kStack = 4;
+inline constexpr double kGamma = 0.5;
+
+struct Options {
+  double seconds = 10.0;
+  int random_kills = 0;    // this many; 0 none
+  int self_kills = 0;      // until workers killed themselves so often at random fail points
+  int stops = 0;           // SIGSTOP ... SIGCONT
+  int deaths_a_point = 0;  // with fail points forced: deaths wanted at each
+  double seconds_a_point = 4.0;
+  std::string only_point;  // force this one only
+  uint32_t max_times = 0;
+  double samples_per_insert = 0.0;
+  bool uniform = false;
+  bool with_deletes = true;
+  bool with_moves = true;
+  bool threads_only = false;
+  bool large_rows = false;
+  bool quiet = false;
+  uint64_t capacity = 1000;
+  int writers = 3, samplers = 3, updaters = 2;
+  uint64_t seed = 1;
+  std::string mutant;
+  std::string path;
+};
+
+inline uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+inline TableConfig make_config(const Options& options) {
+  TableConfig config;
+  const auto add = [&](const char* name, const char* dtype, std::vector<int64_t> shape, uint64_t item_bytes,
+                       ColumnKind kind) {
+    config.columns.push_back({name, dtype, std::move(shape), item_bytes, kind});
+  };
+  add("state", "|u1", {96}, 1, ColumnKind::kState);
+  add("picture", "|u1", {options.large_rows ? 65536 : 320}, 1, ColumnKind::kState);
+  add("step", "|u1", {96}, 1, ColumnKind::kStep);
+  add("reward", "<f4", {}, 4, ColumnKind::kStep);
+  IndexConfig index{};
+  std::snprintf(index.name, sizeof index.name, "main");
+  index.n_step = kNStep;
+  index.gamma = kGamma;
+  index.sampling = options.uniform ? Sampling::kUniform : Sampling::kPrioritized;
+  index.initial = Initial::kNumber;
+  index.initial_number = 1.0;
+  index.priority_exponent = 0.6;
+  index.max_times_sampled = options.max_times;
+  const int64_t min_size = 50;
+  index.limiter = options.samples_per_insert > 0.0
+                      ? make_samples_per_insert(options.samples_per_insert, min_size, 2000.0)
+                      : make_min_size(min_size);
+  for (uint32_t& frames : index.stack) frames = 1;
+  index.stack[0] = kStack;
+  index.stack[1] = 2;
+  config.indexes.push_back(index);
+  config.capacity = options.capacity;
+  config.max_lanes = 12;
+  config.max_participants = 24;
+  config.seed = options.seed;
+  return config;
+}
+
+// ---- what rows hold ----------------------------------------------------------------------------------------------------
+
+inline void write_cell(std::byte* to, size_t num_bytes, uint64_t tag, uint32_t episode, uint32_t step,
+                       uint64_t column) {
+  std::memcpy(to, &tag, 8);
+  std::memcpy(to + 8, &episode, 4);
+  std::memcpy(to + 12, &step, 4);
+  uint64_t state = mix(mix(tag * 1000003 + episode) + step * 31 + column);
+  for (size_t at = 16; at < num_bytes; at += 8) {
+    state = state * 0xD1342543DE82EF95u + 0x9E3779B97F4A7C15u;
+    const uint64_t word = state ^ (state >> 32);
+    std::memcpy(to + at, &word, std::min<size_t>(8, num_bytes - at));
+  }
+}
+
+inline uint32_t length_of(uint64_t tag, uint32_t episode) {
+  return 1 + static_cast<uint32_t>(mix(tag * 31 + episode) % 24);
+}
+inline bool is_terminated(uint64_t tag, uint32_t episode) { return mix(tag * 37 + episode) % 2 == 0; }
+// How the episode is written: 0 append with next, 1 append without, 2 extend with T + 1 states, 3 extend and end_episode.
+inline uint32_t mode_of(uint64_t tag, uint32_t episode) { return static_cast<uint32_t>(mix(tag * 41 + episode) % 4); }
+inline float reward_of(uint64_t tag, uint32_t episode, uint32_t step) {
+  return static_cast<float>(static_cast<int64_t>(mix(tag * 43 + episode * 64 + step) % 65) - 32);
+}
+inline float priority_of(int64_t key) {
+  return static_cast<float>(1 + mix(static_cast<uint64_t>(key)) % 1000) / 100.0f;
+}
+
+// ---- what windows must be ----------------------------------------------------------------------------------------------
+
+struct Identity {
+  uint64_t tag = 0;
+  uint32_t episode = 0, step = 0;
+  bool operator==(const Identity&) const = default;
+};
+
+// Buffers of one batch of all columns.
+class Batch final {
+ public:
+  Status prepare(Table* table, size_t num_items) {
+    static const std::vector<std::string> kNames = {"state",     "next_state", "picture",     "next_picture",
+                                                    "step",      "reward",     "discount",    "terminated",
+                                                    "truncated", "num_steps",  "episode_step"};
+    RELIVE_RETURN_IF_ERROR(table->make_plan(0, kNames, &plan));
+    for (const Output& output : plan.outputs) {
+      buffers.emplace_back(output.item_bytes * num_items);
+      pointers.push_back(buffers.back().data());
+    }
+    keys.resize(num_items);
+    probabilities.resize(num_items);
+    present.resize(num_items);
+    return {};
+  }
+
+  // Empty if the window in this row is right in every byte; `torn` says whether bytes or logic are wrong.
+  std::string verify(size_t row, Identity* who, bool* torn) const;
+
+  GatherPlan plan;
+  std::vector<std::vector<std::byte>> buffers;
+  std::vector<std::byte*> pointers;
+  std::vector<int64_t> keys;
+  std::vector<double> probabilities;
+  std::vector<uint8_t> present;
+
+ private:
+  const std::byte* at(size_t output, size_t row) const {
+    return buffers[output].data() + row * plan.outputs[output].item_bytes;
+  }
+  template <class T>
+  T value(size_t output, size_t row) const {
+    T number;
+    std::memcpy(&number, at(output, row), sizeof number);
+    return number;
+  }
+  std::string verify_stack(size_t output, size_t row, const Identity& who, uint32_t newest,
+                           bool newest_may_be_zero) const;
+};
+
+inline std::string Batch::verify_stack(size_t output, size_t row, const Identity& who, uint32_t newest,
+                                       bool newest_may_be_zero) const {
+  const Output& from = plan.outputs[output];
+  const size_t num_bytes = from.item_bytes / from.stack;
+  thread_local std::vector<std::byte> expected;
+  expected.resize(num_bytes);
+  const std::byte* got = at(output, row);
+  for (uint32_t back = from.stack; back-- > 0; got += num_bytes) {
+    const uint32_t step = back > newest ? 0 : newest - back;
+    write_cell(expected.data(), num_bytes, who.tag, who.episode, step, from.column);
+    if (std::memcmp(expected.data(), got, num_bytes) == 0) continue;
+    if (back == 0 && newest_may_be_zero &&
+        std::all_of(got, got + num_bytes, [](std::byte b) { return b == std::byte{0}; }))
+      continue;
+    Identity found;
+    std::memcpy(&found.tag, got, 8);
+    std::memcpy(&found.episode, got + 8, 4);
+    std::memcpy(&found.step, got + 12, 4);
+    return from.name + " frame -" + std::to_string(back) + " is of " + std::to_string(found.tag) + "/" +
+           std::to_string(found.episode) + "/" + std::to_string(found.step);
+  }
+  return {};
+}
+
+inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
+  *torn = true;
+  const std::byte* step_cell = at(4, row);
+  std::memcpy(&who->tag, step_cell, 8);
+  std::memcpy(&who->episode, step_cell + 8, 4);
+  std::memcpy(&who->step, step_cell + 12, 4);
+  std::byte expected[96];
+  write_cell(expected, sizeof expected, who->tag, who->episode, who->step, 2);
+  const auto name = [&](const std::string& what) {
+    return what + " (window " + std::to_string(who->tag) + "/" + std::to_string(who->episode) + "/" +
+           std::to_string(who->step) + ")";
+  };
+  if (std::memcmp(expected, step_cell, sizeof expected) != 0) return name("step cell");
+  const uint32_t length = length_of(who->tag, who->episode);
+  const auto num_steps = static_cast<uint32_t>(value<int64_t>(9, row));
+  const bool terminates = is_terminated(who->tag, who->episode);
+  if (who->step >= length) return name("a step beyond the end of its episode");
+  const bool at_end = who->step + num_steps == length;
+  for (size_t output : {0, 2}) {
+    const std::string wrong = verify_stack(output, row, *who, who->step, false);
+    if (!wrong.empty()) return name(wrong);
+  }
+  for (size_t output : {1, 3}) {
+    const std::string wrong = verify_stack(output, row, *who, who->step + num_steps, at_end && terminates);
+    if (!wrong.empty()) return name(wrong + " over " + std::to_string(num_steps) + " steps");
+  }
+  *torn = false;
+  const uint32_t full = std::min(kNStep, length - who->step);
+  const bool terminated = value<uint8_t>(7, row) != 0, truncated = value<uint8_t>(8, row) != 0;
+  if (num_steps < 1 || num_steps > full)
+    return name("num_steps " + std::to_string(num_steps) + " of " + std::to_string(full));
+  if (num_steps < full && !truncated) return name("a short window that is not truncated");
+  if (terminated != (at_end && terminates)) return name("terminated");
+  if (at_end && truncated == terminates) return name("truncated");
+  if (value<int64_t>(10, row) != who->step) return name("episode_step");
+  double sum = 0.0, product = 1.0;
+  for (uint32_t k = 0; k < num_steps; ++k) {
+    sum += product * reward_of(who->tag, who->episode, who->step + k);
+    product *= kGamma * (terminates && who->step + k + 1 == length ? 0.0 : 1.0);
+  }
+  if (value<float>(5, row) != static_cast<float>(sum)) return name("reward");
+  if (value<float>(6, row) != static_cast<float>(product)) return name("discount");
+  return {};
+}
+
+}  // namespace stress
