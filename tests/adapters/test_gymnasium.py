@@ -165,7 +165,7 @@ def test_subsets_as_envpool_gives_them(halves: bool) -> None:
             pool,
             table,
             num_envs=num_envs,
-            autoreset_mode=AutoresetMode.NEXT_STEP,  # type: ignore[call-overload]
+            autoreset_mode=AutoresetMode.NEXT_STEP,
         )
         _, info = recorded.reset()
         waiting: dict[int, int] = {}
@@ -298,9 +298,9 @@ def test_wrong_beginnings_are_refused() -> None:
         assert caught.value.lane == 0
         recorded.close()
         with pytest.raises(errors.InvalidConfig):
-            record(Pool(3, 2), table, num_envs=3)  # type: ignore[call-overload]
+            record(Pool(3, 2), table, num_envs=3)
         with pytest.raises(errors.InvalidConfig):
-            record(object(), table)  # type: ignore[call-overload]
+            record(object(), table)
     blobs = relive.Table(relive.StepSpec({"blob": relive.ArraySpec((4,), "uint8")}), 100)
     with blobs, pytest.raises(errors.InvalidConfig):
         record(World(), blobs)

@@ -93,19 +93,19 @@ def run_of(tmp_path: Path, *arguments: str, log: str = "log") -> Iterator[Run]:
 def test_a_run_learns_and_restarts_a_killed_actor(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = ["--env", "CartPole-v1", "--actors", "2", "--run-dir", str(folder)]
-    with run_of(tmp_path, *arguments, "--max-minutes", "0.25", "--stop-return", "150") as run:
+    with run_of(tmp_path, *arguments, "--max-steps", "6000", "--max-minutes", "2") as run:
         run.wait_until_it_learns()
         actors = children_of(run.pid)
         assert len(actors) == 2 and len(tables_of(run.pid)) == 1
         os.kill(actors[0], signal.SIGKILL)
-        assert run.process.wait(90) == 0, run.text
+        assert run.process.wait(180) == 0, run.text
         run.wait_until_gone(actors)
         assert tables_of(run.pid) == []
         text = run.text
     result = json.loads((folder / "result.json").read_text())
     assert result["num_restarts"] == 1
     assert len(result["returns"]) == 20 and result["mean_return"] > 60.0, text
-    assert result["num_updates"] > 300 and result["num_steps"] > 2000
+    assert result["num_updates"] > 300 and result["num_steps"] >= 6000
     for word in ("steps", "updates", "return", "fill", "replay", "waits", "restarts 1", "greedy return"):
         assert word in text
     assert (folder / "curve.png").stat().st_size > 1000 and (folder / "checkpoint.pt").exists()
@@ -118,7 +118,7 @@ def test_ctrl_c_leaves_nothing_and_resume_goes_on(tmp_path: Path) -> None:
         run.wait_until_it_learns()
         actors = children_of(run.pid)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the whole group
-        assert run.process.wait(30) == 130, run.text
+        assert run.process.wait(60) == 130, run.text
         run.wait_until_gone(actors)
         assert tables_of(run.pid) == []
         text = run.text
@@ -130,7 +130,7 @@ def test_ctrl_c_leaves_nothing_and_resume_goes_on(tmp_path: Path) -> None:
     assert before.num_steps > 0 and before.num_sessions == 1
     more = str(before.num_steps + 1500)
     with run_of(tmp_path, "--resume", str(folder), "--max-steps", more, log="log2") as run:
-        assert run.process.wait(90) == 0, run.text
+        assert run.process.wait(180) == 0, run.text
     result = json.loads((folder / "result.json").read_text())
     assert result["seed"] == 3 and result["num_sessions"] == 2
     assert result["num_steps"] >= before.num_steps + 1500 or "return" in result["ending"]
@@ -145,7 +145,7 @@ def test_actors_end_with_their_learner(tmp_path: Path, number: signal.Signals) -
         run.wait_until_it_learns()
         actors = children_of(run.pid)
         os.kill(run.pid, number)
-        code = run.process.wait(30)
+        code = run.process.wait(60)
         assert code == (130 if number == signal.SIGTERM else -signal.SIGKILL)
         run.wait_until_gone(actors)
         # The last of them to close the table removes it: nothing to tidy up by hand.

@@ -41,6 +41,15 @@ def record(
     num_envs: int | None = None,
     timeout_s: float | None = None,
 ) -> RecordedVectorEnv: ...
+@overload
+def record(
+    envs: object,
+    table: WritableTable,
+    *,
+    autoreset_mode: AutoresetMode | str | None = None,
+    num_envs: int,
+    timeout_s: float | None = None,
+) -> RecordedVectorEnv: ...
 def record(
     envs: Any,
     table: WritableTable,
