@@ -68,12 +68,33 @@ void raise_if_error(const Status& status) {
     if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
     throw nb::python_error();
   }
-  static const char* const kNames[] = {
-      "Ok",           "DeadlineExceeded", "WaitsForItself", "RequestTooLarge", "CapacityTooSmall", "SeamMismatch",
-      "MissingNext",  "AlreadyPublished", "ForeignKey",     "InvalidPriority", "NoPriorities",     "StorageFull",
-      "NameTaken",    "NoSuchTable",      "NotARegion",     "FormatMismatch",  "TooManyLanes",     "TooManyParticipants",
-      "TableClosed",  "WriterClosed",     "ForkedHandle",   "ReadOnly",        "InUse",            "CheckFailed",
-      "SystemError",  "Interrupted",      "InvalidConfig"};
+  static const char* const kNames[] = {"Ok",
+                                       "DeadlineExceeded",
+                                       "WaitsForItself",
+                                       "RequestTooLarge",
+                                       "CapacityTooSmall",
+                                       "SeamMismatch",
+                                       "MissingNext",
+                                       "AlreadyPublished",
+                                       "ForeignKey",
+                                       "InvalidPriority",
+                                       "NoPriorities",
+                                       "StorageFull",
+                                       "NameTaken",
+                                       "NoSuchTable",
+                                       "NotARegion",
+                                       "FormatMismatch",
+                                       "TooManyLanes",
+                                       "TooManyParticipants",
+                                       "TableClosed",
+                                       "WriterClosed",
+                                       "ForkedHandle",
+                                       "ReadOnly",
+                                       "InUse",
+                                       "CheckFailed",
+                                       "SystemError",
+                                       "Interrupted",
+                                       "InvalidConfig"};
   nb::dict fields;
   for (const Field& field : status.fields()) {
     nb::object value;

@@ -1,5 +1,7 @@
 // relive._core: the module, numpy's API, and the hooks through which the core asks Python two questions.
 #define RELIVE_IMPORTS_NUMPY
+#include <atomic>
+
 #include "module.hpp"
 
 namespace relive::bindings {
@@ -17,12 +19,29 @@ bool is_only_thread() {
   return nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) == 1;
 }
 
+std::atomic<bool> is_exiting{false};
+uint64_t main_thread = 0;
+
 int import_numpy() {
   import_array1(-1);
   return 0;
 }
 
 }  // namespace
+
+ReleasedGil::~ReleasedGil() {
+  while (is_exiting.load(std::memory_order_relaxed) && thread_id() != main_thread) {
+    std::atomic<uint32_t> never{0};
+    futex_wait(&never, 0, 1.0);
+  }
+  PyEval_RestoreThread(state_);
+}
+
+void watch_for_exit() {
+  main_thread = thread_id();
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { is_exiting.store(true); }));
+}
+
 }  // namespace relive::bindings
 
 NB_MODULE(_core, module) {
@@ -30,6 +49,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);  // arrays may outlive the interpreter's last look
   relive::interrupt_hook = &relive::bindings::is_interrupted;
   relive::only_thread_hook = &relive::bindings::is_only_thread;
+  relive::bindings::watch_for_exit();
   relive::bindings::bind_table(module);
   relive::bindings::bind_writer(module);
 }

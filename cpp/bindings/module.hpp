@@ -11,11 +11,36 @@
 
 namespace relive::bindings {
 
+// The GIL let go for one core call. A daemon thread that comes back while the interpreter ends stays where it is: taking
+// the GIL then would unwind the thread through C++ and abort the process.
+class ReleasedGil final {
+ public:
+  ReleasedGil() : state_(PyEval_SaveThread()) {}
+  ~ReleasedGil();
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+void watch_for_exit();
+
+// Runs a core call without the GIL; raises what it says.
+template <class Call>
+void without_gil(Call&& call) {
+  Status status;
+  {
+    const ReleasedGil released;
+    status = call();
+  }
+  raise_if_error(status);
+}
+
 // What a plan's outputs look like to numpy.
 struct CorePlan {
   GatherPlan plan;
-  std::vector<PyArray_Descr*> descrs;         // owned
-  std::vector<std::vector<npy_intp>> dims;    // [B, ...], B filled in a call
+  std::vector<PyArray_Descr*> descrs;       // owned
+  std::vector<std::vector<npy_intp>> dims;  // [B, ...], B filled in a call
   ~CorePlan() {
     for (PyArray_Descr* descr : descrs) Py_DECREF(descr);
   }
@@ -26,6 +51,25 @@ struct CoreTable {
   std::shared_ptr<Table> table;
 };
 
+// The region of a table that is open; TableClosed otherwise. It stays mapped while the guard lives.
+class OpenRegion final {
+ public:
+  explicit OpenRegion(const CoreTable& self) : entered_(*self.table, false) {
+    raise_if_error(entered_.status());
+    region_ = &self.table->region();
+  }
+  const Region* operator->() const { return region_; }
+  const Region& operator*() const { return *region_; }
+
+ private:
+  Entered entered_;
+  const Region* region_ = nullptr;
+};
+
+TableConfig table_config(const nb::dict& from);
+nb::dict geometry(const CoreTable& self);
+nb::list layout(const CoreTable& self);
+nb::dict stats(const CoreTable& self);
 void bind_table(nb::module_& module);
 void bind_writer(nb::module_& module);
 nb::object open_writer(const CoreTable& table, uint32_t num_lanes, bool single, nb::object normalise);

@@ -13,78 +13,6 @@
 namespace relive::bindings {
 namespace {
 
-template <class Call>
-void without_gil(Call&& call) {
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    status = call();
-  }
-  raise_if_error(status);
-}
-
-template <class T>
-T get(const nb::dict& from, const char* name) {
-  return nb::cast<T>(from[name]);
-}
-
-ColumnConfig column_config(nb::handle row) {
-  const auto entry = nb::cast<nb::tuple>(row);
-  ColumnConfig column;
-  column.name = nb::cast<std::string>(entry[0]);
-  column.dtype = nb::cast<std::string>(entry[1]);
-  for (nb::handle dim : nb::cast<nb::tuple>(entry[2])) column.shape.push_back(nb::cast<int64_t>(dim));
-  const auto kind = nb::cast<std::string>(entry[3]);
-  column.kind = kind == "state" ? ColumnKind::kState : kind == "start" ? ColumnKind::kStart : ColumnKind::kStep;
-  PyArray_Descr* descr = descr_of(column.dtype);
-  column.item_bytes = static_cast<uint64_t>(PyDataType_ELSIZE(descr));
-  Py_DECREF(descr);
-  return column;
-}
-
-IndexConfig index_config(const nb::dict& from, const std::vector<ColumnConfig>& columns) {
-  IndexConfig index;
-  std::memset(&index, 0, sizeof index);
-  const auto name = get<std::string>(from, "name");
-  std::memcpy(index.name, name.data(), std::min(name.size(), sizeof index.name - 1));
-  index.n_step = get<uint32_t>(from, "n_step");
-  index.gamma = get<double>(from, "gamma");
-  index.stack_pad = get<std::string>(from, "stack_pad") == "zeros" ? StackPad::kZeros : StackPad::kRepeat;
-  const auto stack = get<nb::dict>(from, "stack");
-  for (size_t c = 0; c < columns.size(); ++c)
-    index.stack[c] = stack.contains(columns[c].name.c_str()) ? nb::cast<uint32_t>(stack[columns[c].name.c_str()]) : 1;
-  index.sampling = get<std::string>(from, "sampler") == "prioritized" ? Sampling::kPrioritized : Sampling::kUniform;
-  index.priority_exponent = get<double>(from, "priority_exponent");
-  const auto initial = get<nb::tuple>(from, "initial");
-  const auto kind = nb::cast<std::string>(initial[0]);
-  index.initial = kind == "given" ? Initial::kGiven : kind == "number" ? Initial::kNumber : Initial::kMax;
-  index.initial_number = nb::cast<double>(initial[1]);
-  const auto min_size = get<int64_t>(from, "min_size");
-  if (get<std::string>(from, "limiter") == "samples_per_insert") {
-    nb::object tolerance = nb::borrow(from["tolerance"]);
-    index.limiter = make_samples_per_insert(get<double>(from, "samples_per_insert"), min_size,
-                                            tolerance.is_none() ? -1.0 : nb::cast<double>(tolerance));
-  } else {
-    index.limiter = make_min_size(min_size);
-  }
-  index.max_times_sampled = get<uint32_t>(from, "max_times_sampled");
-  return index;
-}
-
-TableConfig table_config(const nb::dict& from) {
-  TableConfig config;
-  for (nb::handle row : nb::list(from["columns"])) config.columns.push_back(column_config(row));
-  for (nb::handle row : nb::list(from["indexes"])) config.indexes.push_back(index_config(nb::cast<nb::dict>(row), config.columns));
-  config.capacity = get<uint64_t>(from, "capacity");
-  config.max_lanes = get<uint32_t>(from, "max_lanes");
-  config.max_participants = get<uint32_t>(from, "max_participants");
-  config.seed = get<uint64_t>(from, "seed");
-  config.shard = get<uint64_t>(from, "shard");
-  const auto metadata = get<nb::bytes>(from, "metadata");
-  config.metadata.assign(metadata.c_str(), metadata.size());
-  return config;
-}
-
 // Two CoreTables never share a Table, but a Table outlives its CoreTable while writers borrow it.
 CoreTable* own(std::unique_ptr<Table> table) { return new CoreTable{std::shared_ptr<Table>(std::move(table))}; }
 
@@ -98,7 +26,9 @@ CoreTable* create_table(const nb::dict& from, nb::object path) {
 
 CoreTable* attach_table(const std::string& path, bool read_only, uint64_t stream, double timeout_s) {
   std::unique_ptr<Table> table;
-  without_gil([&] { return Table::attach(path, read_only ? Access::kReadOnly : Access::kReadWrite, stream, timeout_s, &table); });
+  without_gil([&] {
+    return Table::attach(path, read_only ? Access::kReadOnly : Access::kReadWrite, stream, timeout_s, &table);
+  });
   return own(std::move(table));
 }
 
@@ -116,7 +46,8 @@ CorePlan* make_plan(const CoreTable& self, uint32_t index, const std::vector<std
 
 // The arrays of a plan's outputs for n items, in one pooled buffer; `extra` bytes more behind them.
 struct Outputs {
-  Outputs(const CorePlan& plan, size_t n, size_t extra) : buffer(num_bytes(plan, n) + extra), data(plan.plan.outputs.size()) {
+  Outputs(const CorePlan& plan, size_t n, size_t extra)
+      : buffer(num_bytes(plan, n) + extra), data(plan.plan.outputs.size()) {
     for (size_t o = 0; o < data.size(); ++o) data[o] = buffer.take(plan.plan.outputs[o].item_bytes * n);
   }
   static size_t num_bytes(const CorePlan& plan, size_t n) {
@@ -224,7 +155,8 @@ void take_out(const CorePlan& plan, size_t n, const nb::list& out, std::vector<s
     const std::vector<npy_intp>& dims = plan.dims[o];
     if (!PyArray_Check(value) || !PyArray_ISCARRAY(array) || !PyArray_EquivTypes(PyArray_DESCR(array), plan.descrs[o]))
       refuse("writable C-contiguous arrays of the columns' dtypes are expected");
-    bool fits = PyArray_NDIM(array) == static_cast<int>(dims.size()) && PyArray_DIM(array, 0) == static_cast<npy_intp>(n);
+    bool fits =
+        PyArray_NDIM(array) == static_cast<int>(dims.size()) && PyArray_DIM(array, 0) == static_cast<npy_intp>(n);
     for (size_t d = 1; fits && d < dims.size(); ++d) fits = PyArray_DIM(array, static_cast<int>(d)) == dims[d];
     if (!fits) refuse("arrays of shape [len(keys), ...] are expected");
     (*data)[o] = static_cast<std::byte*>(PyArray_DATA(array));
@@ -269,7 +201,8 @@ int64_t update_priorities(const CoreTable& self, uint32_t index, nb::handle keys
 int64_t delete_items(const CoreTable& self, nb::handle keys) {
   const Given wanted = given(keys, NPY_INT64);
   int64_t deleted = 0;
-  without_gil([&] { return self.table->delete_items(static_cast<const int64_t*>(wanted.data), wanted.size, &deleted); });
+  without_gil(
+      [&] { return self.table->delete_items(static_cast<const int64_t*>(wanted.data), wanted.size, &deleted); });
   return deleted;
 }
 
@@ -284,101 +217,10 @@ nb::object importance_weights(nb::handle probabilities, int64_t num_items, doubl
   const auto exponent = static_cast<float>(-beta);
   double least = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < from.size; ++i) least = std::min(least, p[i]);
-  const double scale = normalize ? 1.0 / least : static_cast<double>(num_items);  // the largest weight is the rarest item's
+  const double scale =
+      normalize ? 1.0 / least : static_cast<double>(num_items);  // the largest weight is the rarest item's
   for (size_t i = 0; i < from.size; ++i) weights[i] = std::pow(static_cast<float>(p[i] * scale), exponent);
   return array;
-}
-
-nb::dict geometry(const CoreTable& self) {
-  const Region& r = self.table->region();
-  const Geometry& g = *r.geometry;
-  nb::dict d;
-  d["capacity"] = g.capacity;
-  d["page_len"] = g.page_len;
-  d["num_pages"] = g.num_pages;
-  d["num_slots"] = g.num_slots;
-  d["num_frames"] = g.num_frames;
-  d["frame_bytes"] = g.frame_bytes;
-  d["frames_per_slab"] = uint64_t{1} << g.frames_per_slab_shift;
-  d["slab_bytes"] = g.slab_bytes;
-  d["slabs_offset"] = g.slabs_offset;
-  d["region_bytes"] = g.region_bytes;
-  d["row_bytes"] = g.row_bytes;
-  d["record_stride"] = g.record_stride;
-  d["slot_bits"] = g.slot_bits;
-  d["page_bits"] = g.page_bits;
-  d["history"] = g.history;
-  d["max_n_step"] = g.max_n_step;
-  d["max_lanes"] = g.max_lanes;
-  d["max_participants"] = g.max_participants;
-  d["shard"] = g.shard;
-  d["seed"] = g.seed;
-  d["format_version"] = r.header->format_version;
-  d["abi_tag"] = r.header->abi_tag;
-  d["layout_hash"] = r.header->layout_hash;
-  d["uuid"] = nb::bytes(reinterpret_cast<const char*>(r.header->uuid), sizeof r.header->uuid);
-  d["boot_id"] = r.header->boot_id;
-  d["frames_committed"] = r.header->frames_committed.load();
-  d["num_free_pages"] = r.header->num_free_pages.load();
-  d["words_offset"] = g.words_offset;
-  d["frames_offset"] = g.frames_offset;
-  nb::list trees;
-  for (uint32_t i = 0; i < g.num_indexes; ++i) trees.append(g.trees_offset[i]);
-  d["trees_offset"] = trees;
-  return d;
-}
-
-nb::list layout(const CoreTable& self) {
-  const Region& r = self.table->region();
-  nb::list columns;
-  for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
-    const ColumnLayout& column = r.columns[c];
-    nb::list shape;
-    for (uint32_t d = 0; d < column.num_dims; ++d) shape.append(column.dims[d]);
-    nb::dict d;
-    d["name"] = column.name;
-    d["dtype"] = column.dtype;
-    d["shape"] = nb::tuple(shape);
-    d["offset"] = column.offset;
-    d["stride"] = column.stride;
-    d["num_bytes"] = column.num_bytes;
-    d["kind"] = column.kind == ColumnKind::kState ? "state" : column.kind == ColumnKind::kStart ? "start" : "step";
-    d["area"] = column.area == Area::kLarge ? "large" : "record";
-    d["block_rows"] = column.block_rows;
-    columns.append(d);
-  }
-  return columns;
-}
-
-nb::dict stats(const CoreTable& self) {
-  TableStats s;
-  without_gil([&] { return self.table->stats(&s); });
-  nb::dict d;
-  d["num_steps"] = s.num_steps;
-  d["capacity"] = self.table->region().geometry->capacity;
-  d["num_bytes"] = s.bytes_committed;
-  d["num_lanes"] = s.num_open_lanes;
-  d["num_participants"] = s.num_participants;
-  d["page_len"] = self.table->region().geometry->page_len;
-  d["num_pages"] = s.num_pages;
-  d["num_free_pages"] = s.num_free_pages;
-  d["frames_committed"] = s.frames_committed;
-  d["frames_used"] = s.frames_used;
-  d["policy_version"] = self.table->policy_version();
-  for (const auto& [name, value] : s.counters) d[name] = value;
-  nb::list indexes;
-  for (size_t i = 0; i < s.live_items.size(); ++i) {
-    nb::dict one;
-    one["num_items"] = s.live_items[i];
-    one["inserted"] = s.inserted[i];
-    one["sampled"] = s.sampled[i];
-    one["in_flight"] = s.in_flight[i];
-    one["total_mass"] = s.total_mass[i];
-    one["max_priority"] = s.max_priority[i];
-    indexes.append(one);
-  }
-  d["indexes"] = indexes;
-  return d;
 }
 
 uint64_t move_all_pages(const CoreTable& self) {
@@ -389,15 +231,20 @@ uint64_t move_all_pages(const CoreTable& self) {
 
 // Where the row of a key lies in the region: bytes from its start to the row's packed record.
 uint64_t address_of(const CoreTable& self, int64_t key) {
-  const Region& r = self.table->region();
+  const OpenRegion open(self);
+  const Region& r = *open;
+  if (!r.is_own_key(key)) raise_if_error(Status(Code::kForeignKey).with_int("position", 0).with_int("key", key));
   const uint64_t slot = r.key_slot(key);
   const std::byte* record = r.page_base(r.page_of(slot)) + r.offset_of(slot) * r.geometry->record_stride;
   return static_cast<uint64_t>(record - r.base);
 }
 
+// The whole mapping, read-only; valid until close().
 nb::object region_bytes(const CoreTable& self) {
-  const Region& r = self.table->region();
-  return nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(r.base), static_cast<Py_ssize_t>(r.geometry->region_bytes), PyBUF_READ));
+  const OpenRegion open(self);
+  const Region& r = *open;
+  return nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(r.base),
+                                           static_cast<Py_ssize_t>(r.geometry->region_bytes), PyBUF_READ));
 }
 
 nb::dict probe(const std::string& path) {
@@ -408,41 +255,64 @@ nb::dict probe(const std::string& path) {
   d["num_steps"] = found.num_steps;
   d["capacity"] = found.capacity;
   d["attached"] = found.is_attached;
+  d["num_attached"] = found.num_attached;
   return d;
 }
 
 void bind_core_table(nb::module_& module) {
   nb::class_<CoreTable>(module, "CoreTable")
-      .def_prop_ro("metadata", [](const CoreTable& self) {
-        const Geometry& g = *self.table->region().geometry;
-        return nb::bytes(reinterpret_cast<const char*>(self.table->region().base + g.metadata_offset), g.metadata_bytes);
-      })
-      .def_prop_ro("path", [](const CoreTable& self) { return self.table->path().empty() ? nb::object(nb::none()) : nb::object(nb::str(self.table->path().c_str())); })
+      .def_prop_ro("metadata",
+                   [](const CoreTable& self) {
+                     const OpenRegion open(self);
+                     const Geometry& g = *open->geometry;
+                     return nb::bytes(reinterpret_cast<const char*>(open->base + g.metadata_offset), g.metadata_bytes);
+                   })
+      .def_prop_ro("path",
+                   [](const CoreTable& self) {
+                     return self.table->path().empty() ? nb::object(nb::none())
+                                                       : nb::object(nb::str(self.table->path().c_str()));
+                   })
       .def_prop_ro("read_only", [](const CoreTable& self) { return self.table->is_read_only(); })
       .def_prop_ro("closed", [](const CoreTable& self) { return self.table->is_closed(); })
       .def_prop_ro("geometry", &geometry)
       .def_prop_ro("layout", &layout)
-      .def_prop_ro("policy_version", [](const CoreTable& self) { return self.table->policy_version(); })
+      .def_prop_ro("policy_version",
+                   [](const CoreTable& self) { return OpenRegion(self)->header->policy_version.load(); })
       .def("open_writer", &open_writer, nb::arg("num_lanes"), nb::arg("single"), nb::arg("normalise"))
       .def("plan", &make_plan, nb::arg("index"), nb::arg("names"), nb::rv_policy::take_ownership)
       .def("sample", &sample, nb::arg("plan"), nb::arg("num_items"), nb::arg("timeout_s"), nb::arg("hold"))
       .def("draw", &draw, nb::arg("index"), nb::arg("num_items"), nb::arg("timeout_s"))
       .def("gather", &gather, nb::arg("plan"), nb::arg("keys"), nb::arg("out").none())
-      .def("commit_held", [](const CoreTable& self, uint32_t index, int64_t n) { without_gil([&] { return self.table->commit_held(index, n); }); })
-      .def("return_held", [](const CoreTable& self, uint32_t index, int64_t n) { without_gil([&] { return self.table->return_held(index, n); }); })
+      .def("commit_held", [](const CoreTable& self, uint32_t index,
+                             int64_t n) { without_gil([&] { return self.table->commit_held(index, n); }); })
+      .def("return_held", [](const CoreTable& self, uint32_t index,
+                             int64_t n) { without_gil([&] { return self.table->return_held(index, n); }); })
       .def("update_priorities", &update_priorities, nb::arg("index"), nb::arg("keys"), nb::arg("priorities"))
       .def("delete", &delete_items, nb::arg("keys"))
       .def("clear", [](const CoreTable& self) { without_gil([&] { return self.table->clear(); }); })
-      .def("num_steps", [](const CoreTable& self) { return self.table->num_steps(); })
-      .def("num_items", [](const CoreTable& self, uint32_t index) { return self.table->num_items(index); })
-      .def("total", [](const CoreTable& self, uint32_t index) { return self.table->region().trees[index].total(); })
+      .def("num_steps",
+           [](const CoreTable& self) {
+             const OpenRegion open(self);
+             return self.table->num_steps();
+           })
+      .def("num_items",
+           [](const CoreTable& self, uint32_t index) {
+             const OpenRegion open(self);
+             return self.table->num_items(index);
+           })
+      .def("total", [](const CoreTable& self, uint32_t index) { return OpenRegion(self)->trees[index].total(); })
       .def("stats", &stats)
       .def("check", [](const CoreTable& self) { without_gil([&] { return self.table->check(); }); })
-      .def("set_policy_version", [](const CoreTable& self, uint32_t version) { without_gil([&] { return self.table->set_policy_version(version); }); })
+      .def("set_policy_version",
+           [](const CoreTable& self, uint32_t version) {
+             without_gil([&] { return self.table->set_policy_version(version); });
+           })
       .def("close", [](const CoreTable& self) { without_gil([&] { return self.table->close(); }); })
       .def("move_all_pages", &move_all_pages)
-      .def("pin_page", [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, true); }); })
-      .def("unpin_page", [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, false); }); })
+      .def("pin_page",
+           [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, true); }); })
+      .def("unpin_page",
+           [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, false); }); })
       .def("address_of", &address_of, nb::arg("key"))
       .def("region_bytes", &region_bytes, nb::keep_alive<0, 1>());
 }
@@ -461,12 +331,13 @@ void bind_table(nb::module_& module) {
   });
   bind_core_table(module);
   module.def("create_table", &create_table, nb::arg("config"), nb::arg("path").none(), nb::rv_policy::take_ownership);
-  module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream"), nb::arg("timeout_s"),
-             nb::rv_policy::take_ownership);
+  module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream"),
+             nb::arg("timeout_s"), nb::rv_policy::take_ownership);
   module.def("importance_weights", &importance_weights, nb::arg("probabilities"), nb::arg("num_items"), nb::arg("beta"),
              nb::arg("normalize"));
   module.def("probe", &probe, nb::arg("path"));
-  module.def("remove", [](const std::string& path) { without_gil([&] { return remove_region(path); }); }, nb::arg("path"));
+  module.def(
+      "remove", [](const std::string& path) { without_gil([&] { return remove_region(path); }); }, nb::arg("path"));
 }
 
 }  // namespace relive::bindings

@@ -43,7 +43,8 @@ struct Shape {
 };
 
 bool matches(PyArrayObject* array, const Input& input, const Shape& shape, npy_intp rows) {
-  if (PyArray_TYPE(array) != input.type_number || !PyArray_IS_C_CONTIGUOUS(array) || !PyArray_ISNOTSWAPPED(array)) return false;
+  if (PyArray_TYPE(array) != input.type_number || !PyArray_IS_C_CONTIGUOUS(array) || !PyArray_ISNOTSWAPPED(array))
+    return false;
   const int axes = shape.num_axes();
   if (PyArray_NDIM(array) != axes + static_cast<int>(input.dims.size())) return false;
   const npy_intp* dims = PyArray_DIMS(array);
@@ -120,22 +121,14 @@ class CoreWriter final {
     take_lanes(lanes, &call);
     call.block.num_rows = 1;
     take_next(columns, &call);
-    Status status;
-    {
-      nb::gil_scoped_release release;
-      status = writer_->end_episode(call.block, terminated, timeout_s);
-    }
-    raise_if_error(status);
+    without_gil([&] { return writer_->end_episode(call.block, terminated, timeout_s); });
   }
 
-  void set_policy_version(nb::object version) { writer_->set_policy_version(version.is_none() ? -1 : nb::cast<int64_t>(version)); }
+  void set_policy_version(nb::object version) {
+    writer_->set_policy_version(version.is_none() ? -1 : nb::cast<int64_t>(version));
+  }
   void close() {
-    Status status;
-    {
-      nb::gil_scoped_release release;
-      status = writer_->close();
-    }
-    raise_if_error(status);
+    without_gil([&] { return writer_->close(); });
   }
   bool closed() const { return writer_->is_closed() || table_->is_closed(); }
   uint32_t num_lanes() const { return writer_->num_lanes(); }
@@ -160,7 +153,8 @@ class CoreWriter final {
     Input input;
     input.name = nb::steal(PyUnicode_InternFromString(column.name));
     input.is_state = column.kind == ColumnKind::kState;
-    if (input.is_state) input.next_name = nb::steal(PyUnicode_InternFromString((std::string("next_") + column.name).c_str()));
+    if (input.is_state)
+      input.next_name = nb::steal(PyUnicode_InternFromString((std::string("next_") + column.name).c_str()));
     PyArray_Descr* descr = descr_of(column.dtype);
     input.type_number = descr->type_num;
     Py_DECREF(descr);
@@ -297,7 +291,8 @@ class CoreWriter final {
   void take_ends(const nb::dict& columns, Call* call) {
     const auto optional = [&](const Input& input) {
       PyObject* value = find(columns, input.name);
-      return value == nullptr || value == Py_None ? Cells{} : take(value, input, input.name, call->shape.num_rows, call);
+      return value == nullptr || value == Py_None ? Cells{}
+                                                  : take(value, input, input.name, call->shape.num_rows, call);
     };
     call->block.terminated = optional(terminated_);
     call->block.truncated = optional(truncated_);
@@ -316,8 +311,8 @@ class CoreWriter final {
         std::memcpy(&wide, cells.at(t, m), sizeof wide);
         call->priorities[t * lanes + m] = static_cast<float>(wide);
       }
-    call->block.priority = {reinterpret_cast<const std::byte*>(call->priorities.data()), static_cast<int64_t>(lanes * sizeof(float)),
-                            sizeof(float)};
+    call->block.priority = {reinterpret_cast<const std::byte*>(call->priorities.data()),
+                            static_cast<int64_t>(lanes * sizeof(float)), sizeof(float)};
   }
 
   nb::object write(const nb::dict& columns, nb::object& lanes, nb::object& priority, double timeout_s, bool extend) {
@@ -340,12 +335,7 @@ class CoreWriter final {
       const int skip = extend ? 0 : 1;
       keys = new_array(NPY_INT64, extend && !single_ ? 2 : 1, dims + skip, &data);
     }
-    Status status;
-    {
-      nb::gil_scoped_release release;
-      status = writer_->write(call.block, timeout_s, static_cast<int64_t*>(data));
-    }
-    raise_if_error(status);
+    without_gil([&] { return writer_->write(call.block, timeout_s, static_cast<int64_t*>(data)); });
     return one ? nb::object(nb::int_(key)) : keys;
   }
 
@@ -361,19 +351,17 @@ class CoreWriter final {
 
 nb::object open_writer(const CoreTable& table, uint32_t num_lanes, bool single, nb::object normalise) {
   std::unique_ptr<Writer> writer;
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    status = Writer::open(table.table.get(), num_lanes, &writer);
-  }
-  raise_if_error(status);
-  return nb::cast(new CoreWriter(table.table, std::move(writer), single, std::move(normalise)), nb::rv_policy::take_ownership);
+  without_gil([&] { return Writer::open(table.table.get(), num_lanes, &writer); });
+  return nb::cast(new CoreWriter(table.table, std::move(writer), single, std::move(normalise)),
+                  nb::rv_policy::take_ownership);
 }
 
 void bind_writer(nb::module_& module) {
   nb::class_<CoreWriter>(module, "CoreWriter")
-      .def("append", &CoreWriter::append, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(), nb::arg("timeout_s"))
-      .def("extend", &CoreWriter::extend, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(), nb::arg("timeout_s"))
+      .def("append", &CoreWriter::append, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(),
+           nb::arg("timeout_s"))
+      .def("extend", &CoreWriter::extend, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(),
+           nb::arg("timeout_s"))
       .def("end_episode", &CoreWriter::end_episode, nb::arg("columns"), nb::arg("terminated"), nb::arg("truncated"),
            nb::arg("lanes").none(), nb::arg("timeout_s"))
       .def("set_policy_version", &CoreWriter::set_policy_version, nb::arg("version").none())

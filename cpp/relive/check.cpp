@@ -11,7 +11,9 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-std::string at_page(const char* what, uint64_t page) { return std::string(what) + " (page " + std::to_string(page) + ")"; }
+std::string at_page(const char* what, uint64_t page) {
+  return std::string(what) + " (page " + std::to_string(page) + ")";
+}
 
 // Leaves of one page against its range and use counts.
 std::string check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_items) {
@@ -80,7 +82,8 @@ std::string check_lists(const Region& r) {
   std::vector<uint8_t> seen(r.geometry->num_pages, 0);
   uint64_t last_order = 0, count = 0;
   for (uint32_t page = h.ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
-    if (page >= r.geometry->num_pages || seen[page]++ != 0 || ++count > r.geometry->num_pages) return "the age ring is broken";
+    if (page >= r.geometry->num_pages || seen[page]++ != 0 || ++count > r.geometry->num_pages)
+      return "the age ring is broken";
     if (!Region::is_used(r.words[page].load(kRelaxed))) return at_page("a free page is on the age ring", page);
     if (r.pages[page].order.load(kRelaxed) <= last_order) return at_page("the age ring is out of order", page);
     last_order = r.pages[page].order.load(kRelaxed);
@@ -89,13 +92,15 @@ std::string check_lists(const Region& r) {
   uint32_t page = h.free_head.load(kRelaxed);
   for (uint32_t left = h.num_free_pages.load(kRelaxed); left > 0; --left, page = r.pages[page].free_next) {
     if (page >= r.geometry->num_pages || seen[page]++ != 0) return "the free list is broken";
-    if (Region::state_of(r.words[page].load(kRelaxed)) != PageState::kFree) return at_page("a used page is on the free list", page);
+    if (Region::state_of(r.words[page].load(kRelaxed)) != PageState::kFree)
+      return at_page("a used page is on the free list", page);
   }
   std::vector<uint8_t> frames(r.geometry->num_frames, 0);
   for (uint64_t p = 0; p < r.geometry->num_pages; ++p) {
     const uint64_t word = r.words[p].load(kRelaxed);
     if (seen[p] == 0 && Region::state_of(word) != PageState::kRetired) return at_page("a page is on no list", p);
-    if (Region::is_used(word) && frames[r.frames[p].load(kRelaxed)]++ != 0) return at_page("two pages share a frame", p);
+    if (Region::is_used(word) && frames[r.frames[p].load(kRelaxed)]++ != 0)
+      return at_page("two pages share a frame", p);
   }
   const uint64_t num_free = h.num_free_frames.load(kRelaxed);
   for (uint64_t f = 0; f < num_free; ++f)

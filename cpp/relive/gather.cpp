@@ -120,7 +120,8 @@ bool walk(const Region& r, const IndexConfig& config, bool needs_end, Windows* w
     }
     product *= config.gamma * header.discount;
     ++m;
-    ends = static_cast<uint8_t>((header.step_and_ends & kTerminatedBit ? 1 : 0) | (header.step_and_ends & kTruncatedBit ? 2 : 0));
+    ends = static_cast<uint8_t>((header.step_and_ends & kTerminatedBit ? 1 : 0) |
+                                (header.step_and_ends & kTruncatedBit ? 2 : 0));
     if (ends != 0) break;
   }
   if (needs_end && ends == 0) {
@@ -224,11 +225,13 @@ void fill(const Windows& w, const uint32_t* which, size_t count, std::byte* out,
   }
 }
 
-void copy_derived(const Region& r, const GatherPlan& plan, const Output& output, const Windows& w, const uint32_t* which,
-                  size_t count, std::byte* out) {
+void copy_derived(const Region& r, const GatherPlan& plan, const Output& output, const Windows& w,
+                  const uint32_t* which, size_t count, std::byte* out) {
   const IndexConfig& config = r.header->indexes[plan.index];
   const bool walked = plan.needs_walk || plan.needs_end;
-  const auto header = [&](uint32_t i) { return load_header(w.bases[i], r.geometry->record_stride, r.offset_of(w.slots[i])); };
+  const auto header = [&](uint32_t i) {
+    return load_header(w.bases[i], r.geometry->record_stride, r.offset_of(w.slots[i]));
+  };
   const auto end_bit = [&](uint32_t i, uint8_t bit) {
     if (walked) return (w.ends[i] & bit) != 0;
     return (header(i).step_and_ends & (bit == 1 ? kTerminatedBit : kTruncatedBit)) != 0;
@@ -244,7 +247,8 @@ void copy_derived(const Region& r, const GatherPlan& plan, const Output& output,
     case Source::kEpisodeStep:
       return fill<int64_t>(w, which, count, out, [&](uint32_t i) { return header(i).step_and_ends & kStepMask; });
     case Source::kFirst:
-      return fill<uint8_t>(w, which, count, out, [&](uint32_t i) { return (header(i).step_and_ends & kStepMask) == 0; });
+      return fill<uint8_t>(w, which, count, out,
+                           [&](uint32_t i) { return (header(i).step_and_ends & kStepMask) == 0; });
     case Source::kLane:
       return fill<int64_t>(w, which, count, out, [&](uint32_t i) { return r.pages[r.page_of(w.slots[i])].lane_uid; });
     case Source::kPolicyVersion:
@@ -258,7 +262,8 @@ void copy_derived(const Region& r, const GatherPlan& plan, const Output& output,
   }
 }
 
-void copy_reward(const Region& r, const Output& output, const Windows& w, const uint32_t* which, size_t count, std::byte* out) {
+void copy_reward(const Region& r, const Output& output, const Windows& w, const uint32_t* which, size_t count,
+                 std::byte* out) {
   if (r.columns[output.column].dtype[2] == '8')
     return fill<double>(w, which, count, out, [&](uint32_t i) { return w.rewards[i]; });
   fill<float>(w, which, count, out, [&](uint32_t i) { return w.rewards[i]; });
@@ -286,15 +291,15 @@ void Windows::resize(size_t n) {
   discounts.resize(n);
 }
 
-void locate(const Region& r, Windows* w, const uint32_t* which, size_t count) {
+void locate(const Region& r, const GatherPlan& plan, Windows* w, const uint32_t* which, size_t count) {
   const uint64_t stride = r.geometry->record_stride;
   for (size_t k = 0; k < count; ++k) {
     const uint32_t i = which[k];
     if (!w->ok[i]) continue;
     w->bases[i] = r.page_base(r.page_of(w->slots[i]));
     const std::byte* record = w->bases[i] + r.offset_of(w->slots[i]) * stride;
-    for (uint64_t at = 0; at < 2 * stride && at < 512; at += 64) __builtin_prefetch(record + at);
-    __builtin_prefetch(record + 2 * stride - 1);
+    for (uint32_t at = 0; at < plan.record_span; at += 64) __builtin_prefetch(record + at);
+    __builtin_prefetch(record + plan.record_span - 1);
   }
 }
 
@@ -313,7 +318,8 @@ void copy_rows(const Region& r, const GatherPlan& plan, const Windows& w, const 
     if (output.stack > 1) continue;
     const ColumnLayout& column = r.columns[output.column];
     if (output.source == Source::kColumn) {
-      copy_column(w, which, count, column, out[o], [&](uint32_t i) { return Row{w.bases[i], r.offset_of(w.slots[i])}; });
+      copy_column(w, which, count, column, out[o],
+                  [&](uint32_t i) { return Row{w.bases[i], r.offset_of(w.slots[i])}; });
     } else if (output.source == Source::kNext) {
       copy_column(w, which, count, column, out[o], [&](uint32_t i) {
         return row_at(w, i, static_cast<int32_t>(r.offset_of(w.slots[i]) + w.num_steps[i]), r.page_len);

@@ -15,10 +15,10 @@
 namespace relive {
 
 enum class Source : uint32_t {
-  kColumn,        // a declared column at the window's first row (stacked where the index says so)
-  kNext,          // a state column at the bootstrap row
-  kReward,        // n-step return over the window
-  kDiscount,      // product of gamma x discount over the window
+  kColumn,    // a declared column at the window's first row (stacked where the index says so)
+  kNext,      // a state column at the bootstrap row
+  kReward,    // n-step return over the window
+  kDiscount,  // product of gamma x discount over the window
   kTerminated,
   kTruncated,
   kEpisodeStep,
@@ -31,9 +31,9 @@ enum class Source : uint32_t {
 
 struct Output {
   std::string name;
-  std::string dtype;            // numpy's str
-  std::vector<int64_t> shape;   // of one item, the stack axis included
-  uint64_t item_bytes = 0;      // of one item
+  std::string dtype;           // numpy's str
+  std::vector<int64_t> shape;  // of one item, the stack axis included
+  uint64_t item_bytes = 0;     // of one item
   Source source = Source::kColumn;
   uint32_t column = 0;
   uint32_t stack = 1;
@@ -45,6 +45,7 @@ struct GatherPlan {
   bool needs_walk = false;     // the window's length is not simply one step
   bool needs_history = false;  // some output is a stack
   bool needs_end = false;      // truncated is asked for
+  uint32_t record_span = 0;    // bytes of packed records a window is read over, from its first row's start
 };
 
 // Names: declared columns, next_<state>, discount and the derived ones. kInvalidConfig for any other.
@@ -60,23 +61,23 @@ struct Touched {
 struct Windows {
   std::vector<uint64_t> slots;
   std::vector<double> masses;
-  std::vector<uint64_t> words;         // of the item's page, read before its leaf
-  std::vector<uint32_t> rows;          // which row of the outputs it fills
+  std::vector<uint64_t> words;  // of the item's page, read before its leaf
+  std::vector<uint32_t> rows;   // which row of the outputs it fills
   std::vector<uint8_t> ok;
   std::vector<const std::byte*> bases;       // frame of the item's page
   std::vector<const std::byte*> prev_bases;  // of the page before, where needed
   std::vector<const std::byte*> next_bases;  // of the page after, where needed
   std::vector<Touched> prev_pages, next_pages;
-  std::vector<uint8_t> neighbours;     // bit 0: the prev_ fields hold, bit 1: the next_ fields hold
-  std::vector<uint32_t> num_steps;     // m
+  std::vector<uint8_t> neighbours;  // bit 0: the prev_ fields hold, bit 1: the next_ fields hold
+  std::vector<uint32_t> num_steps;  // m
   std::vector<uint32_t> episode_steps;
-  std::vector<uint8_t> ends;           // bit 0 terminated, bit 1 truncated
+  std::vector<uint8_t> ends;  // bit 0 terminated, bit 1 truncated
   std::vector<double> rewards, discounts;
   void resize(size_t n);
 };
 
 // Finds the first row of each window that is ok and asks for its bytes. Call it one block ahead of resolve().
-void locate(const Region& r, Windows* windows, const uint32_t* which, size_t count);
+void locate(const Region& r, const GatherPlan& plan, Windows* windows, const uint32_t* which, size_t count);
 
 // Fills the other fields of each window; ok[w] = 0 where a page it needs is gone.
 void resolve(const Region& r, const GatherPlan& plan, Windows* windows, const uint32_t* which, size_t count);

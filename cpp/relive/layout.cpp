@@ -32,8 +32,7 @@ Status check_config(const TableConfig& config) {
     return invalid("index", "1 to 8 indexes", static_cast<int64_t>(config.indexes.size()));
   if (config.capacity < 1 || config.capacity > (uint64_t{1} << 36))
     return invalid("capacity", "1 to 2^36 steps", static_cast<int64_t>(config.capacity));
-  if (config.max_lanes < 1 || config.max_lanes > (1u << 20))
-    return invalid("max_lanes", "1 to 2^20", config.max_lanes);
+  if (config.max_lanes < 1 || config.max_lanes > (1u << 20)) return invalid("max_lanes", "1 to 2^20", config.max_lanes);
   if (config.max_participants < 1 || config.max_participants > 65536)
     return invalid("max_participants", "1 to 65536", config.max_participants);
   if (config.shard >= 4096) return invalid("shard", "0 to 4095", static_cast<int64_t>(config.shard));
@@ -55,9 +54,8 @@ void place_columns(const TableConfig& config, Layout* out) {
   Geometry& g = out->geometry;
   std::vector<size_t> order(config.columns.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return config.columns[a].item_bytes > config.columns[b].item_bytes;
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return config.columns[a].item_bytes > config.columns[b].item_bytes; });
   out->columns.resize(config.columns.size());
   uint64_t record = kRecordHeader;
   for (size_t position : order) {
@@ -144,7 +142,8 @@ void place_areas(const TableConfig& config, Layout* out) {
   g.slabs_offset = round_up(offset, kSlabAlign);
   const uint64_t last = g.num_frames - 1;
   const uint64_t mask = (uint64_t{1} << g.frames_per_slab_shift) - 1;
-  g.region_bytes = g.slabs_offset + (last >> g.frames_per_slab_shift) * g.slab_bytes + ((last & mask) + 1) * g.frame_bytes;
+  g.region_bytes =
+      g.slabs_offset + (last >> g.frames_per_slab_shift) * g.slab_bytes + ((last & mask) + 1) * g.frame_bytes;
 }
 
 }  // namespace
@@ -180,11 +179,13 @@ Status make_layout(const TableConfig& config, Layout* out) {
   g.page_len = choose_page_len(config, g);
   g.page_shift = static_cast<uint32_t>(std::bit_width(g.page_len) - 1);
   g.tail_words = std::max(1u, g.page_len / 64);
-  g.num_pages = (config.capacity + config.capacity / 4 + g.page_len - 1) / g.page_len + 2 * uint64_t{config.max_lanes} + 2;
+  g.num_pages =
+      (config.capacity + config.capacity / 4 + g.page_len - 1) / g.page_len + 2 * uint64_t{config.max_lanes} + 2;
   g.num_slots = g.num_pages << g.page_shift;
   g.slot_bits = std::max(8u, static_cast<uint32_t>(std::bit_width(g.num_slots - 1)) + 4);
   g.page_bits = g.slot_bits - g.page_shift;
-  if (g.slot_bits > kLeafBits - 8) return invalid("capacity", "fewer slots than 2^39", static_cast<int64_t>(g.num_slots));
+  if (g.slot_bits > kLeafBits - 8)
+    return invalid("capacity", "fewer slots than 2^39", static_cast<int64_t>(g.num_slots));
   place_frames(out);
   place_areas(config, out);
   return {};
@@ -195,8 +196,8 @@ uint64_t layout_hash(const Geometry& geometry, const ColumnLayout* columns) {
   const auto eat = [&hash](uint64_t value) {
     for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 255)) * 1099511628211ull;
   };
-  for (uint64_t value : {geometry.page_len + uint64_t{0}, geometry.frame_bytes, geometry.slab_bytes, geometry.record_stride,
-                         geometry.slabs_offset, uint64_t{geometry.frames_per_slab_shift}})
+  for (uint64_t value : {geometry.page_len + uint64_t{0}, geometry.frame_bytes, geometry.slab_bytes,
+                         geometry.record_stride, geometry.slabs_offset, uint64_t{geometry.frames_per_slab_shift}})
     eat(value);
   for (uint32_t c = 0; c < geometry.num_columns; ++c) {
     const ColumnLayout& column = columns[c];

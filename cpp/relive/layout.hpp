@@ -21,11 +21,11 @@ namespace relive {
 inline constexpr uint32_t kMaxIndexes = 8;
 inline constexpr uint32_t kMaxColumns = 128;
 inline constexpr uint32_t kMaxDims = 8;
-inline constexpr uint32_t kPins = 4;             // pages one participant may pin at a time
-inline constexpr uint32_t kRecordHeader = 16;    // bytes of RecordHeader in front of the packed columns
-inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
+inline constexpr uint32_t kPins = 4;           // pages one participant may pin at a time
+inline constexpr uint32_t kRecordHeader = 16;  // bytes of RecordHeader in front of the packed columns
+inline constexpr uint32_t kLargeColumn = 256;  // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kFormatVersion = 1;
-inline constexpr uint32_t kLeafBits = 51;        // a key is shard << 51 | generation and slot
+inline constexpr uint32_t kLeafBits = 51;  // a key is shard << 51 | generation and slot
 inline constexpr uint32_t kStateBits = 2;
 inline constexpr uint32_t kMoveBits = 16;
 inline constexpr uint32_t kGenerationShift = kStateBits + kMoveBits;
@@ -97,23 +97,23 @@ struct Geometry {
   uint64_t num_frames;
   uint64_t frame_bytes;
   uint64_t slab_bytes;
-  uint64_t row_bytes;      // of one step over all columns, headers included
+  uint64_t row_bytes;  // of one step over all columns, headers included
   uint64_t record_stride;
-  uint64_t grow_frames;    // frames committed at a time
-  uint32_t page_len;       // P: a power of the tree's fanout
+  uint64_t grow_frames;  // frames committed at a time
+  uint32_t page_len;     // P: a power of the tree's fanout
   uint32_t page_shift;
   uint32_t page_bits;
   uint32_t slot_bits;
   uint32_t frames_per_slab_shift;
-  uint32_t tail_words;     // 64-bit words of the tail bitmap of one page
+  uint32_t tail_words;  // 64-bit words of the tail bitmap of one page
   uint32_t max_lanes;
   uint32_t max_participants;
   uint32_t num_indexes;
   uint32_t num_columns;
-  uint32_t history;        // rows before an item's first that its stacks may reach: max stack - 1
+  uint32_t history;  // rows before an item's first that its stacks may reach: max stack - 1
   uint32_t max_n_step;
-  uint32_t has_state;      // some column is of kind state: windows need a bootstrap cell
-  int32_t reward_column;   // -1: none
+  uint32_t has_state;     // some column is of kind state: windows need a bootstrap cell
+  int32_t reward_column;  // -1: none
 
   uint64_t columns_offset;
   uint64_t participants_offset;
@@ -135,7 +135,7 @@ static_assert(std::is_trivially_copyable_v<Geometry>);
 
 // In front of each packed row record.
 struct RecordHeader {
-  uint32_t step_and_ends;     // episode step in bits 0..29, truncated in bit 30, terminated in bit 31
+  uint32_t step_and_ends;  // episode step in bits 0..29, truncated in bit 30, terminated in bit 31
   uint32_t policy_version;
   float discount;
   uint32_t pending_priority;  // bits of a float32; NaN = none came. Others write it under the lock, atomically

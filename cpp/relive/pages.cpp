@@ -140,15 +140,18 @@ bool is_reached_from_neighbours(const Region& r, uint64_t page) {
   const uint64_t prev = r.alive(r.pages[page].prev.load(kRelaxed));
   const uint64_t next = r.alive(r.pages[page].next.load(kRelaxed));
   const Lane& lane = r.lanes[r.pages[page].lane_slot];
-  const bool goes_on = lane.state.load(kRelaxed) == LaneState::kLive && lane.uid.load(kRelaxed) == r.pages[page].lane_uid;
+  const bool goes_on =
+      lane.state.load(kRelaxed) == LaneState::kLive && lane.uid.load(kRelaxed) == r.pages[page].lane_uid;
   if (r.geometry->history > 0 && next == kNoPage && goes_on) return true;
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const uint32_t n_step = r.header->indexes[i].n_step;
-    for (uint32_t offset = r.page_len - std::min(n_step, r.page_len); prev != kNoPage && offset < r.page_len; ++offset) {
+    for (uint32_t offset = r.page_len - std::min(n_step, r.page_len); prev != kNoPage && offset < r.page_len;
+         ++offset) {
       const Range range = Range::unpack(r.pages[prev].range.load(kRelaxed));
       const bool pending = offset >= range.item_begin && offset < range.step_end && offset >= r.item_end(prev, i);
       const uint16_t times = r.times[i][r.slot_of(prev, offset)].load(kRelaxed);
-      if (pending || (offset >= range.item_begin && times == kTimesAwaiting) || r.is_live_item(i, prev, offset)) return true;
+      if (pending || (offset >= range.item_begin && times == kTimesAwaiting) || r.is_live_item(i, prev, offset))
+        return true;
     }
     // Rows after this page may still be items whose stacks reach back into it, published or not, even not yet written.
     for (uint32_t offset = 0; next != kNoPage && offset < r.geometry->history; ++offset) {

@@ -22,9 +22,13 @@ bool has_unpublished(const Region& r, uint64_t page) {
   return false;
 }
 
-Chain unpublished_chain(const Region& r, const Lane& lane) {
+Chain unpublished_chain(const Region& r, const Lane& lane, bool only_open_page) {
   Chain reversed;
   uint64_t page = r.alive(lane.open.load(kRelaxed));
+  if (only_open_page && page != kNoPage) {
+    reversed.pages[reversed.count++] = page;
+    return reversed;
+  }
   while (page != kNoPage && reversed.count < 4) {
     reversed.pages[reversed.count++] = page;
     page = r.alive(r.pages[page].prev.load(kRelaxed));
@@ -172,9 +176,9 @@ void publish_item(Region& r, uint32_t index, uint64_t slot, double mass, Dirty& 
   state.live_items.fetch_add(1, kRelaxed);
 }
 
-void publish_lane(Region& r, uint32_t lane_slot, bool ended, Dirty& dirty) {
+void publish_lane(Region& r, uint32_t lane_slot, bool ended, bool only_open_page, Dirty& dirty) {
   const Lane& lane = r.lanes[lane_slot];
-  const Chain chain = unpublished_chain(r, lane);
+  const Chain chain = unpublished_chain(r, lane, only_open_page);
   if (chain.count == 0) return;
   const bool has_state = r.geometry->has_state != 0;
   const uint64_t last = chain.pages[chain.count - 1];
@@ -195,13 +199,17 @@ void publish_lane(Region& r, uint32_t lane_slot, bool ended, Dirty& dirty) {
   }
 }
 
+void make_room(Region& r, uint64_t count, Dirty& dirty) {
+  const uint64_t wanted = r.header->live_steps.load(kRelaxed) + count;
+  if (wanted > r.geometry->capacity) evict_steps(r, wanted - r.geometry->capacity, dirty);
+}
+
 void commit_run(Region& r, const Run& run, Dirty& dirty) {
   Lane& lane = r.lanes[run.lane_slot];
   Header& h = *r.header;
   const uint64_t page = r.ref_page(lane.open.load(kRelaxed));
   RELIVE_FAIL_POINT(commit_begin);
-  const uint64_t wanted = h.live_steps.load(kRelaxed) + run.count;
-  if (wanted > r.geometry->capacity) evict_steps(r, wanted - r.geometry->capacity, dirty);
+  make_room(r, run.count, dirty);
   RELIVE_FAIL_POINT(commit_evicted);
 
   PageRecord& record = r.pages[page];
@@ -225,7 +233,8 @@ void commit_run(Region& r, const Run& run, Dirty& dirty) {
     const bool on_next = end == r.page_len;
     const uint64_t seam_page = on_next ? ahead : page;
     const uint64_t word = r.words[seam_page].load(kRelaxed);
-    lane.seam.store(static_cast<uint64_t>(r.key_of(r.slot_of(seam_page, on_next ? 0 : end), word)), std::memory_order_release);
+    lane.seam.store(static_cast<uint64_t>(r.key_of(r.slot_of(seam_page, on_next ? 0 : end), word)),
+                    std::memory_order_release);
     RELIVE_FAIL_POINT(commit_seam);
   }
   if (range.step_end == r.page_len) {
@@ -233,7 +242,9 @@ void commit_run(Region& r, const Run& run, Dirty& dirty) {
     turn_page(r, lane, page);
   }
   if (has_tail && !tail_here) commit_tail(r, ahead, 0);
-  publish_lane(r, run.lane_slot, run.ends, dirty);
+  // Items wait for n_step rows at most: behind that many rows of this very page nothing older can be unpublished.
+  const bool only_open_page = run.first >= r.geometry->max_n_step && range.step_end < r.page_len;
+  publish_lane(r, run.lane_slot, run.ends, only_open_page, dirty);
 }
 
 void cut_lane(Region& r, uint32_t lane_slot, Dirty& dirty) {
@@ -254,7 +265,7 @@ void cut_lane(Region& r, uint32_t lane_slot, Dirty& dirty) {
     }
   }
   RELIVE_FAIL_POINT(close_tail);
-  if (page != kNoPage) publish_lane(r, lane_slot, true, dirty);
+  if (page != kNoPage) publish_lane(r, lane_slot, true, false, dirty);
   RELIVE_FAIL_POINT(close_published);
   give_up_page(r, lane.open.load(kRelaxed));
   if (lane.ahead.load(kRelaxed) != lane.open.load(kRelaxed)) give_up_page(r, lane.ahead.load(kRelaxed));

@@ -15,17 +15,21 @@ namespace relive {
 struct Run {
   uint32_t lane_slot = 0;
   uint32_t first = 0;
-  uint32_t count = 0;       // steps; 0 only with `ends` (an end that comes after its last step)
-  bool ends = false;        // the last row ends its episode: the row after it becomes a tail (where there is state)
-  bool has_seam = false;    // the state cell of the row after the last one is written too
+  uint32_t count = 0;     // steps; 0 only with `ends` (an end that comes after its last step)
+  bool ends = false;      // the last row ends its episode: the row after it becomes a tail (where there is state)
+  bool has_seam = false;  // the state cell of the row after the last one is written too
 };
+
+// Evicts the oldest steps until `count` more fit the capacity. Better once for many runs than run by run.
+void make_room(Region& r, uint64_t count, Dirty& dirty);
 
 // Makes the rows steps, opens the way for the next row and publishes every item whose window is now complete.
 // The lane's open page must hold the run; where the cell after it lies on the next page, lane.ahead must name that.
 void commit_run(Region& r, const Run& run, Dirty& dirty);
 
 // Publishes what is complete. `ended`: nothing more will come in this episode, so everything before its end is.
-void publish_lane(Region& r, uint32_t lane_slot, bool ended, Dirty& dirty);
+// `only_open_page`: nothing older than the lane's open page can be unpublished.
+void publish_lane(Region& r, uint32_t lane_slot, bool ended, bool only_open_page, Dirty& dirty);
 
 // One published item: use count 0, leaf, counts. Also for items whose priority came late (initial="given").
 void publish_item(Region& r, uint32_t index, uint64_t slot, double mass, Dirty& dirty);

@@ -45,7 +45,8 @@ void settle_pages(Region& r) {
     // Who died while moving the page may have changed its frame and not yet its moves: whoever reads it reads again.
     if (!is_open && RELIVE_RULE(D6_moves)) {
       const uint64_t moves = ((word >> kStateBits) + 1) & ((uint64_t{1} << kMoveBits) - 1);
-      r.words[page].store(Region::generation_of(word) << kGenerationShift | moves << kStateBits | (word & 3), std::memory_order_release);
+      r.words[page].store(Region::generation_of(word) << kGenerationShift | moves << kStateBits | (word & 3),
+                          std::memory_order_release);
     }
     if (is_open && is_named_by_its_lane(r, page, word)) continue;
     if (is_empty && !is_pinned(r, page)) {
@@ -136,9 +137,8 @@ void rebuild_lists(Region& r) {
     next_order = std::max(next_order, r.pages[page].order.load(kRelaxed) + 1);
     next_ticket = std::max(next_ticket, r.pages[page].ticket + 1);
   }
-  std::sort(used.begin(), used.end(), [&r](uint32_t a, uint32_t b) {
-    return r.pages[a].order.load(kRelaxed) < r.pages[b].order.load(kRelaxed);
-  });
+  std::sort(used.begin(), used.end(),
+            [&r](uint32_t a, uint32_t b) { return r.pages[a].order.load(kRelaxed) < r.pages[b].order.load(kRelaxed); });
   h.ring_head.store(kNoPage, kRelaxed);
   h.ring_tail.store(kNoPage, kRelaxed);
   for (uint32_t page : used) ring_push_back(r, page);

@@ -10,8 +10,8 @@
 
 namespace relive {
 
-inline constexpr uint64_t kLifeByte = 64;    // lock byte 64 + i: participant i lives
-inline constexpr uint64_t kAttachedByte = 0;   // shared: attached; exclusive: I am alone
+inline constexpr uint64_t kLifeByte = 64;     // lock byte 64 + i: participant i lives
+inline constexpr uint64_t kAttachedByte = 0;  // shared: attached; exclusive: I am alone
 inline constexpr uint64_t kAttachingByte = 1;
 
 // Rebuilds lists, counts and inner nodes from the PRIMARY words after a holder of the lock died.

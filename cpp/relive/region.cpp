@@ -54,7 +54,8 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
   std::memcpy(h->boot_id, boot.data(), std::min(boot.size(), sizeof h->boot_id - 1));
   h->geometry = layout.geometry;
   for (size_t i = 0; i < config.indexes.size(); ++i) h->indexes[i] = config.indexes[i];
-  std::memcpy(memory + layout.geometry.columns_offset, layout.columns.data(), layout.columns.size() * sizeof(ColumnLayout));
+  std::memcpy(memory + layout.geometry.columns_offset, layout.columns.data(),
+              layout.columns.size() * sizeof(ColumnLayout));
   std::memcpy(memory + layout.geometry.metadata_offset, config.metadata.data(), config.metadata.size());
   bind(this, memory);
   h->layout_hash = relive::layout_hash(*geometry, columns);
@@ -154,7 +155,8 @@ int64_t Region::sampled(uint32_t index) const {
 
 int64_t Region::reserved_rows() const {
   int64_t sum = 0;
-  for (uint32_t p = 0; p < geometry->max_participants; ++p) sum += credit(p, 0).reserved.load(std::memory_order_relaxed);
+  for (uint32_t p = 0; p < geometry->max_participants; ++p)
+    sum += credit(p, 0).reserved.load(std::memory_order_relaxed);
   return sum;
 }
 

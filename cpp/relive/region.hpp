@@ -40,28 +40,28 @@ inline constexpr uint32_t kHistoryFree = 1;  // the page's first row begins an e
                                              // needs a row of the page before
 
 struct PageRecord {
-  std::atomic<uint64_t> range;                   // PRIMARY; item_end is index 0's
-  std::atomic<uint16_t> item_end[kMaxIndexes];   // PRIMARY for index > 0
-  std::atomic<uint64_t> prev, next;              // PRIMARY: page refs, 0 = none
-  std::atomic<uint64_t> order;                   // PRIMARY: age
-  uint64_t lane_uid;                             // PRIMARY
-  uint64_t first_t;                              // PRIMARY: position in the lane of row 0, tails counted
-  uint64_t ticket;                               // PRIMARY: order of sealing
-  uint32_t lane_slot;                            // PRIMARY
-  std::atomic<uint32_t> flags;                   // PRIMARY
-  uint32_t ring_prev, ring_next, free_next;      // DERIVED
-  uint32_t live;                                 // DERIVED: (step, index) pairs still live or pending
+  std::atomic<uint64_t> range;                  // PRIMARY; item_end is index 0's
+  std::atomic<uint16_t> item_end[kMaxIndexes];  // PRIMARY for index > 0
+  std::atomic<uint64_t> prev, next;             // PRIMARY: page refs, 0 = none
+  std::atomic<uint64_t> order;                  // PRIMARY: age
+  uint64_t lane_uid;                            // PRIMARY
+  uint64_t first_t;                             // PRIMARY: position in the lane of row 0, tails counted
+  uint64_t ticket;                              // PRIMARY: order of sealing
+  uint32_t lane_slot;                           // PRIMARY
+  std::atomic<uint32_t> flags;                  // PRIMARY
+  uint32_t ring_prev, ring_next, free_next;     // DERIVED
+  uint32_t live;                                // DERIVED: (step, index) pairs still live or pending
   uint32_t reserved[4];
 };
 static_assert(sizeof(PageRecord) == 112);
 
 struct Lane {
   std::atomic<LaneState> state;
-  std::atomic<uint32_t> owner;   // participant
-  std::atomic<uint64_t> uid;     // never reused
-  std::atomic<uint64_t> open;    // ref of the page the next row goes to, or of a full one; 0 = none yet
-  std::atomic<uint64_t> ahead;   // ref of the page after `open`, opened before a cell must be written into it
-  std::atomic<uint64_t> seam;    // key of the row whose state cell is written and frozen ahead of its step, 0 = none
+  std::atomic<uint32_t> owner;  // participant
+  std::atomic<uint64_t> uid;    // never reused
+  std::atomic<uint64_t> open;   // ref of the page the next row goes to, or of a full one; 0 = none yet
+  std::atomic<uint64_t> ahead;  // ref of the page after `open`, opened before a cell must be written into it
+  std::atomic<uint64_t> seam;   // key of the row whose state cell is written and frozen ahead of its step, 0 = none
   uint64_t reserved[3];
 };
 static_assert(sizeof(Lane) == 64);
@@ -69,9 +69,9 @@ static_assert(sizeof(Lane) == 64);
 struct alignas(64) Participant {
   std::atomic<uint32_t> live;
   std::atomic<uint32_t> epoch;
-  std::atomic<int64_t> pid;              // with the namespace: for messages only
+  std::atomic<int64_t> pid;  // with the namespace: for messages only
   std::atomic<uint64_t> pid_namespace;
-  std::atomic<uint64_t> pins[kPins];     // page refs
+  std::atomic<uint64_t> pins[kPins];  // page refs
 };
 
 struct Credit {
@@ -88,16 +88,16 @@ struct Counters {
 };
 
 struct IndexState {
-  std::atomic<int64_t> inserted;      // PRIMARY: items ever published
-  std::atomic<int64_t> live_items;    // DERIVED
-  std::atomic<double> max_priority;   // PRIMARY: running maximum of given priorities
-  std::atomic<double> max_mass;       // its mass
+  std::atomic<int64_t> inserted;     // PRIMARY: items ever published
+  std::atomic<int64_t> live_items;   // DERIVED
+  std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
+  std::atomic<double> max_mass;      // its mass
 };
 
 struct Header {
   char magic[8];
   uint32_t format_version;
-  uint32_t abi_tag;             // size and byte order of the words
+  uint32_t abi_tag;  // size and byte order of the words
   uint8_t uuid[16];
   char boot_id[40];
   uint64_t layout_hash;
@@ -107,13 +107,13 @@ struct Header {
   IndexConfig indexes[kMaxIndexes];
 
   alignas(64) std::atomic<uint32_t> lock;
-  alignas(64) EventWords items_event;   // something to draw may have come
-  alignas(64) EventWords room_event;    // room to insert may have come
-  alignas(64) std::atomic<uint64_t> live_steps;   // DERIVED
-  std::atomic<uint64_t> removed_steps;            // DERIVED: of these, deleted ones
+  alignas(64) EventWords items_event;            // something to draw may have come
+  alignas(64) EventWords room_event;             // room to insert may have come
+  alignas(64) std::atomic<uint64_t> live_steps;  // DERIVED
+  std::atomic<uint64_t> removed_steps;           // DERIVED: of these, deleted ones
   std::atomic<uint64_t> next_order, next_ticket, next_uid;
-  std::atomic<uint64_t> frames_committed;         // PRIMARY
-  std::atomic<uint64_t> num_free_frames;          // DERIVED
+  std::atomic<uint64_t> frames_committed;                      // PRIMARY
+  std::atomic<uint64_t> num_free_frames;                       // DERIVED
   std::atomic<uint32_t> free_head, free_tail, num_free_pages;  // DERIVED
   std::atomic<uint32_t> ring_head, ring_tail;                  // DERIVED
   std::atomic<uint32_t> num_pins;                              // DERIVED
@@ -162,7 +162,9 @@ struct Region {
   int64_t key_of(uint64_t slot, uint64_t word) const {
     return static_cast<int64_t>(geometry->shard << kLeafBits | generation_of(word) << geometry->slot_bits | slot);
   }
-  uint64_t key_slot(int64_t key) const { return static_cast<uint64_t>(key) & ((uint64_t{1} << geometry->slot_bits) - 1); }
+  uint64_t key_slot(int64_t key) const {
+    return static_cast<uint64_t>(key) & ((uint64_t{1} << geometry->slot_bits) - 1);
+  }
   uint64_t key_generation(int64_t key) const {
     return (static_cast<uint64_t>(key) & ((uint64_t{1} << kLeafBits) - 1)) >> geometry->slot_bits;
   }

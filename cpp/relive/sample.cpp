@@ -13,7 +13,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
-constexpr size_t kBlock = 32;               // windows whose rows are asked for ahead of the copy
+constexpr size_t kBlock = 32;                         // windows whose rows are asked for ahead of the copy
 constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
 
 struct Claimed {
@@ -40,7 +40,8 @@ Scratch& scratch() {
 // rows[j]: where the j-th draw goes. Draws ascend over the tree, batches must not: any slice is a fair sub-batch.
 void permute(const CounterRng& rng, std::vector<uint32_t>* rows, size_t n) {
   for (size_t j = 0; j < n; ++j) (*rows)[j] = static_cast<uint32_t>(j);
-  for (size_t j = n; j-- > 1;) std::swap((*rows)[j], (*rows)[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
+  for (size_t j = n; j-- > 1;)
+    std::swap((*rows)[j], (*rows)[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
 }
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
@@ -51,9 +52,10 @@ Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline
   const int64_t inserted = r.header->index_state[index].inserted.load(kRelaxed);
   if (live >= config.limiter.min_size && config.limiter.kind == LimiterConfig::kSamplesPerInsert &&
       !can_sample(config.limiter, live, inserted, r.sampled(index), n)) {
-    needs = "inserted x " + std::to_string(config.limiter.samples_per_insert) + " - sampled >= " +
-            std::to_string(config.limiter.lo + static_cast<double>(n));
-    has = std::to_string(static_cast<double>(inserted) * config.limiter.samples_per_insert - static_cast<double>(r.sampled(index)));
+    needs = "inserted x " + std::to_string(config.limiter.samples_per_insert) +
+            " - sampled >= " + std::to_string(config.limiter.lo + static_cast<double>(n));
+    has = std::to_string(static_cast<double>(inserted) * config.limiter.samples_per_insert -
+                         static_cast<double>(r.sampled(index)));
   } else if (live >= config.limiter.min_size && live > 0) {
     needs = "items with a mass above 0, enough of them unused for the batch";
   }
@@ -61,6 +63,13 @@ Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline
 }
 
 }  // namespace
+
+std::string limiter_text(const IndexConfig& index) {
+  const LimiterConfig& limiter = index.limiter;
+  return std::string("index ") + index.name + ": inserted x " + std::to_string(limiter.samples_per_insert) +
+         " - sampled stays in [" + std::to_string(limiter.lo) + ", " + std::to_string(limiter.hi) + "], " +
+         std::to_string(window(limiter)) + " samples wide";
+}
 
 void Table::note_thread(std::atomic<uint64_t>* who) {
   if (who->load(kRelaxed) == 0) who->store(thread_id(), kRelaxed);
@@ -72,14 +81,15 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
   const auto ready = [&] {
     const IndexState& state = r.header->index_state[index];
     const int64_t live = state.live_items.load(kRelaxed);
-    return closed_.load(kRelaxed) || (live > 0 && r.trees[index].total() > 0.0 &&
-                                      can_sample(r.header->indexes[index].limiter, live, state.inserted.load(kRelaxed),
-                                                 r.sampled(index), n));
+    return closed_.load(kRelaxed) ||
+           (live > 0 && r.trees[index].total() > 0.0 &&
+            can_sample(r.header->indexes[index].limiter, live, state.inserted.load(kRelaxed), r.sampled(index), n));
   };
   if (ready()) return {};
   if (deadline.passed()) return deadline_error(r, index, n, deadline, Code::kDeadlineExceeded);
   if (access_ == Access::kReadOnly) {
-    futex_wait(&r.header->items_event.count, r.header->items_event.count.load(), std::min(deadline.remaining_s(), kWaitSlice_s));
+    futex_wait(&r.header->items_event.count, r.header->items_event.count.load(),
+               std::min(deadline.remaining_s(), kWaitSlice_s));
     return {};
   }
   const bool writes_itself = open_writers_.load(kRelaxed) > 0;
@@ -105,7 +115,10 @@ Status Table::reserve(uint32_t index, int64_t n, const Deadline& deadline) {
   const LimiterConfig& limiter = r.header->indexes[index].limiter;
   const IndexState& state = r.header->index_state[index];
   if (!sample_can_ever_pass(limiter, n))
-    return Status(Code::kRequestTooLarge).with_int("requested", n).with_double("window", window(limiter));
+    return Status(Code::kRequestTooLarge)
+        .with_int("requested", n)
+        .with_double("window", window(limiter))
+        .with_text("arithmetic", limiter_text(r.header->indexes[index]));
   while (true) {
     if (closed_.load(kRelaxed)) return Status(Code::kTableClosed);
     if (access_ == Access::kReadOnly && r.trees[index].total() > 0.0) return {};
@@ -130,20 +143,32 @@ Status Table::reserve(uint32_t index, int64_t n, const Deadline& deadline) {
 }
 
 Status Table::commit_held(uint32_t index, int64_t n) {
-  if (access_ == Access::kReadOnly) return {};
+  Entered entered(*this, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  commit_credit(index, n);
+  return {};
+}
+
+Status Table::return_held(uint32_t index, int64_t n) {
+  Entered entered(*this, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  return_credit(index, n);
+  return {};
+}
+
+void Table::commit_credit(uint32_t index, int64_t n) {
+  if (access_ == Access::kReadOnly) return;
   Credit& credit = region_.credit(me_, index);
   credit.done.fetch_add(n, std::memory_order_relaxed);
   RELIVE_FAIL_POINT(sample_done_added);
   if (RELIVE_RULE(G6_in_flight)) credit.in_flight.fetch_sub(n, std::memory_order_acq_rel);
   RELIVE_FAIL_POINT(sample_in_flight);
-  return {};
 }
 
-Status Table::return_held(uint32_t index, int64_t n) {
-  if (access_ == Access::kReadOnly) return {};
+void Table::return_credit(uint32_t index, int64_t n) {
+  if (access_ == Access::kReadOnly) return;
   region_.credit(me_, index).in_flight.fetch_sub(n, std::memory_order_acq_rel);
   if (region_.header->indexes[index].limiter.kind != LimiterConfig::kMinSize) notify(&region_.header->items_event);
-  return {};
 }
 
 // One attempt at every draw that is still missing. False where the index has no mass.
@@ -181,7 +206,7 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
       w.ok[j] = mass > 0.0 && Region::is_used(word);
       empty += w.ok[j] ? 0 : 1;
     }
-    if (request.plan != nullptr) locate(r, &w, s.missing.data() + begin, end - begin);
+    if (request.plan != nullptr) locate(r, *request.plan, &w, s.missing.data() + begin, end - begin);
   };
   look(0, std::min(count, kBlock));
   for (size_t begin = 0; begin < count; begin += kBlock) {  // memory works on the next block while this one is copied
@@ -292,7 +317,8 @@ Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& de
       RELIVE_RETURN_IF_ERROR(locked->status());
     }
     if (patient && attempt >= kRoundsWithoutLock && deadline.passed())
-      return deadline_error(region_, request.index, static_cast<int64_t>(request.num_items), deadline, Code::kDeadlineExceeded);
+      return deadline_error(region_, request.index, static_cast<int64_t>(request.num_items), deadline,
+                            Code::kDeadlineExceeded);
     if (!draw_round(request, call, attempt, locked != nullptr, deadline)) {
       *empty = true;
       return {};
@@ -314,6 +340,7 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   RELIVE_RETURN_IF_ERROR(entered.status());
   const auto n = static_cast<int64_t>(request.num_items);
   if (n == 0) return {};
+  note_thread(&sampling_thread_);
   Scratch& s = scratch();
   s.windows.resize(request.num_items);
   s.points.resize(std::max(s.points.size(), request.num_items));
@@ -326,7 +353,7 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
     Status status = fill(request, call, deadline, &empty);
     if (status.ok() && !empty) break;
     undo_claims(request.index, deadline);
-    (void)return_held(request.index, n);
+    return_credit(request.index, n);
     RELIVE_RETURN_IF_ERROR(std::move(status));
     if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
     // There is something, but not enough unused items for the whole batch: sleep until more come.
@@ -338,7 +365,8 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
     if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
   }
   if (request.num_live_items != nullptr) *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
-  if (region_.max_times(request.index) != 0 && access_ == Access::kReadWrite) {
+  // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
+  if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite) {
     Locked locked(*this, deadline);  // pages all of whose items are used up go back
     if (locked.status().ok()) {
       for (const Claimed& c : s.claimed) {
@@ -349,7 +377,8 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
       locked.room_came();
     }
   }
-  return request.hold ? Status() : commit_held(request.index, n);
+  if (!request.hold) commit_credit(request.index, n);
+  return {};
 }
 
 }  // namespace relive

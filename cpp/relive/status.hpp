@@ -77,8 +77,8 @@ class [[nodiscard]] Status {
 
 }  // namespace relive
 
-#define RELIVE_RETURN_IF_ERROR(expression)            \
-  do {                                                \
-    ::relive::Status relive_status_ = (expression);   \
-    if (!relive_status_.ok()) return relive_status_;  \
+#define RELIVE_RETURN_IF_ERROR(expression)           \
+  do {                                               \
+    ::relive::Status relive_status_ = (expression);  \
+    if (!relive_status_.ok()) return relive_status_; \
   } while (0)

@@ -71,9 +71,9 @@ class Storage final {
   void unlock_byte(uint64_t byte) const;
   bool is_byte_free(uint64_t byte) const;  // F_OFD_GETLK for an exclusive lock: false while another open file holds it
 
-  bool is_unlinked() const;            // st_nlink == 0
-  bool is_same_file_as_name() const;   // the name still leads to this very file
-  Status unlink();                     // removes the name if it still leads to this file
+  bool is_unlinked() const;           // st_nlink == 0
+  bool is_same_file_as_name() const;  // the name still leads to this very file
+  Status unlink();                    // removes the name if it still leads to this file
 
   // After fork, in the child: closes the lock descriptor so that the parent's death can be seen (rule E3).
   void forget_locks_in_child();
@@ -124,12 +124,12 @@ class TableLock final {
 };
 
 int64_t process_id();
-uint64_t pid_namespace();            // inode of the pid namespace, 0 where unknown; for messages only
-std::string boot_id();               // empty where unknown
+uint64_t pid_namespace();  // inode of the pid namespace, 0 where unknown; for messages only
+std::string boot_id();     // empty where unknown
 void random_bytes(void* out, size_t num_bytes);
 // Registers `hook` to run in the child of every fork (once a process; the portable build does nothing).
 void on_fork_in_child(void (*hook)());
-uint64_t thread_id();                // any number that tells threads of one process apart
+uint64_t thread_id();  // any number that tells threads of one process apart
 size_t file_system_free_bytes(const std::string& folder);
 size_t file_system_total_bytes(const std::string& folder);
 

@@ -49,7 +49,9 @@ Status with_path(Status status, const std::string& path) {
 }
 
 // Gives the region its first frames: all of them where memory is only promised (local), else the first few.
-uint64_t first_frames(const Geometry& g, bool is_local) { return is_local ? g.num_frames : std::min(g.grow_frames, g.num_frames); }
+uint64_t first_frames(const Geometry& g, bool is_local) {
+  return is_local ? g.num_frames : std::min(g.grow_frames, g.num_frames);
+}
 
 uint64_t end_of_frame(const Geometry& g, uint64_t frame) {
   const uint64_t mask = (uint64_t{1} << g.frames_per_slab_shift) - 1;
@@ -114,7 +116,8 @@ Status Table::create(const TableConfig& config, const std::string& path, std::un
   return {};
 }
 
-Status Table::attach(const std::string& path, Access access, uint64_t stream, double timeout_s, std::unique_ptr<Table>* out) {
+Status Table::attach(const std::string& path, Access access, uint64_t stream, double timeout_s,
+                     std::unique_ptr<Table>* out) {
   std::unique_ptr<Table> table(new Table);
   table->path_ = path;
   table->access_ = access;
@@ -131,7 +134,9 @@ Status Table::join(double timeout_s) {
     Storage& storage = *storage_;
     const bool alone = access_ == Access::kReadWrite && storage.try_lock_byte(kAttachedByte, true);
     if (!alone && !storage.lock_byte(kAttachedByte, false, deadline))
-      return Status(Code::kDeadlineExceeded).with_text("needs", "to attach").with_double("waited_s", deadline.waited_s());
+      return Status(Code::kDeadlineExceeded)
+          .with_text("needs", "to attach")
+          .with_double("waited_s", deadline.waited_s());
     if (storage.is_unlinked()) {
       storage_.reset();
       if (deadline.passed()) return Status(Code::kNoSuchTable).with_text("path", path_);
@@ -162,7 +167,9 @@ Status Table::take_slot(const Deadline& deadline) {
   const uint32_t nobody = region_.geometry->max_participants;
   me_ = nobody;
   if (!storage.lock_byte(kAttachingByte, true, deadline))
-    return Status(Code::kDeadlineExceeded).with_text("needs", "the attach lock").with_double("waited_s", deadline.waited_s());
+    return Status(Code::kDeadlineExceeded)
+        .with_text("needs", "the attach lock")
+        .with_double("waited_s", deadline.waited_s());
   RELIVE_FAIL_POINT(attach_byte);
   uint32_t slot = nobody;
   {
@@ -310,7 +317,8 @@ Status Table::pin_page(int64_t key, bool pin) {
   const uint64_t ref = region_.key_generation(key) << region_.page_bits | page;
   for (auto& slot : region_.participants[me_].pins) {
     if (slot.load(kRelaxed) != (pin ? 0 : ref)) continue;
-    if (pin && region_.alive(ref) == kNoPage) return Status(Code::kForeignKey).with_int("position", 0).with_int("key", key);
+    if (pin && region_.alive(ref) == kNoPage)
+      return Status(Code::kForeignKey).with_int("position", 0).with_int("key", key);
     slot.store(pin ? ref : 0, kRelaxed);
     pin ? region_.header->num_pins.fetch_add(1, kRelaxed) : region_.header->num_pins.fetch_sub(1, kRelaxed);
     return {};
@@ -327,13 +335,17 @@ Status probe_region(const std::string& path, Probe* out) {
   out->num_bytes = end_of_frame(*region.geometry, std::max<uint64_t>(1, h.frames_committed.load()) - 1);
   out->num_steps = h.live_steps.load() - h.removed_steps.load();
   out->capacity = region.geometry->capacity;
+  for (uint32_t p = 0; p < region.geometry->max_participants; ++p)
+    out->num_attached += region.participants[p].live.load() != 0 && !storage->is_byte_free(kLifeByte + p) ? 1 : 0;
   out->is_attached = !storage->is_byte_free(kAttachedByte);
   return {};
 }
 
 Status remove_region(const std::string& path) {
   std::unique_ptr<Storage> storage;
-  RELIVE_RETURN_IF_ERROR(Storage::open_file(path, Access::kReadWrite, 1, &storage));
+  RELIVE_RETURN_IF_ERROR(Storage::open_file(path, Access::kReadWrite, sizeof(Header), &storage));
+  Region region;
+  RELIVE_RETURN_IF_ERROR(with_path(region.open(storage->base(), storage->num_bytes()), path));
   if (!storage->try_lock_byte(kAttachedByte, true)) return Status(Code::kInUse).with_text("path", path);
   return storage->unlink();
 }

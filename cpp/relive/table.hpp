@@ -26,12 +26,12 @@ extern bool (*only_thread_hook)();
 struct DrawRequest {
   uint32_t index = 0;
   size_t num_items = 0;
-  const GatherPlan* plan = nullptr;    // null: keys and probabilities only
-  std::byte* const* out = nullptr;     // one buffer an output of the plan
-  int64_t* keys = nullptr;             // [num_items]
-  double* probabilities = nullptr;     // [num_items]: mass / total at the draw
+  const GatherPlan* plan = nullptr;  // null: keys and probabilities only
+  std::byte* const* out = nullptr;   // one buffer an output of the plan
+  int64_t* keys = nullptr;           // [num_items]
+  double* probabilities = nullptr;   // [num_items]: mass / total at the draw
   int64_t* num_live_items = nullptr;
-  bool hold = false;                   // stays in flight until commit_held or return_held
+  bool hold = false;  // stays in flight until commit_held or return_held
 };
 
 struct TableStats {
@@ -45,7 +45,8 @@ struct TableStats {
 class Table final {
  public:
   static Status create(const TableConfig& config, const std::string& path, std::unique_ptr<Table>* out);
-  static Status attach(const std::string& path, Access access, uint64_t stream, double timeout_s, std::unique_ptr<Table>* out);
+  static Status attach(const std::string& path, Access access, uint64_t stream, double timeout_s,
+                       std::unique_ptr<Table>* out);
   ~Table();
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
@@ -65,7 +66,8 @@ class Table final {
   Status return_held(uint32_t index, int64_t num_items);
 
   // Applied = how many were still there (pending ones included). All are checked before the first is applied.
-  Status update_priorities(uint32_t index, const int64_t* keys, const float* priorities, size_t count, int64_t* applied);
+  Status update_priorities(uint32_t index, const int64_t* keys, const float* priorities, size_t count,
+                           int64_t* applied);
   Status delete_items(const int64_t* keys, size_t count, int64_t* deleted);
   Status clear();
 
@@ -96,23 +98,27 @@ class Table final {
   friend class Writer;
 
   Table() = default;
-  Status join(double timeout_s);      // shared regions: bytes 0 and 1, a participant slot (rule E1)
+  Status join(double timeout_s);  // shared regions: bytes 0 and 1, a participant slot (rule E1)
   Status take_slot(const Deadline& deadline);
   Status reattach_in_child();
   Status leave_region();
-  bool is_alone();                    // no other participant is attached
+  bool is_alone();  // no other participant is attached
   void note_thread(std::atomic<uint64_t>* who);
   Status check_keys(const int64_t* keys, size_t count) const;
   uint64_t find_key(int64_t key) const;
 
   // The sampler's steps, in sample.cpp.
+  void commit_credit(uint32_t index, int64_t n);
+  void return_credit(uint32_t index, int64_t n);
   Status reserve(uint32_t index, int64_t n, const Deadline& deadline);
   Status wait_for_items(uint32_t index, int64_t n, const Deadline& deadline);
   Status fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, bool* empty);
   bool draw_round(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, const Deadline& deadline);
   Status claim(const DrawRequest& request, bool locked, const Deadline& deadline);
   void undo_claims(uint32_t index, const Deadline& deadline);
-  void count_in_flight(uint32_t index, int64_t n) { region_.credit(me_, index).in_flight.fetch_add(n, std::memory_order_acq_rel); }
+  void count_in_flight(uint32_t index, int64_t n) {
+    region_.credit(me_, index).in_flight.fetch_add(n, std::memory_order_acq_rel);
+  }
   // The updater's, in update.cpp.
   bool update_one(uint32_t index, int64_t key, float priority, double mass);
   bool delete_one(int64_t key);
@@ -173,9 +179,12 @@ uint64_t fork_epoch();
 inline constexpr double kLeastLockWait_s = 0.1;
 inline constexpr double kWaitSlice_s = 0.1;
 
-// A region nobody is attached to: facts for `relive ls`, and removal.
+// What an index's limiter asks for, with its numbers; for errors.
+std::string limiter_text(const IndexConfig& index);
+
+// A region seen from outside: facts for `relive ls`, and removal of one nobody is attached to.
 struct Probe {
-  uint64_t num_bytes = 0, num_steps = 0, capacity = 0;
+  uint64_t num_bytes = 0, num_steps = 0, capacity = 0, num_attached = 0;
   bool is_attached = false;
 };
 Status probe_region(const std::string& path, Probe* out);

@@ -18,7 +18,7 @@ enum class Reduction : uint32_t { kSum = 0, kMin = 1, kMax = 2 };
 
 class Tree final {
  public:
-  static constexpr uint32_t kFanout = 8;   // one group of siblings is one 64-byte line of doubles
+  static constexpr uint32_t kFanout = 8;  // one group of siblings is one 64-byte line of doubles
   static constexpr uint32_t kMaxLevels = 16;
   static constexpr uint64_t kNone = ~uint64_t{0};
 
@@ -35,8 +35,8 @@ class Tree final {
   uint32_t num_levels() const { return num_levels_; }  // level 0 = leaves; the top level has at most 8 nodes
   double identity() const;
 
-  double leaf(uint64_t slot) const;              // acquire
-  void set_leaf(uint64_t slot, double mass);     // release; ancestors are refreshed by refresh()
+  double leaf(uint64_t slot) const;           // acquire
+  void set_leaf(uint64_t slot, double mass);  // release; ancestors are refreshed by refresh()
   void prefetch(uint64_t slot) const { __builtin_prefetch(levels_[0] + slot); }
   double node(uint32_t level, uint64_t position) const;
 

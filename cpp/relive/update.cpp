@@ -36,11 +36,13 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
   const uint64_t word = r.words[page].load(kRelaxed);
   if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return Found::kGone;
   const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
-  if (RELIVE_RULE(H1_range) && (offset < range.item_begin || offset < range.step_begin || offset >= range.step_end)) return Found::kGone;
+  if (RELIVE_RULE(H1_range) && (offset < range.item_begin || offset < range.step_begin || offset >= range.step_end))
+    return Found::kGone;
   if (r.is_tail(page, offset)) return Found::kGone;
   const uint16_t times = r.times[index][slot].load(kRelaxed);
   if (times == kTimesAwaiting) return Found::kAwaiting;
-  if (RELIVE_RULE(H1_times) && !r.is_drawable(index, times)) return times == kTimesRemoved ? Found::kGone : Found::kUsedUp;
+  if (RELIVE_RULE(H1_times) && !r.is_drawable(index, times))
+    return times == kTimesRemoved ? Found::kGone : Found::kUsedUp;
   return offset >= r.item_end(page, index) ? Found::kPending : Found::kLive;
 }
 
@@ -53,7 +55,8 @@ Status Table::check_keys(const int64_t* keys, size_t count) const {
   return {};
 }
 
-Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out, uint8_t* present) {
+Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out,
+                     uint8_t* present) {
   Entered entered(*this, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
   RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
@@ -82,11 +85,11 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
                 r.times[plan.index][w.slots[i]].load(std::memory_order_acquire) < kTimesAwaiting;
       if (w.ok[i]) s.which[tried++] = i;
     }
-    locate(r, &w, s.which.data(), std::min(tried, kGatherBlock));
+    locate(r, plan, &w, s.which.data(), std::min(tried, kGatherBlock));
     for (size_t begin = 0; begin < tried; begin += kGatherBlock) {
       const size_t size = std::min(kGatherBlock, tried - begin);
       const size_t after = begin + size;
-      locate(r, &w, s.which.data() + after, std::min(kGatherBlock, tried - after));
+      locate(r, plan, &w, s.which.data() + after, std::min(kGatherBlock, tried - after));
       resolve(r, plan, &w, s.which.data() + begin, size);
       copy_rows(r, plan, w, s.which.data() + begin, size, out);
     }
@@ -127,7 +130,8 @@ bool Table::update_one(uint32_t index, int64_t key, float priority, double mass)
   return true;
 }
 
-Status Table::update_priorities(uint32_t index, const int64_t* keys, const float* priorities, size_t count, int64_t* applied) {
+Status Table::update_priorities(uint32_t index, const int64_t* keys, const float* priorities, size_t count,
+                                int64_t* applied) {
   Entered entered(*this, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   Region& r = region_;
@@ -140,7 +144,9 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
   float largest = 0.0f;
   for (size_t i = 0; i < count; ++i) {
     if (!(priorities[i] >= 0.0f) || !std::isfinite(priorities[i]))
-      return Status(Code::kInvalidPriority).with_int("position", static_cast<int64_t>(i)).with_double("value", priorities[i]);
+      return Status(Code::kInvalidPriority)
+          .with_int("position", static_cast<int64_t>(i))
+          .with_double("value", priorities[i]);
     largest = std::max(largest, priorities[i]);
     const uint64_t slot = r.key_slot(keys[i]);
     r.trees[index].prefetch(slot);
@@ -233,7 +239,8 @@ Status Table::stats(TableStats* out) {
   const Region& r = region_;
   const Header& h = *r.header;
   out->num_steps = num_steps();
-  for (uint32_t p = 0; p < r.geometry->max_participants; ++p) out->num_participants += r.participants[p].live.load(kRelaxed);
+  for (uint32_t p = 0; p < r.geometry->max_participants; ++p)
+    out->num_participants += r.participants[p].live.load(kRelaxed);
   for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane)
     out->num_open_lanes += r.lanes[lane].state.load(kRelaxed) == LaneState::kLive ? 1 : 0;
   out->num_free_pages = h.num_free_pages.load(kRelaxed);

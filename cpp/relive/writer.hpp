@@ -29,16 +29,16 @@ struct Cells {
 
 // Rows for several lanes, T a lane, all checked for shape and dtype by the caller.
 struct StepBlock {
-  size_t num_rows = 0;                // T
-  size_t num_lanes = 0;               // M
-  const int32_t* lanes = nullptr;     // [M] numbers within the writer; null: 0 .. M - 1
-  std::vector<Cells> columns;         // [num_columns], each given
-  std::vector<Cells> next;            // [num_columns], given for all state columns or for none
-  bool has_next = false;              // next cells, one a row
-  bool has_last_state = false;        // state columns carry T + 1 rows
-  Cells terminated, truncated;        // uint8
-  Cells discount;                     // float32, may be absent: 1 - terminated
-  Cells priority;                     // float32, NaN = none; may be absent
+  size_t num_rows = 0;             // T
+  size_t num_lanes = 0;            // M
+  const int32_t* lanes = nullptr;  // [M] numbers within the writer; null: 0 .. M - 1
+  std::vector<Cells> columns;      // [num_columns], each given
+  std::vector<Cells> next;         // [num_columns], given for all state columns or for none
+  bool has_next = false;           // next cells, one a row
+  bool has_last_state = false;     // state columns carry T + 1 rows
+  Cells terminated, truncated;     // uint8
+  Cells discount;                  // float32, may be absent: 1 - terminated
+  Cells priority;                  // float32, NaN = none; may be absent
 };
 
 class Writer final {
@@ -59,18 +59,22 @@ class Writer final {
   uint32_t num_lanes() const { return static_cast<uint32_t>(lanes_.size()); }
 
  private:
+  // What the owner of a lane knows of it. Only the owner moves step_end and the open page, so none of this is read back
+  // from the region on the way of an append.
   struct LaneWriter {
     uint32_t slot = 0;
     uint32_t episode_step = 0;
-    bool has_last = false;       // a row of the current episode was committed
-    uint64_t last_slot = 0;      // where it lies
+    bool has_last = false;   // a row of the current episode was committed
+    bool is_frozen = false;  // the state cell of row `end` is written already (the seam)
+    uint64_t last_slot = 0;  // where the last row lies
     uint64_t last_word = 0;
-    size_t done = 0;             // rows of the block already committed
+    size_t done = 0;  // rows of the block already committed
     Run run;
-    std::byte* frame = nullptr;      // of the run's page
-    std::byte* ahead_frame = nullptr;
-    uint64_t page = 0;
+    uint64_t page = kNoPage;  // the next row's; kNoPage: one has to be opened first
     uint64_t word = 0;
+    uint32_t end = 0;                  // step_end of the page
+    std::byte* frame = nullptr;        // of the page
+    std::byte* ahead_frame = nullptr;  // of the page opened ahead, null where there is none
   };
 
   explicit Writer(Table* table) : table_(table) {}
@@ -83,11 +87,14 @@ class Writer final {
   Status admit(int64_t num_rows, const Deadline& deadline);
   Status wait_for_room(uint32_t index, int64_t num_rows, const Deadline& deadline);
   Status open_pages(const StepBlock& block, const Deadline& deadline);
-  bool open_for(LaneWriter& lane, bool ahead, bool history_free, OpenResult* result);
+  bool needs_page(const LaneWriter& lane, bool* ahead) const;
+  void take_page(LaneWriter& lane, bool ahead, uint64_t ref);
+  void advance(LaneWriter& lane, bool has_tail);
   Status relieve(OpenResult result, Locked* locked, const Deadline& deadline);
   Status grow(const Deadline& deadline);
   void write_rows(const StepBlock& block, size_t m);
   void write_next_cell(const StepBlock& block, LaneWriter& lane, size_t row, size_t m);
+  size_t rows_of_hold(const StepBlock& block, size_t m);
   Status commit(const StepBlock& block, const Deadline& deadline, int64_t* keys);
   void note_given_priorities(const StepBlock& block);
 

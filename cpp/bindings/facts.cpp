@@ -1,0 +1,103 @@
+// What a table says of itself: geometry, layout, statistics.
+#include <nanobind/stl/string.h>
+
+#include "module.hpp"
+
+namespace relive::bindings {
+
+nb::dict geometry(const CoreTable& self) {
+  const OpenRegion open(self);
+  const Region& r = *open;
+  const Geometry& g = *r.geometry;
+  nb::dict d;
+  d["capacity"] = g.capacity;
+  d["page_len"] = g.page_len;
+  d["num_pages"] = g.num_pages;
+  d["num_slots"] = g.num_slots;
+  d["num_frames"] = g.num_frames;
+  d["frame_bytes"] = g.frame_bytes;
+  d["frames_per_slab"] = uint64_t{1} << g.frames_per_slab_shift;
+  d["slab_bytes"] = g.slab_bytes;
+  d["slabs_offset"] = g.slabs_offset;
+  d["region_bytes"] = g.region_bytes;
+  d["row_bytes"] = g.row_bytes;
+  d["record_stride"] = g.record_stride;
+  d["slot_bits"] = g.slot_bits;
+  d["page_bits"] = g.page_bits;
+  d["history"] = g.history;
+  d["max_n_step"] = g.max_n_step;
+  d["max_lanes"] = g.max_lanes;
+  d["max_participants"] = g.max_participants;
+  d["shard"] = g.shard;
+  d["seed"] = g.seed;
+  d["format_version"] = r.header->format_version;
+  d["abi_tag"] = r.header->abi_tag;
+  d["layout_hash"] = r.header->layout_hash;
+  d["uuid"] = nb::bytes(reinterpret_cast<const char*>(r.header->uuid), sizeof r.header->uuid);
+  d["boot_id"] = r.header->boot_id;
+  d["frames_committed"] = r.header->frames_committed.load();
+  d["num_free_pages"] = r.header->num_free_pages.load();
+  d["words_offset"] = g.words_offset;
+  d["frames_offset"] = g.frames_offset;
+  nb::list trees;
+  for (uint32_t i = 0; i < g.num_indexes; ++i) trees.append(g.trees_offset[i]);
+  d["trees_offset"] = trees;
+  return d;
+}
+
+nb::list layout(const CoreTable& self) {
+  const OpenRegion open(self);
+  const Region& r = *open;
+  nb::list columns;
+  for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+    const ColumnLayout& column = r.columns[c];
+    nb::list shape;
+    for (uint32_t d = 0; d < column.num_dims; ++d) shape.append(column.dims[d]);
+    nb::dict d;
+    d["name"] = column.name;
+    d["dtype"] = column.dtype;
+    d["shape"] = nb::tuple(shape);
+    d["offset"] = column.offset;
+    d["stride"] = column.stride;
+    d["num_bytes"] = column.num_bytes;
+    d["kind"] = column.kind == ColumnKind::kState ? "state" : column.kind == ColumnKind::kStart ? "start" : "step";
+    d["area"] = column.area == Area::kLarge ? "large" : "record";
+    d["block_rows"] = column.block_rows;
+    columns.append(d);
+  }
+  return columns;
+}
+
+nb::dict stats(const CoreTable& self) {
+  TableStats s;
+  without_gil([&] { return self.table->stats(&s); });
+  const OpenRegion open(self);
+  nb::dict d;
+  d["num_steps"] = s.num_steps;
+  d["capacity"] = open->geometry->capacity;
+  d["num_bytes"] = s.bytes_committed;
+  d["num_lanes"] = s.num_open_lanes;
+  d["num_participants"] = s.num_participants;
+  d["page_len"] = open->geometry->page_len;
+  d["num_pages"] = s.num_pages;
+  d["num_free_pages"] = s.num_free_pages;
+  d["frames_committed"] = s.frames_committed;
+  d["frames_used"] = s.frames_used;
+  d["policy_version"] = self.table->policy_version();
+  for (const auto& [name, value] : s.counters) d[name] = value;
+  nb::list indexes;
+  for (size_t i = 0; i < s.live_items.size(); ++i) {
+    nb::dict one;
+    one["num_items"] = s.live_items[i];
+    one["inserted"] = s.inserted[i];
+    one["sampled"] = s.sampled[i];
+    one["in_flight"] = s.in_flight[i];
+    one["total_mass"] = s.total_mass[i];
+    one["max_priority"] = s.max_priority[i];
+    indexes.append(one);
+  }
+  d["indexes"] = indexes;
+  return d;
+}
+
+}  // namespace relive::bindings
