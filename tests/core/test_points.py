@@ -93,6 +93,7 @@ def test_point_1_a_moved_page_lies_elsewhere() -> None:
     table.close()
 
 
+@needs_shared_memory
 def test_point_2_slabs_and_frames_are_aligned_and_committed_as_needed(path: str) -> None:
     table = make_core(path, capacity=200_000, max_lanes=4)
     geometry = table.geometry
@@ -108,6 +109,7 @@ def test_point_2_slabs_and_frames_are_aligned_and_committed_as_needed(path: str)
     assert not os.path.exists(path)
 
 
+@needs_shared_memory
 def test_point_2_a_full_file_system_is_an_error_before_anything_is_made(tmp_path: Path) -> None:
     """Whatever the storage lacks is asked for before it is touched: an error, never a bus error."""
     import resource

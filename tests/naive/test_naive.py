@@ -143,9 +143,8 @@ def test_the_smallest_table_there_is(columns: str, by_extend: bool) -> None:
         )
         for _ in range(40)
     )
-    for count in range(1, len(steps) + 1):
-        driver = run_programme(Programme(columns, (NaiveItems(),), (None,), 1, steps[:count]))
-        assert driver.twin.keys
+    driver = run_programme(Programme(columns, (NaiveItems(),), (None,), 1, steps), check_every=1)
+    assert len(driver.twin.keys) >= 40
 
 
 def counting_spec() -> relive.StepSpec:
