@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,15 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 
 from relive.agents.dqn import DQNLearner, Experience  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
+from relive.train.actor_pool import ActorPool, ActorsKeepDying  # noqa: E402
 from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.config import ActingConfig, EnvironmentConfig, ReplayConfig, TrainConfig, preset  # noqa: E402
 from relive.train.curve import draw_curve  # noqa: E402
 from relive.train.environments import acting_seed, describe, evaluation_seeds, final_seeds  # noqa: E402
 from relive.train.evaluate import Evaluator  # noqa: E402
+from relive.train.parameters import ParameterBoard, ParameterLayout  # noqa: E402
 from relive.train.scoreboard import Scoreboard  # noqa: E402
+from train.workers import count  # noqa: E402
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5", "Acrobot-v1"])
@@ -115,17 +119,10 @@ def test_broken_checkpoints_are_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, "cpu")
 
 
-def _count(scoreboard: Scoreboard, actor: int) -> None:
-    for number in range(300):
-        scoreboard.add_steps(actor, 4, number)
-        scoreboard.add_episode(actor, float(number), 1)
-    scoreboard.add_wait(actor, 0.5)
-
-
 def test_the_scoreboard_counts_over_processes() -> None:
     scoreboard = Scoreboard(2, steps_before=1000)
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_count, args=(scoreboard, actor)) for actor in range(2)]
+    processes = [context.Process(target=count, args=(scoreboard, actor)) for actor in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -137,6 +134,23 @@ def test_the_scoreboard_counts_over_processes() -> None:
     scoreboard.stop()
     assert scoreboard.stopping
     scoreboard.close()
+
+
+def test_actors_that_die_before_their_first_step_are_given_up(capfd: pytest.CaptureFixture[str]) -> None:
+    config = preset("CartPole-v1")
+    config = dataclasses.replace(config, acting=dataclasses.replace(config.acting, num_actors=1))
+    board, scoreboard = ParameterBoard(ParameterLayout.of(learner(0).parameters())), Scoreboard(1)
+    pool = ActorPool(config, "a-table-that-is-not-there", board, scoreboard)
+    pool.start()
+    deadline_s = time.monotonic() + 120
+    with pytest.raises(ActorsKeepDying) as caught:
+        while time.monotonic() < deadline_s:
+            pool.watch()
+            time.sleep(0.05)
+    assert (caught.value.actor, caught.value.num_deaths, caught.value.exit_code) == (0, 3, 1)
+    pool.stop()
+    assert pool.pids == []
+    assert "NoSuchTable" in capfd.readouterr().err
 
 
 def test_facts_of_environments() -> None:

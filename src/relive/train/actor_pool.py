@@ -16,21 +16,20 @@ from relive.train.config import TrainConfig
 from relive.train.parameters import ParameterBoard
 from relive.train.scoreboard import Scoreboard
 
-_MAX_QUICK_DEATHS = 5
-_QUICK_S = 5.0
+_MAX_IDLE_DEATHS = 3
 
 
 @final
 class ActorsKeepDying(ReliveError):
-    """An actor died again and again right after its start: something is wrong with its environment."""
+    """An actor died again and again before its first step: something is wrong with its environment."""
 
     def __init__(self, actor: int, num_deaths: int, exit_code: int | None) -> None:
         self.actor = actor
         self.num_deaths = num_deaths
         self.exit_code = exit_code
         super().__init__(
-            f"actor {actor} died {num_deaths} times, each within {_QUICK_S:g} s of its start, last with exit code"
-            f" {exit_code}: its own message stands above; make the environment in one process to see the cause"
+            f"actor {actor} died {num_deaths} times before its first step, last with exit code {exit_code}:"
+            " its own message stands above; make the environment in one process to see the cause"
         )
 
 
@@ -47,9 +46,9 @@ class ActorPool:
         self._context = multiprocessing.get_context("spawn")
         num_actors = config.acting.num_actors
         self._processes: list[multiprocessing.process.BaseProcess | None] = [None] * num_actors
-        self._started_s = [0.0] * num_actors
+        self._steps_at_start = [0] * num_actors
         self._incarnations = [0] * num_actors
-        self._quick_deaths = [0] * num_actors
+        self._idle_deaths = [0] * num_actors
         self.num_restarts = 0
 
     def start(self) -> None:
@@ -72,7 +71,7 @@ class ActorPool:
         with _signals_held_back(), _one_thread_for_numerics():
             process.start()
         self._processes[actor] = process
-        self._started_s[actor] = time.monotonic()
+        self._steps_at_start[actor] = self._scoreboard.steps_of(actor)
 
     @property
     def pids(self) -> list[int]:
@@ -84,10 +83,10 @@ class ActorPool:
         for actor, process in enumerate(self._processes):
             if process is None or process.is_alive():
                 continue
-            quick = time.monotonic() - self._started_s[actor] < _QUICK_S
-            self._quick_deaths[actor] = self._quick_deaths[actor] + 1 if quick else 0
-            if self._quick_deaths[actor] >= _MAX_QUICK_DEATHS:
-                raise ActorsKeepDying(actor, self._quick_deaths[actor], process.exitcode)
+            idle = self._scoreboard.steps_of(actor) == self._steps_at_start[actor]
+            self._idle_deaths[actor] = self._idle_deaths[actor] + 1 if idle else 0
+            if self._idle_deaths[actor] >= _MAX_IDLE_DEATHS:
+                raise ActorsKeepDying(actor, self._idle_deaths[actor], process.exitcode)
             process.close()
             self._incarnations[actor] += 1
             self.num_restarts += 1

@@ -91,6 +91,10 @@ class Scoreboard:
         """Environment steps of all actors, earlier sessions included."""
         return int(self._run["steps_before"]) + int(self._actors["num_steps"].sum())
 
+    def steps_of(self, actor: int) -> int:
+        """Environment steps of one actor, this session."""
+        return int(self._actors[actor]["num_steps"])
+
     @property
     def num_episodes(self) -> int:
         """Finished episodes of all actors, this session."""
