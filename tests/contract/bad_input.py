@@ -44,6 +44,7 @@ class BadInputSuite(Suite):
             ({"priority": NAN}, errors.InvalidPriority, {}),
             ({"priority": -1.0}, errors.InvalidPriority, {}),
             ({"priority": INF}, errors.InvalidPriority, {}),
+            ({"priority": 1e39}, errors.InvalidPriority, {}),
         ],
     )
     def test_append(self, filled: Any, change: dict[str, Any], error: type[Exception], fields: dict[str, Any]) -> None:
@@ -98,7 +99,7 @@ class BadInputSuite(Suite):
             pass
         assert len(table) == 10
 
-    @pytest.mark.parametrize("value", [NAN, INF, -INF, -1e-9])
+    @pytest.mark.parametrize("value", [NAN, INF, -INF, -1e-9, 1e39])
     def test_priorities(self, filled: Any, value: float) -> None:
         """Taken as given: no abs, no epsilon; one bad value refuses the whole call."""
         table, _, keys = filled

@@ -80,6 +80,22 @@ class ChangesSuite(Suite):
             assert contents(table, new)["action"] == [30, 31, 32, 33, 34]
         table.check()
 
+    def test_growth(self, make_table: MakeTable) -> None:
+        """Memory is taken as rows need it, far beyond what a table begins with."""
+        table = make_table(plain_spec(frame=relive.ArraySpec((84, 84), "uint8")), 9000, max_lanes=2)
+        began = table.stats().num_bytes
+        frames = np.zeros((500, 84, 84), np.uint8)
+        with table.writer() as writer:
+            for chunk in range(16):
+                numbers = np.arange(500) + 500 * chunk
+                frames[:] = (numbers % 251)[:, None, None]
+                states = np.repeat(np.append(numbers, numbers[-1] + 1)[:, None], 2, axis=1)
+                keys = writer.extend(observation=states, action=numbers, reward=np.zeros(500), frame=frames)
+                batch = table.gather(keys[::50])
+                np.testing.assert_array_equal(batch["frame"][:, 83, 1], batch["action"] % 251)
+        assert len(table) == 8000 and table.stats().num_bytes >= max(began, 8000 * 84 * 84)
+        table.check()
+
     def test_delete_of_foreign_keys(self, table: relive.Table) -> None:
         with pytest.raises(errors.ForeignKey):
             table.delete([-1])

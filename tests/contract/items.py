@@ -74,6 +74,34 @@ class ItemsSuite(Suite):
         assert batch["observation"][..., 0].tolist() == [[fill, fill, 1], [fill, 1, 2], [1, 2, 3]]
         assert batch["next_observation"][..., 1].tolist() == [[1, 2, 3], [2, 3, 4], [2, 3, 4]]
 
+    def test_stack_of_an_end_without_next(self, make_table: MakeTable) -> None:
+        """The newest frame is zeros, the older ones are the episode's."""
+        table = make_table(plain_spec(), 100, transitions(stack={"observation": 3}))
+        with table.writer() as writer:
+            key = [writer.append(**step(t, terminated=t == 3)) for t in range(1, 4)][-1]
+        batch = table.gather(np.asarray([key]))
+        assert batch["next_observation"][0, :, 0].tolist() == [2, 3, 0] and batch["discount"][0] == 0
+
+    def test_stack_of_environments_that_stack_themselves(self, make_table: MakeTable) -> None:
+        """unstack takes their stacks and stores the newest frame once."""
+        columns = {
+            "observation": relive.ArraySpec((2,), "uint8", kind="state"),
+            "reward": relive.ArraySpec((), "float32"),
+        }
+        spec = relive.StepSpec(columns, unstack={"observation": 3})
+        table = make_table(spec, 100, transitions(stack={"observation": 3}, stack_pad="zeros"))
+
+        def frames(t: int) -> np.ndarray:
+            return np.array([[max(0, t - back)] * 2 for back in (2, 1, 0)], np.uint8)
+
+        with table.writer() as writer:
+            keys = [
+                writer.append(observation=frames(t), reward=0.0, next_observation=frames(t + 1)) for t in range(1, 6)
+            ]
+        batch = table.gather(np.asarray(keys))
+        np.testing.assert_array_equal(batch["observation"], [frames(t) for t in range(1, 6)])
+        np.testing.assert_array_equal(batch["next_observation"], [frames(t) for t in range(2, 7)])
+
     def test_start_columns(self, make_table: MakeTable) -> None:
         """Recurrent state comes from the step where the item starts."""
         spec = plain_spec(core=relive.ArraySpec((2, 3), "float32", kind="start"))
@@ -147,6 +175,17 @@ class ItemsSuite(Suite):
             table.set_policy_version(7)
         batch = table.gather(np.asarray([old, new]), columns=["policy_version", "staleness"])
         assert batch["policy_version"].tolist() == [0, 5] and batch["staleness"].tolist() == [7, 2]
+
+    def test_version_of_a_writer(self, table: relive.Table) -> None:
+        """An actor that acts with older parameters stamps its rows itself."""
+        table.set_policy_version(9)
+        with table.writer() as writer:
+            writer.set_policy_version(4)
+            own = writer.append(**step(0, 1))
+            writer.set_policy_version(None)
+            tables = writer.append(**step(1, 2))
+        batch = table.gather(np.asarray([own, tables]), columns=["policy_version", "staleness"])
+        assert batch["policy_version"].tolist() == [4, 9] and batch["staleness"].tolist() == [5, 0]
 
     def test_structure(self, make_table: MakeTable) -> None:
         """Nesting is kept; "a/b" addresses it too."""

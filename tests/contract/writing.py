@@ -158,6 +158,24 @@ class WritingSuite(Suite):
         batch = table.gather(np.concatenate([later, keys[1:2]]), columns=["episode_step"])
         assert batch["episode_step"].tolist() == [0, 1, 0, 0]
 
+    def test_end_episode_after_a_given_next(self, table: relive.Table) -> None:
+        """Truncated where the state was already given: said again it must agree, and need not be said."""
+        with table.writer() as writer:
+            first = writer.append(**step(0, 1))
+            with pytest.raises(errors.SeamMismatch):
+                writer.end_episode(truncated=True, next_observation=state(7))
+            with pytest.raises(errors.AlreadyPublished):
+                writer.end_episode(terminated=True)
+            writer.end_episode(truncated=True, next_observation=state(1))
+            second = writer.append(**step(5, 6))
+            writer.end_episode()
+            third = writer.append(**step(8, 9))
+        said = contents(table, [first, second, third])
+        assert said["next_observation"] == [[1, 1], [6, 6], [9, 9]] and said["discount"] == [1, 1, 1]
+        assert said["truncated"][:2] == [True, True]
+        batch = table.gather(np.asarray([first, second, third]), columns=["first"])
+        assert batch["first"].tolist() == [True] * 3
+
     def test_lanes(self, table: relive.Table) -> None:
         """A mask or ids; arrays by their leading size; lanes not named do not move."""
         with table.writer(num_lanes=4) as writer:

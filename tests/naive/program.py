@@ -185,26 +185,25 @@ class Driver:
         self.lanes[op.writer] = [self.twin.open_lane() for _ in self.lanes[op.writer]]
 
     def _end(self, op: Op) -> None:
-        """Ends the open episodes whose last next state is still to come."""
-        named, ending = [], []
-        for i in self._named(op):
-            episode = self.twin.open_episode(self.lanes[op.writer][i])
-            if episode is not None and not episode.has_seam:
-                named.append(i)
-                ending.append(self.lanes[op.writer][i])
+        """Ends the open episodes; where the last next state was given, as truncated only, and it must agree."""
+        named = [i for i in self._named(op) if self.twin.open_episode(self.lanes[op.writer][i]) is not None]
         if not named:
             return
+        ending = [self.lanes[op.writer][i] for i in named]
+        episodes = [self.twin.open_episode(lane) for lane in ending]
         terminated = bool(op.terminations & 1)
-        terminated = terminated and all(self.twin.open_episode(x).steps[-1].discount == 1.0 for x in ending)
-        nexts = None if terminated and not op.gives_next else [self._state() for _ in named]
+        terminated &= all(not episode.has_seam and episode.steps[-1].discount == 1.0 for episode in episodes)
+        may_omit = terminated or all(episode.has_seam for episode in episodes)
+        nexts = [episode.states[-1] if episode.has_seam else self._state() for episode in episodes]
         arguments: dict[str, Any] = {"terminated": True} if terminated else {"truncated": True}
-        if nexts is not None:
+        omits = may_omit and not op.gives_next
+        if not omits:
             arguments.update(nested({f"next_{n}": v for n, v in self._arranged(op, named, nexts).items()}))
         if self._lanes_argument(op, named) is not None:
             arguments["lanes"] = self._lanes_argument(op, named)
         self.writers[op.writer].end_episode(**arguments)
         for i, lane in enumerate(ending):
-            self.twin.end_episode(lane, nexts[i] if nexts else None, terminated, not terminated)
+            self.twin.end_episode(lane, None if omits else nexts[i], terminated, not terminated)
 
     def _append(self, op: Op) -> None:
         self._extend(op, single=True)

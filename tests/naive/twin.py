@@ -107,7 +107,7 @@ class NaiveReplay:
         last.terminated, last.truncated = terminated, truncated
         if terminated and last.discount == 1.0:
             last.discount = 0.0
-        self._end(episode, next_state, terminated, truncated)
+        self._end(episode, None if episode.has_seam else next_state, terminated, truncated)
 
     def _end(self, episode: NaiveEpisode, next_state: Cells | None, terminated: bool, truncated: bool) -> None:
         if next_state is not None:
