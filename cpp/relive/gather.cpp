@@ -95,9 +95,10 @@ bool is_step(const Region& r, const Windows& w, uint32_t i, uint32_t offset) {
 
 // Whether the lane of a page that has no next page is still being written: a full page is CLOSED before the next opens.
 bool lane_goes_on(const Region& r, uint64_t page) {
-  const Lane& lane = r.lanes[std::min(r.pages[page].lane_slot, r.geometry->max_lanes - 1)];
+  const Lane& lane =
+      r.lanes[std::min(r.pages[page].lane_slot.load(std::memory_order_relaxed), r.geometry->max_lanes - 1)];
   return lane.state.load(std::memory_order_acquire) == LaneState::kLive &&
-         lane.uid.load(std::memory_order_acquire) == r.pages[page].lane_uid;
+         lane.uid.load(std::memory_order_acquire) == r.pages[page].lane_uid.load(std::memory_order_relaxed);
 }
 
 // Walks the window's steps up to n, to the end of the episode or of the lane, and sums the return on the way.
@@ -250,7 +251,9 @@ void copy_derived(const Region& r, const GatherPlan& plan, const Output& output,
       return fill<uint8_t>(w, which, count, out,
                            [&](uint32_t i) { return (header(i).step_and_ends & kStepMask) == 0; });
     case Source::kLane:
-      return fill<int64_t>(w, which, count, out, [&](uint32_t i) { return r.pages[r.page_of(w.slots[i])].lane_uid; });
+      return fill<int64_t>(w, which, count, out, [&](uint32_t i) {
+        return r.pages[r.page_of(w.slots[i])].lane_uid.load(std::memory_order_relaxed);
+      });
     case Source::kPolicyVersion:
       return fill<int64_t>(w, which, count, out, [&](uint32_t i) { return header(i).policy_version; });
     case Source::kStaleness: {

@@ -65,7 +65,7 @@ void free_page(Region& r, uint64_t page) {
   RELIVE_FAIL_POINT(free_word);
   // Nothing of the page may be written before its new generation is visible (rule D3; a release store alone does not
   // order the stores that follow it).
-  if (RELIVE_RULE(D3_fence)) std::atomic_thread_fence(std::memory_order_release);
+  if (RELIVE_RULE(D3_fence)) release_fence();
   RELIVE_FAIL_POINT(free_fence);
   ring_remove(r, static_cast<uint32_t>(page));
   const uint64_t free = r.header->num_free_frames.load(kRelaxed);
@@ -252,14 +252,15 @@ OpenResult open_page(Region& r, uint32_t lane_slot, bool ahead, bool history_fre
   record.range.store(Range{0, 0, item_begin, item_begin}.pack(), kRelaxed);
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     record.item_end[i].store(static_cast<uint16_t>(item_begin), kRelaxed);
-    std::memset(static_cast<void*>(&r.times[i][r.slot_of(page, 0)]), 0, sizeof(uint16_t) * r.page_len);
+    std::atomic<uint16_t>* times = &r.times[i][r.slot_of(page, 0)];
+    for (uint32_t offset = 0; offset < r.page_len; ++offset) times[offset].store(0, kRelaxed);  // others may be reading
   }
   for (uint32_t word = 0; word < r.geometry->tail_words; ++word)
     r.tails[page * uint64_t{r.geometry->tail_words} + word].store(0, kRelaxed);
   record.prev.store(prev_ref, kRelaxed);
   record.next.store(0, kRelaxed);
-  record.lane_uid = lane.uid.load(kRelaxed);
-  record.lane_slot = lane_slot;
+  record.lane_uid.store(lane.uid.load(kRelaxed), kRelaxed);
+  record.lane_slot.store(lane_slot, kRelaxed);
   record.first_t = prev != kNoPage ? r.pages[prev].first_t + r.page_len : 0;
   record.flags.store(history_free ? kHistoryFree : 0, kRelaxed);
   record.live = 0;
@@ -328,7 +329,7 @@ bool move_page(Region& r, uint64_t page) {
   const uint64_t moved = Region::generation_of(word) << kGenerationShift | moves << kStateBits | (word & 3);
   if (RELIVE_RULE(D6_moves)) r.words[page].store(moved, std::memory_order_release);
   RELIVE_FAIL_POINT(move_word);
-  std::atomic_thread_fence(std::memory_order_release);
+  release_fence();
   r.free_frames[free_frames - 1].store(from, kRelaxed);
   return true;
 }

@@ -22,7 +22,7 @@ void bump_to_free(Region& r, uint64_t page) {
   const bool overflows = generation >> (kLeafBits - r.geometry->slot_bits) != 0;
   const uint64_t state = static_cast<uint64_t>(overflows ? PageState::kRetired : PageState::kFree);
   r.words[page].store(generation << kGenerationShift | state, std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_release);
+  release_fence();
 }
 
 bool is_named_by_its_lane(const Region& r, uint64_t page, uint64_t word) {
@@ -55,7 +55,7 @@ void settle_pages(Region& r) {
       close_page(r, page);
     }
   }
-  std::atomic_thread_fence(std::memory_order_release);
+  release_fence();
 }
 
 // Pass 2: item_begin follows from the page before, as it is after pass 1.

@@ -76,7 +76,7 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
   h->free_head.store(0);
   h->free_tail.store(static_cast<uint32_t>(geometry->num_pages - 1));
   h->num_free_pages.store(static_cast<uint32_t>(geometry->num_pages));
-  std::atomic_thread_fence(std::memory_order_release);
+  release_fence();
   std::memcpy(h->magic, kMagic, sizeof kMagic);
 }
 

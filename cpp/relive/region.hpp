@@ -44,10 +44,10 @@ struct PageRecord {
   std::atomic<uint16_t> item_end[kMaxIndexes];  // PRIMARY for index > 0
   std::atomic<uint64_t> prev, next;             // PRIMARY: page refs, 0 = none
   std::atomic<uint64_t> order;                  // PRIMARY: age
-  uint64_t lane_uid;                            // PRIMARY
+  std::atomic<uint64_t> lane_uid;               // PRIMARY
   uint64_t first_t;                             // PRIMARY: position in the lane of row 0, tails counted
   uint64_t ticket;                              // PRIMARY: order of sealing
-  uint32_t lane_slot;                           // PRIMARY
+  std::atomic<uint32_t> lane_slot;              // PRIMARY
   std::atomic<uint32_t> flags;                  // PRIMARY
   uint32_t ring_prev, ring_next, free_next;     // DERIVED
   uint32_t live;                                // DERIVED: (step, index) pairs still live or pending

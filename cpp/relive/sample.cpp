@@ -218,7 +218,7 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
   }
   if (request.plan != nullptr) {
     RELIVE_FAIL_POINT(sample_gathered);
-    std::atomic_thread_fence(std::memory_order_acquire);
+    acquire_fence();
     recheck(r, *request.plan, &w, s.missing.data(), count);
   }
   s.still_missing.clear();

@@ -93,7 +93,7 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
       resolve(r, plan, &w, s.which.data() + begin, size);
       copy_rows(r, plan, w, s.which.data() + begin, size, out);
     }
-    std::atomic_thread_fence(std::memory_order_acquire);
+    acquire_fence();
     recheck(r, plan, &w, s.which.data(), tried);
     left = 0;
     for (size_t k = 0; k < tried; ++k) {
