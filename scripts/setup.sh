@@ -34,6 +34,9 @@ if ! is_stamped dependencies "$dependencies"; then
   stamp dependencies "$dependencies"
 fi
 
+# Link-time optimisation doubles the build and changes no behaviour; environments only for tests do without.
+[ "$kind" = full ] || export RELIVE_LTO="${RELIVE_LTO:-OFF}"
+
 # 3. relive: rebuilt when its C++ changed; a plain install also when its Python did.
 sources=(cpp CMakeLists.txt pyproject.toml)
 [ "$kind" = full ] || sources+=(src)
