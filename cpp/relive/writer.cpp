@@ -11,6 +11,7 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr uint64_t kRowAhead = 512;  // bytes of them
 
 }  // namespace
 
@@ -101,6 +102,31 @@ size_t Writer::rows_of_hold(const StepBlock& block, size_t m) {
   return rows;
 }
 
+// The shared words that committing the lane will touch, while another lane's are at hand.
+void Writer::ask_for_words(const LaneWriter& lane) const {
+  if (lane.page == kNoPage) return;
+  const Region& r = table_->region_;
+  const uint64_t slot = r.slot_of(lane.page, lane.end);
+  __builtin_prefetch(&r.lanes[lane.slot], 1);
+  __builtin_prefetch(&r.words[lane.page]);
+  __builtin_prefetch(&r.pages[lane.page].range, 1);
+  __builtin_prefetch(&r.pages[lane.page].live, 1);
+  __builtin_prefetch(&r.frames[lane.page]);
+  __builtin_prefetch(&r.tails[lane.page * r.geometry->tail_words]);
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    r.trees[i].prefetch(slot);
+    __builtin_prefetch(&r.times[i][slot]);
+  }
+}
+
+// The record that writing the lane will fill.
+void Writer::ask_for_row(const LaneWriter& lane) const {
+  if (lane.page == kNoPage) return;
+  const uint64_t stride = table_->region_.geometry->record_stride;
+  const std::byte* row = lane.frame + lane.end * stride;
+  for (uint64_t at = 0; at < 2 * stride && at < kRowAhead; at += 64) __builtin_prefetch(row + at, 1);
+}
+
 Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t* keys) {
   Table& table = *table_;
   Region& r = table.region_;
@@ -111,6 +137,7 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
     for (size_t rows = 0; m < block.num_lanes && rows < kRowsPerHold; ++m) {
       LaneWriter& lane = lane_of(block, m);
       const Run& run = lane.run;
+      if (m + kLanesAhead < block.num_lanes) ask_for_words(lane_of(block, m + kLanesAhead));
       if (run.count == 0) continue;
       commit_run(r, run, table.dirty_);
       for (uint32_t k = 0; k < run.count; ++k)
@@ -171,7 +198,10 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
     for (size_t m = 0; m < block.num_lanes; ++m) plan_run(block, m, most);
     status = open_pages(block, deadline);
     if (!status.ok()) break;
-    for (size_t m = 0; m < block.num_lanes; ++m) write_rows(block, m);
+    for (size_t m = 0; m < block.num_lanes; ++m) {
+      if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
+      write_rows(block, m);
+    }
     status = commit(block, deadline, keys);
     more = false;
     for (size_t m = 0; m < block.num_lanes; ++m) more |= lane_of(block, m).done < block.num_rows;

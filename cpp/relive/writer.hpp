@@ -94,6 +94,8 @@ class Writer final {
   Status grow(const Deadline& deadline);
   void write_rows(const StepBlock& block, size_t m);
   void write_next_cell(const StepBlock& block, LaneWriter& lane, size_t row, size_t m);
+  void ask_for_words(const LaneWriter& lane) const;
+  void ask_for_row(const LaneWriter& lane) const;
   size_t rows_of_hold(const StepBlock& block, size_t m);
   Status commit(const StepBlock& block, const Deadline& deadline, int64_t* keys);
   void note_given_priorities(const StepBlock& block);

@@ -70,6 +70,7 @@ Status Writer::check_block(const StepBlock& block) {
             .with_int("position", static_cast<int64_t>(row * block.num_lanes + m))
             .with_double("value", priority);
     }
+    if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
     RELIVE_RETURN_IF_ERROR(check_seams(block, m));
   }
   return {};
