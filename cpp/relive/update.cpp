@@ -15,18 +15,19 @@ constexpr size_t kChunk = 256;  // leaves a hold (rule C3)
 constexpr size_t kGatherBlock = 32;
 constexpr uint32_t kGatherRounds = 16;
 
+enum class Found : uint32_t { kGone, kPending, kAwaiting, kUsedUp, kLive };
+
 struct GatherScratch {
   Windows windows;
   std::vector<uint32_t> which;
   std::vector<double> masses;
+  std::vector<Found> early;  // mutant H1_check_in_lock only
 };
 
 GatherScratch& scratch() {
   thread_local GatherScratch mine;
   return mine;
 }
-
-enum class Found : uint32_t { kGone, kPending, kAwaiting, kUsedUp, kLive };
 
 // What a key stands for now, in one index. Exact under the lock.
 Found find_item(const Region& r, uint32_t index, int64_t key) {
@@ -112,7 +113,13 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
 
 bool Table::update_one(uint32_t index, int64_t key, float priority, double mass) {
   Region& r = region_;
-  const Found found = find_item(r, index, key);
+  Found found;
+  if (RELIVE_RULE(H1_check_in_lock)) {
+    found = find_item(r, index, key);
+  } else {
+    found = scratch().early.back();
+    scratch().early.pop_back();
+  }
   const uint64_t slot = r.key_slot(key);
   if (found == Found::kGone || found == Found::kUsedUp) return false;
   if (found == Found::kPending) {
@@ -158,6 +165,10 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
   IndexState& state = r.header->index_state[index];
   for (size_t begin = 0; begin < count; begin += kChunk) {
     const size_t end = std::min(count, begin + kChunk);
+    if (!RELIVE_RULE(H1_check_in_lock)) {
+      scratch().early.clear();
+      for (size_t i = end; i-- > begin;) scratch().early.push_back(find_item(r, index, keys[i]));
+    }
     Locked locked(*this, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     if (config.initial == Initial::kMax && largest > state.max_priority.load(kRelaxed)) {

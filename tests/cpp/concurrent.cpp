@@ -1,0 +1,165 @@
+// Threads on one LocalMemory table: every window verified in every byte while pages are evicted, moved, deleted. Runs
+// in ctest and under the sanitizers; a longer run and other processes: stress.cpp.
+#include <thread>
+
+#include "harness.hpp"
+#include "stress_workers.hpp"
+
+using namespace stress;
+
+namespace {
+
+double seconds() {
+  const char* text = std::getenv("RELIVE_CONCURRENT_SECONDS");
+  return text == nullptr ? 1.0 : std::atof(text);
+}
+
+struct Hall {
+  explicit Hall(const Options& with) : options(with), control(make_control()) {
+    CHECK(Table::create(make_config(options), "", &table).ok());
+  }
+  ~Hall() { munmap(control, sizeof(Control)); }
+
+  template <class Kind>
+  void start() {
+    const auto position = static_cast<uint32_t>(workers.size());
+    workers.push_back(std::make_unique<Kind>(options, control, position, 77 + position, table.get()));
+    threads.emplace_back([worker = workers.back().get()] { worker->run(); });
+  }
+  // Lets them run, ends them, and looks at what is left.
+  void run() {
+    const double end = now_s() + seconds();
+    while (now_s() < end && control->num_bad() == 0) usleep(10000);
+    finish();
+  }
+  void finish() {
+    control->is_over.store(1);
+    for (std::thread& thread : threads) thread.join();
+    for (uint32_t k = 0; k < std::min<uint32_t>(control->num_messages.load(), 24); ++k)
+      std::printf("  %s\n", control->messages[k]);
+    CHECK_EQ(control->torn.load(), 0u);
+    CHECK_EQ(control->violations.load(), 0u);
+    CHECK_EQ(control->overruns.load(), 0u);
+    CHECK(control->windows.load() > 0 && control->steps.load() > 0);
+    CHECK(table->check().ok());
+    TableStats stats;
+    CHECK(table->stats(&stats).ok());
+    CHECK_EQ(stats.in_flight.at(0), 0);
+    CHECK_EQ(stats.num_open_lanes, 0u);
+  }
+
+  Options options;
+  Control* control;
+  std::unique_ptr<Table> table;
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<std::thread> threads;
+};
+
+// 2 writers, 2 samplers, 1 updater that also deletes and moves pages.
+void run_everybody(Options options) {
+  options.capacity = 300;
+  Hall hall(options);
+  hall.start<WriterWorker>();
+  hall.start<WriterWorker>();
+  hall.start<SamplerWorker>();
+  hall.start<SamplerWorker>();
+  hall.start<UpdaterWorker>();
+  hall.start<CheckerWorker>();
+  hall.run();
+  CHECK(hall.control->updates_applied.load() > 0 || options.uniform);
+}
+
+}  // namespace
+
+TEST(prioritized) { run_everybody(Options{}); }
+
+TEST(uniform) {
+  Options options;
+  options.uniform = true;
+  run_everybody(options);
+}
+
+TEST(use_counts) {
+  Options options;
+  options.max_times = 3;
+  run_everybody(options);
+}
+
+TEST(samples_per_insert) {
+  Options options;
+  options.samples_per_insert = 8.0;
+  run_everybody(options);
+}
+
+TEST(every_page_to_another_frame_while_samplers_run) {
+  Options options;
+  options.capacity = 2000;
+  Hall hall(options);
+  hall.start<WriterWorker>();
+  hall.start<SamplerWorker>();
+  hall.start<SamplerWorker>();
+  const double end = now_s() + seconds();
+  uint64_t moved = 0, rounds = 0;
+  while (now_s() < end && hall.control->num_bad() == 0) {
+    uint64_t count = 0;
+    CHECK(hall.table->move_all_pages(&count).ok());
+    moved += count;
+    ++rounds;
+    usleep(500);
+  }
+  hall.finish();
+  CHECK(rounds > 1 && moved > 100);
+}
+
+TEST(threads_take_turns_on_one_writer) {
+  Options options;
+  Hall hall(options);
+  std::unique_ptr<Writer> writer;
+  CHECK(Writer::open(hall.table.get(), 2, &writer).ok());
+  const Region& r = hall.table->region();
+  std::vector<std::vector<int64_t>> keys(2);
+  std::vector<std::thread> threads;
+  for (int32_t lane = 0; lane < 2; ++lane) {
+    threads.emplace_back([&, lane] {
+      std::vector<std::byte> cell(4096);
+      StepBlock block;
+      block.num_rows = block.num_lanes = 1;
+      block.lanes = &lane;
+      block.columns.assign(r.geometry->num_columns, Cells{cell.data(), 0, 0});
+      block.next.resize(r.geometry->num_columns);
+      for (int step = 0; step < 300; ++step) {
+        int64_t key = 0;
+        if (!writer->write(block, 10.0, &key).ok()) harness::fail(__FILE__, __LINE__, "a write was refused");
+        keys[static_cast<size_t>(lane)].push_back(key);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(hall.table->num_steps(), 600u);
+  std::sort(keys[0].begin(), keys[0].end());
+  for (int64_t key : keys[1]) CHECK(!std::binary_search(keys[0].begin(), keys[0].end(), key));
+  CHECK(writer->close().ok());
+  CHECK(hall.table->check().ok());
+}
+
+TEST(close_ends_a_wait) {
+  Hall hall(Options{});
+  std::atomic<uint32_t> code{0};
+  std::thread waiter([&] {
+    int64_t keys[4];
+    double probabilities[4];
+    DrawRequest request;
+    request.num_items = 4;
+    request.keys = keys;
+    request.probabilities = probabilities;
+    code.store(static_cast<uint32_t>(hall.table->sample(request, 30.0).code()));
+  });
+  usleep(30000);
+  const double begin = now_s();
+  CHECK(hall.table->close().ok());
+  waiter.join();
+  CHECK(now_s() - begin < 10.0);
+  CHECK_EQ(code.load(), static_cast<uint32_t>(Code::kTableClosed));
+}
+
+TEST_MAIN()
