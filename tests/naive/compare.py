@@ -33,6 +33,7 @@ def top_level_names(driver: Driver) -> list[str]:
 def check_rows(driver: Driver, items: NaiveItems, keys: np.ndarray, batch: Any, positions: np.ndarray) -> None:
     """Rows `positions` of the batch are the items `keys` of the twin."""
     lanes: dict[int, int] = {}
+    columns = batch.flat()
     for position in positions:
         key = int(keys[position])
         expected = driver.twin.item(key, items)
@@ -40,9 +41,10 @@ def check_rows(driver: Driver, items: NaiveItems, keys: np.ndarray, batch: Any, 
         episode, t = driver.twin.where[key]
         where = f"lane {episode.lane}, step {t} of {len(episode.steps)}, {items}"
         for name, value in expected.items():
-            got = batch[name][position]
+            got = columns[name][position]
             assert got.shape == np.shape(value), f"{name}: {got.shape} instead of {np.shape(value)}; {where}"
-            np.testing.assert_array_equal(got, value, err_msg=f"{name}; {where}", strict=False)
+            if not np.array_equal(got, value):
+                raise AssertionError(f"{name} is {got} instead of {value}; {where}")
         assert batch["staleness"][position] == driver.version - expected["policy_version"], where
         lane = int(batch["lane"][position])
         assert lanes.setdefault(episode.lane, lane) == lane, f"one lane has two names; {where}"
