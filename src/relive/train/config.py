@@ -167,7 +167,7 @@ def preset(env_id: str, **environment: Any) -> TrainConfig:
             replay=ReplayConfig(capacity=200_000, min_size=5_000, samples_per_insert=8.0),
             acting=ActingConfig(epsilon_end=0.02, epsilon_steps=100_000, publish_period=100),
             evaluation=EvaluationConfig(
-                period_updates=5_000,
+                period_updates=2_500,
                 num_episodes=4,
                 num_confirm_episodes=8,
                 num_final_episodes=4,

@@ -118,6 +118,8 @@ class Learner:
             if time.monotonic() - self._looked_s >= _LOOK_PERIOD_S:
                 self._look()
                 if self._at_limit():
+                    if not self._progress.curve:
+                        self._evaluate()  # a short run too keeps a policy and draws a curve
                     return Ending.LIMIT
 
     def _learn(self, batch: Batch) -> None:
