@@ -61,12 +61,12 @@ def _copy_share(source: str) -> Callable[[Rows], float | None]:
 
 
 def _gigabytes(contestant: str) -> Callable[[Rows], float | None]:
-    """Of a million steps; a smaller run is scaled up."""
+    """Of a million steps; what a smaller run takes says little, as the fixed parts weigh more."""
 
     def value(rows: Rows) -> float | None:
         for row in rows.get("memory", []):
-            if row["contestant"] == contestant:
-                return float(row["gigabytes"] * 1_000_000 / row["num_steps"])
+            if row["contestant"] == contestant and row["num_steps"] == 1_000_000:
+                return float(row["gigabytes"])
         return None
 
     return value
