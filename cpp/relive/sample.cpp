@@ -185,6 +185,11 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
   const double stratum = total / static_cast<double>(request.num_items);
   for (size_t k = 0; k < count; ++k) s.points[k] = (s.missing[k] + rng.uniform(s.missing[k])) * stratum;
   tree.draw(s.points.data(), count, s.drawn.data());
+  for (size_t k = 0; k < count; ++k) {
+    if (s.drawn[k] == Tree::kNone) continue;
+    __builtin_prefetch(&r.words[r.page_of(s.drawn[k])]);
+    __builtin_prefetch(&r.frames[r.page_of(s.drawn[k])]);
+  }
   uint64_t empty = 0, gone = 0;
   // Word before leaf, and the mass returned is this leaf's: the descent's own look at it does not count (rule G2).
   const auto look = [&](size_t begin, size_t end) {
@@ -198,7 +203,9 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
       }
       double mass = 0.0;
       if (!RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
+      RELIVE_FAIL_POINT(draw_found);
       const uint64_t word = r.words[r.page_of(slot)].load(std::memory_order_acquire);
+      RELIVE_FAIL_POINT(draw_word);
       if (RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
       w.slots[j] = slot;
       w.words[j] = word;
