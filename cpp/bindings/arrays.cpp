@@ -135,7 +135,7 @@ std::byte* BatchBuffer::take(size_t num_bytes) {
 }
 
 nb::object BatchBuffer::array(PyArray_Descr* descr, int num_dims, const npy_intp* dims, std::byte* data) const {
-  Py_INCREF(descr);
+  Py_INCREF(reinterpret_cast<PyObject*>(descr));
   PyObject* made = PyArray_NewFromDescr(&PyArray_Type, descr, num_dims, dims, nullptr, data, NPY_ARRAY_CARRAY, nullptr);
   if (made == nullptr) throw nb::python_error();
   Py_INCREF(owner_.ptr());

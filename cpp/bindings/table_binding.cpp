@@ -63,7 +63,7 @@ struct Outputs {
       std::vector<npy_intp> dims = plan.dims[o];
       dims[0] = static_cast<npy_intp>(n);
       nb::object array = buffer.array(plan.descrs[o], static_cast<int>(dims.size()), dims.data(), data[o]);
-      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(o), array.release().ptr());
+      PyList_SetItem(list, static_cast<Py_ssize_t>(o), array.release().ptr());
     }
     return made;
   }
@@ -150,7 +150,7 @@ void take_out(const CorePlan& plan, size_t n, const nb::list& out, std::vector<s
   };
   if (out.size() != plan.plan.outputs.size()) refuse("one array a column is expected");
   for (size_t o = 0; o < data->size(); ++o) {
-    PyObject* value = PyList_GET_ITEM(out.ptr(), static_cast<Py_ssize_t>(o));
+    PyObject* value = PyList_GetItem(out.ptr(), static_cast<Py_ssize_t>(o));
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     const std::vector<npy_intp>& dims = plan.dims[o];
     if (!PyArray_Check(value) || !PyArray_ISCARRAY(array) || !PyArray_EquivTypes(PyArray_DESCR(array), plan.descrs[o]))

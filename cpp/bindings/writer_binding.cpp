@@ -56,27 +56,34 @@ bool matches(PyArrayObject* array, const Input& input, const Shape& shape, npy_i
   return true;
 }
 
+// The value of a numpy scalar whose type was checked. The stable ABI hides the scalars' structs.
+#ifdef Py_LIMITED_API
+#define RELIVE_SCALAR(value, kind, out) PyArray_ScalarAsCtype(value, out)
+#else
+#define RELIVE_SCALAR(value, kind, out) (*(out) = PyArrayScalar_VAL(value, kind))
+#endif
+
 // A Python or numpy scalar of exactly the column's kind, into `room`. False: let normalise decide.
 bool take_scalar(PyObject* value, int type_number, ScalarRoom* room) {
   if (type_number == NPY_FLOAT) {
     if (PyArray_IsScalar(value, Float)) {
-      room->f4 = PyArrayScalar_VAL(value, Float);
+      RELIVE_SCALAR(value, Float, &room->f4);
       return true;
     }
     if (!PyFloat_Check(value)) return false;
-    const double wide = PyFloat_AS_DOUBLE(value);
+    const double wide = PyFloat_AsDouble(value);
     room->f4 = static_cast<float>(wide);
     return !std::isinf(room->f4) || std::isinf(wide);
   }
   if (type_number == NPY_DOUBLE && PyFloat_Check(value)) {
-    room->f8 = PyFloat_AS_DOUBLE(value);
+    room->f8 = PyFloat_AsDouble(value);
     return true;
   }
   if (type_number == NPY_BOOL) {
     if (PyBool_Check(value)) {
       room->u1 = value == Py_True;
     } else if (PyArray_IsScalar(value, Bool)) {
-      room->u1 = PyArrayScalar_VAL(value, Bool) != 0;
+      RELIVE_SCALAR(value, Bool, &room->u1);
     } else {
       return false;
     }
@@ -84,7 +91,7 @@ bool take_scalar(PyObject* value, int type_number, ScalarRoom* room) {
   }
   if (type_number == NPY_LONG) {
     if (PyArray_IsScalar(value, Long)) {
-      room->i8 = PyArrayScalar_VAL(value, Long);
+      RELIVE_SCALAR(value, Long, &room->i8);
       return true;
     }
     if (!PyLong_CheckExact(value)) return false;
