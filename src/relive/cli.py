@@ -72,7 +72,7 @@ def _train_dqn(
     max_minutes: Annotated[float | None, typer.Option(help="End after so much wall-clock time.")] = None,
     stop_return: Annotated[
         float | None,
-        typer.Option(help="End when greedy evaluations reach this return.", show_default="498 on CartPole-v1"),
+        typer.Option(help="End when greedy evaluations reach this return.", show_default="499.5 on CartPole-v1"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto.", show_default="auto")] = None,
     capacity: Annotated[
