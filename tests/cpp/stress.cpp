@@ -48,18 +48,30 @@ void take_orders(Random* random) {
 
 // Points that are passed without the table lock; sample_gathered only mostly.
 bool is_outside_lock(FailPoint point) {
-  return point == FailPoint::commit_unlocked || point == FailPoint::sample_reserved ||
-         point == FailPoint::sample_gathered || point == FailPoint::sample_done_added ||
-         point == FailPoint::sample_in_flight || point == FailPoint::attach_byte || point == FailPoint::grow_committed;
+  return point == FailPoint::commit_unlocked || point == FailPoint::draw_found || point == FailPoint::draw_word ||
+         point == FailPoint::sample_reserved || point == FailPoint::sample_gathered ||
+         point == FailPoint::sample_done_added || point == FailPoint::sample_in_flight ||
+         point == FailPoint::attach_byte || point == FailPoint::grow_committed;
 }
 
-void die_at_point(FailPoint point) {
-  if (static_cast<uint32_t>(point) != my_point || --my_passages > 0) return;
+// Now and then a worker is away for a while between two steps of the protocol, as on a machine with fewer cores.
+void dawdle() {
+  thread_local Random random{static_cast<uint64_t>(now_s() * 1e9) ^ reinterpret_cast<uintptr_t>(&random)};
+  const uint64_t dice = random.below(1u << 14);
+  if (dice == 0) usleep(static_cast<useconds_t>(1 + random.below(2000)));
+  if (dice < 8) std::this_thread::yield();
+}
+
+void at_point(FailPoint point) {
+  if (static_cast<uint32_t>(point) != my_point || --my_passages > 0) return dawdle();
   control->deaths[my_point].fetch_add(1);
   if (!is_outside_lock(point)) control->deaths_in_lock.fetch_add(1);
   kill(getpid(), SIGKILL);
   for (;;) pause();
 }
+
+// A mutant is caught by the first thing that goes wrong.
+uint64_t enough_bad() { return options.mutant.empty() ? 50 : 0; }
 
 enum class Role { kWriter, kSampler, kUpdater, kChecker };
 
@@ -291,7 +303,7 @@ void Phase::run(double seconds, int kills, int stops, uint64_t wanted_deaths) {
     const bool late = elapsed > seconds &&
                       (wanted_deaths == 0 || elapsed > 3.0 * seconds || control->forced_point.load() != kNumPoints);
     const bool killed_all = num_kills >= static_cast<uint64_t>(kills) && num_stops >= static_cast<uint64_t>(stops);
-    if ((killed_all && (enough || late)) || elapsed > 20.0 * seconds + 60.0 || control->num_bad() > 50) break;
+    if ((killed_all && (enough || late)) || elapsed > 20.0 * seconds + 60.0 || control->num_bad() > enough_bad()) break;
     reap();
     watch_progress();
     if (static_cast<double>(num_kills) < kills * elapsed / seconds && num_kills < static_cast<uint64_t>(kills)) {
@@ -335,7 +347,7 @@ int run_threads() {
       make_worker(position, options.seed * 1000 + static_cast<uint64_t>(position), table.get())->run();
     });
   const double end = now_s() + options.seconds;
-  while (now_s() < end && control->num_bad() <= 50) usleep(10000);
+  while (now_s() < end && control->num_bad() <= enough_bad()) usleep(10000);
   control->is_over.store(1);
   for (std::thread& thread : threads) thread.join();
   if (!table->check().ok()) control->found_violation("check() at the end");
@@ -435,8 +447,8 @@ int main(int argc, char** argv) {
   }
   options.path = "/dev/shm/relive-stress-" + std::to_string(getpid());
   control = make_control();
+  relive::testing::fail_point_hook = &at_point;
   if (options.threads_only) return run_threads();
-  relive::testing::fail_point_hook = &die_at_point;
   new_orders = &take_orders;
   if (options.deaths_a_point > 0) return run_fail_points();
   control->random_points.store(options.self_kills > 0 ? 1 : 0);

@@ -372,6 +372,12 @@ class CheckerWorker final : public Worker {
 
   static std::string wrong_limiter(const Region& r) {
     const LimiterConfig& limiter = r.header->indexes[0].limiter;
+    int64_t in_flight = 0;
+    for (uint32_t p = 0; p < r.geometry->max_participants; ++p) in_flight += r.credit(p, 0).in_flight.load();
+    if (in_flight < 0) return "less than nothing is in flight";
+    // A worker has one batch in its hands, and so may have the dead of this moment, until they are swept.
+    if (in_flight > 64 * (kMaxWorkers + r.geometry->max_participants))
+      return "more in flight than all workers can hold";
     if (limiter.kind == LimiterConfig::kMinSize) return {};
     const double difference =
         static_cast<double>(r.header->index_state[0].inserted.load()) * limiter.samples_per_insert -

@@ -1,0 +1,62 @@
+"""The stress programme of tests/cpp, in short: `make soak` runs it at length, `make mutants` shows that it bites.
+
+Every window that a sampler gets is verified in every byte, while processes are killed at random, stopped, and made to
+die behind each store that the protocol orders.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "cpp-unit"
+# Rules whose absence shows within a second: were they not noticed, the green runs below would mean nothing.
+QUICK_MUTANTS = ("G4_recheck", "H1_check_in_lock", "E2_lock_byte", "D6_moves", "C1_lock")
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cmake") is None or shutil.which("ninja") is None,
+    reason="needs Linux, cmake and ninja",
+)
+
+
+@pytest.fixture(scope="module")
+def stress() -> Path:
+    """The programme, built with fail points and switchable rules."""
+    subprocess.run(["cmake", "-S", str(ROOT / "tests/cpp"), "-B", str(BUILD), "-G", "Ninja"], check=True)
+    subprocess.run(["cmake", "--build", str(BUILD), "--parallel", "2", "--target", "stress"], check=True)
+    return BUILD / "stress"
+
+
+def run(stress: Path, options: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [str(stress), *options.split(), "--quiet"], capture_output=True, text=True, errors="replace", timeout=240
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--seconds 3",
+        "--seconds 2 --threads-only --samples-per-insert 8",
+        "--seconds 4 --random-kills 40 --stops 20 --self-kills 60 --max-times 3",
+        "--fail-points 1 --seconds-a-point 10 --max-times 3",
+    ],
+)
+def test_nothing_is_torn_lost_or_stuck(stress: Path, options: str) -> None:
+    status, output = run(stress, options)
+    assert status == 0, output
+    assert "torn 0, violations 0, hangs 0, crashes 0, overruns 0" in output
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rule", QUICK_MUTANTS)
+def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
+    status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 --mutant {rule}")
+    assert status != 0, output
