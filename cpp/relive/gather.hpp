@@ -1,6 +1,6 @@
 // From items to batches: which rows a window needs, and copying them into columns (rules G2 to G4).
 //
-// Owner:   a GatherPlan is a value made once; Windows is scratch of one call, reused by its thread.
+// Owner:   a GatherPlan is a value made once; Windows are scratch of one call, reused by its thread.
 // Locking: none needed. resolve() notes the generation of every page a window touches, copy_rows() copies, and
 //          recheck() says which windows are still what they were; the others are rubbish and must be drawn again.
 // Cost:    about 36 ns a small row; large rows at the speed of memory.
@@ -57,37 +57,40 @@ struct Touched {
   uint64_t word = 0;
 };
 
-// Windows of one batch, field by field.
-struct Windows {
-  std::vector<uint64_t> slots;
-  std::vector<double> masses;
-  std::vector<uint64_t> words;  // of the item's page, read before its leaf
-  std::vector<uint32_t> rows;   // which row of the outputs it fills
-  std::vector<uint8_t> ok;
-  std::vector<const std::byte*> bases;       // frame of the item's page
-  std::vector<const std::byte*> prev_bases;  // of the page before, where needed
-  std::vector<const std::byte*> next_bases;  // of the page after, where needed
-  std::vector<Touched> prev_pages, next_pages;
-  std::vector<uint8_t> neighbours;  // bit 0: the prev_ fields hold, bit 1: the next_ fields hold
-  std::vector<uint32_t> num_steps;  // m
-  std::vector<uint32_t> episode_steps;
-  std::vector<uint8_t> ends;  // bit 0 terminated, bit 1 truncated
-  std::vector<double> rewards, discounts;
-  void resize(size_t n);
+// One window of a batch. What draw or gather knows of it comes first, the rest is filled by locate() and resolve().
+struct Window {
+  uint64_t slot = 0;
+  uint64_t word = 0;  // of the item's page, read before its leaf
+  double mass = 0.0;
+  uint32_t row = 0;  // of the outputs
+  bool ok = false;
+
+  uint8_t ends = 0;                      // bit 0 terminated, bit 1 truncated
+  bool has_prev = false;                 // the prev_ fields hold
+  bool has_next = false;                 // the next_ fields hold
+  uint32_t num_steps = 1;                // m
+  uint32_t episode_step = 0;             // of the first row
+  const std::byte* base = nullptr;       // frame of the item's page
+  const std::byte* prev_base = nullptr;  // of the page before, where needed
+  const std::byte* next_base = nullptr;  // of the page after, where needed
+  Touched prev_page, next_page;
+  double reward = 0.0, discount = 0.0;
 };
 
-// Finds the first row of each window that is ok and asks for its bytes. Call it one block ahead of resolve().
-void locate(const Region& r, const GatherPlan& plan, Windows* windows, const uint32_t* which, size_t count);
+// All functions below work on windows[which[0 .. count)] that are ok.
 
-// Fills the other fields of each window; ok[w] = 0 where a page it needs is gone.
-void resolve(const Region& r, const GatherPlan& plan, Windows* windows, const uint32_t* which, size_t count);
+// Finds the first row of each window and asks for its bytes. Call it one block ahead of resolve().
+void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count);
 
-// Copies the outputs of all windows of `which` that are ok. out[o] has room for as many items as the batch has rows.
-void copy_rows(const Region& r, const GatherPlan& plan, const Windows& windows, const uint32_t* which, size_t count,
+// Fills the other fields of each window; ok = false where a page it needs is gone.
+void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count);
+
+// Copies the outputs. out[o] has room for as many items as the batch has rows.
+void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which, size_t count,
                std::byte* const* out);
 
-// Clears ok[w] of windows whose pages changed since resolve(). Call after one acquire fence (rule G4).
-void recheck(const Region& r, const GatherPlan& plan, Windows* windows, const uint32_t* which, size_t count);
+// ok = false for windows whose pages changed since resolve(). Call after one acquire fence (rule G4).
+void recheck(const Region& r, Window* windows, const uint32_t* which, size_t count);
 
 // Zeros in every output row of a window (a key that is not there any more).
 void zero_row(const GatherPlan& plan, uint32_t row, std::byte* const* out);

@@ -24,7 +24,7 @@ struct Claimed {
 
 // Scratch of one thread: the batch it is drawing.
 struct Scratch {
-  Windows windows;
+  std::vector<Window> windows;
   std::vector<uint32_t> missing;
   std::vector<uint32_t> still_missing;
   std::vector<double> points;
@@ -37,11 +37,11 @@ Scratch& scratch() {
   return mine;
 }
 
-// rows[j]: where the j-th draw goes. Draws ascend over the tree, batches must not: any slice is a fair sub-batch.
-void permute(const CounterRng& rng, std::vector<uint32_t>* rows, size_t n) {
-  for (size_t j = 0; j < n; ++j) (*rows)[j] = static_cast<uint32_t>(j);
+// Where the j-th draw goes. Draws ascend over the tree, batches must not: any slice is a fair sub-batch.
+void permute(const CounterRng& rng, Window* windows, size_t n) {
+  for (size_t j = 0; j < n; ++j) windows[j].row = static_cast<uint32_t>(j);
   for (size_t j = n; j-- > 1;)
-    std::swap((*rows)[j], (*rows)[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
+    std::swap(windows[j].row, windows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))].row);
 }
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
@@ -175,7 +175,7 @@ void Table::return_credit(uint32_t index, int64_t n) {
 bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, const Deadline&) {
   Region& r = region_;
   Scratch& s = scratch();
-  Windows& w = s.windows;
+  Window* const windows = s.windows.data();
   const Tree& tree = r.trees[request.index];
   const double total = tree.total();
   if (!(total > 0.0)) return false;
@@ -195,7 +195,8 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
   const auto look = [&](size_t begin, size_t end) {
     for (size_t k = begin; k < end; ++k) {
       const uint32_t j = s.missing[k];
-      w.ok[j] = 0;
+      Window& w = windows[j];
+      w.ok = false;
       const uint64_t slot = s.drawn[k];
       if (slot == Tree::kNone) {
         ++empty;
@@ -207,36 +208,38 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
       const uint64_t word = r.words[r.page_of(slot)].load(std::memory_order_acquire);
       RELIVE_FAIL_POINT(draw_word);
       if (RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
-      w.slots[j] = slot;
-      w.words[j] = word;
-      w.masses[j] = mass;
-      w.ok[j] = mass > 0.0 && Region::is_used(word);
-      empty += w.ok[j] ? 0 : 1;
+      w.slot = slot;
+      w.word = word;
+      w.mass = mass;
+      w.ok = mass > 0.0 && Region::is_used(word);
+      empty += w.ok ? 0 : 1;
     }
-    if (request.plan != nullptr) locate(r, *request.plan, &w, s.missing.data() + begin, end - begin);
+    if (request.plan != nullptr) locate(r, *request.plan, windows, s.missing.data() + begin, end - begin);
   };
   look(0, std::min(count, kBlock));
   for (size_t begin = 0; begin < count; begin += kBlock) {  // memory works on the next block while this one is copied
     const size_t end = std::min(count, begin + kBlock);
     look(end, std::min(count, end + kBlock));
     if (request.plan == nullptr) continue;
-    resolve(r, *request.plan, &w, s.missing.data() + begin, end - begin);
-    copy_rows(r, *request.plan, w, s.missing.data() + begin, end - begin, request.out);
+    resolve(r, *request.plan, windows, s.missing.data() + begin, end - begin);
+    copy_rows(r, *request.plan, windows, s.missing.data() + begin, end - begin, request.out);
   }
   if (request.plan != nullptr) {
     RELIVE_FAIL_POINT(sample_gathered);
     acquire_fence();
-    recheck(r, *request.plan, &w, s.missing.data(), count);
+    recheck(r, windows, s.missing.data(), count);
   }
   s.still_missing.clear();
   for (size_t k = 0; k < count; ++k) {
     const uint32_t j = s.missing[k];
-    if (!w.ok[j]) {
+    const Window& w = windows[j];
+    if (!w.ok) {
       s.still_missing.push_back(j);
       continue;
     }
-    request.keys[w.rows[j]] = r.key_of(w.slots[j], w.words[j]);
-    request.probabilities[w.rows[j]] = w.masses[j] * per_mass;
+    request.keys[w.row] = r.key_of(w.slot, w.word);
+    // The mass may be younger than the total: more than certain it cannot be.
+    request.probabilities[w.row] = std::min(1.0, w.mass * per_mass);
   }
   gone = s.still_missing.size() - empty;
   if (access_ == Access::kReadWrite && !s.still_missing.empty()) {
@@ -253,28 +256,29 @@ Status Table::claim(const DrawRequest& request, bool locked, const Deadline& dea
   const uint32_t most = r.max_times(request.index);
   if (most == 0 || access_ == Access::kReadOnly) return {};
   Scratch& s = scratch();
-  Windows& w = s.windows;
+  Window* const windows = s.windows.data();
   std::unique_ptr<Locked> own;
   if (!locked && RELIVE_RULE(G7_claim_in_lock)) {
     own = std::make_unique<Locked>(*this, deadline);
     RELIVE_RETURN_IF_ERROR(own->status());
   }
   for (uint32_t j : s.missing) {
-    if (!w.ok[j]) continue;
-    const uint64_t slot = w.slots[j];
+    Window& w = windows[j];
+    if (!w.ok) continue;
+    const uint64_t slot = w.slot;
     const uint64_t page = r.page_of(slot);
     auto& times = r.times[request.index][slot];
     const uint16_t before = times.load(kRelaxed);
-    const bool same = Region::generation_of(r.words[page].load(kRelaxed)) == Region::generation_of(w.words[j]);
+    const bool same = Region::generation_of(r.words[page].load(kRelaxed)) == Region::generation_of(w.word);
     if (!same || !r.is_live_item(request.index, page, r.offset_of(slot)) || !r.is_drawable(request.index, before)) {
-      w.ok[j] = 0;
+      w.ok = false;
       s.still_missing.push_back(j);
       r.header->counters.redraws_claimed.fetch_add(1, kRelaxed);
       continue;
     }
     times.store(static_cast<uint16_t>(before + 1), kRelaxed);
     RELIVE_FAIL_POINT(claim_times);
-    s.claimed.push_back({slot, w.words[j], w.masses[j]});
+    s.claimed.push_back({slot, w.word, w.mass});
     if (before + 1u < most) continue;
     r.trees[request.index].set_leaf(slot, 0.0);
     dirty_.add(r, request.index, slot);
@@ -349,14 +353,16 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   if (n == 0) return {};
   note_thread(&sampling_thread_);
   Scratch& s = scratch();
-  s.windows.resize(request.num_items);
+  s.windows.resize(std::max(s.windows.size(), request.num_items));
   s.points.resize(std::max(s.points.size(), request.num_items));
   s.drawn.resize(std::max(s.drawn.size(), request.num_items));
   const uint64_t call = calls_.fetch_add(1, kRelaxed);
-  permute(CounterRng(region_.geometry->seed, stream_, call, 0), &s.windows.rows, request.num_items);
+  permute(CounterRng(region_.geometry->seed, stream_, call, 0), s.windows.data(), request.num_items);
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
     bool empty = false;
+    if (request.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
+      *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
     Status status = fill(request, call, deadline, &empty);
     if (status.ok() && !empty) break;
     undo_claims(request.index, deadline);
@@ -371,7 +377,6 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
     futex_wait(&region_.header->items_event.count, seen, std::min(deadline.remaining_s(), kWaitSlice_s));
     if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
   }
-  if (request.num_live_items != nullptr) *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
   // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
   if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite) {
     Locked locked(*this, deadline);  // pages all of whose items are used up go back

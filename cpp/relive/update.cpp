@@ -18,7 +18,7 @@ constexpr uint32_t kGatherRounds = 16;
 enum class Found : uint32_t { kGone, kPending, kAwaiting, kUsedUp, kLive };
 
 struct GatherScratch {
-  Windows windows;
+  std::vector<Window> windows;
   std::vector<uint32_t> which;
   std::vector<double> masses;
   std::vector<Found> early;  // mutant H1_check_in_lock only
@@ -63,13 +63,13 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
   RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
   const Region& r = region_;
   GatherScratch& s = scratch();
-  Windows& w = s.windows;
-  w.resize(count);
+  s.windows.resize(std::max(s.windows.size(), count));
+  Window* const windows = s.windows.data();
   s.which.resize(count);
   for (size_t i = 0; i < count; ++i) {
     s.which[i] = static_cast<uint32_t>(i);
-    w.slots[i] = r.key_slot(keys[i]);
-    w.rows[i] = static_cast<uint32_t>(i);
+    windows[i].slot = r.key_slot(keys[i]);
+    windows[i].row = static_cast<uint32_t>(i);
     present[i] = 0;
   }
   size_t left = count;
@@ -77,29 +77,30 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
     size_t tried = 0;
     for (size_t k = 0; k < left; ++k) {
       const uint32_t i = s.which[k];
-      const uint64_t page = r.page_of(w.slots[i]);
-      const uint32_t offset = r.offset_of(w.slots[i]);
-      w.words[i] = r.words[page].load(std::memory_order_acquire);
+      Window& w = windows[i];
+      const uint64_t page = r.page_of(w.slot);
+      const uint32_t offset = r.offset_of(w.slot);
+      w.word = r.words[page].load(std::memory_order_acquire);
       const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
-      w.ok[i] = Region::is_used(w.words[i]) && Region::generation_of(w.words[i]) == r.key_generation(keys[i]) &&
-                offset >= range.item_begin && offset < r.item_end(page, plan.index) && !r.is_tail(page, offset) &&
-                r.times[plan.index][w.slots[i]].load(std::memory_order_acquire) < kTimesAwaiting;
-      if (w.ok[i]) s.which[tried++] = i;
+      w.ok = Region::is_used(w.word) && Region::generation_of(w.word) == r.key_generation(keys[i]) &&
+             offset >= range.item_begin && offset < r.item_end(page, plan.index) && !r.is_tail(page, offset) &&
+             r.times[plan.index][w.slot].load(std::memory_order_acquire) < kTimesAwaiting;
+      if (w.ok) s.which[tried++] = i;
     }
-    locate(r, plan, &w, s.which.data(), std::min(tried, kGatherBlock));
+    locate(r, plan, windows, s.which.data(), std::min(tried, kGatherBlock));
     for (size_t begin = 0; begin < tried; begin += kGatherBlock) {
       const size_t size = std::min(kGatherBlock, tried - begin);
       const size_t after = begin + size;
-      locate(r, plan, &w, s.which.data() + after, std::min(kGatherBlock, tried - after));
-      resolve(r, plan, &w, s.which.data() + begin, size);
-      copy_rows(r, plan, w, s.which.data() + begin, size, out);
+      locate(r, plan, windows, s.which.data() + after, std::min(kGatherBlock, tried - after));
+      resolve(r, plan, windows, s.which.data() + begin, size);
+      copy_rows(r, plan, windows, s.which.data() + begin, size, out);
     }
     acquire_fence();
-    recheck(r, plan, &w, s.which.data(), tried);
+    recheck(r, windows, s.which.data(), tried);
     left = 0;
     for (size_t k = 0; k < tried; ++k) {
       const uint32_t i = s.which[k];
-      if (w.ok[i]) {
+      if (windows[i].ok) {
         present[i] = 1;
       } else {
         s.which[left++] = i;  // gone, or moved to another frame: the next round tells
