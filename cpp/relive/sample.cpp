@@ -228,6 +228,12 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
     RELIVE_FAIL_POINT(sample_gathered);
     acquire_fence();
     recheck(r, windows, s.missing.data(), count);
+  } else {  // no bytes were read, but key and mass must be of one item
+    for (size_t k = 0; k < count; ++k) {
+      Window& w = windows[s.missing[k]];
+      const auto now = [&] { return r.words[r.page_of(w.slot)].load(std::memory_order_acquire); };
+      if (w.ok && Region::generation_of(now()) != Region::generation_of(w.word)) w.ok = false;
+    }
   }
   s.still_missing.clear();
   for (size_t k = 0; k < count; ++k) {
