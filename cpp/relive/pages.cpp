@@ -225,6 +225,16 @@ bool is_pinned(const Region& r, uint64_t page) {
   return false;
 }
 
+void unpin(Region& r, std::atomic<uint64_t>& pin, Dirty& dirty) {
+  const uint64_t page = r.alive(pin.load(kRelaxed));
+  pin.store(0, kRelaxed);
+  r.header->num_pins.fetch_sub(1, kRelaxed);
+  if (page == kNoPage || is_pinned(r, page)) return;
+  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+  const bool is_closed = Region::state_of(r.words[page].load(kRelaxed)) == PageState::kClosed;
+  if (is_closed && range.step_begin == range.step_end) evict_from_page(r, page, 0, dirty);
+}
+
 OpenResult open_page(Region& r, uint32_t lane_slot, bool ahead, bool history_free, uint64_t* ref) {
   Header& h = *r.header;
   if (h.num_free_pages.load(kRelaxed) == 0) return OpenResult::kNoPage;

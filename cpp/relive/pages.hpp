@@ -59,5 +59,7 @@ void ring_push_back(Region& r, uint32_t page);
 void ring_remove(Region& r, uint32_t page);
 void free_push_back(Region& r, uint32_t page);
 bool is_pinned(const Region& r, uint64_t page);
+// Clears one participant's pin; a page that only waited for it is freed.
+void unpin(Region& r, std::atomic<uint64_t>& pin, Dirty& dirty);
 
 }  // namespace relive

@@ -188,11 +188,9 @@ void end_participant(Region& r, uint32_t participant, Dirty& dirty) {
     r.credit(participant, i).reserved.store(0, kRelaxed);
   }
   RELIVE_FAIL_POINT(sweep_credit);
-  for (auto& pin : r.participants[participant].pins) {
-    if (pin.load(kRelaxed) == 0) continue;
-    pin.store(0, kRelaxed);
-    r.header->num_pins.fetch_sub(1, kRelaxed);
-  }
+  for (auto& pin : r.participants[participant].pins)
+    if (pin.load(kRelaxed) != 0) unpin(r, pin, dirty);
+  dirty.flush_all(r);
   r.participants[participant].live.store(0, std::memory_order_release);
   RELIVE_FAIL_POINT(sweep_live);
 }

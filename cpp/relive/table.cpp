@@ -319,8 +319,12 @@ Status Table::pin_page(int64_t key, bool pin) {
     if (slot.load(kRelaxed) != (pin ? 0 : ref)) continue;
     if (pin && region_.alive(ref) == kNoPage)
       return Status(Code::kForeignKey).with_int("position", 0).with_int("key", key);
-    slot.store(pin ? ref : 0, kRelaxed);
-    pin ? region_.header->num_pins.fetch_add(1, kRelaxed) : region_.header->num_pins.fetch_sub(1, kRelaxed);
+    if (pin) {
+      region_.header->num_pins.fetch_add(1, kRelaxed);  // first: where it is 0 nobody looks at the pins
+      slot.store(ref, kRelaxed);
+    } else {
+      unpin(region_, slot, dirty_);
+    }
     return {};
   }
   return Status(Code::kRequestTooLarge).with_int("requested", 1).with_int("window", pin ? kPins : 0);

@@ -300,8 +300,14 @@ void Phase::run(double seconds, int kills, int stops, uint64_t wanted_deaths) {
   while (true) {
     const double elapsed = now_s() - begin;
     const bool enough = wanted_deaths != 0 && deaths() - deaths_before >= wanted_deaths;
-    const bool late = elapsed > seconds &&
-                      (wanted_deaths == 0 || elapsed > 3.0 * seconds || control->forced_point.load() != kNumPoints);
+    const auto enough_one = [&] { return deaths() > deaths_before; };
+    // A forced point gets its seconds, and ten times as many where nobody came by it yet.
+    const bool is_forced = control->forced_point.load() != kNumPoints;
+    const double most = wanted_deaths == 0 ? seconds
+                        : !is_forced       ? 3.0 * seconds
+                        : enough_one()     ? seconds
+                                           : 10.0 * seconds;
+    const bool late = elapsed > most;
     const bool killed_all = num_kills >= static_cast<uint64_t>(kills) && num_stops >= static_cast<uint64_t>(stops);
     if ((killed_all && (enough || late)) || elapsed > 20.0 * seconds + 60.0 || control->num_bad() > enough_bad()) break;
     reap();
@@ -360,12 +366,14 @@ int run_fail_points() {
   int missed = 0;
   const uint64_t capacity = options.capacity;
   const bool with_moves = options.with_moves;
+  const uint32_t max_times = options.max_times;
   for (uint32_t point = 0; point < kNumPoints && control->num_bad() == 0; ++point) {
     const std::string name = relive::testing::fail_point_name(point);
     if (!options.only_point.empty() && name.find(options.only_point) != 0) continue;
     options.large_rows = name.find("grow_") == 0;  // only a table of many frames is committed piece by piece
     options.capacity = options.large_rows ? 2000 : capacity;
     options.with_moves = with_moves && !options.large_rows;
+    options.max_times = max_times == 0 && name.find("claim_") == 0 ? 3 : max_times;  // else nothing is ever claimed
     control->forced_point.store(point);
     Phase phase(&random);
     const auto wanted = static_cast<uint64_t>(name == "grow_counted" ? 1 : options.deaths_a_point);

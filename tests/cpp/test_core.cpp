@@ -132,6 +132,27 @@ TEST(one_lane_keeps_exactly_the_newest_steps) {
   }
 }
 
+TEST(a_pinned_page_keeps_its_rows_and_goes_when_unpinned) {
+  Spec spec;
+  spec.capacity = 16;
+  Rig rig(spec);
+  CHECK(rig.write({0}, 8, std::vector<int>(8, 0), NextGiven::kYes) == Code::kOk);
+  const int64_t first = rig.keys.front();
+  CHECK(rig.table->pin_page(first, true).ok());
+  const Region& r = rig.table->region();
+  const uint64_t page = r.page_of(r.key_slot(first));
+  const uint64_t word = r.words[page].load();
+  for (int block = 0; block < 12; ++block) {
+    CHECK(rig.write({0}, 8, std::vector<int>(8, 0), NextGiven::kYes) == Code::kOk);
+    rig.verify();
+    CHECK_EQ(rig.is_step_alive(first), block == 0);  // evicted, but its bytes are nobody else's
+    CHECK_EQ(Region::generation_of(r.words[page].load()), Region::generation_of(word));
+  }
+  CHECK(rig.table->pin_page(first, false).ok());
+  CHECK(Region::generation_of(r.words[page].load()) > Region::generation_of(word));
+  rig.verify();
+}
+
 TEST(programmes_one_lane_uniform) {
   run_programmes({.capacity = 20}, 20, 300);
   run_programmes({.capacity = 2}, 10, 300);
