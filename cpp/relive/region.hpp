@@ -74,11 +74,12 @@ struct alignas(64) Participant {
   std::atomic<uint64_t> pins[kPins];  // page refs
 };
 
-struct Credit {
+// A line of its own: each is written by one participant with every batch.
+struct alignas(64) Credit {
   std::atomic<int64_t> in_flight;  // items drawn, not yet handed out
   std::atomic<int64_t> done;       // items handed out, cumulative over incarnations of the slot
   std::atomic<int64_t> reserved;   // rows admitted by the limiter, not yet committed
-  int64_t unused;
+  int64_t unused[5];
 };
 
 struct Counters {
