@@ -139,17 +139,21 @@ def test_ctrl_c_leaves_nothing_and_resume_goes_on(tmp_path: Path) -> None:
     assert after.curve[: len(before.curve)] == before.curve
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_actors_end_with_their_learner(tmp_path: Path, number: signal.Signals) -> None:
-    with run_of(tmp_path, "--run-dir", str(tmp_path / "run")) as run:
-        run.wait_until_it_learns()
-        actors = children_of(run.pid)
-        os.kill(run.pid, number)
-        code = run.process.wait(60)
-        assert code == (130 if number == signal.SIGTERM else -signal.SIGKILL)
-        run.wait_until_gone(actors)
-        # The last of them to close the table removes it: nothing to tidy up by hand.
-        assert tables_of(run.pid) == []
+def test_actors_end_with_their_learner(tmp_path: Path) -> None:
+    """Two runs side by side: one is asked to end, the other is killed."""
+    with (
+        run_of(tmp_path, "--run-dir", str(tmp_path / "asked"), log="asked.log") as asked,
+        run_of(tmp_path, "--run-dir", str(tmp_path / "killed"), log="killed.log") as killed,
+    ):
+        for run, number, code in ((asked, signal.SIGTERM, 130), (killed, signal.SIGKILL, -signal.SIGKILL)):
+            run.wait_until_it_learns()
+            actors = children_of(run.pid)
+            assert len(actors) == 2
+            os.kill(run.pid, number)
+            assert run.process.wait(60) == code, run.text
+            run.wait_until_gone(actors)
+            # The last of them to close the table removes it: nothing to tidy up by hand.
+            assert tables_of(run.pid) == []
 
 
 def test_a_second_run_in_a_directory_moves_the_first_aside(tmp_path: Path) -> None:
