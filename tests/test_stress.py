@@ -45,7 +45,8 @@ def run(stress: Path, options: str) -> tuple[int, str]:
     [
         "--seconds 3",
         "--seconds 2 --threads-only --samples-per-insert 8",
-        "--seconds 4 --random-kills 40 --stops 20 --self-kills 60 --max-times 3",
+        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --max-times 3",
+        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --two-indexes",
         "--fail-points 1 --seconds-a-point 10 --max-times 3",
     ],
 )

@@ -6,7 +6,7 @@
 //   stress --fail-points 20 [--point NAME]           a death forced at every numbered point, 20 each
 //   stress --threads-only                            threads on LocalMemory
 //   stress --mutant RULE                             with one rule of the protocol switched off: should go red
-//   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --capacity N --writers N
+//   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes --capacity N --writers N
 //            --samplers N --updaters N --seed N --quiet
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -106,8 +106,8 @@ int judge() {
     control->found_violation(("at the end: " + (status.fields().empty() ? "?" : status.fields()[0].text)).c_str());
   TableStats stats;
   if (!table->stats(&stats).ok()) control->found_violation("no statistics at the end");
-  if (stats.in_flight.at(0) != 0)
-    control->found_violation(("in flight at the end: " + std::to_string(stats.in_flight[0])).c_str());
+  for (int64_t in_flight : stats.in_flight)
+    if (in_flight != 0) control->found_violation(("in flight at the end: " + std::to_string(in_flight)).c_str());
   if (stats.num_open_lanes != 0)
     control->found_violation(("lanes open at the end: " + std::to_string(stats.num_open_lanes)).c_str());
   for (const std::string& wrong :
@@ -399,6 +399,8 @@ bool parse(int argc, char** argv) {
       options.with_deletes = false;
     else if (name == "--no-moves")
       options.with_moves = false;
+    else if (name == "--two-indexes")
+      options.two_indexes = true;
     else if (name == "--threads-only")
       options.threads_only = true;
     else if (name == "--quiet")

@@ -218,14 +218,16 @@ class SamplerWorker final : public Worker {
   void begin() override {
     batch_ = std::make_unique<Batch>();
     again_ = std::make_unique<Batch>();
-    expect(batch_->prepare(&table(), kBatch), "planning");
-    expect(again_->prepare(&table(), kBatch), "planning");
+    index_ = options_.two_indexes ? static_cast<uint32_t>(random_.below(2)) : 0;
+    expect(batch_->prepare(&table(), index_, kBatch), "planning");
+    expect(again_->prepare(&table(), index_, kBatch), "planning");
   }
 
   void step() override {
     const bool hold = random_.below(4) == 0;
     int64_t live = 0;
     DrawRequest request;
+    request.index = index_;
     request.num_items = kBatch;
     request.plan = &batch_->plan;
     request.out = batch_->pointers.data();
@@ -237,9 +239,9 @@ class SamplerWorker final : public Worker {
     if (!expect(status, "sample")) return;
     verify_all();
     if (hold && random_.below(2) == 0) {
-      expect(table().return_held(0, kBatch), "giving back");
+      expect(table().return_held(index_, kBatch), "giving back");
     } else if (hold) {
-      expect(table().commit_held(0, kBatch), "handing out");
+      expect(table().commit_held(index_, kBatch), "handing out");
     }
     if (random_.below(4) == 0) gather_again();
   }
@@ -251,7 +253,7 @@ class SamplerWorker final : public Worker {
       if (!wrong.empty()) torn ? control_.found_torn(wrong.c_str()) : control_.found_violation(wrong.c_str());
       if (!(batch_->probabilities[row] > 0.0) || batch_->probabilities[row] > 1.0 + 1e-9)
         control_.found_violation("a probability outside (0, 1]");
-      if (options_.max_times != 0) count_use(batch_->keys[row]);
+      if (options_.max_times != 0 && index_ == 0) count_use(batch_->keys[row]);
     }
     control_.windows.fetch_add(kBatch);
     control_.batches.fetch_add(1);
@@ -286,6 +288,7 @@ class SamplerWorker final : public Worker {
     }
   }
 
+  uint32_t index_ = 0;
   std::unique_ptr<Batch> batch_, again_;
   Identity who_[kBatch];
 };

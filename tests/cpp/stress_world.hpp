@@ -32,6 +32,7 @@ struct Options {
   bool uniform = false;
   bool with_deletes = true;
   bool with_moves = true;
+  bool two_indexes = false;  // a second one, uniform over single steps
   bool threads_only = false;
   bool large_rows = false;
   bool quiet = false;
@@ -75,6 +76,14 @@ inline TableConfig make_config(const Options& options) {
   index.stack[0] = kStack;
   index.stack[1] = 2;
   config.indexes.push_back(index);
+  if (options.two_indexes) {
+    std::snprintf(index.name, sizeof index.name, "plain");
+    index.n_step = 1;
+    index.sampling = Sampling::kUniform;
+    index.max_times_sampled = 0;
+    index.limiter = make_min_size(1);
+    config.indexes.push_back(index);
+  }
   config.capacity = options.capacity;
   config.max_lanes = 12;
   config.max_participants = 24;
@@ -121,11 +130,12 @@ struct Identity {
 // Buffers of one batch of all columns.
 class Batch final {
  public:
-  Status prepare(Table* table, size_t num_items) {
+  Status prepare(Table* table, uint32_t index, size_t num_items) {
     static const std::vector<std::string> kNames = {"state",     "next_state", "picture",     "next_picture",
                                                     "step",      "reward",     "discount",    "terminated",
                                                     "truncated", "num_steps",  "episode_step"};
-    RELIVE_RETURN_IF_ERROR(table->make_plan(0, kNames, &plan));
+    RELIVE_RETURN_IF_ERROR(table->make_plan(index, kNames, &plan));
+    n_step = table->region().header->indexes[index].n_step;
     for (const Output& output : plan.outputs) {
       buffers.emplace_back(output.item_bytes * num_items);
       pointers.push_back(buffers.back().data());
@@ -140,6 +150,7 @@ class Batch final {
   std::string verify(size_t row, Identity* who, bool* torn) const;
 
   GatherPlan plan;
+  uint32_t n_step = 0;
   std::vector<std::vector<std::byte>> buffers;
   std::vector<std::byte*> pointers;
   std::vector<int64_t> keys;
@@ -211,7 +222,7 @@ inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
     if (!wrong.empty()) return name(wrong + " over " + std::to_string(num_steps) + " steps");
   }
   *torn = false;
-  const uint32_t full = std::min(kNStep, length - who->step);
+  const uint32_t full = std::min(n_step, length - who->step);
   const bool terminated = value<uint8_t>(7, row) != 0, truncated = value<uint8_t>(8, row) != 0;
   if (num_steps < 1 || num_steps > full)
     return name("num_steps " + std::to_string(num_steps) + " of " + std::to_string(full));

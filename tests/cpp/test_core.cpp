@@ -153,6 +153,22 @@ TEST(a_pinned_page_keeps_its_rows_and_goes_when_unpinned) {
   rig.verify();
 }
 
+TEST(very_short_episodes_exhaust_the_pages_and_the_oldest_steps_go_early) {
+  Spec spec;
+  spec.capacity = 1000;
+  spec.num_lanes = 2;
+  spec.indexes = {{.n_step = 3, .stack = 4}};
+  Rig rig(spec);
+  for (int step = 0; step < 1500; ++step) {
+    CHECK(rig.write({0, 1}, 1, {1 + step % 2, 2}, NextGiven::kYes) == Code::kOk);
+    CHECK(rig.table->num_steps() <= spec.capacity);
+    if (step % 50 == 0) rig.verify();
+  }
+  CHECK(rig.table->region().header->counters.pool_pressure.load() > 0);
+  CHECK(rig.table->num_steps() > spec.capacity / 2);
+  CHECK_EQ(rig.sample(0, 50).size(), 50u);
+}
+
 TEST(programmes_one_lane_uniform) {
   run_programmes({.capacity = 20}, 20, 300);
   run_programmes({.capacity = 2}, 10, 300);
