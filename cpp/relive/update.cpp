@@ -13,6 +13,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr size_t kChunk = 256;  // leaves a hold (rule C3)
 constexpr size_t kGatherBlock = 32;
+constexpr size_t kAhead = 12;  // keys whose page words are asked for ahead
 constexpr uint32_t kGatherRounds = 16;
 
 enum class Found : uint32_t { kGone, kPending, kAwaiting, kUsedUp, kLive };
@@ -177,6 +178,9 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
       state.max_priority.store(largest, kRelaxed);
     }
     for (size_t i = begin; i < end; ++i) {
+      const uint64_t page_ahead = r.page_of(r.key_slot(keys[std::min(i + kAhead, end - 1)]));
+      __builtin_prefetch(&r.words[page_ahead]);
+      __builtin_prefetch(&r.tails[page_ahead * r.geometry->tail_words]);
       *applied += update_one(index, keys[i], priorities[i], masses[i]) ? 1 : 0;
     }
     RELIVE_FAIL_POINT(update_ancestors);
