@@ -68,7 +68,7 @@ inline TableConfig make_config(const Options& options) {
   index.initial_number = 1.0;
   index.priority_exponent = 0.6;
   index.max_times_sampled = options.max_times;
-  const int64_t min_size = 50;
+  const int64_t min_size = std::max<int64_t>(1, static_cast<int64_t>(options.capacity) / 20);
   index.limiter = options.samples_per_insert > 0.0
                       ? make_samples_per_insert(options.samples_per_insert, min_size, 2000.0)
                       : make_min_size(min_size);
