@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "harness.hpp"
-#include "stress_workers.hpp"
+#include "stress_checker.hpp"
 
 using namespace stress;
 

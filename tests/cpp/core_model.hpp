@@ -1,0 +1,126 @@
+// What the core's tests write and expect: a table's specification, cells as functions of their place, and the naive model
+// of it: lanes of episodes of steps, nothing else.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "harness.hpp"
+#include "relive/publish.hpp"
+#include "relive/table.hpp"
+#include "relive/writer.hpp"
+
+namespace rig {
+
+using namespace relive;
+
+struct IndexSpec {
+  uint32_t n_step = 1;
+  uint32_t stack = 1;  // of the column "pixels" or else "observation"
+  bool prioritized = false;
+  Initial initial = Initial::kMax;
+  uint32_t max_times = 0;
+  StackPad pad = StackPad::kRepeat;
+};
+
+struct Spec {
+  uint64_t capacity = 20;
+  uint32_t num_lanes = 1;
+  uint32_t max_lanes = 4;
+  bool has_state = true;
+  bool has_pixels = false;
+  std::vector<IndexSpec> indexes = {IndexSpec{}};
+  uint64_t seed = 0;
+};
+
+inline constexpr double kGamma = 0.9;
+
+inline ColumnConfig column(const char* name, const char* dtype, std::vector<int64_t> shape, uint64_t item_bytes,
+                           ColumnKind kind) {
+  return {name, dtype, std::move(shape), item_bytes, kind};
+}
+
+inline TableConfig make_config(const Spec& spec) {
+  TableConfig config;
+  if (spec.has_state) config.columns.push_back(column("observation", "<f4", {11}, 4, ColumnKind::kState));
+  if (spec.has_pixels) config.columns.push_back(column("pixels", "|u1", {84, 84}, 1, ColumnKind::kState));
+  config.columns.push_back(column("action", "<f4", {3}, 4, ColumnKind::kStep));
+  config.columns.push_back(column("reward", "<f4", {}, 4, ColumnKind::kStep));
+  for (size_t i = 0; i < spec.indexes.size(); ++i) {
+    const IndexSpec& from = spec.indexes[i];
+    IndexConfig to{};
+    std::snprintf(to.name, sizeof to.name, "index%zu", i);
+    to.n_step = from.n_step;
+    to.gamma = kGamma;
+    to.stack_pad = from.pad;
+    to.sampling = from.prioritized ? Sampling::kPrioritized : Sampling::kUniform;
+    to.initial = from.initial;
+    to.initial_number = 1.0;
+    to.priority_exponent = 0.6;
+    to.limiter = make_min_size(1);
+    to.max_times_sampled = from.max_times;
+    for (uint32_t& frames : to.stack) frames = 1;
+    if (spec.has_state) to.stack[spec.has_pixels ? 1 : 0] = from.stack;
+    config.indexes.push_back(to);
+  }
+  config.capacity = spec.capacity;
+  config.max_lanes = spec.max_lanes;
+  config.max_participants = 4;
+  config.seed = spec.seed;
+  return config;
+}
+
+inline uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+// The bytes of one cell.
+inline void write_cell(std::byte* to, size_t num_bytes, uint64_t lane, uint64_t episode, uint64_t step,
+                       uint64_t column) {
+  uint64_t state = mix(mix(mix(lane * 1000003 + episode) + step) + column);
+  for (size_t at = 0; at < num_bytes; at += 8) {
+    state = mix(state + 0x9E3779B97F4A7C15u);
+    std::memcpy(to + at, &state, std::min<size_t>(8, num_bytes - at));
+  }
+}
+
+inline float reward_of(uint64_t lane, uint64_t episode, uint64_t step) {
+  return static_cast<float>(static_cast<int64_t>(mix(mix(lane * 7919 + episode) + step) % 33) - 16) * 0.25f;
+}
+
+struct ModelStep {
+  int64_t key = 0;
+  bool terminated = false, truncated = false;
+  float discount = 1.0f;
+  bool is_removed = false;
+};
+
+struct ModelEpisode {
+  std::vector<ModelStep> steps;
+  bool ended = false;
+  bool has_zero_tail = false;
+  uint64_t first_row = 0;
+};
+
+struct ModelLane {
+  uint64_t tag = 0;
+  std::vector<ModelEpisode> episodes = {ModelEpisode{}};
+  bool has_seam = false;
+  uint64_t rows = 0;  // tails counted
+};
+
+struct Place {
+  size_t lane, episode, step;
+};
+
+enum class NextGiven { kNo, kYes, kLastRow };
+
+}  // namespace rig

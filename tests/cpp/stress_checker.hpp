@@ -1,0 +1,62 @@
+// The checker of the stress programme: invariants, legal masses, the limiter's corridor.
+#pragma once
+
+#include "stress_workers.hpp"
+
+namespace stress {
+
+// Takes the lock every 20 ms and reads everything.
+class CheckerWorker final : public Worker {
+ public:
+  using Worker::Worker;
+
+  static std::string wrong_mass(const Region& r) {
+    const IndexConfig& index = r.header->indexes[0];
+    for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
+      const uint64_t word = r.words[page].load();
+      if (!Region::is_used(word)) continue;
+      for (uint32_t offset = 0; offset < r.page_len; ++offset) {
+        const uint64_t slot = r.slot_of(page, offset);
+        const double mass = r.trees[0].leaf(slot);
+        if (mass == 0.0 || mass == mass_of(index, 1.0f)) continue;
+        if (mass != mass_of(index, priority_of(r.key_of(slot, word))))
+          return "an item has a mass that was never given to it";
+      }
+    }
+    return {};
+  }
+
+  static std::string wrong_limiter(const Region& r) {
+    const LimiterConfig& limiter = r.header->indexes[0].limiter;
+    int64_t in_flight = 0;
+    for (uint32_t p = 0; p < r.geometry->max_participants; ++p) in_flight += r.credit(p, 0).in_flight.load();
+    if (in_flight < 0) return "less than nothing is in flight";
+    // A worker has one batch in its hands, and so may have the dead of this moment, until they are swept.
+    if (in_flight > 64 * (kMaxWorkers + r.geometry->max_participants))
+      return "more in flight than all workers can hold";
+    if (limiter.kind == LimiterConfig::kMinSize) return {};
+    const double difference =
+        static_cast<double>(r.header->index_state[0].inserted.load()) * limiter.samples_per_insert -
+        static_cast<double>(r.sampled(0));
+    // What was inserted is counted after the leaves: each death may lose a few, never add.
+    return difference < limiter.lo - 1e-6 ? "more sampled than the limiter allows" : "";
+  }
+
+ private:
+  void step() override {
+    {
+      const Deadline deadline = Deadline::after(2.0);
+      Status checked;
+      checked = timed(10.0, "check", [&] { return table().check(); });
+      if (expect(checked, "check()")) control_.checks.fetch_add(1);
+      Locked locked(table(), deadline);
+      if (locked.status().ok()) {
+        for (const std::string& wrong : {wrong_mass(table().region()), wrong_limiter(table().region())})
+          if (!wrong.empty()) control_.found_violation(wrong.c_str());
+      }
+    }
+    usleep(20000);
+  }
+};
+
+}  // namespace stress
