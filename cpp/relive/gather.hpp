@@ -58,21 +58,22 @@ struct Touched {
 };
 
 // One window of a batch. What draw or gather knows of it comes first, the rest is filled by locate() and resolve().
-struct Window {
+// The first cache line is all that a plain transition needs.
+struct alignas(64) Window {
   uint64_t slot = 0;
   uint64_t word = 0;  // of the item's page, read before its leaf
   double mass = 0.0;
-  uint32_t row = 0;  // of the outputs
+  const std::byte* base = nullptr;  // frame of the item's page
+  uint32_t row = 0;                 // of the outputs
+  uint32_t num_steps = 1;           // m
+  uint32_t episode_step = 0;        // of the first row
   bool ok = false;
-
   uint8_t ends = 0;                      // bit 0 terminated, bit 1 truncated
   bool has_prev = false;                 // the prev_ fields hold
   bool has_next = false;                 // the next_ fields hold
-  uint32_t num_steps = 1;                // m
-  uint32_t episode_step = 0;             // of the first row
-  const std::byte* base = nullptr;       // frame of the item's page
   const std::byte* prev_base = nullptr;  // of the page before, where needed
   const std::byte* next_base = nullptr;  // of the page after, where needed
+
   Touched prev_page, next_page;
   double reward = 0.0, discount = 0.0;
 };

@@ -25,6 +25,7 @@ struct Claimed {
 // Scratch of one thread: the batch it is drawing.
 struct Scratch {
   std::vector<Window> windows;
+  std::vector<uint32_t> rows;
   std::vector<uint32_t> missing;
   std::vector<uint32_t> still_missing;
   std::vector<double> points;
@@ -38,10 +39,10 @@ Scratch& scratch() {
 }
 
 // Where the j-th draw goes. Draws ascend over the tree, batches must not: any slice is a fair sub-batch.
-void permute(const CounterRng& rng, Window* windows, size_t n) {
-  for (size_t j = 0; j < n; ++j) windows[j].row = static_cast<uint32_t>(j);
-  for (size_t j = n; j-- > 1;)
-    std::swap(windows[j].row, windows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))].row);
+void permute(const CounterRng& rng, std::vector<uint32_t>* rows, size_t n) {
+  uint32_t* const row = rows->data();
+  for (size_t j = 0; j < n; ++j) row[j] = static_cast<uint32_t>(j);
+  for (size_t j = n; j-- > 1;) std::swap(row[j], row[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
 }
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
@@ -184,15 +185,15 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
   const double per_mass = 1.0 / total;
   const double stratum = total / static_cast<double>(request.num_items);
   for (size_t k = 0; k < count; ++k) s.points[k] = (s.missing[k] + rng.uniform(s.missing[k])) * stratum;
-  tree.draw(s.points.data(), count, s.drawn.data());
-  for (size_t k = 0; k < count; ++k) {
-    if (s.drawn[k] == Tree::kNone) continue;
-    __builtin_prefetch(&r.words[r.page_of(s.drawn[k])]);
-    __builtin_prefetch(&r.frames[r.page_of(s.drawn[k])]);
-  }
   uint64_t empty = 0, gone = 0;
   // Word before leaf, and the mass returned is this leaf's: the descent's own look at it does not count (rule G2).
   const auto look = [&](size_t begin, size_t end) {
+    tree.draw(s.points.data() + begin, end - begin, s.drawn.data() + begin);
+    for (size_t k = begin; k < end; ++k) {
+      if (s.drawn[k] == Tree::kNone) continue;
+      __builtin_prefetch(&r.words[r.page_of(s.drawn[k])]);
+      __builtin_prefetch(&r.frames[r.page_of(s.drawn[k])]);
+    }
     for (size_t k = begin; k < end; ++k) {
       const uint32_t j = s.missing[k];
       Window& w = windows[j];
@@ -209,6 +210,7 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
       RELIVE_FAIL_POINT(draw_word);
       if (RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
       w.slot = slot;
+      w.row = s.rows[j];
       w.word = word;
       w.mass = mass;
       w.ok = mass > 0.0 && Region::is_used(word);
@@ -216,10 +218,12 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
     }
     if (request.plan != nullptr) locate(r, *request.plan, windows, s.missing.data() + begin, end - begin);
   };
-  look(0, std::min(count, kBlock));
-  for (size_t begin = 0; begin < count; begin += kBlock) {  // memory works on the next block while this one is copied
-    const size_t end = std::min(count, begin + kBlock);
-    look(end, std::min(count, end + kBlock));
+  // Memory fetches the rows of one block while the next one is drawn; then that block is copied.
+  const size_t block = request.plan != nullptr ? kBlock : count;
+  look(0, std::min(count, block));
+  for (size_t begin = 0; begin < count; begin += block) {
+    const size_t end = std::min(count, begin + block);
+    if (end < count) look(end, std::min(count, end + block));
     if (request.plan == nullptr) continue;
     resolve(r, *request.plan, windows, s.missing.data() + begin, end - begin);
     copy_rows(r, *request.plan, windows, s.missing.data() + begin, end - begin, request.out);
@@ -360,10 +364,11 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   note_thread(&sampling_thread_);
   Scratch& s = scratch();
   s.windows.resize(std::max(s.windows.size(), request.num_items));
+  s.rows.resize(std::max(s.rows.size(), request.num_items));
   s.points.resize(std::max(s.points.size(), request.num_items));
   s.drawn.resize(std::max(s.drawn.size(), request.num_items));
   const uint64_t call = calls_.fetch_add(1, kRelaxed);
-  permute(CounterRng(region_.geometry->seed, stream_, call, 0), s.windows.data(), request.num_items);
+  permute(CounterRng(region_.geometry->seed, stream_, call, 0), &s.rows, request.num_items);
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
     bool empty = false;

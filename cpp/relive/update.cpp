@@ -15,6 +15,7 @@ constexpr size_t kChunk = 256;  // leaves a hold (rule C3)
 constexpr size_t kGatherBlock = 32;
 constexpr size_t kAhead = 12;  // keys whose page words are asked for ahead
 constexpr uint32_t kGatherRounds = 16;
+constexpr uint32_t kReadOnlyRounds = 4096;  // it cannot take the lock; each failed round is somebody else's progress
 
 enum class Found : uint32_t { kGone, kPending, kAwaiting, kUsedUp, kLive };
 
@@ -48,6 +49,44 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
   return offset >= r.item_end(page, index) ? Found::kPending : Found::kLive;
 }
 
+// One attempt at the keys of which[0 .. left). Returns how many changed while they were read, now at the front of which.
+size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys, Window* windows, uint32_t* which,
+                    size_t left, std::byte* const* out, uint8_t* present) {
+  size_t tried = 0;
+  for (size_t k = 0; k < left; ++k) {
+    const uint32_t i = which[k];
+    Window& w = windows[i];
+    const uint64_t page = r.page_of(w.slot);
+    const uint32_t offset = r.offset_of(w.slot);
+    w.word = r.words[page].load(std::memory_order_acquire);
+    const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
+    w.ok = Region::is_used(w.word) && Region::generation_of(w.word) == r.key_generation(keys[i]) &&
+           offset >= range.item_begin && offset < r.item_end(page, plan.index) && !r.is_tail(page, offset) &&
+           r.times[plan.index][w.slot].load(std::memory_order_acquire) < kTimesAwaiting;
+    if (w.ok) which[tried++] = i;
+  }
+  locate(r, plan, windows, which, std::min(tried, kGatherBlock));
+  for (size_t begin = 0; begin < tried; begin += kGatherBlock) {
+    const size_t size = std::min(kGatherBlock, tried - begin);
+    const size_t after = begin + size;
+    locate(r, plan, windows, which + after, std::min(kGatherBlock, tried - after));
+    resolve(r, plan, windows, which + begin, size);
+    copy_rows(r, plan, windows, which + begin, size, out);
+  }
+  acquire_fence();
+  recheck(r, windows, which, tried);
+  left = 0;
+  for (size_t k = 0; k < tried; ++k) {
+    const uint32_t i = which[k];
+    if (windows[i].ok) {
+      present[i] = 1;
+    } else {
+      which[left++] = i;  // gone, or moved to another frame: the next round tells
+    }
+  }
+  return left;
+}
+
 }  // namespace
 
 Status Table::check_keys(const int64_t* keys, size_t count) const {
@@ -74,39 +113,13 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
     present[i] = 0;
   }
   size_t left = count;
-  for (uint32_t round = 0; round < kGatherRounds && left > 0; ++round) {
-    size_t tried = 0;
-    for (size_t k = 0; k < left; ++k) {
-      const uint32_t i = s.which[k];
-      Window& w = windows[i];
-      const uint64_t page = r.page_of(w.slot);
-      const uint32_t offset = r.offset_of(w.slot);
-      w.word = r.words[page].load(std::memory_order_acquire);
-      const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
-      w.ok = Region::is_used(w.word) && Region::generation_of(w.word) == r.key_generation(keys[i]) &&
-             offset >= range.item_begin && offset < r.item_end(page, plan.index) && !r.is_tail(page, offset) &&
-             r.times[plan.index][w.slot].load(std::memory_order_acquire) < kTimesAwaiting;
-      if (w.ok) s.which[tried++] = i;
-    }
-    locate(r, plan, windows, s.which.data(), std::min(tried, kGatherBlock));
-    for (size_t begin = 0; begin < tried; begin += kGatherBlock) {
-      const size_t size = std::min(kGatherBlock, tried - begin);
-      const size_t after = begin + size;
-      locate(r, plan, windows, s.which.data() + after, std::min(kGatherBlock, tried - after));
-      resolve(r, plan, windows, s.which.data() + begin, size);
-      copy_rows(r, plan, windows, s.which.data() + begin, size, out);
-    }
-    acquire_fence();
-    recheck(r, windows, s.which.data(), tried);
-    left = 0;
-    for (size_t k = 0; k < tried; ++k) {
-      const uint32_t i = s.which[k];
-      if (windows[i].ok) {
-        present[i] = 1;
-      } else {
-        s.which[left++] = i;  // gone, or moved to another frame: the next round tells
-      }
-    }
+  const uint32_t patience = access_ == Access::kReadOnly ? kReadOnlyRounds : kGatherRounds;
+  for (uint32_t round = 0; round < patience && left > 0; ++round)
+    left = gather_round(r, plan, keys, windows, s.which.data(), left, out, present);
+  if (left > 0 && access_ == Access::kReadWrite) {  // pages that move faster than they are read: hold them still
+    Locked locked(*this, Deadline::after(10.0));
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    gather_round(r, plan, keys, windows, s.which.data(), left, out, present);
   }
   for (size_t i = 0; i < count; ++i)
     if (!present[i]) zero_row(plan, static_cast<uint32_t>(i), out);
