@@ -38,7 +38,7 @@ struct StepBlock {
   bool has_last_state = false;     // state columns carry T + 1 rows
   Cells terminated, truncated;     // uint8
   Cells discount;                  // float32, may be absent: 1 - terminated
-  Cells priority;                  // float32, NaN = none; may be absent
+  Cells priority;                  // float32; may be absent
 };
 
 class Writer final {
@@ -98,6 +98,7 @@ class Writer final {
   void ask_for_row(const LaneWriter& lane) const;
   size_t rows_of_hold(const StepBlock& block, size_t m);
   Status commit(const StepBlock& block, const Deadline& deadline, int64_t* keys);
+  Status with_rows_stored(const StepBlock& block, Status status);
   void note_given_priorities(const StepBlock& block);
 
   Table* table_;
