@@ -66,11 +66,17 @@ int run_fail_points() {
     options.with_moves = with_moves && !options.large_rows;
     options.max_times = max_times == 0 && name.find("claim_") == 0 ? 3 : max_times;  // else nothing is ever claimed
     control->forced_point.store(point);
-    Phase phase(&random);
-    const auto wanted = static_cast<uint64_t>(name == "grow_counted" ? 1 : options.deaths_a_point);
-    phase.run(options.seconds_a_point, 0, 0, wanted);
-    self_kills += phase.num_self_kills;
-    const uint64_t deaths = control->deaths[point].load();
+    const auto wanted = static_cast<uint64_t>(options.deaths_a_point);
+    // A table grows a few times in its life, then never again: fresh ones, briefly, until enough have died there.
+    const int most_tables = options.large_rows ? 20 + 2 * options.deaths_a_point : 1;
+    const double seconds = options.large_rows ? std::min(options.seconds_a_point, 0.2) : options.seconds_a_point;
+    uint64_t deaths = 0;
+    for (int tables = 0; tables < most_tables && deaths < wanted && control->num_bad() == 0; ++tables) {
+      Phase phase(&random);
+      phase.run(seconds, 0, 0, wanted - deaths);
+      self_kills += phase.num_self_kills;
+      deaths = control->deaths[point].load();
+    }
     missed += deaths == 0 ? 1 : 0;
     if (!options.quiet || deaths == 0)
       std::printf("  %-20s %llu deaths\n", name.c_str(), static_cast<unsigned long long>(deaths));
