@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "module.hpp"
+#include "relive/power.hpp"
 
 namespace relive::bindings {
 namespace {
@@ -214,12 +215,11 @@ nb::object importance_weights(nb::handle probabilities, int64_t num_items, doubl
   void* out = nullptr;
   nb::object array = new_array(NPY_FLOAT, 1, dims, &out);
   auto* weights = static_cast<float*>(out);
-  const auto exponent = static_cast<float>(-beta);
   double least = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < from.size; ++i) least = std::min(least, p[i]);
   const double scale =
       normalize ? 1.0 / least : static_cast<double>(num_items);  // the largest weight is the rarest item's
-  for (size_t i = 0; i < from.size; ++i) weights[i] = std::pow(static_cast<float>(p[i] * scale), exponent);
+  powers_of(p, from.size, scale, -beta, weights);
   return array;
 }
 

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "relive/power.hpp"
+
 namespace relive {
 namespace {
 
@@ -153,11 +155,19 @@ void give_up_page(Region& r, uint64_t ref) {
 }  // namespace
 
 double mass_of(const IndexConfig& index, float priority) {
-  if (index.sampling == Sampling::kUniform) return 1.0;
-  if (index.priority_exponent == 1.0) return priority;
-  if (index.priority_exponent == 0.5) return std::sqrt(priority);
-  if (priority == 0.0f) return index.priority_exponent == 0.0 ? 1.0 : 0.0;
-  return std::pow(priority, static_cast<float>(index.priority_exponent));
+  double mass;
+  masses_of(index, &priority, 1, &mass);
+  return mass;
+}
+
+void masses_of(const IndexConfig& index, const float* priorities, size_t count, double* masses) {
+  if (index.sampling == Sampling::kUniform) {
+    std::fill(masses, masses + count, 1.0);
+  } else if (index.priority_exponent == 1.0) {
+    std::copy(priorities, priorities + count, masses);
+  } else {
+    powers_of(priorities, count, 1.0, index.priority_exponent, masses);
+  }
 }
 
 bool is_seam(const Region& r, const Lane& lane, uint64_t page, uint32_t offset) {

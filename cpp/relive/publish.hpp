@@ -43,5 +43,6 @@ bool is_seam(const Region& r, const Lane& lane, uint64_t page, uint32_t offset);
 
 // mass = priority^priority_exponent for prioritized indexes, else 1. Float32 precision, as priorities are.
 double mass_of(const IndexConfig& index, float priority);
+void masses_of(const IndexConfig& index, const float* priorities, size_t count, double* masses);
 
 }  // namespace relive

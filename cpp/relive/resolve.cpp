@@ -112,10 +112,8 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w) {
   } else {
     w.num_steps = 1;
     if (r.geometry->has_state != 0 && offset + 1 >= r.page_len && !need_next(r, w)) return false;
-    if (plan.needs_history) {
-      const RecordHeader header = load_header(w.base, r.geometry->record_stride, offset);
-      w.episode_step = header.step_and_ends & kStepMask;
-    }
+    const RecordHeader header = load_header(w.base, r.geometry->record_stride, offset);
+    w.episode_step = header.step_and_ends & kStepMask;
   }
   if (!plan.needs_history) return true;
   if (offset >= std::min(r.geometry->history, w.episode_step)) return true;
@@ -138,12 +136,22 @@ void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint
     const uint32_t frame = r.frames[r.page_of(w.slot)].load(std::memory_order_acquire);
     w.base = slabs + (frame >> shift) * slab_bytes + (frame & mask) * frame_bytes;
     const std::byte* record = w.base + r.offset_of(w.slot) * stride;
-    for (uint32_t at = 0; at < span; at += 64) __builtin_prefetch(record + at);
-    __builtin_prefetch(record + span - 1);
+    const std::byte* const end = record + span;
+    for (record -= reinterpret_cast<uintptr_t>(record) & 63; record < end; record += 64) __builtin_prefetch(record);
   }
 }
 
 void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count) {
+  if (!plan.needs_walk && !plan.needs_end && !plan.needs_history) {  // a row and the one after it
+    const uint32_t last = r.geometry->has_state != 0 ? r.page_len - 1 : r.page_len;
+    for (size_t k = 0; k < count; ++k) {
+      Window& w = windows[which[k]];
+      w.has_prev = w.has_next = false;
+      w.num_steps = 1;
+      if (w.ok && r.offset_of(w.slot) >= last) w.ok = need_next(r, w);
+    }
+    return;
+  }
   for (size_t k = 0; k < count; ++k) {
     Window& w = windows[which[k]];
     if (w.ok) w.ok = resolve_one(r, plan, w);

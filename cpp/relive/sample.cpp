@@ -1,6 +1,7 @@
 // The sampler: reserve, draw without the lock, gather, re-check, claim, commit (rules G1 to G8, I1).
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "relive/recover.hpp"
@@ -13,7 +14,8 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
-constexpr size_t kBlock = 32;                         // windows whose rows are asked for ahead of the copy
+constexpr size_t kBlock = 32;  // windows whose rows are asked for ahead of the copy
+constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
 
 struct Claimed {
@@ -25,7 +27,7 @@ struct Claimed {
 // Scratch of one thread: the batch it is drawing.
 struct Scratch {
   std::vector<Window> windows;
-  std::vector<uint32_t> rows;
+  std::vector<uint32_t> strata;
   std::vector<uint32_t> missing;
   std::vector<uint32_t> still_missing;
   std::vector<double> points;
@@ -38,11 +40,12 @@ Scratch& scratch() {
   return mine;
 }
 
-// Where the j-th draw goes. Draws ascend over the tree, batches must not: any slice is a fair sub-batch.
-void permute(const CounterRng& rng, std::vector<uint32_t>* rows, size_t n) {
-  uint32_t* const row = rows->data();
-  for (size_t j = 0; j < n; ++j) row[j] = static_cast<uint32_t>(j);
-  for (size_t j = n; j-- > 1;) std::swap(row[j], row[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
+// The stratum that each row of the batch is drawn from, in random order: any slice of a batch is a fair sub-batch. The
+// rows of the strata are shuffled and then turned round; regions of all versions draw the same batches.
+void permute(const CounterRng& rng, uint32_t* rows, uint32_t* strata, size_t n) {
+  for (size_t j = 0; j < n; ++j) rows[j] = static_cast<uint32_t>(j);
+  for (size_t j = n; j-- > 1;) std::swap(rows[j], rows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
+  for (size_t j = 0; j < n; ++j) strata[rows[j]] = static_cast<uint32_t>(j);
 }
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
@@ -176,7 +179,9 @@ void Table::return_credit(uint32_t index, int64_t n) {
 bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, const Deadline&) {
   Region& r = region_;
   Scratch& s = scratch();
-  Window* const windows = s.windows.data();
+  Window* const windows = s.windows.data();  // plain pointers: a thread's scratch costs a call each time it is named
+  const uint32_t* const missing = s.missing.data();
+  const uint32_t* const strata = s.strata.data();
   const Tree& tree = r.trees[request.index];
   const double total = tree.total();
   if (!(total > 0.0)) return false;
@@ -184,39 +189,58 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
   const size_t count = s.missing.size();
   const double per_mass = 1.0 / total;
   const double stratum = total / static_cast<double>(request.num_items);
-  for (size_t k = 0; k < count; ++k) s.points[k] = (s.missing[k] + rng.uniform(s.missing[k])) * stratum;
+  double* const points = s.points.data();
+  int64_t* const keys = request.keys;
+  double* const probabilities = request.probabilities;
+  const std::atomic<uint64_t>* const words = r.words;
+  const uint32_t page_shift = r.page_shift;
+  const uint64_t shard = r.geometry->shard << kLeafBits, slot_bits = r.geometry->slot_bits;
+  uint64_t* const drawn = s.drawn.data();
+  for (size_t k = 0; k < count; ++k) {
+    const uint32_t j = strata[missing[k]];
+    points[k] = (j + rng.uniform(j)) * stratum;
+    drawn[k] = 0;
+  }
+  // All points as far as the groups of leaves: by the time the first leaf is chosen, memory has brought the groups and
+  // the words of their pages.
+  const uint32_t level = 1;
+  if (tree.num_levels() > 1) tree.descend(tree.num_levels(), 1, points, drawn, count);
+  const auto page_near = [&](uint64_t group) { return r.page_of(group * Tree::kFanout); };
+  for (size_t k = 0; k < count; ++k) {
+    __builtin_prefetch(&r.words[page_near(drawn[k])]);
+    __builtin_prefetch(&r.frames[page_near(drawn[k])]);
+  }
   uint64_t empty = 0, gone = 0;
   // Word before leaf, and the mass returned is this leaf's: the descent's own look at it does not count (rule G2).
   const auto look = [&](size_t begin, size_t end) {
-    tree.draw(s.points.data() + begin, end - begin, s.drawn.data() + begin);
+    tree.descend(level, 0, points + begin, drawn + begin, end - begin);
     for (size_t k = begin; k < end; ++k) {
-      if (s.drawn[k] == Tree::kNone) continue;
-      __builtin_prefetch(&r.words[r.page_of(s.drawn[k])]);
-      __builtin_prefetch(&r.frames[r.page_of(s.drawn[k])]);
-    }
-    for (size_t k = begin; k < end; ++k) {
-      const uint32_t j = s.missing[k];
+      const uint32_t j = missing[k];
       Window& w = windows[j];
       w.ok = false;
-      const uint64_t slot = s.drawn[k];
-      if (slot == Tree::kNone) {
+      const uint64_t slot = drawn[k];
+      if (points[k] == kPastTheEnd) {
         ++empty;
         continue;
       }
       double mass = 0.0;
       if (!RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
       RELIVE_FAIL_POINT(draw_found);
-      const uint64_t word = r.words[r.page_of(slot)].load(std::memory_order_acquire);
+      const uint64_t word = words[slot >> page_shift].load(std::memory_order_acquire);
       RELIVE_FAIL_POINT(draw_word);
       if (RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
       w.slot = slot;
-      w.row = s.rows[j];
+      w.row = j;
       w.word = word;
       w.mass = mass;
-      w.ok = mass > 0.0 && Region::is_used(word);
-      empty += w.ok ? 0 : 1;
+      const bool ok = mass > 0.0 && Region::is_used(word);
+      w.ok = ok;
+      empty += ok ? 0 : 1;
+      // Should the window turn out gone, the redraw overwrites both.
+      keys[j] = static_cast<int64_t>(shard | Region::generation_of(word) << slot_bits | slot);
+      probabilities[j] = std::min(1.0, mass * per_mass);  // a mass younger than the total is no more than certain
     }
-    if (request.plan != nullptr) locate(r, *request.plan, windows, s.missing.data() + begin, end - begin);
+    if (request.plan != nullptr) locate(r, *request.plan, windows, missing + begin, end - begin);
   };
   // Memory fetches the rows of one block while the next one is drawn; then that block is copied.
   const size_t block = request.plan != nullptr ? kBlock : count;
@@ -225,31 +249,24 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
     const size_t end = std::min(count, begin + block);
     if (end < count) look(end, std::min(count, end + block));
     if (request.plan == nullptr) continue;
-    resolve(r, *request.plan, windows, s.missing.data() + begin, end - begin);
-    copy_rows(r, *request.plan, windows, s.missing.data() + begin, end - begin, request.out);
+    resolve(r, *request.plan, windows, missing + begin, end - begin);
+    copy_rows(r, *request.plan, windows, missing + begin, end - begin, request.out);
   }
   if (request.plan != nullptr) {
     RELIVE_FAIL_POINT(sample_gathered);
     acquire_fence();
-    recheck(r, windows, s.missing.data(), count);
+    recheck(r, windows, missing, count);
   } else {  // no bytes were read, but key and mass must be of one item
     for (size_t k = 0; k < count; ++k) {
-      Window& w = windows[s.missing[k]];
+      Window& w = windows[missing[k]];
       const auto now = [&] { return r.words[r.page_of(w.slot)].load(std::memory_order_acquire); };
       if (w.ok && Region::generation_of(now()) != Region::generation_of(w.word)) w.ok = false;
     }
   }
   s.still_missing.clear();
   for (size_t k = 0; k < count; ++k) {
-    const uint32_t j = s.missing[k];
-    const Window& w = windows[j];
-    if (!w.ok) {
-      s.still_missing.push_back(j);
-      continue;
-    }
-    request.keys[w.row] = r.key_of(w.slot, w.word);
-    // The mass may be younger than the total: more than certain it cannot be.
-    request.probabilities[w.row] = std::min(1.0, w.mass * per_mass);
+    const uint32_t j = missing[k];
+    if (!windows[j].ok) s.still_missing.push_back(j);
   }
   gone = s.still_missing.size() - empty;
   if (access_ == Access::kReadWrite && !s.still_missing.empty()) {
@@ -364,11 +381,12 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   note_thread(&sampling_thread_);
   Scratch& s = scratch();
   s.windows.resize(std::max(s.windows.size(), request.num_items));
-  s.rows.resize(std::max(s.rows.size(), request.num_items));
+  s.strata.resize(std::max(s.strata.size(), request.num_items));
+  s.missing.resize(request.num_items);
   s.points.resize(std::max(s.points.size(), request.num_items));
   s.drawn.resize(std::max(s.drawn.size(), request.num_items));
   const uint64_t call = calls_.fetch_add(1, kRelaxed);
-  permute(CounterRng(region_.geometry->seed, stream_, call, 0), &s.rows, request.num_items);
+  permute(CounterRng(region_.geometry->seed, stream_, call, 0), s.missing.data(), s.strata.data(), request.num_items);
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
     bool empty = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 
 namespace relive {
@@ -13,6 +14,7 @@ constexpr uint64_t kBitmapNodes = 4096;  // levels up to this size are deduplica
 constexpr size_t kBitmapWords = kBitmapNodes / 64;
 constexpr size_t kFewNodes = 8;  // below this a bitmap costs more than a few repeated parents
 constexpr size_t kPrefetchAhead = 8;
+constexpr uint64_t kCachedNodes = 1024;  // a level this small is always at hand
 
 using Vec = double __attribute__((vector_size(32)));
 using IntVec = int64_t __attribute__((vector_size(32)));
@@ -148,28 +150,35 @@ inline __attribute__((always_inline)) void transpose(Vec& a, Vec& b, Vec& c, Vec
 }
 
 // Descends four points by one level. rest: what is left of each point inside its node; +inf once it has passed the end,
-// which stays past the end on every level below. position: the node on the way in, the chosen child on the way out
-// (child 0 of the level for a lost point, so that the next load stays inside the tree).
-inline __attribute__((always_inline)) void descend_four(const double* level, Vec& rest, IntVec& position) {
-  Vec child[8];
-#pragma GCC unroll 4
-  for (int lane = 0; lane < 4; ++lane) load_group(level + position[lane] * 8, child[lane], child[lane + 4]);
-  transpose(child[0], child[1], child[2], child[3]);
-  transpose(child[4], child[5], child[6], child[7]);
-  Vec running = child[0];
-  Vec base = {0.0, 0.0, 0.0, 0.0};
-  IntVec chosen = {0, 0, 0, 0};
-  IntVec beyond = chosen;
-#pragma GCC unroll 8
-  for (int k = 0; k < 8; ++k) {
-    if (k > 0) running += child[k];
-    beyond = running <= rest;  // -1 where the point lies behind child k
+// which stays past the end on every level below. first: position of the first child of each node on the way in, of the
+// chosen child's first child on the way out (0 for a lost point, so that the next load stays inside the tree).
+inline __attribute__((always_inline)) void descend_four(const double* level, double* rests, uint64_t* firsts) {
+  Vec a, b, c, d, e, f, g, h;  // by point as loaded, then by child; variables, as an array would live in memory
+  load_group(level + firsts[0], a, e);
+  load_group(level + firsts[1], b, f);
+  load_group(level + firsts[2], c, g);
+  load_group(level + firsts[3], d, h);
+  transpose(a, b, c, d);
+  transpose(e, f, g, h);
+  Vec rest;
+  IntVec first;
+  std::memcpy(&rest, rests, sizeof rest);
+  std::memcpy(&first, firsts, sizeof first);
+  Vec running = a;
+  IntVec beyond = running <= rest;  // -1 where the point lies behind this child
+  IntVec chosen = first - beyond;
+  Vec base = beyond ? running : Vec{0.0, 0.0, 0.0, 0.0};
+  for (const Vec& child : {b, c, d, e, f, g, h}) {
+    running += child;
+    beyond = running <= rest;
     chosen -= beyond;
     base = beyond ? running : base;
   }
   const double infinity = std::numeric_limits<double>::infinity();
   rest = beyond ? Vec{infinity, infinity, infinity, infinity} : rest - base;
-  position = beyond ? IntVec{0, 0, 0, 0} : position * 8 + chosen;
+  first = beyond ? IntVec{0, 0, 0, 0} : chosen * 8;
+  std::memcpy(rests, &rest, sizeof rest);
+  std::memcpy(firsts, &first, sizeof first);
 }
 
 }  // namespace
@@ -249,34 +258,38 @@ double Tree::total() const {
   return reduce_group<Reduction::kSum>(top);
 }
 
+void Tree::descend(uint32_t from, uint32_t to, double* points, uint64_t* nodes, size_t count) const {
+  const size_t whole = count / 4 * 4;
+  double last_points[4] = {};
+  uint64_t last_nodes[4] = {};
+  std::copy(points + whole, points + count, last_points);
+  std::copy(nodes + whole, nodes + count, last_nodes);
+  for (size_t i = 0; i < whole; ++i) nodes[i] *= kFan;
+  for (uint64_t& node : last_nodes) node *= kFan;
+  for (uint32_t at = from; at-- > to;) {
+    const double* below = at > 0 && level_sizes_[at - 1] > kCachedNodes ? levels_[at - 1] : nullptr;
+    for (size_t i = 0; i < whole; i += 4) {
+      descend_four(levels_[at], points + i, nodes + i);
+      if (below == nullptr) continue;
+#pragma GCC unroll 4
+      for (size_t lane = 0; lane < 4; ++lane) __builtin_prefetch(below + nodes[i + lane]);
+    }
+    if (whole < count) descend_four(levels_[at], last_points, last_nodes);
+  }
+  std::copy(last_points, last_points + (count - whole), points + whole);
+  std::copy(last_nodes, last_nodes + (count - whole), nodes + whole);
+  for (size_t i = 0; i < count; ++i) nodes[i] /= kFan;
+}
+
 void Tree::draw(const double* points, size_t count, uint64_t* slots) const {
-  const double infinity = std::numeric_limits<double>::infinity();
-  alignas(32) double rest[kChunk];
-  alignas(32) int64_t position[kChunk];
+  double rest[kChunk];
   for (size_t begin = 0; begin < count; begin += kChunk) {
     const size_t size = std::min(kChunk, count - begin);
-    const size_t padded = (size + 3) / 4 * 4;
-    for (size_t i = 0; i < padded; ++i) {
-      rest[i] = i < size ? points[begin + i] : infinity;
-      position[i] = 0;
-    }
-    for (uint32_t level = num_levels_; level-- > 0;) {
-      const double* nodes = levels_[level];
-      const double* below = level > 0 ? levels_[level - 1] : nullptr;
-      for (size_t i = 0; i < padded; i += 4) {
-        Vec four_rests = *reinterpret_cast<const Vec*>(rest + i);
-        IntVec four_positions = *reinterpret_cast<const IntVec*>(position + i);
-        descend_four(nodes, four_rests, four_positions);
-        *reinterpret_cast<Vec*>(rest + i) = four_rests;
-        *reinterpret_cast<IntVec*>(position + i) = four_positions;
-        if (below == nullptr) continue;
-#pragma GCC unroll 4
-        for (int lane = 0; lane < 4; ++lane) __builtin_prefetch(below + four_positions[lane] * 8);
-      }
-    }
-    for (size_t i = 0; i < size; ++i) {
-      slots[begin + i] = rest[i] == infinity ? kNone : static_cast<uint64_t>(position[i]);
-    }
+    std::copy(points + begin, points + begin + size, rest);
+    std::fill(slots + begin, slots + begin + size, 0);
+    descend(num_levels_, 0, rest, slots + begin, size);
+    for (size_t i = 0; i < size; ++i)
+      if (rest[i] == std::numeric_limits<double>::infinity()) slots[begin + i] = kNone;
   }
 }
 

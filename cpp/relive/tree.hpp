@@ -50,8 +50,13 @@ class Tree final {
   double total() const;  // reduction of the top group
 
   // Sum only. points[i] in [0, total) -> slots[i], or kNone where rounding or a concurrent update led past the end.
-  // Only children with point < running sum are taken, so a zero-mass child never is. Fastest when points ascend.
+  // Only children with point < running sum are taken, so a zero-mass child never is.
   void draw(const double* points, size_t count, uint64_t* slots) const;
+
+  // draw() in parts, for a caller that fetches more while memory brings the nodes: from level `from` (num_levels(), above
+  // the top one, where nodes[i] = 0) down to level `to` < from. points[i] is what is left of a point inside nodes[i],
+  // +inf once it lies past the end: no level below takes it back. Asks for the group of each chosen node when to > 0.
+  void descend(uint32_t from, uint32_t to, double* points, uint64_t* nodes, size_t count) const;
 
   // Min / max only: a leaf that attains total(), the lowest slot among equals; kNone when all are the identity.
   uint64_t best() const;

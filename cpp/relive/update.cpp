@@ -13,7 +13,6 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr size_t kChunk = 256;  // leaves a hold (rule C3)
 constexpr size_t kGatherBlock = 32;
-constexpr size_t kAhead = 12;  // keys whose page words are asked for ahead
 constexpr uint32_t kGatherRounds = 16;
 constexpr uint32_t kReadOnlyRounds = 4096;  // it cannot take the lock; each failed round is somebody else's progress
 
@@ -128,6 +127,16 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
 
 bool Table::update_one(uint32_t index, int64_t key, float priority, double mass) {
   Region& r = region_;
+  // Under the lock a leaf above 0 is an item that lives: whatever ends an item clears its leaf in the same hold, or
+  // recovery does. So the usual case needs the page word and the leaf, no range, no tail and no use count.
+  if (RELIVE_RULE(H1_check_in_lock) && r.trees[index].leaf(r.key_slot(key)) > 0.0) {
+    const uint64_t word = r.words[r.page_of(r.key_slot(key))].load(kRelaxed);
+    if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return false;
+    r.trees[index].set_leaf(r.key_slot(key), mass);
+    RELIVE_FAIL_POINT(update_leaf);
+    dirty_.add(r, index, r.key_slot(key));
+    return true;
+  }
   Found found;
   if (RELIVE_RULE(H1_check_in_lock)) {
     found = find_item(r, index, key);
@@ -172,10 +181,9 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
     largest = std::max(largest, priorities[i]);
     const uint64_t slot = r.key_slot(keys[i]);
     r.trees[index].prefetch(slot);
-    __builtin_prefetch(&r.pages[r.page_of(slot)].range);
-    __builtin_prefetch(&r.times[index][slot]);
-    masses[i] = mass_of(config, priorities[i]);
+    __builtin_prefetch(&r.words[r.page_of(slot)]);
   }
+  masses_of(config, priorities, count, masses.data());
   const Deadline deadline = Deadline::after(10.0);
   IndexState& state = r.header->index_state[index];
   for (size_t begin = 0; begin < count; begin += kChunk) {
@@ -190,12 +198,7 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
       state.max_mass.store(mass_of(config, largest), kRelaxed);
       state.max_priority.store(largest, kRelaxed);
     }
-    for (size_t i = begin; i < end; ++i) {
-      const uint64_t page_ahead = r.page_of(r.key_slot(keys[std::min(i + kAhead, end - 1)]));
-      __builtin_prefetch(&r.words[page_ahead]);
-      __builtin_prefetch(&r.tails[page_ahead * r.geometry->tail_words]);
-      *applied += update_one(index, keys[i], priorities[i], masses[i]) ? 1 : 0;
-    }
+    for (size_t i = begin; i < end; ++i) *applied += update_one(index, keys[i], priorities[i], masses[i]) ? 1 : 0;
     RELIVE_FAIL_POINT(update_ancestors);
     locked.items_came();
   }
