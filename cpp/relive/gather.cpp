@@ -10,10 +10,13 @@ namespace relive {
 namespace {
 
 constexpr size_t kListed = 64;
+constexpr size_t kStreamedRow = 2048;                // bytes: shorter rows are mostly ends
+constexpr size_t kStreamedColumn = size_t{4} << 20;  // of a whole batch: more than caches keep for its reader
 
 // The ok windows of a stretch of the batch, with what every column needs of them worked out once.
 struct Listed {
   size_t count = 0;
+  size_t batch = 0;  // rows of the outputs
   const Window* windows[kListed];
   uint32_t rows[kListed];                  // of the outputs
   const std::byte* records[kListed];       // packed record of the first row
@@ -57,9 +60,17 @@ void copy_each(const Region& r, const Listed& listed, const ColumnLayout& column
   }
 }
 
+bool is_streamed(const ColumnLayout& column, size_t item_bytes, size_t batch) {
+  return column.num_bytes >= kStreamedRow && item_bytes * batch >= kStreamedColumn;
+}
+
 void copy_column(const Region& r, const Listed& listed, const ColumnLayout& column, bool is_boot, std::byte* out) {
   const size_t num_bytes = column.num_bytes;
   const auto run = [&](auto&& copy) { copy_each(r, listed, column, is_boot, out, copy); };
+  if (is_streamed(column, num_bytes, listed.batch)) {
+    run([num_bytes](std::byte* to, const std::byte* from) { stream_bytes(to, from, num_bytes); });
+    return end_stream();
+  }
   if (num_bytes == 1) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 1); });
   if (num_bytes == 4) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 4); });
   if (num_bytes == 8) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 8); });
@@ -77,8 +88,9 @@ void copy_column(const Region& r, const Listed& listed, const ColumnLayout& colu
 }
 
 // Frames newest last; before the episode's first frame that frame again, or zeros.
-void copy_stack(const Region& r, const Window& w, const Output& output, StackPad pad, std::byte* out) {
+void copy_stack(const Region& r, const Window& w, const Output& output, StackPad pad, size_t batch, std::byte* out) {
   const ColumnLayout& column = r.columns[output.column];
+  const bool streamed = is_streamed(column, output.item_bytes, batch);
   const uint32_t ahead = output.source == Source::kNext ? w.num_steps : 0;
   const int32_t newest = static_cast<int32_t>(r.offset_of(w.slot) + ahead);
   const uint32_t before = w.episode_step + ahead;  // frames of the episode before the newest
@@ -89,7 +101,8 @@ void copy_stack(const Region& r, const Window& w, const Output& output, StackPad
       continue;
     }
     const Row row = row_at(w, newest - static_cast<int32_t>(std::min(back, before)), r.page_len);
-    copy_bytes(to, row.base + column.offset + row.offset * column.stride, column.num_bytes);
+    const std::byte* from = row.base + column.offset + row.offset * column.stride;
+    streamed ? stream_bytes(to, from, column.num_bytes) : copy_bytes(to, from, column.num_bytes);
   }
 }
 
@@ -156,14 +169,16 @@ void copy_listed(const Region& r, const GatherPlan& plan, const Listed& listed, 
   const StackPad pad = r.header->indexes[plan.index].stack_pad;
   for (size_t k = 0; k < listed.count; ++k)  // window by window: neighbouring stacks share their frames in the cache
     for (size_t o = 0; o < plan.outputs.size(); ++o)
-      if (plan.outputs[o].stack > 1) copy_stack(r, *listed.windows[k], plan.outputs[o], pad, out[o]);
+      if (plan.outputs[o].stack > 1) copy_stack(r, *listed.windows[k], plan.outputs[o], pad, listed.batch, out[o]);
+  end_stream();
 }
 
 }  // namespace
 
 void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which, size_t count,
-               std::byte* const* out) {
+               size_t batch, std::byte* const* out) {
   Listed listed;
+  listed.batch = batch;
   for (size_t begin = 0; begin < count; begin += kListed) {
     list_windows(r, windows, which + begin, std::min(kListed, count - begin), &listed);
     copy_listed(r, plan, listed, out);

@@ -86,9 +86,9 @@ void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint
 // Fills the other fields of each window; ok = false where a page it needs is gone.
 void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count);
 
-// Copies the outputs. out[o] has room for as many items as the batch has rows.
+// Copies the outputs. out[o] has room for the items of all rows of the batch.
 void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which, size_t count,
-               std::byte* const* out);
+               size_t batch, std::byte* const* out);
 
 // ok = false for windows whose pages changed since resolve(). Call after one acquire fence (rule G4).
 void recheck(const Region& r, Window* windows, const uint32_t* which, size_t count);

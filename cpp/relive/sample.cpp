@@ -250,7 +250,7 @@ bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attem
     if (end < count) look(end, std::min(count, end + block));
     if (request.plan == nullptr) continue;
     resolve(r, *request.plan, windows, missing + begin, end - begin);
-    copy_rows(r, *request.plan, windows, missing + begin, end - begin, request.out);
+    copy_rows(r, *request.plan, windows, missing + begin, end - begin, request.num_items, request.out);
   }
   if (request.plan != nullptr) {
     RELIVE_FAIL_POINT(sample_gathered);

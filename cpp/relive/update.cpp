@@ -50,7 +50,7 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
 
 // One attempt at the keys of which[0 .. left). Returns how many changed while they were read, now at the front of which.
 size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys, Window* windows, uint32_t* which,
-                    size_t left, std::byte* const* out, uint8_t* present) {
+                    size_t left, size_t batch, std::byte* const* out, uint8_t* present) {
   size_t tried = 0;
   for (size_t k = 0; k < left; ++k) {
     const uint32_t i = which[k];
@@ -70,7 +70,7 @@ size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys
     const size_t after = begin + size;
     locate(r, plan, windows, which + after, std::min(kGatherBlock, tried - after));
     resolve(r, plan, windows, which + begin, size);
-    copy_rows(r, plan, windows, which + begin, size, out);
+    copy_rows(r, plan, windows, which + begin, size, batch, out);
   }
   acquire_fence();
   recheck(r, windows, which, tried);
@@ -114,11 +114,11 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
   size_t left = count;
   const uint32_t patience = access_ == Access::kReadOnly ? kReadOnlyRounds : kGatherRounds;
   for (uint32_t round = 0; round < patience && left > 0; ++round)
-    left = gather_round(r, plan, keys, windows, s.which.data(), left, out, present);
+    left = gather_round(r, plan, keys, windows, s.which.data(), left, count, out, present);
   if (left > 0 && access_ == Access::kReadWrite) {  // pages that move faster than they are read: hold them still
     Locked locked(*this, Deadline::after(10.0));
     RELIVE_RETURN_IF_ERROR(locked.status());
-    gather_round(r, plan, keys, windows, s.which.data(), left, out, present);
+    gather_round(r, plan, keys, windows, s.which.data(), left, count, out, present);
   }
   for (size_t i = 0; i < count; ++i)
     if (!present[i]) zero_row(plan, static_cast<uint32_t>(i), out);
