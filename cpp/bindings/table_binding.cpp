@@ -215,10 +215,8 @@ nb::object importance_weights(nb::handle probabilities, int64_t num_items, doubl
   void* out = nullptr;
   nb::object array = new_array(NPY_FLOAT, 1, dims, &out);
   auto* weights = static_cast<float*>(out);
-  double least = std::numeric_limits<double>::infinity();
-  for (size_t i = 0; i < from.size; ++i) least = std::min(least, p[i]);
-  const double scale =
-      normalize ? 1.0 / least : static_cast<double>(num_items);  // the largest weight is the rarest item's
+  const double scale = normalize ? 1.0 / least_of(p, from.size)
+                                 : static_cast<double>(num_items);  // the largest weight is the rarest item's
   powers_of(p, from.size, scale, -beta, weights);
   return array;
 }

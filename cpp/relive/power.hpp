@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace relive {
 namespace power {
@@ -63,6 +64,21 @@ inline __attribute__((always_inline)) Four of_four(Four x, double exponent) {
 }
 
 }  // namespace power
+
+// The least of them, +inf of none. Four at a time: a single minimum would wait for the one before it.
+inline double least_of(const double* from, size_t count) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  power::Four least = {infinity, infinity, infinity, infinity};
+  size_t i = 0;
+  for (; i + power::kFour <= count; i += power::kFour) {
+    power::Four four;
+    std::memcpy(&four, from + i, sizeof four);
+    least = four < least ? four : least;
+  }
+  double result = std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
+  for (; i < count; ++i) result = std::min(result, from[i]);
+  return result;
+}
 
 // to[i] = (from[i] * scale)^exponent for finite from[i] * scale >= 0; every number as if it were alone.
 template <class From, class To>

@@ -1,11 +1,10 @@
 // The sampler: reserve, draw without the lock, gather, re-check, claim, commit (rules G1 to G8, I1).
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
+#include "relive/draw.hpp"
 #include "relive/recover.hpp"
-#include "relive/rng.hpp"
 #include "relive/table.hpp"
 
 namespace relive {
@@ -14,38 +13,10 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
-constexpr size_t kBlock = 32;  // windows whose rows are asked for ahead of the copy
-constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
-constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
 
-struct Claimed {
-  uint64_t slot;
-  uint64_t word;
-  double mass;
-};
-
-// Scratch of one thread: the batch it is drawing.
-struct Scratch {
-  std::vector<Window> windows;
-  std::vector<uint32_t> strata;
-  std::vector<uint32_t> missing;
-  std::vector<uint32_t> still_missing;
-  std::vector<double> points;
-  std::vector<uint64_t> drawn;
-  std::vector<Claimed> claimed;
-};
-
-Scratch& scratch() {
-  thread_local Scratch mine;
+DrawScratch& scratch() {
+  thread_local DrawScratch mine;
   return mine;
-}
-
-// The stratum that each row of the batch is drawn from, in random order: any slice of a batch is a fair sub-batch. The
-// rows of the strata are shuffled and then turned round; regions of all versions draw the same batches.
-void permute(const CounterRng& rng, uint32_t* rows, uint32_t* strata, size_t n) {
-  for (size_t j = 0; j < n; ++j) rows[j] = static_cast<uint32_t>(j);
-  for (size_t j = n; j-- > 1;) std::swap(rows[j], rows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
-  for (size_t j = 0; j < n; ++j) strata[rows[j]] = static_cast<uint32_t>(j);
 }
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
@@ -176,102 +147,16 @@ void Table::return_credit(uint32_t index, int64_t n) {
 }
 
 // One attempt at every draw that is still missing. False where the index has no mass.
-bool Table::draw_round(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, const Deadline&) {
+bool Table::draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked) {
   Region& r = region_;
-  Scratch& s = scratch();
-  Window* const windows = s.windows.data();  // plain pointers: a thread's scratch costs a call each time it is named
-  const uint32_t* const missing = s.missing.data();
-  const uint32_t* const strata = s.strata.data();
-  const Tree& tree = r.trees[request.index];
-  const double total = tree.total();
+  DrawScratch& s = scratch();
+  const double total = r.trees[request.index].total();
   if (!(total > 0.0)) return false;
   const CounterRng rng(r.geometry->seed, stream_, call, attempt);
-  const size_t count = s.missing.size();
-  const double per_mass = 1.0 / total;
-  const double stratum = total / static_cast<double>(request.num_items);
-  double* const points = s.points.data();
-  int64_t* const keys = request.keys;
-  double* const probabilities = request.probabilities;
-  const std::atomic<uint64_t>* const words = r.words;
-  const uint32_t page_shift = r.page_shift;
-  const uint64_t shard = r.geometry->shard << kLeafBits, slot_bits = r.geometry->slot_bits;
-  uint64_t* const drawn = s.drawn.data();
-  for (size_t k = 0; k < count; ++k) {
-    const uint32_t j = strata[missing[k]];
-    points[k] = (j + rng.uniform(j)) * stratum;
-    drawn[k] = 0;
-  }
-  // All points as far as the groups of leaves: by the time the first leaf is chosen, memory has brought the groups and
-  // the words of their pages.
-  const uint32_t level = 1;
-  if (tree.num_levels() > 1) tree.descend(tree.num_levels(), 1, points, drawn, count);
-  const auto page_near = [&](uint64_t group) { return r.page_of(group * Tree::kFanout); };
-  for (size_t k = 0; k < count; ++k) {
-    __builtin_prefetch(&r.words[page_near(drawn[k])]);
-    __builtin_prefetch(&r.frames[page_near(drawn[k])]);
-  }
-  uint64_t empty = 0, gone = 0;
-  // Word before leaf, and the mass returned is this leaf's: the descent's own look at it does not count (rule G2).
-  const auto look = [&](size_t begin, size_t end) {
-    tree.descend(level, 0, points + begin, drawn + begin, end - begin);
-    for (size_t k = begin; k < end; ++k) {
-      const uint32_t j = missing[k];
-      Window& w = windows[j];
-      w.ok = false;
-      const uint64_t slot = drawn[k];
-      if (points[k] == kPastTheEnd) {
-        ++empty;
-        continue;
-      }
-      double mass = 0.0;
-      if (!RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
-      RELIVE_FAIL_POINT(draw_found);
-      const uint64_t word = words[slot >> page_shift].load(std::memory_order_acquire);
-      RELIVE_FAIL_POINT(draw_word);
-      if (RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
-      w.slot = slot;
-      w.row = j;
-      w.word = word;
-      w.mass = mass;
-      const bool ok = mass > 0.0 && Region::is_used(word);
-      w.ok = ok;
-      empty += ok ? 0 : 1;
-      // Should the window turn out gone, the redraw overwrites both.
-      keys[j] = static_cast<int64_t>(shard | Region::generation_of(word) << slot_bits | slot);
-      probabilities[j] = std::min(1.0, mass * per_mass);  // a mass younger than the total is no more than certain
-    }
-    if (request.plan != nullptr) locate(r, *request.plan, windows, missing + begin, end - begin);
-  };
-  // Memory fetches the rows of one block while the next one is drawn; then that block is copied.
-  const size_t block = request.plan != nullptr ? kBlock : count;
-  look(0, std::min(count, block));
-  for (size_t begin = 0; begin < count; begin += block) {
-    const size_t end = std::min(count, begin + block);
-    if (end < count) look(end, std::min(count, end + block));
-    if (request.plan == nullptr) continue;
-    resolve(r, *request.plan, windows, missing + begin, end - begin);
-    copy_rows(r, *request.plan, windows, missing + begin, end - begin, request.num_items, request.out);
-  }
-  if (request.plan != nullptr) {
-    RELIVE_FAIL_POINT(sample_gathered);
-    acquire_fence();
-    recheck(r, windows, missing, count);
-  } else {  // no bytes were read, but key and mass must be of one item
-    for (size_t k = 0; k < count; ++k) {
-      Window& w = windows[missing[k]];
-      const auto now = [&] { return r.words[r.page_of(w.slot)].load(std::memory_order_acquire); };
-      if (w.ok && Region::generation_of(now()) != Region::generation_of(w.word)) w.ok = false;
-    }
-  }
-  s.still_missing.clear();
-  for (size_t k = 0; k < count; ++k) {
-    const uint32_t j = missing[k];
-    if (!windows[j].ok) s.still_missing.push_back(j);
-  }
-  gone = s.still_missing.size() - empty;
+  const uint64_t empty = draw_round(r, request, rng, total, &s);
   if (access_ == Access::kReadWrite && !s.still_missing.empty()) {
     r.header->counters.redraws_empty.fetch_add(empty, kRelaxed);
-    r.header->counters.redraws_generation.fetch_add(gone, kRelaxed);
+    r.header->counters.redraws_generation.fetch_add(s.still_missing.size() - empty, kRelaxed);
     if (locked) r.header->counters.slow_draws.fetch_add(1, kRelaxed);
   }
   return true;
@@ -282,7 +167,7 @@ Status Table::claim(const DrawRequest& request, bool locked, const Deadline& dea
   Region& r = region_;
   const uint32_t most = r.max_times(request.index);
   if (most == 0 || access_ == Access::kReadOnly) return {};
-  Scratch& s = scratch();
+  DrawScratch& s = scratch();
   Window* const windows = s.windows.data();
   std::unique_ptr<Locked> own;
   if (!locked && RELIVE_RULE(G7_claim_in_lock)) {
@@ -342,7 +227,7 @@ void Table::undo_claims(uint32_t index, const Deadline& deadline) {
 }
 
 Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, bool* empty) {
-  Scratch& s = scratch();
+  DrawScratch& s = scratch();
   *empty = false;
   s.missing.resize(request.num_items);
   for (size_t j = 0; j < request.num_items; ++j) s.missing[j] = static_cast<uint32_t>(j);
@@ -357,7 +242,7 @@ Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& de
     if (patient && attempt >= kRoundsWithoutLock && deadline.passed())
       return deadline_error(region_, request.index, static_cast<int64_t>(request.num_items), deadline,
                             Code::kDeadlineExceeded);
-    if (!draw_round(request, call, attempt, locked != nullptr, deadline)) {
+    if (!draw_missing(request, call, attempt, locked != nullptr)) {
       *empty = true;
       return {};
     }
@@ -379,14 +264,9 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   const auto n = static_cast<int64_t>(request.num_items);
   if (n == 0) return {};
   note_thread(&sampling_thread_);
-  Scratch& s = scratch();
-  s.windows.resize(std::max(s.windows.size(), request.num_items));
-  s.strata.resize(std::max(s.strata.size(), request.num_items));
-  s.missing.resize(request.num_items);
-  s.points.resize(std::max(s.points.size(), request.num_items));
-  s.drawn.resize(std::max(s.drawn.size(), request.num_items));
+  DrawScratch& s = scratch();
   const uint64_t call = calls_.fetch_add(1, kRelaxed);
-  permute(CounterRng(region_.geometry->seed, stream_, call, 0), s.missing.data(), s.strata.data(), request.num_items);
+  s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items);
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
     bool empty = false;

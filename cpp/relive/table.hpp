@@ -113,7 +113,7 @@ class Table final {
   Status reserve(uint32_t index, int64_t n, const Deadline& deadline);
   Status wait_for_items(uint32_t index, int64_t n, const Deadline& deadline);
   Status fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, bool* empty);
-  bool draw_round(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, const Deadline& deadline);
+  bool draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked);
   Status claim(const DrawRequest& request, bool locked, const Deadline& deadline);
   void undo_claims(uint32_t index, const Deadline& deadline);
   void count_in_flight(uint32_t index, int64_t n) {
