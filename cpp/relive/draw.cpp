@@ -47,7 +47,10 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
     for (size_t begin = 0; begin < count; begin += kAimed)
       tree.descend(tree.num_levels(), 1, points + begin, drawn + begin, std::min(kAimed, count - begin));
   for (size_t k = 0; k < count; ++k) {
-    const uint64_t page = r.page_of(drawn[k] * Tree::kFanout);
+    const uint64_t slot = drawn[k] * Tree::kFanout;
+    const uint64_t page = r.page_of(slot);
+    if (request.plan != nullptr && r.offset_of(slot) + Tree::kFanout - 1 + r.geometry->max_n_step >= r.page_len)
+      __builtin_prefetch(&r.pages[page].next);  // a window may run over its end
     __builtin_prefetch(&r.words[page]);
     __builtin_prefetch(&r.frames[page]);
   }
