@@ -34,8 +34,8 @@ if ! is_stamped dependencies "$dependencies"; then
   stamp dependencies "$dependencies"
 fi
 
-# Link-time optimisation doubles the build and changes no behaviour; environments only for tests do without.
-[ "$kind" = full ] || export RELIVE_LTO="${RELIVE_LTO:-OFF}"
+# Optimisation costs most of the build and changes no behaviour; environments only for tests do with little of it.
+[ "$kind" = full ] || export RELIVE_LTO="${RELIVE_LTO:-OFF}" RELIVE_QUICK="${RELIVE_QUICK:-ON}"
 
 # 3. relive: rebuilt when its C++ changed; a plain install also when its Python did.
 sources=(cpp CMakeLists.txt pyproject.toml)
@@ -44,11 +44,19 @@ relive="$dependencies ${RELIVE_LTO:-} ${RELIVE_TESTING:-} $(digest "${sources[@]
 if ! is_stamped relive "$relive"; then
   log "building relive"
   arguments=(--quiet --no-deps --no-build-isolation)
+  export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-2}"
   case "$kind" in
     full) arguments+=(--editable .) ;;
-    core) arguments+=(--force-reinstall .) ;;
+    core) # as users get it: from a wheel, of which the one of Python 3.12 serves all later versions
+      wheels="build/wheels/$(printf '%s' "$relive" | sha256sum | cut -c 1-16)"
+      case "$version" in 3.10 | 3.11) tag="cp${version/./}-cp${version/./}" ;; *) tag="cp312-abi3" ;; esac
+      if ! compgen -G "$wheels/*-$tag-*.whl" > /dev/null; then
+        "$folder/bin/python" -m pip wheel "${arguments[@]}" --wheel-dir "$wheels" .
+      fi
+      arguments+=(--force-reinstall "$wheels"/*-"$tag"-*.whl)
+      ;;
     portable) arguments+=(--force-reinstall --config-settings=build-dir=build/portable .) && export RELIVE_PORTABLE=ON ;;
   esac
-  CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-2}" "$folder/bin/python" -m pip install "${arguments[@]}"
+  "$folder/bin/python" -m pip install "${arguments[@]}"
   stamp relive "$relive"
 fi
