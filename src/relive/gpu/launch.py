@@ -65,7 +65,7 @@ class BlockSizes:
 
 
 # The interpreter runs programs one after the other, about 10 ms each whatever they hold.
-INTERPRETER_BLOCKS = BlockSizes(items=1024, words=1 << 17)
+INTERPRETER_BLOCKS = BlockSizes(items=1024, words=1 << 15)
 
 
 @final
@@ -73,13 +73,14 @@ INTERPRETER_BLOCKS = BlockSizes(items=1024, words=1 << 17)
 class Rounds:
     """The launches of one round. Every method returns at once on a CUDA device; they follow one another in its stream.
 
-    between_reads: called after the copies and before the re-check; a seam for tests of torn reads, else None.
+    pause: called with "walked" before the rows are copied and with "copied" before the re-check; a seam for tests of
+    torn reads, else None.
     """
 
     layout: RegionLayout
     index: IndexLayout
     blocks: BlockSizes = BlockSizes()
-    between_reads: Callable[[], None] | None = None
+    pause: Callable[[str], None] | None = None
 
     def gather(self, span: Span, scratch: Scratch, keys: torch.Tensor, plan: OutputPlan, out: Sequence[Any]) -> None:
         """Reads the wanted items among keys int64[B] into out, and says of each whether it held still."""
@@ -149,14 +150,14 @@ class Rounds:
         window_kernels.walk_windows[grid](
             *head, count, span.mapped_frames, NEEDS=plan.needs, INDEX=self.index, **common
         )
+        self._pause("walked")
         for one, array in zip(plan.outputs, out, strict=True):
             if one.copy is not None:
                 self._copy(head, array.data_ptr(), count, one.copy)
         derived = plan.derived_addresses(out)
         if derived is not None:
             row_kernels.fill_derived[grid](*head, count, *derived, NEEDS=plan.needs, **common)
-        if self.between_reads is not None:
-            self.between_reads()
+        self._pause("copied")
         self._recheck(span, scratch, only_generation=False)
 
     def _copy(self, head: tuple[int, int, int], out: int, count: int, column: ColumnCopy) -> None:
@@ -177,6 +178,10 @@ class Rounds:
             BLOCK=self.blocks.items,
             **COMPILE_OPTIONS,
         )
+
+    def _pause(self, where: str) -> None:
+        if self.pause is not None:
+            self.pause(where)
 
     def _grid(self, scratch: Scratch) -> tuple[int]:
         return (triton.cdiv(scratch.num_items, self.blocks.items),)

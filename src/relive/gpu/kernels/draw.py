@@ -30,7 +30,8 @@ def _uniform(base: tl.tensor, number: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _load_mass(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    return tl.load(address.to(tl.pointer_type(tl.float64)), mask=mask, other=0.0, volatile=True)
+    """Masses of the descent. Not volatile: the eight children share a cache line, and a stale one costs a redraw."""
+    return tl.load(address.to(tl.pointer_type(tl.float64)), mask=mask, other=0.0)
 
 
 @triton.jit(do_not_specialize=["count", "num_strata", "base"])
@@ -105,7 +106,8 @@ def take_leaves(
     slot = tl.load(field(windows, count, SLOT) + item, mask=ready, other=0)
     word = tl.load(field(windows, count, WORD) + item, mask=ready, other=0)
     total = tl.load(real_field(windows, count, TOTAL) + item, mask=ready, other=1.0)
-    mass = _load_mass(region + INDEX.tree_offset + slot * 8, ready)
+    leaf = (region + INDEX.tree_offset + slot * 8).to(tl.pointer_type(tl.float64))
+    mass = tl.load(leaf, mask=ready, other=0.0, volatile=True)
     good = ready & (mass > 0.0)
     key = ((word >> 18) << LAYOUT.slot_bits) | slot
     if LAYOUT.shard > 0:
