@@ -64,7 +64,7 @@ class DeviceSampler:
         Tries until time.monotonic() is deadline_s, then raises DeadlineExceeded; each try holds the table anew.
         """
         stream, call = stream_and_call
-        drawing = self._drawing(num_items, stream, call, device)
+        drawing = self.drawing(num_items, stream, call, device)
         arrays = [] if plan is None else plan.buffers(num_items, None, device)
         scratch = Scratch(num_items, device)
         start = time.monotonic()
@@ -89,13 +89,14 @@ class DeviceSampler:
     def slots_at(self, rounds: Rounds, points: torch.Tensor) -> torch.Tensor:
         """The leaves that points float64[B] in [0, total) fall on, int64[B]; -1 behind the last one."""
         scratch = Scratch(len(points), points.device)
-        drawing = self._drawing(len(points), 0, 0, points.device)._replace(points=points)
+        drawing = self.drawing(len(points), 0, 0, points.device)._replace(points=points)
         with self._view.held() as span:
             rounds.draw(span, scratch, drawing, len(points))
             scratch.num_wanted()  # waits
         return drawing.slots
 
-    def _drawing(self, num_items: int, stream: int, call: int, device: torch.device) -> Drawing:
+    def drawing(self, num_items: int, stream: int, call: int, device: torch.device) -> Drawing:
+        """The strata of a call, in the order of its rows, and room for what it draws."""
         rows = _core.permutation(self._seed, stream, call, num_items)
         strata = np.empty_like(rows)
         strata[rows] = np.arange(num_items, dtype=np.int32)
