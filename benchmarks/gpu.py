@@ -129,28 +129,33 @@ def gather_rows(device: Device, row_bytes: int, scale: Scale) -> Iterator[Row]:
         plan, outputs = reader._plan(None, ["blob"])
         rounds = reader._rounds_of(plan.number)
 
-        def launch() -> None:
-            with reader._view.held() as span:
-                rounds.gather(span, Scratch(batch, reader.device), there, outputs, [target])
-                device.wait()
-
         def gather_then_copy() -> None:
             table.gather(chosen, ["blob"], out={"blob": host.numpy()})
             target.copy_(host, non_blocking=True)
 
-        ways: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
-            "zero-copy": (lambda: reader.gather(there, ["blob"], out={"blob": target}), launch),
-            "pinned copy": (lambda: target.copy_(host, non_blocking=True),) * 2,
-            "gather, then copy": (gather_then_copy, None),
+        ways: dict[str, Callable[[], Any]] = {
+            "zero-copy": lambda: reader.gather(there, ["blob"], out={"blob": target}),
+            "pinned copy": lambda: target.copy_(host, non_blocking=True),
+            "gather, then copy": gather_then_copy,
         }
-        for name, (call, inner) in ways.items():
-            device_us = [] if inner is None else device.device_times_us(inner, scale.num_calls)
-            yield row_of(name, row_bytes, batch, device.call_times_us(call, scale.num_calls), device_us)
+        device_us = {}
+        with reader._view.held() as span:  # the launches alone, one round of them
+
+            def launch() -> None:
+                rounds.gather(span, Scratch(batch, reader.device), there, outputs, [target])
+
+            device_us["zero-copy"] = device.device_times_us(launch, scale.num_calls)
+        device_us["pinned copy"] = device.device_times_us(ways["pinned copy"], scale.num_calls)
+        for name, call in ways.items():
+            times_us = device.call_times_us(call, scale.num_calls)
+            yield row_of(name, row_bytes, batch, times_us, device_us.get(name, []))
 
 
 def draw_items(device: Device, num_leaves: int, scale: Scale) -> Iterator[Row]:
     """The weighted draw over a full tree, beside the core's."""
     from relive.gpu import DeviceReader
+    from relive.gpu.draw import DeviceSampler
+    from relive.gpu.launch import Scratch
 
     spec = relive.StepSpec({"flag": relive.ArraySpec((), "uint8")})
     index = relive.Index(sampler=relive.Prioritized(priority_exponent=1.0))
@@ -160,14 +165,18 @@ def draw_items(device: Device, num_leaves: int, scale: Scale) -> Iterator[Row]:
         some = keys[begin : begin + (1 << 20)]
         table.update_priorities(some, rng.random(len(some), np.float32))
     with table, DeviceReader(table, device.name) as reader:
-        draws: dict[str, Callable[[], Any]] = {
-            "draw on the device": lambda: reader.draw(scale.num_drawn),
-            "draw by the core": lambda: table.draw(scale.num_drawn),
-        }
-        for name, call in draws.items():
-            device_us = device.device_times_us(call, scale.num_calls) if "device" in name else []
-            row = row_of(name, 0, scale.num_drawn, device.call_times_us(call, scale.num_calls), device_us)
-            yield {**row, "num_steps": num_leaves}
+        sampler = DeviceSampler(table._core, 0, 0, reader._view)
+        rounds, drawing = reader._rounds_of(0), sampler.drawing(scale.num_drawn, 0, 0, reader.device)
+        with reader._view.held() as span:
+
+            def launch() -> None:
+                rounds.draw(span, Scratch(scale.num_drawn, reader.device), drawing, scale.num_drawn)
+
+            device_us = device.device_times_us(launch, scale.num_calls)
+        times_us = device.call_times_us(lambda: reader.draw(scale.num_drawn), scale.num_calls)
+        yield {**row_of("draw on the device", 0, scale.num_drawn, times_us, device_us), "num_steps": num_leaves}
+        times_us = device.call_times_us(lambda: table.draw(scale.num_drawn), scale.num_calls)
+        yield {**row_of("draw by the core", 0, scale.num_drawn, times_us, []), "num_steps": num_leaves}
 
 
 def measure(torch: Any, device_name: str, scale: Scale) -> dict[str, Any]:
@@ -195,11 +204,13 @@ def lines_of(rows: list[Row]) -> list[list[str]]:
     headings = ["operation", "row bytes", "leaves", "batch", "median us", "GB/s", "device us", "device GB/s"]
     names = ["operation", "row_bytes", "num_steps", "batch", "median_us", "gigabytes_per_s"]
     names += ["device_median_us", "device_gigabytes_per_s"]
-    shown = [
-        [f"{row[name]:,}" if name in row and name != "operation" else row.get(name, "") for name in names]
-        for row in rows
-    ]
-    return [headings, *([str(cell) if cell != "0" else "" for cell in line] for line in shown)]
+    return [headings, *([shown(name, row.get(name)) for name in names] for row in rows)]
+
+
+def shown(name: str, value: Any) -> str:
+    if name == "operation":
+        return str(value)
+    return f"{value:,}" if value else ""
 
 
 def save(values: dict[str, Any], folder: Path) -> None:
