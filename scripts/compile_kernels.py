@@ -18,9 +18,10 @@ import time
 os.environ.pop("TRITON_INTERPRET", None)
 
 import relive  # noqa: E402
-from relive.gpu.compile_check import Compiled, compile_variant, variants_of  # noqa: E402
+from relive.gpu.compile_check import Compiled, compile_launch, launches_of  # noqa: E402
 
 ARCHITECTURES = (80, 90)
+DERIVED = ("discount", "terminated", "truncated", "episode_step", "lane", "staleness")
 FUSED = "fma.rn.f64"
 
 
@@ -72,12 +73,13 @@ def row_of(made: Compiled, column: str, seconds: float) -> Row:
 def compile_all(architectures: list[int]) -> list[Row]:
     rows = []
     with make_table() as table:
-        for variant in variants_of(table):
-            copy = variant.constants.get("COLUMN")
+        states = [f"next_{name}" for name in table.spec.state_columns]
+        for launch in launches_of(table, [*table.spec.columns, *states, *DERIVED]):
+            copy = launch.constants.get("COLUMN")
             column = "" if copy is None else f"{copy.num_bytes} B x {copy.stack}" + (" next" if copy.is_next else "")
             for arch in architectures:
                 start = time.monotonic()
-                rows.append(row_of(compile_variant(variant, arch), column, time.monotonic() - start))
+                rows.append(row_of(compile_launch(launch, arch), column, time.monotonic() - start))
     return rows
 
 

@@ -68,11 +68,17 @@ class BlockSizes:
 INTERPRETER_BLOCKS = BlockSizes(items=1024, words=1 << 15)
 
 
+def start_kernel(kernel: Any, grid: tuple[int, ...], *arguments: int | None, **constants: Any) -> None:
+    """Launches on the current stream and returns; by the interpreter, runs it to its end."""
+    kernel[grid](*arguments, **constants, **COMPILE_OPTIONS)
+
+
 @final
 @dataclass(frozen=True)
 class Rounds:
     """The launches of one round. Every method returns at once on a CUDA device; they follow one another in its stream.
 
+    start: how a kernel is launched; the compile check notes launches instead.
     pause: called with "walked" before the rows are copied and with "copied" before the re-check; a seam for tests of
     torn reads, else None.
     """
@@ -80,6 +86,7 @@ class Rounds:
     layout: RegionLayout
     index: IndexLayout
     blocks: BlockSizes = BlockSizes()
+    start: Callable[..., None] = start_kernel
     pause: Callable[[str], None] | None = None
 
     def gather(self, span: Span, scratch: Scratch, keys: torch.Tensor, plan: OutputPlan, out: Sequence[Any]) -> None:
@@ -100,84 +107,52 @@ class Rounds:
         self._read(span, scratch, plan, out, by_key=False)
 
     def _take(self, span: Span, scratch: Scratch, drawing: Drawing, num_strata: int) -> None:
-        windows, status = scratch.windows.data_ptr(), scratch.status.data_ptr()
-        draw_kernels.draw_slots[self._grid(scratch)](
-            span.address,
-            drawing.strata.data_ptr(),
-            None if drawing.points is None else drawing.points.data_ptr(),
-            drawing.slots.data_ptr(),
-            windows,
-            status,
-            scratch.num_items,
-            num_strata,
-            drawing.random_base,
-            INDEX=self.index,
-            BLOCK=self.blocks.items,
-            **COMPILE_OPTIONS,
+        windows, status, count = scratch.windows.data_ptr(), scratch.status.data_ptr(), scratch.num_items
+        grid, block = self._grid(scratch), self.blocks.items
+        points = None if drawing.points is None else drawing.points.data_ptr()
+        drawn = (drawing.strata.data_ptr(), points, drawing.slots.data_ptr(), windows, status, count, num_strata)
+        self.start(
+            draw_kernels.draw_slots, grid, span.address, *drawn, drawing.random_base, INDEX=self.index, BLOCK=block
         )
         self._note(span, scratch, drawing.slots, by_key=False)
-        draw_kernels.take_leaves[self._grid(scratch)](
-            span.address,
-            windows,
-            status,
-            drawing.item_keys.data_ptr(),
-            drawing.probabilities.data_ptr(),
-            scratch.num_items,
-            INDEX=self.index,
-            LAYOUT=self.layout,
-            BLOCK=self.blocks.items,
-            **COMPILE_OPTIONS,
-        )
+        taken = (windows, status, drawing.item_keys.data_ptr(), drawing.probabilities.data_ptr(), count)
+        self.start(draw_kernels.take_leaves, grid, span.address, *taken, INDEX=self.index, **self._common())
 
     def _note(self, span: Span, scratch: Scratch, keys: torch.Tensor, by_key: bool) -> None:
-        window_kernels.note_words[self._grid(scratch)](
-            span.address,
-            keys.data_ptr(),
-            scratch.windows.data_ptr(),
-            scratch.status.data_ptr(),
-            scratch.num_items,
-            BY_KEY=by_key,
-            LAYOUT=self.layout,
-            BLOCK=self.blocks.items,
-            **COMPILE_OPTIONS,
+        noted = (keys.data_ptr(), scratch.windows.data_ptr(), scratch.status.data_ptr(), scratch.num_items)
+        self.start(
+            window_kernels.note_words, self._grid(scratch), span.address, *noted, BY_KEY=by_key, **self._common()
         )
 
     def _read(self, span: Span, scratch: Scratch, plan: OutputPlan, out: Sequence[Any], by_key: bool) -> None:
         head = (span.address, scratch.windows.data_ptr(), scratch.status.data_ptr())
-        count, grid = scratch.num_items, self._grid(scratch)
-        common: dict[str, Any] = {"LAYOUT": self.layout, "BLOCK": self.blocks.items, **COMPILE_OPTIONS}
-        window_kernels.follow_links[grid](*head, count, BY_KEY=by_key, INDEX=self.index, **common)
-        window_kernels.walk_windows[grid](
-            *head, count, span.mapped_frames, NEEDS=plan.needs, INDEX=self.index, **common
-        )
+        count, grid, common = scratch.num_items, self._grid(scratch), self._common()
+        self.start(window_kernels.follow_links, grid, *head, count, BY_KEY=by_key, INDEX=self.index, **common)
+        walked = (*head, count, span.mapped_frames)
+        self.start(window_kernels.walk_windows, grid, *walked, NEEDS=plan.needs, INDEX=self.index, **common)
         self._pause("walked")
         for one, array in zip(plan.outputs, out, strict=True):
             if one.copy is not None:
                 self._copy(head, array.data_ptr(), count, one.copy)
         derived = plan.derived_addresses(out)
         if derived is not None:
-            row_kernels.fill_derived[grid](*head, count, *derived, NEEDS=plan.needs, **common)
+            self.start(row_kernels.fill_derived, grid, *head, count, *derived, NEEDS=plan.needs, **common)
         self._pause("copied")
         self._recheck(span, scratch, only_generation=False)
 
     def _copy(self, head: tuple[int, int, int], out: int, count: int, column: ColumnCopy) -> None:
         items, words = self.blocks.tile(column)
         grid = (triton.cdiv(count, items), column.stack, triton.cdiv(column.words, words))
-        row_kernels.copy_rows[grid](
-            *head, out, count, COLUMN=column, LAYOUT=self.layout, ITEMS=items, WORDS=words, **COMPILE_OPTIONS
-        )
+        tile = {"COLUMN": column, "LAYOUT": self.layout, "ITEMS": items, "WORDS": words}
+        self.start(row_kernels.copy_rows, grid, *head, out, count, **tile)
 
     def _recheck(self, span: Span, scratch: Scratch, only_generation: bool) -> None:
-        window_kernels.recheck[self._grid(scratch)](
-            span.address,
-            scratch.windows.data_ptr(),
-            scratch.status.data_ptr(),
-            scratch.num_items,
-            ONLY_GENERATION=only_generation,
-            LAYOUT=self.layout,
-            BLOCK=self.blocks.items,
-            **COMPILE_OPTIONS,
-        )
+        checked = (span.address, scratch.windows.data_ptr(), scratch.status.data_ptr(), scratch.num_items)
+        constants = {"ONLY_GENERATION": only_generation, **self._common()}
+        self.start(window_kernels.recheck, self._grid(scratch), *checked, **constants)
+
+    def _common(self) -> dict[str, Any]:
+        return {"LAYOUT": self.layout, "BLOCK": self.blocks.items}
 
     def _pause(self, where: str) -> None:
         if self.pause is not None:
