@@ -104,6 +104,55 @@ def test_a_sample_draws_torn_items_again(where: str) -> None:
         assert (batch.probabilities > 0).all()
 
 
+@pytest.mark.parametrize("where", ["taken", "walked"])
+def test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one(where: str) -> None:
+    """The slow lane's second page stays, its first becomes another lane's, before its link is followed or after.
+
+    Links are followed with generations, and neighbours are re-checked as the item's own page is.
+    """
+    index = relive.Index(relive.Transitions(stack={"observation": 3}), relive.Prioritized(priority_exponent=1.0))
+    with relive.Table(numbered_spec(), 128, index, max_lanes=2) as table:
+        slow, busy = table.writer(), table.writer()
+        first = numbered_rows(0, 8)  # without the state after it, which would open the second page too
+        slow.extend(**{name: values[:8] for name, values in first.items()})
+        busy.extend(**numbered_rows(1000, 112))
+        reaching = slow.extend(**numbered_rows(8, 8))[:2]
+        all_keys = table.draw(2000).item_keys
+        table.update_priorities(all_keys, np.zeros(2000, np.float32))
+        table.update_priorities(reaching, np.ones(2, np.float32))
+        done = []
+
+        def pause(stage: str) -> None:
+            if stage == where and not done:
+                done.append(table._core.geometry["page_len"])
+                busy.extend(**numbered_rows(1112, 104))
+
+        with DeviceReader(table, "cpu") as reader:
+            set_rounds(reader, pause)
+            batch = reader.sample(24)
+        assert done == [8]
+        stacked = batch["observation"].numpy()[:, :, 0]
+        action = batch["action"].numpy()
+        assert (stacked == action[:, None] + np.arange(-2, 1)).all(), "a stack over two lanes"
+        assert not set(batch.item_keys.tolist()) & set(reaching.tolist())
+        slow.close()
+        busy.close()
+
+
+def test_a_leaf_that_lost_its_mass_after_the_descent_is_not_taken() -> None:
+    with opened(64, 60) as (table, _, reader, keys):
+        table.update_priorities(keys, np.r_[np.ones(30), np.zeros(30)].astype(np.float32))
+        turned = []
+
+        def pause(stage: str) -> None:
+            if stage == "drawn" and not turned:
+                turned.append(table.update_priorities(keys, np.r_[np.zeros(30), np.ones(30)].astype(np.float32)))
+
+        set_rounds(reader, pause)
+        drawn = reader.draw(40)
+        assert turned == [60] and set(drawn.item_keys.tolist()) <= set(keys[30:].tolist())
+
+
 def test_a_draw_alone_pairs_key_and_mass_of_one_item() -> None:
     with opened(64, 64) as (table, writer, reader, _):
         drawn = reader.draw(64)

@@ -79,8 +79,8 @@ class Rounds:
     """The launches of one round. Every method returns at once on a CUDA device; they follow one another in its stream.
 
     start: how a kernel is launched; the compile check notes launches instead.
-    pause: called with "walked" before the rows are copied and with "copied" before the re-check; a seam for tests of
-    torn reads, else None.
+    pause: a seam for tests of torn reads, else None: called with "drawn" before page words are noted, with "taken" when
+    a draw has its leaves, with "walked" before the rows are copied and with "copied" before the re-check.
     """
 
     layout: RegionLayout
@@ -114,9 +114,11 @@ class Rounds:
         self.start(
             draw_kernels.draw_slots, grid, span.address, *drawn, drawing.random_base, INDEX=self.index, BLOCK=block
         )
+        self._pause("drawn")
         self._note(span, scratch, drawing.slots, by_key=False)
         taken = (windows, status, drawing.item_keys.data_ptr(), drawing.probabilities.data_ptr(), count)
         self.start(draw_kernels.take_leaves, grid, span.address, *taken, INDEX=self.index, **self._common())
+        self._pause("taken")
 
     def _note(self, span: Span, scratch: Scratch, keys: torch.Tensor, by_key: bool) -> None:
         noted = (keys.data_ptr(), scratch.windows.data_ptr(), scratch.status.data_ptr(), scratch.num_items)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, final
 
 import torch
@@ -56,9 +56,17 @@ class RegionView:
     The region grows frame by frame and is registered in pieces that follow it: registering what is not committed yet
     would make the driver allocate all of a table's capacity at once. Whoever sees a frame beyond the registered ones
     reports the item as changed and asks again. registration None: the kernels run on the host (Triton's interpreter).
+    device: made torch's current one while the region is held, if it is a CUDA device.
     """
 
-    def __init__(self, core: _core.CoreTable, layout: RegionLayout, registration: HostRegistration | None) -> None:
+    def __init__(
+        self,
+        core: _core.CoreTable,
+        layout: RegionLayout,
+        registration: HostRegistration | None,
+        device: torch.device | None = None,
+    ) -> None:
+        self._device = device if device is not None and device.type == "cuda" else None
         self._core = core
         self._layout = layout
         self._registration = registration
@@ -69,7 +77,8 @@ class RegionView:
     @contextmanager
     def held(self) -> Iterator[Span]:
         """The region for one call; close() of the table waits for it. Raises TableClosed, ForkedHandle."""
-        with _core.RegionHold(self._core) as hold:
+        current = nullcontext() if self._device is None else torch.cuda.device(self._device)
+        with current, _core.RegionHold(self._core) as hold:
             frames = hold.frames_committed
             if self._registration is not None:
                 self._register(hold.address, self._layout.end_of_frames(frames))
