@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import relive
 from gpu.tools import DeviceReader, numbered_rows, numbered_spec, torch
 from relive import errors
 from relive.gpu.layout_args import ColumnCopy, RegionLayout, tree_levels
-from relive.gpu.region_view import HostRegistration, RegionView
+from relive.gpu.region_view import DeviceFailure, HostRegistration, RegionView
 
 
 @pytest.fixture
@@ -192,9 +193,10 @@ def test_memory_is_registered_as_the_table_commits_it(shm_name: Callable[[], str
         view.close()
         assert not cudart.ranges
         refusing = RegionView(core, layout, HostRegistration(CudartThatNotes(result=2)))
-        with pytest.raises(errors.SystemFailure):
+        with pytest.raises(DeviceFailure) as caught:
             with refusing.held():
                 pass
+        assert (caught.value.what, caught.value.code) == ("cudaHostRegister", 2)
 
 
 def test_frames_the_device_cannot_see_yet_are_asked_for_again(table: relive.Table) -> None:
@@ -211,6 +213,21 @@ def test_frames_the_device_cannot_see_yet_are_asked_for_again(table: relive.Tabl
             assert scratch.num_wanted() == 8
             reader._rounds_of(0).gather(span, scratch, keys, outputs, out)
             assert scratch.num_wanted() == 0
+
+
+def test_the_layout_of_a_reader_is_a_value_that_travels(table: relive.Table) -> None:
+    """JSON and back: a peer that was sent the facts computes the same constants."""
+    facts = {name: fact for name, fact in table._core.geometry.items() if not isinstance(fact, bytes)}
+    layout = RegionLayout.from_facts(json.loads(json.dumps(facts)))
+    assert layout == RegionLayout.from_facts(table._core.geometry)
+    region = np.frombuffer(table._core.region_bytes(), np.uint8)
+    keys = table.draw(20).item_keys
+    for key, action in zip(keys.tolist(), table.gather(keys)["action"].tolist(), strict=True):
+        slot = key & layout.slot_mask
+        frame = int(region[layout.frames_offset + (slot >> layout.page_shift) * 4 :][:4].view(np.uint32)[0])
+        start = layout.end_of_frames(frame + 1) - layout.frame_bytes + table._core.layout[2]["offset"]
+        start += (slot & (layout.page_len - 1)) * layout.record_stride
+        assert region[start : start + 8].view(np.int64)[0] == action
 
 
 def test_tree_levels_and_copies_follow_the_format() -> None:

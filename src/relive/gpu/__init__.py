@@ -16,5 +16,6 @@ for _package in ("torch", "triton"):
 
 from relive.gpu.batch import DeviceBatch, DeviceDraw  # noqa: E402  (after the check above, whose error names the extra)
 from relive.gpu.reader import DeviceReader  # noqa: E402
+from relive.gpu.region_view import DeviceFailure  # noqa: E402
 
-__all__ = ["DeviceBatch", "DeviceDraw", "DeviceReader"]
+__all__ = ["DeviceBatch", "DeviceDraw", "DeviceFailure", "DeviceReader"]

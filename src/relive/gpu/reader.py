@@ -43,7 +43,7 @@ class DeviceReader:
     stream: the random stream of its draws; None: one of its own, derived from the table's.
     Counts for nothing: limiter, min_size and use counts do not apply to its draws, and they are not claimed.
     One thread at a time. Calls wait for the device, and the table's close() waits for calls.
-    Raises InvalidConfig, TableClosed, SystemFailure (memory cannot be registered).
+    Raises InvalidConfig, TableClosed; its calls DeviceFailure, where memory cannot be registered.
     """
 
     def __init__(self, table: Table, device: str | torch.device = "cuda", stream: int | None = None) -> None:

@@ -9,12 +9,25 @@ from typing import Any, NamedTuple, final
 import torch
 
 from relive import _core
-from relive.errors import ForkedHandle, SystemFailure
+from relive.errors import ForkedHandle, ReliveError
 from relive.gpu.layout_args import RegionLayout
 
-__all__ = ["HostRegistration", "RegionView", "Span"]
+__all__ = ["DeviceFailure", "HostRegistration", "RegionView", "Span"]
 
 PORTABLE, MAPPED = 1, 2  # flags of cudaHostRegister
+
+
+@final
+class DeviceFailure(ReliveError, RuntimeError):
+    """A call to the device's driver failed. what names the call, code is the driver's own number."""
+
+    def __init__(self, what: str, code: int) -> None:
+        self.what = what
+        self.code = code
+        super().__init__(
+            f"{what} failed with CUDA error {code}; where it is memory that cannot be pinned, raise the limit of locked"
+            " memory (ulimit -l) or make the table smaller"
+        )
 
 
 class Span(NamedTuple):
@@ -29,14 +42,14 @@ class HostRegistration:
     """Registers host memory with CUDA, so that kernels read it in place at its host address (zero-copy).
 
     Owner: whoever made it calls unregister for each range; the driver keeps a range's pages in memory until then.
-    cudart: what torch.cuda.cudart() gives. Errors are SystemFailure with CUDA's number.
+    cudart: what torch.cuda.cudart() gives. Errors are DeviceFailure.
     """
 
     def __init__(self, cudart: Any) -> None:
         self._cudart = cudart
 
     def register(self, address: int, num_bytes: int) -> None:
-        """Pins and maps a range. Cost: about 5 ms a GB that is in memory already; more where it is not yet."""
+        """Pins and maps a range. Cost: the range is brought into memory first, wherever it is not there yet."""
         self._check("cudaHostRegister", self._cudart.cudaHostRegister(address, num_bytes, PORTABLE | MAPPED))
 
     def unregister(self, address: int) -> None:
@@ -46,7 +59,7 @@ class HostRegistration:
     @staticmethod
     def _check(what: str, result: Any) -> None:
         if int(result) != 0:
-            raise SystemFailure(f"{what} (CUDA error {int(result)})", 0)
+            raise DeviceFailure(what, int(result))
 
 
 @final
