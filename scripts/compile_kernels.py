@@ -36,7 +36,7 @@ class Row:
     ptx_bytes: int
     is_elf: bool
     fuses_products: bool  # a sum that is not rounded as the core's
-    vector_loads: int  # of 16 bytes
+    vector_loads: int  # of 16 bytes, fetched anew
     volatile_loads: int
     seconds: float
 
@@ -64,7 +64,7 @@ def row_of(made: Compiled, column: str, seconds: float) -> Row:
         ptx_bytes=len(made.ptx),
         is_elf=made.cubin[:4] == b"\x7fELF",
         fuses_products=FUSED in made.ptx,
-        vector_loads=made.ptx.count("ld.global.v2.b64") + made.ptx.count("ld.global.v4.b32"),
+        vector_loads=made.ptx.count("ld.global.cv.v2.b64"),
         volatile_loads=made.ptx.count("ld.volatile.global"),
         seconds=round(seconds, 2),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relive.gpu.kernels.words import READY, SLOT, TOTAL, WANTED, WORD, field, real_field
+from relive.gpu.kernels.words import READY, SLOT, TOTAL, WANTED, WORD, field, load_float64, real_field
 
 __all__ = ["draw_slots", "take_leaves"]
 
@@ -106,8 +106,7 @@ def take_leaves(
     slot = tl.load(field(windows, count, SLOT) + item, mask=ready, other=0)
     word = tl.load(field(windows, count, WORD) + item, mask=ready, other=0)
     total = tl.load(real_field(windows, count, TOTAL) + item, mask=ready, other=1.0)
-    leaf = (region + INDEX.tree_offset + slot * 8).to(tl.pointer_type(tl.float64))
-    mass = tl.load(leaf, mask=ready, other=0.0, volatile=True)
+    mass = load_float64(region + INDEX.tree_offset + slot * 8, ready)
     good = ready & (mass > 0.0)
     key = ((word >> 18) << LAYOUT.slot_bits) | slot
     if LAYOUT.shard > 0:

@@ -41,7 +41,8 @@ def copy_rows(
     """One column, [count, stack, words]: a program copies WORDS words of one row of the stack of ITEMS items.
 
     Small rows: many items a program. Large rows: one item a program, in tiles, 16 bytes a lane where the row allows it.
-    Frames newest last; before the episode's first frame that frame again, or zeros.
+    Frames newest last; before the episode's first frame that frame again, or zeros. Rows are fetched anew (.cv): a
+    draw may find an item that was published after the launch, in a frame whose old bytes a cache still holds.
     """
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     position = tl.program_id(1)
@@ -87,7 +88,7 @@ def copy_rows(
     inside = (word < COLUMN.words)[None, :]
     source = tl.multiple_of(source, ALIGNED)[:, None] + word[None, :]
     target = tl.multiple_of(target, ALIGNED)[:, None] + word[None, :]
-    values = tl.load(source, mask=inside & shown[:, None], other=0)
+    values = tl.load(source, mask=inside & shown[:, None], other=0, cache_modifier=".cv")
     tl.store(target, values, mask=inside & ready[:, None])
 
 

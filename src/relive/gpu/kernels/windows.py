@@ -32,6 +32,8 @@ from relive.gpu.kernels.words import (
     field,
     is_tail,
     is_used,
+    load_float32,
+    load_float64,
     load_int32,
     load_int64,
     load_page_word,
@@ -197,14 +199,14 @@ def walk_windows(
         frame = region + tl.where(behind, next_base, base)
         header = frame + row * LAYOUT.record_stride
         step_and_ends = load_int32(header, walking)
-        discount = tl.load((header + 8).to(tl.pointer_type(tl.float32)), mask=walking, other=0.0).to(tl.float64)
+        discount = load_float32(header + 8, walking).to(tl.float64)
         episode_step = tl.where(at == offset, (step_and_ends & 0x3FFFFFFF).to(tl.int64), episode_step)
         if NEEDS.reward_offset >= 0:
             cell = frame + NEEDS.reward_offset + row * NEEDS.reward_stride
             if NEEDS.reward_is_double:
-                reward = tl.load(cell.to(tl.pointer_type(tl.float64)), mask=walking, other=0.0)
+                reward = load_float64(cell, walking)
             else:
-                reward = tl.load(cell.to(tl.pointer_type(tl.float32)), mask=walking, other=0.0).to(tl.float64)
+                reward = load_float32(cell, walking).to(tl.float64)
             reward_sum = tl.where(walking, reward_sum + product * reward, reward_sum)
         product = tl.where(walking, product * (gamma * discount), product)
         num_steps = num_steps + walking.to(tl.int64)

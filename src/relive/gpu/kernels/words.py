@@ -72,6 +72,18 @@ def load_uint16(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def load_float32(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """As load_int64."""
+    return tl.load(address.to(tl.pointer_type(tl.float32)), mask=mask, other=0.0, volatile=True)
+
+
+@triton.jit
+def load_float64(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """As load_int64."""
+    return tl.load(address.to(tl.pointer_type(tl.float64)), mask=mask, other=0.0, volatile=True)
+
+
+@triton.jit
 def load_page_word(region: tl.tensor, page: tl.tensor, mask: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
     """The words of pages: generation << 18 | moves << 2 | state."""
     return load_int64(region + LAYOUT.words_offset + page * 8, mask)
