@@ -1,9 +1,35 @@
 // What a table says of itself: geometry, layout, statistics.
+#include <cstddef>
+
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"
 
 namespace relive::bindings {
+namespace {
+
+// Where the words lie inside the structs of docs/format.md, for readers that share no code with the core.
+nb::dict structs() {
+  nb::dict page, lane, header, all;
+  page["num_bytes"] = sizeof(PageRecord);
+  page["range"] = offsetof(PageRecord, range);
+  page["item_end"] = offsetof(PageRecord, item_end);
+  page["prev"] = offsetof(PageRecord, prev);
+  page["next"] = offsetof(PageRecord, next);
+  page["lane_uid"] = offsetof(PageRecord, lane_uid);
+  page["lane_slot"] = offsetof(PageRecord, lane_slot);
+  lane["num_bytes"] = sizeof(Lane);
+  lane["state"] = offsetof(Lane, state);
+  lane["uid"] = offsetof(Lane, uid);
+  header["num_bytes"] = sizeof(Header);
+  header["policy_version"] = offsetof(Header, policy_version);
+  all["page"] = page;
+  all["lane"] = lane;
+  all["header"] = header;
+  return all;
+}
+
+}  // namespace
 
 nb::dict geometry(const CoreTable& self) {
   const OpenRegion open(self);
@@ -39,9 +65,18 @@ nb::dict geometry(const CoreTable& self) {
   d["num_free_pages"] = r.header->num_free_pages.load();
   d["words_offset"] = g.words_offset;
   d["frames_offset"] = g.frames_offset;
-  nb::list trees;
+  d["pages_offset"] = g.pages_offset;
+  d["tails_offset"] = g.tails_offset;
+  d["lanes_offset"] = g.lanes_offset;
+  d["tail_words"] = g.tail_words;
+  d["has_state"] = g.has_state != 0;
+  d["reward_column"] = g.reward_column;
+  nb::list trees, times;
   for (uint32_t i = 0; i < g.num_indexes; ++i) trees.append(g.trees_offset[i]);
+  for (uint32_t i = 0; i < g.num_indexes; ++i) times.append(g.times_offset[i]);
   d["trees_offset"] = trees;
+  d["times_offset"] = times;
+  d["structs"] = structs();
   return d;
 }
 

@@ -52,4 +52,5 @@ NB_MODULE(_core, module) {
   relive::bindings::watch_for_exit();
   relive::bindings::bind_table(module);
   relive::bindings::bind_writer(module);
+  relive::bindings::bind_device(module);
 }

@@ -72,6 +72,7 @@ nb::list layout(const CoreTable& self);
 nb::dict stats(const CoreTable& self);
 void bind_table(nb::module_& module);
 void bind_writer(nb::module_& module);
+void bind_device(nb::module_& module);
 nb::object open_writer(const CoreTable& table, uint32_t num_lanes, bool single, nb::object normalise);
 
 }  // namespace relive::bindings

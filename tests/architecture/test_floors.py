@@ -25,13 +25,14 @@ FLOORS: list[set[str]] = [
     {"writer", "prefetch"},
     {"table"},
     {"adapters"},
+    {"gpu"},
     {"train", "agents"},
     {"open"},
     {"cli"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}, {"writer", "prefetch"}, {"train", "agents"}]
-CORE_USERS = {"batch", "writer", "prefetch", "table", "open", "_casting", "index"}
+CORE_USERS = {"batch", "writer", "prefetch", "table", "open", "_casting", "index", "gpu"}
 
 
 def modules() -> list[Path]:
@@ -111,7 +112,7 @@ def test_imports_of_the_house_are_at_the_top(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_the_plain_floors_import_numpy_and_nothing_else(path: Path) -> None:
-    if part_of(path) in {"adapters", "train", "agents", "cli"}:
+    if part_of(path) in {"adapters", "gpu", "train", "agents", "cli"}:
         return
     for name, line, at_top in imports_of(path):
         top = name.split(".")[0]

@@ -1,0 +1,92 @@
+// What a reader of the region outside of the core needs: the mapping held still for the length of a call, the order of
+// a batch's rows, and the core's own descent to compare with.
+#include <numeric>
+
+#include <nanobind/stl/string.h>
+
+#include "module.hpp"
+#include "relive/rng.hpp"
+
+namespace relive::bindings {
+namespace {
+
+// Where sample() takes its permutation's numbers from; tests hold both to the same order.
+constexpr uint64_t kPermutation = uint64_t{1} << 40;
+
+// One call of somebody who reads the region by himself, counted in: close() waits for it, the mapping stays until then.
+class RegionHold final {
+ public:
+  explicit RegionHold(const CoreTable& self) : table_(self.table) {}
+  ~RegionHold() { leave(); }
+  RegionHold(const RegionHold&) = delete;
+  RegionHold& operator=(const RegionHold&) = delete;
+
+  void enter() {
+    if (inside_) return;
+    raise_if_error(table_->enter(false));
+    inside_ = true;
+  }
+  void leave() {
+    if (inside_) table_->leave();
+    inside_ = false;
+  }
+  uint64_t address() const {
+    return inside_ ? reinterpret_cast<uint64_t>(table_->region().base) : 0;  // another one after a fork
+  }
+  uint64_t frames_committed() const { return inside_ ? table_->region().header->frames_committed.load() : 0; }
+
+ private:
+  std::shared_ptr<Table> table_;
+  bool inside_ = false;
+};
+
+// rows[j]: where the j-th draw of that call goes, int32[n].
+nb::object permutation(uint64_t seed, uint64_t stream, uint64_t call, size_t n) {
+  const npy_intp dims[1] = {static_cast<npy_intp>(n)};
+  void* out = nullptr;
+  nb::object array = new_array(NPY_INT32, 1, dims, &out);
+  auto* rows = static_cast<int32_t*>(out);
+  std::iota(rows, rows + n, 0);
+  const CounterRng rng(seed, stream, call, 0);
+  for (size_t j = n; j-- > 1;) std::swap(rows[j], rows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
+  return array;
+}
+
+// The leaves that points in [0, total) fall on, int64[n]; -1 where a point lies behind the last one.
+nb::object descend(const CoreTable& self, uint32_t index, nb::handle points) {
+  const OpenRegion open(self);
+  nb::object array = as_contiguous(points, NPY_DOUBLE);
+  auto* raw = reinterpret_cast<PyArrayObject*>(array.ptr());
+  const npy_intp dims[1] = {PyArray_SIZE(raw)};
+  void* out = nullptr;
+  nb::object slots = new_array(NPY_INT64, 1, dims, &out);
+  static_assert(Tree::kNone == static_cast<uint64_t>(int64_t{-1}));
+  open->trees[index].draw(static_cast<const double*>(PyArray_DATA(raw)), static_cast<size_t>(dims[0]),
+                          static_cast<uint64_t*>(out));
+  return slots;
+}
+
+}  // namespace
+
+void bind_device(nb::module_& module) {
+  nb::class_<RegionHold>(module, "RegionHold")
+      .def(nb::init<const CoreTable&>(), nb::arg("table"))
+      .def("__enter__",
+           [](nb::object self) {
+             nb::cast<RegionHold&>(self).enter();
+             return self;
+           })
+      .def(
+          "__exit__",
+          [](RegionHold& self, nb::handle, nb::handle, nb::handle) {
+            self.leave();
+            return false;
+          },
+          nb::arg("kind").none(), nb::arg("error").none(), nb::arg("trace").none())
+      .def_prop_ro("address", &RegionHold::address)
+      .def_prop_ro("frames_committed", &RegionHold::frames_committed);
+  module.def("permutation", &permutation, nb::arg("seed"), nb::arg("stream"), nb::arg("call"), nb::arg("num_items"));
+  module.def("descend", &descend, nb::arg("table"), nb::arg("index"), nb::arg("points"));
+}
+
+}  // namespace relive::bindings

@@ -1,0 +1,21 @@
+"""Reading a table on a GPU: Triton kernels that draw and gather from the table's own memory (extra `gpu`).
+
+    reader = relive.gpu.DeviceReader(table, device="cuda")
+    batch = reader.sample(256)          # tensors on the device; rows are read in place, no host call per window
+
+Needs torch and triton: `pip install 'relive[gpu]'`. `import relive` alone does not import this module.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+for _package in ("torch", "triton"):
+    if importlib.util.find_spec(_package) is None:
+        raise ModuleNotFoundError(f"relive.gpu needs {_package}: pip install 'relive[gpu]'", name=_package)
+
+from relive.gpu.batch import DeviceBatch, DeviceDraw  # noqa: E402  (after the check above, whose error names the extra)
+from relive.gpu.reader import DeviceReader  # noqa: E402
+from relive.gpu.region_view import DeviceFailure  # noqa: E402
+
+__all__ = ["DeviceBatch", "DeviceDraw", "DeviceFailure", "DeviceReader"]

@@ -1,0 +1,123 @@
+"""DeviceSampler: weighted draws over the tree of an index by kernels alone, with or without the rows."""
+
+from __future__ import annotations
+
+import time
+from typing import final
+
+import numpy as np
+import torch
+
+from relive import _core
+from relive.errors import DeadlineExceeded
+from relive.gpu.launch import Drawing, Rounds, Scratch
+from relive.gpu.outputs import OutputPlan
+from relive.gpu.region_view import RegionView, Span
+
+__all__ = ["DeviceSampler", "call_base"]
+
+PATIENT_AFTER = 8  # rounds; after that each waits a little: either nothing can be drawn, or somebody is very busy
+PAUSE_S = 0.002
+GOLDEN = 0x9E3779B97F4A7C15
+ALL_BITS = (1 << 64) - 1
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & ALL_BITS
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & ALL_BITS
+    return z ^ (z >> 31)
+
+
+def call_base(seed: int, stream: int, call: int, attempt: int) -> int:
+    """Where the random numbers of an attempt of a call start: the core's rng.hpp, in Python."""
+    base = _mix((seed + GOLDEN) & ALL_BITS)
+    for word in (stream, call, attempt):
+        base = _mix(((base ^ word) + GOLDEN) & ALL_BITS)
+    return base
+
+
+@final
+class DeviceSampler:
+    """Draws of one reader from one index: stratified, in permuted rows, by the core's counter-based generator.
+
+    A draw of stream s and call c is what the core would draw as that call of that stream from an equal table, bit for
+    bit. It counts for nothing: limiter, min_size and use counts do not apply, as for a handle that is read-only.
+    """
+
+    def __init__(self, core: _core.CoreTable, number: int, seed: int, view: RegionView) -> None:
+        self._core = core
+        self._number = number
+        self._seed = seed
+        self._view = view
+
+    def draw(
+        self,
+        rounds: Rounds,
+        num_items: int,
+        stream_and_call: tuple[int, int],
+        deadline_s: float,
+        device: torch.device,
+        plan: OutputPlan | None = None,
+    ) -> tuple[Drawing, list[torch.Tensor], int]:
+        """(keys and probabilities, the columns of plan, live items at the draw). Waits for the device.
+
+        Tries until time.monotonic() is deadline_s, then raises DeadlineExceeded; each try holds the table anew.
+        """
+        stream, call = stream_and_call
+        drawing = self.drawing(num_items, stream, call, device)
+        arrays = [] if plan is None else plan.buffers(num_items, None, device)
+        scratch = Scratch(num_items, device)
+        start = time.monotonic()
+        attempt = 0
+        while True:
+            drawing = drawing._replace(random_base=call_base(self._seed, stream, call, attempt))
+            with self._view.held() as span:
+                if attempt == 0:
+                    num_live = max(1, self._core.num_items(self._number))
+                self._launch(rounds, span, scratch, drawing, plan, arrays)
+                num_wanted = scratch.num_wanted()
+            if num_wanted == 0:
+                return drawing, arrays, num_live
+            attempt += 1
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0.0 and attempt >= PATIENT_AFTER:
+                needs = f"{num_items} items with a mass above 0 that hold still"
+                raise DeadlineExceeded(needs, num_items - num_wanted, time.monotonic() - start)
+            if attempt >= PATIENT_AFTER:
+                time.sleep(min(PAUSE_S, left_s))
+
+    def slots_at(self, rounds: Rounds, points: torch.Tensor) -> torch.Tensor:
+        """The leaves that points float64[B] in [0, total) fall on, int64[B]; -1 behind the last one."""
+        scratch = Scratch(len(points), points.device)
+        drawing = self.drawing(len(points), 0, 0, points.device)._replace(points=points)
+        with self._view.held() as span:
+            rounds.draw(span, scratch, drawing, len(points))
+            scratch.num_wanted()  # waits
+        return drawing.slots
+
+    def drawing(self, num_items: int, stream: int, call: int, device: torch.device) -> Drawing:
+        """The strata of a call, in the order of its rows, and room for what it draws."""
+        rows = _core.permutation(self._seed, stream, call, num_items)
+        strata = np.empty_like(rows)
+        strata[rows] = np.arange(num_items, dtype=np.int32)
+        return Drawing(
+            strata=torch.from_numpy(strata).to(device),
+            slots=torch.empty(num_items, dtype=torch.int64, device=device),
+            item_keys=torch.zeros(num_items, dtype=torch.int64, device=device),
+            probabilities=torch.zeros(num_items, dtype=torch.float64, device=device),
+            random_base=0,
+        )
+
+    @staticmethod
+    def _launch(
+        rounds: Rounds,
+        span: Span,
+        scratch: Scratch,
+        drawing: Drawing,
+        plan: OutputPlan | None,
+        arrays: list[torch.Tensor],
+    ) -> None:
+        if plan is None:
+            rounds.draw(span, scratch, drawing, scratch.num_items)
+        else:
+            rounds.sample(span, scratch, drawing, scratch.num_items, plan, arrays)

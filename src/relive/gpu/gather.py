@@ -1,0 +1,71 @@
+"""DeviceGather: the columns of keys, read from the region by kernels alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+
+from relive import _core
+from relive.batch import Plan
+from relive.gpu.batch import Gathered
+from relive.gpu.kernels.words import PRESENT
+from relive.gpu.launch import WANTED_STATE, Rounds, Scratch
+from relive.gpu.outputs import OutputPlan
+from relive.gpu.region_view import RegionView
+
+__all__ = ["DeviceGather", "zero_absent"]
+
+ROUNDS = 16  # as many as the core tries without the lock
+PRESENT_STATE = int(PRESENT.value)
+
+
+def zero_absent(arrays: Sequence[torch.Tensor], present: torch.Tensor) -> None:
+    """Zeros in every output row of items that are not there."""
+    absent = ~present
+    for array in arrays:
+        array[absent] = 0
+
+
+@final
+class DeviceGather:
+    """Gathers one plan of one index.
+
+    An item whose pages changed while it was read is read again, up to ROUNDS times; one that never held still for that
+    long is read by the core, which can hold the table still, and copied over. So `present` is exact, as the core's is.
+    """
+
+    def __init__(self, core: _core.CoreTable, plan: Plan, outputs: OutputPlan, view: RegionView) -> None:
+        self._core = core
+        self._plan = plan
+        self._outputs = outputs
+        self._view = view
+
+    def run(self, rounds: Rounds, keys: torch.Tensor, out: Mapping[str, torch.Tensor] | None) -> Gathered:
+        """keys int64[B] on the device -> their columns and present bool[B]. Waits for the device."""
+        device = keys.device
+        arrays = self._outputs.buffers(len(keys), out, device)
+        scratch = Scratch(len(keys), device)
+        num_wanted = len(keys)
+        for _ in range(ROUNDS if num_wanted else 0):
+            with self._view.held() as span:
+                rounds.gather(span, scratch, keys, self._outputs, arrays)
+                num_wanted = scratch.num_wanted()
+            if num_wanted == 0:
+                break
+        present = scratch.status == PRESENT_STATE
+        if num_wanted > 0:
+            self._read_by_core(keys, scratch.status == WANTED_STATE, arrays, present)
+        if not bool(present.all()):
+            zero_absent(arrays, present)
+        return Gathered(arrays, keys, present)
+
+    def _read_by_core(
+        self, keys: torch.Tensor, which: torch.Tensor, arrays: Sequence[torch.Tensor], present: torch.Tensor
+    ) -> None:
+        rows = which.nonzero().flatten()
+        values, found = self._core.gather(self._plan.core, keys[rows].cpu().numpy(), None)
+        for array, value in zip(arrays, values, strict=True):
+            array[rows] = torch.from_numpy(value).to(array.device)
+        present[rows] = torch.from_numpy(found).to(present.device)

@@ -1,0 +1,214 @@
+"""DeviceReader: a table's items on a device, drawn and gathered there."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, final
+
+import numpy as np
+import torch
+import triton
+
+from relive._casting import as_keys
+from relive._checks import integer, timeout
+from relive.batch import Plan
+from relive.errors import DtypeMismatch, ForeignKey, InvalidConfig, ShapeMismatch, TableClosed
+from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
+from relive.gpu.draw import DeviceSampler
+from relive.gpu.gather import DeviceGather
+from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds
+from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout
+from relive.gpu.outputs import OutputPlan
+from relive.gpu.region_view import RegionView, registration_for
+from relive.table import Table, attach_path
+
+__all__ = ["DeviceReader"]
+
+OWN_STREAMS = 1 << 63  # streams of device readers, beside those of handles
+_MAX_ITEMS = 2**31 - 1
+
+
+@final
+class DeviceReader:
+    """Draws and gathers a table's items on a device, by kernels over the table's own memory.
+
+    table: a Table of this process. A shared one is attached to once more, so reader and table may close in any order;
+    a LocalMemory table must stay open as long as the reader. device: "cuda" or "cuda:<n>": the region is registered
+    with the device and read in place; memory is pinned as far as the table has committed it (LocalMemory: all of it,
+    at once). "cpu": only under Triton's interpreter (TRITON_INTERPRET=1), for tests.
+    stream: the random stream of its draws; None: one of its own, derived from the table's.
+    Counts for nothing: limiter, min_size and use counts do not apply to its draws, and they are not claimed.
+    One thread at a time. Calls wait for the device, and the table's close() waits for calls.
+    Raises InvalidConfig, TableClosed; its calls DeviceFailure, where memory cannot be registered.
+    """
+
+    def __init__(self, table: Table, device: str | torch.device = "cuda", stream: int | None = None) -> None:
+        if not isinstance(table, Table):
+            raise InvalidConfig("table", "a relive.Table of this process (LocalMemory or SharedMemory)", table)
+        self._device = _checked_device(device)
+        if table.closed:
+            raise TableClosed()
+        path = table.path
+        self._owned = None if path is None else attach_path(path, table.stream, table.timeout_s, table.read_only)
+        self._table = self._owned or table
+        self._stream = OWN_STREAMS | table.stream if stream is None else integer("stream", stream, 0, 2**64 - 1)
+        self._calls = itertools.count()
+        core = self._table._core
+        self._facts = core.geometry
+        self._columns = core.layout
+        self._layout = RegionLayout.from_facts(self._facts)
+        self._view = RegionView(core, self._layout, registration_for(self._device), self._device)
+        self._plans: dict[int, tuple[Plan, OutputPlan]] = {}
+        self._rounds: dict[int, Rounds] = {}
+        self._closed = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return self._device
+
+    @property
+    def stream(self) -> int:
+        """The random stream of its draws."""
+        return self._stream
+
+    def sample(
+        self,
+        num_items: int,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        *,
+        index: str | None = None,
+    ) -> DeviceBatch:
+        """Draws num_items items with replacement and gathers them; columns and order as Table.sample has them.
+
+        Blocks until all held still while they were read, at most timeout_s (None: the table's). An index without
+        mass is waited for. Raises DeadlineExceeded, UnknownColumn, InvalidConfig, DtypeMismatch, TableClosed.
+        """
+        plan, outputs = self._plan(index, columns)
+        drawing, arrays, num_live = self._draw(plan.number, num_items, timeout_s, outputs)
+        gathered = Gathered(arrays, drawing.item_keys, None, drawing.probabilities, num_live)
+        return DeviceBatch(plan.columns, gathered)
+
+    def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> DeviceDraw:
+        """Draws without reading rows; blocks as sample does. gather(draw) brings the rows."""
+        number = self._table._index_number(index)
+        drawing, _, num_live = self._draw(number, num_items, timeout_s, None)
+        return DeviceDraw(drawing.item_keys, drawing.probabilities, num_live, list(self._table.indexes)[number])
+
+    def gather(
+        self,
+        items: DeviceDraw | torch.Tensor | Any,
+        columns: Sequence[str] | None = None,
+        out: Mapping[str, torch.Tensor] | None = None,
+        *,
+        index: str | None = None,
+    ) -> DeviceBatch:
+        """The columns of a DeviceDraw, of a tensor of keys int64[B], or of anything Table.gather takes keys from.
+
+        batch.present[B] (on the device) says which were still there. out: {flat name: tensor on the device} to fill.
+        Keys that come from the host are checked (ForeignKey); keys on the device that are not of this table are not
+        present. Raises UnknownColumn, ShapeMismatch, DtypeMismatch, TableClosed.
+        """
+        drawn = items if isinstance(items, DeviceDraw) else None
+        if index is None and drawn is not None:
+            index = drawn.index
+        plan, outputs = self._plan(index, columns)
+        keys = drawn.item_keys if drawn is not None else self._device_keys(items)
+        kernels = DeviceGather(self._table._core, plan, outputs, self._view)
+        gathered = kernels.run(self._rounds_of(plan.number), keys, out)
+        if drawn is not None:
+            gathered = gathered._replace(probabilities=drawn.probabilities, num_live_items=drawn.num_live_items)
+        return DeviceBatch(plan.columns, gathered)
+
+    def close(self) -> None:
+        """Unregisters the memory. Closing twice is harmless. Tensors it returned are the caller's and stay."""
+        if self._closed:
+            return
+        self._closed = True
+        self._view.close()
+        if self._owned is not None:
+            self._owned.close()
+
+    def __enter__(self) -> DeviceReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"DeviceReader({self._table!r}, {str(self._device)!r})"
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _draw(self, number: int, num_items: int, timeout_s: float | None, outputs: OutputPlan | None) -> Any:
+        if self._closed:
+            raise TableClosed()
+        count = integer("num_items", num_items, 1, _MAX_ITEMS)
+        seconds = self._table.timeout_s if timeout_s is None else timeout(timeout_s)
+        sampler = DeviceSampler(self._table._core, number, int(self._facts["seed"]), self._view)
+        call = (self._stream, next(self._calls))
+        deadline_s = math.inf if math.isinf(seconds) else time.monotonic() + seconds
+        return sampler.draw(self._rounds_of(number), count, call, deadline_s, self._device, outputs)
+
+    def _plan(self, index: str | None, columns: Sequence[str] | None) -> tuple[Plan, OutputPlan]:
+        if self._closed:
+            raise TableClosed()
+        plan = self._table._plan(index, columns)
+        made = self._plans.get(id(plan))
+        if made is None or made[0] is not plan:
+            items = list(self._table.indexes.values())[plan.number].items
+            stack = self._table.spec.expand_stack(items.stack)
+            made = plan, OutputPlan.make(plan.core.outputs, self._columns, items, stack)
+            self._plans[id(plan)] = made
+        return made
+
+    def _rounds_of(self, number: int) -> Rounds:
+        if number not in self._rounds:
+            items = list(self._table.indexes.values())[number].items
+            blocks = INTERPRETER_BLOCKS if self._device.type == "cpu" else BlockSizes()
+            self._rounds[number] = Rounds(self._layout, IndexLayout.from_facts(self._facts, number, items), blocks)
+        return self._rounds[number]
+
+    def _device_keys(self, items: Any) -> torch.Tensor:
+        if isinstance(items, torch.Tensor) and items.device == self._device and items.device.type != "cpu":
+            if items.dtype != torch.int64:
+                raise DtypeMismatch("item_keys", "int64", items.dtype)
+            if items.ndim != 1:
+                raise ShapeMismatch("item_keys", "(num_items,)", tuple(items.shape))
+            return items.contiguous()
+        keys = as_keys(items)
+        slots = keys & self._layout.slot_mask
+        generations = (keys & ((1 << LEAF_BITS) - 1)) >> self._layout.slot_bits
+        own = (keys >= 0) & (keys >> LEAF_BITS == self._layout.shard)
+        own &= (slots < self._layout.num_slots) & (generations >= 1)
+        if not own.all():
+            position = int(np.flatnonzero(~own)[0])
+            raise ForeignKey(position, int(keys[position]))
+        return torch.from_numpy(keys).to(self._device)
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    """A device that kernels can run on here, with its number."""
+    try:
+        asked = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidConfig("device", "'cuda', 'cuda:<n>' or 'cpu'", device) from None
+    interpreted = bool(triton.knobs.runtime.interpret)
+    if asked.type == "cpu":
+        if not interpreted:
+            raise InvalidConfig("device", "'cuda' (the CPU only under Triton's interpreter: TRITON_INTERPRET=1)", "cpu")
+        return asked
+    if asked.type != "cuda":
+        raise InvalidConfig("device", "'cuda', 'cuda:<n>' or 'cpu'", str(asked))
+    if interpreted:
+        raise InvalidConfig("device", "'cpu' while TRITON_INTERPRET=1 is set", str(asked))
+    if not torch.cuda.is_available():
+        raise InvalidConfig("device", "a CUDA device; torch sees none on this machine", str(asked))
+    return torch.device("cuda", torch.cuda.current_device() if asked.index is None else asked.index)

@@ -1,0 +1,123 @@
+"""The bytes of a region as kernels see them: one address, and how many frames of it the device may touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple, final
+
+import torch
+
+from relive import _core
+from relive.errors import ForkedHandle, ReliveError
+from relive.gpu.layout_args import RegionLayout
+
+__all__ = ["DeviceFailure", "HostRegistration", "RegionView", "Span"]
+
+PORTABLE, MAPPED = 1, 2  # flags of cudaHostRegister
+
+
+@final
+class DeviceFailure(ReliveError, RuntimeError):
+    """A call to the device's driver failed. what names the call, code is the driver's own number."""
+
+    def __init__(self, what: str, code: int) -> None:
+        self.what = what
+        self.code = code
+        super().__init__(
+            f"{what} failed with CUDA error {code}; where it is memory that cannot be pinned, raise the limit of locked"
+            " memory (ulimit -l) or make the table smaller"
+        )
+
+
+class Span(NamedTuple):
+    """The region during one call: its address, and the frames that lie in memory the device can read."""
+
+    address: int
+    mapped_frames: int
+
+
+@final
+class HostRegistration:
+    """Registers host memory with CUDA, so that kernels read it in place at its host address (zero-copy).
+
+    Owner: whoever made it calls unregister for each range; the driver keeps a range's pages in memory until then.
+    cudart: what torch.cuda.cudart() gives. Errors are DeviceFailure.
+    """
+
+    def __init__(self, cudart: Any) -> None:
+        self._cudart = cudart
+
+    def register(self, address: int, num_bytes: int) -> None:
+        """Pins and maps a range. Cost: the range is brought into memory first, wherever it is not there yet."""
+        self._check("cudaHostRegister", self._cudart.cudaHostRegister(address, num_bytes, PORTABLE | MAPPED))
+
+    def unregister(self, address: int) -> None:
+        """Gives a range back. No kernel may be reading it."""
+        self._check("cudaHostUnregister", self._cudart.cudaHostUnregister(address))
+
+    @staticmethod
+    def _check(what: str, result: Any) -> None:
+        if int(result) != 0:
+            raise DeviceFailure(what, int(result))
+
+
+@final
+class RegionView:
+    """A table's region, held while kernels read it and registered with the device as far as it is committed.
+
+    The region grows frame by frame and is registered in pieces that follow it: registering what is not committed yet
+    would make the driver allocate all of a table's capacity at once. Whoever sees a frame beyond the registered ones
+    reports the item as changed and asks again. registration None: the kernels run on the host (Triton's interpreter).
+    device: made torch's current one while the region is held, if it is a CUDA device.
+    """
+
+    def __init__(
+        self,
+        core: _core.CoreTable,
+        layout: RegionLayout,
+        registration: HostRegistration | None,
+        device: torch.device | None = None,
+    ) -> None:
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._core = core
+        self._layout = layout
+        self._registration = registration
+        self._pieces: list[int] = []
+        self._address = 0
+        self._registered_bytes = 0
+
+    @contextmanager
+    def held(self) -> Iterator[Span]:
+        """The region for one call; close() of the table waits for it. Raises TableClosed, ForkedHandle."""
+        current = nullcontext() if self._device is None else torch.cuda.device(self._device)
+        with current, _core.RegionHold(self._core) as hold:
+            frames = hold.frames_committed
+            if self._registration is not None:
+                self._register(hold.address, self._layout.end_of_frames(frames))
+            yield Span(hold.address, frames)
+
+    def close(self) -> None:
+        """Unregisters everything. Closing twice is harmless. The table must still be open."""
+        while self._pieces:
+            assert self._registration is not None
+            self._registration.unregister(self._pieces.pop())
+        self._registered_bytes = 0
+
+    def _register(self, address: int, num_bytes: int) -> None:
+        assert self._registration is not None
+        if self._pieces and address != self._address:
+            raise ForkedHandle("a device reader")
+        self._address = address
+        if num_bytes <= self._registered_bytes:
+            return
+        start = address + self._registered_bytes
+        self._registration.register(start, num_bytes - self._registered_bytes)
+        self._pieces.append(start)
+        self._registered_bytes = num_bytes
+
+
+def registration_for(device: torch.device) -> HostRegistration | None:
+    """How the host's memory becomes readable there: by registering it on a CUDA device, as it is on the host."""
+    cudart: Any = torch.cuda.cudart
+    return HostRegistration(cudart()) if device.type == "cuda" else None

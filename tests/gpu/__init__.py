@@ -1,0 +1,1 @@
+"""Kernels, run by Triton's interpreter on the CPU against the core."""

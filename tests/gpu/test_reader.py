@@ -1,0 +1,241 @@
+"""The reader's face: what it takes, what it refuses, whose memory it uses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from processes.shm import needs_shared_memory
+
+import relive
+from gpu.tools import DeviceReader, numbered_rows, numbered_spec, torch
+from relive import errors
+from relive.gpu.layout_args import ColumnCopy, RegionLayout, tree_levels
+from relive.gpu.region_view import DeviceFailure, HostRegistration, RegionView
+
+
+@pytest.fixture
+def table() -> Any:
+    with relive.Table(numbered_spec(), 512, max_lanes=2) as made:
+        with made.writer() as writer:
+            writer.extend(**numbered_rows(0, 100), truncated=True)
+        yield made
+
+
+def test_only_the_interpreter_runs_on_the_cpu_and_only_a_gpu_is_a_gpu(table: relive.Table) -> None:
+    for device in ("cuda", "meta", "no such device", 3.5):
+        with pytest.raises(errors.InvalidConfig):
+            DeviceReader(table, device)
+    with pytest.raises(errors.InvalidConfig):
+        DeviceReader("table", "cpu")
+    program = (
+        "import relive, relive.gpu\n"
+        "table = relive.Table(relive.StepSpec({'x': relive.ArraySpec((), 'float32')}), 8)\n"
+        "try: relive.gpu.DeviceReader(table, 'cpu')\n"
+        "except relive.errors.InvalidConfig as error: print(error)\n"
+    )
+    done = run_python(program)
+    assert "TRITON_INTERPRET=1" in done
+
+
+def run_python(program: str) -> str:
+    environment = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("package", ["torch", "triton"])
+def test_without_the_extra_the_error_names_it(package: str) -> None:
+    program = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "import relive\n"
+        "try: import relive.gpu\n"
+        "except ModuleNotFoundError as error: print(error.name, error)\n"
+    )
+    assert run_python(program).strip() == f"{package} relive.gpu needs {package}: pip install 'relive[gpu]'"
+
+
+def test_columns_are_tensors_nested_as_declared(table: relive.Table) -> None:
+    camera, flag = relive.ArraySpec((4, 4), "uint8", kind="state"), relive.ArraySpec((), "bool")
+    spec = relive.StepSpec({"observation": {"camera": camera, "two": (camera, camera)}, "flag": flag})
+    with relive.Table(spec, 64) as nested, nested.writer() as writer:
+        frame = np.arange(16, dtype=np.uint8).reshape(4, 4)
+        key = writer.append(
+            observation={"camera": frame, "two": (frame, frame + 1)}, flag=True,
+            next_observation={"camera": frame + 2, "two": (frame, frame)},
+        )  # fmt: skip
+        with DeviceReader(nested, "cpu") as reader:
+            batch = reader.gather([int(key)])
+            assert set(batch) == {"observation", "flag", "next_observation", "discount"} and len(batch) == 4
+            assert isinstance(batch["observation"]["two"], tuple) and "observation/two/0" in batch
+            assert torch.equal(batch["observation"]["two"][1][0], torch.from_numpy(frame + 1))
+            assert batch["flag"].dtype == torch.bool and batch["flag"].tolist() == [True]
+            assert "DeviceBatch(1 items" in repr(batch)
+            with pytest.raises(errors.NoProbabilities):
+                _ = batch.probabilities
+
+
+def test_out_is_filled_and_checked(table: relive.Table) -> None:
+    with DeviceReader(table, "cpu") as reader:
+        keys = table.draw(10).item_keys
+        first = reader.gather(keys, ["action", "observation"])
+        out = {name: torch.zeros_like(array) for name, array in first.flat().items()}
+        again = reader.gather(keys, ["action", "observation"], out=out)
+        assert again["action"] is out["action"] and torch.equal(out["observation"], first["observation"])
+        wrong: dict[type[Exception], Any] = {
+            errors.ShapeMismatch: torch.zeros(9, dtype=torch.int64),
+            errors.DtypeMismatch: torch.zeros(10, dtype=torch.int32),
+            errors.InvalidConfig: torch.zeros(11, dtype=torch.int64)[1:],
+        }
+        for error, array in wrong.items():
+            with pytest.raises(error):
+                reader.gather(keys, ["action"], out={"action": array})
+        with pytest.raises(errors.UnknownColumn):
+            reader.gather(keys, ["action"], out={})
+        with pytest.raises(errors.UnknownColumn):
+            reader.gather(keys, ["acton"])
+
+
+def test_keys_are_checked_as_the_table_checks_them(table: relive.Table) -> None:
+    with DeviceReader(table, "cpu") as reader:
+        keys = table.draw(3).item_keys
+        for foreign in (-1, 5, int(keys[0]) | 1 << 51):
+            with pytest.raises(errors.ForeignKey) as caught:
+                reader.gather([int(keys[0]), foreign])
+            assert (caught.value.position, caught.value.key) == (1, foreign)
+        with pytest.raises(errors.ShapeMismatch):
+            reader.gather(np.zeros((2, 2), np.int64))
+        empty = reader.gather(np.zeros(0, np.int64))
+        assert empty.num_items == 0 and empty["observation"].shape == (0, 3)
+        with pytest.raises(errors.InvalidConfig):
+            reader.sample(0)
+        with pytest.raises(errors.InvalidConfig):
+            reader.draw(4, index="none")
+
+
+def test_closed_readers_and_closed_tables_say_so(table: relive.Table) -> None:
+    reader = DeviceReader(table, "cpu")
+    keys = reader.draw(4).item_keys
+    reader.close()
+    reader.close()
+    calls: list[Callable[[], Any]] = [lambda: reader.draw(1), lambda: reader.sample(1), lambda: reader.gather(keys)]
+    for call in calls:
+        with pytest.raises(errors.TableClosed):
+            call()
+    other = DeviceReader(table, "cpu")
+    table.close()
+    with pytest.raises(errors.TableClosed):
+        other.draw(1)
+    other.close()
+    with pytest.raises(errors.TableClosed):
+        DeviceReader(table, "cpu")
+
+
+@needs_shared_memory
+def test_a_reader_of_a_shared_table_outlives_the_handle_it_was_made_from(shm_name: Callable[[], str]) -> None:
+    name = shm_name()
+    table = relive.Table(numbered_spec(), 512, storage=relive.SharedMemory(name), max_lanes=2)
+    with table.writer() as writer:
+        keys = writer.extend(**numbered_rows(0, 50), truncated=True)
+    with DeviceReader(table, "cpu") as reader:
+        table.close()
+        assert reader.gather(keys)["action"].tolist() == list(range(50))
+    assert name not in [row.name for row in relive.list_tables()], "the last clean close removes it"
+
+
+class CudartThatNotes:
+    """In the place of CUDA's runtime: which ranges would be registered."""
+
+    def __init__(self, result: int = 0) -> None:
+        self.ranges: dict[int, int] = {}
+        self.result = result
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        assert address % 4096 == 0 and num_bytes % 4096 == 0 and flags == 3
+        assert all(end <= address or start >= address + num_bytes for start, end in self.spans())
+        self.ranges[address] = num_bytes
+        return self.result
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.ranges[address]
+        return 0
+
+    def spans(self) -> list[tuple[int, int]]:
+        return sorted((address, address + size) for address, size in self.ranges.items())
+
+
+@needs_shared_memory
+def test_memory_is_registered_as_the_table_commits_it(shm_name: Callable[[], str]) -> None:
+    """In pieces without gaps, never beyond what is committed, and all of it is given back."""
+    spec = relive.StepSpec({"blob": relive.ArraySpec((1 << 18,), "uint8")})
+    with relive.Table(spec, 400, storage=relive.SharedMemory(shm_name()), max_lanes=1) as table:
+        core, cudart = table._core, CudartThatNotes()
+        layout = RegionLayout.from_facts(core.geometry)
+        view = RegionView(core, layout, HostRegistration(cudart))
+        with view.held() as span:
+            first = span.mapped_frames
+            assert cudart.spans() == [(span.address, span.address + layout.end_of_frames(first))]
+        with table.writer() as writer:
+            writer.extend(blob=np.zeros((260, 1 << 18), np.uint8))
+        with view.held() as span:
+            assert span.mapped_frames > first
+            assert len(cudart.ranges) == 2 and cudart.spans()[0][1] == cudart.spans()[1][0]
+            assert cudart.spans()[-1][1] == span.address + layout.end_of_frames(span.mapped_frames)
+            assert layout.end_of_frames(span.mapped_frames) < core.geometry["region_bytes"]
+        with view.held():
+            assert len(cudart.ranges) == 2
+        view.close()
+        assert not cudart.ranges
+        refusing = RegionView(core, layout, HostRegistration(CudartThatNotes(result=2)))
+        with pytest.raises(DeviceFailure) as caught:
+            with refusing.held():
+                pass
+        assert (caught.value.what, caught.value.code) == ("cudaHostRegister", 2)
+
+
+def test_frames_the_device_cannot_see_yet_are_asked_for_again(table: relive.Table) -> None:
+    """An item in a frame beyond the mapped ones is not read at all: it stays wanted."""
+    from relive.gpu.launch import Scratch
+
+    with DeviceReader(table, "cpu") as reader:
+        keys = torch.from_numpy(table.draw(8).item_keys)
+        plan, outputs = reader._plan(None, ["action"])
+        out = outputs.buffers(8, None, reader.device)
+        scratch = Scratch(8, reader.device)
+        with reader._view.held() as span:
+            reader._rounds_of(0).gather(span._replace(mapped_frames=0), scratch, keys, outputs, out)
+            assert scratch.num_wanted() == 8
+            reader._rounds_of(0).gather(span, scratch, keys, outputs, out)
+            assert scratch.num_wanted() == 0
+
+
+def test_the_layout_of_a_reader_is_a_value_that_travels(table: relive.Table) -> None:
+    """JSON and back: a peer that was sent the facts computes the same constants."""
+    facts = {name: fact for name, fact in table._core.geometry.items() if not isinstance(fact, bytes)}
+    layout = RegionLayout.from_facts(json.loads(json.dumps(facts)))
+    assert layout == RegionLayout.from_facts(table._core.geometry)
+    region = np.frombuffer(table._core.region_bytes(), np.uint8)
+    keys = table.draw(20).item_keys
+    for key, action in zip(keys.tolist(), table.gather(keys)["action"].tolist(), strict=True):
+        slot = key & layout.slot_mask
+        frame = int(region[layout.frames_offset + (slot >> layout.page_shift) * 4 :][:4].view(np.uint32)[0])
+        start = layout.end_of_frames(frame + 1) - layout.frame_bytes + table._core.layout[2]["offset"]
+        start += (slot & (layout.page_len - 1)) * layout.record_stride
+        assert region[start : start + 8].view(np.int64)[0] == action
+
+
+def test_tree_levels_and_copies_follow_the_format() -> None:
+    assert tree_levels(5) == (0,) and tree_levels(8) == (0,) and tree_levels(9) == (0, 16)
+    assert tree_levels(1000) == (0, 1000, 1128, 1144)
+    copy = ColumnCopy(offset=72, stride=80, num_bytes=4, stack=1, is_next=False, pads_zeros=False)
+    assert (copy.word_bytes, copy.words, copy.aligned_bytes) == (4, 1, 4)
+    copy = ColumnCopy(offset=4096, stride=7104, num_bytes=7056, stack=4, is_next=True, pads_zeros=True)
+    assert (copy.word_bytes, copy.words, copy.aligned_bytes) == (8, 882, 16)
+    copy = ColumnCopy(offset=64, stride=9024, num_bytes=9001, stack=1, is_next=False, pads_zeros=False)
+    assert (copy.word_bytes, copy.words, copy.aligned_bytes) == (1, 9001, 1)
