@@ -15,13 +15,14 @@ from processes.shm import needs_shared_memory
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
+from service.hosts import Host
+
 import relive
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
 from contract.tools import MakeTable
 from contract.writing import WritingSuite
 from relive.service import Streaming, connect
-from service.hosts import Host
 
 pytestmark = needs_shared_memory
 
@@ -65,10 +66,17 @@ class Streamed:
             yield make
 
 
-class TestStreamedWriting(Streamed, WritingSuite): ...
+class TestStreamedWriting(Streamed, WritingSuite):
+    test_next_state = LATE(WritingSuite.test_next_state)
+    test_end_episode = LATE(WritingSuite.test_end_episode)
+    test_end_episode_after_a_given_next = LATE(WritingSuite.test_end_episode_after_a_given_next)
 
 
-class TestStreamedItems(Streamed, ItemsSuite): ...
+class TestStreamedItems(Streamed, ItemsSuite):
+    test_a_writer_waits_for_all_limiters = LATE(ItemsSuite.test_a_writer_waits_for_all_limiters)
+    test_keys_of_a_single_lane_are_scalars = pytest.mark.skip(reason="a streamed key is an int once it is read")(
+        ItemsSuite.test_keys_of_a_single_lane_are_scalars
+    )
 
 
 class TestStreamedChanges(Streamed, ChangesSuite): ...

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from relive.errors import Unacknowledged
 from relive.service.encoding import Operation, RowEncoder, check_priorities
@@ -19,7 +20,12 @@ Lanes = npt.NDArray[np.int32]
 Signature = tuple[Any, ...]
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_SCALARS = {"f4": float, "f8": float, "i8": int, "b1": bool}  # Python scalars that such a cell takes as they are
+_SCALARS: dict[str, tuple[type, Any, Any]] = {
+    "f4": (float, -_FLOAT32_MAX, _FLOAT32_MAX),
+    "f8": (float, -math.inf, math.inf),
+    "i8": (int, -(1 << 63), (1 << 63) - 1),
+    "b1": (bool, False, True),
+}
 
 
 class Waits(Protocol):
@@ -52,12 +58,31 @@ def whole_part(owner: Waits, operation: Operation) -> Part:
     return Part(owner, operation, 1)
 
 
+class _Cell(NamedTuple):
+    """Where one column of a block goes: rows of an array or, where it holds scalars, a list, which is quicker."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # of one row, lanes first
+    rows: npt.NDArray[Any] | None
+    scalars: list[Any]
+    scalar: type | None  # a Python scalar of this type, from low to high, is taken as it is
+    low: Any
+    high: Any
+
+
+def _cell(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], capacity: int) -> _Cell:
+    scalar, low, high = _SCALARS.get(dtype.str[1:], (None, 0, 0))
+    rows = None if shape == () else np.empty((capacity, *shape), dtype)
+    return _Cell(name, dtype, shape, rows, [], scalar, low, high)
+
+
 @final
 class Block:
     """Appends of one kind: the same columns, lanes, and deadline. A row is counted once all its cells are in."""
 
-    __slots__ = ("_arrays", "_cells", "_encoder", "_leading", "_names", "capacity", "num_rows", "part", "signature",
-                 "_lanes", "timeout_s")  # fmt: skip
+    __slots__ = ("_cells", "_encoder", "_lanes", "_leading", "_names", "capacity", "num_rows", "part", "signature",
+                 "timeout_s")  # fmt: skip
 
     def __init__(
         self,
@@ -69,60 +94,60 @@ class Block:
         timeout_s: float,
     ) -> None:
         names: tuple[str, ...] = signature[0]
+        leading = encoder.layout.leading(None, None if lanes is None else len(lanes))
+        cells = encoder.layout.cells
         self._encoder = encoder
         self._lanes = lanes
         self._names = names
-        self._leading = encoder.layout.leading(None, None if lanes is None else len(lanes))
-        cells = [encoder.layout.cells[name] for name in names]
-        self._cells = [(dtype, self._leading + shape) for dtype, shape in cells]
-        self._arrays = [np.empty((capacity, *shape), dtype) for dtype, shape in self._cells]
+        self._leading = leading
+        self._cells = [_cell(name, cells[name][0], leading + cells[name][1], capacity) for name in names]
         self.capacity = capacity
         self.num_rows = 0
-        self.part = Part(owner, None, math.prod(self._leading))
+        self.part = Part(owner, None, math.prod(leading))
         self.signature = signature
         self.timeout_s = timeout_s
 
     def put(self, columns: dict[str, Any], priority: Any) -> StreamedKeys:
         """One row; raises as an append does, and then the block is as it was."""
         row = self.num_rows
-        for name, array, (dtype, shape) in zip(self._names, self._arrays, self._cells, strict=True):
-            value = priority if name == "priority" else columns[name]
-            if type(value) is np.ndarray:
-                if value.dtype == dtype and value.shape == shape:
-                    array[row] = value
+        if priority is not None:
+            columns = {**columns, "priority": priority}
+            check_priorities(self._encoder.exact("priority", priority, self._leading))
+        for name, dtype, shape, rows, scalars, scalar, low, high in self._cells:
+            value = columns[name]
+            if rows is not None:
+                if value.__class__ is np.ndarray and value.dtype == dtype and value.shape == shape:
+                    rows[row] = value
                 else:
-                    array[row] = self._encoder.exact(name, value, self._leading)
-            elif shape == () and type(value) is _SCALARS.get(dtype.str[1:]) and _fits(value, dtype):
-                array[row] = value
-            else:
-                array[row] = self._encoder.exact(name, value, self._leading)
-            if name == "priority":
-                check_priorities(array[row : row + 1])
+                    rows[row] = self._encoder.exact(name, value, self._leading)
+                continue
+            if value.__class__ is not scalar or not low <= value <= high:
+                value = self._encoder.exact(name, value, self._leading)[()]
+            if len(scalars) > row:  # of a row that was refused
+                del scalars[row:]
+            scalars.append(value)
         self.num_rows = row + 1
         return StreamedKeys(self.part, row * self.part.width, self._leading)
 
     def seal(self) -> Part:
         """The operation that sends what is there."""
-        lanes = self._lanes
-        header = {"op": "append", "rows": self.num_rows, "names": list(self._names)}
+        lanes, count = self._lanes, self.num_rows
+        header = {"op": "append", "rows": count, "names": list(self._names)}
         header["lanes"] = None if lanes is None else len(lanes)
-        arrays = [array[: self.num_rows] for array in self._arrays]
+        arrays = [
+            np.array(cell.scalars[:count], cell.dtype) if cell.rows is None else cell.rows[:count]
+            for cell in self._cells
+        ]
         part = self.part
-        part.operation = Operation(header, arrays if lanes is None else [lanes, *arrays], (self.num_rows, part.width))
-        part.num_calls = self.num_rows
-        part.num_steps = self.num_rows * part.width
-        self._arrays = []
+        part.operation = Operation(header, arrays if lanes is None else [lanes, *arrays], (count, part.width))
+        part.num_calls = count
+        part.num_steps = count * part.width
+        self._cells = []
         return part
 
 
-def _fits(value: Any, dtype: np.dtype[Any]) -> bool:
-    if dtype.kind == "i":
-        return -(1 << 63) <= value < 1 << 63
-    return dtype.str[1:] != "f4" or -_FLOAT32_MAX <= value <= _FLOAT32_MAX or not math.isfinite(value)
-
-
 @final
-class StreamedKeys:
+class StreamedKeys(NDArrayOperatorsMixin):
     """Keys of a streamed call, which come when they are read: an array for numpy, an int where the call appended one.
 
     Reading waits until the server has confirmed the steps: their acknowledgement. Raises DeadlineExceeded after the
@@ -150,6 +175,24 @@ class StreamedKeys:
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         keys = self.read()
         return keys.copy() if dtype is None or np.dtype(dtype) == keys.dtype else keys.astype(dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:
+        read = [one.read() if isinstance(one, StreamedKeys) else one for one in inputs]
+        return getattr(ufunc, method)(*read, **more)
+
+    @property
+    def dtype(self) -> np.dtype[np.int64]:
+        """int64."""
+        return np.dtype(np.int64)
+
+    @property
+    def ndim(self) -> int:
+        """Axes of shape."""
+        return len(self.shape)
+
+    def ravel(self) -> Keys:
+        """As an array's."""
+        return self.read().ravel()
 
     def __int__(self) -> int:
         return int(self.read())

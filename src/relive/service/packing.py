@@ -46,34 +46,50 @@ def address_of(array: npt.NDArray[Any]) -> int:
 
 @final
 class Packing:
-    """The arrays of a reply, in order, for any number of items."""
+    """The arrays of a reply, in order, for any number of items. Remembers where they lie for the last number."""
 
-    __slots__ = ("item_bytes", "outputs")
+    __slots__ = ("_placed", "item_bytes", "outputs")
 
     def __init__(self, outputs: list[Output]) -> None:
         self.outputs = outputs
         self.item_bytes = sum(output.item_bytes for output in outputs)
+        self._placed: _Placed = _place(outputs, 0)
 
     def num_bytes(self, num_items: int) -> int:
         """Bytes of the whole block."""
-        return sum(room_for(output.item_bytes * num_items) for output in self.outputs)
+        return self._place(num_items).num_bytes
 
     def arrays(self, block: Bytes, num_items: int) -> list[npt.NDArray[Any]]:
         """The arrays [num_items, ...] over a block; they keep it alive."""
-        made, at = [], 0
-        for output in self.outputs:
-            made.append(np.ndarray((num_items, *output.shape), output.dtype, block, at))
-            at += room_for(output.item_bytes * num_items)
-        return made
+        return [np.ndarray(shape, dtype, block, at) for shape, dtype, at in self._place(num_items).arrays]
 
     def lies_in_one_block(self, arrays: Sequence[npt.NDArray[Any]], num_items: int) -> bool:
         """Whether these arrays already lie as arrays() would lay them."""
-        at = address_of(arrays[0])
-        for output, array in zip(self.outputs, arrays, strict=True):
-            if address_of(array) != at:
-                return False
-            at += room_for(output.item_bytes * num_items)
-        return True
+        start = address_of(arrays[0])
+        placed = self._place(num_items).arrays
+        return all(address_of(array) == start + at for array, (_, _, at) in zip(arrays, placed, strict=True))
+
+    def _place(self, num_items: int) -> _Placed:
+        placed = self._placed
+        if placed.num_items != num_items:
+            self._placed = placed = _place(self.outputs, num_items)
+        return placed
+
+
+class _Placed(NamedTuple):
+    """Shape, dtype and first byte of each array, for one number of items."""
+
+    num_items: int
+    num_bytes: int
+    arrays: list[tuple[tuple[int, ...], np.dtype[Any], int]]
+
+
+def _place(outputs: list[Output], num_items: int) -> _Placed:
+    arrays, at = [], 0
+    for output in outputs:
+        arrays.append(((num_items, *output.shape), output.dtype, at))
+        at += room_for(output.item_bytes * num_items)
+    return _Placed(num_items, at, arrays)
 
 
 KEYS = Output("item_keys", np.dtype(np.int64), ())

@@ -36,11 +36,12 @@ VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
+_as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build an encoder each time
 
 
 def encode(header: Mapping[str, Any], *parts: Any) -> bytes:
     """One message; parts are bytes-like, C-contiguous, and follow each other without gaps."""
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _as_json(header).encode()
     text += b" " * (-(len(text) + 4) % 8)
     return b"".join((len(text).to_bytes(4, "little"), text, *parts))
 
