@@ -24,6 +24,7 @@ from relive.service.wire import Bytes
 __all__ = ["MIN_REPLY_S", "Answer", "Connection", "cutoff", "server_wait"]
 
 MIN_REPLY_S = 1.0  # an answer is waited for at least so long, whatever the deadline: networks blink
+_LOOKS = frozenset({"get", "plan", "gather", "check"})
 _OPTIONS = [
     # Windows and frames as large as batches are; without them large bodies come at about half the speed.
     ("grpc.http2.lookahead_bytes", 16 << 20),
@@ -79,26 +80,33 @@ class Connection:
     def call(
         self, header: dict[str, Any], parts: tuple[Any, ...], ends: float, packing: Packing | None, count: int
     ) -> Answer:
-        """Sends one call and waits for its answer until `ends`. Raises what the server raised, ServiceUnavailable."""
-        start = time.monotonic()
-        stream = self._take(ends)
-        try:
-            stream.begin(ends)
-            stream.send(wire.encode(header, *parts))
-            told, body = stream.receive()
-            block = None
-            if packing is not None and "error" not in told:
-                block = stream.receive_block(told, body, packing.num_bytes(count))
-            stream.end()
-        except StreamBroken as problem:
-            raise self.broken(stream, problem, start) from None
-        except BaseException:
-            self.drop(stream)  # between a call and its answer: nobody could use it again
-            raise
-        self.give(stream)
-        if "error" in told:
-            raise wire.error_from(told["error"])
-        return Answer(told, block)
+        """Sends one call and waits for its answer until `ends`. Raises what the server raised, ServiceUnavailable.
+
+        A call that only looks is sent again where its stream broke, until `ends`; any other is never sent twice.
+        """
+        while True:
+            start = time.monotonic()
+            stream = self._take(ends)
+            try:
+                stream.begin(ends)
+                stream.send(wire.encode(header, *parts))
+                told, body = stream.receive()
+                block = None
+                if packing is not None and "error" not in told:
+                    block = stream.receive_block(told, body, packing.num_bytes(count))
+                stream.end()
+            except StreamBroken as problem:
+                error = self.broken(stream, problem, start)
+                if header["op"] in _LOOKS and not stream.expired and not self.closed:
+                    continue  # opening a stream again is what ends this, at `ends`
+                raise error from None
+            except BaseException:
+                self.drop(stream)  # between a call and its answer: nobody could use it again
+                raise
+            self.give(stream)
+            if "error" in told:
+                raise wire.error_from(told["error"])
+            return Answer(told, block)
 
     def give(self, stream: Exchange) -> None:
         """A stream for calls that is free for the next one."""
@@ -130,6 +138,8 @@ class Connection:
         while True:
             if self.closed:
                 raise TableClosed()
+            if time.monotonic() >= ends:
+                raise ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
             if self._process != os.getpid():
                 raise ForkedHandle("a remote table")
             try:

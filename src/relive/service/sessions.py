@@ -210,7 +210,9 @@ class HoldSession(Session):
             )
             self._held.append((number, count))
             send_sample(self.pipe, plan, arrays, keys, probabilities, {"live": num_live})
-        elif op != "count":
+        elif op == "count":
+            self.pipe.send({"value": len(self._held)})
+        else:
             raise BadMessage("op", "sample or count", op[:40])
 
     def end(self) -> None:
