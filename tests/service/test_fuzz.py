@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 
 import pyarrow as pa
 import pyarrow.flight as flight
-from contract.tools import plain_spec, prioritized, write_steps
+from contract.tools import plain_spec, prioritized, step, write_steps
 
 import relive
 from relive.service import Server, ServerOptions, connect, serve, wire
@@ -156,7 +156,9 @@ def test_malformed_messages_never_hurt(server: Server, profile_scale: int) -> No
             sent, refused = sent + done[0], refused + done[1]
         assert refused > 0.3 * sent, "most of these messages are wrong"
 
-        more = write_steps(writer, 100, 20)
+        assert writer.append(**step(100, 101)) >= 0
+        with remote.writer() as another:  # whose page is the youngest, should strangers have filled the table
+            more = write_steps(another, 0, 20)
         assert remote.gather(more).present.all()
         assert remote.sample(16, timeout_s=5.0).num_items == 16
         remote.check()
