@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from typing import Any, NamedTuple, final
 
@@ -35,6 +37,9 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
+
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for the end of the interpreter, as in server.py
 
 
 class Answer(NamedTuple):
@@ -74,6 +79,7 @@ class Connection:
         self._watch = Watch()
         self._process = os.getpid()
         self.closed = False
+        _open.add(self)
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
@@ -212,6 +218,7 @@ class Connection:
     def close(self) -> None:
         """Ends every stream at once; who waits on one gets TableClosed."""
         self.closed = True
+        _open.discard(self)
         self._watch.stop()
         if self._process != os.getpid():
             return  # a forked child: the streams are its parent's
@@ -222,6 +229,12 @@ class Connection:
             streams, self._all, self._client = tuple(self._all), set(), None
         for stream in streams:
             stream.interrupt()
+
+
+@atexit.register
+def _close_all() -> None:
+    for connection in list(_open):
+        connection.close()
 
 
 def _short(problem: BaseException) -> str:

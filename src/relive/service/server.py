@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -26,6 +27,8 @@ from relive.service.write_session import WriteSession
 from relive.table import Table
 
 __all__ = ["Server", "serve"]
+
+_running: set[Server] = set()  # for the end of the interpreter, which must not find threads of theirs in Arrow
 
 
 def serve(tables: Mapping[str, Table], address: str, options: ServerOptions | None = None) -> Server:
@@ -60,6 +63,7 @@ class Server:
         # Also the second Python thread without which the core would believe that who waits, waits for itself.
         self._thread = threading.Thread(target=self._flight.wait, name="relive-server", daemon=True)
         self._thread.start()
+        _running.add(self)
 
     @property
     def address(self) -> str:
@@ -99,6 +103,8 @@ class Server:
         while stopper.is_alive() and time.monotonic() < ends:
             _cut_connections(self._flight.port)
             stopper.join(0.02)
+        self._thread.join(1.0)
+        _running.discard(self)
 
     def __enter__(self) -> Server:
         return self
@@ -180,6 +186,12 @@ def _request(descriptor: Any) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise BadMessage("descriptor", "a JSON object", type(request).__name__)
     return request
+
+
+@atexit.register
+def _close_all() -> None:
+    for server in list(_running):
+        server.close()
 
 
 def _cut_connections(port: int) -> None:
