@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from contract.tools import contents, plain_spec, prioritized, state, step, write
 import relive
 from relive import errors
 from relive.service import RemoteTable, Server, StreamedKeys, Streaming, connect, serve
+from service.hosts import Host
 
 SLOW = Streaming(linger_s=30.0)  # nothing leaves unless it must
 
@@ -109,12 +112,14 @@ def test_bad_input_raises_at_the_call_and_leaves_the_block_as_it_was(remote: Rem
             ({"reward": 1e39}, errors.DtypeMismatch),
             ({"reward": "x"}, errors.DtypeMismatch),
             ({"colour": 1}, errors.UnknownColumn),
-            ({"priority": -1.0}, errors.InvalidPriority),
-            ({"priority": float("nan")}, errors.InvalidPriority),
         ):
             with pytest.raises(error):
-                writer.append(**step(1, 2) | change)
-        keys += [writer.append(**step(1, 2)), writer.append(**step(2, 3), priority=2.0)]
+                writer.append(**step(1, 2) | {"action": 9} | change)  # nothing of it may stay
+        keys.append(writer.append(**step(1, 2)))  # into the same block
+        for priority in (-1.0, float("nan"), 1e39):
+            with pytest.raises(errors.InvalidPriority):
+                writer.append(**step(2, 3), priority=priority)
+        keys.append(writer.append(**step(2, 3), priority=2.0))
         assert contents(remote, list(map(int, keys)))["action"] == [0, 1, 2]
 
 
@@ -249,3 +254,29 @@ def test_synchronous_and_streamed_steps_are_the_same_table() -> None:
                         keys.append(np.atleast_1d(write_steps(writer, 100 * episode, 1 + episode % 5, truncated=True)))
                 said.append(contents(table, np.concatenate(keys)))
     assert said[0] == said[1]
+
+
+def test_a_server_that_hangs_is_told_in_time(host: Host, shm_name: Any) -> None:
+    """Stopped, not dead: no error would ever come from the network."""
+    address = host.serve(plain_spec(), 500, storage=relive.SharedMemory(shm_name()), max_lanes=4)
+    with connect(address, timeout_s=2.0) as remote:
+        writer = remote.writer(streaming=Streaming())
+        keys = [writer.append(**step(t, t + 1)) for t in range(3)]
+        writer.flush()
+        os.kill(host.process.pid, signal.SIGSTOP)
+        try:
+            start = time.monotonic()
+            lost = writer.append(**step(3, 4))
+            with pytest.raises((errors.Unacknowledged, errors.DeadlineExceeded)):
+                writer.flush(1.5)
+            with pytest.raises(errors.Unacknowledged):
+                int(lost)
+            assert time.monotonic() - start < 5
+        finally:
+            os.kill(host.process.pid, signal.SIGCONT)
+        with pytest.raises(errors.Unacknowledged):
+            writer.append(**step(4, 5))  # the writer's own word of it, once
+        again = [writer.append(**step(t, t + 1)) for t in range(3)]
+        writer.flush(10.0)
+        assert contents(remote, [int(one) for one in (*keys, *again)])["action"] == [0, 1, 2] * 2
+    host.stop(address)
