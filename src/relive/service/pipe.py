@@ -17,7 +17,7 @@ __all__ = ["BODY", "CHUNK_BYTES", "SMALL_BYTES", "Pipe", "StreamBroken", "packed
 
 BODY = pa.schema([pa.field("body", pa.uint8(), nullable=False)])
 SMALL_BYTES = 256 << 10  # up to here a body rides in the message itself: one write instead of several
-CHUNK_BYTES = 2 << 20
+CHUNK_BYTES = 4 << 20
 StreamBroken = (flight.FlightError, pa.ArrowException, OSError)  # what a read or write of a broken stream raises
 
 
