@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-PEERS = ("sb3", "tianshou", "cpprb")
+PEERS = ("sb3", "tianshou", "cpprb", "reverb")
 
 
 def python_of(peer: str) -> Path:
@@ -34,10 +35,10 @@ def set_up(peer: str) -> str | None:
     return None
 
 
-def set_up_all() -> dict[str, str]:
-    """What could not be set up, and why; measurements go on without these."""
+def set_up_all(needed: Iterable[str] = PEERS) -> dict[str, str]:
+    """What could not be set up of the peers needed, and why; measurements go on without these."""
     problems = {}
-    for peer in PEERS:
+    for peer in sorted(needed):
         problem = set_up(peer)
         if problem is not None:
             problems[peer] = problem

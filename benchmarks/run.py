@@ -22,7 +22,7 @@ from benchmarks.tables import as_markdown, as_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PARTS = ("hopper", "nested", "atari", "memory", "processes")
+PARTS = ("hopper", "nested", "atari", "memory", "processes", "service")
 TIME_LIMIT_S = 600
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
 
@@ -97,6 +97,14 @@ def _row(key: tuple[Any, ...], readings: list[dict[str, Any]]) -> dict[str, Any]
     return row
 
 
+def _needed(parts: list[str], quick: bool) -> set[str]:
+    """The peers that take part in these parts."""
+    jobs = [job for part in parts for job in importlib.import_module(f"benchmarks.parts.{part}").plan(quick)]
+    return {
+        contestants.ENVIRONMENTS[job["contestant"]] for job in jobs if job["contestant"] in contestants.ENVIRONMENTS
+    }
+
+
 def save(name: str, folder: Path, values: dict[str, Any], markdown: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n")
@@ -115,7 +123,7 @@ def main() -> int:
         parser.error(f"unknown parts {unknown}; there are {', '.join(PARTS)}")
 
     folder = RESULTS / "quick" if arguments.quick else RESULTS
-    left_out = set(peers.PEERS) if arguments.no_peers else set(peers.set_up_all())
+    left_out = set(peers.PEERS) if arguments.no_peers else set(peers.set_up_all(_needed(parts, arguments.quick)))
     failed = False
     for part in parts:
         described = machine.describe()

@@ -18,6 +18,7 @@ HEADINGS = {
     "calls_per_s": "calls/s",
     "rows_per_s": "rows/s",
     "gigabytes": "GB",
+    "gb_per_s": "GB/s",
 }
 
 

@@ -77,8 +77,31 @@ def _two_samplers(rows: Rows) -> float | None:
     return ratio(rates.get("sample, 0 writing, 2 sampling"), rates.get("sample, 0 writing, 1 sampling"))
 
 
+def service(operation: str, batch: int = 256) -> Callable[[Rows], float | None]:
+    return lambda rows: median(rows, "service", "relive service", operation, batch)
+
+
+def _beside_reverb(rows: Rows) -> float | None:
+    """One sample here against the quicker of Reverb's two ways, one of which has its batches made ahead."""
+    ways = [median(rows, "service", "Reverb", "sample", 256)]
+    for row in rows.get("service", []):
+        if (row["contestant"], row["operation"]) == ("Reverb", "sample ahead"):
+            ways.append(1e6 / row["calls_per_s"])
+    known = [way for way in ways if way is not None]
+    return ratio(min(known), service("sample")(rows)) if known else None
+
+
+def _row_rate(operation: str) -> Callable[[Rows], float | None]:
+    def value(rows: Rows) -> float | None:
+        rates = [row["gb_per_s"] for row in rows.get("service", []) if row["operation"] == operation]
+        return float(rates[0]) if rates else None
+
+    return value
+
+
 SAMPLE = "prioritized sample of 256, gathered, keys, weights"
 STACKS = "Atari stacks, sample 256, warm"
+SERVED = "over loopback, prioritized sample of 256"
 DEMANDS = (
     Demand(SAMPLE, "time", 28, 18, "us", hopper("relive", "sample")),
     Demand(SAMPLE, "Tianshou / relive", 5, None, "x", _times_faster("hopper", "Tianshou", "sample"), True),
@@ -96,6 +119,12 @@ DEMANDS = (
     Demand("1e6 Atari steps, all touched", "process memory", 7.3, None, "GB", _gigabytes("relive")),
     Demand("1e6 Atari steps, all touched", "shared memory", 7.3, None, "GB", _gigabytes("relive shared")),
     Demand("two processes sampling against one", "throughput", 1.6, 1.9, "x", _two_samplers, True),
+    Demand(SERVED, "time", 1000, 400, "us", service("sample")),
+    Demand(SERVED, "quicker of Reverb's ways / relive", 3, 6, "x", _beside_reverb, True),
+    Demand("over loopback, sample of 28 kB rows", "rate", 1, 1.5, "GB/s", _row_rate("sample, 28 kB rows"), True),
+    Demand("over loopback, sample of 110 kB rows", "rate", 1, 1.5, "GB/s", _row_rate("sample, 110 kB rows"), True),
+    Demand("over loopback, sample of 1 MB rows", "rate", 1, 1.5, "GB/s", _row_rate("sample, 1 MB rows"), True),
+    Demand("over loopback, append one step, streamed", "time", 20, 10, "us", service("append, streamed", 1)),
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ import platform
 import sys
 from pathlib import Path
 
-PACKAGES = ("relive", "numpy", "torch", "stable-baselines3", "tianshou", "cpprb", "gymnasium", "numba")
+PACKAGES = ("relive", "numpy", "torch", "stable-baselines3", "tianshou", "cpprb", "gymnasium", "numba",
+            "pyarrow", "dm-reverb", "tensorflow")  # fmt: skip
 
 
 def main(part: str, job: str, output: str) -> None:

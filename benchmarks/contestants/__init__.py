@@ -18,8 +18,10 @@ MODULES = {
     "SB3 uniform": "sb3_buffer",
     "Tianshou": "tianshou_buffer",
     "cpprb": "cpprb_buffer",
+    "relive service": "service_table",
+    "Reverb": "reverb_table",
 }
-ENVIRONMENTS = {"SB3 uniform": "sb3", "Tianshou": "tianshou", "cpprb": "cpprb"}
+ENVIRONMENTS = {"SB3 uniform": "sb3", "Tianshou": "tianshou", "cpprb": "cpprb", "Reverb": "reverb"}
 
 
 def load(contestant: str) -> ModuleType:

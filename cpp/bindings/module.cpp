@@ -22,6 +22,14 @@ bool is_only_thread() {
 std::atomic<bool> is_exiting{false};
 uint64_t main_thread = 0;
 
+// One block of the batch pool as uint8[num_bytes], for batches that come from elsewhere; it returns as others do.
+nb::object new_buffer(size_t num_bytes) {
+  BatchBuffer buffer(num_bytes);
+  const npy_intp dims[1] = {static_cast<npy_intp>(num_bytes)};
+  static PyArray_Descr* const bytes = PyArray_DescrFromType(NPY_UBYTE);
+  return buffer.array(bytes, 1, dims, buffer.take(num_bytes));
+}
+
 int import_numpy() {
   import_array1(-1);
   return 0;
@@ -53,4 +61,5 @@ NB_MODULE(_core, module) {
   relive::bindings::bind_table(module);
   relive::bindings::bind_writer(module);
   relive::bindings::bind_device(module);
+  module.def("new_buffer", &relive::bindings::new_buffer, nanobind::arg("num_bytes"));
 }

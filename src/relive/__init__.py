@@ -6,7 +6,7 @@ from relive.errors import DeadlineExceeded, ReliveError
 from relive.index import Index
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
-from relive.open import attach, list_tables, remove
+from relive.open import attach, connect, list_tables, remove
 from relive.prefetch import Batches
 from relive.protocol import ReplayTable, ReplayWriter
 from relive.samplers import Fifo, Prioritized, Uniform
@@ -42,6 +42,7 @@ __all__ = [
     "Uniform",
     "Writer",
     "attach",
+    "connect",
     "errors",
     "list_tables",
     "remove",

@@ -1,13 +1,17 @@
-"""The command line: `relive train dqn`, `relive ls`, `relive rm`.
+"""The command line: `relive train dqn`, `relive serve`, `relive ls`, `relive rm`.
 
 Commands load what they need when they run: `relive ls` does not wait for torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,6 +51,7 @@ def _application() -> typer.Typer:
     app.add_typer(training, name="train")
     training.callback()(_training_group)
     training.command("dqn")(_train_dqn)
+    app.command("serve")(_serve)
     app.command("ls")(_list)
     app.command("rm")(_remove)
     return app
@@ -137,6 +142,38 @@ def _move_aside(folder: Path, console: Console) -> None:
             folder.rename(aside)
             console.print(f"{folder} is now {aside}", highlight=False, soft_wrap=True)
             return
+
+
+def _serve(
+    config: Annotated[
+        Path, typer.Argument(metavar="TABLE.TOML", help="The tables to serve; docs/service.md shows one.")
+    ],
+    address: Annotated[
+        str | None, typer.Option(help="grpc://HOST:PORT instead of the file's; port 0: a free one.")
+    ] = None,
+) -> None:
+    """Serve tables to other machines until Ctrl-C or SIGTERM.
+
+    Tables that lie in shared memory already, as after a kill, are served on with what they hold.
+    """
+    # Calls wake one thread instead of three without gRPC's event engine; read once, when gRPC starts.
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+    try:
+        from relive.service import serve
+        from relive.service.config import load_config
+    except ImportError as problem:
+        sys.exit(f"relive: {problem}")
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    loaded = load_config(config)
+    console = Console()
+    with contextlib.ExitStack() as stack:
+        tables = {name: stack.enter_context(one.open()) for name, one in loaded.tables.items()}
+        server = stack.enter_context(serve(tables, address or loaded.address))
+        for name, table in tables.items():
+            console.print(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps", highlight=False)
+        stopped.wait()
 
 
 def _list() -> None:

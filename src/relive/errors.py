@@ -7,13 +7,19 @@ The core knows codes and numbers only: it calls from_core, which chooses the cla
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, final
 
+from relive._error_base import ReliveError
+from relive._error_base import bytes_text as _bytes_text
+from relive._error_base import hint as _hint
+from relive._error_base import plain as _plain
+from relive._error_base import shown as _shown
+
 __all__ = [
     "AlreadyPublished",
+    "BadMessage",
     "CapacityTooSmall",
     "CheckFailed",
     "DeadlineExceeded",
@@ -37,6 +43,7 @@ __all__ = [
     "ReliveError",
     "RequestTooLarge",
     "SeamMismatch",
+    "ServiceUnavailable",
     "ShapeMismatch",
     "SpecError",
     "StorageFull",
@@ -44,35 +51,12 @@ __all__ = [
     "TableClosed",
     "TooManyLanes",
     "TooManyParticipants",
+    "Unacknowledged",
     "UnknownColumn",
     "WaitsForItself",
     "WriterClosed",
     "from_core",
 ]
-
-
-class ReliveError(Exception):
-    """Base of every error of the library. Attributes are the fields; str() is the sentence."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else type(self).__name__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = dict(self.__dict__)
-        if isinstance(self, OSError):
-            fields["errno"] = self.errno  # OSError keeps it outside __dict__
-        return _restore, (type(self), self.args, fields)
-
-
-def _restore(kind: type[ReliveError], args: tuple[Any, ...], fields: dict[str, Any]) -> ReliveError:
-    error = kind.__new__(kind)
-    error.args = args
-    for name, value in fields.items():
-        setattr(error, name, value)
-    return error
 
 
 # ---- waiting -------------------------------------------------------------------------------------------------------
@@ -506,6 +490,48 @@ class CheckFailed(ReliveError, AssertionError):
         )
 
 
+# ---- the service ---------------------------------------------------------------------------------------------------
+
+
+@final
+class ServiceUnavailable(ReliveError, ConnectionError):
+    """A server that is gone, hangs or cannot be reached. Whether it did what this call asked for is unknown."""
+
+    def __init__(self, address: str, waited_s: float, reason: str = "") -> None:
+        self.address = address
+        self.waited_s = waited_s
+        self.reason = reason
+        super().__init__(
+            f"{address} gave no answer in {waited_s:.3g} s"
+            + (f" ({reason})" if reason else "")
+            + "; see that it is served there; this handle works again once it is"
+        )
+
+
+@final
+class Unacknowledged(ReliveError, RuntimeError):
+    """Streamed steps that the server did not confirm; __cause__ is the error, reason its sentence."""
+
+    def __init__(self, num_calls: int, num_steps: int, reason: str) -> None:
+        self.num_calls = num_calls
+        self.num_steps = num_steps
+        self.reason = reason
+        super().__init__(
+            f"{num_steps} steps of the last {num_calls} calls are not acknowledged and not sent again: {reason}"
+        )
+
+
+@final
+class BadMessage(ReliveError, ValueError):
+    """What came over the wire is no message of this version."""
+
+    def __init__(self, what: str, expected: str, got: object) -> None:
+        self.what = what
+        self.expected = expected
+        self.got = _plain(got)
+        super().__init__(f"{what}: expected {expected}, got {_shown(self.got)}; see that both sides run one version")
+
+
 # ---- from the core -------------------------------------------------------------------------------------------------
 
 _CLASS_OF_CODE: dict[str, type[ReliveError]] = {
@@ -535,32 +561,6 @@ def from_core(code: str, fields: Mapping[str, Any]) -> ReliveError:
     plain = ReliveError(f"{code}({shown})")
     plain.__dict__.update(fields)
     return plain
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _plain(value: object) -> object:
-    """The value where it certainly pickles and prints short, else its repr."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, tuple) and all(isinstance(part, (bool, int, float, str)) for part in value):
-        return value
-    return repr(value)
-
-
-def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str) and not value.startswith("<") else str(value)
-
-
-def _bytes_text(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} GiB"
 
 
 def _table_name(path: str) -> str:

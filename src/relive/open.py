@@ -1,18 +1,23 @@
-"""Finding tables: attach to one by name, list those of this machine, remove one left behind."""
+"""Finding tables: attach to one by name, connect to one elsewhere, list those of this machine, remove one of them."""
 
 from __future__ import annotations
 
 import glob
+import importlib
 import os
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
 from relive.errors import NoSuchTable, ReliveError
+from relive.spec import StepSpec
 from relive.storage import SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
 from relive.table import Table, attach_path
 
-__all__ = ["TableRow", "attach", "list_tables", "remove"]
+if TYPE_CHECKING:
+    from relive.service import RemoteTable
+
+__all__ = ["TableRow", "attach", "connect", "list_tables", "remove"]
 
 
 def attach(name: str, stream: int = 0, timeout_s: float | None = None, read_only: bool = False) -> Table:
@@ -24,6 +29,17 @@ def attach(name: str, stream: int = 0, timeout_s: float | None = None, read_only
     FormatMismatch, TooManyParticipants, DeadlineExceeded, InvalidConfig.
     """
     return attach_path(SharedMemory(name).path, stream, timeout_s, read_only)
+
+
+def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None = None) -> RemoteTable:
+    """A handle on a table that a server has: grpc://host:port/name. Needs the extra: pip install 'relive[service]'.
+
+    timeout_s: the default of this handle's calls, None: the table's. spec: what a step is expected to hold.
+    Waits for the server at most timeout_s, or 10 s. Raises ServiceUnavailable, NoSuchTable, FormatMismatch (a server of
+    another version), InvalidConfig (no such address, another spec), ImportError without the extra.
+    """
+    service = importlib.import_module("relive.service")  # here and not above: the library itself needs numpy only
+    return cast("RemoteTable", service.connect(address, timeout_s, spec))
 
 
 @final

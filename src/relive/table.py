@@ -34,7 +34,7 @@ from relive.stats import TableStats, table_stats
 from relive.storage import LocalMemory, SharedMemory
 from relive.writer import Writer
 
-__all__ = ["Table", "attach_path"]
+__all__ = ["Table", "attach_path", "over_core"]
 
 METADATA_VERSION = 1
 MAX_PARTICIPANTS = 256
@@ -278,6 +278,15 @@ class Table:
         """Steps that are kept."""
         return self._capacity
 
+    def plan(self, index: str | None, columns: Sequence[str] | None) -> Plan:
+        """What to gather, resolved once; for the same floors. Raises UnknownColumn, InvalidConfig."""
+        return self._plan(index, columns)
+
+    @property
+    def core(self) -> _core.CoreTable:
+        """The core below, for the floors that carry batches elsewhere; not for programs."""
+        return self._core
+
     @property
     def path(self) -> str | None:
         """The file of a shared table; None for LocalMemory."""
@@ -399,7 +408,14 @@ def attach_path(path: str, stream: int = 0, timeout_s: SupportsFloat | None = No
     """A handle on the shared table in this file; relive.attach finds the file by name and says what it raises."""
     stream = integer("stream", stream, 0, 2**64 - 1)
     given = None if timeout_s is None else timeout(timeout_s)
-    core = _core.attach_table(path, bool(read_only), stream, 60.0 if given is None else given)
+    return over_core(_core.attach_table(path, bool(read_only), stream, 60.0 if given is None else given), stream, given)
+
+
+def over_core(core: _core.CoreTable, stream: int, timeout_s: float | None) -> Table:
+    """A table over a core that is open already; what the table is comes from the core's metadata.
+
+    timeout_s None: the table's. Closes the core where it raises FormatMismatch.
+    """
     metadata = json.loads(core.metadata)
     if metadata.get("version") != METADATA_VERSION:
         core.close()
@@ -411,7 +427,7 @@ def attach_path(path: str, stream: int = 0, timeout_s: SupportsFloat | None = No
         StepSpec.from_json(metadata["spec"]),
         indexes,
         int(metadata["capacity"]),
-        float(metadata["timeout_s"]) if given is None else given,
+        float(metadata["timeout_s"]) if timeout_s is None else timeout_s,
         stream,
     )
     return table

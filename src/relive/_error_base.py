@@ -1,0 +1,62 @@
+"""What every error stands on: the base class, and how fields become text."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["ReliveError", "bytes_text", "hint", "plain", "shown"]
+
+
+class ReliveError(Exception):
+    """Base of every error of the library. Attributes are the fields; str() is the sentence."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = dict(self.__dict__)
+        if isinstance(self, OSError):
+            fields["errno"] = self.errno  # OSError keeps it outside __dict__
+        return _restore, (type(self), self.args, fields)
+
+
+def _restore(kind: type[ReliveError], args: tuple[Any, ...], fields: dict[str, Any]) -> ReliveError:
+    error = kind.__new__(kind)
+    error.args = args
+    for name, value in fields.items():
+        setattr(error, name, value)
+    return error
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The nearest known name as half a sentence, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def plain(value: object) -> object:
+    """The value where it certainly pickles and prints short, else its repr."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, tuple) and all(isinstance(part, (bool, int, float, str)) for part in value):
+        return value
+    return repr(value)
+
+
+def shown(value: object) -> str:
+    """A value as a sentence shows it."""
+    return repr(value) if isinstance(value, str) and not value.startswith("<") else str(value)
+
+
+def bytes_text(num_bytes: float) -> str:
+    """A size for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"

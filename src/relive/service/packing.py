@@ -1,0 +1,108 @@
+"""How the columns of a batch lie in the body of a reply: one block, every array at a multiple of 64 bytes.
+
+The core lays out its pooled batch buffers in the same way, so a server sends one as it is, and a client receives it
+into a block of the same pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.service.wire import Bytes
+
+__all__ = ["DRAWN", "PRESENT", "Output", "Packing", "address_of", "gathered", "room_for", "sampled"]
+
+ALIGNMENT = 64
+
+
+class Output(NamedTuple):
+    """One array of a batch, without its axis of items."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one item."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def room_for(num_bytes: int) -> int:
+    """num_bytes, rounded up to where the next array may begin."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where the first byte of an array lies."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+@final
+class Packing:
+    """The arrays of a reply, in order, for any number of items. Remembers where they lie for the last number."""
+
+    __slots__ = ("_placed", "item_bytes", "outputs")
+
+    def __init__(self, outputs: list[Output]) -> None:
+        self.outputs = outputs
+        self.item_bytes = sum(output.item_bytes for output in outputs)
+        self._placed: _Placed = _place(outputs, 0)
+
+    def num_bytes(self, num_items: int) -> int:
+        """Bytes of the whole block."""
+        return self._place(num_items).num_bytes
+
+    def arrays(self, block: Bytes, num_items: int) -> list[npt.NDArray[Any]]:
+        """The arrays [num_items, ...] over a block; they keep it alive."""
+        return [np.ndarray(shape, dtype, block, at) for shape, dtype, at in self._place(num_items).arrays]
+
+    def lies_in_one_block(self, arrays: Sequence[npt.NDArray[Any]], num_items: int) -> bool:
+        """Whether these arrays already lie as arrays() would lay them."""
+        start = address_of(arrays[0])
+        placed = self._place(num_items).arrays
+        return all(address_of(array) == start + at for array, (_, _, at) in zip(arrays, placed, strict=True))
+
+    def _place(self, num_items: int) -> _Placed:
+        placed = self._placed
+        if placed.num_items != num_items:
+            self._placed = placed = _place(self.outputs, num_items)
+        return placed
+
+
+class _Placed(NamedTuple):
+    """Shape, dtype and first byte of each array, for one number of items."""
+
+    num_items: int
+    num_bytes: int
+    arrays: list[tuple[tuple[int, ...], np.dtype[Any], int]]
+
+
+def _place(outputs: list[Output], num_items: int) -> _Placed:
+    arrays, at = [], 0
+    for output in outputs:
+        arrays.append(((num_items, *output.shape), output.dtype, at))
+        at += room_for(output.item_bytes * num_items)
+    return _Placed(num_items, at, arrays)
+
+
+KEYS = Output("item_keys", np.dtype(np.int64), ())
+PROBABILITIES = Output("probabilities", np.dtype(np.float64), ())
+DRAWN = Packing([KEYS, PROBABILITIES])
+PRESENT = Packing([Output("present", np.dtype(np.bool_), ())])
+
+
+def sampled(outputs: list[Output]) -> Packing:
+    """A sample: its columns, then keys and probabilities."""
+    return Packing([*outputs, KEYS, PROBABILITIES])
+
+
+def gathered(outputs: list[Output]) -> Packing:
+    """What gather returns: the columns, then which keys were present."""
+    return Packing([*outputs, *PRESENT.outputs])

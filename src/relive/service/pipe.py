@@ -1,0 +1,92 @@
+"""The server's end of one stream: messages in, messages and large bodies out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from relive.errors import BadMessage
+from relive.service.packing import Packing, address_of, room_for
+from relive.service.wire import Bytes, decode, encode
+
+__all__ = ["BODY", "CHUNK_BYTES", "SMALL_BYTES", "Pipe", "StreamBroken", "packed"]
+
+BODY = pa.schema([pa.field("body", pa.uint8(), nullable=False)])
+SMALL_BYTES = 256 << 10  # up to here a body rides in the message itself: one write instead of several
+CHUNK_BYTES = 4 << 20
+StreamBroken = (flight.FlightError, pa.ArrowException, OSError)  # what a read or write of a broken stream raises
+
+
+def packed(packing: Packing, arrays: Sequence[npt.NDArray[Any]], num_items: int) -> list[pa.Buffer]:
+    """The arrays as the packing lays them, not copied: one buffer where they lie so already. Keeps them alive."""
+    if not num_items:
+        return []
+    if packing.lies_in_one_block(arrays, num_items):
+        return [pa.foreign_buffer(address_of(arrays[0]), packing.num_bytes(num_items), arrays)]
+    buffers = []
+    for array in arrays:
+        buffers.append(pa.foreign_buffer(address_of(array), array.nbytes, array))
+        gap = room_for(array.nbytes) - array.nbytes
+        if gap:
+            buffers.append(pa.py_buffer(bytes(gap)))
+    return buffers
+
+
+@final
+class Pipe:
+    """Reads and writes of one stream; used by the one thread that serves it."""
+
+    def __init__(self, context: Any, reader: Any, writer: Any, count_busy: Callable[[int], None]) -> None:
+        self._context = context
+        self._reader = reader
+        self._writer = writer
+        self._count_busy = count_busy
+        self._is_busy = False
+        self._has_begun = False
+
+    def gone(self) -> bool:
+        """Whether the client has given the stream up."""
+        return bool(self._context.is_cancelled())
+
+    def read(self) -> tuple[dict[str, Any], Bytes] | None:
+        """The next message; None at the end of the stream. Raises BadMessage; blocks until one comes."""
+        self.rest()
+        try:
+            chunk = self._reader.read_chunk()
+        except StopIteration:
+            return None
+        self._is_busy = True
+        self._count_busy(1)
+        if chunk.data is not None or chunk.app_metadata is None:
+            raise BadMessage("message", "metadata alone", "a record batch")
+        return decode(chunk.app_metadata)
+
+    def rest(self) -> None:
+        """The message that was read last is done with: a server that closes need not wait for it."""
+        if self._is_busy:
+            self._is_busy = False
+            self._count_busy(-1)
+
+    def send(self, header: Mapping[str, Any], *parts: Any) -> None:
+        """A small message."""
+        self._writer.write_metadata(encode(header, *parts))
+
+    def send_buffers(self, header: Mapping[str, Any], buffers: Sequence[pa.Buffer]) -> None:
+        """A message whose body is these buffers one after the other: record batches of bytes where they are large."""
+        num_bytes = sum(buffer.size for buffer in buffers)
+        if num_bytes <= SMALL_BYTES:
+            self.send(header, *buffers)
+            return
+        if not self._has_begun:
+            self._writer.begin(BODY)
+            self._has_begun = True
+        self.send({**header, "follow_bytes": num_bytes})
+        for buffer in buffers:
+            for start in range(0, buffer.size, CHUNK_BYTES):
+                part = buffer.slice(start, min(CHUNK_BYTES, buffer.size - start))
+                column = pa.Array.from_buffers(pa.uint8(), part.size, [None, part])
+                self._writer.write_batch(pa.RecordBatch.from_arrays([column], schema=BODY))

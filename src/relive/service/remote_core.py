@@ -1,0 +1,187 @@
+"""What a table asks of its core, answered by a server: the face above is the same class as for a local table."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.errors import TableClosed
+from relive.service import wire
+from relive.service.connection import Answer, Connection, cutoff, server_wait
+from relive.service.encoding import Normalise, RowEncoder
+from relive.service.packing import DRAWN, Output, Packing, gathered, sampled
+from relive.service.remote_writer import SyncWriterCore, WriterCore
+from relive.spec import StepSpec
+
+__all__ = ["RemoteCore", "RemotePlan"]
+
+Keys = npt.NDArray[np.int64]
+Arrays = list[npt.NDArray[Any]]
+
+
+class RemotePlan(NamedTuple):
+    """What to gather from which index, and how answers lie."""
+
+    number: int
+    names: list[str]
+    outputs: list[tuple[str, str, tuple[int, ...]]]
+    sampled: Packing
+    gathered: Packing
+
+
+@final
+class RemoteCore:
+    """The calls of a core, each one message and its answer. Any number of threads.
+
+    A call that has no timeout_s of its own waits for its answer at most the handle's default.
+    """
+
+    def __init__(self, connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> None:
+        self.connection = connection
+        self.metadata = wire.field(hello, "metadata", str).encode()
+        described = json.loads(self.metadata)
+        self.spec = StepSpec.from_json(described["spec"])
+        self.stream: int = wire.field(hello, "stream", int)
+        self.read_only: bool = wire.field(hello, "read_only", bool)
+        self.timeout_s = float(described["timeout_s"]) if timeout_s is None else timeout_s
+        self._writers: weakref.WeakSet[WriterCore] = weakref.WeakSet()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def plan(self, index: int, names: list[str]) -> RemotePlan:
+        """Asks the server what these columns look like. Raises UnknownColumn and the like."""
+        header, _ = self._call({"op": "plan", "index": index, "names": names})
+        outputs = [(str(name), str(dtype), tuple(shape)) for name, dtype, shape in header["outputs"]]
+        typed = [Output(name, np.dtype(dtype), shape) for name, dtype, shape in outputs]
+        return RemotePlan(index, names, outputs, sampled(typed), gathered(typed))
+
+    def sample(
+        self, plan: RemotePlan, num_items: int, timeout_s: float, hold: bool
+    ) -> tuple[Arrays, Keys, npt.NDArray[np.float64], int]:
+        """One batch. hold is what a stream of batches does; see RemoteBatches."""
+        header = {"op": "sample", "index": plan.number, "names": plan.names, "n": num_items}
+        told, block = self._call(header, (), timeout_s, plan.sampled, num_items)
+        assert block is not None and not hold
+        *arrays, keys, probabilities = plan.sampled.arrays(block, num_items)
+        return arrays, keys, probabilities, told["live"]
+
+    def draw(self, index: int, num_items: int, timeout_s: float) -> tuple[Keys, npt.NDArray[np.float64], int]:
+        """Keys and probabilities."""
+        told, block = self._call({"op": "draw", "index": index, "n": num_items}, (), timeout_s, DRAWN, num_items)
+        assert block is not None
+        keys, probabilities = DRAWN.arrays(block, num_items)
+        return keys, probabilities, told["live"]
+
+    def gather(
+        self, plan: RemotePlan, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+    ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
+        """Columns by key; into `out` where that is given."""
+        count = len(keys)
+        header = {"op": "gather", "index": plan.number, "names": plan.names, "n": count}
+        _, block = self._call(header, (np.ascontiguousarray(keys),), None, plan.gathered, count)
+        assert block is not None
+        *arrays, present = plan.gathered.arrays(block, count)
+        if out is None:
+            return arrays, present
+        for target, array in zip(out, arrays, strict=True):
+            np.copyto(target, array)
+        return list(out), present
+
+    # ---- changing --------------------------------------------------------------------------------------------------
+
+    def update_priorities(self, index: int, keys: Keys, priorities: npt.NDArray[Any]) -> int:
+        """float32 priorities travel as they are, all others as float64."""
+        single = priorities.dtype == np.float32
+        values = np.ascontiguousarray(priorities, np.float32 if single else np.float64)
+        header = {"op": "update", "index": index, "n": len(keys), "single": single}
+        return int(self._call(header, (np.ascontiguousarray(keys), values)).header["value"])
+
+    def delete(self, keys: Keys) -> int:
+        """Removes steps by key."""
+        return int(self._call({"op": "delete", "n": len(keys)}, (keys,)).header["value"])
+
+    def clear(self) -> None:
+        """Removes all steps."""
+        self._call({"op": "clear"})
+
+    def set_policy_version(self, version: int) -> None:
+        """The table's version."""
+        self._call({"op": "set_policy_version", "version": version})
+
+    # ---- looking ---------------------------------------------------------------------------------------------------
+
+    def num_steps(self) -> int:
+        """Live steps."""
+        return int(self._call({"op": "get", "what": "num_steps"}).header["value"])
+
+    def num_items(self, index: int) -> int:
+        """Live items."""
+        return int(self._call({"op": "get", "what": "num_items", "index": index}).header["value"])
+
+    @property
+    def policy_version(self) -> int:
+        """The table's version."""
+        return int(self._call({"op": "get", "what": "policy_version"}).header["value"])
+
+    def stats(self) -> dict[str, Any]:
+        """As the core counts."""
+        counted: dict[str, Any] = self._call({"op": "get", "what": "stats"}).header["value"]
+        return counted
+
+    def check(self) -> None:
+        """Checks the invariants over there."""
+        self._call({"op": "check"})
+
+    # ---- writing and the handle ------------------------------------------------------------------------------------
+
+    def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> SyncWriterCore:
+        """Lanes over there, whose every call is answered before it returns."""
+        writer = SyncWriterCore(self.connection, RowEncoder(self.spec, num_lanes, single, normalise), self.timeout_s)
+        self.add_writer(writer)
+        return writer
+
+    def add_writer(self, writer: WriterCore) -> None:
+        """Remembers a writer: it closes with the table, and other calls see what it sent before."""
+        self._writers.add(writer)
+
+    @property
+    def path(self) -> str:
+        """The address of the table."""
+        return self.connection.address
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self.connection.closed
+
+    def close(self) -> None:
+        """Closes the writers, then every stream."""
+        if not self.connection.closed:
+            for writer in list(self._writers):
+                writer.close()
+            self.connection.close()
+
+    def after(self) -> list[tuple[int, int]]:
+        """What has to be applied before a call of this handle, so that it sees what the handle wrote before."""
+        return [pair for writer in list(self._writers) if (pair := writer.unseen()) is not None]
+
+    def _call(
+        self,
+        header: dict[str, Any],
+        parts: tuple[Any, ...] = (),
+        timeout_s: float | None = None,
+        packing: Packing | None = None,
+        count: int = 0,
+    ) -> Answer:
+        if self.connection.closed:
+            raise TableClosed()
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        header["timeout_s"] = server_wait(seconds)
+        if self._writers and (after := self.after()):
+            header["after"] = after
+        return self.connection.call(header, parts, cutoff(seconds), packing, count)

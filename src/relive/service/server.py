@@ -1,0 +1,216 @@
+"""Serves tables over Arrow Flight: one stream a thread of a client, one thread a stream."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, final
+
+import pyarrow.flight as flight
+
+from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavailable
+from relive.service import wire
+from relive.service.address import parse_server
+from relive.service.hosting import Hosted
+from relive.service.options import ServerOptions
+from relive.service.pipe import Pipe, StreamBroken
+from relive.service.sessions import CallSession, HoldSession, Session
+from relive.service.write_session import WriteSession
+from relive.table import Table
+
+__all__ = ["Server", "serve"]
+
+_running: set[Server] = set()  # for the end of the interpreter, which must not find threads of theirs in Arrow
+
+
+def serve(tables: Mapping[str, Table], address: str, options: ServerOptions | None = None) -> Server:
+    """Serves these tables under their names until close(); port 0 takes a free one. Returns at once.
+
+    The tables stay the caller's: usable here meanwhile, closed by the caller after the server. Raises InvalidConfig,
+    ServiceUnavailable where the address cannot be bound.
+    """
+    for name, table in tables.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise InvalidConfig("name of a served table", "text without '/', not empty", name)
+        if not isinstance(table, Table):
+            raise InvalidConfig(f"table {name!r}", "a relive.Table", type(table).__name__)
+    return Server(tables, address, options or ServerOptions())
+
+
+@final
+class Server:
+    """A running service; made by serve(). Owner of the listening socket and of every stream."""
+
+    def __init__(self, tables: Mapping[str, Table], address: str, options: ServerOptions) -> None:
+        host, port = parse_server(address)
+        self._closing = threading.Event()
+        self._closed = False
+        self._options = options
+        self._hosted = {name: Hosted(name, table, self._closing) for name, table in tables.items()}
+        try:
+            self._flight = _FlightServer(f"grpc://{host}:{port}", self._hosted, self._closing, options)
+        except StreamBroken as problem:
+            raise ServiceUnavailable(address, 0.0, str(problem)[:200]) from None
+        self._address = f"grpc://{host}:{self._flight.port}"
+        # Also the second Python thread without which the core would believe that who waits, waits for itself.
+        self._thread = threading.Thread(target=self._flight.wait, name="relive-server", daemon=True)
+        self._thread.start()
+        _running.add(self)
+
+    @property
+    def address(self) -> str:
+        """grpc://host:port; a table's address is this and its name: address + "/name"."""
+        return self._address
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names that are served."""
+        return tuple(self._hosted)
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that are open now."""
+        return self._flight.num_streams
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Blocks until close() was called, or the seconds are over (then False)."""
+        return self._closing.wait(timeout_s)
+
+    def close(self) -> None:
+        """Ends the service: answers what is in progress (at most close_timeout_s), then cuts every stream.
+
+        Lanes of clients are closed, batches they held given back. Closing twice is harmless.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._closing.set()
+        ends = time.monotonic() + self._options.close_timeout_s
+        while self._flight.num_busy and time.monotonic() < ends:
+            time.sleep(0.01)
+        stopper = threading.Thread(target=self._flight.shutdown, name="relive-server-close", daemon=True)
+        stopper.start()
+        # Flight waits for its streams, which are open as long as their clients like: cut their connections.
+        ends = time.monotonic() + max(self._options.close_timeout_s, 1.0)
+        while stopper.is_alive() and time.monotonic() < ends:
+            _cut_connections(self._flight.port)
+            stopper.join(0.02)
+        self._thread.join(1.0)
+        _running.discard(self)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.num_streams} streams"
+        return f"Server({self._address}, tables {', '.join(self._hosted)}, {state})"
+
+
+@final
+class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Makes the session that a stream's descriptor asks for and lets it run on the stream's own thread."""
+
+    def __init__(
+        self, location: str, hosted: Mapping[str, Hosted], closing: threading.Event, options: ServerOptions
+    ) -> None:
+        self._hosted = hosted
+        self._closing = closing
+        self._options = options
+        self._changed = threading.Lock()
+        self.num_streams = 0
+        self.num_busy = 0
+        super().__init__(location)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """One stream, from its handshake to its end."""
+        pipe = Pipe(context, reader, writer, self._count_busy)
+        with self._changed:
+            self.num_streams += 1
+        try:
+            session = self._session(descriptor, pipe)
+        except Exception as problem:  # whatever the handshake caused is told to who asked, if they are there still
+            with contextlib.suppress(*StreamBroken):
+                pipe.send({"error": wire.error_to(problem)})
+            return
+        else:
+            session.run()
+        finally:
+            with self._changed:
+                self.num_streams -= 1
+
+    def _count_busy(self, change: int) -> None:
+        with self._changed:
+            self.num_busy += change
+
+    def _session(self, descriptor: Any, pipe: Pipe) -> Session:
+        if self._closing.is_set():
+            raise ServiceUnavailable("this server", 0.0, "it closes")
+        if self.num_streams > self._options.max_streams:
+            raise InvalidConfig("streams", f"at most {self._options.max_streams} at once", self.num_streams)
+        request = _request(descriptor)
+        name = wire.field(request, "table", str)
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            raise NoSuchTable(name[:200])
+        hosted.check(request)
+        kind = wire.field(request, "kind", str)
+        if kind == "write":
+            return WriteSession(pipe, hosted, self._options, request)
+        kinds: dict[str, Callable[..., Session]] = {"call": CallSession, "hold": HoldSession}
+        if kind not in kinds:
+            raise BadMessage("kind of stream", "call, write or hold", kind[:40])
+        return kinds[kind](pipe, hosted, self._options)
+
+
+def _request(descriptor: Any) -> dict[str, Any]:
+    command = descriptor.command
+    if descriptor.descriptor_type != flight.DescriptorType.CMD or len(command) > wire.MAX_HEADER_BYTES:
+        raise BadMessage("descriptor", "a command of at most 1 MiB", str(descriptor.descriptor_type))
+    try:
+        request = json.loads(command)
+    except (ValueError, RecursionError) as problem:
+        raise BadMessage("descriptor", "JSON", str(problem)[:100]) from None
+    if not isinstance(request, dict):
+        raise BadMessage("descriptor", "a JSON object", type(request).__name__)
+    return request
+
+
+@atexit.register
+def _close_all() -> None:
+    for server in list(_running):
+        server.close()
+
+
+def _cut_connections(port: int) -> None:
+    """Ends every accepted TCP connection of this process to the port. Listening sockets and clients are let be."""
+    for name in os.listdir("/dev/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            copy = os.dup(int(name))
+        except OSError:
+            continue  # closed meanwhile
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            continue
+        with connection:
+            try:
+                if connection.getsockname()[1] == port and connection.getpeername():
+                    connection.shutdown(socket.SHUT_RDWR)
+            except (OSError, IndexError, TypeError):
+                continue  # listening, or of another family

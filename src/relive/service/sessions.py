@@ -1,0 +1,228 @@
+"""What a server does on one stream: answers calls one after the other, or lends batches ahead of their use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+
+from relive.errors import BadMessage, InvalidConfig, ReliveError
+from relive.service import wire
+from relive.service.hosting import Hosted, HostedPlan
+from relive.service.options import ServerOptions
+from relive.service.packing import DRAWN, PRESENT
+from relive.service.pipe import Pipe, StreamBroken, packed
+from relive.service.wire import Bytes
+
+__all__ = ["CallSession", "HoldSession", "Session", "bound"]
+
+Header = dict[str, Any]
+
+
+def bound(num_items: int, item_bytes: int, options: ServerOptions) -> int:
+    """num_items, refused where a reply would be too large. Raises InvalidConfig."""
+    most = max(options.max_reply_bytes // (item_bytes + 16), 1)
+    if not 0 <= num_items <= most:
+        raise InvalidConfig("num_items", f"at most {most}, as a reply holds {options.max_reply_bytes} bytes", num_items)
+    return num_items
+
+
+class Session(ABC):
+    """One stream from its handshake to its end. Owner of what the client holds through it: gives it back at the end."""
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
+        self.pipe = pipe
+        self.hosted = hosted
+        self.options = options
+
+    def run(self) -> None:
+        """Until the client ends the stream or is gone. An error is an answer, not an end."""
+        try:
+            self.pipe.send(self.hosted.hello() | self.begin())
+            while (message := self._next()) is not None:
+                try:
+                    self.handle(*message)
+                except ReliveError as problem:  # some are OSErrors, as broken streams are
+                    self.refuse(message[0], problem)
+                except StreamBroken:
+                    return
+                except Exception as problem:  # whatever a message caused is told to who sent it
+                    self.refuse(message[0], problem)
+        except StreamBroken:
+            return
+        finally:
+            self.pipe.rest()
+            self.end()
+
+    def _next(self) -> tuple[Header, Bytes] | None:
+        while True:
+            try:
+                return self.pipe.read()
+            except BadMessage as problem:
+                self.refuse({}, problem)
+
+    def refuse(self, header: Header, problem: Exception) -> None:
+        """Answers with an error."""
+        self.pipe.send({"error": wire.error_to(problem)})
+
+    def begin(self) -> Header:
+        """More for the handshake."""
+        return {}
+
+    def end(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Gives back what is held."""
+
+    @abstractmethod
+    def handle(self, header: Header, body: Bytes) -> None:
+        """Answers one message, or raises."""
+
+    def _plan(self, header: Header) -> tuple[HostedPlan, int]:
+        number = wire.whole(header, "index", 0, 1 << 16)
+        return self.hosted.plan(number, header.get("names")), number
+
+
+@final
+class CallSession(Session):
+    """Calls and their answers."""
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
+        super().__init__(pipe, hosted, options)
+        self._calls: dict[str, Callable[[Header, Bytes], None]] = {
+            "sample": self._sample,
+            "draw": self._draw,
+            "gather": self._gather,
+            "plan": self._describe,
+            "update": self._update,
+            "delete": self._delete,
+            "clear": self._clear,
+            "set_policy_version": self._set_policy_version,
+            "get": self._get,
+            "check": self._check,
+        }
+
+    def handle(self, header: Header, body: Bytes) -> None:
+        """Answers one call."""
+        call = self._calls.get(wire.field(header, "op", str))
+        if call is None:
+            raise BadMessage("op", " or ".join(self._calls), str(header["op"])[:40])
+        if "after" in header:
+            self.hosted.wait_for(header["after"], wire.seconds(header))
+        call(header, body)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def _sample(self, header: Header, body: Bytes) -> None:
+        plan, _ = self._plan(header)
+        count = bound(wire.whole(header, "n", 1, 2**31 - 1), plan.gathered.item_bytes, self.options)
+        core = self.hosted.table.core
+        arrays, keys, probabilities, num_live = self.hosted.wait(
+            lambda slice_s: core.sample(plan.core, count, slice_s, False), wire.seconds(header), self.pipe.gone
+        )
+        send_sample(self.pipe, plan, arrays, keys, probabilities, {"live": num_live})
+
+    def _draw(self, header: Header, body: Bytes) -> None:
+        number = wire.whole(header, "index", 0, 1 << 16)
+        self.hosted.index_name(number)
+        count = bound(wire.whole(header, "n", 1, 2**31 - 1), 0, self.options)
+        core = self.hosted.table.core
+        keys, probabilities, num_live = self.hosted.wait(
+            lambda slice_s: core.draw(number, count, slice_s), wire.seconds(header), self.pipe.gone
+        )
+        self.pipe.send_buffers({"live": num_live}, packed(DRAWN, [keys, probabilities], count))
+
+    def _gather(self, header: Header, body: Bytes) -> None:
+        plan, _ = self._plan(header)
+        count = bound(wire.whole(header, "n", 0, 2**31 - 1), plan.gathered.item_bytes, self.options)
+        (keys,) = wire.arrays_of(body, (np.int64, (count,)))
+        arrays, present = self.hosted.table.core.gather(plan.core, keys, None)
+        self.pipe.send_buffers({}, [*packed(plan.gathered, arrays, count), *packed(PRESENT, [present], count)])
+
+    def _describe(self, header: Header, body: Bytes) -> None:
+        plan, _ = self._plan(header)
+        self.pipe.send({"outputs": [[one.name, one.dtype.str, one.shape] for one in plan.gathered.outputs]})
+
+    # ---- changing --------------------------------------------------------------------------------------------------
+
+    def _update(self, header: Header, body: Bytes) -> None:
+        name = self.hosted.index_name(wire.whole(header, "index", 0, 1 << 16))
+        count = wire.whole(header, "n", 0, 2**31 - 1)
+        kind = np.float32 if wire.field(header, "single", bool) else np.float64
+        keys, priorities = wire.arrays_of(body, (np.int64, (count,)), (kind, (count,)))
+        self.pipe.send({"value": self.hosted.table.update_priorities(keys, priorities, index=name)})
+
+    def _delete(self, header: Header, body: Bytes) -> None:
+        (keys,) = wire.arrays_of(body, (np.int64, (wire.whole(header, "n", 0, 2**31 - 1),)))
+        self.pipe.send({"value": self.hosted.table.delete(keys)})
+
+    def _clear(self, header: Header, body: Bytes) -> None:
+        self.hosted.table.clear()
+        self.pipe.send({"value": None})
+
+    def _set_policy_version(self, header: Header, body: Bytes) -> None:
+        self.hosted.table.set_policy_version(wire.field(header, "version", int))
+        self.pipe.send({"value": None})
+
+    # ---- looking ---------------------------------------------------------------------------------------------------
+
+    def _get(self, header: Header, body: Bytes) -> None:
+        table, what = self.hosted.table, wire.field(header, "what", str)
+        if what == "num_steps":
+            value: Any = len(table)
+        elif what == "num_items":
+            value = table.num_items(self.hosted.index_name(wire.whole(header, "index", 0, 1 << 16)))
+        elif what == "policy_version":
+            value = table.policy_version
+        elif what == "stats":
+            value = table.core.stats()
+        else:
+            raise BadMessage("what", "num_steps, num_items, policy_version or stats", what[:40])
+        self.pipe.send({"value": value})
+
+    def _check(self, header: Header, body: Bytes) -> None:
+        self.hosted.table.check()
+        self.pipe.send({"value": None})
+
+
+@final
+class HoldSession(Session):
+    """Batches drawn ahead: in flight until the client says that one was handed out, given back at the stream's end."""
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
+        super().__init__(pipe, hosted, options)
+        self._held: list[tuple[int, int]] = []  # (index, items) of each batch, oldest first
+
+    def handle(self, header: Header, body: Bytes) -> None:
+        """Counts what was handed out, then draws one more batch if that is asked."""
+        core = self.hosted.table.core
+        if "after" in header:
+            self.hosted.wait_for(header["after"], wire.seconds(header))
+        for _ in range(wire.whole(header, "handed_out", 0, len(self._held))):
+            core.commit_held(*self._held[0])
+            del self._held[0]
+        op = wire.field(header, "op", str)
+        if op == "sample":
+            plan, number = self._plan(header)
+            count = bound(wire.whole(header, "n", 1, 2**31 - 1), plan.gathered.item_bytes, self.options)
+            arrays, keys, probabilities, num_live = self.hosted.wait(
+                lambda slice_s: core.sample(plan.core, count, slice_s, True), wire.seconds(header), self.pipe.gone
+            )
+            self._held.append((number, count))
+            send_sample(self.pipe, plan, arrays, keys, probabilities, {"live": num_live})
+        elif op == "count":
+            self.pipe.send({"value": len(self._held)})
+        else:
+            raise BadMessage("op", "sample or count", op[:40])
+
+    def end(self) -> None:
+        """Gives back what was not handed out."""
+        held, self._held = self._held, []
+        if not self.hosted.table.closed:  # closing the table gives everything back
+            for number, count in held:
+                self.hosted.table.core.return_held(number, count)
+
+
+def send_sample(pipe: Pipe, plan: HostedPlan, arrays: Any, keys: Any, probabilities: Any, header: Header) -> None:
+    """A sample as one block, which the core has made already unless its layout changed."""
+    pipe.send_buffers(header, packed(plan.sampled, [*arrays, keys, probabilities], len(keys)))

@@ -1,0 +1,155 @@
+"""Messages between client and server: a JSON header, then bytes; and errors that keep their class on the way.
+
+    message = length of the header (uint32, little endian) | header, JSON, blanks up to 8 bytes | body
+
+Knows nothing of Arrow. docs/design/service.md lists the headers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.errors import BadMessage, ReliveError, from_core
+
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "VERSION",
+    "Bytes",
+    "arrays_of",
+    "decode",
+    "encode",
+    "error_from",
+    "error_to",
+    "field",
+    "number",
+    "seconds",
+    "whole",
+]
+
+VERSION = 1
+MAX_HEADER_BYTES = 1 << 20
+
+Bytes = npt.NDArray[np.uint8]
+_as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build an encoder each time
+
+
+def encode(header: Mapping[str, Any], *parts: Any) -> bytes:
+    """One message; parts are bytes-like, C-contiguous, and follow each other without gaps."""
+    text = _as_json(header).encode()
+    text += b" " * (-(len(text) + 4) % 8)
+    return b"".join((len(text).to_bytes(4, "little"), text, *parts))
+
+
+def decode(message: Any) -> tuple[dict[str, Any], Bytes]:
+    """The header and the body (a view) of a message. Raises BadMessage; allocates no more than came."""
+    view = np.frombuffer(message, np.uint8) if len(message) else np.empty(0, np.uint8)
+    if len(view) < 4:
+        raise BadMessage("message", "at least 4 bytes", len(view))
+    num_bytes = int.from_bytes(view[:4].tobytes(), "little")
+    if num_bytes > min(len(view) - 4, MAX_HEADER_BYTES):
+        raise BadMessage("length of the header", f"at most {min(len(view) - 4, MAX_HEADER_BYTES)}", num_bytes)
+    try:
+        header = json.loads(view[4 : 4 + num_bytes].tobytes())
+    except (ValueError, RecursionError) as problem:
+        raise BadMessage("header", "JSON", str(problem)[:100]) from None
+    if not isinstance(header, dict):
+        raise BadMessage("header", "a JSON object", type(header).__name__)
+    return header, view[4 + num_bytes :]
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def error_to(error: BaseException) -> dict[str, Any]:
+    """An error as {'type', 'fields'}; whatever is no error of the library becomes a BadMessage."""
+    if not isinstance(error, ReliveError):
+        error = BadMessage("request", "one that this version sends", f"{type(error).__name__}: {error}"[:300])
+    fields = {name: _plain(value) for name, value in vars(error).items() if not name.startswith("_")}
+    if isinstance(error, OSError) and error.errno is not None:
+        fields["errno"] = error.errno
+    return {"type": type(error).__name__, "fields": fields}
+
+
+def error_from(told: Any) -> ReliveError:
+    """The error that error_to wrote, of the same class (a plain ReliveError where this version has no such class)."""
+    if not isinstance(told, dict) or not isinstance(told.get("fields"), dict):
+        return BadMessage("error", "type and fields", str(told)[:100])
+    fields = {str(name): tuple(value) if isinstance(value, list) else value for name, value in told["fields"].items()}
+    return from_core(str(told.get("type")), fields)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    return str(value)
+
+
+# ---- fields of a header --------------------------------------------------------------------------------------------
+
+
+def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    """header[name], which must be there and of this kind, else BadMessage."""
+    value = header.get(name)
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join("null" if one is type(None) else one.__name__ for one in kinds)
+        raise BadMessage(f"header field {name!r}", names, type(value).__name__)
+    return value
+
+
+def whole(header: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    """An integer field in [least, most], else BadMessage."""
+    value: int = field(header, name, int)
+    if not least <= value <= most:
+        raise BadMessage(f"header field {name!r}", f"an integer from {least} to {most}", str(value)[:40])
+    return value
+
+
+def number(header: Mapping[str, Any], name: str) -> float:
+    """A number field that is not NaN, else BadMessage."""
+    value = float(field(header, name, (int, float)))
+    if math.isnan(value):
+        raise BadMessage(f"header field {name!r}", "a number", value)
+    return value
+
+
+def seconds(header: Mapping[str, Any], name: str = "timeout_s") -> float:
+    """A number of seconds >= 0, else BadMessage. JSON has no infinity: null waits for ever."""
+    if name in header and header[name] is None:
+        return math.inf
+    value = number(header, name)
+    if value < 0.0:
+        raise BadMessage(f"header field {name!r}", "seconds >= 0", value)
+    return value
+
+
+# ---- arrays in a body ----------------------------------------------------------------------------------------------
+
+
+def arrays_of(body: Bytes, *wanted: tuple[npt.DTypeLike, tuple[int, ...]]) -> list[npt.NDArray[Any]]:
+    """Arrays of these dtypes and shapes that fill the body exactly, else BadMessage. Views where the bytes are aligned.
+
+    What is asked for is compared with what came before anything is made, so no count in a header costs memory.
+    """
+    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in wanted]
+    if sum(sizes) != len(body):
+        raise BadMessage("body", f"{sum(sizes)} bytes"[:60], len(body))
+    made, at = [], 0
+    for (dtype, shape), size in zip(wanted, sizes, strict=True):
+        part = body[at : at + size]
+        kind = np.dtype(dtype)
+        if size and part.__array_interface__["data"][0] % kind.alignment:
+            part = part.copy()
+        if kind == np.bool_ and part.size and part.max() > 1:
+            raise BadMessage("body", "bools of 0 or 1", int(part.max()))
+        made.append(part.view(kind).reshape(shape))
+        at += size
+    return made

@@ -1,0 +1,137 @@
+"""The server's side of a writer: lanes that live as long as the stream, and messages of rows applied in order."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.errors import BadMessage, DeadlineExceeded, ReliveError
+from relive.service import wire
+from relive.service.hosting import Hosted
+from relive.service.options import ServerOptions
+from relive.service.pipe import Pipe
+from relive.service.rows import RowLayout
+from relive.service.sessions import Header, Session
+from relive.service.wire import Bytes
+from relive.writer import Writer
+
+__all__ = ["WriteSession"]
+
+_MAX_OPS = 4096
+_ROWS_AT_ONCE = 256  # that many are written in one hold of the table's lock: all of them or none
+
+
+@final
+class WriteSession(Session):
+    """A message holds numbered operations: rows appended one by one or as a block, ends of episodes, versions.
+
+    They are applied in order and answered with the keys of what was stored. After an error the rest of the message and
+    every later message of the same epoch is dropped, until the client, who knows by then, begins a new epoch: what was
+    sent after a failed step never overtakes it.
+    """
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, request: Header) -> None:
+        super().__init__(pipe, hosted, options)
+        num_lanes = wire.field(request, "num_lanes", (int, type(None)))
+        self._writer: Writer = hosted.table.writer(num_lanes)
+        self._layout = RowLayout(hosted.table.spec, num_lanes)
+        self._number, self._progress = hosted.open_progress()
+        self._failed_epoch = -1
+        self._keys: list[npt.NDArray[np.int64]] = []
+
+    def begin(self) -> Header:
+        """The session's number, which the client's other calls name."""
+        return {"session": self._number}
+
+    def end(self) -> None:
+        """The client is gone or done: its lanes are cut."""
+        try:
+            self._writer.close()
+        finally:
+            self.hosted.end_progress(self._number)
+
+    def refuse(self, header: Header, problem: Exception) -> None:
+        """An error answers a message by its number, where it had one."""
+        self.pipe.send({"error": wire.error_to(problem), "seq": header.get("seq", -1)})
+
+    def handle(self, header: Header, body: Bytes) -> None:
+        """Applies one message and answers it."""
+        sequence = wire.whole(header, "seq", 0, 2**62)
+        epoch = wire.whole(header, "epoch", 0, 2**62)
+        self._keys = []
+        try:
+            if epoch == self._failed_epoch:
+                self.pipe.send({"seq": sequence, "dropped": True})
+                return
+            answer: Header = {"seq": sequence}
+            try:
+                self._apply(header, body)
+            except Exception as problem:  # told to the client, with the keys of what was stored before it
+                self._failed_epoch = epoch
+                answer["error"] = wire.error_to(problem)
+            self.pipe.send(answer, *self._keys)
+        finally:
+            self._progress.advance(sequence)
+
+    def _apply(self, header: Header, body: Bytes) -> None:
+        ops = wire.field(header, "ops", list)
+        if len(ops) > _MAX_OPS or not all(isinstance(op, dict) for op in ops):
+            raise BadMessage("header field 'ops'", f"at most {_MAX_OPS} operations", len(ops))
+        timeout_s = wire.seconds(header)
+        sizes = [self._layout.num_bytes(op) for op in ops]
+        if sum(sizes) != len(body):
+            raise BadMessage("body", f"{sum(sizes)} bytes"[:60], len(body))
+        at = 0
+        for op, size in zip(ops, sizes, strict=True):
+            self._apply_one(op, body[at : at + size], timeout_s)
+            at += size
+
+    def _apply_one(self, op: Header, body: Bytes, timeout_s: float) -> None:
+        what = wire.field(op, "op", str)
+        if what == "version":
+            self._writer.set_policy_version(wire.field(op, "version", (int, type(None))))
+            return
+        columns = self._layout.columns(op, body)
+        if what == "end":
+            flags = {name: wire.field(op, name, bool) for name in ("terminated", "truncated")}
+            self._waited(lambda slice_s: self._writer.end_episode(**columns, **flags, timeout_s=slice_s), timeout_s)
+        elif what == "extend":
+            self._extend(columns, timeout_s)
+        else:
+            self._append(columns, wire.whole(op, "rows", 1, 2**31 - 1), timeout_s)
+
+    # ---- rows ------------------------------------------------------------------------------------------------------
+
+    def _extend(self, columns: dict[str, Any], timeout_s: float) -> None:
+        self._keys.append(self._waited(lambda slice_s: self._writer.extend(**columns, timeout_s=slice_s), timeout_s))
+
+    def _append(self, columns: dict[str, Any], num_rows: int, timeout_s: float) -> None:
+        """Rows that were appended one by one: together where all pass at once, else each as it would have alone."""
+        lanes = columns.pop("lanes", None)
+        more = {} if lanes is None else {"lanes": lanes}
+        width = self._layout.width if lanes is None else max(len(lanes), 1)
+        at_once = max(_ROWS_AT_ONCE // width, 1)
+        for first in range(0, num_rows, at_once):
+            some = {name: array[first : first + at_once] for name, array in columns.items()}
+            try:
+                self._keys.append(self._writer.extend(**some, **more, timeout_s=0.0))
+                continue
+            except DeadlineExceeded as problem:
+                if problem.holder_pid is not None:
+                    raise
+            except ReliveError:
+                pass  # nothing of it was stored; row by row shows which one it was
+            for row in range(first, min(first + at_once, num_rows)):
+                self._extend({name: array[row : row + 1] for name, array in columns.items()} | more, timeout_s)
+
+    def _waited(self, write: Any, timeout_s: float) -> Any:
+        """Tries at once, then as one who waits: who waits for this writer's rows is told not to."""
+        try:
+            return write(0.0)
+        except DeadlineExceeded as problem:
+            if timeout_s == 0.0 or problem.holder_pid is not None:
+                raise
+        self._progress.begin_wait()
+        return self.hosted.wait(write, timeout_s, self.pipe.gone)

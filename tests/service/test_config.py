@@ -1,0 +1,134 @@
+"""table.toml and `relive serve`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+from contract.tools import write_steps
+
+import relive
+from relive import errors
+from relive.service import connect
+from relive.service.config import load_config
+
+FILE = """
+address = "grpc://127.0.0.1:0"
+
+[tables.pong]
+capacity = 5000
+storage = { shared = "NAME" }
+max_lanes = 16
+timeout_s = 20.0
+seed = 3
+
+[tables.pong.columns]
+observation = { shape = [2], dtype = "float32", kind = "state" }
+action = { dtype = "int64" }
+reward = { dtype = "float32" }
+
+[tables.pong.index]
+items = { type = "Transitions", n_step = 3, gamma = 0.99, stack = { observation = 2 } }
+sampler = { type = "Prioritized", priority_exponent = 0.6 }
+limiter = { type = "MinSize", min_size = 10 }
+
+[tables.nested]
+capacity = "1MiB"
+storage = "local"
+
+[tables.nested.columns]
+reward = { dtype = "float32" }
+[tables.nested.columns.sensors]
+camera = { shape = [8, 8], dtype = "uint8", kind = "state" }
+speed = { dtype = "float32", kind = "state" }
+
+[tables.nested.indexes.first]
+sampler = { type = "Uniform" }
+[tables.nested.indexes.second]
+max_times_sampled = 4
+"""
+
+
+def written(folder: Path, text: str, name: str = "nobody") -> Path:
+    path = folder / "table.toml"
+    path.write_text(text.replace("NAME", name))
+    return path
+
+
+def test_a_file_is_the_tables_it_describes(tmp_path: Path, shm_name: Any) -> None:
+    loaded = load_config(written(tmp_path, FILE, shm_name()))
+    with loaded.tables["pong"].open() as pong, loaded.tables["nested"].open() as nested:
+        items = relive.Transitions(n_step=3, gamma=0.99, stack={"observation": 2})
+        expected = relive.Index(items, relive.Prioritized(0.6), relive.MinSize(10))
+        assert pong.indexes == {"default": expected} and (pong.capacity, pong.timeout_s) == (5000, 20.0)
+        assert pong.spec.columns["observation"] == relive.ArraySpec((2,), "float32", kind="state")
+        assert list(nested.spec.columns) == ["reward", "sensors/camera", "sensors/speed"]
+        assert list(nested.indexes) == ["first", "second"] and nested.indexes["second"].max_times_sampled == 4
+
+
+@pytest.mark.parametrize(
+    "old, new, says",
+    [
+        ("capacity = 5000\n", "", "capacity"),
+        ("capacity = 5000", "capacitee = 5000\ncapacity = 5000", "capacitee"),
+        ('type = "Uniform"', 'type = "Unifrom"', "Uniform"),
+        ("n_step = 3", "n_steps = 3", "n_steps"),
+        ('storage = "local"', 'storage = "disk"', "storage"),
+        ('address = "grpc://127.0.0.1:0"', 'address = "tcp://x"', "grpc://host:port"),
+        ('dtype = "int64"', 'dtype = "str"', "dtype"),
+        ("seed = 3", "seed = ", "TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in FILE
+    with pytest.raises(errors.ReliveError) as caught:
+        config = load_config(written(tmp_path, FILE.replace(old, new, 1)))
+        config.tables["nested"].open().close()
+    assert says in str(caught.value)
+
+
+def test_another_table_under_the_name_is_not_taken(tmp_path: Path, shm_name: Any) -> None:
+    name = shm_name()
+    spec = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})
+    with relive.Table(spec, 100, storage=relive.SharedMemory(name)) as there:
+        with pytest.raises(errors.InvalidConfig) as caught:
+            load_config(written(tmp_path, FILE, name)).tables["pong"].open()
+        assert name in caught.value.what and len(there) == 0
+
+
+def start(path: Path, *more: str) -> tuple[subprocess.Popen[str], str]:
+    """`relive serve` as a user runs it, and the address of its table."""
+    command = [sys.executable, "-m", "relive.cli", "serve", str(path), *more]
+    environment = {**os.environ, "COLUMNS": "200"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("grpc://"), line
+    return process, line.split(": ")[0]
+
+
+def test_serve_is_killed_and_started_again(tmp_path: Path, shm_name: Any) -> None:
+    """On the same shared table; a clean end then removes it, as every last close does."""
+    pytest.importorskip("typer", reason="typer is not installed here (pip install 'relive[service]')")
+    name = shm_name()
+    path = written(tmp_path, FILE, name)
+    first, address = start(path)
+    with connect(address) as remote:
+        with remote.writer() as writer:
+            keys = write_steps(writer, 0, 40)
+        first.kill()
+        first.wait(20)
+        second, again = start(path, "--address", address.rpartition("/")[0])
+        assert again == address and len(remote) == 40 and remote.gather(keys).present.sum() >= 37
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(20) == 0
+    with pytest.raises(errors.NoSuchTable):
+        relive.attach(name)

@@ -1,0 +1,184 @@
+"""Servers and clients that are killed or stopped: errors in time, nothing acknowledged lost, nothing left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+from contract.tools import contents, plain_spec, state, step, write_steps
+
+import relive
+from relive import errors
+from relive.service import Streaming, connect
+from service.hosts import Host
+
+StartHost = Callable[[], Host]
+
+
+def revive(start_host: StartHost, name: str, address: str) -> Host:
+    """Another server of the same shared table at the same address."""
+    host = start_host()
+    assert host.attach(name, address.removesuffix("/table")) == address
+    return host
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_dies_or_hangs_in_mid_call(start_host: StartHost, shm_name: Any, death: signal.Signals) -> None:
+    """The error comes before the deadline; the same handle works again at the same address, nothing stored is lost."""
+    host, name = start_host(), shm_name()
+    address = host.serve(plain_spec(), 500, relive.Index(limiter=relive.MinSize(50)), storage=relive.SharedMemory(name))
+    remote = connect(address, timeout_s=60.0)
+    writer = remote.writer()
+    keys = write_steps(writer, 0, 20)
+    caught: list[tuple[float, errors.ReliveError]] = []
+
+    def wait() -> None:
+        start = time.monotonic()
+        try:
+            remote.sample(4, timeout_s=3.0)  # the limiter lets nobody pass yet
+        except errors.ReliveError as problem:
+            caught.append((time.monotonic() - start, problem))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.3)
+    os.kill(host.process.pid, death)
+    waiting.join(10)
+    assert len(caught) == 1 and caught[0][0] < 3.0
+    assert isinstance(caught[0][1], errors.ServiceUnavailable) and caught[0][1].address == address
+    with pytest.raises(errors.ServiceUnavailable):
+        remote.draw(1, timeout_s=0.5)
+    host.kill()
+
+    host = revive(start_host, name, address)
+    assert len(remote) == 20 and remote.gather(keys).present.all()
+    assert contents(remote, keys)["action"] == list(range(20))
+    with pytest.raises(errors.ServiceUnavailable):
+        writer.append(**step(20, 21))  # its lanes went with the server: said once
+    more = write_steps(writer, 20, 40)
+    assert remote.sample(8).num_items == 8
+    assert contents(remote, more)["action"] == list(range(20, 60))
+    remote.check()
+    remote.close()
+    host.close()
+
+
+def test_a_call_waits_for_a_server_that_comes_back(start_host: StartHost, shm_name: Any) -> None:
+    host, name = start_host(), shm_name()
+    address = host.serve(plain_spec(), 500, storage=relive.SharedMemory(name))
+    remote = connect(address)
+    assert len(remote) == 0
+    host.kill()
+    got: list[int] = []
+    waiting = threading.Thread(target=lambda: got.append(len(remote)))
+    waiting.start()
+    host = revive(start_host, name, address)
+    waiting.join(30)
+    assert got == [0]
+    remote.close()
+    host.close()
+
+
+def test_streamed_steps_of_a_server_that_is_killed(start_host: StartHost, shm_name: Any) -> None:
+    """Acknowledged steps are there afterwards; all others are reported, and none comes twice."""
+    host, name = start_host(), shm_name()
+    address = host.serve(plain_spec(), 50_000, storage=relive.SharedMemory(name), max_lanes=8)
+    remote = connect(address, timeout_s=20.0)
+    writer = remote.writer(streaming=Streaming(max_rows=16))
+    killer = threading.Timer(0.4, host.kill)
+    killer.start()
+    keys: list[Any] = []
+    with pytest.raises(errors.Unacknowledged) as caught:
+        for t in range(10_000_000):
+            keys.append(writer.append(observation=state(0), action=t, reward=0.0, terminated=True))
+    killer.join()
+    assert isinstance(caught.value.__cause__, errors.ServiceUnavailable)
+    lost = caught.value.num_steps
+    acknowledged = [int(one) for one in keys[: len(keys) - lost]]
+    for one in keys[len(keys) - lost :]:
+        with pytest.raises(errors.Unacknowledged):
+            int(one)
+
+    host = revive(start_host, name, address)
+    last = [writer.append(observation=state(1), action=-1, reward=0.0, terminated=True) for _ in range(3)]
+    writer.flush()
+    still = np.asarray(acknowledged[-30_000:], np.int64)
+    first = len(acknowledged) - len(still)
+    batch = remote.gather(still)
+    assert batch.present.all() and batch["action"].tolist() == list(range(first, len(acknowledged)))
+    assert remote.gather([int(one) for one in last])["action"].tolist() == [-1] * 3
+    stored = remote.gather(np.unique(remote.sample(20_000).item_keys))["action"]
+    assert len(set(stored[stored >= 0].tolist())) == (stored >= 0).sum(), "a step came twice"
+    remote.check()
+    remote.close()
+    host.close()
+
+
+def test_batches_go_on_after_a_server_came_back(start_host: StartHost, shm_name: Any) -> None:
+    host, name = start_host(), shm_name()
+    address = host.serve(plain_spec(), 500, storage=relive.SharedMemory(name))
+    remote = connect(address, timeout_s=20.0)
+    with remote.writer() as writer:
+        write_steps(writer, 0, 100)
+    with remote.batches(8, prefetch=2) as batches:
+        assert next(batches).num_items == 8
+        host.kill()
+        with pytest.raises(errors.ServiceUnavailable):
+            for _ in range(10):
+                next(batches)
+        host = revive(start_host, name, address)
+        assert next(batches).num_items == 8
+    assert remote.stats().indexes["default"].in_flight == 0
+    remote.close()
+    host.close()
+
+
+def _hold(address: str, ready: Any) -> None:
+    remote = connect(address)
+    writer = remote.writer(num_lanes=2)
+    rows = {"observation": np.zeros((2, 2)), "action": [1, 1], "reward": [0.0, 0.0]}
+    writer.append(**rows)
+    writer.append(**rows)
+    with remote.batches(2, prefetch=3, timeout_s=10.0) as batches:
+        next(batches)
+        time.sleep(0.3)
+        ready.set()
+        time.sleep(60)
+
+
+def test_a_client_that_is_killed_gives_back_its_lanes_and_batches(host: Host, shm_name: Any) -> None:
+    address = host.serve(plain_spec(), 500, storage=relive.SharedMemory(shm_name()), max_lanes=8)
+    with connect(address) as remote:
+        context = multiprocessing.get_context("spawn")
+        ready = context.Event()
+        client = context.Process(target=_hold, args=(address, ready), daemon=True)
+        client.start()
+        assert ready.wait(30)
+        stats = remote.stats()
+        assert stats.num_lanes == 2 and stats.indexes["default"].in_flight > 0
+        client.kill()
+        client.join()
+        ends = time.monotonic() + 10
+        while time.monotonic() < ends and (remote.stats().num_lanes or remote.stats().indexes["default"].in_flight):
+            time.sleep(0.02)
+        stats = remote.stats()
+        assert stats.num_lanes == 0 and stats.indexes["default"].in_flight == 0
+        remote.check()
+    host.stop(address)
+
+
+def test_nobody_there() -> None:
+    start = time.monotonic()
+    with pytest.raises(errors.ServiceUnavailable) as caught:
+        connect("grpc://127.0.0.1:1/t", timeout_s=0.5)
+    assert time.monotonic() - start < 5 and caught.value.reason

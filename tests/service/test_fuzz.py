@@ -1,0 +1,194 @@
+"""Malformed messages never hurt a server: afterwards the table is whole, nothing is held, and a client works."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+import pyarrow as pa
+import pyarrow.flight as flight
+from contract.tools import plain_spec, prioritized, step, write_steps
+
+import relive
+from relive.service import Server, ServerOptions, connect, serve, wire
+
+NUM_MESSAGES = 1000
+A_STREAM = 20
+STRANGE: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 3, 255, 2**31, 2**62, 2**63, 10**30, 0.5, -0.5, 1e308, float("nan"), float("inf"), "", "x",
+    "sample", "\0", "a" * 5000, [], [[]], [1, 2], [[1, 2], [3]], ["observation"], ["observation"] * 300, {},
+    {"op": "end"},
+)  # fmt: skip
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with relive.Table(plain_spec(), 500, prioritized(), max_lanes=64, timeout_s=0.2) as table:
+        with serve({"t": table}, "grpc://127.0.0.1:0", ServerOptions(max_reply_bytes=1 << 20)) as one:
+            yield one
+        table.check()
+
+
+def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], bytes]]:
+    """Messages that would pass, to be bent."""
+    body = b"".join(key.to_bytes(8, "little") for key in keys[:4])
+    names = ["observation", "action", "reward"]
+    if kind == "hold":
+        ask = {"op": "sample", "index": 0, "names": names, "n": 4, "timeout_s": 0.0, "handed_out": 0}
+        return [(ask, b""), (ask | {"op": "count"}, b"")]
+    if kind == "write":
+        row = {"op": "append", "rows": 1, "lanes": None, "names": names}
+        block = {"op": "extend", "rows": 2, "states": 3, "lanes": None, "names": names}
+        end = {"op": "end", "lanes": None, "names": ["next_observation"], "terminated": False, "truncated": True}
+        frame = {"seq": 1, "epoch": 0, "timeout_s": 0.0}
+        version = {"op": "version", "version": 3}
+        return [
+            (frame | {"ops": [row]}, bytes(20)),
+            (frame | {"ops": [block]}, bytes(48)),
+            (frame | {"ops": [row, end, version]}, bytes(28)),
+        ]
+    read = {"index": 0, "names": names, "n": 4, "timeout_s": 0.0, "after": [[1, 1]]}
+    return [
+        ({"op": "sample", **read}, b""),
+        ({"op": "draw", **read}, b""),
+        ({"op": "gather", **read}, body),
+        ({"op": "plan", **read}, b""),
+        ({"op": "update", **read, "single": True}, body + bytes(16)),
+        ({"op": "delete", "n": 4}, body),
+        ({"op": "set_policy_version", "version": 4}, b""),
+        ({"op": "get", "what": "num_items", "index": 0}, b""),
+        ({"op": "get", "what": "stats"}, b""),
+        ({"op": "check"}, b""),
+    ]
+
+
+def bend(value: Any, rng: random.Random) -> Any:
+    """One thing somewhere inside is changed, taken away or added."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        name = rng.choice(sorted(value))
+        changed = dict(value)
+        if rng.random() < 0.15:
+            del changed[name]
+        else:
+            changed[name] = bend(value[name], rng)
+        return changed
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        where = rng.randrange(len(value))
+        return [*value[:where], bend(value[where], rng), *value[where + 1 :]]
+    return rng.choice(STRANGE)
+
+
+def malformed(kind: str, keys: list[int], rng: random.Random) -> bytes:
+    header, body = rng.choice(right_messages(kind, keys))
+    way = rng.randrange(7)
+    if way == 0:
+        return rng.randbytes(rng.choice((0, 1, 3, 4, 5, 64, 4096)))
+    if way == 1:  # lengths that lie
+        return rng.choice((0, 5, 2**16, 2**31, 2**32 - 1)).to_bytes(4, "little") + rng.randbytes(rng.randrange(64))
+    if way == 2:
+        return wire.encode(header, body)[: rng.randrange(len(body) + 40)]
+    if way == 3:
+        return wire.encode(header, body, rng.randbytes(rng.randrange(1, 64)))
+    if way == 4:
+        return wire.encode(header, rng.randbytes(len(body)))
+    text = json.dumps(bend(header, rng)).encode()
+    if way == 5:
+        text = b"[" * 100_000 if rng.random() < 0.05 else text
+        return len(text).to_bytes(4, "little") + text + rng.randbytes(len(body))
+    return wire.encode(bend(header, rng), body)
+
+
+def open_stream(client: Any, rng: random.Random, kind: str, bent: bool) -> Any:
+    request = {"relive": wire.VERSION, "byte_order": "little", "table": "t", "kind": kind, "spec": None}
+    request |= {"uuid": None, "layout_hash": None, "num_lanes": None}
+    command = json.dumps(bend(request, rng) if bent else request).encode()
+    if bent and rng.random() < 0.3:
+        command = rng.randbytes(rng.randrange(200))
+    options = flight.FlightCallOptions(timeout=30.0)
+    if bent and rng.random() < 0.1:
+        return client.do_exchange(flight.FlightDescriptor.for_path("t", "x"), options)
+    return client.do_exchange(flight.FlightDescriptor.for_command(command), options)
+
+
+def play(client: Any, rng: random.Random, kind: str, keys: list[int]) -> tuple[int, int]:
+    """Bent messages on one stream, each answered by the server before the next; (messages, refusals)."""
+    writer, reader = open_stream(client, rng, kind, bent=rng.random() < 0.3)
+    sent, refused = 1, 0
+    try:
+        if b"error" in reader.read_chunk().app_metadata.to_pybytes():
+            return sent, 1
+        for _ in range(A_STREAM):
+            sent += 1
+            if rng.random() < 0.03:  # a record batch, which no message is
+                writer.begin(pa.schema([("x", pa.int64())]))
+                writer.write_batch(pa.record_batch([pa.array([1, 2, 3])], names=["x"]))
+            else:
+                writer.write_metadata(malformed(kind, keys, rng))
+            if rng.random() < 0.8:
+                answer = reader.read_chunk().app_metadata
+                refused += answer is not None and b'"error"' in answer.to_pybytes()
+    except (flight.FlightError, pa.ArrowException, OSError, StopIteration):
+        refused += 1
+    finally:
+        reader.cancel()
+        try:
+            writer.close()
+        except (flight.FlightError, pa.ArrowException, OSError):
+            pass
+    return sent, refused
+
+
+def test_malformed_messages_never_hurt(server: Server, profile_scale: int) -> None:
+    rng = random.Random(20)
+    with connect(server.address + "/t") as remote, remote.writer() as writer:
+        keys = write_steps(writer, 0, 100)
+        client = flight.FlightClient(server.address)
+        sent = refused = 0
+        while sent < NUM_MESSAGES * profile_scale:
+            done = play(client, rng, rng.choice(("call", "write", "hold")), keys.tolist())
+            sent, refused = sent + done[0], refused + done[1]
+        assert refused > 0.3 * sent, "most of these messages are wrong"
+
+        assert writer.append(**step(100, 101)) >= 0
+        with remote.writer() as another:  # whose page is the youngest, should strangers have filled the table
+            more = write_steps(another, 0, 20)
+        assert remote.gather(more).present.all()
+        assert remote.sample(16, timeout_s=5.0).num_items == 16
+        remote.check()
+        ends = time.monotonic() + 10
+        while time.monotonic() < ends and (server.num_streams > 2 or remote.stats().num_lanes > 1):
+            time.sleep(0.02)
+        stats = remote.stats()
+        assert stats.num_lanes == 1 and stats.indexes["default"].in_flight == 0
+
+
+def test_a_count_costs_no_memory() -> None:
+    """What a header asks for is held against what came, before anything is made."""
+    huge = {"seq": 1, "epoch": 0, "timeout_s": 0.0}
+    row = {"op": "append", "rows": 2**31 - 1, "lanes": None, "names": ["observation"]}
+    with relive.Table(plain_spec(), 100) as table, serve({"t": table}, "grpc://127.0.0.1:0") as server:
+        client = flight.FlightClient(server.address)
+        for kind, header in (
+            ("write", huge | {"ops": [row] * 4000}),
+            ("call", {"op": "gather", "index": 0, "names": ["reward"], "n": 2**31 - 1, "timeout_s": 0.0}),
+            ("call", {"op": "draw", "index": 0, "n": 2**31 - 1, "timeout_s": 0.0}),
+            ("call", {"op": "update", "index": 0, "n": 2**31 - 1, "single": False}),
+        ):
+            writer, reader = open_stream(client, random.Random(0), kind, bent=False)
+            reader.read_chunk()
+            writer.write_metadata(wire.encode(header))
+            answer, _ = wire.decode(reader.read_chunk().app_metadata)
+            assert answer["error"]["type"] in ("BadMessage", "InvalidConfig")
+            reader.cancel()
+            try:
+                writer.close()
+            except (flight.FlightError, OSError):
+                pass
+        table.check()

@@ -1,0 +1,247 @@
+"""Servers and handles: who may connect to what, what is shared, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+import pyarrow.flight as flight
+from contract.tools import plain_spec, prioritized, step, write_steps
+
+import relive
+from relive import errors
+from relive.service import Server, ServerOptions, connect, serve
+from service.hosts import Host
+
+LOOPBACK = "grpc://127.0.0.1:0"
+
+
+def test_several_tables_and_clients_of_one_server() -> None:
+    """Each name is a table of its own; clients of one name see one table."""
+    with relive.Table(plain_spec(), 100) as first, relive.Table(plain_spec(), 50) as second:
+        with serve({"first": first, "second": second}, LOOPBACK) as server:
+            with connect(server.address + "/first") as one, connect(server.address + "/first") as other:
+                with one.writer() as writer:
+                    keys = write_steps(writer, 0, 5)
+                assert len(other) == 5 and other.gather(keys).present.all()
+                with connect(server.address + "/second") as another:
+                    assert len(another) == 0 and another.capacity == 50
+        assert len(first) == 5, "the table outlives its server"
+
+
+def test_relive_connect_is_the_same_thing() -> None:
+    with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
+        with relive.connect(server.address + "/t", timeout_s=5.0, spec=plain_spec()) as remote:
+            assert remote.spec == plain_spec() and remote.timeout_s == 5.0
+            assert isinstance(remote, relive.ReplayTable)
+
+
+def test_who_is_refused() -> None:
+    other = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})
+    with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
+        with pytest.raises(errors.NoSuchTable):
+            connect(server.address + "/nobody")
+        with pytest.raises(errors.InvalidConfig) as caught:
+            connect(server.address + "/t", spec=other)
+        assert "spec" in caught.value.what
+        for address in ("127.0.0.1:7070/t", "http://127.0.0.1:1/t", server.address, "grpc://127.0.0.1:x/t"):
+            with pytest.raises(errors.InvalidConfig):
+                connect(address)
+    with pytest.raises(errors.InvalidConfig):
+        serve({"a/b": table}, LOOPBACK)
+
+
+@pytest.mark.parametrize("change", [{"relive": 99}, {"byte_order": "middle"}, {"layout_hash": "1"}, {"uuid": "00"}])
+def test_another_layout_or_version_is_refused_by_the_server(change: dict[str, Any]) -> None:
+    with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
+        request = {"relive": 1, "byte_order": "little", "table": "t", "kind": "call", "spec": None}
+        request |= {"uuid": None, "layout_hash": None} | change
+        client = flight.FlightClient(server.address)
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(json.dumps(request).encode()))
+        assert b"FormatMismatch" in reader.read_chunk().app_metadata.to_pybytes()
+        writer.close()
+
+
+def test_another_table_behind_the_address_is_refused_by_the_client(host: Host, shm_name: Any) -> None:
+    """After a restart the table must be the same one: keys of the old one mean nothing in a new one."""
+    address = host.serve(plain_spec(), 100, storage=relive.SharedMemory(shm_name()))
+    with connect(address) as remote:
+        assert len(remote) == 0
+        host.stop(address)
+        again = host.serve(
+            plain_spec(), 100, address=address.removesuffix("/table"), storage=relive.SharedMemory(shm_name())
+        )
+        assert again == address
+        with pytest.raises((errors.FormatMismatch, errors.ServiceUnavailable)):
+            len(remote)
+        with pytest.raises(errors.FormatMismatch):
+            len(remote)
+    host.stop(address)
+
+
+def test_errors_keep_their_class_and_fields() -> None:
+    with relive.Table(plain_spec(), 100, max_lanes=4) as table, serve({"t": table}, LOOPBACK) as server:
+        with connect(server.address + "/t") as remote:
+            with pytest.raises(errors.TooManyLanes) as caught:
+                remote.writer(num_lanes=5)
+            assert (caught.value.asked, caught.value.free) == (5, 4)
+            with remote.writer() as writer:
+                writer.append(**step(0, 1))
+                with pytest.raises(errors.SeamMismatch) as seam:
+                    writer.append(**step(7, 8))
+                assert (seam.value.lane, seam.value.column) == (0, "observation")
+                assert str(seam.value) == str(errors.SeamMismatch(0, "observation"))
+
+
+def test_replies_are_bounded_before_they_are_made() -> None:
+    with relive.Table(plain_spec(), 100) as table:
+        with serve({"t": table}, LOOPBACK, ServerOptions(max_reply_bytes=10_000)) as server:
+            with connect(server.address + "/t") as remote, remote.writer() as writer:
+                write_steps(writer, 0, 10)
+                assert remote.sample(100).num_items == 100
+                with pytest.raises(errors.InvalidConfig) as caught:
+                    remote.sample(2_000_000_000)
+                assert caught.value.what == "num_items"
+
+
+def test_a_blocked_extend_blocks_nobody_else() -> None:
+    limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)
+    with relive.Table(plain_spec(), 100, relive.Index(limiter=limiter), max_lanes=4) as table:
+        with serve({"t": table}, LOOPBACK) as server, connect(server.address + "/t") as remote:
+            with remote.writer() as writer:
+                write_steps(writer, 0, 20)
+                got: list[Any] = []
+                waiting = threading.Thread(target=lambda: got.append(writer.append(**step(20, 21), timeout_s=30.0)))
+                waiting.start()
+                time.sleep(0.05)
+                start = time.monotonic()
+                with connect(server.address + "/t") as other:
+                    assert len(other) == 20 and len(remote) == 20
+                assert time.monotonic() - start < 5 and not got
+                remote.draw(2)
+                waiting.join(20)
+                assert len(got) == 1
+
+
+def test_threads_share_a_handle() -> None:
+    with relive.Table(plain_spec(), 500, prioritized()) as table, serve({"t": table}, LOOPBACK) as server:
+        with connect(server.address + "/t") as remote, remote.writer() as writer:
+            write_steps(writer, 0, 300)
+            wrong: list[BaseException] = []
+
+            def read() -> None:
+                try:
+                    for _ in range(50):
+                        batch = remote.sample(16)
+                        assert (batch["observation"][:, 0] == batch["action"]).all()
+                        remote.update_priorities(batch.item_keys, np.ones(16))
+                except BaseException as problem:
+                    wrong.append(problem)
+
+            threads = [threading.Thread(target=read) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert not wrong
+        table.check()
+
+
+def test_large_rows_arrive_whole() -> None:
+    """Bodies of many chunks."""
+    spec = relive.StepSpec({"frame": relive.ArraySpec((1 << 20,), "uint8"), "number": relive.ArraySpec((), "int64")})
+    with relive.Table(spec, 20) as table, serve({"t": table}, LOOPBACK) as server:
+        with connect(server.address + "/t") as remote, remote.writer() as writer:
+            frames = np.random.default_rng(0).integers(0, 256, (8, 1 << 20), np.uint8)
+            keys = writer.extend(frame=frames, number=np.arange(8))
+            batch = remote.gather(keys)
+            assert (batch["frame"] == frames).all() and batch["number"].tolist() == list(range(8))
+            drawn = remote.sample(5)
+            assert (drawn["frame"] == frames[drawn["number"]]).all()
+
+
+def test_closing_a_server_ends_calls_and_frees_the_address(host: Host) -> None:
+    with relive.Table(plain_spec(), 100) as table:
+        server = serve({"t": table}, LOOPBACK)
+        remote = connect(server.address + "/t")
+        caught: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                remote.sample(4, timeout_s=60.0)
+            except errors.ReliveError as problem:
+                caught.append(problem)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.1)
+        writer = remote.writer()
+        writer.append(**step(0))
+        start = time.monotonic()
+        server.close()
+        server.close()
+        waiting.join(20)
+        assert time.monotonic() - start < 8 and isinstance(caught[0], errors.ServiceUnavailable)
+        assert table.stats().num_lanes == 0, "lanes of clients end with the server"
+        with serve({"t": table}, server.address) as again:
+            assert again.address == server.address
+            assert len(remote) == 0, "the same handle works again"
+            with pytest.raises(errors.ServiceUnavailable):
+                writer.append(**step(1, 2))  # its lanes are gone: that must not pass unnoticed
+            writer.append(**step(5, 6))
+            assert len(remote) == 1
+        writer.close()
+        remote.close()
+
+
+def test_closing_a_handle_gives_lanes_and_streams_back() -> None:
+    with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
+        remote = connect(server.address + "/t")
+        remote.writer(num_lanes=3)
+        assert table.stats().num_lanes == 3
+        remote.close()
+        assert table.stats().num_lanes == 0
+        wait_for_streams(server, 0)
+        with pytest.raises(errors.TableClosed):
+            remote.sample(1)
+
+
+def test_streams_are_bounded() -> None:
+    with relive.Table(plain_spec(), 100) as table:
+        with serve({"t": table}, LOOPBACK, ServerOptions(max_streams=2)) as server:
+            with connect(server.address + "/t") as remote, remote.writer():
+                with pytest.raises(errors.InvalidConfig):
+                    remote.writer()
+            wait_for_streams(server, 0)
+            with connect(server.address + "/t") as remote, remote.writer() as writer:
+                writer.append(**step(0, 1))
+
+
+def test_use_after_fork_is_refused() -> None:
+    import os
+
+    with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
+        with connect(server.address + "/t") as remote:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    len(remote)
+                except errors.ForkedHandle:
+                    os._exit(7)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+            assert len(remote) == 0
+
+
+def wait_for_streams(server: Server, count: int) -> None:
+    ends = time.monotonic() + 10
+    while server.num_streams != count and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert server.num_streams == count

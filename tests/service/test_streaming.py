@@ -1,0 +1,282 @@
+"""Streaming writers: what is seen when, what a failure loses, and that it says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+from contract.tools import contents, plain_spec, prioritized, state, step, write_steps
+
+import relive
+from relive import errors
+from relive.service import RemoteTable, Server, StreamedKeys, Streaming, connect, serve
+from service.hosts import Host
+
+SLOW = Streaming(linger_s=30.0)  # nothing leaves unless it must
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    table = relive.Table(plain_spec(), 1000, prioritized(), max_lanes=16)
+    with table, serve({"t": table}, "grpc://127.0.0.1:0") as one:
+        yield one
+
+
+@pytest.fixture
+def remote(server: Server) -> Iterator[RemoteTable]:
+    with connect(server.address + "/t") as one:
+        yield one
+
+
+def test_a_client_sees_what_it_wrote_before(remote: RemoteTable) -> None:
+    """Every call of the handle that could tell the difference; another handle may see it later."""
+    with remote.writer(streaming=SLOW) as writer:
+        for number, look in enumerate(
+            (
+                lambda: len(remote),
+                lambda: remote.num_items(),
+                lambda: remote.stats().num_steps,
+                lambda: len(set(remote.draw(500).item_keys.tolist())),
+                lambda: len(set(remote.sample(500)["action"].tolist())),
+            ),
+            start=1,
+        ):
+            writer.append(**step(number, number + 1))
+            assert look() == number
+        keys = writer.append(**step(6, 7))
+        assert remote.gather(np.asarray([keys])).present.all()
+        keys = writer.append(**step(7, 8))
+        assert remote.update_priorities([int(keys)], [2.0]) == 1
+        writer.append(**step(8, 9))
+        remote.clear()
+        assert len(remote) == 0
+        with remote.batches(4, prefetch=1) as batches:
+            writer.append(**step(9, 10))
+            assert set(next(batches)["action"].tolist()) == {9}
+
+
+def test_keys_come_when_they_are_read(remote: RemoteTable) -> None:
+    with remote.writer(num_lanes=2, streaming=SLOW) as writer:
+        rows = {"observation": np.zeros((2, 2)), "action": np.arange(2), "reward": np.zeros(2)}
+        keys = [writer.append(**rows, terminated=True) for _ in range(5)]
+        assert all(isinstance(one, StreamedKeys) for one in keys) and "not confirmed" in repr(keys[0])
+        block = writer.extend(**{name: np.stack([value] * 3) for name, value in rows.items()}, terminated=True)
+        assert block.shape == (3, 2) and block[1].shape == (2,)
+        every = np.concatenate([*keys, np.asarray(block).ravel()])
+        assert every.dtype == np.int64 and len(set(every.tolist())) == 16
+        assert contents(remote, every)["action"] == [0, 1] * 8
+
+
+def test_a_slow_writer_is_not_kept_waiting(server: Server, remote: RemoteTable) -> None:
+    """A block that does not fill leaves after linger_s."""
+    with remote.writer(streaming=Streaming(linger_s=0.01)) as writer, connect(server.address + "/t") as other:
+        writer.append(**step(0, 1))
+        ends = time.monotonic() + 10
+        while not len(other) and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert len(other) == 1
+
+
+def test_what_is_given_is_copied(remote: RemoteTable) -> None:
+    with remote.writer(streaming=SLOW) as writer:
+        row = state(0)
+        keys = []
+        for number in range(4):
+            row[:] = number
+            keys.append(writer.append(observation=row, action=number, reward=0.0, terminated=True))
+        states = np.arange(6, dtype=np.float32).repeat(2).reshape(6, 2)
+        more = writer.extend(observation=states, action=np.arange(5), reward=np.zeros(5), truncated=True)
+        states[:] = 99
+        row[:] = 99
+        said = contents(remote, [*map(int, keys), *more.tolist()])
+        assert said["observation"] == [[t, t] for t in (0, 1, 2, 3, 0, 1, 2, 3, 4)]
+
+
+def test_bad_input_raises_at_the_call_and_leaves_the_block_as_it_was(remote: RemoteTable) -> None:
+    with remote.writer(streaming=SLOW) as writer:
+        keys = [writer.append(**step(0, 1))]
+        for change, error in (
+            ({"observation": np.zeros(3)}, errors.ShapeMismatch),
+            ({"next_observation": np.zeros(3)}, errors.ShapeMismatch),
+            ({"action": 1.5}, errors.DtypeMismatch),
+            ({"action": 1 << 70}, errors.DtypeMismatch),
+            ({"reward": 1e39}, errors.DtypeMismatch),
+            ({"reward": "x"}, errors.DtypeMismatch),
+            ({"colour": 1}, errors.UnknownColumn),
+        ):
+            with pytest.raises(error):
+                writer.append(**step(1, 2) | {"action": 9} | change)  # nothing of it may stay
+        keys.append(writer.append(**step(1, 2)))  # into the same block
+        for priority in (-1.0, float("nan"), 1e39):
+            with pytest.raises(errors.InvalidPriority):
+                writer.append(**step(2, 3), priority=priority)
+        keys.append(writer.append(**step(2, 3), priority=2.0))
+        assert contents(remote, list(map(int, keys)))["action"] == [0, 1, 2]
+
+
+def test_a_late_refusal_stores_what_came_before_and_nothing_after(remote: RemoteTable) -> None:
+    with remote.writer(streaming=SLOW) as writer:
+        good = [writer.append(**step(t, t + 1)) for t in range(5)]
+        bad = [writer.append(**step(77, 78)) for _ in range(3)]  # no continuation of 5
+        later = writer.extend(observation=[state(78), state(79)], action=[0], reward=[0.0])
+        assert len(remote) == 5
+        with pytest.raises(errors.Unacknowledged) as caught:
+            writer.append(**step(5, 6))
+        assert isinstance(caught.value.__cause__, errors.SeamMismatch) and caught.value.num_steps == 4
+        assert contents(remote, [int(one) for one in good])["action"] == [0, 1, 2, 3, 4]
+        for lost in (*bad, later):
+            with pytest.raises(errors.Unacknowledged):
+                np.asarray(lost)
+        more = [writer.append(**step(t, t + 1)) for t in range(5, 9)]  # told once; the lane goes on where it was
+        assert contents(remote, [int(one) for one in more])["action"] == [5, 6, 7, 8]
+        assert len(remote) == 9
+    remote.check()
+
+
+def test_what_was_sent_after_a_failure_never_overtakes_it(remote: RemoteTable) -> None:
+    """Many small blocks are under way when the first is refused."""
+    with remote.writer(streaming=Streaming(max_rows=1, max_in_flight=64, linger_s=0.0)) as writer:
+        writer.append(**step(0, 1))
+        lost = 0
+        with pytest.raises(errors.Unacknowledged):
+            for t in range(5, 2000):
+                writer.append(**step(t, t + 1))
+                lost += 1
+        writer.flush()
+        assert len(remote) == 1
+
+
+def test_a_failure_is_told_at_close(remote: RemoteTable) -> None:
+    writer = remote.writer(streaming=SLOW)
+    writer.append(**step(0, 1))
+    writer.append(**step(7, 8))
+    with pytest.raises(errors.Unacknowledged):
+        writer.close()
+    writer.close()
+    with pytest.raises(errors.WriterClosed):
+        writer.append(**step(0, 1))
+    assert len(remote) == 1 and remote.stats().num_lanes == 0
+
+
+def test_ends_and_versions_keep_their_place(remote: RemoteTable) -> None:
+    with remote.writer(streaming=SLOW) as writer:
+        writer.set_policy_version(3)
+        first = writer.append(**step(0))
+        writer.end_episode(truncated=True, next_observation=state(9))
+        writer.set_policy_version(4)
+        second = writer.append(**step(50, 51))
+        batch = remote.gather([int(first), int(second)], columns=["policy_version", "next_observation", "truncated"])
+    assert batch["policy_version"].tolist() == [3, 4] and batch["next_observation"][:, 0].tolist() == [9, 51]
+    assert batch["truncated"].tolist() == [True, False]
+
+
+def test_lanes_and_priorities_of_streamed_steps(remote: RemoteTable) -> None:
+    with remote.writer(num_lanes=3, streaming=SLOW) as writer:
+        rows = {"observation": np.zeros((3, 2)), "action": np.arange(3), "reward": np.zeros(3), "terminated": True}
+        all_lanes = writer.append(**rows, priority=[0.0, 0.0, 0.0])
+        some = writer.append(**rows, lanes=[2, 0], priority=np.array([4.0, 0.0, 4.0]))
+        nobody = writer.append(**rows, lanes=np.zeros(3, bool))
+        assert nobody.shape == (0,) and some.shape == (2,)
+        assert set(remote.draw(50).item_keys.tolist()) == set(some.tolist())
+        assert contents(remote, np.concatenate([all_lanes, some]))["action"] == [0, 1, 2, 2, 0]
+
+
+def test_the_limiter_holds_a_streaming_writer_back() -> None:
+    """append waits once max_in_flight blocks are unanswered; who samples meanwhile is not held up by the writer."""
+    limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)
+    with relive.Table(plain_spec(), 1000, relive.Index(limiter=limiter), max_lanes=4) as table:
+        with serve({"t": table}, "grpc://127.0.0.1:0") as server, connect(server.address + "/t") as remote:
+            writer = remote.writer(streaming=Streaming(max_rows=8, max_in_flight=2, linger_s=30.0))
+            write_streamed(writer, 32)  # 20 pass, the rest of two blocks waits
+            with pytest.raises(errors.DeadlineExceeded):
+                writer.append(**step(32, 33), timeout_s=0.0)
+            assert len(remote) == 20, "who looks is not held up by a writer that waits"
+            start = time.monotonic()
+            stop = threading.Event()
+
+            def draw() -> None:
+                while not stop.is_set():
+                    try:
+                        remote.draw(4, timeout_s=0.2)
+                    except errors.DeadlineExceeded:
+                        continue
+
+            drawing = threading.Thread(target=draw)
+            drawing.start()
+            writer.flush(30.0)
+            stop.set()
+            drawing.join(10)
+            assert time.monotonic() - start < 20
+            assert len(remote) == 32
+            writer.close()
+
+
+def test_flush_has_a_deadline() -> None:
+    limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)
+    with relive.Table(plain_spec(), 1000, relive.Index(limiter=limiter), max_lanes=4) as table:
+        with serve({"t": table}, "grpc://127.0.0.1:0") as server:
+            with connect(server.address + "/t", timeout_s=3.0) as remote:
+                writer = remote.writer(streaming=Streaming())
+                write_streamed(writer, 25)
+                with pytest.raises(errors.DeadlineExceeded) as caught:
+                    writer.flush(0.2)
+                assert caught.value.waited_s < 2 and len(remote) == 20
+                with pytest.raises(errors.Unacknowledged) as lost:
+                    writer.flush(30.0)  # until the server's own wait, for the steps' deadline, is over
+                assert isinstance(lost.value.__cause__, errors.DeadlineExceeded) and lost.value.num_steps == 5
+                writer.close()
+                assert len(remote) == 20
+
+
+def write_streamed(writer: Any, count: int) -> None:
+    for t in range(count):
+        writer.append(**step(t, t + 1))
+
+
+def test_synchronous_and_streamed_steps_are_the_same_table() -> None:
+    """The same program through both kinds of writer, told apart by nothing."""
+    said = []
+    for streaming in (None, Streaming(max_rows=7)):
+        with relive.Table(plain_spec(), 1000, prioritized(n_step=3)) as table:
+            with serve({"t": table}, "grpc://127.0.0.1:0") as server, connect(server.address + "/t") as remote:
+                keys: list[Any] = []
+                with remote.writer(streaming=streaming) as writer:
+                    for episode in range(20):
+                        keys.append(np.atleast_1d(write_steps(writer, 100 * episode, 1 + episode % 5, truncated=True)))
+                said.append(contents(table, np.concatenate(keys)))
+    assert said[0] == said[1]
+
+
+def test_a_server_that_hangs_is_told_in_time(host: Host, shm_name: Any) -> None:
+    """Stopped, not dead: no error would ever come from the network."""
+    address = host.serve(plain_spec(), 500, storage=relive.SharedMemory(shm_name()), max_lanes=4)
+    with connect(address, timeout_s=2.0) as remote:
+        writer = remote.writer(streaming=Streaming())
+        keys = [writer.append(**step(t, t + 1)) for t in range(3)]
+        writer.flush()
+        os.kill(host.process.pid, signal.SIGSTOP)
+        try:
+            start = time.monotonic()
+            lost = writer.append(**step(3, 4))
+            with pytest.raises((errors.Unacknowledged, errors.DeadlineExceeded)):
+                writer.flush(1.5)
+            with pytest.raises(errors.Unacknowledged):
+                int(lost)
+            assert time.monotonic() - start < 5
+        finally:
+            os.kill(host.process.pid, signal.SIGCONT)
+        with pytest.raises(errors.Unacknowledged):
+            writer.append(**step(4, 5))  # the writer's own word of it, once
+        again = [writer.append(**step(t, t + 1)) for t in range(3)]
+        writer.flush(10.0)
+        assert contents(remote, [int(one) for one in (*keys, *again)])["action"] == [0, 1, 2] * 2
+    host.stop(address)
