@@ -61,7 +61,7 @@ nb::list layout(const CoreTable& self) {
     d["stride"] = column.stride;
     d["num_bytes"] = column.num_bytes;
     d["kind"] = column.kind == ColumnKind::kState ? "state" : column.kind == ColumnKind::kStart ? "start" : "step";
-    d["area"] = column.area == Area::kLarge ? "large" : "record";
+    d["area"] = column.area == Area::kBulk ? "bulk" : column.area == Area::kLarge ? "large" : "record";
     d["block_rows"] = column.block_rows;
     columns.append(d);
   }
@@ -97,6 +97,7 @@ nb::dict stats(const CoreTable& self) {
     indexes.append(one);
   }
   d["indexes"] = indexes;
+  d["tiers"] = self.table->is_tiered() ? nb::object(tier_stats(self)) : nb::object(nb::none());
   return d;
 }
 
