@@ -76,6 +76,9 @@ nb::dict stats(const CoreTable& self) {
   d["num_steps"] = s.num_steps;
   d["capacity"] = open->geometry->capacity;
   d["num_bytes"] = s.bytes_committed;
+  if (const Bulk& bulk = open->bulk; bulk)
+    d["num_bytes"] = s.bytes_committed +
+                     (bulk.state->pages_in_ram.load() + bulk.state->pages_on_disk.load()) * bulk.geometry->frame_bytes;
   d["num_lanes"] = s.num_open_lanes;
   d["num_participants"] = s.num_participants;
   d["page_len"] = open->geometry->page_len;

@@ -13,11 +13,11 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint64_t kMostBlock = 64 << 10;
-constexpr uint64_t kRowsOfBlock = 8;    // a row is about so many blocks: what is read beyond it is small
-constexpr uint64_t kMostPadding = 8;    // rows fill whole blocks where that costs an eighth at most
-constexpr uint64_t kLeastFrames = 4;    // one open, one opened ahead, one on its way out, one for the next writer
-constexpr uint64_t kLeastUnits = 2;     // in staging
-constexpr uint64_t kReservePart = 16;   // of the bulk frames are kept free
+constexpr uint64_t kRowsOfBlock = 8;   // a row is about so many blocks: what is read beyond it is small
+constexpr uint64_t kMostPadding = 8;   // rows fill whole blocks where that costs an eighth at most
+constexpr uint64_t kLeastFrames = 4;   // one open, one opened ahead, one on its way out, one for the next writer
+constexpr uint64_t kLeastUnits = 2;    // in staging
+constexpr uint64_t kReservePart = 16;  // of the bulk frames are kept free
 constexpr uint64_t kReserveBytes = 64 << 20;
 
 uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -35,7 +35,8 @@ void choose_block(const TableConfig& config, Layout* out) {
   for (const ColumnLayout& column : out->columns)
     if (column.area == Area::kBulk) largest = std::max(largest, column.num_bytes);
   if (largest == 0) return;
-  out->bulk.block_bytes = std::clamp(std::bit_floor(std::max<uint64_t>(1, largest / kRowsOfBlock)), kDirectAlign, kMostBlock);
+  out->bulk.block_bytes =
+      std::clamp(std::bit_floor(std::max<uint64_t>(1, largest / kRowsOfBlock)), kDirectAlign, kMostBlock);
 }
 
 uint64_t bulk_stride(const BulkGeometry& bulk, uint64_t num_bytes) {
@@ -68,9 +69,9 @@ Status place_bulk(const TableConfig& config, Layout* out) {
   if (ram < least_staging + least_frames)
     return Status(Code::kInvalidConfig)
         .with_text("what", "ram_bytes of Tiered")
-        .with_text("expected", "at least " + std::to_string(least_staging + least_frames) +
-                                   " bytes, for " + std::to_string(kLeastFrames) + " pages and " +
-                                   std::to_string(kLeastUnits) + " staged rows of this spec")
+        .with_text("expected", "at least " + std::to_string(least_staging + least_frames) + " bytes, for " +
+                                   std::to_string(kLeastFrames) + " pages and " + std::to_string(kLeastUnits) +
+                                   " staged rows of this spec")
         .with_int("got", static_cast<int64_t>(ram));
   const auto asked = static_cast<uint64_t>(config.tier.staging_fraction * static_cast<double>(ram));
   const uint64_t staging = std::clamp(asked, least_staging, ram - least_frames);

@@ -18,10 +18,10 @@ inline constexpr uint32_t kMaxBulkColumns = 128;
 
 // What a user asks of a tiered table. An empty directory: not tiered.
 struct TierConfig {
-  std::string directory;           // of the page file
-  uint64_t ram_bytes = 0;          // bulk frames and staging together
-  double staging_fraction = 0.5;   // of ram_bytes
-  uint32_t min_column_bytes = 0;   // columns of more bytes a row than this are bulk
+  std::string directory;          // of the page file
+  uint64_t ram_bytes = 0;         // bulk frames and staging together
+  double staging_fraction = 0.5;  // of ram_bytes
+  uint32_t min_column_bytes = 0;  // columns of more bytes a row than this are bulk
   uint32_t num_io_threads = 8;
 
   bool is_tiered() const { return !directory.empty(); }

@@ -74,8 +74,8 @@ void place_columns(const TableConfig& config, Layout* out) {
     to.kind = from.kind;
     to.block_rows = 1;
     to.area = is_bulk(config, from, to.num_bytes) ? Area::kBulk
-              : to.num_bytes > kLargeColumn        ? Area::kLarge
-                                                   : Area::kRecord;
+              : to.num_bytes > kLargeColumn       ? Area::kLarge
+                                                  : Area::kRecord;
     if (to.area == Area::kRecord) {
       record = round_up(record, std::clamp<uint64_t>(std::bit_floor(from.item_bytes), 1, 16));
       to.offset = record;

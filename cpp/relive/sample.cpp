@@ -359,7 +359,8 @@ Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& de
 }
 
 Status Table::sample(const DrawRequest& request, double timeout_s) {
-  if (request.plan != nullptr && request.plan->needs_bulk && request.num_items > 0) return sample_tiered(request, timeout_s);
+  if (request.plan != nullptr && request.plan->needs_bulk && request.num_items > 0)
+    return sample_tiered(request, timeout_s);
   const Deadline deadline = Deadline::after(timeout_s);
   Entered entered(*this, false);
   RELIVE_RETURN_IF_ERROR(entered.status());

@@ -86,10 +86,10 @@ class Staging final {
     UnitId id{};
     State state = State::kAbsent;
     Filed filed = Filed::kNowhere;
-    uint32_t waiters = 0;  // batches that are being gathered and want it now
-    uint32_t pins = 0;     // copies under way
-    uint64_t key = 0;      // the ticket it is filed under; 0 = now
-    uint64_t at = 0;       // byte in the page file
+    uint32_t waiters = 0;        // batches that are being gathered and want it now
+    uint32_t pins = 0;           // copies under way
+    uint64_t key = 0;            // the ticket it is filed under; 0 = now
+    uint64_t at = 0;             // byte in the page file
     std::vector<uint64_t> uses;  // tickets, ascending
     std::vector<uint32_t> blocks;
     std::list<Unit*>::iterator idle_at;
@@ -134,10 +134,10 @@ class Staging final {
   bool is_stopping_ = false;
   uint32_t sleeping_ = 0;
   std::unordered_map<UnitId, Unit, Hash> units_;
-  std::set<Unit*, Earlier> pending_;          // to be read
-  std::map<uint64_t, Unit*> pending_at_;      // the same, by their place on disk
-  std::set<Unit*, Earlier> ready_;            // here, with a planned use
-  std::list<Unit*> idle_;                     // here, without one; least recently used first
+  std::set<Unit*, Earlier> pending_;      // to be read
+  std::map<uint64_t, Unit*> pending_at_;  // the same, by their place on disk
+  std::set<Unit*, Earlier> ready_;        // here, with a planned use
+  std::list<Unit*> idle_;                 // here, without one; least recently used first
   std::vector<uint32_t> free_blocks_;
   Status last_error_;
   std::atomic<uint64_t> next_ticket_{1};

@@ -24,8 +24,8 @@ Status Tier::create(const TierConfig& config, const BulkGeometry& geometry, Tabl
   const uint64_t frames = geometry.num_frames * geometry.frame_bytes;
   RELIVE_RETURN_IF_ERROR(Storage::create_local(frames + geometry.num_blocks * geometry.block_bytes, &tier->memory_));
   bind_bulk(table.region_, &tier->geometry_, tier->memory_->base());
-  tier->staging_ = std::make_unique<Staging>(table.region_, *tier->file_, tier->memory_->base() + frames,
-                                             config.num_io_threads);
+  tier->staging_ =
+      std::make_unique<Staging>(table.region_, *tier->file_, tier->memory_->base() + frames, config.num_io_threads);
   tier->spill_thread_ = std::thread([raw = tier.get()] { raw->spill_loop(); });
   *out = std::move(tier);
   return {};
@@ -39,9 +39,7 @@ void Tier::stop() {
   if (staging_ != nullptr) staging_->stop();
 }
 
-bool Tier::is_low() const {
-  return table_.region_.bulk.state->num_free_frames.load(kRelaxed) < geometry_.reserve;
-}
+bool Tier::is_low() const { return table_.region_.bulk.state->num_free_frames.load(kRelaxed) < geometry_.reserve; }
 
 void Tier::wake_if_low() {
   if (is_low()) notify(&low_event_);
@@ -93,7 +91,8 @@ Status Tier::spill_some(size_t most, size_t* count) {
 }
 
 void Tier::spill_loop() {
-  const uint64_t at_once = std::max<uint64_t>(1, std::min(kSpillBytes / geometry_.frame_bytes, geometry_.num_frames / 4));
+  const uint64_t at_once =
+      std::max<uint64_t>(1, std::min(kSpillBytes / geometry_.frame_bytes, geometry_.num_frames / 4));
   while (!is_stopping_.load()) {
     const Deadline idle = Deadline::after(kIdle_s);
     if (!wait_slice(&low_event_, idle, kIdle_s, [this] { return is_stopping_.load() || is_low(); })) continue;

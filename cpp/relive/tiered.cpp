@@ -12,7 +12,7 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint32_t kRounds = 16;        // of a gather, before the pages are held still
+constexpr uint32_t kRounds = 16;         // of a gather, before the pages are held still
 constexpr double kReadTimeout_s = 60.0;  // a disk that does not answer; deadlines of callers are for limiters and items
 constexpr double kSlice_s = 0.2;
 
@@ -62,7 +62,8 @@ void for_each_unit(const Region& r, const BulkRow& row, Each&& each) {
   uint64_t at = row.row * r.columns[row.column].stride, left = r.columns[row.column].num_bytes;
   while (left > 0) {
     const uint64_t offset = at % unit_bytes, size = std::min(left, unit_bytes - offset);
-    each(UnitId{r.ref_of(row.page, row.word), r.bulk.geometry->first_unit[row.column] + static_cast<uint32_t>(at / unit_bytes)},
+    each(UnitId{r.ref_of(row.page, row.word),
+                r.bulk.geometry->first_unit[row.column] + static_cast<uint32_t>(at / unit_bytes)},
          offset, size);
     at += size;
     left -= size;

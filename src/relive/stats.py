@@ -70,7 +70,7 @@ class TableStats:
 
     num_steps: int  # live steps
     capacity: int  # steps
-    num_bytes: int  # memory committed
+    num_bytes: int  # memory committed; of a Tiered table what its pages take, the page file included
     num_lanes: int  # open now
     num_participants: int  # attached handles
     page_len: int  # steps a page

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiered.tools import smallest_storage
 
 import relive
 from contract.bad_config import BadConfigSuite
@@ -23,23 +24,6 @@ from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
 
-FRAMES = 12  # pages in memory: enough for the lanes of these tests, few against what they write
-
-
-def smallest_storage(directory: Path, spec: Any, capacity: Any, index: Any, options: dict[str, Any]) -> relive.Tiered:
-    """Tiered with room for FRAMES pages of this very table and a few rows."""
-    few = relive.Tiered(directory, 1, min_column_bytes=0, io_threads=2)
-    more = {} if index is None else {"index": index}
-    try:
-        relive.Table(spec, capacity, **more, **options, storage=few).close()
-    except errors.InvalidConfig as error:
-        if error.what != "ram_bytes of Tiered":
-            raise
-        least = int(str(error.expected).split()[2])  # of four pages and two units
-        lanes = max(FRAMES, 2 * min(options.get("max_lanes", 4), 64))
-        return relive.Tiered(directory, least * lanes // 4, min_column_bytes=0, io_threads=2)
-    return few  # no column is large
-
 
 class OnDisk:
     @pytest.fixture
@@ -49,7 +33,8 @@ class OnDisk:
             def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> relive.Table:
                 more = {} if index is None else {"index": index}
                 if "storage" not in options:
-                    options["storage"] = smallest_storage(tmp_path, spec, capacity, index, dict(options))
+                    lanes = min(options.get("max_lanes", 4), 64)
+                    options["storage"] = smallest_storage(tmp_path, spec, capacity, index, lanes, **options)
                 return stack.enter_context(relive.Table(spec, capacity, **more, **options))
 
             yield make
@@ -79,7 +64,7 @@ class TestBadConfig(OnDisk, BadConfigSuite): ...
 
 def test_most_pages_of_such_a_table_are_on_the_disk(tmp_path: Path) -> None:
     """Else the suite above would say nothing."""
-    storage = smallest_storage(tmp_path, plain_spec(), 1000, None, {})
+    storage = smallest_storage(tmp_path, plain_spec(), 1000)
     with relive.Table(plain_spec(), 1000, storage=storage) as table, table.writer() as writer:
         write_steps(writer, 0, 500)
         tiers = table.stats().tiers
