@@ -8,6 +8,7 @@ namespace relive {
 namespace {
 
 constexpr uint64_t kMostRun = 8 << 20;  // bytes read in one call
+constexpr uint64_t kFreshPart = 3;      // of staging memory may hold what is read for its first use
 
 }  // namespace
 
@@ -33,6 +34,8 @@ Staging::Staging(const Region& region, PageFile& file, std::byte* memory, uint32
       unit_blocks_.push_back(bulk.unit_blocks[c]);
     }
   }
+  const uint32_t largest = unit_blocks_.empty() ? 0 : *std::max_element(unit_blocks_.begin(), unit_blocks_.end());
+  most_fresh_ = std::max<uint64_t>(bulk.num_blocks / kFreshPart, largest);
   for (uint64_t block = bulk.num_blocks; block-- > 0;) free_blocks_.push_back(static_cast<uint32_t>(block));
   for (uint32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { read_loop(); });
 }
@@ -188,9 +191,23 @@ bool Staging::take_blocks(Unit* unit) {
 void Staging::give_blocks(Unit* unit) {
   free_blocks_.insert(free_blocks_.end(), unit->blocks.rbegin(), unit->blocks.rend());
   unit->blocks.clear();
+  set_fresh(unit, false);
+}
+
+void Staging::set_fresh(Unit* unit, bool is_fresh) {
+  if (unit->is_fresh == is_fresh) return;
+  unit->is_fresh = is_fresh;
+  fresh_blocks_ += is_fresh ? blocks_of(unit->id.unit) : 0;
+  fresh_blocks_ -= is_fresh ? 0 : blocks_of(unit->id.unit);
+}
+
+// What nobody waits for yet is read when others of its kind have been used.
+bool Staging::is_too_early(const Unit* unit) const {
+  return unit->key != 0 && fresh_blocks_ + blocks_of(unit->id.unit) > most_fresh_;
 }
 
 void Staging::begin_read(Unit* unit) {
+  set_fresh(unit, true);
   unfile(unit);
   unit->state = State::kReading;
 }
@@ -203,7 +220,7 @@ void Staging::add_neighbours(std::vector<Unit*>* run) {
     const auto next = pending_at_.find(last->at + bytes_of(last));
     if (next == pending_at_.end() || !is_alive(next->second)) break;
     Unit* unit = next->second;
-    if (num_bytes + bytes_of(unit) > kMostRun || !take_blocks(unit)) break;
+    if (num_bytes + bytes_of(unit) > kMostRun || is_too_early(unit) || !take_blocks(unit)) break;
     begin_read(unit);
     run->push_back(unit);
     num_bytes += bytes_of(unit);
@@ -213,7 +230,7 @@ void Staging::add_neighbours(std::vector<Unit*>* run) {
     if (first == pending_at_.begin()) break;
     Unit* unit = std::prev(first)->second;
     if (unit->at + bytes_of(unit) != run->front()->at || !is_alive(unit)) break;
-    if (num_bytes + bytes_of(unit) > kMostRun || !take_blocks(unit)) break;
+    if (num_bytes + bytes_of(unit) > kMostRun || is_too_early(unit) || !take_blocks(unit)) break;
     begin_read(unit);
     run->insert(run->begin(), unit);
     num_bytes += bytes_of(unit);
@@ -229,7 +246,7 @@ std::vector<Staging::Unit*> Staging::pick_run() {
       unit_came_.notify_all();
       continue;
     }
-    if (!take_blocks(unit)) return {};
+    if (is_too_early(unit) || !take_blocks(unit)) return {};
     begin_read(unit);
     std::vector<Unit*> run{unit};
     add_neighbours(&run);

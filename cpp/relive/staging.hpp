@@ -4,7 +4,8 @@
 // has a ticket). Reads follow the tickets, inside a ticket the position on disk; neighbours on disk are read together.
 // What is here stays until its last planned use: room is made of units without a planned use first (least recently
 // used), then of the one whose next use is farthest, and only if that is farther than the use room is made for
-// (Belady's rule over the planned part of the future). A batch that somebody waits for goes before everything.
+// (Belady's rule over the planned part of the future). Only a part of the memory is given to units that were read for
+// their first use: read much earlier than needed, they would push out what was used and will be wanted sooner again. A batch that somebody waits for goes before everything.
 //
 // Owner:   a Staging borrows the region, the page file and its memory from the Tier; it owns its reading threads.
 // Locking: one mutex of this process, never held during a read or a copy and never taken under the table lock.
@@ -88,6 +89,7 @@ class Staging final {
     Filed filed = Filed::kNowhere;
     uint32_t waiters = 0;        // batches that are being gathered and want it now
     uint32_t pins = 0;           // copies under way
+    bool is_fresh = false;       // read, not used yet
     uint64_t key = 0;            // the ticket it is filed under; 0 = now
     uint64_t at = 0;             // byte in the page file
     std::vector<uint64_t> uses;  // tickets, ascending
@@ -108,6 +110,8 @@ class Staging final {
   void finish_run(const std::vector<Unit*>& run, const Status& status);
   Status read_run(const std::vector<Unit*>& run);
   void begin_read(Unit* unit);
+  bool is_too_early(const Unit* unit) const;
+  void set_fresh(Unit* unit, bool is_fresh);
   bool take_blocks(Unit* unit);
   void give_blocks(Unit* unit);
   void file(Unit* unit);
@@ -139,6 +143,8 @@ class Staging final {
   std::set<Unit*, Earlier> ready_;        // here, with a planned use
   std::list<Unit*> idle_;                 // here, without one; least recently used first
   std::vector<uint32_t> free_blocks_;
+  uint64_t fresh_blocks_ = 0;  // of units that were read and not used yet
+  uint64_t most_fresh_ = 0;
   Status last_error_;
   std::atomic<uint64_t> next_ticket_{1};
   StagingCounters counters_;

@@ -40,6 +40,7 @@ Status Staging::settle(std::unique_lock<std::mutex>& lock, uint64_t ticket, Grou
     lock.lock();
     --unit->pins;
   }
+  set_fresh(unit, false);
   --unit->waiters;
   group.unit = nullptr;
   use_ends(unit, ticket);
