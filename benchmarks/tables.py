@@ -18,6 +18,14 @@ HEADINGS = {
     "calls_per_s": "calls/s",
     "rows_per_s": "rows/s",
     "gigabytes": "GB",
+    "items_per_s": "items/s",
+    "mb_per_s": "MB/s",
+    "num_batches": "batches",
+    "late_batches": "late",
+    "read_mb_per_s": "read MB/s",
+    "written_mb_per_s": "written MB/s",
+    "reads_per_item": "read / item",
+    "direct_io": "direct I/O",
 }
 
 

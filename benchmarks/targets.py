@@ -77,6 +77,24 @@ def _two_samplers(rows: Rows) -> float | None:
     return ratio(rates.get("sample, 0 writing, 2 sampling"), rates.get("sample, 0 writing, 1 sampling"))
 
 
+def _late(operation: str) -> Callable[[Rows], float | None]:
+    def value(rows: Rows) -> float | None:
+        late = [row["late_batches"] for row in rows.get("tiers", []) if row["operation"] == operation]
+        return float(late[0]) if late else None
+
+    return value
+
+
+def _over_mapping(operation: str) -> Callable[[Rows], float | None]:
+    """Items a second of a tiered table over those of a mapped file."""
+
+    def value(rows: Rows) -> float | None:
+        rates = {r["contestant"]: r["items_per_s"] for r in rows.get("tiers", []) if r["operation"] == operation}
+        return ratio(rates.get("relive tiered"), rates.get("memory map"))
+
+    return value
+
+
 SAMPLE = "prioritized sample of 256, gathered, keys, weights"
 STACKS = "Atari stacks, sample 256, warm"
 DEMANDS = (
@@ -96,6 +114,12 @@ DEMANDS = (
     Demand("1e6 Atari steps, all touched", "process memory", 7.3, None, "GB", _gigabytes("relive")),
     Demand("1e6 Atari steps, all touched", "shared memory", 7.3, None, "GB", _gigabytes("relive shared")),
     Demand("two processes sampling against one", "throughput", 1.6, 1.9, "x", _two_samplers, True),
+    Demand("R2D2 at 1x, memory for 25 %", "late batches", 0, None, "", _late("R2D2 at 1x")),
+    Demand("IMPALA at 1x, memory for 25 %", "late batches", 0, None, "", _late("IMPALA at 1x")),
+    Demand("700 kB items, memory for 25 %", "relive / memory mapping", 1, None, "x",
+           _over_mapping("full speed, 700 kB"), True),
+    Demand("10 MB items, memory for 25 %", "relive / memory mapping", 1, None, "x",
+           _over_mapping("full speed, 10 MB"), True),
 )  # fmt: skip
 
 

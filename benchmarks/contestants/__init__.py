@@ -18,6 +18,8 @@ MODULES = {
     "SB3 uniform": "sb3_buffer",
     "Tianshou": "tianshou_buffer",
     "cpprb": "cpprb_buffer",
+    "relive tiered": "relive_table",
+    "memory map": "memory_map",
 }
 ENVIRONMENTS = {"SB3 uniform": "sb3", "Tianshou": "tianshou", "cpprb": "cpprb"}
 
