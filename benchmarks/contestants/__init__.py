@@ -20,6 +20,7 @@ MODULES = {
     "cpprb": "cpprb_buffer",
     "relive tiered": "relive_table",
     "memory map": "memory_map",
+    "memory map, advised": "memory_map",
 }
 ENVIRONMENTS = {"SB3 uniform": "sb3", "Tianshou": "tianshou", "cpprb": "cpprb"}
 

@@ -39,7 +39,7 @@ def plan(quick: bool) -> list[dict[str, Any]]:
         jobs.append({"contestant": "relive tiered", "operation": operation, "seconds": 5 if quick else 60, **workload})
     for operation, workload in FULL_SPEED.items():
         for _ in range(1 if quick else 3):
-            for contestant in ("relive tiered", "memory map"):
+            for contestant in ("relive tiered", "memory map", "memory map, advised"):
                 seconds = 3 if quick else 8
                 jobs.append({"contestant": contestant, "operation": operation, "seconds": seconds, **workload})
     return jobs
@@ -47,7 +47,7 @@ def plan(quick: bool) -> list[dict[str, Any]]:
 
 def work(job: dict[str, Any]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("RELIVE_BENCH_DIR")) as folder:
-        reading = _mapped(job, folder) if job["contestant"] == "memory map" else _tiered(job, folder)
+        reading = _mapped(job, folder) if job["contestant"].startswith("memory map") else _tiered(job, folder)
     return [{"operation": job["operation"], "batch": job["batch"], **reading}]
 
 
@@ -58,7 +58,7 @@ def _reading(job: dict[str, Any], waits_us: list[float], elapsed_s: float, **rat
 
 
 def _mapped(job: dict[str, Any], folder: str) -> dict[str, Any]:
-    rows = memory_map.MappedRows(folder, job["num_steps"], job["num_bytes"], job["batch"])
+    rows = memory_map.MappedRows(folder, job["num_steps"], job["num_bytes"], job["batch"], "advised" in job["contestant"])
     waits: list[float] = []
     with memory_map.memory_budget(int(BUDGET * job["num_steps"] * job["num_bytes"])):
         _run(rows.sample, SETTLE_S, [])
