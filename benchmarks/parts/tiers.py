@@ -23,8 +23,14 @@ SETTLE_S = 2.0  # from the first batch to the clock
 # planned ahead, and 96 of a hundred: what is read twice within that is read once. Small batches make smaller steps.
 RATES: dict[str, dict[str, Any]] = {
     "R2D2 at 1x": {"num_steps": 100, "num_bytes": 10_000_000, "sampled": 45, "inserted": 3, "batch": 16, "ahead": 6},
-    "IMPALA at 1x": {"num_steps": 1000, "num_bytes": 3_000_000, "sampled": 253, "inserted": 4, "batch": 32,
-                     "ahead": 16},
+    "IMPALA at 1x": {
+        "num_steps": 1000,
+        "num_bytes": 3_000_000,
+        "sampled": 253,
+        "inserted": 4,
+        "batch": 32,
+        "ahead": 16,
+    },
 }
 FULL_SPEED: dict[str, dict[str, Any]] = {
     "full speed, 28 kB": {"num_steps": 40_000, "num_bytes": 28_224, "batch": 64, "ahead": 32},
@@ -58,7 +64,9 @@ def _reading(job: dict[str, Any], waits_us: list[float], elapsed_s: float, **rat
 
 
 def _mapped(job: dict[str, Any], folder: str) -> dict[str, Any]:
-    rows = memory_map.MappedRows(folder, job["num_steps"], job["num_bytes"], job["batch"], "advised" in job["contestant"])
+    rows = memory_map.MappedRows(
+        folder, job["num_steps"], job["num_bytes"], job["batch"], "advised" in job["contestant"]
+    )
     waits: list[float] = []
     with memory_map.memory_budget(int(BUDGET * job["num_steps"] * job["num_bytes"])):
         _run(rows.sample, SETTLE_S, [])

@@ -277,8 +277,7 @@ void Staging::finish_run(const std::vector<Unit*>& run, const Status& status) {
       unit->state = State::kFailed;
       last_error_ = status;
     } else {
-      const bool is_true = !RELIVE_RULE(T1_read_generation) || is_alive(unit);
-      unit->state = is_true ? State::kReady : State::kGone;
+      unit->state = is_alive(unit) ? State::kReady : State::kGone;
       counters_.bytes_read.fetch_add(bytes_of(unit), std::memory_order_relaxed);
     }
     if (unit->state != State::kReady) give_blocks(unit);

@@ -31,7 +31,7 @@
   X(H1_check_in_lock)                                                                                               \
   X(H1_range) X(D2d_item_begin) X(F2_pages) X(F5_free_list) X(F5_inner) X(E2_lock_byte) X(G7_claim_in_lock)         \
       X(H1_times) X(G6_in_flight) X(E4_credit) X(D3_one_store) X(F3_item_begin) X(F4_leaves) X(C1_lock) X(D6_moves) \
-          X(D3_fence) X(T1_read_generation)
+          X(D3_fence)
 // clang-format on
 
 namespace relive::testing {

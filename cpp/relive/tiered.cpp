@@ -178,7 +178,7 @@ Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t co
     recheck(r, g.windows.data(), g.which.data(), tried);
     size_t left = 0;
     for (uint32_t i : g.which) {
-      const bool is_whole = g.windows[i].ok && (g.stale[i] == 0 || !RELIVE_RULE(T1_read_generation));
+      const bool is_whole = g.windows[i].ok && g.stale[i] == 0;
       g.stale[i] = 0;
       if (is_whole) {
         present[i] = 1;

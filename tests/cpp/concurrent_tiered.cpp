@@ -117,8 +117,10 @@ TEST(planned_batches_beside_everybody) {
 
 TEST(a_disk_that_fails_now_and_then_loses_nothing) {
   Options options = tiered_options(false);
+  options.disk_fails = true;
   Hall hall(options);
   hall.start<WriterWorker>();
+  hall.start<SamplerWorker>();
   hall.start<CheckerWorker>();
   const double end = now_s() + seconds();
   for (int round = 0; now_s() < end && hall.control->num_bad() == 0; ++round) {
@@ -128,10 +130,7 @@ TEST(a_disk_that_fails_now_and_then_loses_nothing) {
     (void)hall.table->spill_all_pages(&count);
   }
   hall.table->fail_disk(0, 0);
-  hall.control->is_over.store(1);
-  for (std::thread& thread : hall.threads) thread.join();
-  CHECK_EQ(hall.control->torn.load() + hall.control->violations.load(), 0u);
-  CHECK(hall.table->check().ok());
+  hall.finish();
   TierStats stats;
   CHECK(hall.table->tier_stats(&stats).ok());
   CHECK(stats.disk_errors > 0);
