@@ -1,8 +1,8 @@
 """A file of fixed rows, mapped into memory, its page cache held to a budget by a memory cgroup of its own.
 
-Plain, each fault reads as much around it as the disk's read-ahead setting says (read_ahead_kb; on some machines megabytes,
-far more than a row). Advised, the kernel is told that access is random, and, before a batch is copied, which rows it
-will need: the most that a mapping can be told.
+Plain, each fault reads as much around it as the disk's read-ahead setting says (read_ahead_kb; megabytes on some
+machines, far more than a row). Advised, the kernel is told that access is random, and before a batch is copied which
+rows it will need: the most that a mapping can be told.
 """
 
 from __future__ import annotations

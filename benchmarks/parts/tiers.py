@@ -1,4 +1,4 @@
-"""A table four times as large as its memory: two workloads at their own rates, and against memory mapping at full speed.
+"""A table four times as large as its memory: two workloads at their own rates, and memory mapping at full speed.
 
 Items are one step with a `step` column of so many bytes; both sides have memory for a quarter of them, batches handed
 out not counted. relive keeps the page cache out with direct I/O (`direct_io` says whether it could); the mapping's page

@@ -203,7 +203,8 @@ Status Table::take_slot(const Deadline& deadline) {
 }
 
 Status Table::reattach_in_child() {
-  if (path_.empty()) return Status(Code::kForkedHandle).with_text("what", "a LocalMemory table");
+  if (path_.empty())
+    return Status(Code::kForkedHandle).with_text("what", is_tiered() ? "a Tiered table" : "a LocalMemory table");
   forget(storage_.get());
   storage_.reset();
   joined_ = false;

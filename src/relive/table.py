@@ -50,10 +50,10 @@ class Table:
 
     spec: what a step holds. capacity: steps that are kept (then the oldest go), or memory such as "40GiB". index: an
     Index, or {name: Index} for several over the same steps; reading calls name one by index=, None is the first.
-    storage: LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes). max_lanes: lanes that may be open at once, over all writers.
-    timeout_s: the default of every blocking call. seed: of every random choice; equal states give equal batches.
-    A handle serves any number of threads. It pickles as an address (SharedMemory); LocalMemory refuses.
-    Raises SpecError, InvalidConfig, CapacityTooSmall, UnknownColumn, NameTaken, StorageFull.
+    storage: LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes). max_lanes: lanes that may be open at
+    once, over all writers. timeout_s: the default of every blocking call. seed: of every random choice; equal states
+    give equal batches. A handle serves any number of threads. It pickles as an address where it is SharedMemory.
+    Raises SpecError, InvalidConfig, CapacityTooSmall, UnknownColumn, NameTaken, StorageFull, SystemFailure.
     """
 
     _gathered_batches = 1  # of a Tiered table, its storage's
@@ -72,7 +72,8 @@ class Table:
         if not isinstance(spec, StepSpec):
             raise InvalidConfig("spec", "a StepSpec", spec)
         if storage is not None and not isinstance(storage, (LocalMemory, SharedMemory, Tiered)):
-            raise InvalidConfig("storage", "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)", storage)
+            kinds = "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)"
+            raise InvalidConfig("storage", kinds, storage)
         indexes = named_indexes(index, spec)
         if isinstance(capacity, str):
             num_steps = steps_in_bytes(capacity, spec, len(indexes))
@@ -211,8 +212,10 @@ class Table:
     ) -> Batches:
         """An iterator of batches that a background thread draws and gathers ahead, to be used in a `with` block.
 
-        prefetch: batches that may wait (at least 1); of a Tiered table those whose rows are being read, too. device: e.g. "cuda"; batches come as torch tensors there; "cpu" as
+        prefetch: batches that may wait (at least 1). device: e.g. "cuda"; batches come as torch tensors there; "cpu" as
         tensors here; None as numpy arrays. timeout_s: how long next() waits. Else as sample.
+        Of a Tiered table prefetch counts those whose rows are being read, too: the more are drawn ahead, the more of
+        their rows are read once for several batches, and the older the table is that they were drawn from.
         """
         plan = self._plan(index, columns)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)

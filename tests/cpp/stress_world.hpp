@@ -40,7 +40,7 @@ struct Options {
   int writers = 3, samplers = 3, updaters = 2;
   uint64_t seed = 1;
   std::string mutant;
-  TierConfig tier;         // not tiered by default
+  TierConfig tier;          // not tiered by default
   bool disk_fails = false;  // writes may meet a full disk
   std::string path;
 };
