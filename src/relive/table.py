@@ -40,6 +40,7 @@ __all__ = ["Table", "attach_path"]
 METADATA_VERSION = 1
 MAX_PARTICIPANTS = 256
 _MAX_PLANS = 256
+_STORAGES = "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)"
 _MAX_ITEMS = 2**31 - 1
 _INT64 = np.dtype(np.int64)
 
@@ -72,8 +73,7 @@ class Table:
         if not isinstance(spec, StepSpec):
             raise InvalidConfig("spec", "a StepSpec", spec)
         if storage is not None and not isinstance(storage, (LocalMemory, SharedMemory, Tiered)):
-            kinds = "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)"
-            raise InvalidConfig("storage", kinds, storage)
+            raise InvalidConfig("storage", _STORAGES, storage)
         indexes = named_indexes(index, spec)
         if isinstance(capacity, str):
             num_steps = steps_in_bytes(capacity, spec, len(indexes))

@@ -108,7 +108,11 @@ TEST(planned_batches_beside_everybody) {
   std::atomic<uint64_t> gathered{0};
   std::thread planner([&] { plan_and_gather(*hall.table, is_over, &gathered); });
   const double end = now_s() + seconds();
-  while (now_s() < end && hall.control->num_bad() == 0) usleep(10000);
+  // A sanitizer's build may need longer for the first of each.
+  const auto has_begun = [&] {
+    return hall.control->windows.load() > 0 && hall.control->steps.load() > 0 && gathered.load() > 0;
+  };
+  while ((now_s() < end || (!has_begun() && now_s() < end + 30.0)) && hall.control->num_bad() == 0) usleep(10000);
   is_over.store(true);
   planner.join();
   hall.finish();
