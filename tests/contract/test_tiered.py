@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiered.tools import smallest_storage
+from tiered.tools import needs_tiers, smallest_storage
+
+pytestmark = needs_tiers
 
 import relive
 from contract.bad_config import BadConfigSuite

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiered.tools import smallest_storage
+from tiered.tools import needs_tiers, smallest_storage
+
+pytestmark = needs_tiers
 
 import relive
 from naive.compare import run_programme

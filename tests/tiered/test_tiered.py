@@ -18,7 +18,9 @@ import pytest
 
 import relive
 from relive import errors
-from tiered.tools import pattern
+from tiered.tools import needs_tiers, pattern
+
+pytestmark = needs_tiers
 
 ROW_BYTES = 20_000
 PAGE_BYTES = 20_480  # a page of one row

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import relive
 from relive import errors
 
+IS_PORTABLE = os.environ.get("RELIVE_TEST_PORTABLE") == "1"
+needs_tiers = pytest.mark.skipif(IS_PORTABLE, reason="this build has no Tiered: LocalMemory only")
 FRAMES = 6  # pages in memory: enough for the lanes of these tests, few against what they write
 
 
