@@ -1,7 +1,7 @@
 """How often the disk is read for an item, on paper: `python -m benchmarks.staging_model`.
 
-1,000 items drawn uniformly, memory for 250 of them: the newest lie in memory, the rest of it holds what was read. What is
-there is kept by Belady's rule over the draws planned ahead, and in order of age where nothing is planned.
+1,000 items drawn uniformly, memory for 250 of them: the newest lie in memory, the rest of it holds what was read. What
+is there is kept by Belady's rule over the draws planned ahead, and in order of age where nothing is planned.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from tiered.tools import needs_tiers, smallest_storage
 
-pytestmark = needs_tiers
-
 import relive
 from contract.bad_config import BadConfigSuite
 from contract.bad_input import BadInputSuite
@@ -25,6 +23,8 @@ from contract.reading import ReadingSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
+
+pytestmark = needs_tiers
 
 
 class OnDisk:

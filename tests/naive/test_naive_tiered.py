@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tiered.tools import needs_tiers, smallest_storage
 
-pytestmark = needs_tiers
-
 import relive
 from naive.compare import run_programme
 from naive.program import SPECS, make_index, make_spec
 from naive.test_naive import random_programme
+
+pytestmark = needs_tiers
 
 
 def run_on_disk(seed: int, length: int, capacity: int | None, directory: Path, check_every: int) -> relive.TierStats:
