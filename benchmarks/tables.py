@@ -19,6 +19,14 @@ HEADINGS = {
     "rows_per_s": "rows/s",
     "gigabytes": "GB",
     "gb_per_s": "GB/s",
+    "items_per_s": "items/s",
+    "mb_per_s": "MB/s",
+    "num_batches": "batches",
+    "late_batches": "late",
+    "read_mb_per_s": "read MB/s",
+    "written_mb_per_s": "written MB/s",
+    "reads_per_item": "read / item",
+    "direct_io": "direct I/O",
 }
 
 

@@ -99,6 +99,25 @@ def _row_rate(operation: str) -> Callable[[Rows], float | None]:
     return value
 
 
+def _late(operation: str) -> Callable[[Rows], float | None]:
+    def value(rows: Rows) -> float | None:
+        late = [row["late_batches"] for row in rows.get("tiers", []) if row["operation"] == operation]
+        return float(late[0]) if late else None
+
+    return value
+
+
+def _over_mapping(operation: str) -> Callable[[Rows], float | None]:
+    """Items a second of a tiered table over those of a mapped file, plain or advised: the faster of the two."""
+
+    def value(rows: Rows) -> float | None:
+        rates = {r["contestant"]: r["items_per_s"] for r in rows.get("tiers", []) if r["operation"] == operation}
+        mapped = [rate for contestant, rate in rates.items() if contestant.startswith("memory map")]
+        return ratio(rates.get("relive tiered"), max(mapped, default=None))
+
+    return value
+
+
 SAMPLE = "prioritized sample of 256, gathered, keys, weights"
 STACKS = "Atari stacks, sample 256, warm"
 SERVED = "over loopback, prioritized sample of 256"
@@ -125,6 +144,12 @@ DEMANDS = (
     Demand("over loopback, sample of 110 kB rows", "rate", 1, 1.5, "GB/s", _row_rate("sample, 110 kB rows"), True),
     Demand("over loopback, sample of 1 MB rows", "rate", 1, 1.5, "GB/s", _row_rate("sample, 1 MB rows"), True),
     Demand("over loopback, append one step, streamed", "time", 20, 10, "us", service("append, streamed", 1)),
+    Demand("R2D2 at 1x, memory for 25 %", "late batches", 0, None, "", _late("R2D2 at 1x")),
+    Demand("IMPALA at 1x, memory for 25 %", "late batches", 0, None, "", _late("IMPALA at 1x")),
+    Demand("700 kB items, memory for 25 %", "relive / memory mapping", 1, None, "x",
+           _over_mapping("full speed, 700 kB"), True),
+    Demand("10 MB items, memory for 25 %", "relive / memory mapping", 1, None, "x",
+           _over_mapping("full speed, 10 MB"), True),
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ pytest.register_assert_rewrite(
     "naive.compare",
     "core.tools",
     "processes.tools",
+    "tiered.tools",
 )
 
 SOAK = os.environ.get("RELIVE_SOAK") == "1"

@@ -20,6 +20,9 @@ MODULES = {
     "cpprb": "cpprb_buffer",
     "relive service": "service_table",
     "Reverb": "reverb_table",
+    "relive tiered": "relive_table",
+    "memory map": "memory_map",
+    "memory map, advised": "memory_map",
 }
 ENVIRONMENTS = {"SB3 uniform": "sb3", "Tianshou": "tianshou", "cpprb": "cpprb", "Reverb": "reverb"}
 

@@ -71,6 +71,14 @@ TableConfig table_config(const nb::dict& from) {
   config.shard = get<uint64_t>(from, "shard");
   const auto metadata = get<nb::bytes>(from, "metadata");
   config.metadata.assign(metadata.c_str(), metadata.size());
+  if (from.contains("tier")) {
+    const auto tier = get<nb::dict>(from, "tier");
+    config.tier.directory = get<std::string>(tier, "directory");
+    config.tier.ram_bytes = get<uint64_t>(tier, "ram_bytes");
+    config.tier.staging_fraction = get<double>(tier, "staging_fraction");
+    config.tier.min_column_bytes = get<uint32_t>(tier, "min_column_bytes");
+    config.tier.num_io_threads = get<uint32_t>(tier, "io_threads");
+  }
   return config;
 }
 

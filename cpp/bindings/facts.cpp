@@ -96,7 +96,7 @@ nb::list layout(const CoreTable& self) {
     d["stride"] = column.stride;
     d["num_bytes"] = column.num_bytes;
     d["kind"] = column.kind == ColumnKind::kState ? "state" : column.kind == ColumnKind::kStart ? "start" : "step";
-    d["area"] = column.area == Area::kLarge ? "large" : "record";
+    d["area"] = column.area == Area::kBulk ? "bulk" : column.area == Area::kLarge ? "large" : "record";
     d["block_rows"] = column.block_rows;
     columns.append(d);
   }
@@ -111,6 +111,9 @@ nb::dict stats(const CoreTable& self) {
   d["num_steps"] = s.num_steps;
   d["capacity"] = open->geometry->capacity;
   d["num_bytes"] = s.bytes_committed;
+  if (const Bulk& bulk = open->bulk; bulk)
+    d["num_bytes"] = s.bytes_committed +
+                     (bulk.state->pages_in_ram.load() + bulk.state->pages_on_disk.load()) * bulk.geometry->frame_bytes;
   d["num_lanes"] = s.num_open_lanes;
   d["num_participants"] = s.num_participants;
   d["page_len"] = open->geometry->page_len;
@@ -132,6 +135,7 @@ nb::dict stats(const CoreTable& self) {
     indexes.append(one);
   }
   d["indexes"] = indexes;
+  d["tiers"] = self.table->is_tiered() ? nb::object(tier_stats(self)) : nb::object(nb::none());
   return d;
 }
 

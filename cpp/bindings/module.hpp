@@ -46,6 +46,14 @@ struct CorePlan {
   }
 };
 
+// The arrays of a plan's outputs for n items, in one pooled buffer; `extra` bytes more behind them.
+struct Outputs {
+  Outputs(const CorePlan& plan, size_t n, size_t extra);
+  nb::list arrays(const CorePlan& plan, size_t n) const;
+  BatchBuffer buffer;
+  std::vector<std::byte*> data;
+};
+
 // A table handle shared by its Python object, its writers and its plans.
 struct CoreTable {
   std::shared_ptr<Table> table;
@@ -70,6 +78,8 @@ TableConfig table_config(const nb::dict& from);
 nb::dict geometry(const CoreTable& self);
 nb::list layout(const CoreTable& self);
 nb::dict stats(const CoreTable& self);
+nb::dict tier_stats(const CoreTable& self);
+void bind_tier(nb::module_& module, nb::class_<CoreTable>& table);
 void bind_table(nb::module_& module);
 void bind_writer(nb::module_& module);
 void bind_device(nb::module_& module);

@@ -12,6 +12,30 @@
 #include "relive/power.hpp"
 
 namespace relive::bindings {
+
+Outputs::Outputs(const CorePlan& plan, size_t n, size_t extra)
+    : buffer([&] {
+        size_t sum = extra;
+        for (const Output& output : plan.plan.outputs) sum += BatchBuffer::room_for(output.item_bytes * n);
+        return sum;
+      }()),
+      data(plan.plan.outputs.size()) {
+  for (size_t o = 0; o < data.size(); ++o) data[o] = buffer.take(plan.plan.outputs[o].item_bytes * n);
+}
+
+nb::list Outputs::arrays(const CorePlan& plan, size_t n) const {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(data.size()));
+  if (list == nullptr) throw nb::python_error();
+  nb::list made = nb::steal<nb::list>(list);
+  for (size_t o = 0; o < data.size(); ++o) {
+    std::vector<npy_intp> dims = plan.dims[o];
+    dims[0] = static_cast<npy_intp>(n);
+    nb::object array = buffer.array(plan.descrs[o], static_cast<int>(dims.size()), dims.data(), data[o]);
+    PyList_SetItem(list, static_cast<Py_ssize_t>(o), array.release().ptr());
+  }
+  return made;
+}
+
 namespace {
 
 // Two CoreTables never share a Table, but a Table outlives its CoreTable while writers borrow it.
@@ -44,33 +68,6 @@ CorePlan* make_plan(const CoreTable& self, uint32_t index, const std::vector<std
   }
   return made.release();
 }
-
-// The arrays of a plan's outputs for n items, in one pooled buffer; `extra` bytes more behind them.
-struct Outputs {
-  Outputs(const CorePlan& plan, size_t n, size_t extra)
-      : buffer(num_bytes(plan, n) + extra), data(plan.plan.outputs.size()) {
-    for (size_t o = 0; o < data.size(); ++o) data[o] = buffer.take(plan.plan.outputs[o].item_bytes * n);
-  }
-  static size_t num_bytes(const CorePlan& plan, size_t n) {
-    size_t sum = 0;
-    for (const Output& output : plan.plan.outputs) sum += BatchBuffer::room_for(output.item_bytes * n);
-    return sum;
-  }
-  nb::list arrays(const CorePlan& plan, size_t n) const {
-    PyObject* list = PyList_New(static_cast<Py_ssize_t>(data.size()));
-    if (list == nullptr) throw nb::python_error();
-    nb::list made = nb::steal<nb::list>(list);
-    for (size_t o = 0; o < data.size(); ++o) {
-      std::vector<npy_intp> dims = plan.dims[o];
-      dims[0] = static_cast<npy_intp>(n);
-      nb::object array = buffer.array(plan.descrs[o], static_cast<int>(dims.size()), dims.data(), data[o]);
-      PyList_SetItem(list, static_cast<Py_ssize_t>(o), array.release().ptr());
-    }
-    return made;
-  }
-  BatchBuffer buffer;
-  std::vector<std::byte*> data;
-};
 
 // dtypes of keys and probabilities, made once.
 PyArray_Descr* int64_descr() {
@@ -258,7 +255,8 @@ nb::dict probe(const std::string& path) {
 }
 
 void bind_core_table(nb::module_& module) {
-  nb::class_<CoreTable>(module, "CoreTable")
+  nb::class_<CoreTable> table(module, "CoreTable");
+  table
       .def_prop_ro("metadata",
                    [](const CoreTable& self) {
                      const OpenRegion open(self);
@@ -313,6 +311,7 @@ void bind_core_table(nb::module_& module) {
            [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, false); }); })
       .def("address_of", &address_of, nb::arg("key"))
       .def("region_bytes", &region_bytes, nb::keep_alive<0, 1>());
+  bind_tier(module, table);
 }
 
 }  // namespace

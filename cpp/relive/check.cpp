@@ -134,7 +134,8 @@ std::string broken_invariant(const Region& r) {
     broken = check_tree(r, i);
     if (!broken.empty()) return broken;
   }
-  return check_lists(r);
+  broken = broken_bulk(r);
+  return broken.empty() ? check_lists(r) : broken;
 }
 
 }  // namespace relive

@@ -158,7 +158,7 @@ void fill_derived(const Region& r, const GatherPlan& plan, const Output& output,
 void copy_listed(const Region& r, const GatherPlan& plan, const Listed& listed, std::byte* const* out) {
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
-    if (output.stack > 1) continue;
+    if (output.stack > 1 || output.is_bulk) continue;
     if (output.source == Source::kColumn || output.source == Source::kNext) {
       copy_column(r, listed, r.columns[output.column], output.source == Source::kNext, out[o]);
     } else {
@@ -169,7 +169,8 @@ void copy_listed(const Region& r, const GatherPlan& plan, const Listed& listed, 
   const StackPad pad = r.header->indexes[plan.index].stack_pad;
   for (size_t k = 0; k < listed.count; ++k)  // window by window: neighbouring stacks share their frames in the cache
     for (size_t o = 0; o < plan.outputs.size(); ++o)
-      if (plan.outputs[o].stack > 1) copy_stack(r, *listed.windows[k], plan.outputs[o], pad, listed.batch, out[o]);
+      if (plan.outputs[o].stack > 1 && !plan.outputs[o].is_bulk)
+        copy_stack(r, *listed.windows[k], plan.outputs[o], pad, listed.batch, out[o]);
   end_stream();
 }
 

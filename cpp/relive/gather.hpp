@@ -37,6 +37,7 @@ struct Output {
   Source source = Source::kColumn;
   uint32_t column = 0;
   uint32_t stack = 1;
+  bool is_bulk = false;  // of a tiered table's large column: tiered.cpp brings it
 };
 
 struct GatherPlan {
@@ -45,6 +46,7 @@ struct GatherPlan {
   bool needs_walk = false;     // the window's length is not simply one step
   bool needs_history = false;  // some output is a stack
   bool needs_end = false;      // truncated is asked for
+  bool needs_bulk = false;     // some output is a large column of a tiered table
   uint32_t record_span = 0;    // bytes of packed records a window is read over, from its first row's start
 };
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "relive/bulk.hpp"
 #include "relive/region.hpp"
 #include "relive/tree.hpp"
 
@@ -72,7 +73,9 @@ void place_columns(const TableConfig& config, Layout* out) {
     }
     to.kind = from.kind;
     to.block_rows = 1;
-    to.area = to.num_bytes > kLargeColumn ? Area::kLarge : Area::kRecord;
+    to.area = is_bulk(config, from, to.num_bytes) ? Area::kBulk
+              : to.num_bytes > kLargeColumn       ? Area::kLarge
+                                                  : Area::kRecord;
     if (to.area == Area::kRecord) {
       record = round_up(record, std::clamp<uint64_t>(std::bit_floor(from.item_bytes), 1, 16));
       to.offset = record;
@@ -81,16 +84,20 @@ void place_columns(const TableConfig& config, Layout* out) {
   }
   g.record_stride = round_up(record, 16);
   g.row_bytes = g.record_stride;
+  choose_block(config, out);
   for (ColumnLayout& column : out->columns) {
-    column.stride = column.area == Area::kRecord ? g.record_stride : round_up(column.num_bytes, 64);
-    if (column.area == Area::kLarge) g.row_bytes += column.stride;
+    column.stride = column.area == Area::kRecord ? g.record_stride
+                    : column.area == Area::kBulk ? bulk_stride(out->bulk, column.num_bytes)
+                                                 : round_up(column.num_bytes, 64);
+    if (column.area != Area::kRecord) g.row_bytes += column.stride;
   }
 }
 
 // The largest power of the fanout that keeps a page small against 1 MiB and against the capacity (lanes must not
 // strand memory), but long enough that a window reaches into one neighbour page at most.
-uint32_t choose_page_len(const TableConfig& config, const Geometry& g) {
-  uint64_t least = Tree::kFanout;
+uint32_t choose_page_len(const TableConfig& config, const Geometry& g, bool has_bulk) {
+  // A page of one row is whole where no window reaches over it; bulk of one row is then spilled and freed alone.
+  uint64_t least = has_bulk && g.has_state == 0 && g.history + g.max_n_step <= 1 ? 1 : Tree::kFanout;
   while (least < g.history + g.max_n_step) least *= Tree::kFanout;
   uint64_t len = least;
   while (len * Tree::kFanout <= kMaxPageLen && len * Tree::kFanout * g.row_bytes <= kMiB &&
@@ -133,6 +140,7 @@ void place_areas(const TableConfig& config, Layout* out) {
   g.pages_offset = take(sizeof(PageRecord) * g.num_pages);
   g.tails_offset = take(sizeof(uint64_t) * g.num_pages * g.tail_words);
   g.free_frames_offset = take(sizeof(uint32_t) * g.num_frames);
+  if (has_bulk(out->bulk)) place_bulk_areas(take, g.num_pages, &out->bulk);
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
     g.trees_offset[i] = take(Tree::num_bytes(g.num_slots));
     g.times_offset[i] = take(sizeof(uint16_t) * g.num_slots);
@@ -176,7 +184,7 @@ Status make_layout(const TableConfig& config, Layout* out) {
         .with_int("needed", g.history + g.max_n_step)
         .with_int("lanes", 1);
   place_columns(config, out);
-  g.page_len = choose_page_len(config, g);
+  g.page_len = choose_page_len(config, g, out->bulk.block_bytes != 0);
   g.page_shift = static_cast<uint32_t>(std::bit_width(g.page_len) - 1);
   g.tail_words = std::max(1u, g.page_len / 64);
   g.num_pages =
@@ -187,6 +195,7 @@ Status make_layout(const TableConfig& config, Layout* out) {
   if (g.slot_bits > kLeafBits - 8)
     return invalid("capacity", "fewer slots than 2^39", static_cast<int64_t>(g.num_slots));
   place_frames(out);
+  if (out->bulk.block_bytes != 0) RELIVE_RETURN_IF_ERROR(place_bulk(config, out));
   place_areas(config, out);
   return {};
 }

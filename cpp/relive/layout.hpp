@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "relive/bulk_layout.hpp"
 #include "relive/limiter.hpp"
 #include "relive/status.hpp"
 
@@ -31,13 +32,13 @@ inline constexpr uint32_t kMoveBits = 16;
 inline constexpr uint32_t kGenerationShift = kStateBits + kMoveBits;
 
 enum class ColumnKind : uint32_t { kStep = 0, kState = 1, kStart = 2 };
-enum class Area : uint32_t { kRecord = 0, kLarge = 1 };
+enum class Area : uint32_t { kRecord = 0, kLarge = 1, kBulk = 2 };  // kBulk: a large column of a tiered table
 
 struct ColumnLayout {
   char name[128];
   char dtype[16];  // numpy's str, e.g. "<f4"
   uint64_t num_bytes;
-  uint64_t offset;  // inside the frame, of row 0
+  uint64_t offset;  // inside the frame (kBulk: inside the bulk frame), of row 0
   uint64_t stride;  // from row to row
   ColumnKind kind;
   Area area;
@@ -85,6 +86,7 @@ struct TableConfig {
   uint64_t seed = 0;
   uint64_t shard = 0;
   std::string metadata;
+  TierConfig tier;
 };
 
 // Sizes and offsets of one region. Lives in its header, never changes after birth.
@@ -148,6 +150,7 @@ inline constexpr uint32_t kNoPriority = 0x7fc00000u;
 
 struct Layout {
   Geometry geometry{};
+  BulkGeometry bulk{};  // of a tiered table
   std::vector<ColumnLayout> columns;
 };
 

@@ -71,6 +71,7 @@ void free_page(Region& r, uint64_t page) {
   const uint64_t free = r.header->num_free_frames.load(kRelaxed);
   r.free_frames[free].store(r.frames[page].load(kRelaxed), kRelaxed);
   r.header->num_free_frames.store(free + 1, kRelaxed);
+  if (r.bulk) release_bulk(r, page);
   r.pages[page].live = 0;
   if (!overflows) free_push_back(r, static_cast<uint32_t>(page));
   RELIVE_FAIL_POINT(free_listed);
@@ -217,6 +218,7 @@ void free_push_back(Region& r, uint32_t page) {
 }
 
 bool is_pinned(const Region& r, uint64_t page) {
+  if (r.bulk && r.bulk.is_pinned(page)) return true;
   if (r.header->num_pins.load(kRelaxed) == 0) return false;
   const uint64_t ref = r.ref_of(page, r.words[page].load(kRelaxed));
   for (uint32_t p = 0; p < r.geometry->max_participants; ++p)
@@ -235,12 +237,21 @@ void unpin(Region& r, std::atomic<uint64_t>& pin, Dirty& dirty) {
   if (is_closed && range.step_begin == range.step_end) evict_from_page(r, page, 0, dirty);
 }
 
+void unhold_bulk(Region& r, uint64_t ref, Dirty& dirty) {
+  const uint64_t page = r.alive(ref);
+  if (page == kNoPage || r.bulk.planned[2 * page + 1].fetch_sub(1, kRelaxed) != 1 || is_pinned(r, page)) return;
+  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+  const bool is_closed = Region::state_of(r.words[page].load(kRelaxed)) == PageState::kClosed;
+  if (is_closed && range.step_begin == range.step_end) evict_from_page(r, page, 0, dirty);
+}
+
 OpenResult open_page(Region& r, uint32_t lane_slot, bool ahead, bool history_free, uint64_t* ref) {
   Header& h = *r.header;
   if (h.num_free_pages.load(kRelaxed) == 0) return OpenResult::kNoPage;
   const uint64_t free_frames = h.num_free_frames.load(kRelaxed);
   if (free_frames == 0) return OpenResult::kNoFrame;
   const uint32_t page = h.free_head.load(kRelaxed);
+  if (r.bulk && !take_bulk(r, page)) return OpenResult::kNoBulk;
   PageRecord& record = r.pages[page];
   h.free_head.store(record.free_next, kRelaxed);
   h.num_free_pages.fetch_sub(1, kRelaxed);
@@ -294,6 +305,7 @@ void close_page(Region& r, uint64_t page) {
   r.pages[page].ticket = r.header->next_ticket.fetch_add(1, kRelaxed);
   const uint64_t word = r.words[page].load(kRelaxed);
   r.words[page].store((word & ~uint64_t{3}) | static_cast<uint64_t>(PageState::kClosed), std::memory_order_release);
+  if (r.bulk) offer_for_spill(r, page);
 }
 
 void evict_steps(Region& r, uint64_t count, Dirty& dirty) {
@@ -317,6 +329,7 @@ bool relieve_pressure(Region& r, Dirty& dirty) {
 void free_if_lifeless(Region& r, uint64_t page, Dirty& dirty) {
   const uint64_t word = r.words[page].load(kRelaxed);
   if (Region::state_of(word) != PageState::kClosed || r.pages[page].live != 0 || is_pinned(r, page)) return;
+  if (r.bulk && r.bulk.is_claimed(page)) return;  // somebody has drawn of it for the last time and reads it yet
   if (is_reached_from_neighbours(r, page)) return;
   evict_from_page(r, page, ~uint64_t{0}, dirty);
   r.header->counters.early_freed.fetch_add(1, kRelaxed);

@@ -28,11 +28,11 @@ class Dirty final {
   std::array<size_t, kMaxIndexes> count_{};
 };
 
-enum class OpenResult : uint32_t { kOk, kNoPage, kNoFrame };
+enum class OpenResult : uint32_t { kOk, kNoPage, kNoFrame, kNoBulk };
 
 // Takes a free page and a frame for the lane; links it behind the lane's open page. With `ahead` the lane keeps its
 // open page and names the new one as the page after it. kNoPage: the caller sweeps or calls relieve_pressure();
-// kNoFrame: the caller commits more of the slabs outside the lock.
+// kNoFrame: the caller commits more of the slabs outside the lock; kNoBulk: it waits for the spill thread.
 OpenResult open_page(Region& r, uint32_t lane_slot, bool ahead, bool history_free, uint64_t* ref);
 
 // OPEN -> CLOSED, with a ticket.

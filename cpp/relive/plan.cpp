@@ -20,6 +20,7 @@ Output column_output(const Region& r, uint32_t index, uint32_t column, Source so
   if (out.stack > 1) out.shape.push_back(out.stack);
   out.shape.insert(out.shape.end(), layout.dims, layout.dims + layout.num_dims);
   out.item_bytes = layout.num_bytes * out.stack;
+  out.is_bulk = layout.area == Area::kBulk;
   return out;
 }
 
@@ -91,6 +92,7 @@ Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>
     Output output;
     RELIVE_RETURN_IF_ERROR(find_output(r, index, name, &output));
     plan->needs_history |= output.stack > 1;
+    plan->needs_bulk |= output.is_bulk;
     plan->needs_end |= output.source == Source::kTruncated;
     const ColumnLayout& column = r.columns[output.column];
     const bool is_packed =

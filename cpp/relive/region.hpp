@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "relive/bulk.hpp"
 #include "relive/layout.hpp"
 #include "relive/sync.hpp"
 #include "relive/testing.hpp"
@@ -144,6 +145,7 @@ struct Region {
   uint32_t page_shift = 0;
   uint32_t page_len = 0;
   uint32_t page_bits = 0;
+  Bulk bulk;  // of a tiered table; empty in all others
 
   // Fills a fresh, zeroed region of layout.geometry.region_bytes and binds to it.
   void create(std::byte* memory, const TableConfig& config, const Layout& layout);

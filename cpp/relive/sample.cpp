@@ -189,6 +189,7 @@ Status Table::claim(const DrawRequest& request, bool locked, const Deadline& dea
       continue;
     }
     times.store(static_cast<uint16_t>(before + 1), kRelaxed);
+    if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_add(1, kRelaxed);
     RELIVE_FAIL_POINT(claim_times);
     s.claimed.push_back({slot, w.word, w.mass});
     if (before + 1u < most) continue;
@@ -202,7 +203,8 @@ Status Table::claim(const DrawRequest& request, bool locked, const Deadline& dea
 }
 
 // A batch that cannot be completed gives back what it claimed.
-void Table::undo_claims(uint32_t index, const Deadline& deadline) {
+void Table::undo_claims(const DrawRequest& request, const Deadline& deadline) {
+  const uint32_t index = request.index;
   Region& r = region_;
   std::vector<Claimed>& claimed = scratch().claimed;
   if (claimed.empty()) return;
@@ -217,6 +219,7 @@ void Table::undo_claims(uint32_t index, const Deadline& deadline) {
     if (now == 0 || now >= kTimesAwaiting || r.offset_of(c.slot) < range.item_begin) continue;
     const bool was_used_up = !r.is_drawable(index, now);
     times.store(static_cast<uint16_t>(now - 1), kRelaxed);
+    if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_sub(1, kRelaxed);
     if (!was_used_up) continue;
     r.trees[index].set_leaf(c.slot, c.mass);
     dirty_.add(r, index, c.slot);
@@ -258,6 +261,8 @@ Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& de
 }
 
 Status Table::sample(const DrawRequest& request, double timeout_s) {
+  if (request.plan != nullptr && request.plan->needs_bulk && request.num_items > 0)
+    return sample_tiered(request, timeout_s);
   const Deadline deadline = Deadline::after(timeout_s);
   Entered entered(*this, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
@@ -274,7 +279,7 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
       *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
     Status status = fill(request, call, deadline, &empty);
     if (status.ok() && !empty) break;
-    undo_claims(request.index, deadline);
+    undo_claims(request, deadline);
     return_credit(request.index, n);
     RELIVE_RETURN_IF_ERROR(std::move(status));
     if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);

@@ -6,6 +6,7 @@
 
 #include "relive/publish.hpp"
 #include "relive/recover.hpp"
+#include "relive/tier.hpp"
 
 namespace relive {
 
@@ -76,6 +77,8 @@ Status replace_leftover(const std::string& path) {
 
 }  // namespace
 
+Table::Table() = default;
+
 uint64_t fork_epoch() { return epoch.load(kRelaxed); }
 
 Status Table::create(const TableConfig& config, const std::string& path, std::unique_ptr<Table>* out) {
@@ -97,6 +100,7 @@ Status Table::create(const TableConfig& config, const std::string& path, std::un
   table->path_ = path;
   table->region_.create(table->storage_->base(), config, layout);
   offer_frames(table->region_, frames);
+  if (has_bulk(layout.bulk)) RELIVE_RETURN_IF_ERROR(Tier::create(config.tier, layout.bulk, *table, &table->tier_));
   Participant& me = table->region_.participants[0];
   me.live.store(1);
   me.pid.store(process_id());
@@ -199,7 +203,8 @@ Status Table::take_slot(const Deadline& deadline) {
 }
 
 Status Table::reattach_in_child() {
-  if (path_.empty()) return Status(Code::kForkedHandle).with_text("what", "a LocalMemory table");
+  if (path_.empty())
+    return Status(Code::kForkedHandle).with_text("what", is_tiered() ? "a Tiered table" : "a LocalMemory table");
   forget(storage_.get());
   storage_.reset();
   joined_ = false;
@@ -231,6 +236,8 @@ Table::~Table() {
 
 Status Table::close() {
   if (storage_ == nullptr || closed_.exchange(true)) return {};
+  if (fork_epoch_ != fork_epoch()) (void)tier_.release();  // its threads are the parent's
+  if (tier_ != nullptr) tier_->stop();
   if (joined_ && fork_epoch_ == fork_epoch()) {
     const Deadline patience = Deadline::after(5.0);
     while (active_.load(std::memory_order_acquire) > 0 && !patience.passed()) {
@@ -243,9 +250,11 @@ Status Table::close() {
   }
   forget(storage_.get());
   if (active_.load(std::memory_order_acquire) > 0 && fork_epoch_ == fork_epoch()) {
+    (void)tier_.release();
     storage_.release();  // a call that never came back still stands on the mapping: better to leave it mapped
     return {};
   }
+  tier_.reset();
   storage_.reset();
   return {};
 }

@@ -31,7 +31,8 @@ struct DrawRequest {
   int64_t* keys = nullptr;           // [num_items]
   double* probabilities = nullptr;   // [num_items]: mass / total at the draw
   int64_t* num_live_items = nullptr;
-  bool hold = false;  // stays in flight until commit_held or return_held
+  bool hold = false;        // stays in flight until commit_held or return_held
+  bool is_planned = false;  // of a tiered table: gathered later, claimed pages are kept until then
 };
 
 struct TableStats {
@@ -41,6 +42,10 @@ struct TableStats {
   std::vector<double> total_mass, max_priority;
   std::vector<std::pair<const char*, uint64_t>> counters;
 };
+
+class Tier;
+class PlannedBatch;
+struct TierStats;
 
 class Table final {
  public:
@@ -83,6 +88,19 @@ class Table final {
   Status stats(TableStats* out);
   Status check();
 
+  // ---- tiered tables only (callers ask is_tiered() first), tiered.cpp ----------------------
+  bool is_tiered() const { return tier_ != nullptr; }
+  // Draws n items (in flight until commit_held or return_held) and begins to read what they need of the disk.
+  Status plan_batch(const GatherPlan& plan, size_t num_items, double timeout_s, std::unique_ptr<PlannedBatch>* out);
+  // Waits for the rows of a planned batch and copies them; items gone since are drawn anew. kInterrupted when cancelled.
+  // timeout_s: for items to draw anew, where there are none; the disk has a minute for each read.
+  Status gather_batch(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out, double timeout_s);
+  void drop_batch(PlannedBatch& batch);  // its rows are not wanted any more; the credit is the caller's to return
+  void note_late_batch();
+  Status tier_stats(TierStats* out);
+  Status spill_all_pages(uint64_t* spilled);  // test hook: every CLOSED page to the disk
+  void fail_disk(int read_error, int write_error);
+
   // Test hooks of the layout: every CLOSED page to another frame; a page kept where it is (rules D6, layout point 5).
   Status move_all_pages(uint64_t* moved);
   Status pin_page(int64_t key, bool pin);
@@ -97,7 +115,7 @@ class Table final {
   friend class Locked;
   friend class Writer;
 
-  Table() = default;
+  Table();
   Status join(double timeout_s);  // shared regions: bytes 0 and 1, a participant slot (rule E1)
   Status take_slot(const Deadline& deadline);
   Status reattach_in_child();
@@ -115,16 +133,28 @@ class Table final {
   Status fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, bool* empty);
   bool draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked);
   Status claim(const DrawRequest& request, bool locked, const Deadline& deadline);
-  void undo_claims(uint32_t index, const Deadline& deadline);
+  void undo_claims(const DrawRequest& request, const Deadline& deadline);
   void count_in_flight(uint32_t index, int64_t n) {
     region_.credit(me_, index).in_flight.fetch_add(n, std::memory_order_acq_rel);
   }
+  // Tiered tables', in tiered.cpp.
+  friend class Tier;
+  Status sample_tiered(const DrawRequest& request, double timeout_s);
+  Status gather_tiered(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out,
+                       uint8_t* present);
+  Status gather_rows(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out, uint8_t* present,
+                     uint64_t ticket, const std::atomic<bool>* cancelled);
+  Status redraw(PlannedBatch& batch, const std::vector<uint32_t>& gone, const Deadline& deadline);
+  void release_claims(const int64_t* keys, size_t count);
+  Status wait_for_bulk(const Deadline& deadline);
+  void wake_spill_if_low();
   // The updater's, in update.cpp.
   bool update_one(uint32_t index, int64_t key, float priority, double mass);
   bool delete_one(int64_t key);
 
   Region region_;
   std::unique_ptr<Storage> storage_;
+  std::unique_ptr<Tier> tier_;
   std::string path_;
   Access access_ = Access::kReadWrite;
   uint32_t me_ = 0;

@@ -100,6 +100,7 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
   Entered entered(*this, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
   RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
+  if (plan.needs_bulk) return gather_tiered(plan, keys, count, out, present);
   const Region& r = region_;
   GatherScratch& s = scratch();
   s.windows.resize(std::max(s.windows.size(), count));

@@ -75,6 +75,8 @@ class Writer final {
     uint32_t end = 0;                  // step_end of the page
     std::byte* frame = nullptr;        // of the page
     std::byte* ahead_frame = nullptr;  // of the page opened ahead, null where there is none
+    std::byte* bulk = nullptr;         // as frame and ahead_frame, for the large columns of a tiered table
+    std::byte* ahead_bulk = nullptr;
   };
 
   explicit Writer(Table* table) : table_(table) {}

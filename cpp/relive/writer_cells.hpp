@@ -14,8 +14,15 @@ inline constexpr size_t kLanesAhead = 4;     // lanes whose words and rows are a
 
 inline bool is_state(const Region& r, uint32_t column) { return r.columns[column].kind == ColumnKind::kState; }
 
-inline std::byte* cell(const Region& r, std::byte* frame, uint32_t column, uint32_t row) {
-  return frame + r.columns[column].offset + row * r.columns[column].stride;
+// `bulk`: the page's bulk frame, where the table is tiered.
+inline std::byte* cell(const Region& r, std::byte* frame, std::byte* bulk, uint32_t column, uint32_t row) {
+  const ColumnLayout& layout = r.columns[column];
+  return (layout.area == Area::kBulk ? bulk : frame) + layout.offset + row * layout.stride;
+}
+
+// Of an OPEN page: its bulk is in memory and stays where it is.
+inline std::byte* bulk_of(const Region& r, uint64_t page) {
+  return r.bulk ? r.bulk.frame(r.bulk.place(page).number) : nullptr;
 }
 
 // Steps that `lanes` open lanes need for one window each.

@@ -28,11 +28,13 @@ void Writer::take_page(LaneWriter& lane, bool ahead, uint64_t ref) {
   const uint64_t page = r.ref_page(ref);
   if (ahead) {
     lane.ahead_frame = r.page_base(page);
+    lane.ahead_bulk = bulk_of(r, page);
     return;
   }
   lane.page = page;
   lane.word = r.words[page].load(kRelaxed);
   lane.frame = r.page_base(page);
+  lane.bulk = bulk_of(r, page);
   lane.end = 0;
   lane.is_frozen = false;
 }
@@ -88,6 +90,10 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     locked->release();
     return grow(deadline);
   }
+  if (result == OpenResult::kNoBulk) {
+    locked->release();
+    return table_->wait_for_bulk(deadline);
+  }
   if (sweep(r, *table_->storage_, table_->me_, table_->dirty_) > 0 && r.header->num_free_pages.load(kRelaxed) > 0)
     return {};
   if (relieve_pressure(r, table_->dirty_)) return {};
@@ -124,6 +130,8 @@ Status Writer::open_pages(const StepBlock& block, const Deadline& deadline) {
       RELIVE_RETURN_IF_ERROR(relieve(result, &locked, deadline));
       break;  // the lock may have been let go
     }
+    locked.release();
+    table_->wake_spill_if_low();
   }
   return {};
 }

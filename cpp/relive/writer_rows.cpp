@@ -88,7 +88,8 @@ Status Writer::check_seams(const StepBlock& block, size_t m) {
   for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
     if (!is_state(r, c)) continue;
     const size_t num_bytes = r.columns[c].num_bytes;
-    if (lane.is_frozen && std::memcmp(cell(r, lane.frame, c, lane.end), block.columns[c].at(0, m), num_bytes) != 0)
+    if (lane.is_frozen &&
+        std::memcmp(cell(r, lane.frame, lane.bulk, c, lane.end), block.columns[c].at(0, m), num_bytes) != 0)
       return mismatch(c);
     for (size_t row = 1; block.has_next && row < block.num_rows; ++row) {
       if (ends_at(block, row - 1, m)) continue;
@@ -103,11 +104,12 @@ void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t ro
   const Region& r = table_->region_;
   const uint32_t at = lane.run.first + lane.run.count;
   std::byte* frame = at < r.page_len ? lane.frame : lane.ahead_frame;
+  std::byte* bulk = at < r.page_len ? lane.bulk : lane.ahead_bulk;
   const uint32_t offset = at & (r.page_len - 1);
   const bool is_given = has_next_cell(block, row, lane.run.ends);
   for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
     if (!is_state(r, c)) continue;
-    std::byte* to = cell(r, frame, c, offset);
+    std::byte* to = cell(r, frame, bulk, c, offset);
     if (!is_given) {
       std::memset(to, 0, r.columns[c].num_bytes);
     } else {
@@ -138,7 +140,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
     std::memcpy(lane.frame + offset * r.geometry->record_stride, &header, sizeof header);
     for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
       if (k == 0 && lane.is_frozen && is_state(r, c)) continue;  // others read it already, and it says the same
-      copy_cell(cell(r, lane.frame, c, offset), block.columns[c].at(row, m), r.columns[c].num_bytes);
+      copy_cell(cell(r, lane.frame, lane.bulk, c, offset), block.columns[c].at(row, m), r.columns[c].num_bytes);
     }
   }
   if (r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends) && lane.run.count > 0)

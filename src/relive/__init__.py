@@ -11,8 +11,8 @@ from relive.prefetch import Batches
 from relive.protocol import ReplayTable, ReplayWriter
 from relive.samplers import Fifo, Prioritized, Uniform
 from relive.spec import ArraySpec, StepSpec
-from relive.stats import IndexStats, TableStats
-from relive.storage import LocalMemory, SharedMemory
+from relive.stats import IndexStats, TableStats, TierStats
+from relive.storage import LocalMemory, SharedMemory, Tiered
 from relive.table import Table
 from relive.writer import Writer
 
@@ -38,6 +38,8 @@ __all__ = [
     "StepSpec",
     "Table",
     "TableStats",
+    "TierStats",
+    "Tiered",
     "Transitions",
     "Uniform",
     "Writer",

@@ -8,7 +8,9 @@ from typing import SupportsFloat, SupportsIndex
 
 from relive.errors import InvalidConfig
 
-__all__ = ["finite", "integer", "timeout"]
+__all__ = ["bytes_in_text", "finite", "integer", "num_bytes", "timeout"]
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def integer(what: str, value: SupportsIndex, least: int, most: int | None = None) -> int:
@@ -37,6 +39,26 @@ def finite(what: str, value: SupportsFloat, least: float, most: float = math.inf
     if number < least or (above and number == least):
         raise InvalidConfig(what, bounds, number)
     return number
+
+
+def bytes_in_text(text: str) -> float:
+    """The bytes that a text such as '40GiB' or '500 MB' names; NaN where it names none."""
+    compact = text.replace(" ", "").upper()
+    digits = compact.rstrip("KMGTIB")
+    try:
+        return float(digits) * _UNITS[compact[len(digits) :]]
+    except (ValueError, KeyError):
+        return math.nan
+
+
+def num_bytes(what: str, value: SupportsIndex | str) -> int:
+    """Bytes, given as an integer > 0 or as a text such as '2GiB'; else InvalidConfig."""
+    if not isinstance(value, str):
+        return integer(what, value, 1)
+    number = bytes_in_text(value)
+    if not 1 <= number < math.inf:
+        raise InvalidConfig(what, "bytes, or a text such as '2GiB' or '500MB'", value)
+    return int(number)
 
 
 def timeout(value: SupportsFloat, what: str = "timeout_s") -> float:

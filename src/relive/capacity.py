@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from relive._checks import bytes_in_text
 from relive.errors import InvalidConfig
 from relive.spec import StepSpec
 
 __all__ = ["bytes_per_step", "steps_in_bytes"]
 
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _HEADER_BYTES = 16  # in front of each row
 _LARGE_BYTES = 256  # larger columns have rows of their own
 
@@ -24,12 +24,7 @@ def bytes_per_step(spec: StepSpec, num_indexes: int = 1) -> int:
 
 def steps_in_bytes(text: str, spec: StepSpec, num_indexes: int = 1) -> int:
     """How many steps fit the memory that a text such as '40GiB' or '500 MB' names. Raises InvalidConfig."""
-    compact = text.replace(" ", "").upper()
-    digits = compact.rstrip("KMGTIB")
-    try:
-        num_bytes = float(digits) * _UNITS[compact[len(digits) :]]
-    except (ValueError, KeyError):
-        num_bytes = math.nan
+    num_bytes = bytes_in_text(text)
     if not 0 < num_bytes < math.inf:
         raise InvalidConfig("capacity", "steps, or memory such as '40GiB' or '500MB'", text)
     return max(1, int(num_bytes / bytes_per_step(spec, num_indexes)))

@@ -459,11 +459,11 @@ class ForkedHandle(ReliveError, RuntimeError):
 
 @final
 class NotShareable(ReliveError, TypeError):
-    """A LocalMemory table that was to be pickled."""
+    """A table of one process, LocalMemory or Tiered, that was to be pickled."""
 
     def __init__(self) -> None:
         super().__init__(
-            "a table in LocalMemory lives in one process and cannot be pickled; make it with"
+            "a table in LocalMemory or Tiered lives in one process and cannot be pickled; make it with"
             " storage=SharedMemory(name), whose handle pickles as an address"
         )
 

@@ -10,16 +10,64 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from relive._core import CoreTable
 from relive.batch import Batch, Plan
 from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, TableClosed, WaitsForItself
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "BatchSource", "Sampled"]
 
 _running: set[Batches] = set()  # for the end of the interpreter, which must not find a thread in the core
 _SLICE_S = 0.2  # how long the thread waits in the core before it looks whether it should stop
+
+
+class BatchSource(Protocol):
+    """Where the background thread gets its batches. make and close are called by one thread at a time."""
+
+    num_items: int  # of a batch
+    number: int  # of the index
+
+    def make(self, slice_s: float) -> Batch | None:
+        """A batch that is in flight; None where it was cancelled. Raises DeadlineExceeded after about a slice."""
+        ...
+
+    def note_late(self) -> None:
+        """Somebody asked for a batch that is not there."""
+        ...
+
+    def cancel(self) -> None:
+        """make() under way ends soon. From any thread."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what was drawn and not made into a batch."""
+        ...
+
+
+@final
+class Sampled:
+    """Batches drawn and gathered in one step."""
+
+    def __init__(self, core: CoreTable, plan: Plan, num_items: int) -> None:
+        self.num_items = num_items
+        self.number = plan.number
+        self._core = core
+        self._plan = plan
+
+    def make(self, slice_s: float) -> Batch:
+        """Draws and gathers; the limiter has a slice."""
+        arrays, keys, probabilities, num_live = self._core.sample(self._plan.core, self.num_items, slice_s, True)
+        return Batch(self._plan.columns, arrays, keys, probabilities, num_live)
+
+    def note_late(self) -> None:
+        """Nothing is counted: memory is never late."""
+
+    def cancel(self) -> None:
+        """A slice is short."""
+
+    def close(self) -> None:
+        """Nothing is drawn ahead here."""
 
 
 @final
@@ -35,15 +83,15 @@ class Batches:
     def __init__(
         self,
         core: CoreTable,
-        plan: Plan,
-        num_items: int,
+        source: BatchSource,
         prefetch: int,
         device: Any,
         timeout_s: float,
     ) -> None:
         self._core = core
-        self._plan = plan
-        self._num_items = num_items
+        self._source = source
+        self._number = source.number
+        self._num_items = source.num_items
         self._prefetch = prefetch
         self._device = device
         self._timeout_s = timeout_s
@@ -79,6 +127,8 @@ class Batches:
         with self._changed:
             if self._thread is None and not self._stopping:
                 raise InvalidConfig("batches()", "use in a `with` block", "next() outside of it")
+            if not self._ready and not self._stopping:
+                self._source.note_late()
             while not self._ready:
                 if self._stopping:
                     raise StopIteration
@@ -93,7 +143,7 @@ class Batches:
             if self._core.closed:
                 raise TableClosed()  # it took back what was waiting here
             # Counted before it leaves the queue: an error here loses no batch.
-            self._core.commit_held(self._plan.number, self._num_items)
+            self._core.commit_held(self._number, self._num_items)
             batch = self._ready.popleft()
             self._changed.notify_all()
             return batch
@@ -107,8 +157,10 @@ class Batches:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        self._source.cancel()
         if self._thread is not None:
             self._thread.join()
+        self._source.close()
         with self._changed:
             unused = len(self._ready)
             self._ready.clear()
@@ -138,7 +190,7 @@ class Batches:
     def _gather(self) -> Batch | None:
         """One held batch, or None where the limiter did not allow one within a slice."""
         try:
-            arrays, keys, probabilities, num_live = self._core.sample(self._plan.core, self._num_items, _SLICE_S, True)
+            batch = self._source.make(_SLICE_S)
         except WaitsForItself:
             # This thread never writes; whether anybody ever will is for the consumer's deadline to say.
             time.sleep(_SLICE_S / 20)
@@ -147,8 +199,9 @@ class Batches:
             self._last_wait = error
             return None
         self._last_wait = None
+        if batch is None:
+            return None
         try:
-            batch = Batch(self._plan.columns, arrays, keys, probabilities, num_live)
             return batch if self._device is None else batch.to_torch(self._device)
         except BaseException:
             self._give_back(self._num_items)
@@ -157,12 +210,12 @@ class Batches:
     def _deadline_exceeded(self, waited_s: float) -> DeadlineExceeded:
         last = self._last_wait
         if last is None:
-            return DeadlineExceeded(self._num_items, self._core.num_items(self._plan.number), waited_s)
+            return DeadlineExceeded(self._num_items, self._core.num_items(self._number), waited_s)
         return DeadlineExceeded(last.needs, last.has, waited_s, last.holder_pid)
 
     def _give_back(self, num_items: int) -> None:
         if not self._core.closed:  # closing the table gives everything back
-            self._core.return_held(self._plan.number, num_items)
+            self._core.return_held(self._number, num_items)
 
     def __repr__(self) -> str:
         state = "closed" if self._stopping else "running" if self._thread is not None else "not started"

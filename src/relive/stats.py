@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, final
 
-__all__ = ["IndexStats", "TableStats", "table_stats"]
+__all__ = ["IndexStats", "TableStats", "TierStats", "table_stats"]
 
 
 @final
@@ -29,12 +29,48 @@ class IndexStats:
 
 @final
 @dataclass(frozen=True)
+class TierStats:
+    """Memory and disk of a Tiered table at one moment. Counters run since the table was made.
+
+    A unit is what is read of a page: a row of a large column, or a block of small ones.
+    """
+
+    ram_bytes: int  # memory for large columns: bulk frames and staging
+    staging_bytes: int  # of these, for what is read ahead
+    staged_bytes: int  # of these, in use
+    page_bytes: int  # of the large columns of one page
+    pages_in_ram: int
+    pages_on_disk: int
+    free_frames: int  # places for pages in memory
+    late_batches: int  # of batches(): asked for before they were there
+    on_demand_batches: int  # sample() and gather(): nothing could be read ahead for them
+    replaced_items: int  # evicted between their draw and their gather, drawn anew
+    frame_waits: int  # times a writer waited for a page to be spilled
+    bytes_read: int
+    bytes_written: int
+    reads: int
+    writes: int
+    disk_errors: int  # writes that failed; the pages stayed in memory
+    rows_from_ram: int  # rows copied from pages in memory
+    units_wanted: int  # pieces of spilled pages that batches needed
+    staging_hits: int  # of these, there when the batch was put together
+    units_read: int
+    planned_evicted: int  # staged units that made room although they will be wanted again
+    direct_io: bool  # the page cache is kept out; False where the file system refuses
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a plain dict."""
+        return asdict(self)
+
+
+@final
+@dataclass(frozen=True)
 class TableStats:
     """A table at one moment. Counters run since the table was made, over all processes."""
 
     num_steps: int  # live steps
     capacity: int  # steps
-    num_bytes: int  # memory committed
+    num_bytes: int  # memory committed; of a Tiered table what its pages take, the page file included
     num_lanes: int  # open now
     num_participants: int  # attached handles
     page_len: int  # steps a page
@@ -63,6 +99,7 @@ class TableStats:
     sampler_wait_s: float
     writer_wait_s: float
     indexes: Mapping[str, IndexStats]
+    tiers: TierStats | None = None  # of a Tiered table with large columns
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts and numbers."""
@@ -76,5 +113,6 @@ def table_stats(raw: Mapping[str, Any], index_names: Sequence[str]) -> TableStat
         name: IndexStats(**{field.name: one[field.name] for field in fields(IndexStats)})
         for name, one in zip(index_names, raw["indexes"], strict=True)
     }
-    plain = {field.name: values[field.name] for field in fields(TableStats) if field.name != "indexes"}
-    return TableStats(**plain, indexes=indexes)
+    plain = {field.name: values[field.name] for field in fields(TableStats) if field.name not in ("indexes", "tiers")}
+    tiers = raw.get("tiers")
+    return TableStats(**plain, indexes=indexes, tiers=None if tiers is None else TierStats(**tiers))

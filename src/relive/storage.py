@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
+from relive._checks import finite, integer, num_bytes
 from relive.errors import InvalidConfig
 
-__all__ = ["SHARED_MEMORY_FOLDER", "SHARED_MEMORY_PREFIX", "LocalMemory", "SharedMemory"]
+__all__ = ["SHARED_MEMORY_FOLDER", "SHARED_MEMORY_PREFIX", "LocalMemory", "SharedMemory", "Tiered"]
 
 SHARED_MEMORY_FOLDER = "/dev/shm"
 SHARED_MEMORY_PREFIX = "relive-"
@@ -40,3 +42,48 @@ class SharedMemory:
     def path(self) -> str:
         """The file that holds the table."""
         return f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}{self.name}"
+
+
+@final
+@dataclass(frozen=True)
+class Tiered:
+    """Memory of this process for what is young, a file for the rest: tables larger than memory.
+
+    directory: an existing folder on a local disk, for one nameless file that is gone with the process, however it ends.
+    ram_bytes: memory for large columns, in bytes or as '2GiB': the newest pages and what is read ahead share it.
+    Packed records, indexes and batches handed out come on top. Columns of more than min_column_bytes a row (scalars
+    never) are tiered; a spec without one stays in memory whole. staging_fraction: the part of ram_bytes for rows read
+    ahead, more for a long prefetch. io_threads: reads under way at a time. gathered_batches: of the `prefetch` batches
+    that batches() draws ahead, so many are also copied together; the others are being read.
+    One process, any number of threads; not attachable by name, not usable in a forked child. Raises InvalidConfig;
+    the table raises it where ram_bytes is too small for the spec, and SystemFailure where the folder will not do.
+    """
+
+    directory: str | os.PathLike[str]
+    ram_bytes: int | str
+    staging_fraction: float = 0.5
+    min_column_bytes: int = 256
+    io_threads: int = 8
+    gathered_batches: int = 2
+
+    def __post_init__(self) -> None:
+        directory = self.directory
+        if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
+            raise InvalidConfig("directory of Tiered", "the path of a folder", directory)
+        put = object.__setattr__
+        put(self, "directory", os.fspath(directory))
+        put(self, "ram_bytes", num_bytes("ram_bytes of Tiered", self.ram_bytes))
+        put(self, "staging_fraction", finite("staging_fraction", self.staging_fraction, 0.0, 1.0))
+        put(self, "min_column_bytes", integer("min_column_bytes", self.min_column_bytes, 0, 2**31))
+        put(self, "io_threads", integer("io_threads", self.io_threads, 1, 256))
+        put(self, "gathered_batches", integer("gathered_batches", self.gathered_batches, 1))
+
+    def core_config(self) -> dict[str, Any]:
+        """The storage as the core reads it."""
+        return {
+            "directory": self.directory,
+            "ram_bytes": self.ram_bytes,
+            "staging_fraction": self.staging_fraction,
+            "min_column_bytes": self.min_column_bytes,
+            "io_threads": self.io_threads,
+        }

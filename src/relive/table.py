@@ -27,11 +27,12 @@ from relive.errors import (
 )
 from relive.index import Index, named_indexes
 from relive.limiters import SamplesPerInsert
-from relive.prefetch import Batches
+from relive.planned import Planned
+from relive.prefetch import Batches, Sampled
 from relive.protocol import ReplayTable
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
-from relive.storage import LocalMemory, SharedMemory
+from relive.storage import LocalMemory, SharedMemory, Tiered
 from relive.writer import Writer
 
 __all__ = ["Table", "attach_path", "over_core"]
@@ -39,6 +40,7 @@ __all__ = ["Table", "attach_path", "over_core"]
 METADATA_VERSION = 1
 MAX_PARTICIPANTS = 256
 _MAX_PLANS = 256
+_STORAGES = "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)"
 _MAX_ITEMS = 2**31 - 1
 _INT64 = np.dtype(np.int64)
 
@@ -49,11 +51,13 @@ class Table:
 
     spec: what a step holds. capacity: steps that are kept (then the oldest go), or memory such as "40GiB". index: an
     Index, or {name: Index} for several over the same steps; reading calls name one by index=, None is the first.
-    storage: LocalMemory() or SharedMemory(name). max_lanes: lanes that may be open at once, over all writers.
-    timeout_s: the default of every blocking call. seed: of every random choice; equal states give equal batches.
-    A handle serves any number of threads. It pickles as an address (SharedMemory); LocalMemory refuses.
-    Raises SpecError, InvalidConfig, CapacityTooSmall, UnknownColumn, NameTaken, StorageFull.
+    storage: LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes). max_lanes: lanes that may be open at
+    once, over all writers. timeout_s: the default of every blocking call. seed: of every random choice; equal states
+    give equal batches. A handle serves any number of threads. It pickles as an address where it is SharedMemory.
+    Raises SpecError, InvalidConfig, CapacityTooSmall, UnknownColumn, NameTaken, StorageFull, SystemFailure.
     """
+
+    _gathered_batches = 1  # of a Tiered table, its storage's
 
     def __init__(
         self,
@@ -61,15 +65,15 @@ class Table:
         capacity: int | str,
         index: Index | Mapping[str, Index] | None = None,
         *,
-        storage: LocalMemory | SharedMemory | None = None,
+        storage: LocalMemory | SharedMemory | Tiered | None = None,
         max_lanes: int = 256,
         timeout_s: float = 60.0,
         seed: int = 0,
     ) -> None:
         if not isinstance(spec, StepSpec):
             raise InvalidConfig("spec", "a StepSpec", spec)
-        if storage is not None and not isinstance(storage, (LocalMemory, SharedMemory)):
-            raise InvalidConfig("storage", "LocalMemory() or SharedMemory(name)", storage)
+        if storage is not None and not isinstance(storage, (LocalMemory, SharedMemory, Tiered)):
+            raise InvalidConfig("storage", _STORAGES, storage)
         indexes = named_indexes(index, spec)
         if isinstance(capacity, str):
             num_steps = steps_in_bytes(capacity, spec, len(indexes))
@@ -99,6 +103,9 @@ class Table:
             "metadata": json.dumps(metadata).encode(),
         }
         path = storage.path if isinstance(storage, SharedMemory) else None
+        if isinstance(storage, Tiered):
+            config["tier"] = storage.core_config()
+            self._gathered_batches = storage.gathered_batches
         self._bind(_core.create_table(config, path), spec, indexes, num_steps, default_timeout_s, stream=0)
 
     def _bind(
@@ -207,6 +214,8 @@ class Table:
 
         prefetch: batches that may wait (at least 1). device: e.g. "cuda"; batches come as torch tensors there; "cpu" as
         tensors here; None as numpy arrays. timeout_s: how long next() waits. Else as sample.
+        Of a Tiered table prefetch counts those whose rows are being read, too: the more are drawn ahead, the more of
+        their rows are read once for several batches, and the older the table is that they were drawn from.
         """
         plan = self._plan(index, columns)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
@@ -214,7 +223,12 @@ class Table:
         if isinstance(limiter, SamplesPerInsert) and count > limiter.window:
             raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
-        return Batches(self._core, plan, count, integer("prefetch", prefetch, 1), device, seconds)
+        ahead = integer("prefetch", prefetch, 1)
+        if self._core.is_tiered:
+            gathered = min(ahead, self._gathered_batches)
+            source = Planned(self._core, plan, count, ahead - gathered + 1)
+            return Batches(self._core, source, gathered, device, seconds)
+        return Batches(self._core, Sampled(self._core, plan, count), ahead, device, seconds)
 
     # ---- changing what is there ------------------------------------------------------------------------------------
 
@@ -341,7 +355,7 @@ class Table:
         return attach_path, (path, self._stream, self._timeout_s, self._core.read_only)
 
     def __repr__(self) -> str:
-        where = self._core.path or "LocalMemory"
+        where = self._core.path or ("Tiered" if self._core.is_tiered else "LocalMemory")
         state = "closed" if self.closed else f"{len(self)} of {self._capacity} steps"
         return f"Table({where}, {state}, indexes {', '.join(self._index_names)})"
 

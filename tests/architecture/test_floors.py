@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"items", "samplers", "limiters", "storage"},
     {"index", "capacity"},
     {"batch", "stats"},
-    {"writer", "prefetch"},
+    {"writer", "prefetch", "planned"},
     {"table"},
     {"service"},
     {"adapters"},
@@ -34,7 +34,7 @@ FLOORS: list[set[str]] = [
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}, {"writer", "prefetch"}, {"train", "agents"}]
-CORE_USERS = {"batch", "writer", "prefetch", "table", "open", "_casting", "index", "gpu", "service"}
+CORE_USERS = {"batch", "writer", "prefetch", "planned", "table", "open", "_casting", "index", "gpu", "service"}
 
 
 def modules() -> list[Path]:

@@ -100,8 +100,8 @@ class Unchanged:
 
 
 def counters(stats: Any) -> Any:
-    """Statistics without what a clock, a wait or a race moves."""
-    moved = ("wait", "redraws", "slow_draws")
+    """Statistics without what a clock, a wait, a race or the reading itself moves."""
+    moved = ("wait", "redraws", "slow_draws", "tiers")
     plain = stats if isinstance(stats, dict) else stats.as_dict()
     return {
         name: counters(value) if isinstance(value, dict) else value

@@ -2,74 +2,9 @@
 // in ctest and under the sanitizers; a longer run and other processes: stress.cpp.
 #include <thread>
 
-#include "harness.hpp"
-#include "stress_checker.hpp"
+#include "concurrent_hall.hpp"
 
 using namespace stress;
-
-namespace {
-
-double seconds() {
-  const char* text = std::getenv("RELIVE_CONCURRENT_SECONDS");
-  return text == nullptr ? 1.0 : std::atof(text);
-}
-
-struct Hall {
-  explicit Hall(const Options& with) : options(with), control(make_control()) {
-    CHECK(Table::create(make_config(options), "", &table).ok());
-  }
-  ~Hall() { munmap(control, sizeof(Control)); }
-
-  template <class Kind>
-  void start() {
-    const auto position = static_cast<uint32_t>(workers.size());
-    workers.push_back(std::make_unique<Kind>(options, control, position, 77 + position, table.get()));
-    threads.emplace_back([worker = workers.back().get()] { worker->run(); });
-  }
-  // Lets them run, ends them, and looks at what is left.
-  void run() {
-    const double end = now_s() + seconds();
-    while (now_s() < end && control->num_bad() == 0) usleep(10000);
-    finish();
-  }
-  void finish() {
-    control->is_over.store(1);
-    for (std::thread& thread : threads) thread.join();
-    for (uint32_t k = 0; k < std::min<uint32_t>(control->num_messages.load(), 24); ++k)
-      std::printf("  %s\n", control->messages[k]);
-    CHECK_EQ(control->torn.load(), 0u);
-    CHECK_EQ(control->violations.load(), 0u);
-    CHECK_EQ(control->overruns.load(), 0u);
-    CHECK(control->windows.load() > 0 && control->steps.load() > 0);
-    CHECK(table->check().ok());
-    TableStats stats;
-    CHECK(table->stats(&stats).ok());
-    CHECK_EQ(stats.in_flight.at(0), 0);
-    CHECK_EQ(stats.num_open_lanes, 0u);
-  }
-
-  Options options;
-  Control* control;
-  std::unique_ptr<Table> table;
-  std::vector<std::unique_ptr<Worker>> workers;
-  std::vector<std::thread> threads;
-};
-
-// 2 writers, 2 samplers, 1 updater that also deletes and moves pages.
-void run_everybody(Options options) {
-  options.capacity = 300;
-  Hall hall(options);
-  hall.start<WriterWorker>();
-  hall.start<WriterWorker>();
-  hall.start<SamplerWorker>();
-  hall.start<SamplerWorker>();
-  hall.start<UpdaterWorker>();
-  hall.start<CheckerWorker>();
-  hall.run();
-  CHECK(hall.control->updates_applied.load() > 0 || options.uniform);
-}
-
-}  // namespace
 
 TEST(prioritized) { run_everybody(Options{}); }
 

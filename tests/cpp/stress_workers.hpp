@@ -53,7 +53,7 @@ class Worker {
   // Deadlines may pass (others are stopped on purpose); any other refusal is a violation.
   bool expect(const Status& status, const char* what) {
     if (status.ok()) return true;
-    if (status.code() == Code::kDeadlineExceeded) {
+    if (status.code() == Code::kDeadlineExceeded || (status.code() == Code::kStorageFull && options_.disk_fails)) {
       control_.timeouts.fetch_add(1);
       return false;
     }

@@ -40,6 +40,8 @@ struct Options {
   int writers = 3, samplers = 3, updaters = 2;
   uint64_t seed = 1;
   std::string mutant;
+  TierConfig tier;          // not tiered by default
+  bool disk_fails = false;  // writes may meet a full disk
   std::string path;
 };
 
@@ -88,6 +90,7 @@ inline TableConfig make_config(const Options& options) {
   config.max_lanes = 12;
   config.max_participants = 24;
   config.seed = options.seed;
+  config.tier = options.tier;
   return config;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,12 @@ def check_table(driver: Driver, programme: Programme, exact: bool) -> None:
         check_index(driver, items, f"index{number}", exact, programme.capacity)
 
 
-def run_programme(programme: Programme, storage: Any = None, check_every: int = 0) -> Driver:
+def run_programme(
+    programme: Programme,
+    storage: Any = None,
+    check_every: int = 0,
+    before_check: Callable[[relive.Table], object] = lambda table: None,
+) -> Driver:
     """Does the whole programme and compares at its end (and in between, every so many operations)."""
     columns = SPECS[programme.columns]
     index = {f"index{number}": make_index(items) for number, items in enumerate(programme.indexes)}
@@ -150,6 +156,7 @@ def run_programme(programme: Programme, storage: Any = None, check_every: int = 
             driver.apply(op)
             exact = driver.twin.num_rows + lanes <= programme.capacity
             if check_every and number % check_every == check_every - 1:
+                before_check(table)
                 check_table(driver, programme, exact)
         check_table(driver, programme, driver.twin.num_rows + lanes <= programme.capacity)
         for writer in driver.writers:
@@ -157,5 +164,6 @@ def run_programme(programme: Programme, storage: Any = None, check_every: int = 
         for lanes_of_writer in driver.lanes:
             for lane in lanes_of_writer:
                 driver.twin.close_lane(lane)
+        before_check(table)
         check_table(driver, programme, driver.twin.num_rows + lanes <= programme.capacity)
     return driver

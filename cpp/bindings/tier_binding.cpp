@@ -1,0 +1,109 @@
+// Tiered tables: batches planned and gathered later, statistics of the tiers, hooks for tests.
+#include <algorithm>
+#include <limits>
+
+#include "module.hpp"
+#include "relive/tier.hpp"
+
+namespace relive::bindings {
+namespace {
+
+// A batch that is being read ahead, with the table it belongs to.
+struct CorePlanned {
+  std::shared_ptr<Table> table;
+  std::unique_ptr<PlannedBatch> batch;
+  bool is_over = false;
+
+  void drop() {
+    if (!is_over) table->drop_batch(*batch);
+    is_over = true;
+  }
+  ~CorePlanned() { drop(); }
+};
+
+CorePlanned* plan_batch(const CoreTable& self, const CorePlan& plan, size_t n, double timeout_s) {
+  auto planned = std::make_unique<CorePlanned>();
+  planned->table = self.table;
+  planned->is_over = true;  // until there is one
+  without_gil([&] { return self.table->plan_batch(plan.plan, n, timeout_s, &planned->batch); });
+  planned->is_over = false;
+  return planned.release();
+}
+
+// None where it was cancelled. The batch is over either way.
+nb::object gather_planned(const CoreTable& self, CorePlanned& planned, const CorePlan& plan) {
+  PlannedBatch& batch = *planned.batch;
+  const size_t n = batch.keys.size();
+  Outputs outputs(plan, n, 0);
+  Status status;
+  planned.is_over = true;
+  {
+    const ReleasedGil released;
+    status = self.table->gather_batch(batch, plan.plan, outputs.data.data(), std::numeric_limits<double>::infinity());
+  }
+  if (status.code() == Code::kInterrupted) return nb::none();
+  raise_if_error(status);
+  const npy_intp dims[1] = {static_cast<npy_intp>(n)};
+  void* keys = nullptr;
+  void* probabilities = nullptr;
+  nb::object key_array = new_array(NPY_INT64, 1, dims, &keys);
+  nb::object probability_array = new_array(NPY_DOUBLE, 1, dims, &probabilities);
+  std::copy(batch.keys.begin(), batch.keys.end(), static_cast<int64_t*>(keys));
+  std::copy(batch.probabilities.begin(), batch.probabilities.end(), static_cast<double*>(probabilities));
+  return nb::make_tuple(outputs.arrays(plan, n), key_array, probability_array, batch.num_live_items);
+}
+
+uint64_t spill_all_pages(const CoreTable& self) {
+  uint64_t spilled = 0;
+  without_gil([&] { return self.table->spill_all_pages(&spilled); });
+  return spilled;
+}
+
+}  // namespace
+
+nb::dict tier_stats(const CoreTable& self) {
+  TierStats s;
+  without_gil([&] { return self.table->tier_stats(&s); });
+  nb::dict d;
+  d["ram_bytes"] = s.ram_bytes;
+  d["staging_bytes"] = s.staging_bytes;
+  d["staged_bytes"] = s.staged_bytes;
+  d["page_bytes"] = s.page_bytes;
+  d["pages_in_ram"] = s.pages_in_ram;
+  d["pages_on_disk"] = s.pages_on_disk;
+  d["free_frames"] = s.free_frames;
+  d["late_batches"] = s.late_batches;
+  d["on_demand_batches"] = s.on_demand_batches;
+  d["replaced_items"] = s.replaced_items;
+  d["frame_waits"] = s.frame_waits;
+  d["bytes_read"] = s.bytes_read;
+  d["bytes_written"] = s.bytes_written;
+  d["reads"] = s.reads;
+  d["writes"] = s.writes;
+  d["disk_errors"] = s.disk_errors;
+  d["rows_from_ram"] = s.rows_from_ram;
+  d["units_wanted"] = s.units_wanted;
+  d["staging_hits"] = s.staging_hits;
+  d["units_read"] = s.units_read;
+  d["planned_evicted"] = s.planned_evicted;
+  d["direct_io"] = s.direct_io;
+  return d;
+}
+
+void bind_tier(nb::module_& module, nb::class_<CoreTable>& table) {
+  nb::class_<CorePlanned>(module, "CorePlanned")
+      .def_prop_ro("num_held", [](const CorePlanned& self) { return self.batch->num_held; })
+      .def("cancel", [](CorePlanned& self) { self.batch->cancel(); })
+      .def("drop", &CorePlanned::drop, nb::call_guard<nb::gil_scoped_release>());
+  table.def_prop_ro("is_tiered", [](const CoreTable& self) { return self.table->is_tiered(); })
+      .def("plan_batch", &plan_batch, nb::arg("plan"), nb::arg("num_items"), nb::arg("timeout_s"),
+           nb::rv_policy::take_ownership)
+      .def("gather_planned", &gather_planned, nb::arg("planned"), nb::arg("plan"))
+      .def("note_late_batch", [](const CoreTable& self) { self.table->note_late_batch(); })
+      .def("spill_all_pages", &spill_all_pages)
+      .def("fail_disk", [](const CoreTable& self, int read_error, int write_error) {
+        self.table->fail_disk(read_error, write_error);
+      });
+}
+
+}  // namespace relive::bindings

@@ -1,0 +1,82 @@
+"""The contract, held by a table whose large columns are mostly on the disk.
+
+Every column but the scalars counts as large here, and memory has room for the fewest pages there can be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiered.tools import needs_tiers, smallest_storage
+
+import relive
+from contract.bad_config import BadConfigSuite
+from contract.bad_input import BadInputSuite
+from contract.changes import ChangesSuite
+from contract.items import ItemsSuite
+from contract.limits import LimitsSuite
+from contract.reading import ReadingSuite
+from contract.tools import MakeTable, plain_spec, write_steps
+from contract.writing import WritingSuite
+from relive import errors
+
+pytestmark = needs_tiers
+
+
+class OnDisk:
+    @pytest.fixture
+    def make_table(self, tmp_path: Path) -> Iterator[MakeTable]:
+        with contextlib.ExitStack() as stack:
+
+            def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> relive.Table:
+                more = {} if index is None else {"index": index}
+                if "storage" not in options:
+                    lanes = min(options.get("max_lanes", 4), 64)
+                    options["storage"] = smallest_storage(tmp_path, spec, capacity, index, lanes, **options)
+                return stack.enter_context(relive.Table(spec, capacity, **more, **options))
+
+            yield make
+        assert not list(tmp_path.iterdir()), "the page file has no name"
+
+
+class TestWriting(OnDisk, WritingSuite): ...
+
+
+class TestItems(OnDisk, ItemsSuite): ...
+
+
+class TestReading(OnDisk, ReadingSuite): ...
+
+
+class TestLimits(OnDisk, LimitsSuite): ...
+
+
+class TestChanges(OnDisk, ChangesSuite): ...
+
+
+class TestBadInput(OnDisk, BadInputSuite): ...
+
+
+class TestBadConfig(OnDisk, BadConfigSuite): ...
+
+
+def test_most_pages_of_such_a_table_are_on_the_disk(tmp_path: Path) -> None:
+    """Else the suite above would say nothing."""
+    storage = smallest_storage(tmp_path, plain_spec(), 1000)
+    with relive.Table(plain_spec(), 1000, storage=storage) as table, table.writer() as writer:
+        write_steps(writer, 0, 500)
+        tiers = table.stats().tiers
+        assert tiers is not None and tiers.pages_on_disk > tiers.pages_in_ram > 0
+
+
+def test_a_tiered_table_does_not_pickle(tmp_path: Path) -> None:
+    """It has no address."""
+    import pickle
+
+    storage = relive.Tiered(tmp_path, "64MiB", min_column_bytes=0)
+    with relive.Table(plain_spec(), 10, storage=storage) as table, pytest.raises(errors.NotShareable):
+        pickle.dumps(table)

@@ -1,0 +1,159 @@
+// The workers of concurrent.cpp on a table that keeps all but a few pages on disk: every window is verified in every
+// byte while pages are spilled, read, evicted, moved and deleted. The page file lies in TMPDIR, else in /tmp.
+// RELIVE_WITHOUT=rule switches one rule off: then this must go red (docs/design/tiers.md says which were seen to).
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+
+#include "concurrent_hall.hpp"
+#include "relive/tier.hpp"
+
+using namespace stress;
+
+namespace {
+
+constexpr uint64_t kFrames = 30;  // two of each open lane, and some
+
+Options tiered_options(bool large_rows) {
+  Options options;
+  options.capacity = 300;
+  options.large_rows = large_rows;
+  const char* folder = std::getenv("TMPDIR");
+  options.tier.directory = folder == nullptr ? "/tmp" : folder;
+  options.tier.num_io_threads = 3;
+  options.tier.staging_fraction = 0.1;
+  options.tier.ram_bytes = kFrames * (large_rows ? 8 * 73728 : 3 * 4096);
+  const char* without = std::getenv("RELIVE_WITHOUT");
+  for (uint32_t rule = 0; without != nullptr && rule < static_cast<uint32_t>(testing::Rule::kCount); ++rule)
+    if (std::strcmp(without, testing::rule_name(rule)) == 0) testing::rule_switched_off[rule] = true;
+  return options;
+}
+
+// Everybody at once, and a thread that spills whatever is closed.
+void run_spilling(const Options& options) {
+  Hall hall(options);
+  hall.start<WriterWorker>();
+  hall.start<WriterWorker>();
+  hall.start<SamplerWorker>();
+  hall.start<SamplerWorker>();
+  hall.start<UpdaterWorker>();
+  hall.start<CheckerWorker>();
+  const double end = now_s() + seconds();
+  uint64_t spilled = 0;
+  while (now_s() < end && hall.control->num_bad() == 0) {
+    uint64_t count = 0;
+    CHECK(hall.table->spill_all_pages(&count).ok());
+    spilled += count;
+    usleep(2000);
+  }
+  hall.finish();
+  TierStats stats;
+  CHECK(hall.table->tier_stats(&stats).ok());
+  CHECK(spilled > 10 && stats.bytes_read > 0 && stats.units_wanted > 100 && stats.disk_errors == 0);
+}
+
+// Batches planned ahead and gathered later, half of them cancelled or dropped, while everything else goes on.
+void plan_and_gather(Table& table, const std::atomic<bool>& is_over, std::atomic<uint64_t>* gathered) {
+  constexpr size_t kItems = 16;
+  GatherPlan plan;
+  CHECK(table.make_plan(0, {"state", "next_picture", "step"}, &plan).ok());
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<std::byte*> out;
+  for (const Output& output : plan.outputs) memory.emplace_back(output.item_bytes * kItems);
+  for (std::vector<std::byte>& one : memory) out.push_back(one.data());
+  for (uint32_t round = 0; !is_over.load(); ++round) {
+    std::vector<std::unique_ptr<PlannedBatch>> batches;
+    for (int ahead = 0; ahead < 4; ++ahead) {
+      std::unique_ptr<PlannedBatch> batch;
+      if (table.plan_batch(plan, kItems, 0.05, &batch).ok()) batches.push_back(std::move(batch));
+    }
+    for (size_t k = 0; k < batches.size(); ++k) {
+      PlannedBatch& batch = *batches[k];
+      if ((round + k) % 4 == 0) batch.cancel();
+      const bool is_dropped = (round + k) % 4 == 1;
+      const Status status = is_dropped ? Status() : table.gather_batch(batch, plan, out.data(), 1.0);
+      if (is_dropped) table.drop_batch(batch);
+      if (status.ok() && !is_dropped) {
+        CHECK(table.commit_held(0, batch.num_held).ok());
+        gathered->fetch_add(1);
+      } else {
+        CHECK(is_dropped || status.code() == Code::kInterrupted || status.code() == Code::kDeadlineExceeded);
+        CHECK(table.return_held(0, batch.num_held).ok());
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST(small_rows_on_disk) { run_spilling(tiered_options(false)); }
+
+TEST(large_rows_on_disk) { run_spilling(tiered_options(true)); }
+
+TEST(use_counts_on_disk) {
+  Options options = tiered_options(false);
+  options.max_times = 3;
+  run_spilling(options);
+}
+
+TEST(planned_batches_beside_everybody) {
+  Options options = tiered_options(true);
+  options.max_times = 2;
+  Hall hall(options);
+  hall.start<WriterWorker>();
+  hall.start<SamplerWorker>();
+  hall.start<UpdaterWorker>();
+  hall.start<CheckerWorker>();
+  std::atomic<bool> is_over{false};
+  std::atomic<uint64_t> gathered{0};
+  std::thread planner([&] { plan_and_gather(*hall.table, is_over, &gathered); });
+  const double end = now_s() + seconds();
+  // A sanitizer's build may need longer for the first of each.
+  const auto has_begun = [&] {
+    return hall.control->windows.load() > 0 && hall.control->steps.load() > 0 && gathered.load() > 0;
+  };
+  while ((now_s() < end || (!has_begun() && now_s() < end + 30.0)) && hall.control->num_bad() == 0) usleep(10000);
+  is_over.store(true);
+  planner.join();
+  hall.finish();
+  CHECK(gathered.load() > 0);
+}
+
+TEST(a_disk_that_fails_now_and_then_loses_nothing) {
+  Options options = tiered_options(false);
+  options.disk_fails = true;
+  Hall hall(options);
+  hall.start<WriterWorker>();
+  hall.start<SamplerWorker>();
+  hall.start<CheckerWorker>();
+  const double end = now_s() + seconds();
+  for (int round = 0; now_s() < end && hall.control->num_bad() == 0; ++round) {
+    hall.table->fail_disk(0, round % 2 == 0 ? ENOSPC : 0);
+    usleep(20000);
+    uint64_t count = 0;
+    (void)hall.table->spill_all_pages(&count);
+  }
+  hall.table->fail_disk(0, 0);
+  hall.finish();
+  TierStats stats;
+  CHECK(hall.table->tier_stats(&stats).ok());
+  CHECK(stats.disk_errors > 0);
+}
+
+TEST(close_ends_a_gather_and_leaves_no_file) {
+  namespace fs = std::filesystem;
+  Options options = tiered_options(false);
+  const fs::path folder = fs::path(options.tier.directory) / ("relive-test-" + std::to_string(getpid()));
+  fs::create_directory(folder);
+  options.tier.directory = folder.string();
+  {
+    Hall hall(options);
+    CHECK(fs::is_empty(folder));
+    CHECK(hall.table->close().ok());
+    CHECK(hall.table->close().ok());
+  }
+  CHECK(fs::is_empty(folder));
+  fs::remove(folder);
+}
+
+TEST_MAIN()
