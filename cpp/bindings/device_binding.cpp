@@ -1,17 +1,12 @@
 // What a reader of the region outside of the core needs: the mapping held still for the length of a call, the order of
 // a batch's rows, and the core's own descent to compare with.
-#include <numeric>
-
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"
-#include "relive/rng.hpp"
+#include "relive/draw.hpp"
 
 namespace relive::bindings {
 namespace {
-
-// Where sample() takes its permutation's numbers from; tests hold both to the same order.
-constexpr uint64_t kPermutation = uint64_t{1} << 40;
 
 // One call of somebody who reads the region by himself, counted in: close() waits for it, the mapping stays until then.
 class RegionHold final {
@@ -45,10 +40,7 @@ nb::object permutation(uint64_t seed, uint64_t stream, uint64_t call, size_t n) 
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   void* out = nullptr;
   nb::object array = new_array(NPY_INT32, 1, dims, &out);
-  auto* rows = static_cast<int32_t*>(out);
-  std::iota(rows, rows + n, 0);
-  const CounterRng rng(seed, stream, call, 0);
-  for (size_t j = n; j-- > 1;) std::swap(rows[j], rows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
+  shuffle_rows(CounterRng(seed, stream, call, 0), static_cast<uint32_t*>(out), n);
   return array;
 }
 

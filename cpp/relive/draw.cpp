@@ -120,6 +120,11 @@ void Round::check(size_t begin, size_t end) {
 
 }  // namespace
 
+void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n) {
+  for (size_t j = 0; j < n; ++j) rows[j] = static_cast<uint32_t>(j);
+  for (size_t j = n; j-- > 1;) std::swap(rows[j], rows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
+}
+
 // The rows of the strata are shuffled and then turned round; regions of all versions draw the same batches.
 void DrawScratch::begin(const CounterRng& rng, size_t n) {
   windows.resize(std::max(windows.size(), n));
@@ -128,8 +133,7 @@ void DrawScratch::begin(const CounterRng& rng, size_t n) {
   points.resize(std::max(points.size(), n));
   drawn.resize(std::max(drawn.size(), n));
   uint32_t* const rows = missing.data();
-  for (size_t j = 0; j < n; ++j) rows[j] = static_cast<uint32_t>(j);
-  for (size_t j = n; j-- > 1;) std::swap(rows[j], rows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
+  shuffle_rows(rng, rows, n);
   for (size_t j = 0; j < n; ++j) strata[rows[j]] = static_cast<uint32_t>(j);
 }
 

@@ -34,6 +34,9 @@ struct DrawScratch {
   void begin(const CounterRng& rng, size_t n);
 };
 
+// Row of the batch that each stratum's draw goes to: rows[j], j < n.
+void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n);
+
 // One attempt at every row of scratch.missing; the others are left as they are. What it could not bring is then in
 // still_missing; returns how many of these pointed at nothing (the others went away while they were read).
 // total: of the index's tree, above 0.

@@ -26,22 +26,6 @@ void mask_items(Region& r, uint64_t page, uint32_t old_begin, uint32_t new_begin
   }
 }
 
-// Pairs (step, index) of [begin, end) that are neither removed nor used up.
-uint32_t count_live_pairs(const Region& r, uint64_t page, uint32_t begin, uint32_t end, uint64_t* removed) {
-  uint32_t live = 0;
-  for (uint32_t offset = begin; offset < end; ++offset) {
-    if (r.is_tail(page, offset)) continue;
-    bool is_removed = false;
-    for (uint32_t i = 0; i < r.num_indexes; ++i) {
-      const uint16_t times = r.times[i][r.slot_of(page, offset)].load(kRelaxed);
-      live += times == kTimesAwaiting || r.is_drawable(i, times) ? 1 : 0;
-      is_removed |= times == kTimesRemoved;
-    }
-    *removed += is_removed ? 1 : 0;
-  }
-  return live;
-}
-
 // Raises item_begin of the page after `page`, whose windows reached back into rows that are gone.
 void carry_to_next(Region& r, uint64_t page, uint32_t begin, Dirty& dirty) {
   const uint64_t next = r.alive(r.pages[page].next.load(kRelaxed));
@@ -58,10 +42,8 @@ void carry_to_next(Region& r, uint64_t page, uint32_t begin, Dirty& dirty) {
 void free_page(Region& r, uint64_t page) {
   RELIVE_FAIL_POINT(free_masked);
   const uint64_t word = r.words[page].load(kRelaxed);
-  const uint64_t generation = Region::generation_of(word) + 1;
-  const bool overflows = generation >> (kLeafBits - r.geometry->slot_bits) != 0;
-  const PageState state = overflows ? PageState::kRetired : PageState::kFree;
-  r.words[page].store(generation << kGenerationShift | static_cast<uint64_t>(state), std::memory_order_release);
+  const uint64_t freed = r.freed_word(word);
+  r.words[page].store(freed, std::memory_order_release);
   RELIVE_FAIL_POINT(free_word);
   // Nothing of the page may be written before its new generation is visible (rule D3; a release store alone does not
   // order the stores that follow it).
@@ -73,7 +55,7 @@ void free_page(Region& r, uint64_t page) {
   r.header->num_free_frames.store(free + 1, kRelaxed);
   if (r.bulk) release_bulk(r, page);
   r.pages[page].live = 0;
-  if (!overflows) free_push_back(r, static_cast<uint32_t>(page));
+  if (!Region::state_of(freed) == PageState::kRetired) free_push_back(r, static_cast<uint32_t>(page));
   RELIVE_FAIL_POINT(free_listed);
 }
 
@@ -103,8 +85,7 @@ uint64_t evict_from_page(Region& r, uint64_t page, uint64_t count, Dirty& dirty)
     evicted += r.is_tail(page, range.step_begin) ? 0 : 1;
     ++range.step_begin;
   }
-  uint64_t removed = 0;
-  const uint32_t pairs = count_live_pairs(r, page, begin, range.step_begin, &removed);
+  const Living gone = count_living(r, page, begin, range.step_begin);
   if (range.step_begin > begin) range.item_begin = std::max(range.item_begin, range.step_begin + r.geometry->history);
   if (RELIVE_RULE(D3_one_store)) {
     record.range.store(range.pack(), std::memory_order_release);
@@ -119,8 +100,8 @@ uint64_t evict_from_page(Region& r, uint64_t page, uint64_t count, Dirty& dirty)
   mask_items(r, page, old_item_begin, range.item_begin, dirty);
   if (range.item_begin > r.page_len) carry_to_next(r, page, range.item_begin - r.page_len, dirty);
   r.header->live_steps.fetch_sub(evicted, kRelaxed);
-  r.header->removed_steps.fetch_sub(removed, kRelaxed);
-  record.live -= pairs;
+  r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
+  record.live -= gone.pairs;
   r.header->counters.evicted.fetch_add(evicted, kRelaxed);
   RELIVE_FAIL_POINT(evict_counts);
   if (range.step_begin == range.step_end) {
@@ -176,6 +157,22 @@ void Dirty::flush(Region& r, uint32_t index) {
 void Dirty::flush_all(Region& r) {
   for (uint32_t i = 0; i < r.num_indexes; ++i)
     if (count_[i] > 0) flush(r, i);
+}
+
+Living count_living(const Region& r, uint64_t page, uint32_t begin, uint32_t end) {
+  Living living;
+  for (uint32_t offset = begin; offset < end; ++offset) {
+    if (r.is_tail(page, offset)) continue;
+    bool is_removed = false;
+    for (uint32_t i = 0; i < r.num_indexes; ++i) {
+      const uint16_t times = r.times[i][r.slot_of(page, offset)].load(kRelaxed);
+      living.pairs += times == kTimesAwaiting || r.is_drawable(i, times) ? 1 : 0;
+      is_removed |= times == kTimesRemoved;
+    }
+    living.steps += 1;
+    living.removed_steps += is_removed ? 1 : 0;
+  }
+  return living;
 }
 
 void ring_push_back(Region& r, uint32_t page) {

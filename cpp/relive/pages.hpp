@@ -54,6 +54,13 @@ void free_empty_page(Region& r, uint64_t page);
 // Copies a CLOSED page to a free frame (rule D6). False where there is no free frame or the page is not CLOSED.
 bool move_page(Region& r, uint64_t page);
 
+// What the rows [begin, end) of a page hold: steps, of these removed ones, and (step, index) pairs live or pending.
+struct Living {
+  uint64_t steps = 0, removed_steps = 0;
+  uint32_t pairs = 0;
+};
+Living count_living(const Region& r, uint64_t page, uint32_t begin, uint32_t end);
+
 // DERIVED lists, also rebuilt by recover().
 void ring_push_back(Region& r, uint32_t page);
 void ring_remove(Region& r, uint32_t page);

@@ -18,10 +18,7 @@ void zero_leaves(Region& r, uint64_t page) {
 
 void bump_to_free(Region& r, uint64_t page) {
   zero_leaves(r, page);
-  const uint64_t generation = Region::generation_of(r.words[page].load(kRelaxed)) + 1;
-  const bool overflows = generation >> (kLeafBits - r.geometry->slot_bits) != 0;
-  const uint64_t state = static_cast<uint64_t>(overflows ? PageState::kRetired : PageState::kFree);
-  r.words[page].store(generation << kGenerationShift | state, std::memory_order_release);
+  r.words[page].store(r.freed_word(r.words[page].load(kRelaxed)), std::memory_order_release);
   release_fence();
 }
 
@@ -102,20 +99,11 @@ void settle_leaves(Region& r) {
 
 // Steps and (step, index) pairs of one used page.
 void count_page(Region& r, uint64_t page, uint64_t* live_steps, uint64_t* removed_steps) {
-  PageRecord& record = r.pages[page];
-  const Range range = Range::unpack(record.range.load(kRelaxed));
-  record.live = 0;
-  for (uint32_t offset = range.step_begin; offset < range.step_end; ++offset) {
-    if (r.is_tail(page, offset)) continue;
-    *live_steps += 1;
-    bool is_removed = false;
-    for (uint32_t i = 0; i < r.num_indexes; ++i) {
-      const uint16_t times = r.times[i][r.slot_of(page, offset)].load(kRelaxed);
-      record.live += times == kTimesAwaiting || r.is_drawable(i, times) ? 1 : 0;
-      is_removed |= times == kTimesRemoved;
-    }
-    *removed_steps += is_removed ? 1 : 0;
-  }
+  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+  const Living living = count_living(r, page, range.step_begin, range.step_end);
+  r.pages[page].live = living.pairs;
+  *live_steps += living.steps;
+  *removed_steps += living.removed_steps;
 }
 
 void rebuild_lists(Region& r) {

@@ -159,6 +159,12 @@ struct Region {
   static uint64_t generation_of(uint64_t word) { return word >> kGenerationShift; }
   static PageState state_of(uint64_t word) { return static_cast<PageState>(word & 3); }
   static bool is_used(uint64_t word) { return (word & 3) == 1 || (word & 3) == 2; }
+  // The word of a page that ends its generation: free again, or retired where the next one has no number.
+  uint64_t freed_word(uint64_t word) const {
+    const uint64_t generation = generation_of(word) + 1;
+    const bool overflows = generation >> (kLeafBits - geometry->slot_bits) != 0;
+    return generation << kGenerationShift | static_cast<uint64_t>(overflows ? PageState::kRetired : PageState::kFree);
+  }
   uint64_t ref_of(uint64_t page, uint64_t word) const { return generation_of(word) << page_bits | page; }
   uint64_t ref_page(uint64_t ref) const { return ref & ((uint64_t{1} << page_bits) - 1); }
   uint64_t ref_generation(uint64_t ref) const { return ref >> page_bits; }
