@@ -55,7 +55,7 @@ void free_page(Region& r, uint64_t page) {
   r.header->num_free_frames.store(free + 1, kRelaxed);
   if (r.bulk) release_bulk(r, page);
   r.pages[page].live = 0;
-  if (!Region::state_of(freed) == PageState::kRetired) free_push_back(r, static_cast<uint32_t>(page));
+  if (Region::state_of(freed) != PageState::kRetired) free_push_back(r, static_cast<uint32_t>(page));
   RELIVE_FAIL_POINT(free_listed);
 }
 
