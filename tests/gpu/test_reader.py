@@ -143,6 +143,8 @@ def test_a_reader_of_a_shared_table_outlives_the_handle_it_was_made_from(shm_nam
     table = relive.Table(numbered_spec(), 512, storage=relive.SharedMemory(name), max_lanes=2)
     with table.writer() as writer:
         keys = writer.extend(**numbered_rows(0, 50), truncated=True)
+    with relive.attach(name, read_only=True) as looking_on, DeviceReader(looking_on, "cpu") as reader:
+        assert reader.sample(8)["action"].shape == (8,)
     with DeviceReader(table, "cpu") as reader:
         table.close()
         assert reader.gather(keys)["action"].tolist() == list(range(50))
@@ -152,12 +154,13 @@ def test_a_reader_of_a_shared_table_outlives_the_handle_it_was_made_from(shm_nam
 class CudartThatNotes:
     """In the place of CUDA's runtime: which ranges would be registered."""
 
-    def __init__(self, result: int = 0) -> None:
+    def __init__(self, result: int = 0, flags: int = 3) -> None:
         self.ranges: dict[int, int] = {}
         self.result = result
+        self.flags = flags
 
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
-        assert address % 4096 == 0 and num_bytes % 4096 == 0 and flags == 3
+        assert address % 4096 == 0 and num_bytes % 4096 == 0 and flags == self.flags
         assert all(end <= address or start >= address + num_bytes for start, end in self.spans())
         self.ranges[address] = num_bytes
         return self.result
@@ -192,6 +195,10 @@ def test_memory_is_registered_as_the_table_commits_it(shm_name: Callable[[], str
             assert len(cudart.ranges) == 2
         view.close()
         assert not cudart.ranges
+        read_only = RegionView(core, layout, HostRegistration(CudartThatNotes(flags=11), read_only=True))
+        with read_only.held():
+            pass
+        read_only.close()
         refusing = RegionView(core, layout, HostRegistration(CudartThatNotes(result=2)))
         with pytest.raises(DeviceFailure) as caught:
             with refusing.held():
