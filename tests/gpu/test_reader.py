@@ -234,6 +234,13 @@ def test_the_layout_of_a_reader_is_a_value_that_travels(table: relive.Table) -> 
         assert region[start : start + 8].view(np.int64)[0] == action
 
 
+def test_a_column_kept_outside_of_the_frames_is_refused(table: relive.Table) -> None:
+    facts = {**table._core.layout[1], "area": "bulk"}
+    with pytest.raises(errors.InvalidConfig) as caught:
+        ColumnCopy.from_facts(facts, stack=1, is_next=False, pads_zeros=False)
+    assert caught.value.what == "column 'frame'" and "bulk" in str(caught.value)
+
+
 def test_tree_levels_and_copies_follow_the_format() -> None:
     assert tree_levels(5) == (0,) and tree_levels(8) == (0,) and tree_levels(9) == (0, 16)
     assert tree_levels(1000) == (0, 1000, 1128, 1144)
