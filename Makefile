@@ -8,7 +8,7 @@ RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
 
-.PHONY: help demo test quick bench bench-quick bench-report soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test quick bench bench-quick bench-gpu bench-report soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ bench: setup ## every measurement, peers included (about 15 minutes): benchmarks
 
 bench-quick: setup ## a short cut of it, under 2 minutes
 	@$(RUN) -m benchmarks.run --quick
+
+bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json
+	@$(RUN) -m benchmarks.gpu
 
 bench-report: setup ## rewrites the table of README.md from benchmarks/results
 	@$(RUN) -m benchmarks.report

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from relive.errors import DtypeMismatch
+from relive.errors import DtypeMismatch, InvalidConfig
 from relive.items import Transitions
 
 __all__ = ["ColumnCopy", "IndexLayout", "RegionLayout", "WindowNeeds", "tree_levels"]
@@ -20,6 +20,7 @@ __all__ = ["ColumnCopy", "IndexLayout", "RegionLayout", "WindowNeeds", "tree_lev
 FANOUT = 8
 WIDEST_WORD = 8  # bytes one lane of a kernel moves at a time; two of them make a 16-byte vector
 VECTOR = 16
+IN_FRAMES = ("record", "large")  # areas whose rows kernels can find; a column kept elsewhere is refused
 # Words of docs/format.md that no table changes.
 LEAF_BITS = 51
 STATE_BITS = 2
@@ -194,7 +195,13 @@ class ColumnCopy:
 
     @classmethod
     def from_facts(cls, column: Mapping[str, Any], stack: int, is_next: bool, pads_zeros: bool) -> ColumnCopy:
-        """From one entry of the serialised layout. A column of no bytes is refused: there is nothing to copy."""
+        """From one entry of the serialised layout.
+
+        Raises InvalidConfig where its rows do not lie in the region's frames, DtypeMismatch where they have no bytes.
+        """
+        if column["area"] not in IN_FRAMES:
+            expected = "rows in the region's frames; gather this one with Table.gather, or name columns= without it"
+            raise InvalidConfig(f"column {column['name']!r}", expected, f"area {column['area']!r}")
         if int(column["num_bytes"]) == 0:
             raise DtypeMismatch(str(column["name"]), "a column of at least one byte", column["shape"])
         sizes = {name: int(column[name]) for name in ("offset", "stride", "num_bytes")}

@@ -61,7 +61,8 @@ class DeviceReader:
         self._facts = core.geometry
         self._columns = core.layout
         self._layout = RegionLayout.from_facts(self._facts)
-        self._view = RegionView(core, self._layout, registration_for(self._device), self._device)
+        registration = registration_for(self._device, self._table.read_only)
+        self._view = RegionView(core, self._layout, registration, self._device)
         self._plans: dict[int, tuple[Plan, OutputPlan]] = {}
         self._rounds: dict[int, Rounds] = {}
         self._closed = False

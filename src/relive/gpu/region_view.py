@@ -14,7 +14,7 @@ from relive.gpu.layout_args import RegionLayout
 
 __all__ = ["DeviceFailure", "HostRegistration", "RegionView", "Span"]
 
-PORTABLE, MAPPED = 1, 2  # flags of cudaHostRegister
+PORTABLE, MAPPED, READ_ONLY = 1, 2, 8  # flags of cudaHostRegister
 
 
 @final
@@ -42,15 +42,16 @@ class HostRegistration:
     """Registers host memory with CUDA, so that kernels read it in place at its host address (zero-copy).
 
     Owner: whoever made it calls unregister for each range; the driver keeps a range's pages in memory until then.
-    cudart: what torch.cuda.cudart() gives. Errors are DeviceFailure.
+    cudart: what torch.cuda.cudart() gives. read_only: the memory is mapped so. Errors are DeviceFailure.
     """
 
-    def __init__(self, cudart: Any) -> None:
+    def __init__(self, cudart: Any, read_only: bool = False) -> None:
         self._cudart = cudart
+        self._flags = PORTABLE | MAPPED | (READ_ONLY if read_only else 0)
 
     def register(self, address: int, num_bytes: int) -> None:
         """Pins and maps a range. Cost: the range is brought into memory first, wherever it is not there yet."""
-        self._check("cudaHostRegister", self._cudart.cudaHostRegister(address, num_bytes, PORTABLE | MAPPED))
+        self._check("cudaHostRegister", self._cudart.cudaHostRegister(address, num_bytes, self._flags))
 
     def unregister(self, address: int) -> None:
         """Gives a range back. No kernel may be reading it."""
@@ -117,7 +118,7 @@ class RegionView:
         self._registered_bytes = num_bytes
 
 
-def registration_for(device: torch.device) -> HostRegistration | None:
+def registration_for(device: torch.device, read_only: bool) -> HostRegistration | None:
     """How the host's memory becomes readable there: by registering it on a CUDA device, as it is on the host."""
     cudart: Any = torch.cuda.cudart
-    return HostRegistration(cudart()) if device.type == "cuda" else None
+    return HostRegistration(cudart(), read_only) if device.type == "cuda" else None

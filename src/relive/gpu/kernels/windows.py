@@ -150,6 +150,31 @@ def _lane_goes_on(region: tl.tensor, page: tl.tensor, mask: tl.tensor, LAYOUT: t
     return (load_int32(lane + LAYOUT.lane_state_at, mask) == 1) & (load_int64(lane + LAYOUT.lane_uid_at, mask) == uid)
 
 
+@triton.jit
+def _load_reward(cell: tl.tensor, mask: tl.tensor, NEEDS: tl.constexpr) -> tl.tensor:
+    if NEEDS.reward_is_double:
+        reward = load_float64(cell, mask)
+    else:
+        reward = load_float32(cell, mask).to(tl.float64)
+    return reward
+
+
+@triton.jit
+def _is_end(
+    region: tl.tensor,
+    page: tl.tensor,
+    word: tl.tensor,
+    row: tl.tensor,
+    step_end: tl.tensor,
+    mask: tl.tensor,
+    LAYOUT: tl.constexpr,
+) -> tl.tensor:
+    """Whether the row after a window is a tail, or the lane was cut before it."""
+    is_row = row < step_end
+    is_over = ~is_row & ((word & 3) == 2)
+    return mask & ((is_row & is_tail(region, page, row, mask, LAYOUT)) | is_over)
+
+
 @triton.jit(do_not_specialize=["count", "mapped_frames"])
 def walk_windows(
     region: tl.tensor,
@@ -203,10 +228,7 @@ def walk_windows(
         episode_step = tl.where(at == offset, (step_and_ends & 0x3FFFFFFF).to(tl.int64), episode_step)
         if NEEDS.reward_offset >= 0:
             cell = frame + NEEDS.reward_offset + row * NEEDS.reward_stride
-            if NEEDS.reward_is_double:
-                reward = load_float64(cell, walking)
-            else:
-                reward = load_float32(cell, walking).to(tl.float64)
+            reward = _load_reward(cell, walking, NEEDS)
             reward_sum = tl.where(walking, reward_sum + product * reward, reward_sum)
         product = tl.where(walking, product * (gamma * discount), product)
         num_steps = num_steps + walking.to(tl.int64)
@@ -219,14 +241,11 @@ def walk_windows(
     if NEEDS.end:
         unknown = good & (ends == 0)
         asks_next = asks_next | (unknown & behind)
-        has_row = ~behind | has_next
-        row = after & (LAYOUT.page_len - 1)
-        row_page = tl.where(behind, next_page, page)
-        word = tl.load(field(windows, count, WORD) + item, mask=unknown, other=0)
+        own_word = tl.load(field(windows, count, WORD) + item, mask=unknown, other=0)
         next_word = tl.load(field(windows, count, NEXT_WORD) + item, mask=unknown, other=0)
-        is_row = row < tl.where(behind, next_step_end, step_end)
-        is_over = ~is_row & ((tl.where(behind, next_word, word) & 3) == 2)
-        is_end = has_row & ((is_row & is_tail(region, row_page, row, unknown & has_row, LAYOUT)) | is_over)
+        row_page, row_end = tl.where(behind, next_page, page), tl.where(behind, next_step_end, step_end)
+        row_word, has_row = tl.where(behind, next_word, own_word), ~behind | has_next
+        is_end = _is_end(region, row_page, row_word, after & (LAYOUT.page_len - 1), row_end, unknown & has_row, LAYOUT)
         if not LAYOUT.has_state:
             is_end = is_end | (~has_row & ~_lane_goes_on(region, page, unknown & ~has_row, LAYOUT))
         ends = tl.where(unknown & is_end, 2, ends)
