@@ -46,7 +46,8 @@ class StreamedWriterCore(WriterCore):
         super().__init__(connection, encoder, timeout_s)
         self._streaming = streaming
         stream, session = self._open(cutoff(timeout_s))
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._stream: Exchange | None = stream
         self._session: int | None = session
         self._block: Block | None = None
@@ -69,7 +70,8 @@ class StreamedWriterCore(WriterCore):
         """One step of each lane, copied; waits only where too many blocks are unanswered."""
         names = (*columns, "priority") if priority is not None else tuple(columns)
         signature = (names, None if lanes is None else lanes.tobytes(), timeout_s)
-        with self._changed:
+        self._connection.check_process("a writer")
+        with self._lock:  # the condition's own entry costs as much as a column
             if self._closed or self._failure is not None:
                 self._check_usable()
             block = self._block
@@ -124,7 +126,8 @@ class StreamedWriterCore(WriterCore):
 
     def close(self) -> None:
         """Waits for what was sent, then cuts the lanes. Raises Unacknowledged where some was not stored."""
-        if self._closed:
+        if self._closed or self._connection.is_foreign:
+            self._closed = True
             return
         timeout_s = min(self.timeout_s, CLOSE_S)
         with self._changed:
