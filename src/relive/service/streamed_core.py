@@ -25,10 +25,11 @@ __all__ = ["StreamedWriterCore"]
 class _Message:
     """What is sent at once and answered at once."""
 
-    __slots__ = ("part", "sequence", "timeout_s")
+    __slots__ = ("epoch", "part", "sequence", "timeout_s")
 
-    def __init__(self, sequence: int, part: Part, timeout_s: float) -> None:
+    def __init__(self, sequence: int, epoch: int, part: Part, timeout_s: float) -> None:
         self.sequence = sequence
+        self.epoch = epoch  # when it was made: one made before a failure is dropped over there, whenever it leaves
         self.part = part
         self.timeout_s = timeout_s
 
@@ -120,9 +121,10 @@ class StreamedWriterCore(WriterCore):
         """(session, last message) where something is unanswered; sends the open block."""
         with self._changed:
             self._seal()
-            if self._acknowledged >= self._sequence or self._session is None:
+            waiting = self._outbox or self._sent
+            if not waiting or self._session is None:
                 return None
-            return self._session, self._sequence
+            return self._session, waiting[-1].sequence
 
     def close(self) -> None:
         """Waits for what was sent, then cuts the lanes. Raises Unacknowledged where some was not stored."""
@@ -184,7 +186,7 @@ class StreamedWriterCore(WriterCore):
 
     def _post(self, part: Part, timeout_s: float) -> None:
         self._sequence += 1
-        self._outbox.append(_Message(self._sequence, part, timeout_s))
+        self._outbox.append(_Message(self._sequence, self._epoch, part, timeout_s))
         self._changed.notify_all()
 
     def _wait_for_room(self, timeout_s: float) -> None:
@@ -220,7 +222,7 @@ class StreamedWriterCore(WriterCore):
 
     def _lose_stream(self, stream: Exchange, cause: ReliveError) -> None:
         with self._changed:
-            if self._stream is stream or (self._stream is None and not self._stopping):
+            if self._stream is stream:  # else the other thread was first to say so
                 self._stream = self._session = None
                 self._give_up(cause)
                 self._sent.clear()
@@ -235,7 +237,8 @@ class StreamedWriterCore(WriterCore):
             try:
                 if stream is None:
                     stream = self._open_again(cutoff(message.timeout_s))
-                self._send(stream, message)
+                if self._is_wanted(message):
+                    self._send(stream, message)
             except ReliveError as problem:
                 with self._changed:
                     self._give_up(problem)
@@ -266,18 +269,29 @@ class StreamedWriterCore(WriterCore):
                 else:
                     self._changed.wait(left)
 
+    def _is_wanted(self, message: _Message) -> bool:
+        """Whether it was not given up with the stream that it was taken out for."""
+        with self._changed:
+            return message in self._sent
+
     def _send(self, stream: Exchange, message: _Message) -> None:
         operation = message.part.operation
-        assert operation is not None
-        header = {"seq": message.sequence, "epoch": self._epoch, "timeout_s": server_wait(message.timeout_s)}
+        header = {"seq": message.sequence, "epoch": message.epoch, "timeout_s": server_wait(message.timeout_s)}
+        if operation is None:
+            stream.send(wire.encode({**header, "ops": []}))
+            return
         stream.send(wire.encode({**header, "ops": [operation.header]}, *operation.arrays))
         operation.arrays = []  # a part lives as long as its keys; its rows need not
 
     def _open_again(self, ends: float) -> Exchange:
+        start = time.monotonic()
         stream, session = self._open(ends)
         if self._version is not None:
-            stream.send(wire.encode({"seq": 0, "epoch": self._epoch, "timeout_s": 0.0,
-                                     "ops": [{"op": "version", "version": self._version}]}))  # fmt: skip
+            version = {"op": "version", "version": self._version}
+            try:
+                stream.send(wire.encode({"seq": 0, "epoch": self._epoch, "timeout_s": 0.0, "ops": [version]}))
+            except StreamBroken as problem:
+                raise self._connection.broken(stream, problem, start) from None
         with self._changed:
             self._stream, self._session = stream, session
             stream.begin(ends)
@@ -309,6 +323,8 @@ class StreamedWriterCore(WriterCore):
             self._lose_stream(stream, self._connection.broken(stream, problem, start))
 
     def _take_answer(self, stream: Exchange, told: dict[str, Any], body: wire.Bytes) -> None:
+        if not self._sent:
+            return  # of what was given up
         message = self._sent.popleft()
         part = message.part
         if self._sent:
@@ -321,6 +337,8 @@ class StreamedWriterCore(WriterCore):
                 self._sent.appendleft(message)
                 self._give_up(wire.error_from(told.get("error")))
                 self._sent.popleft()
+                # Calls may wait over there for a message that will not come now: this one stands for it.
+                self._post(Part(self, None, 0), self.timeout_s)
         self._acknowledged = message.sequence if self._sent or self._outbox else max(message.sequence, self._sequence)
         self._changed.notify_all()
 
