@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from relive.errors import DeadlineExceeded, ReliveError, Unacknowledged
+from relive.errors import DeadlineExceeded, ReliveError, Unacknowledged, WriterClosed
 from relive.service import wire
 from relive.service.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
 from relive.service.connection import Connection, cutoff, server_wait
@@ -135,17 +135,19 @@ class StreamedWriterCore(WriterCore):
         with self._changed:
             self._seal()
             try:
-                self._wait_for(self._sequence, timeout_s)
+                # Until nothing is under way, also after a failure: a message left over would open the stream again.
+                self._wait(lambda: not self._outbox and not self._sent, timeout_s)
             except DeadlineExceeded as problem:
                 self._give_up(problem)
+                self._sent.clear()
             failure, self._failure = self._failure, None
             self._closed = self._stopping = True
             stream, self._stream = self._stream, None
             self._changed.notify_all()
-        self._sender.join()
+        self._sender.join(CLOSE_S)
         if stream is not None:
             stream.half_close(cutoff(timeout_s))
-            self._receiver.join()
+            self._receiver.join(CLOSE_S)
             self._connection.finish(stream, cutoff(timeout_s))
         if failure is not None:
             raise failure
@@ -252,14 +254,14 @@ class StreamedWriterCore(WriterCore):
     def _next_message(self) -> _Message | None:
         with self._changed:
             while True:
+                if self._stopping:
+                    return None
                 if self._outbox:
                     message = self._outbox.popleft()
                     self._sent.append(message)
                     if len(self._sent) == 1 and self._stream is not None:
                         self._stream.begin(cutoff(message.timeout_s))
                     return message
-                if self._stopping:
-                    return None
                 if self._block is None or not self._block.num_rows:
                     self._changed.wait()
                     continue
@@ -293,8 +295,13 @@ class StreamedWriterCore(WriterCore):
             except StreamBroken as problem:
                 raise self._connection.broken(stream, problem, start) from None
         with self._changed:
-            self._stream, self._session = stream, session
-            stream.begin(ends)
+            closed = self._stopping
+            if not closed:
+                self._stream, self._session = stream, session
+                stream.begin(ends)
+        if closed:
+            self._connection.drop(stream)
+            raise WriterClosed()
         self._receiver = self._start_receiver(stream)
         return stream
 
