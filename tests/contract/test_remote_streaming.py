@@ -26,7 +26,7 @@ from relive.service import Streaming, connect
 
 pytestmark = needs_shared_memory
 
-LATE = pytest.mark.skip(reason="the server's refusal comes at a later call of a streaming writer: tests/service")
+LATE = "the server's refusal comes at a later call of a streaming writer: tests/service"
 
 
 class StreamsByDefault:
@@ -67,16 +67,22 @@ class Streamed:
 
 
 class TestStreamedWriting(Streamed, WritingSuite):
-    test_next_state = LATE(WritingSuite.test_next_state)
-    test_end_episode = LATE(WritingSuite.test_end_episode)
-    test_end_episode_after_a_given_next = LATE(WritingSuite.test_end_episode_after_a_given_next)
+    def test_next_state(self, table: Any) -> None:
+        pytest.skip(LATE)
+
+    def test_end_episode(self, table: Any) -> None:
+        pytest.skip(LATE)
+
+    def test_end_episode_after_a_given_next(self, table: Any) -> None:
+        pytest.skip(LATE)
 
 
 class TestStreamedItems(Streamed, ItemsSuite):
-    test_a_writer_waits_for_all_limiters = LATE(ItemsSuite.test_a_writer_waits_for_all_limiters)
-    test_keys_of_a_single_lane_are_scalars = pytest.mark.skip(reason="a streamed key is an int once it is read")(
-        ItemsSuite.test_keys_of_a_single_lane_are_scalars
-    )
+    def test_a_writer_waits_for_all_limiters(self, make_table: MakeTable) -> None:
+        pytest.skip(LATE)
+
+    def test_keys_of_a_single_lane_are_scalars(self, table: Any) -> None:
+        pytest.skip("a streamed key is an int once it is read")
 
 
 class TestStreamedChanges(Streamed, ChangesSuite): ...

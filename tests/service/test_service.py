@@ -17,7 +17,7 @@ from contract.tools import plain_spec, prioritized, step, write_steps
 
 import relive
 from relive import errors
-from relive.service import Server, ServerOptions, connect, serve
+from relive.service import Server, ServerOptions, Streaming, connect, serve
 from service.hosts import Host
 
 LOOPBACK = "grpc://127.0.0.1:0"
@@ -228,14 +228,22 @@ def test_use_after_fork_is_refused() -> None:
     import os
 
     with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
-        with connect(server.address + "/t") as remote:
+        with connect(server.address + "/t") as remote, remote.writer() as writer:
+            streaming = remote.writer(streaming=Streaming())
             pid = os.fork()
             if pid == 0:
-                try:
-                    len(remote)
-                except errors.ForkedHandle:
-                    os._exit(7)
-                os._exit(1)
+                refused = 0
+                for call in (
+                    lambda: len(remote),
+                    lambda: writer.append(**step(0)),
+                    lambda: streaming.append(**step(0)),
+                ):
+                    try:
+                        call()
+                    except errors.ForkedHandle:
+                        refused += 1
+                remote.close()
+                os._exit(7 if refused == 3 else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
             assert len(remote) == 0
 

@@ -155,6 +155,29 @@ def test_what_was_sent_after_a_failure_never_overtakes_it(remote: RemoteTable) -
         assert len(remote) == 1
 
 
+def test_calls_go_on_while_steps_are_refused(server: Server) -> None:
+    """A call that comes after steps waits for them, but not for those that were given up."""
+    with connect(server.address + "/t", timeout_s=5.0) as remote:
+        with remote.writer(streaming=Streaming(max_rows=1, max_in_flight=256, linger_s=0.0)) as writer:
+            for round_ in range(30):
+                stored = len(remote)
+                try:
+                    writer.append(**step(round_, round_ + 1))
+                    for t in range(100, 110 + round_):
+                        writer.append(**step(t, t + 1))
+                except errors.Unacknowledged:
+                    pass
+                start = time.monotonic()
+                assert len(remote) in (stored, stored + 1) and time.monotonic() - start < 3
+                with pytest.raises(errors.Unacknowledged):
+                    for _ in range(1000):  # unless the refusal was told above already
+                        writer.flush()
+                        writer.append(**step(99, 98))
+                writer.flush()
+                assert len(remote) <= stored + 1
+        remote.check()
+
+
 def test_a_failure_is_told_at_close(remote: RemoteTable) -> None:
     writer = remote.writer(streaming=SLOW)
     writer.append(**step(0, 1))

@@ -46,7 +46,7 @@ class Part:
         self.owner = owner
         self.operation = operation
         self.width = width
-        self.num_calls = 1
+        self.num_calls = 0 if operation is None else 1
         self.num_steps = 0 if operation is None else operation.num_keys
         self.keys: Keys | None = None  # flat; where the server stored only the first rows, of those
         self.error: Unacknowledged | None = None

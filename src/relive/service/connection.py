@@ -81,6 +81,16 @@ class Connection:
         self.closed = False
         _open.add(self)
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a forked child of the process that opened the connection: its streams are not ours."""
+        return self._process != os.getpid()
+
+    def check_process(self, what: str) -> None:
+        """Raises ForkedHandle in a forked child."""
+        if self._process != os.getpid():
+            raise ForkedHandle(what)
+
     # ---- calls -----------------------------------------------------------------------------------------------------
 
     def call(
@@ -119,8 +129,7 @@ class Connection:
         self._idle.append(stream)
 
     def _take(self, ends: float) -> Exchange:
-        if self._process != os.getpid():
-            raise ForkedHandle("a remote table")
+        self.check_process("a remote table")
         try:
             return self._idle.pop()
         except IndexError:
@@ -146,8 +155,7 @@ class Connection:
                 raise TableClosed()
             if time.monotonic() >= ends:
                 raise ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
-            if self._process != os.getpid():
-                raise ForkedHandle("a remote table")
+            self.check_process("a remote table")
             try:
                 return self._open_once(request, ends)
             except ReliveError:
@@ -220,8 +228,8 @@ class Connection:
         self.closed = True
         _open.discard(self)
         self._watch.stop()
-        if self._process != os.getpid():
-            return  # a forked child: the streams are its parent's
+        if self.is_foreign:
+            return
         while self._idle:
             with contextlib.suppress(IndexError):
                 self.drop(self._idle.pop())

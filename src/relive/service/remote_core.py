@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
-from relive.errors import TableClosed
+from relive.errors import TableClosed, Unacknowledged
 from relive.service import wire
 from relive.service.connection import Answer, Connection, cutoff, server_wait
 from relive.service.encoding import Normalise, RowEncoder
@@ -49,7 +48,7 @@ class RemoteCore:
         self.stream: int = wire.field(hello, "stream", int)
         self.read_only: bool = wire.field(hello, "read_only", bool)
         self.timeout_s = float(described["timeout_s"]) if timeout_s is None else timeout_s
-        self._writers: weakref.WeakSet[WriterCore] = weakref.WeakSet()
+        self._writers: set[WriterCore] = set()  # those that are not closed; lanes last until their writer is
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -160,15 +159,22 @@ class RemoteCore:
         return self.connection.closed
 
     def close(self) -> None:
-        """Closes the writers, then every stream."""
+        """Closes the writers, then every stream. Raises Unacknowledged after that, where a streaming writer did."""
+        failure: Unacknowledged | None = None
         if not self.connection.closed:
             for writer in list(self._writers):
-                writer.close()
+                try:
+                    writer.close()
+                except Unacknowledged as problem:
+                    failure = failure or problem
             self.connection.close()
+        if failure is not None:
+            raise failure
 
     def after(self) -> list[tuple[int, int]]:
         """What has to be applied before a call of this handle, so that it sees what the handle wrote before."""
-        return [pair for writer in list(self._writers) if (pair := writer.unseen()) is not None]
+        self._writers = {writer for writer in self._writers if not writer.closed}
+        return [pair for writer in self._writers if (pair := writer.unseen()) is not None]
 
     def _call(
         self,

@@ -73,6 +73,7 @@ class WriterCore(ABC):
         return stream, wire.field(hello, "session", int)
 
     def _check_open(self) -> None:
+        self._connection.check_process("a writer")
         if self.closed:
             raise WriterClosed()
 
@@ -128,7 +129,7 @@ class SyncWriterCore(WriterCore):
         if not self._closed:
             self._closed = True
             stream, self._stream = self._stream, None
-            if stream is not None and not self._connection.closed:
+            if stream is not None and not self._connection.closed and not self._connection.is_foreign:
                 self._connection.finish(stream, cutoff(min(self.timeout_s, CLOSE_S)))
 
     def unseen(self) -> None:

@@ -53,6 +53,7 @@ class Server:
         host, port = parse_server(address)
         self._closing = threading.Event()
         self._closed = False
+        self._process = os.getpid()
         self._options = options
         self._hosted = {name: Hosted(name, table, self._closing) for name, table in tables.items()}
         try:
@@ -89,7 +90,7 @@ class Server:
 
         Lanes of clients are closed, batches they held given back. Closing twice is harmless.
         """
-        if self._closed:
+        if self._closed or self._process != os.getpid():
             return
         self._closed = True
         self._closing.set()

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from relive.errors import DeadlineExceeded, ReliveError, Unacknowledged
+from relive.errors import DeadlineExceeded, ReliveError, Unacknowledged, WriterClosed
 from relive.service import wire
 from relive.service.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
 from relive.service.connection import Connection, cutoff, server_wait
@@ -25,10 +25,11 @@ __all__ = ["StreamedWriterCore"]
 class _Message:
     """What is sent at once and answered at once."""
 
-    __slots__ = ("part", "sequence", "timeout_s")
+    __slots__ = ("epoch", "part", "sequence", "timeout_s")
 
-    def __init__(self, sequence: int, part: Part, timeout_s: float) -> None:
+    def __init__(self, sequence: int, epoch: int, part: Part, timeout_s: float) -> None:
         self.sequence = sequence
+        self.epoch = epoch  # when it was made: one made before a failure is dropped over there, whenever it leaves
         self.part = part
         self.timeout_s = timeout_s
 
@@ -46,7 +47,8 @@ class StreamedWriterCore(WriterCore):
         super().__init__(connection, encoder, timeout_s)
         self._streaming = streaming
         stream, session = self._open(cutoff(timeout_s))
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._stream: Exchange | None = stream
         self._session: int | None = session
         self._block: Block | None = None
@@ -69,7 +71,8 @@ class StreamedWriterCore(WriterCore):
         """One step of each lane, copied; waits only where too many blocks are unanswered."""
         names = (*columns, "priority") if priority is not None else tuple(columns)
         signature = (names, None if lanes is None else lanes.tobytes(), timeout_s)
-        with self._changed:
+        self._connection.check_process("a writer")
+        with self._lock:  # the condition's own entry costs as much as a column
             if self._closed or self._failure is not None:
                 self._check_usable()
             block = self._block
@@ -118,29 +121,33 @@ class StreamedWriterCore(WriterCore):
         """(session, last message) where something is unanswered; sends the open block."""
         with self._changed:
             self._seal()
-            if self._acknowledged >= self._sequence or self._session is None:
+            waiting = self._outbox or self._sent
+            if not waiting or self._session is None:
                 return None
-            return self._session, self._sequence
+            return self._session, waiting[-1].sequence
 
     def close(self) -> None:
         """Waits for what was sent, then cuts the lanes. Raises Unacknowledged where some was not stored."""
-        if self._closed:
+        if self._closed or self._connection.is_foreign:
+            self._closed = True
             return
         timeout_s = min(self.timeout_s, CLOSE_S)
         with self._changed:
             self._seal()
             try:
-                self._wait_for(self._sequence, timeout_s)
+                # Until nothing is under way, also after a failure: a message left over would open the stream again.
+                self._wait(lambda: not self._outbox and not self._sent, timeout_s)
             except DeadlineExceeded as problem:
                 self._give_up(problem)
+                self._sent.clear()
             failure, self._failure = self._failure, None
             self._closed = self._stopping = True
             stream, self._stream = self._stream, None
             self._changed.notify_all()
-        self._sender.join()
+        self._sender.join(CLOSE_S)
         if stream is not None:
             stream.half_close(cutoff(timeout_s))
-            self._receiver.join()
+            self._receiver.join(CLOSE_S)
             self._connection.finish(stream, cutoff(timeout_s))
         if failure is not None:
             raise failure
@@ -181,7 +188,7 @@ class StreamedWriterCore(WriterCore):
 
     def _post(self, part: Part, timeout_s: float) -> None:
         self._sequence += 1
-        self._outbox.append(_Message(self._sequence, part, timeout_s))
+        self._outbox.append(_Message(self._sequence, self._epoch, part, timeout_s))
         self._changed.notify_all()
 
     def _wait_for_room(self, timeout_s: float) -> None:
@@ -217,7 +224,7 @@ class StreamedWriterCore(WriterCore):
 
     def _lose_stream(self, stream: Exchange, cause: ReliveError) -> None:
         with self._changed:
-            if self._stream is stream or (self._stream is None and not self._stopping):
+            if self._stream is stream:  # else the other thread was first to say so
                 self._stream = self._session = None
                 self._give_up(cause)
                 self._sent.clear()
@@ -232,7 +239,8 @@ class StreamedWriterCore(WriterCore):
             try:
                 if stream is None:
                     stream = self._open_again(cutoff(message.timeout_s))
-                self._send(stream, message)
+                if self._is_wanted(message):
+                    self._send(stream, message)
             except ReliveError as problem:
                 with self._changed:
                     self._give_up(problem)
@@ -246,14 +254,14 @@ class StreamedWriterCore(WriterCore):
     def _next_message(self) -> _Message | None:
         with self._changed:
             while True:
+                if self._stopping:
+                    return None
                 if self._outbox:
                     message = self._outbox.popleft()
                     self._sent.append(message)
                     if len(self._sent) == 1 and self._stream is not None:
                         self._stream.begin(cutoff(message.timeout_s))
                     return message
-                if self._stopping:
-                    return None
                 if self._block is None or not self._block.num_rows:
                     self._changed.wait()
                     continue
@@ -263,21 +271,37 @@ class StreamedWriterCore(WriterCore):
                 else:
                     self._changed.wait(left)
 
+    def _is_wanted(self, message: _Message) -> bool:
+        """Whether it was not given up with the stream that it was taken out for."""
+        with self._changed:
+            return message in self._sent
+
     def _send(self, stream: Exchange, message: _Message) -> None:
         operation = message.part.operation
-        assert operation is not None
-        header = {"seq": message.sequence, "epoch": self._epoch, "timeout_s": server_wait(message.timeout_s)}
+        header = {"seq": message.sequence, "epoch": message.epoch, "timeout_s": server_wait(message.timeout_s)}
+        if operation is None:
+            stream.send(wire.encode({**header, "ops": []}))
+            return
         stream.send(wire.encode({**header, "ops": [operation.header]}, *operation.arrays))
         operation.arrays = []  # a part lives as long as its keys; its rows need not
 
     def _open_again(self, ends: float) -> Exchange:
+        start = time.monotonic()
         stream, session = self._open(ends)
         if self._version is not None:
-            stream.send(wire.encode({"seq": 0, "epoch": self._epoch, "timeout_s": 0.0,
-                                     "ops": [{"op": "version", "version": self._version}]}))  # fmt: skip
+            version = {"op": "version", "version": self._version}
+            try:
+                stream.send(wire.encode({"seq": 0, "epoch": self._epoch, "timeout_s": 0.0, "ops": [version]}))
+            except StreamBroken as problem:
+                raise self._connection.broken(stream, problem, start) from None
         with self._changed:
-            self._stream, self._session = stream, session
-            stream.begin(ends)
+            closed = self._stopping
+            if not closed:
+                self._stream, self._session = stream, session
+                stream.begin(ends)
+        if closed:
+            self._connection.drop(stream)
+            raise WriterClosed()
         self._receiver = self._start_receiver(stream)
         return stream
 
@@ -306,6 +330,8 @@ class StreamedWriterCore(WriterCore):
             self._lose_stream(stream, self._connection.broken(stream, problem, start))
 
     def _take_answer(self, stream: Exchange, told: dict[str, Any], body: wire.Bytes) -> None:
+        if not self._sent:
+            return  # of what was given up
         message = self._sent.popleft()
         part = message.part
         if self._sent:
@@ -318,6 +344,8 @@ class StreamedWriterCore(WriterCore):
                 self._sent.appendleft(message)
                 self._give_up(wire.error_from(told.get("error")))
                 self._sent.popleft()
+                # Calls may wait over there for a message that will not come now: this one stands for it.
+                self._post(Part(self, None, 0), self.timeout_s)
         self._acknowledged = message.sequence if self._sent or self._outbox else max(message.sequence, self._sequence)
         self._changed.notify_all()
 
