@@ -64,7 +64,7 @@ class Tiered:
     staging_fraction: float = 0.5
     min_column_bytes: int = 256
     io_threads: int = 8
-    gathered_batches: int = 2
+    gathered_batches: int = 3
 
     def __post_init__(self) -> None:
         directory = self.directory

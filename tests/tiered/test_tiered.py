@@ -153,7 +153,7 @@ def test_items_evicted_before_their_gather_are_drawn_anew(tmp_path: Path) -> Non
             next(batches)
             time.sleep(0.2)
             write(writer, 40, 200)  # everything that was drawn ahead has gone
-            for _ in range(2):
+            for _ in range(3):
                 next(batches)  # gathered before
             for _ in range(12):
                 numbers = check(next(batches))
