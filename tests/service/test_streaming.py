@@ -290,15 +290,16 @@ def test_a_server_that_hangs_is_told_in_time(host: Host, shm_name: Any) -> None:
         try:
             start = time.monotonic()
             lost = writer.append(**step(3, 4))
-            with pytest.raises((errors.Unacknowledged, errors.DeadlineExceeded)):
-                writer.flush(1.5)
+            with pytest.raises((errors.Unacknowledged, errors.DeadlineExceeded)) as first:
+                writer.flush(1.0)
             with pytest.raises(errors.Unacknowledged):
                 int(lost)
             assert time.monotonic() - start < 5
         finally:
             os.kill(host.process.pid, signal.SIGCONT)
-        with pytest.raises(errors.Unacknowledged):
-            writer.append(**step(4, 5))  # the writer's own word of it, once
+        if first.type is errors.DeadlineExceeded:  # else that was the writer's own word of it, said once
+            with pytest.raises(errors.Unacknowledged):
+                writer.append(**step(4, 5))
         again = [writer.append(**step(t, t + 1)) for t in range(3)]
         writer.flush(10.0)
         assert contents(remote, [int(one) for one in (*keys, *again)])["action"] == [0, 1, 2] * 2
