@@ -42,6 +42,18 @@ nb::dict geometry(const CoreTable& self) {
   nb::list trees;
   for (uint32_t i = 0; i < g.num_indexes; ++i) trees.append(g.trees_offset[i]);
   d["trees_offset"] = trees;
+  if (r.bulk) {
+    const BulkGeometry& b = *r.bulk.geometry;
+    nb::dict bulk;
+    bulk["frame_bytes"] = b.frame_bytes;
+    bulk["num_frames"] = b.num_frames;
+    bulk["num_positions"] = b.num_positions;
+    bulk["block_bytes"] = b.block_bytes;
+    bulk["num_blocks"] = b.num_blocks;
+    bulk["num_units"] = b.num_units;
+    bulk["reserve"] = b.reserve;
+    d["bulk"] = bulk;
+  }
   return d;
 }
 
