@@ -77,6 +77,18 @@ nb::dict geometry(const CoreTable& self) {
   d["trees_offset"] = trees;
   d["times_offset"] = times;
   d["structs"] = structs();
+  if (r.bulk) {
+    const BulkGeometry& b = *r.bulk.geometry;
+    nb::dict bulk;
+    bulk["frame_bytes"] = b.frame_bytes;
+    bulk["num_frames"] = b.num_frames;
+    bulk["num_positions"] = b.num_positions;
+    bulk["block_bytes"] = b.block_bytes;
+    bulk["num_blocks"] = b.num_blocks;
+    bulk["num_units"] = b.num_units;
+    bulk["reserve"] = b.reserve;
+    d["bulk"] = bulk;
+  }
   return d;
 }
 
