@@ -124,7 +124,8 @@ def test_streamed_steps_of_a_server_that_is_killed(start_host: StartHost, shm_na
     host.close()
 
 
-def test_batches_go_on_after_a_server_came_back(start_host: StartHost, shm_name: Any) -> None:
+@pytest.mark.parametrize("settled", [False, True], ids=["under way", "all answered"])
+def test_batches_go_on_after_a_server_came_back(start_host: StartHost, shm_name: Any, settled: bool) -> None:
     host, name = start_host(), shm_name()
     address = host.serve(plain_spec(), 500, storage=relive.SharedMemory(name))
     remote = connect(address, timeout_s=20.0)
@@ -132,7 +133,10 @@ def test_batches_go_on_after_a_server_came_back(start_host: StartHost, shm_name:
         write_steps(writer, 0, 100)
     with remote.batches(8, prefetch=2) as batches:
         assert next(batches).num_items == 8
+        if settled:  # nothing is asked for: only sending can find out that nobody is there
+            time.sleep(0.5)
         host.kill()
+        time.sleep(0.2 if settled else 0.0)
         with pytest.raises(errors.ServiceUnavailable):
             for _ in range(10):
                 next(batches)

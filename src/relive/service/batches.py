@@ -50,6 +50,7 @@ class RemoteBatches:
         self._stream: Exchange | None = None
         self._asked = 0  # requests without an answer yet
         self._handed_out = 0  # since the last message
+        self._cut: BaseException | None = None  # how sending on the stream failed
         self._starved: DeadlineExceeded | None = None  # why the last answer brought no batch
         self._error: BaseException | None = None
         self._stopping = False
@@ -149,8 +150,10 @@ class RemoteBatches:
                 stream.send(wire.encode({**header, **more, "handed_out": self._handed_out}))
                 self._handed_out = 0
                 self._asked += 1
-        except StreamBroken:
-            return  # the reader finds out and says so
+        except StreamBroken as problem:
+            self._cut = problem  # said by the reader: where nothing is asked for any more, nobody else would find out
+            self._changed.notify_all()
+            return
         if room > 0:
             self._changed.notify_all()
 
@@ -174,7 +177,7 @@ class RemoteBatches:
         """From one opening of the stream to its end."""
         stream = self._core.connection.open("hold", {}, cutoff(self._timeout_s))[0]
         with self._changed:
-            self._stream, self._asked, self._handed_out = stream, 0, 0
+            self._stream, self._asked, self._handed_out, self._cut = stream, 0, 0, None
         start = time.monotonic()
         try:
             while self._wait_until_asked():
@@ -205,6 +208,8 @@ class RemoteBatches:
                 self._ask()
                 if self._asked:
                     return True
+                if self._cut is not None:
+                    raise self._cut
                 self._changed.wait()
             return False
 

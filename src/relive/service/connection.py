@@ -20,6 +20,7 @@ from relive.errors import BadMessage, ForkedHandle, ReliveError, ServiceUnavaila
 from relive.service import wire
 from relive.service.address import parse_table
 from relive.service.exchange import Exchange, StreamBroken, Watch
+from relive.service.memory import keep_freed_memory
 from relive.service.packing import Packing
 from relive.service.wire import Bytes
 
@@ -171,6 +172,7 @@ class Connection:
     def _open_once(self, request: dict[str, Any], ends: float) -> tuple[Exchange, dict[str, Any]]:
         with self._changed:
             if self._client is None:
+                keep_freed_memory()
                 self._client = flight.FlightClient(self._location, generic_options=_OPTIONS)
             client = self._client
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())

@@ -20,6 +20,7 @@ from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavail
 from relive.service import wire
 from relive.service.address import parse_server
 from relive.service.hosting import Hosted
+from relive.service.memory import keep_freed_memory
 from relive.service.options import ServerOptions
 from relive.service.pipe import Pipe, StreamBroken
 from relive.service.sessions import CallSession, HoldSession, Session
@@ -51,6 +52,7 @@ class Server:
 
     def __init__(self, tables: Mapping[str, Table], address: str, options: ServerOptions) -> None:
         host, port = parse_server(address)
+        keep_freed_memory()
         self._closing = threading.Event()
         self._closed = False
         self._process = os.getpid()
