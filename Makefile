@@ -29,7 +29,7 @@ quick: setup ## style, types and the Python tests of Python 3.11 only
 lint: setup ## style and types only
 	@$(RUN) scripts/run_tests.py --lint
 
-bench: setup ## every measurement, peers included (about 15 minutes): benchmarks/results
+bench: setup ## every measurement, peers included (about 25 minutes): benchmarks/results
 	@$(RUN) -m benchmarks.run
 
 bench-quick: setup ## a short cut of it, under 2 minutes
