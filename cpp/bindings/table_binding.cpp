@@ -1,9 +1,6 @@
 // CoreTable and CorePlan: configuration in, batches out.
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -8,7 +8,7 @@
 namespace relive {
 namespace {
 
-constexpr size_t kAimed = 128;
+constexpr size_t kAimed = 128;                        // points that descend to their leaves together
 constexpr size_t kBlock = 32;                         // windows whose rows are asked for ahead of the copy
 constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
@@ -42,7 +42,7 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
     points[k] = (j + rng.uniform(j)) * stratum;
     drawn[k] = 0;
   }
-  // Some at a time: a core can ask memory for about two dozen lines at once, and descends while they come.
+  // Some at a time: memory brings the leaves of these while the next ones are still on their way down.
   if (tree.num_levels() > 1)
     for (size_t begin = 0; begin < count; begin += kAimed)
       tree.descend(tree.num_levels(), 1, points + begin, drawn + begin, std::min(kAimed, count - begin));

@@ -9,10 +9,22 @@
 #include <vector>
 
 #include "relive/gather.hpp"
+#include "relive/region.hpp"
 #include "relive/rng.hpp"
-#include "relive/table.hpp"
 
 namespace relive {
+
+struct DrawRequest {
+  uint32_t index = 0;
+  size_t num_items = 0;
+  const GatherPlan* plan = nullptr;  // null: keys and probabilities only
+  std::byte* const* out = nullptr;   // one buffer an output of the plan
+  int64_t* keys = nullptr;           // [num_items]
+  double* probabilities = nullptr;   // [num_items]: mass / total at the draw
+  int64_t* num_live_items = nullptr;
+  bool hold = false;        // stays in flight until commit_held or return_held
+  bool is_planned = false;  // of a tiered table: gathered later, claimed pages are kept until then
+};
 
 struct Claimed {
   uint64_t slot;

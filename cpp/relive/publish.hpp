@@ -41,7 +41,8 @@ void cut_lane(Region& r, uint32_t lane_slot, Dirty& dirty);
 // Whether the state cell of row `offset` of the page is the lane's frozen one.
 bool is_seam(const Region& r, const Lane& lane, uint64_t page, uint32_t offset);
 
-// mass = priority^priority_exponent for prioritized indexes, else 1. Float32 precision, as priorities are.
+// mass = priority^priority_exponent for prioritized indexes, else 1; relative error below 1e-9. Priorities are finite
+// and >= 0. masses_of: the same of each, masses[i] of priorities[i].
 double mass_of(const IndexConfig& index, float priority);
 void masses_of(const IndexConfig& index, const float* priorities, size_t count, double* masses);
 

@@ -122,10 +122,6 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w) {
   return true;
 }
 
-}  // namespace
-
-namespace {
-
 // The first rows of the page after, for a window that runs over the end of its own: without this a batch waits for
 // memory three times for each of the few such windows. Nothing here is taken for true; resolve() looks again.
 void ask_for_next(const Region& r, uint64_t page) {

@@ -1,7 +1,5 @@
 // The sampler: reserve, draw without the lock, gather, re-check, claim, commit (rules G1 to G8, I1).
 #include <algorithm>
-#include <cmath>
-#include <vector>
 
 #include "relive/draw.hpp"
 #include "relive/recover.hpp"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "relive/draw.hpp"
 #include "relive/gather.hpp"
 #include "relive/pages.hpp"
 #include "relive/region.hpp"
@@ -22,18 +23,6 @@ namespace relive {
 extern bool (*interrupt_hook)();
 // Whether the calling thread is the only one of the process that could change anything; null counts as false.
 extern bool (*only_thread_hook)();
-
-struct DrawRequest {
-  uint32_t index = 0;
-  size_t num_items = 0;
-  const GatherPlan* plan = nullptr;  // null: keys and probabilities only
-  std::byte* const* out = nullptr;   // one buffer an output of the plan
-  int64_t* keys = nullptr;           // [num_items]
-  double* probabilities = nullptr;   // [num_items]: mass / total at the draw
-  int64_t* num_live_items = nullptr;
-  bool hold = false;        // stays in flight until commit_held or return_held
-  bool is_planned = false;  // of a tiered table: gathered later, claimed pages are kept until then
-};
 
 struct TableStats {
   uint64_t num_steps = 0, num_participants = 0, num_open_lanes = 0, num_free_pages = 0, num_pages = 0;
