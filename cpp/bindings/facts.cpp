@@ -10,7 +10,7 @@ namespace {
 
 // Where the words lie inside the structs of docs/format.md, for readers that share no code with the core.
 nb::dict structs() {
-  nb::dict page, lane, header, all;
+  nb::dict page, lane, mark, header, all;
   page["num_bytes"] = sizeof(PageRecord);
   page["range"] = offsetof(PageRecord, range);
   page["item_end"] = offsetof(PageRecord, item_end);
@@ -21,10 +21,14 @@ nb::dict structs() {
   lane["num_bytes"] = sizeof(Lane);
   lane["state"] = offsetof(Lane, state);
   lane["uid"] = offsetof(Lane, uid);
+  mark["num_bytes"] = sizeof(Mark);
+  mark["policy_version"] = offsetof(Mark, policy_version);
+  mark["discount"] = offsetof(Mark, discount);
   header["num_bytes"] = sizeof(Header);
   header["policy_version"] = offsetof(Header, policy_version);
   all["page"] = page;
   all["lane"] = lane;
+  all["mark"] = mark;
   all["header"] = header;
   return all;
 }
@@ -67,6 +71,7 @@ nb::dict geometry(const CoreTable& self) {
   d["frames_offset"] = g.frames_offset;
   d["pages_offset"] = g.pages_offset;
   d["tails_offset"] = g.tails_offset;
+  d["marks_offset"] = g.marks_offset;
   d["lanes_offset"] = g.lanes_offset;
   d["tail_words"] = g.tail_words;
   d["has_state"] = g.has_state != 0;

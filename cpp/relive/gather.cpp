@@ -119,10 +119,14 @@ void fill_derived(const Region& r, const GatherPlan& plan, const Output& output,
   const double gamma = config.gamma;
   const bool walked = plan.needs_walk || plan.needs_end;
   const auto window = [&](size_t k) -> const Window& { return *listed.windows[k]; };
-  const auto header = [&](size_t k) { return load_header(listed.records[k], 0, 0); };
+  const auto head = [&](size_t k) { return load_head(listed.records[k]); };
+  const auto discount = [&](size_t k) { return r.discount_of(window(k).slot, head(k)); };
+  const auto version = [&](size_t k) {
+    return int64_t{r.marks[window(k).slot].policy_version.load(std::memory_order_relaxed)};
+  };
   const auto end_bit = [&](size_t k, uint8_t bit) {
     if (walked) return (window(k).ends & bit) != 0;
-    return (header(k).step_and_ends & (bit == 1 ? kTerminatedBit : kTruncatedBit)) != 0;
+    return (head(k) & (bit == 1 ? kTerminatedBit : kTruncatedBit)) != 0;
   };
   switch (output.source) {
     case Source::kReward:
@@ -131,24 +135,24 @@ void fill_derived(const Region& r, const GatherPlan& plan, const Output& output,
       return fill<float>(listed, out, [&](size_t k) { return window(k).reward; });
     case Source::kDiscount:
       return walked ? fill<float>(listed, out, [&](size_t k) { return window(k).discount; })
-                    : fill<float>(listed, out, [&](size_t k) { return gamma * header(k).discount; });
+                    : fill<float>(listed, out, [&](size_t k) { return gamma * discount(k); });
     case Source::kTerminated:
       return fill<uint8_t>(listed, out, [&](size_t k) { return end_bit(k, 1); });
     case Source::kTruncated:
       return fill<uint8_t>(listed, out, [&](size_t k) { return end_bit(k, 2); });
     case Source::kEpisodeStep:
-      return fill<int64_t>(listed, out, [&](size_t k) { return header(k).step_and_ends & kStepMask; });
+      return fill<int64_t>(listed, out, [&](size_t k) { return head(k) & kStepMask; });
     case Source::kFirst:
-      return fill<uint8_t>(listed, out, [&](size_t k) { return (header(k).step_and_ends & kStepMask) == 0; });
+      return fill<uint8_t>(listed, out, [&](size_t k) { return (head(k) & kStepMask) == 0; });
     case Source::kLane:
       return fill<int64_t>(listed, out, [&](size_t k) {
         return r.pages[r.page_of(window(k).slot)].lane_uid.load(std::memory_order_relaxed);
       });
     case Source::kPolicyVersion:
-      return fill<int64_t>(listed, out, [&](size_t k) { return header(k).policy_version; });
+      return fill<int64_t>(listed, out, version);
     case Source::kStaleness: {
       const int64_t now = r.header->policy_version.load(std::memory_order_relaxed);
-      return fill<int64_t>(listed, out, [&](size_t k) { return now - int64_t{header(k).policy_version}; });
+      return fill<int64_t>(listed, out, [&](size_t k) { return now - version(k); });
     }
     default:
       return fill<int64_t>(listed, out, [&](size_t k) { return window(k).num_steps; });

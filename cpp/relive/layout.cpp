@@ -58,7 +58,7 @@ void place_columns(const TableConfig& config, Layout* out) {
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return config.columns[a].item_bytes > config.columns[b].item_bytes; });
   out->columns.resize(config.columns.size());
-  uint64_t record = kRecordHeader;
+  uint64_t record = kRecordHead;
   for (size_t position : order) {
     const ColumnConfig& from = config.columns[position];
     ColumnLayout& to = out->columns[position];
@@ -139,6 +139,7 @@ void place_areas(const TableConfig& config, Layout* out) {
   g.frames_offset = take(sizeof(uint32_t) * g.num_pages);
   g.pages_offset = take(sizeof(PageRecord) * g.num_pages);
   g.tails_offset = take(sizeof(uint64_t) * g.num_pages * g.tail_words);
+  g.marks_offset = take(sizeof(Mark) * g.num_slots);
   g.free_frames_offset = take(sizeof(uint32_t) * g.num_frames);
   if (has_bulk(out->bulk)) place_bulk_areas(take, g.num_pages, &out->bulk);
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
@@ -205,8 +206,9 @@ uint64_t layout_hash(const Geometry& geometry, const ColumnLayout* columns) {
   const auto eat = [&hash](uint64_t value) {
     for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 255)) * 1099511628211ull;
   };
-  for (uint64_t value : {geometry.page_len + uint64_t{0}, geometry.frame_bytes, geometry.slab_bytes,
-                         geometry.record_stride, geometry.slabs_offset, uint64_t{geometry.frames_per_slab_shift}})
+  for (uint64_t value :
+       {geometry.page_len + uint64_t{0}, geometry.frame_bytes, geometry.slab_bytes, geometry.record_stride,
+        geometry.marks_offset, geometry.slabs_offset, uint64_t{geometry.frames_per_slab_shift}})
     eat(value);
   for (uint32_t c = 0; c < geometry.num_columns; ++c) {
     const ColumnLayout& column = columns[c];

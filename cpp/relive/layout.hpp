@@ -1,7 +1,7 @@
 // Where every byte of a table lies: a plain value that a remote peer or a GPU kernel can compute addresses from.
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
-// free frames | per index: tree, use counts | metadata | slabs. All positions are offsets from the region's start.
+// marks | free frames | per index: tree, use counts | metadata | slabs. All positions are offsets from the region's start.
 // A slab is a run of frames, a frame holds the rows of one page:
 //   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
 //                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
@@ -23,9 +23,9 @@ inline constexpr uint32_t kMaxIndexes = 8;
 inline constexpr uint32_t kMaxColumns = 128;
 inline constexpr uint32_t kMaxDims = 8;
 inline constexpr uint32_t kPins = 4;           // pages one participant may pin at a time
-inline constexpr uint32_t kRecordHeader = 16;  // bytes of RecordHeader in front of the packed columns
+inline constexpr uint32_t kRecordHead = 4;     // bytes of the row's head in front of the packed columns
 inline constexpr uint32_t kLargeColumn = 256;  // a column of more bytes a row has rows of its own, 64-byte aligned
-inline constexpr uint32_t kFormatVersion = 1;
+inline constexpr uint32_t kFormatVersion = 2;
 inline constexpr uint32_t kLeafBits = 51;  // a key is shard << 51 | generation and slot
 inline constexpr uint32_t kStateBits = 2;
 inline constexpr uint32_t kMoveBits = 16;
@@ -99,7 +99,7 @@ struct Geometry {
   uint64_t num_frames;
   uint64_t frame_bytes;
   uint64_t slab_bytes;
-  uint64_t row_bytes;  // of one step over all columns, headers included
+  uint64_t row_bytes;  // of one step over all columns, heads included
   uint64_t record_stride;
   uint64_t grow_frames;  // frames committed at a time
   uint32_t page_len;     // P: a power of the tree's fanout
@@ -125,6 +125,7 @@ struct Geometry {
   uint64_t frames_offset;
   uint64_t pages_offset;
   uint64_t tails_offset;
+  uint64_t marks_offset;
   uint64_t free_frames_offset;
   uint64_t trees_offset[kMaxIndexes];
   uint64_t times_offset[kMaxIndexes];
@@ -135,17 +136,11 @@ struct Geometry {
 };
 static_assert(std::is_trivially_copyable_v<Geometry>);
 
-// In front of each packed row record.
-struct RecordHeader {
-  uint32_t step_and_ends;  // episode step in bits 0..29, truncated in bit 30, terminated in bit 31
-  uint32_t policy_version;
-  float discount;
-  uint32_t pending_priority;  // bits of a float32; NaN = none came. Others write it under the lock, atomically
-};
-static_assert(sizeof(RecordHeader) == kRecordHeader);
+// The head of a row, in front of its packed columns: all that most batches ask of a step beside its columns.
 inline constexpr uint32_t kTerminatedBit = 1u << 31;
 inline constexpr uint32_t kTruncatedBit = 1u << 30;
-inline constexpr uint32_t kStepMask = kTruncatedBit - 1;
+inline constexpr uint32_t kDiscountBit = 1u << 29;       // a discount of its own: in the row's mark
+inline constexpr uint32_t kStepMask = kDiscountBit - 1;  // step of the episode
 inline constexpr uint32_t kNoPriority = 0x7fc00000u;
 
 struct Layout {

@@ -87,7 +87,7 @@ Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>
         .with_int("expected", r.num_indexes);
   plan->index = index;
   plan->needs_walk = r.header->indexes[index].n_step > 1;
-  plan->record_span = kRecordHeader;
+  plan->record_span = kRecordHead;
   for (const std::string& name : names) {
     Output output;
     RELIVE_RETURN_IF_ERROR(find_output(r, index, name, &output));

@@ -46,9 +46,7 @@ bool initial_mass(Region& r, uint32_t index, uint64_t page, uint32_t offset, dou
   const IndexConfig& config = r.header->indexes[index];
   *mass = 1.0;
   if (config.sampling == Sampling::kUniform) return true;
-  RecordHeader* record = Region::record(r.page_base(page), *r.geometry, offset);
-  const uint32_t bits = std::atomic_ref<uint32_t>(record->pending_priority).load(kRelaxed);
-  const float given = std::bit_cast<float>(bits);
+  const float given = std::bit_cast<float>(r.marks[r.slot_of(page, offset)].pending_priority.load(kRelaxed));
   if (!std::isnan(given)) {
     *mass = mass_of(config, given);
     return true;

@@ -32,6 +32,7 @@ void bind(Region* r, std::byte* memory) {
   r->frames = at<std::atomic<uint32_t>>(memory, g.frames_offset);
   r->pages = at<PageRecord>(memory, g.pages_offset);
   r->tails = at<std::atomic<uint64_t>>(memory, g.tails_offset);
+  r->marks = at<Mark>(memory, g.marks_offset);
   r->free_frames = at<std::atomic<uint32_t>>(memory, g.free_frames_offset);
   r->num_indexes = g.num_indexes;
   r->page_shift = g.page_shift;

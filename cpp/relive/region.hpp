@@ -56,6 +56,21 @@ struct PageRecord {
 };
 static_assert(sizeof(PageRecord) == 112);
 
+// What few batches ask of a step, out of the way of its row: a row of 60 bytes is one line of memory with its head.
+// Written before the step is published, as its row is; found by slot, so it stays where it is when its page moves.
+struct Mark {
+  std::atomic<uint32_t> policy_version;
+  std::atomic<float> discount;             // counts where the head has kDiscountBit
+  std::atomic<uint32_t> pending_priority;  // bits of a float32; NaN: none came. Others write it under the lock
+
+  void write(uint32_t version, float own_discount, uint32_t priority) {
+    policy_version.store(version, std::memory_order_relaxed);
+    discount.store(own_discount, std::memory_order_relaxed);
+    pending_priority.store(priority, std::memory_order_relaxed);
+  }
+};
+static_assert(sizeof(Mark) == 12);
+
 struct Lane {
   std::atomic<LaneState> state;
   std::atomic<uint32_t> owner;  // participant
@@ -138,6 +153,7 @@ struct Region {
   std::atomic<uint32_t>* frames = nullptr;
   PageRecord* pages = nullptr;
   std::atomic<uint64_t>* tails = nullptr;
+  Mark* marks = nullptr;
   std::atomic<uint32_t>* free_frames = nullptr;
   Tree trees[kMaxIndexes];
   std::atomic<uint16_t>* times[kMaxIndexes] = {};
@@ -189,8 +205,15 @@ struct Region {
            (frame & ((1u << shift) - 1)) * geometry->frame_bytes;
   }
   std::byte* page_base(uint64_t page) const { return frame_base(frames[page].load(std::memory_order_acquire)); }
-  static RecordHeader* record(std::byte* frame, const Geometry& g, uint32_t offset) {
-    return reinterpret_cast<RecordHeader*>(frame + offset * g.record_stride);
+  // The head of a row, for those who change one that others may be reading.
+  std::atomic_ref<uint32_t> head_of(uint64_t slot) const {
+    std::byte* record = page_base(page_of(slot)) + offset_of(slot) * geometry->record_stride;
+    return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(record));
+  }
+  // What the step of a slot multiplies those after it with, before gamma.
+  float discount_of(uint64_t slot, uint32_t head) const {
+    if (head & kDiscountBit) return marks[slot].discount.load(std::memory_order_relaxed);
+    return head & kTerminatedBit ? 0.0f : 1.0f;
   }
   bool is_tail(uint64_t page, uint32_t offset) const {
     return tails[page * geometry->tail_words + offset / 64].load(std::memory_order_acquire) >> (offset & 63) & 1;

@@ -69,16 +69,16 @@ bool walk(const Region& r, const IndexConfig& config, bool needs_end, Window& w)
     if (at >= r.page_len && !need_next(r, w)) break;
     if (m > 0 && !is_step(r, w, at)) break;
     const Row row = row_at(w, static_cast<int32_t>(at), r.page_len);
-    const RecordHeader header = load_header(row.base, g.record_stride, row.offset);
-    if (m == 0) w.episode_step = header.step_and_ends & kStepMask;
+    const uint32_t head = load_head(row.base + row.offset * g.record_stride);
+    if (m == 0) w.episode_step = head & kStepMask;
     if (g.reward_column >= 0 && config.n_step > 1) {
       const ColumnLayout& column = r.columns[g.reward_column];
       if (column.num_dims == 0) sum += product * load_reward(column, row);
     }
-    product *= config.gamma * header.discount;
+    const uint64_t page = at < r.page_len ? r.page_of(w.slot) : w.next_page.page;
+    product *= config.gamma * r.discount_of(r.slot_of(page, row.offset), head);
     ++m;
-    ends = static_cast<uint8_t>((header.step_and_ends & kTerminatedBit ? 1 : 0) |
-                                (header.step_and_ends & kTruncatedBit ? 2 : 0));
+    ends = static_cast<uint8_t>((head & kTerminatedBit ? 1 : 0) | (head & kTruncatedBit ? 2 : 0));
     if (ends != 0) break;
   }
   if (needs_end && ends == 0) {
@@ -112,8 +112,7 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w) {
   } else {
     w.num_steps = 1;
     if (r.geometry->has_state != 0 && offset + 1 >= r.page_len && !need_next(r, w)) return false;
-    const RecordHeader header = load_header(w.base, r.geometry->record_stride, offset);
-    w.episode_step = header.step_and_ends & kStepMask;
+    w.episode_step = load_head(w.base + offset * r.geometry->record_stride) & kStepMask;
   }
   if (!plan.needs_history) return true;
   if (offset >= std::min(r.geometry->history, w.episode_step)) return true;

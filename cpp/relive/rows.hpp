@@ -74,10 +74,10 @@ inline void end_stream() {
 #endif
 }
 
-RELIVE_ROW_COPY RecordHeader load_header(const std::byte* base, uint64_t stride, uint32_t offset) {
-  RecordHeader header;
-  copy_bytes(reinterpret_cast<std::byte*>(&header), base + offset * stride, sizeof header);
-  return header;
+RELIVE_ROW_COPY uint32_t load_head(const std::byte* record) {
+  uint32_t head;
+  copy_bytes(reinterpret_cast<std::byte*>(&head), record, sizeof head);
+  return head;
 }
 
 }  // namespace relive

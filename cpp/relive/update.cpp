@@ -148,8 +148,7 @@ bool Table::update_one(uint32_t index, int64_t key, float priority, double mass)
   const uint64_t slot = r.key_slot(key);
   if (found == Found::kGone || found == Found::kUsedUp) return false;
   if (found == Found::kPending) {
-    RecordHeader* record = Region::record(r.page_base(r.page_of(slot)), *r.geometry, r.offset_of(slot));
-    std::atomic_ref<uint32_t>(record->pending_priority).store(std::bit_cast<uint32_t>(priority), kRelaxed);
+    r.marks[slot].pending_priority.store(std::bit_cast<uint32_t>(priority), kRelaxed);
     return true;
   }
   if (found == Found::kAwaiting) {

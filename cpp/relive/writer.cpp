@@ -124,6 +124,7 @@ void Writer::ask_for_row(const LaneWriter& lane) const {
   if (lane.page == kNoPage) return;
   const uint64_t stride = table_->region_.geometry->record_stride;
   const std::byte* row = lane.frame + lane.end * stride;
+  __builtin_prefetch(&table_->region_.marks[table_->region_.slot_of(lane.page, lane.end)], 1);
   for (uint64_t at = 0; at < 2 * stride && at < kRowAhead; at += 64) __builtin_prefetch(row + at, 1);
 }
 
@@ -259,9 +260,8 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     const bool last_is_there =
         Region::generation_of(r.words[last_page].load(kRelaxed)) == Region::generation_of(lane.last_word);
     if (last_is_there && (terminated || !has_state)) {  // no published window holds this row but as its last
-      RecordHeader* record = Region::record(r.page_base(last_page), *r.geometry, r.offset_of(lane.last_slot));
-      std::atomic_ref<uint32_t>(record->step_and_ends).fetch_or(terminated ? kTerminatedBit : kTruncatedBit);
-      if (terminated) std::atomic_ref<float>(record->discount).store(0.0f);
+      if (terminated) r.marks[lane.last_slot].discount.store(0.0f, kRelaxed);
+      r.head_of(lane.last_slot).fetch_or(terminated ? kTerminatedBit : kTruncatedBit);
     }
     if (has_state) {
       lane.run = Run{lane.slot, lane.end, 0, true, false};

@@ -118,8 +118,8 @@ void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t ro
     }
   }
   if (!lane.run.ends) return;
-  const RecordHeader tail{(lane.episode_step + lane.run.count) & kStepMask, 0, 0.0f, kNoPriority};
-  std::memcpy(frame + offset * r.geometry->record_stride, &tail, sizeof tail);
+  const uint32_t head = (lane.episode_step + lane.run.count) & kStepMask;
+  std::memcpy(frame + offset * r.geometry->record_stride, &head, sizeof head);
 }
 
 void Writer::write_rows(const StepBlock& block, size_t m) {
@@ -133,11 +133,15 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
     const uint32_t offset = lane.run.first + k;
     const bool terminated = flag_at(block.terminated, row, m);
     const bool truncated = flag_at(block.truncated, row, m);
-    RecordHeader header{(lane.episode_step + k) & kStepMask, version, terminated ? 0.0f : 1.0f, kNoPriority};
-    header.step_and_ends |= (terminated ? kTerminatedBit : 0) | (truncated ? kTruncatedBit : 0);
-    if (block.discount.base != nullptr) std::memcpy(&header.discount, block.discount.at(row, m), sizeof(float));
-    if (block.priority.base != nullptr) std::memcpy(&header.pending_priority, block.priority.at(row, m), sizeof(float));
-    std::memcpy(lane.frame + offset * r.geometry->record_stride, &header, sizeof header);
+    const float usual = terminated ? 0.0f : 1.0f;
+    float discount = usual;
+    uint32_t priority = kNoPriority;
+    if (block.discount.base != nullptr) std::memcpy(&discount, block.discount.at(row, m), sizeof discount);
+    if (block.priority.base != nullptr) std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
+    const uint32_t head = ((lane.episode_step + k) & kStepMask) | (terminated ? kTerminatedBit : 0) |
+                          (truncated ? kTruncatedBit : 0) | (discount != usual ? kDiscountBit : 0);
+    std::memcpy(lane.frame + offset * r.geometry->record_stride, &head, sizeof head);
+    r.marks[r.slot_of(lane.page, offset)].write(version, discount, priority);
     for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
       if (k == 0 && lane.is_frozen && is_state(r, c)) continue;  // others read it already, and it says the same
       copy_cell(cell(r, lane.frame, lane.bulk, c, offset), block.columns[c].at(row, m), r.columns[c].num_bytes);

@@ -1,4 +1,4 @@
-"""Writes the golden region file: a small table of format version 1, and what it must say for ever.
+"""Writes the golden region file: a small table of format version 2, and what it must say for ever.
 
 usage: python tests/core/make_golden.py        (after a change of the format, with a new format version)
 """
@@ -20,6 +20,7 @@ from relive import _core  # noqa: E402
 HERE = Path(__file__).resolve().parent
 REGION, EXPECTED = HERE / "golden.region.xz", HERE / "golden.npz"
 CALLS = (1, 16, 100)
+DERIVED = ["terminated", "truncated", "num_steps", "policy_version"]
 
 
 def make_region(path: str) -> np.ndarray:
@@ -27,8 +28,10 @@ def make_region(path: str) -> np.ndarray:
     indexes = [make_index("one"), make_index("three", n_step=3, gamma=0.5, stack={"observation": 2, "frame": 3})]
     table = make_core(path, indexes=indexes, capacity=300, max_lanes=2, max_participants=4, seed=77, metadata=b"golden")
     writer = table.open_writer(1, True, refuse)
+    discounts = np.linspace(0.0, 1.0, 30, dtype=np.float32)  # of their own, the last one although it terminates
     keys = [writer.extend({**rows(100 * e, 40), "truncated": last_of(40)}, None, None, 1.0) for e in range(4)]
-    keys.append(writer.extend({**rows(1000, 30), "terminated": last_of(30)}, None, None, 1.0))
+    keys.append(writer.extend({**rows(1000, 30), "terminated": last_of(30), "discount": discounts}, None, None, 1.0))
+    writer.set_policy_version(9)
     keys.append(writer.extend(rows(2000, 20), None, None, 1.0))
     everything = np.concatenate(keys)
     table.update_priorities(1, everything, np.linspace(0.5, 4.0, len(everything)))
@@ -43,7 +46,7 @@ def read_region(path: str, keys: np.ndarray) -> dict[str, np.ndarray]:
     table = _core.attach_table(path, True, 0, 1.0)
     said = {}
     for index in range(2):
-        for name, values in gather(table, keys, [*NAMES, "terminated", "truncated", "num_steps"], index).items():
+        for name, values in gather(table, keys, [*NAMES, *DERIVED], index).items():
             said[f"gather{index}/{name}"] = values
         for call, size in enumerate(CALLS):
             drawn, probabilities, live = table.draw(index, size, 1.0)

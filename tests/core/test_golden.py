@@ -1,4 +1,4 @@
-"""A region file of format version 1, written once: every later version of the library reads it alike."""
+"""A region file of format version 2, written once: every later version of the library reads it alike."""
 
 from __future__ import annotations
 

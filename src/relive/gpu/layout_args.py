@@ -28,7 +28,6 @@ GENERATION_SHIFT = 18
 STATE_OPEN, STATE_CLOSED = 1, 2
 LANE_LIVE = 1
 TIMES_AWAITING = 0xFFFE
-STEP_MASK = (1 << 30) - 1
 
 
 @final
@@ -58,6 +57,7 @@ class RegionLayout:
     frames_offset: int
     pages_offset: int
     tails_offset: int
+    marks_offset: int
     tail_words: int
     lanes_offset: int
     page_bytes: int
@@ -70,12 +70,15 @@ class RegionLayout:
     lane_bytes: int
     lane_state_at: int
     lane_uid_at: int
+    mark_bytes: int
+    version_at: int
+    discount_at: int
     policy_version_at: int
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> RegionLayout:
         """From the geometry of a table (`CoreTable.geometry`, or the same numbers read from a region's header)."""
-        page, lane, header = (facts["structs"][name] for name in ("page", "lane", "header"))
+        page, lane, mark, header = (facts["structs"][name] for name in ("page", "lane", "mark", "header"))
         same: tuple[str, ...] = (
             "page_len",
             "slot_bits",
@@ -87,7 +90,7 @@ class RegionLayout:
             "max_lanes",
         )
         same += ("record_stride", "frame_bytes", "slab_bytes", "slabs_offset", "tail_words")
-        same += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "lanes_offset")
+        same += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "marks_offset", "lanes_offset")
         return cls(
             **{name: int(facts[name]) for name in same},
             page_shift=int(facts["page_len"]).bit_length() - 1,
@@ -106,6 +109,9 @@ class RegionLayout:
             lane_bytes=int(lane["num_bytes"]),
             lane_state_at=int(lane["state"]),
             lane_uid_at=int(lane["uid"]),
+            mark_bytes=int(mark["num_bytes"]),
+            version_at=int(mark["policy_version"]),
+            discount_at=int(mark["discount"]),
             policy_version_at=int(header["policy_version"]),
         )
 

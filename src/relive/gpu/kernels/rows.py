@@ -139,9 +139,8 @@ def fill_derived(
         record = page_record(region, slot >> LAYOUT.page_shift, LAYOUT)
         uid = load_int64(record + LAYOUT.page_lane_uid_at, ready)
         tl.store(lane.to(tl.pointer_type(tl.int64)) + item, uid, mask=ready)
-    base = tl.load(field(windows, count, BASE) + item, mask=ready, other=0)
-    header = region + base + (slot & (LAYOUT.page_len - 1)) * LAYOUT.record_stride
-    version = load_int32(header + 4, ready).to(tl.int64) & 0xFFFFFFFF
+    mark = region + LAYOUT.marks_offset + slot * LAYOUT.mark_bytes
+    version = load_int32(mark + LAYOUT.version_at, ready).to(tl.int64) & 0xFFFFFFFF
     if policy_version is not None:
         tl.store(policy_version.to(tl.pointer_type(tl.int64)) + item, version, mask=ready)
     if staleness is not None:

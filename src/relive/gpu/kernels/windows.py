@@ -222,17 +222,19 @@ def walk_windows(
         is_step = (row < tl.where(behind, next_step_end, step_end)) & ~is_tail(region, row_page, row, walking, LAYOUT)
         walking = walking & (is_step | (at == offset))
         frame = region + tl.where(behind, next_base, base)
-        header = frame + row * LAYOUT.record_stride
-        step_and_ends = load_int32(header, walking)
-        discount = load_float32(header + 8, walking).to(tl.float64)
-        episode_step = tl.where(at == offset, (step_and_ends & 0x3FFFFFFF).to(tl.int64), episode_step)
+        head = load_int32(frame + row * LAYOUT.record_stride, walking)
+        has_own = (head & 0x20000000) != 0
+        mark = region + LAYOUT.marks_offset + (row_page * LAYOUT.page_len + row) * LAYOUT.mark_bytes
+        usual = tl.where(head < 0, 0.0, 1.0)
+        discount = tl.where(has_own, load_float32(mark + LAYOUT.discount_at, walking & has_own), usual).to(tl.float64)
+        episode_step = tl.where(at == offset, (head & 0x1FFFFFFF).to(tl.int64), episode_step)
         if NEEDS.reward_offset >= 0:
             cell = frame + NEEDS.reward_offset + row * NEEDS.reward_stride
             reward = _load_reward(cell, walking, NEEDS)
             reward_sum = tl.where(walking, reward_sum + product * reward, reward_sum)
         product = tl.where(walking, product * (gamma * discount), product)
         num_steps = num_steps + walking.to(tl.int64)
-        bits = tl.where(step_and_ends < 0, 1, 0) | ((step_and_ends >> 29) & 2)
+        bits = tl.where(head < 0, 1, 0) | ((head >> 29) & 2)
         ends = tl.where(walking, bits.to(tl.int64), ends)
         walking = walking & (bits == 0)
 
