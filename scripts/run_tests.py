@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,40 +93,64 @@ def pytest_step(name: str, python: str, arguments: list[str], environment: dict[
     return run_command(name, [python, "-m", "pytest", "-q", *arguments], environment)
 
 
-def in_own_environment(name: str, kind: str, version: str, folder: str, environment: dict[str, str]) -> Outcome:
-    """Sets an environment without the learning stack up and runs the tests of package and core in it."""
-    if kind == "core":
-        found = subprocess.run(["scripts/find_python.sh", version], cwd=ROOT, capture_output=True, text=True)
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """One without the learning stack, in which the tests of package and core run once more."""
+
+    name: str
+    kind: str  # of scripts/setup.sh
+    version: str
+    folder: str
+    variables: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+PORTABLE = Environment(
+    "portable build (LocalMemory only)", "portable", "3.11", ".venv-portable", {"RELIVE_TEST_PORTABLE": "1"}
+)
+
+
+def other_python(version: str) -> Environment:
+    return Environment(f"package and core, Python {version}", "core", version, f".venv-{version}")
+
+
+def set_up(environment: Environment) -> Outcome:
+    """Runs beside other steps, behind them where they want the processor; says something only where it fails."""
+    name, start = f"{environment.name}, set-up", time.monotonic()
+    if environment.kind == "core":
+        found = subprocess.run(
+            ["scripts/find_python.sh", environment.version], cwd=ROOT, capture_output=True, text=True
+        )
         if found.returncode != 0:
-            print(f"\n--- {name}: skipped. {found.stderr.strip()}", flush=True)
             return Outcome(name, skipped=1, remark="skipped: " + found.stderr.strip().splitlines()[0])
-        print(f"\n--- {name}: found {found.stdout.strip()}", flush=True)
-    built = run_command(f"{name}, set-up", ["scripts/setup.sh", kind, version, folder])
-    if built.failed:
-        return dataclasses.replace(built, name=name, remark="set-up failed")
-    outcome = pytest_step(
-        name, f"{folder}/bin/python", ["-p", "no:cacheprovider", "-m", "not soak", *CORE_TESTS], environment
-    )
-    outcome.seconds += built.seconds
-    return outcome
+    command = ["nice", "-n", "15", "scripts/setup.sh", environment.kind, environment.version, environment.folder]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    seconds = time.monotonic() - start
+    if done.returncode == 0:
+        return Outcome(name, passed=1, seconds=seconds)
+    print(f"\n--- {name} failed:\n{done.stdout}{done.stderr}", flush=True)
+    return Outcome(name, failed=1, seconds=seconds, remark="set-up failed")
+
+
+def tests_in(environment: Environment, preparing: Future[Outcome]) -> Outcome:
+    prepared = preparing.result()
+    if prepared.failed or prepared.skipped:
+        print(f"\n--- {environment.name}: {prepared.remark}", flush=True)
+        return dataclasses.replace(prepared, name=environment.name)
+    arguments = ["-p", "no:cacheprovider", "-m", "not soak", *CORE_TESTS]
+    return pytest_step(environment.name, f"{environment.folder}/bin/python", arguments, environment.variables)
 
 
 def all_steps(others: list[str], quick: bool) -> list[Outcome]:
-    outcomes = lint_steps()
-    outcomes.append(pytest_step("tests, Python 3.11", sys.executable, ["-m", "not soak", "tests"]))
     if quick:
-        return outcomes
-    for version in others:
-        outcomes.append(
-            in_own_environment(f"package and core, Python {version}", "core", version, f".venv-{version}", {})
-        )
-    outcomes.append(run_command("C++ tests", [sys.executable, "scripts/cpp_tests.py", "unit"]))
-    outcomes.append(run_command("C++ tests, portable build", [sys.executable, "scripts/cpp_tests.py", "portable"]))
-    outcomes.append(
-        in_own_environment(
-            "portable build (LocalMemory only)", "portable", "3.11", ".venv-portable", {"RELIVE_TEST_PORTABLE": "1"}
-        )
-    )
+        return [*lint_steps(), pytest_step("tests, Python 3.11", sys.executable, ["-m", "not soak", "tests"])]
+    environments = [*(other_python(version) for version in others), PORTABLE]
+    with ThreadPoolExecutor(1) as beside:  # one after the other: two of them may share a wheel
+        preparing = {environment.name: beside.submit(set_up, environment) for environment in environments}
+        outcomes = lint_steps()
+        outcomes.append(pytest_step("tests, Python 3.11", sys.executable, ["-m", "not soak", "tests"]))
+        outcomes.append(run_command("C++ tests", [sys.executable, "scripts/cpp_tests.py", "unit"]))
+        outcomes.append(run_command("C++ tests, portable build", [sys.executable, "scripts/cpp_tests.py", "portable"]))
+        outcomes += [tests_in(environment, preparing[environment.name]) for environment in environments]
     return outcomes
 
 

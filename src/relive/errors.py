@@ -392,11 +392,12 @@ class InUse(ReliveError, OSError):
 
 @final
 class SystemFailure(ReliveError, OSError):
-    """A call to the operating system failed. what names the call, errno is what it left."""
+    """A call to the operating system failed. what names the call, errno is what it left (0: nothing)."""
 
     def __init__(self, what: str, errno: int = 0) -> None:
         self.what = what
-        super().__init__(f"{what} failed: {os.strerror(errno)} (errno {errno})")
+        reason = f"{os.strerror(errno)} (errno {errno})" if errno else "the system left no error number"
+        super().__init__(f"{what} failed: {reason}")
         self.errno = int(errno)
 
 

@@ -89,6 +89,7 @@ def test_errors_are_also_what_python_programs_catch() -> None:
     assert issubclass(errors.NameTaken, FileExistsError)
     assert issubclass(errors.NoSuchTable, FileNotFoundError)
     assert errors.SystemFailure("mmap", 12).errno == 12
+    assert "Success" not in str(errors.SystemFailure("mmap"))
 
 
 def test_from_core_chooses_the_class_by_code() -> None:
