@@ -178,6 +178,12 @@ class WriterWorker final : public Worker {
     last.back() = ends && mode != 3;
     block.terminated = {reinterpret_cast<const std::byte*>(terminates ? last.data() : no.data()), 1, 0};
     block.truncated = {reinterpret_cast<const std::byte*>(terminates ? no.data() : last.data()), 1, 0};
+    std::vector<float> discounts(count);
+    for (uint32_t k = 0; k < count; ++k) discounts[k] = discount_of(lane.tag, lane.episode, lane.step + k);
+    if (ends && mode == 3 && terminates) discounts.back() = 0.5f;  // end_episode makes it 0
+    if (gives_discounts(lane.tag, lane.episode))
+      block.discount = {reinterpret_cast<const std::byte*>(discounts.data()), sizeof(float), 0};
+    writer_->set_policy_version(version_of(lane.tag, lane.episode));
     keys_.resize(count);
     return timed(kTimeout_s, "write", [&] { return writer_->write(block, kTimeout_s, keys_.data()); });
   }

@@ -118,6 +118,16 @@ inline uint32_t mode_of(uint64_t tag, uint32_t episode) { return static_cast<uin
 inline float reward_of(uint64_t tag, uint32_t episode, uint32_t step) {
   return static_cast<float>(static_cast<int64_t>(mix(tag * 43 + episode * 64 + step) % 65) - 32);
 }
+// Some episodes give a discount with each step, the others leave it to the table.
+inline bool gives_discounts(uint64_t tag, uint32_t episode) { return mix(tag * 47 + episode) % 3 == 0; }
+inline float discount_of(uint64_t tag, uint32_t episode, uint32_t step) {
+  if (is_terminated(tag, episode) && step + 1 == length_of(tag, episode)) return 0.0f;
+  if (!gives_discounts(tag, episode)) return 1.0f;
+  return 1.0f / static_cast<float>(1u << mix(tag * 53 + episode * 64 + step) % 4);
+}
+inline int64_t version_of(uint64_t tag, uint32_t episode) {
+  return static_cast<int64_t>(mix(tag * 59 + episode) % 1'000'000'007);
+}
 inline float priority_of(int64_t key) {
   return static_cast<float>(1 + mix(static_cast<uint64_t>(key)) % 1000) / 100.0f;
 }
@@ -134,9 +144,9 @@ struct Identity {
 class Batch final {
  public:
   Status prepare(Table* table, uint32_t index, size_t num_items) {
-    static const std::vector<std::string> kNames = {"state",     "next_state", "picture",     "next_picture",
-                                                    "step",      "reward",     "discount",    "terminated",
-                                                    "truncated", "num_steps",  "episode_step"};
+    static const std::vector<std::string> kNames = {"state",     "next_state", "picture",      "next_picture",
+                                                    "step",      "reward",     "discount",     "terminated",
+                                                    "truncated", "num_steps",  "episode_step", "policy_version"};
     RELIVE_RETURN_IF_ERROR(table->make_plan(index, kNames, &plan));
     n_step = table->region().header->indexes[index].n_step;
     for (const Output& output : plan.outputs) {
@@ -233,10 +243,11 @@ inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
   if (terminated != (at_end && terminates)) return name("terminated");
   if (at_end && truncated == terminates) return name("truncated");
   if (value<int64_t>(10, row) != who->step) return name("episode_step");
+  if (value<int64_t>(11, row) != version_of(who->tag, who->episode)) return name("policy_version");
   double sum = 0.0, product = 1.0;
   for (uint32_t k = 0; k < num_steps; ++k) {
     sum += product * reward_of(who->tag, who->episode, who->step + k);
-    product *= kGamma * (terminates && who->step + k + 1 == length ? 0.0 : 1.0);
+    product *= kGamma * static_cast<double>(discount_of(who->tag, who->episode, who->step + k));
   }
   if (value<float>(5, row) != static_cast<float>(sum)) return name("reward");
   if (value<float>(6, row) != static_cast<float>(product)) return name("discount");
