@@ -9,9 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Protocol, final
 
+from relive._closing import Closing
 from relive._core import CoreTable
 from relive.batch import Batch, Plan
 from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, TableClosed, WaitsForItself
@@ -71,7 +71,7 @@ class Sampled:
 
 
 @final
-class Batches:
+class Batches(Closing):
     """An iterator of batches that are drawn and gathered ahead; use it in a `with` block, which starts and stops it.
 
     Up to `prefetch` batches wait, drawn but counted as sampled only when handed out; closing gives the rest back to the
@@ -111,11 +111,6 @@ class Batches:
         _running.add(self)
         self._thread.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Batch]:
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from relive._casting import Normaliser, as_array
 from relive._checks import integer, timeout
+from relive._closing import Closing
 from relive._core import CoreTable
 from relive.errors import InvalidConfig, LaneError, MissingColumn, RequestTooLarge, SpecError, UnknownColumn
 from relive.spec import StepSpec, groups_of, spread
@@ -26,7 +26,7 @@ _MAX_REMEMBERED = 64
 
 
 @final
-class Writer:
+class Writer(Closing):
     """Lanes of a table, one an environment; made by table.writer(num_lanes). Used by one thread at a time.
 
     num_lanes None: one lane, arrays have no lane axis. Else arrays are [L, ...], or [M, ...] beside lanes= that names M
@@ -177,14 +177,6 @@ class Writer:
     def close(self) -> None:
         """Cuts the lanes and gives them back. Closing twice is harmless."""
         self._core.close()
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"

@@ -17,12 +17,13 @@ SOURCE = ROOT / "src" / "relive"
 FLOORS: list[set[str]] = [
     {"_error_base"},
     {"errors"},
-    {"_checks"},
+    {"_checks", "_closing"},
     {"spec", "_spaces", "_casting"},
     {"protocol"},
     {"items", "samplers", "limiters", "storage"},
     {"index", "capacity"},
     {"batch", "stats"},
+    {"handle"},
     {"writer", "prefetch", "planned"},
     {"table"},
     {"service"},
@@ -34,7 +35,19 @@ FLOORS: list[set[str]] = [
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}, {"writer", "prefetch"}, {"train", "agents"}]
-CORE_USERS = {"batch", "writer", "prefetch", "planned", "table", "open", "_casting", "index", "gpu", "service"}
+CORE_USERS = {
+    "batch",
+    "writer",
+    "prefetch",
+    "planned",
+    "handle",
+    "table",
+    "open",
+    "_casting",
+    "index",
+    "gpu",
+    "service",
+}
 
 
 def modules() -> list[Path]:

@@ -6,7 +6,6 @@ import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, final
 
 import numpy as np
@@ -15,6 +14,7 @@ import triton
 
 from relive._casting import as_keys
 from relive._checks import integer, timeout
+from relive._closing import Closing
 from relive.batch import Plan
 from relive.errors import DtypeMismatch, ForeignKey, InvalidConfig, ShapeMismatch, TableClosed
 from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
@@ -33,7 +33,7 @@ _MAX_ITEMS = 2**31 - 1
 
 
 @final
-class DeviceReader:
+class DeviceReader(Closing):
     """Draws and gathers a table's items on a device, by kernels over the table's own memory.
 
     table: a Table of this process. A shared one is attached to once more, so reader and table may close in any order;
@@ -134,14 +134,6 @@ class DeviceReader:
         self._view.close()
         if self._owned is not None:
             self._owned.close()
-
-    def __enter__(self) -> DeviceReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"DeviceReader({self._table!r}, {str(self._device)!r})"

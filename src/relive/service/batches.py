@@ -8,9 +8,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, cast, final
 
+from relive._closing import Closing
 from relive.batch import Batch, Plan
 from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, ReliveError, ServiceUnavailable, TableClosed
 from relive.service import wire
@@ -26,7 +26,7 @@ _MAX_ASKED = 16  # requests under way; the answers wait in the transport
 
 
 @final
-class RemoteBatches:
+class RemoteBatches(Closing):
     """An iterator of batches that are drawn, gathered and sent ahead; use it in a `with` block.
 
     Up to `prefetch` batches are asked for or wait here, counted as sampled only when handed out; closing gives the rest
@@ -64,11 +64,6 @@ class RemoteBatches:
         self._process = os.getpid()
         self._thread.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Batch]:
         return self

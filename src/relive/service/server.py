@@ -11,11 +11,11 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, final
 
 import pyarrow.flight as flight
 
+from relive._closing import Closing
 from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavailable
 from relive.service import wire
 from relive.service.address import parse_server
@@ -47,7 +47,7 @@ def serve(tables: Mapping[str, Table], address: str, options: ServerOptions | No
 
 
 @final
-class Server:
+class Server(Closing):
     """A running service; made by serve(). Owner of the listening socket and of every stream."""
 
     def __init__(self, tables: Mapping[str, Table], address: str, options: ServerOptions) -> None:
@@ -108,14 +108,6 @@ class Server:
             stopper.join(0.02)
         self._thread.join(1.0)
         _running.discard(self)
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.num_streams} streams"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy.typing as npt
 
 from relive._checks import integer, timeout
+from relive._closing import Closing
 from relive._core import CoreTable
 from relive.protocol import ReplayWriter
 from relive.service.blocks import StreamedKeys
@@ -22,7 +22,7 @@ __all__ = ["StreamingWriter"]
 
 
 @final
-class StreamingWriter:
+class StreamingWriter(Closing):
     """Lanes over there; made by table.writer(num_lanes, streaming=Streaming()). Used by one thread at a time.
 
     append, extend and end_episode check and copy what they are given, and return at once; what is wrong with shapes,
@@ -101,14 +101,6 @@ class StreamingWriter:
     def close(self) -> None:
         """Waits until everything is stored, at most 10 s, then cuts the lanes. Raises Unacknowledged; once."""
         self._writer.close()
-
-    def __enter__(self) -> StreamingWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"StreamingWriter(num_lanes={self.num_lanes}, {'closed' if self.closed else 'open'})"

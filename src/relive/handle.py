@@ -1,0 +1,281 @@
+"""What every handle on a table does with the core below it, wherever that core is."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relive import _core
+from relive._casting import as_array, as_buffers, as_keys
+from relive._checks import integer, timeout
+from relive._closing import Closing
+from relive.batch import Batch, Columns, Draw, Plan
+from relive.errors import FormatMismatch, InvalidConfig, RequestTooLarge, ShapeMismatch, TableClosed, UnknownColumn
+from relive.index import Index
+from relive.limiters import SamplesPerInsert
+from relive.spec import DERIVED_NAMES, StepSpec
+from relive.stats import TableStats, table_stats
+
+__all__ = ["METADATA_VERSION", "TableHandle"]
+
+METADATA_VERSION = 1
+_MAX_PLANS = 256
+_MAX_ITEMS = 2**31 - 1
+_INT64 = np.dtype(np.int64)
+
+
+class TableHandle(Closing):
+    """Reads and changes a table through its core: a region of this machine's memory, or messages to another machine.
+
+    A subclass says where the core comes from, who writes, and what runs ahead. Any number of threads.
+    """
+
+    def _bind(
+        self,
+        core: _core.CoreTable,
+        spec: StepSpec,
+        indexes: dict[str, Index],
+        capacity: int,
+        timeout_s: float,
+        stream: int,
+    ) -> None:
+        self._core = core
+        self._core_sample = core.sample
+        self._spec = spec
+        self._indexes = indexes
+        self._index_names = tuple(indexes)
+        self._capacity = capacity
+        self._timeout_s = timeout_s
+        self._stream = stream
+        self._plans: dict[tuple[str | None, tuple[str, ...] | None], Plan] = {}
+        self._default_plan = self._plan(None, None)
+
+    def _bind_to(self, core: _core.CoreTable, stream: int, timeout_s: float | None) -> None:
+        # To a core that is open already: what the table is comes from its metadata. Closes it where that is foreign.
+        metadata = json.loads(core.metadata)
+        if metadata.get("version") != METADATA_VERSION:
+            core.close()
+            raise FormatMismatch("metadata version", METADATA_VERSION, metadata.get("version"))
+        self._bind(
+            core,
+            StepSpec.from_json(metadata["spec"]),
+            {name: Index.from_dict(parts) for name, parts in metadata["indexes"].items()},
+            int(metadata["capacity"]),
+            float(metadata["timeout_s"]) if timeout_s is None else timeout_s,
+            stream,
+        )
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        num_items: int,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        *,
+        index: str | None = None,
+    ) -> Batch:
+        """Draws num_items items with replacement and gathers them, in random order: any slice is a fair sub-batch.
+
+        columns: names ('a/b' and groups too) of declared columns, next_<state>, discount, terminated, truncated,
+        episode_step, first, lane, policy_version, staleness, num_steps; None: all declared, next_<state> and discount.
+        Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded,
+        WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
+        """
+        plan = self._default_plan if columns is None and index is None else self._plan(index, columns)
+        if type(num_items) is not int or not 0 < num_items <= _MAX_ITEMS:
+            num_items = integer("num_items", num_items, 1, _MAX_ITEMS)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        try:
+            arrays, keys, probabilities, num_live = self._core_sample(plan.core, num_items, seconds, False)
+        except RequestTooLarge as error:
+            raise self._explained(error, index) from None
+        return Batch(plan.columns, arrays, keys, probabilities, num_live)
+
+    def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> Draw:
+        """Draws without moving data; blocks and counts as sample does. gather(draw) brings the rows."""
+        number = self._index_number(index)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        try:
+            keys, probabilities, num_live = self._core.draw(
+                number, integer("num_items", num_items, 1, _MAX_ITEMS), seconds
+            )
+        except RequestTooLarge as error:
+            raise self._explained(error, index) from None
+        return Draw(keys, probabilities, num_live, self._index_names[number])
+
+    def gather(
+        self,
+        items: Draw | npt.ArrayLike,
+        columns: Sequence[str] | None = None,
+        out: Mapping[str, npt.NDArray[Any]] | None = None,
+        *,
+        index: str | None = None,
+    ) -> Batch:
+        """The columns of a Draw, or of keys int64[B]. Never waits for the limiter and never counts.
+
+        batch.present[B] says which were still there. out: an earlier batch or {flat name: array} whose memory is used
+        again. Raises ForeignKey, ShapeMismatch, DtypeMismatch, UnknownColumn, TableClosed.
+        """
+        drawn = items if isinstance(items, Draw) else None
+        if index is None and drawn is not None:
+            index = drawn.index
+        plan = self._plan(index, columns)
+        keys = drawn.item_keys if drawn is not None else as_keys(items)
+        buffers = None if out is None else as_buffers(out, plan.core.outputs, len(keys))
+        arrays, present = self._core.gather(plan.core, keys, buffers)
+        if drawn is None:
+            return Batch(plan.columns, arrays, keys, None, 0, present)
+        return Batch(plan.columns, arrays, keys, drawn.probabilities, drawn.num_live_items, present)
+
+    # ---- changing what is there ------------------------------------------------------------------------------------
+
+    def update_priorities(self, item_keys: npt.ArrayLike, priorities: Any, *, index: str | None = None) -> int:
+        """Sets priorities [B] (finite, >= 0, taken as given) of items [B]; returns how many were still there.
+
+        The last of duplicates wins. Torch tensors are taken too. All are checked before the first is applied: raises
+        InvalidPriority, ForeignKey, ShapeMismatch, NoPriorities, ReadOnly, TableClosed.
+        """
+        if not isinstance(item_keys, np.ndarray) or item_keys.dtype is not _INT64:
+            item_keys = as_keys(item_keys)
+        if not isinstance(priorities, np.ndarray):
+            priorities = as_array("priorities", priorities)
+        if priorities.shape != item_keys.shape or priorities.ndim != 1:
+            raise ShapeMismatch("priorities", item_keys.shape, priorities.shape)
+        number = 0 if index is None else self._index_number(index)
+        return self._core.update_priorities(number, item_keys, priorities)
+
+    def delete(self, item_keys: npt.ArrayLike) -> int:
+        """Removes these steps from every index at once; returns how many were there. Raises ForeignKey, ReadOnly."""
+        return self._core.delete(as_keys(item_keys))
+
+    def clear(self) -> None:
+        """Removes all steps; lanes, priorities' maximum and counters go on. Raises ReadOnly, TableClosed."""
+        self._core.clear()
+
+    def set_policy_version(self, version: int) -> None:
+        """The learner's version (0 to 2**32 - 1): rows are stamped with it, staleness is counted from it."""
+        self._core.set_policy_version(integer("version", version, 0, 2**32 - 1))
+
+    # ---- looking at it ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Live steps. Raises TableClosed."""
+        return self._open_core().num_steps()
+
+    def num_items(self, index: str | None = None) -> int:
+        """Live items of an index: those that can be drawn. Raises TableClosed."""
+        return self._open_core().num_items(self._index_number(index))
+
+    def stats(self) -> TableStats:
+        """Sizes and counters at this moment, over all processes. Raises TableClosed."""
+        return table_stats(self._core.stats(), self._index_names)
+
+    def check(self) -> None:
+        """Raises CheckFailed where an invariant is broken. Locks the table for a pass over all of it."""
+        self._core.check()
+
+    @property
+    def spec(self) -> StepSpec:
+        """What a step holds."""
+        return self._spec
+
+    @property
+    def indexes(self) -> dict[str, Index]:
+        """{name: Index}, the first being the default of reading calls."""
+        return dict(self._indexes)
+
+    @property
+    def capacity(self) -> int:
+        """Steps that are kept."""
+        return self._capacity
+
+    @property
+    def timeout_s(self) -> float:
+        """The default deadline of this handle's calls."""
+        return self._timeout_s
+
+    @property
+    def policy_version(self) -> int:
+        """What set_policy_version set last. Raises TableClosed."""
+        return self._open_core().policy_version
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._core.closed
+
+    # ---- the handle ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the use of this handle. Closing twice is harmless."""
+
+    # ---- plans -----------------------------------------------------------------------------------------------------
+
+    def _open_core(self) -> _core.CoreTable:
+        # For the reads that the core answers without counting the caller in.
+        if self._core.closed:
+            raise TableClosed()
+        return self._core
+
+    def _ahead(
+        self, num_items: int, prefetch: int, columns: Sequence[str] | None, timeout_s: float | None, index: str | None
+    ) -> tuple[Plan, int, int, float]:
+        """What batches() was asked for, checked: plan, items a batch, batches ahead, seconds."""
+        plan = self._plan(index, columns)
+        count = integer("num_items", num_items, 1, _MAX_ITEMS)
+        limiter = self._indexes[self._index_names[plan.number]].limiter
+        if isinstance(limiter, SamplesPerInsert) and count > limiter.window:
+            raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        return plan, count, integer("prefetch", prefetch, 1), seconds
+
+    def _index_number(self, name: str | None) -> int:
+        if name is None:
+            return 0
+        if name not in self._index_names:
+            raise InvalidConfig("index", " or ".join(map(repr, self._index_names)), name)
+        return self._index_names.index(name)
+
+    def _plan(self, index: str | None, columns: Sequence[str] | None) -> Plan:
+        asked = None if columns is None else ((columns,) if isinstance(columns, str) else tuple(columns))
+        plan = self._plans.get((index, asked))
+        if plan is None:
+            number = self._index_number(index)
+            names = self._default_columns() if asked is None else self._expanded(asked)
+            plan = Plan(self._core.plan(number, list(names)), Columns(names, self._spec), number)
+            if len(self._plans) < _MAX_PLANS:
+                self._plans[index, asked] = plan
+        return plan
+
+    def _default_columns(self) -> tuple[str, ...]:
+        spec = self._spec
+        return (*spec.columns, *(f"next_{name}" for name in spec.state_columns), "discount")
+
+    def _expanded(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        spec = self._spec
+        states = tuple(f"next_{name}" for name in spec.state_columns)
+        known = (*spec.columns, *states, "discount", "terminated", "truncated", *DERIVED_NAMES)
+        flat: dict[str, None] = {}
+        for name in names:
+            matches = [one for one in known if one == name or one.startswith(f"{name}/")]
+            if not matches:
+                raise UnknownColumn(str(name), known)
+            flat.update(dict.fromkeys(matches))
+        return tuple(flat)
+
+    def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
+        """The same error with the limiter's arithmetic: of the index named, else of the narrowest one."""
+        paced = [one.limiter for one in self._indexes.values() if isinstance(one.limiter, SamplesPerInsert)]
+        if index is not None:
+            paced = [limiter for limiter in paced if limiter is self._indexes[index].limiter]
+        if not paced:
+            return error
+        narrowest = min(paced, key=lambda limiter: limiter.window)
+        return RequestTooLarge(error.requested, error.window, narrowest.arithmetic())
