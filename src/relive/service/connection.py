@@ -22,6 +22,7 @@ from relive.service.address import parse_table
 from relive.service.exchange import Exchange, StreamBroken, Watch
 from relive.service.memory import keep_freed_memory
 from relive.service.packing import Packing
+from relive.service.transport import with_few_wakeups
 from relive.service.wire import Bytes
 
 __all__ = ["MIN_REPLY_S", "Answer", "Connection", "cutoff", "server_wait"]
@@ -32,6 +33,8 @@ _OPTIONS = [
     # Windows and frames as large as batches are; without them large bodies come at about half the speed.
     ("grpc.http2.lookahead_bytes", 16 << 20),
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
+    # The window is wide enough: no pings between batches to find out how wide it should be.
+    ("grpc.http2.bdp_probe", 0),
     # A connection of its own, tried again soon: the default is to wait longer and longer, up to two minutes.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.min_reconnect_backoff_ms", 1000),
@@ -173,7 +176,9 @@ class Connection:
         with self._changed:
             if self._client is None:
                 keep_freed_memory()
-                self._client = flight.FlightClient(self._location, generic_options=_OPTIONS)
+                self._client = with_few_wakeups(
+                    lambda: flight.FlightClient(self._location, generic_options=_OPTIONS)
+                )
             client = self._client
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         writer, reader = client.do_exchange(descriptor)

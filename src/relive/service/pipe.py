@@ -15,9 +15,12 @@ from relive.service.wire import Bytes, decode, encode
 
 __all__ = ["BODY", "CHUNK_BYTES", "SMALL_BYTES", "Pipe", "StreamBroken", "packed"]
 
-BODY = pa.schema([pa.field("body", pa.uint8(), nullable=False)])
+_BYTES = pa.uint8()
+BODY = pa.schema([pa.field("body", _BYTES, nullable=False)])
 SMALL_BYTES = 256 << 10  # up to here a body rides in the message itself: one write instead of several
-CHUNK_BYTES = 4 << 20
+# A chunk is copied out of the transport while the next one arrives, and lies in a core's cache meanwhile. Larger ones
+# wait for each other, smaller ones cost more wake-ups than they hide (measured: 256 KiB 1.4 times the CPU of 512).
+CHUNK_BYTES = 512 << 10
 StreamBroken = (flight.FlightError, pa.ArrowException, OSError)  # what a read or write of a broken stream raises
 
 
@@ -84,9 +87,14 @@ class Pipe:
         if not self._has_begun:
             self._writer.begin(BODY)
             self._has_begun = True
-        self.send({**header, "follow_bytes": num_bytes})
+        message: bytes | None = encode({**header, "body_bytes": num_bytes})
         for buffer in buffers:
             for start in range(0, buffer.size, CHUNK_BYTES):
                 part = buffer.slice(start, min(CHUNK_BYTES, buffer.size - start))
-                column = pa.Array.from_buffers(pa.uint8(), part.size, [None, part])
-                self._writer.write_batch(pa.RecordBatch.from_arrays([column], schema=BODY))
+                column = pa.Array.from_buffers(_BYTES, part.size, [None, part])
+                batch = pa.RecordBatch.from_arrays([column], schema=BODY)
+                if message is None:
+                    self._writer.write_batch(batch)
+                else:
+                    self._writer.write_with_metadata(batch, message)
+                    message = None
