@@ -176,9 +176,7 @@ class Connection:
         with self._changed:
             if self._client is None:
                 keep_freed_memory()
-                self._client = with_few_wakeups(
-                    lambda: flight.FlightClient(self._location, generic_options=_OPTIONS)
-                )
+                self._client = with_few_wakeups(lambda: flight.FlightClient(self._location, generic_options=_OPTIONS))
             client = self._client
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         writer, reader = client.do_exchange(descriptor)
