@@ -43,7 +43,7 @@ _OPTIONS = [
 ]
 
 
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for the end of the interpreter, as in server.py
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for forks, and the end of the interpreter as in server.py
 
 
 class Answer(NamedTuple):
@@ -83,12 +83,10 @@ class Connection:
         self._watch = Watch()
         self._process = os.getpid()
         self.closed = False
+        self.is_foreign = (
+            False  # whether this is a forked child of the process that opened it: its streams are not ours
+        )
         _open.add(self)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this is a forked child of the process that opened the connection: its streams are not ours."""
-        return self._process != os.getpid()
 
     def check_process(self, what: str) -> None:
         """Raises ForkedHandle in a forked child."""
@@ -242,6 +240,14 @@ class Connection:
             streams, self._all, self._client = tuple(self._all), set(), None
         for stream in streams:
             stream.interrupt()
+
+
+def _note_fork() -> None:
+    for connection in list(_open):
+        connection.is_foreign = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 @atexit.register
