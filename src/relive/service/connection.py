@@ -95,10 +95,9 @@ class Connection:
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
-    def call(
-        self, header: dict[str, Any], parts: tuple[Any, ...], ends: float, packing: Packing | None, count: int
-    ) -> Answer:
-        """Sends one call and waits for its answer until `ends`. Raises what the server raised, ServiceUnavailable.
+    def call(self, op: str, message: bytes, ends: float, packing: Packing | None, count: int) -> Answer:
+        """Sends the message of a call and waits for its answer until `ends`. Raises what the server raised, and
+        ServiceUnavailable.
 
         A call that only looks is sent again where its stream broke, until `ends`; any other is never sent twice.
         """
@@ -107,7 +106,7 @@ class Connection:
             stream = self._take(ends)
             try:
                 stream.begin(ends)
-                stream.send(wire.encode(header, *parts))
+                stream.send(message)
                 told, body = stream.receive()
                 block = None
                 if packing is not None and "error" not in told:
@@ -115,7 +114,7 @@ class Connection:
                 stream.end()
             except StreamBroken as problem:
                 error = self.broken(stream, problem, start)
-                if header["op"] in _LOOKS and not stream.expired and not self.closed:
+                if op in _LOOKS and not stream.expired and not self.closed:
                     continue  # opening a stream again is what ends this, at `ends`
                 raise error from None
             except BaseException:
