@@ -83,9 +83,7 @@ class Connection:
         self._watch = Watch()
         self._process = os.getpid()
         self.closed = False
-        self.is_foreign = (
-            False  # whether this is a forked child of the process that opened it: its streams are not ours
-        )
+        self.is_foreign = False  # in a forked child of the process that opened it: its streams are not ours
         _open.add(self)
 
     def check_process(self, what: str) -> None:
