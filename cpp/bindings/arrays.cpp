@@ -1,5 +1,6 @@
 #include "arrays.hpp"
 
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -144,6 +145,51 @@ nb::object BatchBuffer::array(PyArray_Descr* descr, int num_dims, const npy_intp
     throw nb::python_error();
   }
   return nb::steal(made);
+}
+
+// The value of a numpy scalar whose type was checked. The stable ABI hides the scalars' structs.
+#ifdef Py_LIMITED_API
+#define RELIVE_SCALAR(value, kind, out) PyArray_ScalarAsCtype(value, out)
+#else
+#define RELIVE_SCALAR(value, kind, out) (*(out) = PyArrayScalar_VAL(value, kind))
+#endif
+
+bool take_scalar(PyObject* value, int type_number, ScalarRoom* room) {
+  if (type_number == NPY_FLOAT) {
+    if (PyArray_IsScalar(value, Float)) {
+      RELIVE_SCALAR(value, Float, &room->f4);
+      return true;
+    }
+    if (!PyFloat_Check(value)) return false;
+    const double wide = PyFloat_AsDouble(value);
+    room->f4 = static_cast<float>(wide);
+    return !std::isinf(room->f4) || std::isinf(wide);
+  }
+  if (type_number == NPY_DOUBLE && PyFloat_Check(value)) {
+    room->f8 = PyFloat_AsDouble(value);
+    return true;
+  }
+  if (type_number == NPY_BOOL) {
+    if (PyBool_Check(value)) {
+      room->u1 = value == Py_True;
+    } else if (PyArray_IsScalar(value, Bool)) {
+      RELIVE_SCALAR(value, Bool, &room->u1);
+    } else {
+      return false;
+    }
+    return true;
+  }
+  if (type_number == NPY_LONG) {
+    if (PyArray_IsScalar(value, Long)) {
+      RELIVE_SCALAR(value, Long, &room->i8);
+      return true;
+    }
+    if (!PyLong_CheckExact(value)) return false;
+    int overflow = 0;
+    room->i8 = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow == 0 && sizeof(long) == sizeof(int64_t);
+  }
+  return false;
 }
 
 nb::object new_array(int type_number, int num_dims, const npy_intp* dims, void** data) {

@@ -49,4 +49,16 @@ nb::object new_array(int type_number, int num_dims, const npy_intp* dims, void**
 // A C-contiguous array of exactly this type; a new reference, converted only where needed. Raises numpy's errors.
 nb::object as_contiguous(nb::handle value, int type_number);
 
+// Room for one value of any column's kind.
+union ScalarRoom {
+  double f8;
+  float f4;
+  int64_t i8;
+  int32_t i4;
+  uint8_t u1;
+};
+
+// A Python or numpy scalar of exactly the column's kind, into `room`. False: let normalise decide.
+bool take_scalar(PyObject* value, int type_number, ScalarRoom* room);
+
 }  // namespace relive::bindings

@@ -61,5 +61,6 @@ NB_MODULE(_core, module) {
   relive::bindings::bind_table(module);
   relive::bindings::bind_writer(module);
   relive::bindings::bind_device(module);
+  relive::bindings::bind_row_block(module);
   module.def("new_buffer", &relive::bindings::new_buffer, nanobind::arg("num_bytes"));
 }

@@ -1,6 +1,5 @@
 // CoreWriter: arrays and scalars in, rows out. Exact C-contiguous arrays and Python or numpy scalars are taken as they
 // are; everything else goes through the normalise callable, which converts or raises.
-#include <cmath>
 #include <cstring>
 
 #include "module.hpp"
@@ -16,14 +15,6 @@ struct Input {
   std::vector<npy_intp> dims;
   size_t num_bytes = 0;
   bool is_state = false;
-};
-
-union ScalarRoom {
-  double f8;
-  float f4;
-  int64_t i8;
-  int32_t i4;
-  uint8_t u1;
 };
 
 // Rows and lanes of one call. single: no lane axis; extend: a time axis.
@@ -54,52 +45,6 @@ bool matches(PyArrayObject* array, const Input& input, const Shape& shape, npy_i
   for (npy_intp dim : input.dims)
     if (dims[at++] != dim) return false;
   return true;
-}
-
-// The value of a numpy scalar whose type was checked. The stable ABI hides the scalars' structs.
-#ifdef Py_LIMITED_API
-#define RELIVE_SCALAR(value, kind, out) PyArray_ScalarAsCtype(value, out)
-#else
-#define RELIVE_SCALAR(value, kind, out) (*(out) = PyArrayScalar_VAL(value, kind))
-#endif
-
-// A Python or numpy scalar of exactly the column's kind, into `room`. False: let normalise decide.
-bool take_scalar(PyObject* value, int type_number, ScalarRoom* room) {
-  if (type_number == NPY_FLOAT) {
-    if (PyArray_IsScalar(value, Float)) {
-      RELIVE_SCALAR(value, Float, &room->f4);
-      return true;
-    }
-    if (!PyFloat_Check(value)) return false;
-    const double wide = PyFloat_AsDouble(value);
-    room->f4 = static_cast<float>(wide);
-    return !std::isinf(room->f4) || std::isinf(wide);
-  }
-  if (type_number == NPY_DOUBLE && PyFloat_Check(value)) {
-    room->f8 = PyFloat_AsDouble(value);
-    return true;
-  }
-  if (type_number == NPY_BOOL) {
-    if (PyBool_Check(value)) {
-      room->u1 = value == Py_True;
-    } else if (PyArray_IsScalar(value, Bool)) {
-      RELIVE_SCALAR(value, Bool, &room->u1);
-    } else {
-      return false;
-    }
-    return true;
-  }
-  if (type_number == NPY_LONG) {
-    if (PyArray_IsScalar(value, Long)) {
-      RELIVE_SCALAR(value, Long, &room->i8);
-      return true;
-    }
-    if (!PyLong_CheckExact(value)) return false;
-    int overflow = 0;
-    room->i8 = PyLong_AsLongLongAndOverflow(value, &overflow);
-    return overflow == 0 && sizeof(long) == sizeof(int64_t);
-  }
-  return false;
 }
 
 class CoreWriter final {

@@ -75,6 +75,26 @@ class CoreWriter:
     def num_lanes(self) -> int: ...
 
 @final
+class RowBlock:
+    """Rows gathered column by column until they are sent. cells: (name, dtype, shape of a row, lanes first)."""
+
+    def __init__(
+        self,
+        cells: list[tuple[str, str, tuple[int, ...]]],
+        capacity: int,
+        normalise: Normalise,
+        leading: tuple[int, ...],
+    ) -> None: ...
+    # The number of the row. Where a column is refused the block is as it was.
+    def put(self, columns: dict[str, Any]) -> int: ...
+    # [num_rows, *shape] of each cell, views that keep the memory.
+    def arrays(self) -> Arrays: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+
+@final
 class CoreTable:
     @property
     def metadata(self) -> bytes: ...

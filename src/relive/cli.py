@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import signal
 import sys
 import threading
@@ -156,8 +155,6 @@ def _serve(
 
     Tables that lie in shared memory already, as after a kill, are served on with what they hold.
     """
-    # Calls wake one thread instead of three without gRPC's event engine; read once, when gRPC starts.
-    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
     try:
         from relive.service import serve
         from relive.service.config import load_config

@@ -230,10 +230,13 @@ def test_use_after_fork_is_refused() -> None:
     with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
         with connect(server.address + "/t") as remote, remote.writer() as writer:
             streaming = remote.writer(streaming=Streaming())
+            waiting = remote.writer(streaming=Streaming(linger_s=30.0))
+            waiting.append(**step(0, 1))  # a block that the child finds open
             pid = os.fork()
             if pid == 0:
                 refused = 0
                 for call in (
+                    lambda: waiting.append(**step(1, 2)),
                     lambda: len(remote),
                     lambda: writer.append(**step(0)),
                     lambda: streaming.append(**step(0)),
@@ -243,9 +246,9 @@ def test_use_after_fork_is_refused() -> None:
                     except errors.ForkedHandle:
                         refused += 1
                 remote.close()
-                os._exit(7 if refused == 3 else 1)
+                os._exit(7 if refused == 4 else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-            assert len(remote) == 0
+            assert len(remote) == 1
 
 
 def wait_for_streams(server: Server, count: int) -> None:

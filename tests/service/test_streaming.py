@@ -123,6 +123,42 @@ def test_bad_input_raises_at_the_call_and_leaves_the_block_as_it_was(remote: Rem
         assert contents(remote, list(map(int, keys)))["action"] == [0, 1, 2]
 
 
+def test_rows_like_the_one_before_and_others_keep_their_order(remote: RemoteTable) -> None:
+    """Rows that only repeat the names of columns take a shorter way than the others."""
+    with remote.writer(streaming=SLOW) as writer:
+        keys = []
+        for number in range(12):
+            row: dict[str, Any] = step(number, number + 1)
+            if number % 4 == 1:
+                row["priority"] = 2.0
+            if number % 4 == 2:
+                row["timeout_s"] = 5.0
+            if number % 6 == 5:
+                row = {name: row[name] for name in reversed(row)}
+            keys.append(writer.append(**row))
+        keys.append(writer.append(**step(12, 13), priority=3.0))
+        with pytest.raises(errors.InvalidPriority):
+            writer.append(**step(13, 14), priority=-1.0)  # like the one before, and wrong
+        with pytest.raises(errors.MissingColumn):
+            writer.append(observation=state(12))
+        keys.append(writer.append(**step(13, 14)))
+        assert contents(remote, list(map(int, keys)))["action"] == list(range(14))
+        writer.close()
+        with pytest.raises(errors.WriterClosed):
+            writer.append(**step(14, 15))
+    assert len(remote) == 14
+    with remote.writer(num_lanes=2, streaming=SLOW) as writer:
+        rows = {"observation": np.zeros((2, 2)), "action": np.arange(2), "reward": np.zeros(2)}
+        rows["terminated"] = np.ones(2, bool)
+        half = {name: value[:1] for name, value in rows.items()}
+        sizes = [
+            len(writer.append(**half, lanes=[1])),
+            len(writer.append(**rows)),
+            len(writer.append(**half, lanes=[0])),
+        ]
+    assert sizes == [1, 2, 1] and len(remote) == 18
+
+
 def test_a_late_refusal_stores_what_came_before_and_nothing_after(remote: RemoteTable) -> None:
     with remote.writer(streaming=SLOW) as writer:
         good = [writer.append(**step(t, t + 1)) for t in range(5)]

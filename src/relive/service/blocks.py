@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from relive._core import RowBlock
 from relive.errors import Unacknowledged
 from relive.service.encoding import Operation, RowEncoder, check_priorities
 
@@ -18,14 +19,6 @@ __all__ = ["Block", "Part", "StreamedKeys", "whole_part"]
 Keys = npt.NDArray[np.int64]
 Lanes = npt.NDArray[np.int32]
 Signature = tuple[Any, ...]
-
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
-_SCALARS: dict[str, tuple[type, Any, Any]] = {
-    "f4": (float, -_FLOAT32_MAX, _FLOAT32_MAX),
-    "f8": (float, -math.inf, math.inf),
-    "i8": (int, -(1 << 63), (1 << 63) - 1),
-    "b1": (bool, False, True),
-}
 
 
 class Waits(Protocol):
@@ -58,31 +51,15 @@ def whole_part(owner: Waits, operation: Operation) -> Part:
     return Part(owner, operation, 1)
 
 
-class _Cell(NamedTuple):
-    """Where one column of a block goes: rows of an array or, where it holds scalars, a list, which is quicker."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]  # of one row, lanes first
-    rows: npt.NDArray[Any] | None
-    scalars: list[Any]
-    scalar: type | None  # a Python scalar of this type, from low to high, is taken as it is
-    low: Any
-    high: Any
-
-
-def _cell(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], capacity: int) -> _Cell:
-    scalar, low, high = _SCALARS.get(dtype.str[1:], (None, 0, 0))
-    rows = None if shape == () else np.empty((capacity, *shape), dtype)
-    return _Cell(name, dtype, shape, rows, [], scalar, low, high)
-
-
 @final
 class Block:
-    """Appends of one kind: the same columns, lanes, and deadline. A row is counted once all its cells are in."""
+    """Appends of one kind: the same columns, lanes, and deadline. A row is counted once all its cells are in.
 
-    __slots__ = ("_cells", "_encoder", "_lanes", "_leading", "_names", "capacity", "num_rows", "part", "signature",
-                 "timeout_s")  # fmt: skip
+    plain_names: the columns, where rows name no lanes, bring no priority and wait the writer's deadline; else None.
+    """
+
+    __slots__ = ("_encoder", "_lanes", "_leading", "_names", "_put", "_rows", "capacity", "num_rows", "part",
+                 "plain_names", "signature", "timeout_s")  # fmt: skip
 
     def __init__(
         self,
@@ -95,37 +72,28 @@ class Block:
     ) -> None:
         names: tuple[str, ...] = signature[0]
         leading = encoder.layout.leading(None, None if lanes is None else len(lanes))
-        cells = encoder.layout.cells
+        cells = [(name, encoder.layout.cells[name]) for name in names]
         self._encoder = encoder
         self._lanes = lanes
         self._names = names
         self._leading = leading
-        self._cells = [_cell(name, cells[name][0], leading + cells[name][1], capacity) for name in names]
+        self._rows = RowBlock(
+            [(name, dtype.str, leading + shape) for name, (dtype, shape) in cells], capacity, encoder.exact, leading
+        )
+        self._put = self._rows.put
         self.capacity = capacity
         self.num_rows = 0
         self.part = Part(owner, None, math.prod(leading))
+        self.plain_names: tuple[str, ...] | None = None
         self.signature = signature
         self.timeout_s = timeout_s
 
     def put(self, columns: dict[str, Any], priority: Any) -> StreamedKeys:
         """One row; raises as an append does, and then the block is as it was."""
-        row = self.num_rows
         if priority is not None:
             columns = {**columns, "priority": priority}
             check_priorities(self._encoder.exact("priority", priority, self._leading))
-        for name, dtype, shape, rows, scalars, scalar, low, high in self._cells:
-            value = columns[name]
-            if rows is not None:
-                if value.__class__ is np.ndarray and value.dtype == dtype and value.shape == shape:
-                    rows[row] = value
-                else:
-                    rows[row] = self._encoder.exact(name, value, self._leading)
-                continue
-            if value.__class__ is not scalar or not low <= value <= high:
-                value = self._encoder.exact(name, value, self._leading)[()]
-            if len(scalars) > row:  # of a row that was refused
-                del scalars[row:]
-            scalars.append(value)
+        row = self._put(columns)
         self.num_rows = row + 1
         return StreamedKeys(self.part, row * self.part.width, self._leading)
 
@@ -134,15 +102,11 @@ class Block:
         lanes, count = self._lanes, self.num_rows
         header = {"op": "append", "rows": count, "names": list(self._names)}
         header["lanes"] = None if lanes is None else len(lanes)
-        arrays = [
-            np.array(cell.scalars[:count], cell.dtype) if cell.rows is None else cell.rows[:count]
-            for cell in self._cells
-        ]
+        arrays = self._rows.arrays()
         part = self.part
         part.operation = Operation(header, arrays if lanes is None else [lanes, *arrays], (count, part.width))
         part.num_calls = count
         part.num_steps = count * part.width
-        self._cells = []
         return part
 
 

@@ -22,6 +22,7 @@ from relive.service.address import parse_table
 from relive.service.exchange import Exchange, StreamBroken, Watch
 from relive.service.memory import keep_freed_memory
 from relive.service.packing import Packing
+from relive.service.transport import with_few_wakeups
 from relive.service.wire import Bytes
 
 __all__ = ["MIN_REPLY_S", "Answer", "Connection", "cutoff", "server_wait"]
@@ -32,6 +33,8 @@ _OPTIONS = [
     # Windows and frames as large as batches are; without them large bodies come at about half the speed.
     ("grpc.http2.lookahead_bytes", 16 << 20),
     ("grpc.http2.max_frame_size", (16 << 20) - 1),
+    # The window is wide enough: no pings between batches to find out how wide it should be.
+    ("grpc.http2.bdp_probe", 0),
     # A connection of its own, tried again soon: the default is to wait longer and longer, up to two minutes.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.min_reconnect_backoff_ms", 1000),
@@ -40,7 +43,7 @@ _OPTIONS = [
 ]
 
 
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for the end of the interpreter, as in server.py
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for forks, and the end of the interpreter as in server.py
 
 
 class Answer(NamedTuple):
@@ -80,12 +83,8 @@ class Connection:
         self._watch = Watch()
         self._process = os.getpid()
         self.closed = False
+        self.is_foreign = False  # in a forked child of the process that opened it: its streams are not ours
         _open.add(self)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this is a forked child of the process that opened the connection: its streams are not ours."""
-        return self._process != os.getpid()
 
     def check_process(self, what: str) -> None:
         """Raises ForkedHandle in a forked child."""
@@ -94,10 +93,9 @@ class Connection:
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
-    def call(
-        self, header: dict[str, Any], parts: tuple[Any, ...], ends: float, packing: Packing | None, count: int
-    ) -> Answer:
-        """Sends one call and waits for its answer until `ends`. Raises what the server raised, ServiceUnavailable.
+    def call(self, op: str, message: bytes, ends: float, packing: Packing | None, count: int) -> Answer:
+        """Sends the message of a call and waits for its answer until `ends`. Raises what the server raised, and
+        ServiceUnavailable.
 
         A call that only looks is sent again where its stream broke, until `ends`; any other is never sent twice.
         """
@@ -106,7 +104,7 @@ class Connection:
             stream = self._take(ends)
             try:
                 stream.begin(ends)
-                stream.send(wire.encode(header, *parts))
+                stream.send(message)
                 told, body = stream.receive()
                 block = None
                 if packing is not None and "error" not in told:
@@ -114,7 +112,7 @@ class Connection:
                 stream.end()
             except StreamBroken as problem:
                 error = self.broken(stream, problem, start)
-                if header["op"] in _LOOKS and not stream.expired and not self.closed:
+                if op in _LOOKS and not stream.expired and not self.closed:
                     continue  # opening a stream again is what ends this, at `ends`
                 raise error from None
             except BaseException:
@@ -173,7 +171,7 @@ class Connection:
         with self._changed:
             if self._client is None:
                 keep_freed_memory()
-                self._client = flight.FlightClient(self._location, generic_options=_OPTIONS)
+                self._client = with_few_wakeups(lambda: flight.FlightClient(self._location, generic_options=_OPTIONS))
             client = self._client
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         writer, reader = client.do_exchange(descriptor)
@@ -239,6 +237,14 @@ class Connection:
             streams, self._all, self._client = tuple(self._all), set(), None
         for stream in streams:
             stream.interrupt()
+
+
+def _note_fork() -> None:
+    for connection in list(_open):
+        connection.is_foreign = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 @atexit.register

@@ -124,26 +124,30 @@ class Exchange:
         chunk = self._reader.read_chunk()
         if chunk.app_metadata is None:
             raise BadMessage("answer", "a message", "a record batch")
-        return wire.decode(chunk.app_metadata)
+        header, body = wire.decode(chunk.app_metadata)
+        return header, body if chunk.data is None else _bytes_of(chunk.data)
 
     def receive_block(self, header: Mapping[str, Any], body: Bytes, num_bytes: int) -> Bytes:
-        """The body of an answer of num_bytes in a pooled buffer, whether it came with the header or follows it."""
+        """The body of an answer of num_bytes in a pooled buffer; `body`, what came with the header, is its beginning.
+
+        Raises BadMessage, after which the stream is of no use, and what the server says went wrong in mid-answer.
+        """
+        told = header.get("body_bytes", len(body))
+        if told != num_bytes:
+            raise BadMessage("body of an answer", f"{num_bytes} bytes", told)
         block = new_buffer(max(num_bytes, 1))
-        follow = header.get("follow_bytes", len(body))
-        if follow != num_bytes:
-            raise BadMessage("body of an answer", f"{num_bytes} bytes", follow)
-        if "follow_bytes" not in header:
-            block[:num_bytes] = body
-            return block
         at = 0
-        while at < num_bytes:
-            part = self._reader.read_chunk().data
-            piece = np.frombuffer(part.column(0).buffers()[1], np.uint8)[: part.num_rows]
-            if len(piece) > num_bytes - at:
-                raise BadMessage("body of an answer", f"{num_bytes} bytes", at + len(piece))
-            block[at : at + len(piece)] = piece
-            at += len(piece)
-        return block
+        while True:
+            if len(body) > num_bytes - at:
+                raise BadMessage("body of an answer", f"{num_bytes} bytes", at + len(body))
+            block[at : at + len(body)] = body
+            at += len(body)
+            if at == num_bytes:
+                return block
+            chunk = self._reader.read_chunk()
+            if chunk.app_metadata is not None:
+                raise BadMessage("body of an answer", f"{num_bytes} bytes", "a message")
+            body = _bytes_of(chunk.data)
 
     def half_close(self, deadline: float) -> None:
         """Says that nothing more comes; another thread reads the stream to its end."""
@@ -179,3 +183,8 @@ class Exchange:
         self._watch.remove(self)
         with contextlib.suppress(*StreamBroken):
             self._writer.close()  # Arrow complains on stderr of writers that were never closed
+
+
+def _bytes_of(chunk: Any) -> Bytes:
+    """The bytes of a record batch of one column; a view."""
+    return np.frombuffer(chunk.column(0).buffers()[1], np.uint8)[: chunk.num_rows]

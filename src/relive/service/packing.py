@@ -64,10 +64,15 @@ class Packing:
         return [np.ndarray(shape, dtype, block, at) for shape, dtype, at in self._place(num_items).arrays]
 
     def lies_in_one_block(self, arrays: Sequence[npt.NDArray[Any]], num_items: int) -> bool:
-        """Whether these arrays already lie as arrays() would lay them."""
-        start = address_of(arrays[0])
-        placed = self._place(num_items).arrays
-        return all(address_of(array) == start + at for array, (_, _, at) in zip(arrays, placed, strict=True))
+        """Whether these arrays already lie as arrays() would lay them.
+
+        Arrays in order over one buffer of the core do, unless one of them or a gap has another size: then the last one
+        lies elsewhere.
+        """
+        first, last = arrays[0], arrays[-1]
+        if first.base is None or any(array.base is not first.base for array in arrays):
+            return False
+        return address_of(last) == address_of(first) + self._place(num_items).arrays[-1][2]
 
     def _place(self, num_items: int) -> _Placed:
         placed = self._placed

@@ -22,15 +22,18 @@ __all__ = ["RemoteCore", "RemotePlan"]
 Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
 
+_MAX_REQUESTS = 16  # of a plan, remembered as they are sent
+
 
 class RemotePlan(NamedTuple):
-    """What to gather from which index, and how answers lie."""
+    """What to gather from which index, and how answers lie. requests: messages by number of items and timeout_s."""
 
     number: int
     names: list[str]
     outputs: list[tuple[str, str, tuple[int, ...]]]
     sampled: Packing
     gathered: Packing
+    requests: dict[tuple[int, float], bytes]
 
 
 @final
@@ -57,14 +60,20 @@ class RemoteCore:
         header, _ = self._call({"op": "plan", "index": index, "names": names})
         outputs = [(str(name), str(dtype), tuple(shape)) for name, dtype, shape in header["outputs"]]
         typed = [Output(name, np.dtype(dtype), shape) for name, dtype, shape in outputs]
-        return RemotePlan(index, names, outputs, sampled(typed), gathered(typed))
+        return RemotePlan(index, names, outputs, sampled(typed), gathered(typed), {})
 
     def sample(
         self, plan: RemotePlan, num_items: int, timeout_s: float, hold: bool
     ) -> tuple[Arrays, Keys, npt.NDArray[np.float64], int]:
         """One batch. hold is what a stream of batches does; see RemoteBatches."""
-        header = {"op": "sample", "index": plan.number, "names": plan.names, "n": num_items}
-        told, block = self._call(header, (), timeout_s, plan.sampled, num_items)
+        after = self._after()
+        message = None if after else plan.requests.get((num_items, timeout_s))
+        if message is None:
+            header = {"op": "sample", "index": plan.number, "names": plan.names, "n": num_items}
+            message = self._encode(header, (), timeout_s, after)
+            if not after and len(plan.requests) < _MAX_REQUESTS:
+                plan.requests[num_items, timeout_s] = message
+        told, block = self.connection.call("sample", message, cutoff(timeout_s), plan.sampled, num_items)
         assert block is not None and not hold
         *arrays, keys, probabilities = plan.sampled.arrays(block, num_items)
         return arrays, keys, probabilities, told["live"]
@@ -184,10 +193,21 @@ class RemoteCore:
         packing: Packing | None = None,
         count: int = 0,
     ) -> Answer:
+        after = self._after()
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        message = self._encode(header, parts, seconds, after)
+        return self.connection.call(header["op"], message, cutoff(seconds), packing, count)
+
+    def _after(self) -> list[tuple[int, int]]:
         if self.connection.closed:
             raise TableClosed()
-        seconds = self.timeout_s if timeout_s is None else timeout_s
-        header["timeout_s"] = server_wait(seconds)
-        if self._writers and (after := self.after()):
+        return self.after() if self._writers else []
+
+    @staticmethod
+    def _encode(
+        header: dict[str, Any], parts: tuple[Any, ...], timeout_s: float, after: list[tuple[int, int]]
+    ) -> bytes:
+        header["timeout_s"] = server_wait(timeout_s)
+        if after:
             header["after"] = after
-        return self.connection.call(header, parts, cutoff(seconds), packing, count)
+        return wire.encode(header, *parts)

@@ -24,6 +24,7 @@ from relive.service.memory import keep_freed_memory
 from relive.service.options import ServerOptions
 from relive.service.pipe import Pipe, StreamBroken
 from relive.service.sessions import CallSession, HoldSession, Session
+from relive.service.transport import with_few_wakeups
 from relive.service.write_session import WriteSession
 from relive.table import Table
 
@@ -59,7 +60,9 @@ class Server(Closing):
         self._options = options
         self._hosted = {name: Hosted(name, table, self._closing) for name, table in tables.items()}
         try:
-            self._flight = _FlightServer(f"grpc://{host}:{port}", self._hosted, self._closing, options)
+            self._flight = with_few_wakeups(
+                lambda: _FlightServer(f"grpc://{host}:{port}", self._hosted, self._closing, options)
+            )
         except StreamBroken as problem:
             raise ServiceUnavailable(address, 0.0, str(problem)[:200]) from None
         self._address = f"grpc://{host}:{self._flight.port}"

@@ -36,6 +36,8 @@ class Session(ABC):
         self.pipe = pipe
         self.hosted = hosted
         self.options = options
+        self._planned_for: Header | None = None
+        self._planned: tuple[HostedPlan, int]
 
     def run(self) -> None:
         """Until the client ends the stream or is gone. An error is an answer, not an end."""
@@ -79,8 +81,12 @@ class Session(ABC):
         """Answers one message, or raises."""
 
     def _plan(self, header: Header) -> tuple[HostedPlan, int]:
-        number = wire.whole(header, "index", 0, 1 << 16)
-        return self.hosted.plan(number, header.get("names")), number
+        """The plan of a header, and the number of its index. One that came again was looked up already."""
+        if header is not self._planned_for:
+            number = wire.whole(header, "index", 0, 1 << 16)
+            self._planned = self.hosted.plan(number, header.get("names")), number
+            self._planned_for = header
+        return self._planned
 
 
 @final

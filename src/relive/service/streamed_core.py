@@ -78,12 +78,23 @@ class StreamedWriterCore(WriterCore):
             block = self._block
             if block is None or block.signature != signature:
                 block = self._new_block(signature, lanes, timeout_s)
+                if lanes is None and priority is None and timeout_s == self.timeout_s:
+                    block.plain_names = names
             keys = block.put(columns, priority)
+            self._look_at(block)
+            return keys
+
+    def append_alike(self, columns: dict[str, Any]) -> StreamedKeys | None:
+        """As append, where the open block is of these very columns and nothing else is asked; else None, and nothing
+        was done. A writer that is closed or failed has no open block, and a name that is in one was checked.
+        """
+        with self._lock:
+            block = self._block
+            if block is None or block.plain_names != tuple(columns) or self._connection.is_foreign:
+                return None
+            keys = block.put(columns, None)
             if block.num_rows == block.capacity:
-                self._seal()
-            elif block.num_rows == 1:
-                self._block_ends = time.monotonic() + self._streaming.linger_s
-                self._changed.notify_all()
+                self._look_at(block)
             return keys
 
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> StreamedKeys:
@@ -171,6 +182,14 @@ class StreamedWriterCore(WriterCore):
         block = Block(self._encoder, self, signature, kept, capacity, timeout_s)
         self._block = block
         return block
+
+    def _look_at(self, block: Block) -> None:
+        """After a row: a block that is full leaves, one that begins is noted by the sender."""
+        if block.num_rows == block.capacity:
+            self._seal()
+        elif block.num_rows == 1:
+            self._block_ends = time.monotonic() + self._streaming.linger_s
+            self._changed.notify_all()
 
     def _seal(self) -> None:
         block, self._block = self._block, None

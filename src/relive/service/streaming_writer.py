@@ -57,7 +57,8 @@ class StreamingWriter(Closing):
 
             timeout_s: how long the server may wait for the limiter with each of these steps, and this call for room.
             """
-            return self._writer.append(**columns)
+            keys = self._core.append_alike(columns)
+            return self._writer.append(**columns) if keys is None else keys
 
     def extend(
         self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,

@@ -19,6 +19,7 @@ from relive.errors import BadMessage, ReliveError, from_core
 
 __all__ = [
     "MAX_HEADER_BYTES",
+    "NOTHING",
     "VERSION",
     "Bytes",
     "arrays_of",
@@ -32,10 +33,11 @@ __all__ = [
     "whole",
 ]
 
-VERSION = 1
+VERSION = 2  # raised where messages of one version would be misread by another
 MAX_HEADER_BYTES = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
+NOTHING: Bytes = np.empty(0, np.uint8)
 _as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build an encoder each time
 
 
@@ -48,19 +50,20 @@ def encode(header: Mapping[str, Any], *parts: Any) -> bytes:
 
 def decode(message: Any) -> tuple[dict[str, Any], Bytes]:
     """The header and the body (a view) of a message. Raises BadMessage; allocates no more than came."""
-    view = np.frombuffer(message, np.uint8) if len(message) else np.empty(0, np.uint8)
+    view = memoryview(message)
     if len(view) < 4:
         raise BadMessage("message", "at least 4 bytes", len(view))
-    num_bytes = int.from_bytes(view[:4].tobytes(), "little")
+    num_bytes = int.from_bytes(view[:4], "little")
     if num_bytes > min(len(view) - 4, MAX_HEADER_BYTES):
         raise BadMessage("length of the header", f"at most {min(len(view) - 4, MAX_HEADER_BYTES)}", num_bytes)
+    end = 4 + num_bytes
     try:
-        header = json.loads(view[4 : 4 + num_bytes].tobytes())
+        header = json.loads(str(view[4:end], "utf-8"))
     except (ValueError, RecursionError) as problem:
         raise BadMessage("header", "JSON", str(problem)[:100]) from None
     if not isinstance(header, dict):
         raise BadMessage("header", "a JSON object", type(header).__name__)
-    return header, view[4 + num_bytes :]
+    return header, np.frombuffer(message, np.uint8, offset=end) if end < len(view) else NOTHING
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,192 @@
+"""Large answers in chunks, repeated requests, and what a process says to gRPC."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+import pyarrow as pa
+import pyarrow.flight as flight
+from contract.tools import plain_spec, prioritized, write_steps
+
+import relive
+from relive import errors
+from relive.service import connect, serve, wire
+from relive.service.exchange import Exchange, Watch
+from relive.service.pipe import BODY, CHUNK_BYTES, SMALL_BYTES
+
+LOOPBACK = "grpc://127.0.0.1:0"
+
+
+# ---- chunks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "num_bytes", [SMALL_BYTES - 64, SMALL_BYTES, CHUNK_BYTES - 8, CHUNK_BYTES, 2 * CHUNK_BYTES + 1]
+)
+def test_bodies_about_the_size_of_a_chunk_arrive_whole(num_bytes: int) -> None:
+    spec = relive.StepSpec({"frame": relive.ArraySpec((num_bytes,), "uint8"), "number": relive.ArraySpec((), "int64")})
+    with relive.Table(spec, 8) as table, serve({"t": table}, LOOPBACK) as server:
+        with connect(server.address + "/t") as remote, remote.writer() as writer:
+            frames = np.random.default_rng(num_bytes).integers(0, 256, (3, num_bytes), np.uint8)
+            keys = writer.extend(frame=frames, number=np.arange(3), terminated=True)
+            for count in (1, 2, 5):
+                batch = remote.sample(count)
+                assert (batch["frame"] == frames[batch["number"]]).all()
+                assert batch.item_keys.tolist() == keys[batch["number"]].tolist()
+                assert batch.probabilities.tolist() == [1 / 3] * count
+            assert (remote.gather(keys)["frame"] == frames).all()
+            with remote.batches(4, prefetch=3) as batches:
+                for _ in range(6):
+                    batch = next(batches)
+                    assert (batch["frame"] == frames[batch["number"]]).all()
+
+
+def test_a_client_that_goes_in_mid_answer_leaves_nothing() -> None:
+    """It reads one chunk of 64 MB and is gone: its stream ends, its batch is given back, others go on."""
+    spec = relive.StepSpec({"frame": relive.ArraySpec((1 << 20,), "uint8")})
+    with relive.Table(spec, 8) as table, serve({"t": table}, LOOPBACK) as server:
+        with table.writer() as writer:
+            writer.extend(frame=np.zeros((8, 1 << 20), np.uint8), terminated=True)
+        for kind in ("call", "hold"):
+            client = flight.FlightClient(server.address)
+            request = {"relive": wire.VERSION, "byte_order": sys.byteorder, "table": "t", "kind": kind}
+            command = json.dumps({**request, "spec": None, "uuid": None, "layout_hash": None}).encode()
+            sending, receiving = client.do_exchange(flight.FlightDescriptor.for_command(command))
+            receiving.read_chunk()
+            header = {"op": "sample", "index": 0, "names": ["frame"], "n": 64, "timeout_s": 5.0, "handed_out": 0}
+            sending.write_metadata(wire.encode(header))
+            chunk = receiving.read_chunk()
+            told, _ = wire.decode(chunk.app_metadata)
+            assert told["body_bytes"] == (64 << 20) + 2 * 512 and chunk.data.num_rows == CHUNK_BYTES
+            receiving.cancel()
+            with pytest.raises((flight.FlightError, pa.ArrowException)):
+                sending.close()
+            client.close()
+            ends = time.monotonic() + 10
+            while server.num_streams and time.monotonic() < ends:
+                time.sleep(0.01)
+            assert server.num_streams == 0
+        with connect(server.address + "/t") as remote:
+            assert remote.sample(2).num_items == 2
+        assert table.stats().indexes["default"].sampled == 64 + 2  # the call's, counted as sent; not the held ones
+        table.check()
+
+
+class _Chunk(NamedTuple):
+    data: Any
+    app_metadata: Any
+
+
+class _Reader:
+    """What a server might send."""
+
+    def __init__(self, *chunks: _Chunk) -> None:
+        self._chunks = iter(chunks)
+
+    def read_chunk(self) -> _Chunk:
+        return next(self._chunks)
+
+
+def _bytes(count: int, message: bytes | None = None) -> _Chunk:
+    column = pa.array(np.arange(count, dtype=np.uint8))
+    return _Chunk(pa.RecordBatch.from_arrays([column], schema=BODY), message)
+
+
+def _received(*chunks: _Chunk, num_bytes: int = 10) -> npt.NDArray[np.uint8]:
+    stream = Exchange(None, _Reader(*chunks), Watch())
+    return stream.receive_block(*stream.receive(), num_bytes)
+
+
+def test_a_body_is_what_its_header_says() -> None:
+    first = wire.encode({"body_bytes": 10})
+    whole = _received(_bytes(4, first), _bytes(6))
+    assert whole.tolist() == [*range(4), *range(6)]
+    assert _received(_Chunk(None, wire.encode({}, bytes(10)))).tolist() == [0] * 10
+    for chunks in (
+        (_bytes(4, first), _bytes(7)),  # more than it said
+        (_bytes(11, first),),
+        (_bytes(4, wire.encode({"body_bytes": 11})),),  # more than was asked for
+        (_bytes(4, first), _bytes(3, first)),  # another message in the middle
+        (_bytes(4, wire.encode({})),),  # bytes that were not announced
+        (_Chunk(None, wire.encode({}, bytes(9))),),
+    ):
+        with pytest.raises(errors.BadMessage):
+            _received(*chunks)
+    with pytest.raises(StopIteration):  # a stream that ends in mid-answer
+        _received(_bytes(4, first), _bytes(3))
+
+
+# ---- requests in the same words ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote() -> Iterator[relive.service.RemoteTable]:
+    with relive.Table(plain_spec(), 100, prioritized()) as table, serve({"t": table}, LOOPBACK) as server:
+        with connect(server.address + "/t") as one:
+            yield one
+
+
+def test_a_header_that_repeats_means_its_own_body(remote: relive.service.RemoteTable) -> None:
+    with remote.writer() as writer:
+        keys = write_steps(writer, 0, 8)
+    for chosen in ([0, 1], [2, 3], [2, 7], [0, 1]):  # one header, other bodies
+        assert remote.gather(keys[chosen])["action"].tolist() == chosen
+    for chosen in range(8):
+        assert remote.update_priorities(keys[[chosen]], [0.0 if chosen != 5 else 4.0]) == 1
+    assert set(remote.sample(16)["action"].tolist()) == {5}
+
+
+def test_requests_that_differ_in_one_thing_are_not_confused(remote: relive.service.RemoteTable) -> None:
+    kinds = {"action": "int64", "reward": "float32"}
+    with remote.writer() as writer:
+        write_steps(writer, 0, 8)
+        for _ in range(2):
+            for count, names in ((4, ["action"]), (4, ["reward"]), (5, ["action"]), (4, ["action", "reward"])):
+                batch = remote.sample(count, columns=names)
+                assert list(batch) == names and batch.num_items == count
+                assert [str(batch[name].dtype) for name in names] == [kinds[name] for name in names]
+    remote.clear()
+    for timeout_s in (0.0, 0.3, 0.0):
+        start = time.monotonic()
+        with pytest.raises(errors.DeadlineExceeded):
+            remote.sample(4, timeout_s=timeout_s)
+        assert time.monotonic() - start >= 0.8 * timeout_s
+
+
+# ---- what gRPC is told ---------------------------------------------------------------------------------------------
+
+SAY = """
+import os
+from relive.service.transport import with_few_wakeups as make
+seen = [make(lambda: os.environ.get("GRPC_EXPERIMENTS")) for _ in range(2)]
+print(*seen, os.environ.get("GRPC_EXPERIMENTS"))
+"""
+
+
+@pytest.mark.parametrize("said", [None, "some_experiment"])
+def test_grpc_is_told_once_and_the_environment_is_left_alone(said: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    if said is not None:
+        environment["GRPC_EXPERIMENTS"] = said
+    done = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, env=environment, check=True)
+    first = "-event_engine_client,-event_engine_listener" if said is None else said
+    assert done.stdout.split() == [first, str(said), str(said)]
+
+
+def test_a_maker_that_fails_is_not_the_first() -> None:
+    fail = SAY.replace("seen =", "try: make(lambda: 1 / 0)\nexcept ZeroDivisionError: pass\nseen =")
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    done = subprocess.run([sys.executable, "-c", fail], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split()[0] == "-event_engine_client,-event_engine_listener"
