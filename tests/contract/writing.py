@@ -218,6 +218,20 @@ class WritingSuite(Suite):
             keys = writer.extend(**rows, terminated=True)
             assert contents(table, keys.ravel())["terminated"] == [False] * 4 + [True] * 2
 
+    def test_an_end_that_is_none_was_not_given(self, table: relive.Table) -> None:
+        """None stands for the default, in append and extend, before and after rows that name the end."""
+        with table.writer() as writer:
+            keys = [writer.append(**step(t), **ends) for t, ends in enumerate(({}, {"terminated": None}) * 2)]
+            keys.append(writer.append(**step(4), truncated=None, discount=None))
+            keys.append(writer.append(**step(5), terminated=False, discount=0.5))
+            keys.append(writer.append(**step(6), terminated=None, discount=None))
+            more = {name: np.asarray([value] * 2) for name, value in step(7).items()}
+            keys += list(writer.extend(**more, terminated=None, truncated=None, discount=None))
+            keys.append(writer.append(**step(8, 9), truncated=True))
+        said = contents(table, keys)
+        assert said["discount"] == [1.0] * 5 + [0.5] + [1.0] * 4
+        assert said["terminated"] == [False] * 10 and said["truncated"] == [False] * 9 + [True]
+
     def test_discount_in(self, table: relive.Table) -> None:
         with table.writer() as writer:
             keys = [

@@ -86,6 +86,18 @@ def test_a_slow_writer_is_not_kept_waiting(server: Server, remote: RemoteTable) 
         assert len(other) == 1
 
 
+def test_a_slow_writer_is_not_kept_waiting_after_a_refused_row(server: Server, remote: RemoteTable) -> None:
+    """The row that opens a block may be refused; the next one has to wake the sender all the same."""
+    with remote.writer(streaming=Streaming(linger_s=0.01)) as writer, connect(server.address + "/t") as other:
+        with pytest.raises(errors.ShapeMismatch):
+            writer.append(**(step(0, 1) | {"observation": np.zeros(7, np.float32)}))
+        writer.append(**step(0, 1))
+        ends = time.monotonic() + 10
+        while not len(other) and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert len(other) == 1
+
+
 def test_what_is_given_is_copied(remote: RemoteTable) -> None:
     with remote.writer(streaming=SLOW) as writer:
         row = state(0)

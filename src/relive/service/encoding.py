@@ -17,7 +17,7 @@ from relive.errors import InvalidPriority
 from relive.service.rows import RowLayout
 from relive.spec import StepSpec
 
-__all__ = ["Operation", "RowEncoder", "check_priorities"]
+__all__ = ["Operation", "RowEncoder", "check_priorities", "given"]
 
 Normalise = Callable[[str, object, tuple[int, ...]], npt.NDArray[Any]]
 
@@ -54,8 +54,9 @@ class RowEncoder:
         self._normalise = normalise
         self._plain = tuple(name for name in spec.columns if name not in self.layout.states)
 
-    def append(self, columns: Mapping[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any) -> Operation:
+    def append(self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any) -> Operation:
         """One step of every lane, or of the lanes named."""
+        columns = given(columns)
         num_named = None if lanes is None else len(lanes)
         leading = self.layout.leading(None, num_named)
         header = {"op": "append", "rows": 1, "lanes": num_named, "names": list(columns)}
@@ -63,8 +64,9 @@ class RowEncoder:
         self._add_rest(header, arrays, lanes, priority, leading)
         return Operation(header, arrays, leading)
 
-    def extend(self, columns: Mapping[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any) -> Operation:
+    def extend(self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any) -> Operation:
         """A block of steps."""
+        columns = given(columns)
         num_named = None if lanes is None else len(lanes)
         rows = self._count_rows(columns)
         states = self._count_states(columns, rows)
@@ -133,6 +135,13 @@ class RowEncoder:
             if name in self.layout.states:
                 return rows + 1 if _length(columns[name]) == rows + 1 else rows
         return rows
+
+
+def given(columns: dict[str, Any]) -> dict[str, Any]:
+    """Without the ends that are None: they stand for their defaults, as if they were not named."""
+    if all(columns.get(name, 0) is not None for name in _ENDS):
+        return columns
+    return {name: value for name, value in columns.items() if value is not None or name not in _ENDS}
 
 
 def check_priorities(values: npt.NDArray[Any]) -> None:

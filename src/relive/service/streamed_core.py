@@ -9,11 +9,11 @@ from typing import Any, final
 
 import numpy as np
 
-from relive.errors import DeadlineExceeded, ReliveError, Unacknowledged, WriterClosed
+from relive.errors import DeadlineExceeded, DtypeMismatch, ReliveError, Unacknowledged, WriterClosed
 from relive.service import wire
 from relive.service.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
 from relive.service.connection import Connection, cutoff, server_wait
-from relive.service.encoding import Operation, RowEncoder
+from relive.service.encoding import Operation, RowEncoder, given
 from relive.service.exchange import Exchange, StreamBroken
 from relive.service.options import Streaming
 from relive.service.remote_writer import CLOSE_S, WriterCore
@@ -69,6 +69,7 @@ class StreamedWriterCore(WriterCore):
 
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> StreamedKeys:
         """One step of each lane, copied; waits only where too many blocks are unanswered."""
+        columns = given(columns)
         names = (*columns, "priority") if priority is not None else tuple(columns)
         signature = (names, None if lanes is None else lanes.tobytes(), timeout_s)
         self._connection.check_process("a writer")
@@ -92,8 +93,13 @@ class StreamedWriterCore(WriterCore):
             block = self._block
             if block is None or block.plain_names != tuple(columns) or self._connection.is_foreign:
                 return None
-            keys = block.put(columns, None)
-            if block.num_rows == block.capacity:
+            try:
+                keys = block.put(columns, None)
+            except DtypeMismatch:
+                if given(columns) is not columns:
+                    return None  # an end that is None: a row of other columns
+                raise
+            if block.num_rows == 1 or block.num_rows == block.capacity:  # 1: the row that opened it was refused
                 self._look_at(block)
             return keys
 
