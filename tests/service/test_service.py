@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -225,8 +227,6 @@ def test_streams_are_bounded() -> None:
 
 
 def test_use_after_fork_is_refused() -> None:
-    import os
-
     with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
         with connect(server.address + "/t") as remote, remote.writer() as writer:
             streaming = remote.writer(streaming=Streaming())
@@ -234,6 +234,7 @@ def test_use_after_fork_is_refused() -> None:
             waiting.append(**step(0, 1))  # a block that the child finds open
             pid = os.fork()
             if pid == 0:
+                signal.alarm(60)  # a call that is not refused may wait for a lock of the parent's for ever
                 refused = 0
                 for call in (
                     lambda: waiting.append(**step(1, 2)),
@@ -245,6 +246,8 @@ def test_use_after_fork_is_refused() -> None:
                         call()
                     except errors.ForkedHandle:
                         refused += 1
+                    except BaseException:
+                        os._exit(1)
                 remote.close()
                 os._exit(7 if refused == 4 else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
