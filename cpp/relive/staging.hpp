@@ -102,6 +102,7 @@ class Staging final {
   struct Group {
     Unit* unit;
     size_t first, count;
+    bool began_before;  // its read was under way when the call came: should that fail, it is read once more
   };
 
   void read_loop();

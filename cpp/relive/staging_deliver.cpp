@@ -18,7 +18,13 @@ Status Staging::settle(std::unique_lock<std::mutex>& lock, uint64_t ticket, Grou
                        const std::vector<Piece>& pieces, uint8_t* stale, bool* is_done) {
   Unit* unit = group.unit;
   *is_done = unit->state == State::kReady || unit->state == State::kGone;
-  if (unit->state == State::kFailed) return last_error_;
+  if (unit->state == State::kFailed) {
+    if (!group.began_before) return last_error_;
+    group.began_before = false;
+    unit->state = State::kAbsent;
+    file(unit);
+    return {};
+  }
   if (!*is_done) return {};
   if (unit->state == State::kGone) {
     for (size_t k = group.first; k < group.first + group.count; ++k) stale[pieces[k].window] = 1;
@@ -64,7 +70,7 @@ Status Staging::deliver(uint64_t ticket, std::vector<Piece>* pieces, const Deadl
     if (unit->state == State::kReady) counters_.units_here.fetch_add(1, std::memory_order_relaxed);
     ++unit->waiters;
     file(unit);
-    groups.push_back({unit, k, 1});
+    groups.push_back({unit, k, 1, unit->state == State::kReading});
   }
   wake_readers();
   Status status;

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import math
-import os
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from typing import Any, Protocol, final
 
-from relive._closing import Closing
 from relive._core import CoreTable
+from relive.ahead import Ahead
 from relive.batch import Batch, Plan
-from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, TableClosed, WaitsForItself
+from relive.errors import DeadlineExceeded, TableClosed, WaitsForItself
 
 __all__ = ["Batches", "BatchSource", "Sampled"]
 
@@ -71,96 +66,62 @@ class Sampled:
 
 
 @final
-class Batches(Closing):
+class Batches(Ahead):
     """An iterator of batches that are drawn and gathered ahead; use it in a `with` block, which starts and stops it.
 
     Up to `prefetch` batches wait, drawn but counted as sampled only when handed out; closing gives the rest back to the
     limiter. Their priorities are those at the time of the draw. An error in the background is raised by next(), which
     waits for the next batch at most timeout_s, then DeadlineExceeded; it may be called again. Ends after close().
-    Owner of the thread and of the waiting batches. next() may be called from any number of threads.
     """
 
-    def __init__(
-        self,
-        core: CoreTable,
-        source: BatchSource,
-        prefetch: int,
-        device: Any,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, core: CoreTable, source: BatchSource, prefetch: int, device: Any, timeout_s: float) -> None:
+        super().__init__(source.num_items, prefetch, device, timeout_s)
         self._core = core
         self._source = source
-        self._number = source.number
-        self._num_items = source.num_items
-        self._prefetch = prefetch
-        self._device = device
-        self._timeout_s = timeout_s
-        self._changed = threading.Condition()
-        self._ready: deque[Batch] = deque()
-        self._error: BaseException | None = None
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-        self._process = 0
-        self._last_wait: DeadlineExceeded | None = None  # why the batch in the making does not come
 
     def __enter__(self) -> Batches:
-        if self._thread is not None or self._stopping:
-            raise InvalidConfig("batches()", "one `with` block each", "a second one")
-        self._thread = threading.Thread(target=self._fill, name="relive-prefetch", daemon=True)
-        self._process = os.getpid()
+        super().__enter__()
         _running.add(self)
-        self._thread.start()
         return self
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        if self._thread is not None and self._process != os.getpid() and not self._stopping:
-            raise ForkedHandle("an iterator of batches")  # before the lock: the thread may have held it at the fork
-        start = time.monotonic()
-        with self._changed:
-            if self._thread is None and not self._stopping:
-                raise InvalidConfig("batches()", "use in a `with` block", "next() outside of it")
-            if not self._ready and not self._stopping:
-                self._source.note_late()
-            while not self._ready:
-                if self._stopping:
-                    raise StopIteration
-                if self._error is not None:
-                    raise self._error
-                if self._core.closed:
-                    raise TableClosed()
-                waited = time.monotonic() - start
-                if waited >= self._timeout_s:
-                    raise self._deadline_exceeded(waited)
-                self._changed.wait(None if math.isinf(self._timeout_s) else self._timeout_s - waited)
-            if self._core.closed:
-                raise TableClosed()  # it took back what was waiting here
-            # Counted before it leaves the queue: an error here loses no batch.
-            self._core.commit_held(self._number, self._num_items)
-            batch = self._ready.popleft()
-            self._changed.notify_all()
-            return batch
 
     def close(self) -> None:
         """Stops the thread, gives back what was not handed out. Waits for a batch in the making; twice is harmless."""
         _running.discard(self)
-        if self._thread is not None and self._process != os.getpid():
-            self._stopping = True  # a forked child: the thread and the batches in flight are its parent's
-            return
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        super().close()
+
+    # ---- the consumer's side; _changed is held ---------------------------------------------------------------------
+
+    def _note_late(self) -> None:
+        self._source.note_late()
+
+    def _raise_if_over(self) -> None:
+        if self._stopping:
+            raise StopIteration
+        if self._error is not None:
+            raise self._error
+        if self._core.closed:
+            raise TableClosed()
+
+    def _count(self) -> None:
+        if self._core.closed:
+            raise TableClosed()  # it took back what was waiting here
+        self._core.commit_held(self._source.number, self._num_items)
+
+    def _make_up(self) -> None:
+        self._changed.notify_all()
+
+    def _has(self) -> object:
+        return self._core.num_items(self._source.number)
+
+    def _cancel(self) -> None:
         self._source.cancel()
-        if self._thread is not None:
-            self._thread.join()
+
+    def _give_up(self, num_unused: int) -> None:
         self._source.close()
-        with self._changed:
-            unused = len(self._ready)
-            self._ready.clear()
-        if unused:
-            self._give_back(unused * self._num_items)
+        if num_unused:
+            self._give_back(num_unused * self._num_items)
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         try:
@@ -171,10 +132,8 @@ class Batches(Closing):
                 with self._changed:
                     self._ready.append(batch)
                     self._changed.notify_all()
-        except BaseException as error:  # handed to the consumer, who raises it
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
+        except BaseException as error:
+            self._fail(error)
 
     def _wait_for_room(self) -> bool:
         with self._changed:
@@ -191,9 +150,9 @@ class Batches(Closing):
             time.sleep(_SLICE_S / 20)
             return None
         except DeadlineExceeded as error:
-            self._last_wait = error
+            self._starved = error
             return None
-        self._last_wait = None
+        self._starved = None
         if batch is None:
             return None
         try:
@@ -202,19 +161,9 @@ class Batches(Closing):
             self._give_back(self._num_items)
             raise
 
-    def _deadline_exceeded(self, waited_s: float) -> DeadlineExceeded:
-        last = self._last_wait
-        if last is None:
-            return DeadlineExceeded(self._num_items, self._core.num_items(self._number), waited_s)
-        return DeadlineExceeded(last.needs, last.has, waited_s, last.holder_pid)
-
     def _give_back(self, num_items: int) -> None:
         if not self._core.closed:  # closing the table gives everything back
-            self._core.return_held(self._number, num_items)
-
-    def __repr__(self) -> str:
-        state = "closed" if self._stopping else "running" if self._thread is not None else "not started"
-        return f"Batches({self._num_items} items, {len(self._ready)} of {self._prefetch} ready, {state})"
+            self._core.return_held(self._source.number, num_items)
 
 
 @atexit.register

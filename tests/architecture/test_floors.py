@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"items", "samplers", "limiters", "storage"},
     {"index", "capacity"},
     {"batch", "stats"},
-    {"handle"},
+    {"ahead", "handle"},
     {"writer", "prefetch", "planned"},
     {"table"},
     {"service"},

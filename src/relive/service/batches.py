@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import os
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from typing import Any, cast, final
 
-from relive._closing import Closing
+from relive.ahead import Ahead
 from relive.batch import Batch, Plan
-from relive.errors import DeadlineExceeded, ForkedHandle, InvalidConfig, ReliveError, ServiceUnavailable, TableClosed
+from relive.errors import DeadlineExceeded, ReliveError, ServiceUnavailable, TableClosed
 from relive.service import wire
 from relive.service.connection import MIN_REPLY_S, cutoff
 from relive.service.exchange import Exchange, StreamBroken
@@ -26,7 +21,7 @@ _MAX_ASKED = 16  # requests under way; the answers wait in the transport
 
 
 @final
-class RemoteBatches(Closing):
+class RemoteBatches(Ahead):
     """An iterator of batches that are drawn, gathered and sent ahead; use it in a `with` block.
 
     Up to `prefetch` batches are asked for or wait here, counted as sampled only when handed out; closing gives the rest
@@ -38,76 +33,14 @@ class RemoteBatches(Closing):
     def __init__(
         self, core: RemoteCore, plan: Plan, num_items: int, prefetch: int, device: Any, timeout_s: float
     ) -> None:
+        super().__init__(num_items, prefetch, device, timeout_s)
         self._core = core
         self._plan = plan
         self._remote = cast(RemotePlan, plan.core)
-        self._num_items = num_items
-        self._prefetch = prefetch
-        self._device = device
-        self._timeout_s = timeout_s
-        self._changed = threading.Condition()
-        self._ready: deque[Batch] = deque()
         self._stream: Exchange | None = None
         self._asked = 0  # requests without an answer yet
         self._handed_out = 0  # since the last message
         self._cut: BaseException | None = None  # how sending on the stream failed
-        self._starved: DeadlineExceeded | None = None  # why the last answer brought no batch
-        self._error: BaseException | None = None
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-        self._process = 0
-
-    def __enter__(self) -> RemoteBatches:
-        if self._thread is not None or self._stopping:
-            raise InvalidConfig("batches()", "one `with` block each", "a second one")
-        self._thread = threading.Thread(target=self._fill, name="relive-prefetch", daemon=True)
-        self._process = os.getpid()
-        self._thread.start()
-        return self
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        if self._thread is not None and self._process != os.getpid() and not self._stopping:
-            raise ForkedHandle("an iterator of batches")
-        start = time.monotonic()
-        with self._changed:
-            if self._thread is None and not self._stopping:
-                raise InvalidConfig("batches()", "use in a `with` block", "next() outside of it")
-            while not self._ready:
-                self._raise_if_over()
-                waited = time.monotonic() - start
-                if waited >= self._timeout_s:
-                    raise self._deadline_exceeded(waited)
-                self._changed.wait(None if math.isinf(self._timeout_s) else self._timeout_s - waited)
-            if self._core.closed:
-                raise TableClosed()
-            batch = self._ready.popleft()
-            self._handed_out += 1
-            self._ask()
-            return batch
-
-    def close(self) -> None:
-        """Stops and gives back what was not handed out; waits for what is under way. Closing twice is harmless."""
-        if self._thread is not None and self._process != os.getpid():
-            self._stopping = True  # a forked child: stream and thread are its parent's
-            return
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-        stream, self._stream = self._stream, None
-        self._ready.clear()
-        if stream is not None and not self._core.closed:
-            ends = cutoff(min(self._timeout_s, _REPLY_S))
-            stream.begin(ends)
-            try:
-                stream.send(wire.encode({"op": "count", "handed_out": self._handed_out}))
-            except StreamBroken:
-                pass  # the server is gone, and with it what it held
-            self._core.connection.finish(stream, ends)
 
     # ---- the consumer's side; _changed is held ---------------------------------------------------------------------
 
@@ -123,11 +56,28 @@ class RemoteBatches(Closing):
                 self._changed.notify_all()
             raise error
 
-    def _deadline_exceeded(self, waited_s: float) -> DeadlineExceeded:
-        last = self._starved
-        if last is None:
-            return DeadlineExceeded(f"{self._num_items} items", "no answer yet", waited_s)
-        return DeadlineExceeded(last.needs, last.has, waited_s, last.holder_pid)
+    def _count(self) -> None:
+        if self._core.closed:
+            raise TableClosed()
+        self._handed_out += 1
+
+    def _make_up(self) -> None:
+        self._ask()
+
+    def _has(self) -> object:
+        return "no answer yet"
+
+    def _give_up(self, num_unused: int) -> None:
+        """Says how many were handed out; the server gives back the others when the stream ends."""
+        stream, self._stream = self._stream, None
+        if stream is not None and not self._core.closed:
+            ends = cutoff(min(self._timeout_s, _REPLY_S))
+            stream.begin(ends)
+            try:
+                stream.send(wire.encode({"op": "count", "handed_out": self._handed_out}))
+            except StreamBroken:
+                pass  # the server is gone, and with it what it held
+            self._core.connection.finish(stream, ends)
 
     def _ask(self) -> None:
         """Sends requests while there is room for their batches: one at a time while the limiter allows none."""
@@ -160,12 +110,11 @@ class RemoteBatches(Closing):
                 self._read_stream()
             except StopIteration:
                 return
-            except BaseException as error:  # handed to the consumer, who raises it
+            except BaseException as error:
+                self._fail(error)
+                if not isinstance(error, ServiceUnavailable):
+                    return
                 with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-                    if not isinstance(error, ServiceUnavailable):
-                        return
                     self._changed.wait_for(lambda: self._error is None or self._stopping)
 
     def _read_stream(self) -> None:
@@ -223,7 +172,3 @@ class RemoteBatches(Closing):
         *arrays, keys, probabilities = packing.arrays(block, count)
         batch = Batch(self._plan.columns, arrays, keys, probabilities, told["live"])
         return batch if self._device is None else batch.to_torch(self._device)
-
-    def __repr__(self) -> str:
-        state = "closed" if self._stopping else "running" if self._thread is not None else "not started"
-        return f"RemoteBatches({self._num_items} items, {len(self._ready)} of {self._prefetch} ready, {state})"
