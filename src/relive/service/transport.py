@@ -27,6 +27,8 @@ def with_few_wakeups(make: Callable[[], Made]) -> Made:
 
     gRPC reads its environment once, when it starts: the variable is set for that moment alone, so that neither children
     nor another gRPC in this process see it. Where the environment says GRPC_EXPERIMENTS already, that holds.
+    As any change of os.environ it must not meet C code of another thread that reads the environment at that moment: a
+    program with such threads sets GRPC_EXPERIMENTS itself (empty will do), before it starts them.
     """
     global _was_made
     if _was_made:
