@@ -32,7 +32,7 @@ lint: setup ## style and types only
 bench: setup ## every measurement, peers included (about 25 minutes): benchmarks/results
 	@$(RUN) -m benchmarks.run
 
-bench-quick: setup ## a short cut of it, under 2 minutes
+bench-quick: setup ## a short cut of it, about 3 minutes
 	@$(RUN) -m benchmarks.run --quick
 
 bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json

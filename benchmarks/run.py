@@ -113,7 +113,7 @@ def save(name: str, folder: Path, values: dict[str, Any], markdown: str) -> None
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measures relive beside other replay buffers.")
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds, under two minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds, about three minutes")
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts, separated by commas: {', '.join(PARTS)}")
     parser.add_argument("--no-peers", action="store_true", help="relive alone")
     arguments = parser.parse_args()
