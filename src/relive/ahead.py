@@ -65,9 +65,9 @@ class Ahead(Closing):
                 if waited >= self._timeout_s:
                     raise self._deadline_exceeded(waited)
                 self._changed.wait(None if math.isinf(self._timeout_s) else self._timeout_s - waited)
-            self._count()
+            self._count_handed_out()
             batch = self._ready.popleft()
-            self._make_up()
+            self._room_came()
             return batch
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Ahead(Closing):
     def _deadline_exceeded(self, waited_s: float) -> DeadlineExceeded:
         last = self._starved
         if last is None:
-            return DeadlineExceeded(f"{self._num_items} items", self._has(), waited_s)
+            return DeadlineExceeded(self._num_items, self._at_hand(), waited_s)
         return DeadlineExceeded(last.needs, last.has, waited_s, last.holder_pid)
 
     def _fail(self, error: BaseException) -> None:
@@ -118,11 +118,11 @@ class Ahead(Closing):
         """Raises where no batch will come; _changed is held."""
 
     @abstractmethod
-    def _count(self) -> None:
+    def _count_handed_out(self) -> None:
         """A batch is about to be handed out; raises where it may not be, which loses nothing. _changed is held."""
 
     @abstractmethod
-    def _make_up(self) -> None:
+    def _room_came(self) -> None:
         """There is room for one more; _changed is held."""
 
     @abstractmethod
@@ -130,8 +130,8 @@ class Ahead(Closing):
         """Returns what was drawn and not handed out, so many batches that were ready among it."""
 
     @abstractmethod
-    def _has(self) -> object:
-        """What there is instead of a batch, for the sentence of an error."""
+    def _at_hand(self) -> object:
+        """Items there are, for an error that says why no batch came; a text where that is not known."""
 
     def _note_late(self) -> None:  # noqa: B027 - nothing to note for most
         """Somebody asks for a batch that is not there; _changed is held."""

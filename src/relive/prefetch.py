@@ -102,15 +102,15 @@ class Batches(Ahead):
         if self._core.closed:
             raise TableClosed()
 
-    def _count(self) -> None:
+    def _count_handed_out(self) -> None:
         if self._core.closed:
             raise TableClosed()  # it took back what was waiting here
         self._core.commit_held(self._source.number, self._num_items)
 
-    def _make_up(self) -> None:
+    def _room_came(self) -> None:
         self._changed.notify_all()
 
-    def _has(self) -> object:
+    def _at_hand(self) -> object:
         return self._core.num_items(self._source.number)
 
     def _cancel(self) -> None:

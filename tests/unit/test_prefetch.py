@@ -86,6 +86,7 @@ def test_deadlines() -> None:
                 with pytest.raises(errors.DeadlineExceeded) as caught:
                     next(batches)
                 assert caught.value.waited_s >= 0.05 and "has 0" in str(caught.value)
+                assert (caught.value.needs, caught.value.has) == (4, 0)  # numbers, which programs may compare
             write(table, 10)
             assert _eventually(batches).num_items == 4
         with table.batches(4, timeout_s=0) as batches:

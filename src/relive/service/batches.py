@@ -56,15 +56,15 @@ class RemoteBatches(Ahead):
                 self._changed.notify_all()
             raise error
 
-    def _count(self) -> None:
+    def _count_handed_out(self) -> None:
         if self._core.closed:
             raise TableClosed()
         self._handed_out += 1
 
-    def _make_up(self) -> None:
+    def _room_came(self) -> None:
         self._ask()
 
-    def _has(self) -> object:
+    def _at_hand(self) -> object:
         return "no answer yet"
 
     def _give_up(self, num_unused: int) -> None:

@@ -81,14 +81,13 @@ class Connection:
         self._changed = threading.Lock()
         self._client: Any = None
         self._watch = Watch()
-        self._process = os.getpid()
         self.closed = False
         self.is_foreign = False  # in a forked child of the process that opened it: its streams are not ours
         _open.add(self)
 
     def check_process(self, what: str) -> None:
         """Raises ForkedHandle in a forked child."""
-        if self._process != os.getpid():
+        if self.is_foreign:
             raise ForkedHandle(what)
 
     # ---- calls -----------------------------------------------------------------------------------------------------

@@ -139,13 +139,14 @@ def fill_derived(
         record = page_record(region, slot >> LAYOUT.page_shift, LAYOUT)
         uid = load_int64(record + LAYOUT.page_lane_uid_at, ready)
         tl.store(lane.to(tl.pointer_type(tl.int64)) + item, uid, mask=ready)
-    mark = region + LAYOUT.marks_offset + slot * LAYOUT.mark_bytes
-    version = load_int32(mark + LAYOUT.version_at, ready).to(tl.int64) & 0xFFFFFFFF
-    if policy_version is not None:
-        tl.store(policy_version.to(tl.pointer_type(tl.int64)) + item, version, mask=ready)
-    if staleness is not None:
-        now = load_int32(region + LAYOUT.policy_version_at + item * 0, ready).to(tl.int64) & 0xFFFFFFFF
-        tl.store(staleness.to(tl.pointer_type(tl.int64)) + item, now - version, mask=ready)
+    if policy_version is not None or staleness is not None:  # else marks are left alone: a line of memory an item
+        mark = region + LAYOUT.marks_offset + slot * LAYOUT.mark_bytes
+        version = load_int32(mark + LAYOUT.version_at, ready).to(tl.int64) & 0xFFFFFFFF
+        if policy_version is not None:
+            tl.store(policy_version.to(tl.pointer_type(tl.int64)) + item, version, mask=ready)
+        if staleness is not None:
+            now = load_int32(region + LAYOUT.policy_version_at + item * 0, ready).to(tl.int64) & 0xFFFFFFFF
+            tl.store(staleness.to(tl.pointer_type(tl.int64)) + item, now - version, mask=ready)
     if num_steps is not None:
         steps = tl.load(field(windows, count, NUM_STEPS) + item, mask=ready, other=0)
         tl.store(num_steps.to(tl.pointer_type(tl.int64)) + item, steps, mask=ready)
