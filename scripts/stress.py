@@ -41,7 +41,7 @@ TIME_LIMIT_S = 3600
 
 def rules() -> list[str]:
     """Names of the rules that the test build can switch off, as the core declares them."""
-    text = (ROOT / "cpp" / "relive" / "testing.hpp").read_text()
+    text = (ROOT / "cpp" / "relive" / "words" / "testing.hpp").read_text()
     declared = re.search(r"#define RELIVE_RULES\(X\)((?:.*\\\n)*.*)", text)
     assert declared is not None
     return re.findall(r"X\((\w+)\)", declared.group(1))

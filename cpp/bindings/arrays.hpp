@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "relive/status.hpp"
+#include "relive/words/status.hpp"
 
 namespace relive::bindings {
 

@@ -3,7 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"
-#include "relive/draw.hpp"
+#include "relive/read/draw.hpp"
 
 namespace relive::bindings {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "arrays.hpp"
-#include "relive/table.hpp"
-#include "relive/writer.hpp"
+#include "relive/table/table.hpp"
+#include "relive/table/writer.hpp"
 
 namespace relive::bindings {
 

@@ -6,7 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "module.hpp"
-#include "relive/power.hpp"
+#include "relive/words/power.hpp"
 
 namespace relive::bindings {
 

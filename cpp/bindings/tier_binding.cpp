@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "module.hpp"
-#include "relive/tier.hpp"
+#include "relive/tiers/tier.hpp"
 
 namespace relive::bindings {
 namespace {

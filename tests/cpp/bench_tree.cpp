@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "relive/rng.hpp"
-#include "relive/sync.hpp"
-#include "relive/tree.hpp"
+#include "relive/words/rng.hpp"
+#include "relive/words/sync.hpp"
+#include "relive/words/tree.hpp"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "concurrent_hall.hpp"
-#include "relive/tier.hpp"
+#include "relive/tiers/tier.hpp"
 
 using namespace stress;
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "harness.hpp"
-#include "relive/publish.hpp"
-#include "relive/table.hpp"
-#include "relive/writer.hpp"
+#include "relive/pages/publish.hpp"
+#include "relive/table/table.hpp"
+#include "relive/table/writer.hpp"
 
 namespace rig {
 

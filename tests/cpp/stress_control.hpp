@@ -13,7 +13,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "relive/testing.hpp"
+#include "relive/words/testing.hpp"
 
 namespace stress {
 

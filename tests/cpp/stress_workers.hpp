@@ -4,9 +4,9 @@
 #include <cmath>
 #include <memory>
 
-#include "relive/publish.hpp"
-#include "relive/recover.hpp"
-#include "relive/writer.hpp"
+#include "relive/pages/publish.hpp"
+#include "relive/pages/recover.hpp"
+#include "relive/table/writer.hpp"
 #include "stress_control.hpp"
 #include "stress_world.hpp"
 

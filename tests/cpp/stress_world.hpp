@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "relive/table.hpp"
+#include "relive/table/table.hpp"
 
 namespace stress {
 

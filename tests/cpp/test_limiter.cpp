@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "harness.hpp"
-#include "relive/limiter.hpp"
-#include "relive/rng.hpp"
+#include "relive/words/limiter.hpp"
+#include "relive/words/rng.hpp"
 
 using namespace relive;
 

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "harness.hpp"
-#include "relive/power.hpp"
-#include "relive/rng.hpp"
+#include "relive/words/power.hpp"
+#include "relive/words/rng.hpp"
 
 using relive::CounterRng;
 using relive::powers_of;

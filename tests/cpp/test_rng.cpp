@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "harness.hpp"
-#include "relive/rng.hpp"
+#include "relive/words/rng.hpp"
 
 using relive::CounterRng;
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "harness.hpp"
-#include "relive/sync.hpp"
+#include "relive/words/sync.hpp"
 
 using namespace relive;
 

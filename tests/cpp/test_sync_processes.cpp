@@ -10,7 +10,7 @@
 
 #include "harness.hpp"
 #include "processes.hpp"
-#include "relive/sync.hpp"
+#include "relive/words/sync.hpp"
 
 using namespace relive;
 using processes::Signal;

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "harness.hpp"
-#include "relive/rng.hpp"
-#include "relive/tree.hpp"
+#include "relive/words/rng.hpp"
+#include "relive/words/tree.hpp"
 
 using relive::CounterRng;
 using relive::Reduction;

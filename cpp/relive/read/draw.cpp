@@ -1,0 +1,167 @@
+#include "relive/read/draw.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "relive/words/testing.hpp"
+
+namespace relive {
+namespace {
+
+constexpr size_t kAimed = 128;                        // points that descend to their leaves together
+constexpr size_t kBlock = 32;                         // windows whose rows are asked for ahead of the copy
+constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
+constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
+
+// A round at work. Plain pointers: a thread's scratch costs a call each time it is named.
+struct Round {
+  const Region& r;
+  const DrawRequest& request;
+  const Tree& tree;
+  const uint32_t* missing;
+  double* points;
+  uint64_t* drawn;
+  Window* windows;
+  double total;
+  uint64_t num_empty = 0;
+
+  void aim(const CounterRng& rng, const uint32_t* strata, double stratum, size_t count);
+  void look(size_t begin, size_t end);
+  void read(size_t begin, size_t end);
+  void check(size_t begin, size_t end);
+};
+
+// All points as far as the groups of leaves: by the time the first leaf is chosen, memory has brought the groups and
+// the words of their pages. In order of rows, so that a batch is written from front to end.
+void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, size_t count) {
+  const uint32_t* const rows = missing;
+  double* const points = this->points;
+  uint64_t* const drawn = this->drawn;
+  for (size_t k = 0; k < count; ++k) {
+    const uint32_t j = strata[rows[k]];
+    points[k] = (j + rng.uniform(j)) * stratum;
+    drawn[k] = 0;
+  }
+  // Some at a time: memory brings the leaves of these while the next ones are still on their way down.
+  if (tree.num_levels() > 1)
+    for (size_t begin = 0; begin < count; begin += kAimed)
+      tree.descend(tree.num_levels(), 1, points + begin, drawn + begin, std::min(kAimed, count - begin));
+  for (size_t k = 0; k < count; ++k) {
+    const uint64_t slot = drawn[k] * Tree::kFanout;
+    const uint64_t page = r.page_of(slot);
+    if (request.plan != nullptr && r.offset_of(slot) + Tree::kFanout - 1 + r.geometry->max_n_step >= r.page_len)
+      __builtin_prefetch(&r.pages[page].next);  // a window may run over its end
+    __builtin_prefetch(&r.words[page]);
+    __builtin_prefetch(&r.frames[page]);
+  }
+}
+
+// Word before leaf, and the mass returned is this leaf's: the descent's own look at it does not count (rule G2).
+void Round::look(size_t begin, size_t end) {
+  // Copies: what is stored below could, for all the compiler knows, be what it was given.
+  const std::atomic<uint64_t>* const words = r.words;
+  const uint32_t page_shift = r.page_shift;
+  int64_t* const keys = request.keys;
+  double* const probabilities = request.probabilities;
+  const uint32_t* const rows = missing;
+  const uint64_t* const drawn = this->drawn;
+  const double* const points = this->points;
+  Window* const windows = this->windows;
+  const double per_mass = 1.0 / total;
+  uint64_t empty = 0;
+  const uint64_t shard = r.geometry->shard << kLeafBits, slot_bits = r.geometry->slot_bits;
+  tree.descend(1, 0, this->points + begin, this->drawn + begin, end - begin);
+  for (size_t k = begin; k < end; ++k) {
+    const uint32_t row = rows[k];
+    Window& w = windows[row];
+    w.ok = false;
+    const uint64_t slot = drawn[k];
+    if (points[k] == kPastTheEnd) {
+      ++empty;
+      continue;
+    }
+    double mass = 0.0;
+    if (!RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
+    RELIVE_FAIL_POINT(draw_found);
+    const uint64_t word = words[slot >> page_shift].load(std::memory_order_acquire);
+    RELIVE_FAIL_POINT(draw_word);
+    if (RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
+    w.slot = slot;
+    w.row = row;
+    w.word = word;
+    w.mass = mass;
+    w.ok = mass > 0.0 && Region::is_used(word);
+    empty += mass > 0.0 && Region::is_used(word) ? 0 : 1;
+    // Should the window turn out gone, the redraw overwrites both.
+    keys[row] = static_cast<int64_t>(shard | Region::generation_of(word) << slot_bits | slot);
+    probabilities[row] = std::min(1.0, mass * per_mass);  // a mass younger than the total is at most certain
+  }
+  num_empty += empty;
+  if (request.plan != nullptr) locate(r, *request.plan, windows, missing + begin, end - begin);
+}
+
+void Round::read(size_t begin, size_t end) {
+  resolve(r, *request.plan, windows, missing + begin, end - begin);
+  copy_rows(r, *request.plan, windows, missing + begin, end - begin, request.num_items, request.out);
+}
+
+void Round::check(size_t begin, size_t end) {
+  if (request.plan != nullptr) {
+    RELIVE_FAIL_POINT(sample_gathered);
+    acquire_fence();
+    return recheck(r, windows, missing + begin, end - begin);
+  }
+  for (size_t k = begin; k < end; ++k) {  // no bytes were read, but key and mass must be of one item
+    Window& w = windows[missing[k]];
+    const auto now = [&] { return r.words[r.page_of(w.slot)].load(std::memory_order_acquire); };
+    if (w.ok && Region::generation_of(now()) != Region::generation_of(w.word)) w.ok = false;
+  }
+}
+
+}  // namespace
+
+void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n) {
+  for (size_t j = 0; j < n; ++j) rows[j] = static_cast<uint32_t>(j);
+  for (size_t j = n; j-- > 1;) std::swap(rows[j], rows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
+}
+
+// The rows of the strata are shuffled and then turned round; regions of all versions draw the same batches.
+void DrawScratch::begin(const CounterRng& rng, size_t n) {
+  windows.resize(std::max(windows.size(), n));
+  strata.resize(std::max(strata.size(), n));
+  missing.resize(n);
+  points.resize(std::max(points.size(), n));
+  drawn.resize(std::max(drawn.size(), n));
+  uint32_t* const rows = missing.data();
+  shuffle_rows(rng, rows, n);
+  for (size_t j = 0; j < n; ++j) strata[rows[j]] = static_cast<uint32_t>(j);
+}
+
+uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,
+                    DrawScratch* scratch) {
+  const size_t count = scratch->missing.size();
+  Round round{r,
+              request,
+              r.trees[request.index],
+              scratch->missing.data(),
+              scratch->points.data(),
+              scratch->drawn.data(),
+              scratch->windows.data(),
+              total};
+  round.aim(rng, scratch->strata.data(), total / static_cast<double>(request.num_items), count);
+  scratch->still_missing.clear();
+  // Memory fetches the rows of one block while the next one is drawn; then that block is copied and checked.
+  const size_t block = request.plan != nullptr ? kBlock : count;
+  round.look(0, std::min(count, block));
+  for (size_t begin = 0; begin < count; begin += block) {
+    const size_t end = std::min(count, begin + block);
+    if (end < count) round.look(end, std::min(count, end + block));
+    if (request.plan != nullptr) round.read(begin, end);
+    round.check(begin, end);
+    for (size_t k = begin; k < end; ++k)
+      if (!round.windows[round.missing[k]].ok) scratch->still_missing.push_back(round.missing[k]);
+  }
+  return round.num_empty;
+}
+
+}  // namespace relive

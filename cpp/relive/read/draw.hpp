@@ -1,0 +1,58 @@
+// One round of a draw without the lock: strata to points, points to leaves, leaves to windows, windows to rows.
+//
+// Owner:   a DrawScratch belongs to one thread; between calls it holds nothing.
+// Locking: none. What was read is checked afterwards (rules G2 to G4); what changed meanwhile is drawn again.
+// Cost:    about 45 ns an item for its key and probability, as much again for the rows of a small transition.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "relive/read/gather.hpp"
+#include "relive/words/region.hpp"
+#include "relive/words/rng.hpp"
+
+namespace relive {
+
+struct DrawRequest {
+  uint32_t index = 0;
+  size_t num_items = 0;
+  const GatherPlan* plan = nullptr;  // null: keys and probabilities only
+  std::byte* const* out = nullptr;   // one buffer an output of the plan
+  int64_t* keys = nullptr;           // [num_items]
+  double* probabilities = nullptr;   // [num_items]: mass / total at the draw
+  int64_t* num_live_items = nullptr;
+  bool hold = false;        // stays in flight until commit_held or return_held
+  bool is_planned = false;  // of a tiered table: gathered later, claimed pages are kept until then
+};
+
+struct Claimed {
+  uint64_t slot;
+  uint64_t word;
+  double mass;
+};
+
+// The batch that a thread is drawing. Windows and strata go by row of the batch, points and drawn by place in `missing`.
+struct DrawScratch {
+  std::vector<Window> windows;
+  std::vector<uint32_t> strata;
+  std::vector<uint32_t> missing;        // rows still to be drawn
+  std::vector<uint32_t> still_missing;  // of these, rows the round did not bring
+  std::vector<double> points;
+  std::vector<uint64_t> drawn;
+  std::vector<Claimed> claimed;
+
+  // Room for n items; a random stratum for each row: any slice of a batch is a fair sub-batch.
+  void begin(const CounterRng& rng, size_t n);
+};
+
+// Row of the batch that each stratum's draw goes to: rows[j], j < n.
+void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n);
+
+// One attempt at every row of scratch.missing; the others are left as they are. What it could not bring is then in
+// still_missing; returns how many of these pointed at nothing (the others went away while they were read).
+// total: of the index's tree, above 0.
+uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,
+                    DrawScratch* scratch);
+
+}  // namespace relive

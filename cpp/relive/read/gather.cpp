@@ -1,0 +1,198 @@
+// Copying the rows of resolved windows into the columns of a batch.
+#include "relive/read/gather.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "relive/read/rows.hpp"
+
+namespace relive {
+namespace {
+
+constexpr size_t kListed = 64;
+constexpr size_t kStreamedRow = 2048;                // bytes: shorter rows are mostly ends
+constexpr size_t kStreamedColumn = size_t{4} << 20;  // of a whole batch: more than caches keep for its reader
+
+// The ok windows of a stretch of the batch, with what every column needs of them worked out once.
+struct Listed {
+  size_t count = 0;
+  size_t batch = 0;  // rows of the outputs
+  const Window* windows[kListed];
+  uint32_t rows[kListed];                  // of the outputs
+  const std::byte* records[kListed];       // packed record of the first row
+  Row boots[kListed];                      // bootstrap row
+  const std::byte* boot_records[kListed];  // and its packed record
+};
+
+void list_windows(const Region& r, const Window* windows, const uint32_t* which, size_t count, Listed* listed) {
+  const uint64_t stride = r.geometry->record_stride;
+  const uint32_t page_len = r.page_len;
+  size_t n = 0;
+  for (size_t k = 0; k < count; ++k) {
+    const Window& w = windows[which[k]];
+    if (!w.ok) continue;
+    const uint32_t offset = r.offset_of(w.slot);
+    const uint32_t boot = offset + w.num_steps;
+    listed->windows[n] = &w;
+    listed->rows[n] = w.row;
+    listed->records[n] = w.base + offset * stride;
+    listed->boots[n] = boot < page_len ? Row{w.base, boot} : Row{w.next_base, boot - page_len};
+    listed->boot_records[n] = listed->boots[n].base + listed->boots[n].offset * stride;
+    ++n;
+  }
+  listed->count = n;
+}
+
+// One column of every listed window, from its first row or its bootstrap row.
+template <class Copy>
+void copy_each(const Region& r, const Listed& listed, const ColumnLayout& column, bool is_boot, std::byte* out,
+               Copy&& copy) {
+  const uint64_t num_bytes = column.num_bytes, offset = column.offset, stride = column.stride;
+  if (column.area == Area::kRecord) {
+    const std::byte* const* records = is_boot ? listed.boot_records : listed.records;
+    for (size_t k = 0; k < listed.count; ++k) copy(out + listed.rows[k] * num_bytes, records[k] + offset);
+    return;
+  }
+  for (size_t k = 0; k < listed.count; ++k) {
+    const Window& w = *listed.windows[k];
+    const Row row = is_boot ? listed.boots[k] : Row{w.base, r.offset_of(w.slot)};
+    copy(out + listed.rows[k] * num_bytes, row.base + offset + row.offset * stride);
+  }
+}
+
+bool is_streamed(const ColumnLayout& column, size_t item_bytes, size_t batch) {
+  return column.num_bytes >= kStreamedRow && item_bytes * batch >= kStreamedColumn;
+}
+
+void copy_column(const Region& r, const Listed& listed, const ColumnLayout& column, bool is_boot, std::byte* out) {
+  const size_t num_bytes = column.num_bytes;
+  const auto run = [&](auto&& copy) { copy_each(r, listed, column, is_boot, out, copy); };
+  if (is_streamed(column, num_bytes, listed.batch)) {
+    run([num_bytes](std::byte* to, const std::byte* from) { stream_bytes(to, from, num_bytes); });
+    return end_stream();
+  }
+  if (num_bytes == 1) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 1); });
+  if (num_bytes == 4) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 4); });
+  if (num_bytes == 8) return run([](std::byte* to, const std::byte* from) { copy_bytes(to, from, 8); });
+  const auto run_words = [&]<size_t kWord, size_t kWords>() {
+    run([num_bytes](std::byte* to, const std::byte* from) { copy_words<kWord, kWords>(to, from, num_bytes); });
+  };
+  if (num_bytes > 4 && num_bytes < 8) return run_words.template operator()<4, 2>();
+  if (num_bytes > 8 && num_bytes < 16) return run_words.template operator()<8, 2>();
+  if (num_bytes >= 16 && num_bytes <= 32) return run_words.template operator()<16, 2>();
+  if (num_bytes > 32 && num_bytes <= 48) return run_words.template operator()<16, 3>();
+  if (num_bytes > 48 && num_bytes <= 64) return run_words.template operator()<16, 4>();
+  if (num_bytes > 64 && num_bytes <= 96) return run_words.template operator()<32, 3>();
+  if (num_bytes > 96 && num_bytes <= 128) return run_words.template operator()<32, 4>();
+  run([num_bytes](std::byte* to, const std::byte* from) { copy_bytes(to, from, num_bytes); });
+}
+
+// Frames newest last; before the episode's first frame that frame again, or zeros.
+void copy_stack(const Region& r, const Window& w, const Output& output, StackPad pad, size_t batch, std::byte* out) {
+  const ColumnLayout& column = r.columns[output.column];
+  const bool streamed = is_streamed(column, output.item_bytes, batch);
+  const uint32_t ahead = output.source == Source::kNext ? w.num_steps : 0;
+  const int32_t newest = static_cast<int32_t>(r.offset_of(w.slot) + ahead);
+  const uint32_t before = w.episode_step + ahead;  // frames of the episode before the newest
+  std::byte* to = out + w.row * output.item_bytes;
+  for (uint32_t back = output.stack; back-- > 0; to += column.num_bytes) {
+    if (back > before && pad == StackPad::kZeros) {
+      std::memset(to, 0, column.num_bytes);
+      continue;
+    }
+    const Row row = row_at(w, newest - static_cast<int32_t>(std::min(back, before)), r.page_len);
+    const std::byte* from = row.base + column.offset + row.offset * column.stride;
+    streamed ? stream_bytes(to, from, column.num_bytes) : copy_bytes(to, from, column.num_bytes);
+  }
+}
+
+template <class T, class Value>
+void fill(const Listed& listed, std::byte* out, Value&& value) {
+  for (size_t k = 0; k < listed.count; ++k) {
+    const T number = static_cast<T>(value(k));
+    std::memcpy(out + listed.rows[k] * sizeof(T), &number, sizeof(T));
+  }
+}
+
+void fill_derived(const Region& r, const GatherPlan& plan, const Output& output, const Listed& listed, std::byte* out) {
+  const IndexConfig& config = r.header->indexes[plan.index];
+  const double gamma = config.gamma;
+  const bool walked = plan.needs_walk || plan.needs_end;
+  const auto window = [&](size_t k) -> const Window& { return *listed.windows[k]; };
+  const auto head = [&](size_t k) { return load_head(listed.records[k]); };
+  const auto discount = [&](size_t k) { return r.discount_of(window(k).slot, head(k)); };
+  const auto version = [&](size_t k) {
+    return int64_t{r.marks[window(k).slot].policy_version.load(std::memory_order_relaxed)};
+  };
+  const auto end_bit = [&](size_t k, uint8_t bit) {
+    if (walked) return (window(k).ends & bit) != 0;
+    return (head(k) & (bit == 1 ? kTerminatedBit : kTruncatedBit)) != 0;
+  };
+  switch (output.source) {
+    case Source::kReward:
+      if (r.columns[output.column].dtype[2] == '8')
+        return fill<double>(listed, out, [&](size_t k) { return window(k).reward; });
+      return fill<float>(listed, out, [&](size_t k) { return window(k).reward; });
+    case Source::kDiscount:
+      return walked ? fill<float>(listed, out, [&](size_t k) { return window(k).discount; })
+                    : fill<float>(listed, out, [&](size_t k) { return gamma * discount(k); });
+    case Source::kTerminated:
+      return fill<uint8_t>(listed, out, [&](size_t k) { return end_bit(k, 1); });
+    case Source::kTruncated:
+      return fill<uint8_t>(listed, out, [&](size_t k) { return end_bit(k, 2); });
+    case Source::kEpisodeStep:
+      return fill<int64_t>(listed, out, [&](size_t k) { return head(k) & kStepMask; });
+    case Source::kFirst:
+      return fill<uint8_t>(listed, out, [&](size_t k) { return (head(k) & kStepMask) == 0; });
+    case Source::kLane:
+      return fill<int64_t>(listed, out, [&](size_t k) {
+        return r.pages[r.page_of(window(k).slot)].lane_uid.load(std::memory_order_relaxed);
+      });
+    case Source::kPolicyVersion:
+      return fill<int64_t>(listed, out, version);
+    case Source::kStaleness: {
+      const int64_t now = r.header->policy_version.load(std::memory_order_relaxed);
+      return fill<int64_t>(listed, out, [&](size_t k) { return now - version(k); });
+    }
+    default:
+      return fill<int64_t>(listed, out, [&](size_t k) { return window(k).num_steps; });
+  }
+}
+
+void copy_listed(const Region& r, const GatherPlan& plan, const Listed& listed, std::byte* const* out) {
+  for (size_t o = 0; o < plan.outputs.size(); ++o) {
+    const Output& output = plan.outputs[o];
+    if (output.stack > 1 || output.is_bulk) continue;
+    if (output.source == Source::kColumn || output.source == Source::kNext) {
+      copy_column(r, listed, r.columns[output.column], output.source == Source::kNext, out[o]);
+    } else {
+      fill_derived(r, plan, output, listed, out[o]);
+    }
+  }
+  if (!plan.needs_history) return;
+  const StackPad pad = r.header->indexes[plan.index].stack_pad;
+  for (size_t k = 0; k < listed.count; ++k)  // window by window: neighbouring stacks share their frames in the cache
+    for (size_t o = 0; o < plan.outputs.size(); ++o)
+      if (plan.outputs[o].stack > 1 && !plan.outputs[o].is_bulk)
+        copy_stack(r, *listed.windows[k], plan.outputs[o], pad, listed.batch, out[o]);
+  end_stream();
+}
+
+}  // namespace
+
+void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which, size_t count,
+               size_t batch, std::byte* const* out) {
+  Listed listed;
+  listed.batch = batch;
+  for (size_t begin = 0; begin < count; begin += kListed) {
+    list_windows(r, windows, which + begin, std::min(kListed, count - begin), &listed);
+    copy_listed(r, plan, listed, out);
+  }
+}
+
+void zero_row(const GatherPlan& plan, uint32_t row, std::byte* const* out) {
+  for (size_t o = 0; o < plan.outputs.size(); ++o)
+    std::memset(out[o] + row * plan.outputs[o].item_bytes, 0, plan.outputs[o].item_bytes);
+}
+
+}  // namespace relive

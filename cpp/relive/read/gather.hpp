@@ -1,0 +1,101 @@
+// From items to batches: which rows a window needs, and copying them into columns (rules G2 to G4).
+//
+// Owner:   a GatherPlan is a value made once; Windows are scratch of one call, reused by its thread.
+// Locking: none needed. resolve() notes the generation of every page a window touches, copy_rows() copies, and
+//          recheck() says which windows are still what they were; the others are rubbish and must be drawn again.
+// Cost:    about 36 ns a small row; large rows at the speed of memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "relive/words/region.hpp"
+
+namespace relive {
+
+enum class Source : uint32_t {
+  kColumn,    // a declared column at the window's first row (stacked where the index says so)
+  kNext,      // a state column at the bootstrap row
+  kReward,    // n-step return over the window
+  kDiscount,  // product of gamma x discount over the window
+  kTerminated,
+  kTruncated,
+  kEpisodeStep,
+  kFirst,
+  kLane,
+  kPolicyVersion,
+  kStaleness,
+  kNumSteps
+};
+
+struct Output {
+  std::string name;
+  std::string dtype;           // numpy's str
+  std::vector<int64_t> shape;  // of one item, the stack axis included
+  uint64_t item_bytes = 0;     // of one item
+  Source source = Source::kColumn;
+  uint32_t column = 0;
+  uint32_t stack = 1;
+  bool is_bulk = false;  // of a tiered table's large column: tiered.cpp brings it
+};
+
+struct GatherPlan {
+  uint32_t index = 0;
+  std::vector<Output> outputs;
+  bool needs_walk = false;     // the window's length is not simply one step
+  bool needs_history = false;  // some output is a stack
+  bool needs_end = false;      // truncated is asked for
+  bool needs_bulk = false;     // some output is a large column of a tiered table
+  uint32_t record_span = 0;    // bytes of packed records a window is read over, from its first row's start
+};
+
+// Names: declared columns, next_<state>, discount and the derived ones. kInvalidConfig for any other.
+Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>& names, GatherPlan* plan);
+
+// One page a window touches, as it was when the window was resolved.
+struct Touched {
+  uint32_t page = kNoPage;
+  uint64_t word = 0;
+};
+
+// One window of a batch. What draw or gather knows of it comes first, the rest is filled by locate() and resolve().
+// The first cache line is all that a plain transition needs.
+struct alignas(64) Window {
+  uint64_t slot = 0;
+  uint64_t word = 0;  // of the item's page, read before its leaf
+  double mass = 0.0;
+  const std::byte* base = nullptr;  // frame of the item's page
+  uint32_t row = 0;                 // of the outputs
+  uint32_t num_steps = 1;           // m
+  uint32_t episode_step = 0;        // of the first row
+  bool ok = false;
+  uint8_t ends = 0;                      // bit 0 terminated, bit 1 truncated
+  bool has_prev = false;                 // the prev_ fields hold
+  bool has_next = false;                 // the next_ fields hold
+  const std::byte* prev_base = nullptr;  // of the page before, where needed
+  const std::byte* next_base = nullptr;  // of the page after, where needed
+
+  Touched prev_page, next_page;
+  double reward = 0.0, discount = 0.0;
+};
+
+// All functions below work on windows[which[0 .. count)] that are ok.
+
+// Finds the first row of each window and asks for its bytes. Call it one block ahead of resolve().
+void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count);
+
+// Fills the other fields of each window; ok = false where a page it needs is gone.
+void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count);
+
+// Copies the outputs. out[o] has room for the items of all rows of the batch.
+void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which, size_t count,
+               size_t batch, std::byte* const* out);
+
+// ok = false for windows whose pages changed since resolve(). Call after one acquire fence (rule G4).
+void recheck(const Region& r, Window* windows, const uint32_t* which, size_t count);
+
+// Zeros in every output row of a window (a key that is not there any more).
+void zero_row(const GatherPlan& plan, uint32_t row, std::byte* const* out);
+
+}  // namespace relive

@@ -1,0 +1,308 @@
+// The sampler: reserve, draw without the lock, gather, re-check, claim, commit (rules G1 to G8, I1).
+#include <algorithm>
+
+#include "relive/pages/recover.hpp"
+#include "relive/read/draw.hpp"
+#include "relive/table/table.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr uint32_t kRoundsWithoutLock = 8;
+constexpr uint32_t kRoundsWithLock = 64;
+
+DrawScratch& scratch() {
+  thread_local DrawScratch mine;
+  return mine;
+}
+
+Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
+  const IndexConfig& config = r.header->indexes[index];
+  const int64_t live = r.header->index_state[index].live_items.load(kRelaxed);
+  std::string needs = std::to_string(std::max<int64_t>(config.limiter.min_size, 1)) + " live items";
+  std::string has = std::to_string(live);
+  const int64_t inserted = r.header->index_state[index].inserted.load(kRelaxed);
+  if (live >= config.limiter.min_size && config.limiter.kind == LimiterConfig::kSamplesPerInsert &&
+      !can_sample(config.limiter, live, inserted, r.sampled(index), n)) {
+    needs = "inserted x " + std::to_string(config.limiter.samples_per_insert) +
+            " - sampled >= " + std::to_string(config.limiter.lo + static_cast<double>(n));
+    has = std::to_string(static_cast<double>(inserted) * config.limiter.samples_per_insert -
+                         static_cast<double>(r.sampled(index)));
+  } else if (live >= config.limiter.min_size && live > 0) {
+    needs = "items with a mass above 0, enough of them unused for the batch";
+  }
+  return Status(code).with_text("needs", needs).with_text("has", has).with_double("waited_s", deadline.waited_s());
+}
+
+}  // namespace
+
+std::string limiter_text(const IndexConfig& index) {
+  const LimiterConfig& limiter = index.limiter;
+  return std::string("index ") + index.name + ": inserted x " + std::to_string(limiter.samples_per_insert) +
+         " - sampled stays in [" + std::to_string(limiter.lo) + ", " + std::to_string(limiter.hi) + "], " +
+         std::to_string(window(limiter)) + " samples wide";
+}
+
+void Table::note_thread(std::atomic<uint64_t>* who) {
+  if (who->load(kRelaxed) == 0) who->store(thread_id(), kRelaxed);
+}
+
+// One wait until the index may have something to draw. Sweeps the dead every slice.
+Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline) {
+  Region& r = region_;
+  const auto ready = [&] {
+    const IndexState& state = r.header->index_state[index];
+    const int64_t live = state.live_items.load(kRelaxed);
+    return closed_.load(kRelaxed) ||
+           (live > 0 && r.trees[index].total() > 0.0 &&
+            can_sample(r.header->indexes[index].limiter, live, state.inserted.load(kRelaxed), r.sampled(index), n));
+  };
+  if (ready()) return {};
+  if (deadline.passed()) return deadline_error(r, index, n, deadline, Code::kDeadlineExceeded);
+  if (access_ == Access::kReadOnly) {
+    futex_wait(&r.header->items_event.count, r.header->items_event.count.load(),
+               std::min(deadline.remaining_s(), kWaitSlice_s));
+    return {};
+  }
+  const bool writes_itself = open_writers_.load(kRelaxed) > 0;
+  if (only_thread_hook != nullptr && is_alone() && (writes_itself || storage_->is_local()) && only_thread_hook())
+    return deadline_error(r, index, n, deadline, Code::kWaitsForItself);
+  r.header->counters.sampler_waits.fetch_add(1, kRelaxed);
+  const double before = deadline.waited_s();
+  wait_slice(&r.header->items_event, deadline, kWaitSlice_s, ready);
+  r.header->counters.sampler_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
+  if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+  if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
+    Locked locked(*this, deadline);
+    if (locked.status().ok() && sweep(r, *storage_, me_, dirty_) > 0) {
+      locked.items_came();
+      locked.room_came();
+    }
+  }
+  return {};
+}
+
+Status Table::reserve(uint32_t index, int64_t n, const Deadline& deadline) {
+  Region& r = region_;
+  const LimiterConfig& limiter = r.header->indexes[index].limiter;
+  const IndexState& state = r.header->index_state[index];
+  if (!sample_can_ever_pass(limiter, n))
+    return Status(Code::kRequestTooLarge)
+        .with_int("requested", n)
+        .with_double("window", window(limiter))
+        .with_text("arithmetic", limiter_text(r.header->indexes[index]));
+  while (true) {
+    if (closed_.load(kRelaxed)) return Status(Code::kTableClosed);
+    if (access_ == Access::kReadOnly && r.trees[index].total() > 0.0) return {};
+    const int64_t live = state.live_items.load(kRelaxed);
+    if (live > 0 && live >= limiter.min_size && r.trees[index].total() > 0.0) {
+      if (limiter.kind == LimiterConfig::kMinSize) {
+        count_in_flight(index, n);
+        RELIVE_FAIL_POINT(sample_reserved);
+        return {};
+      }
+      Locked locked(*this, deadline);
+      RELIVE_RETURN_IF_ERROR(locked.status());
+      if (can_sample(limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed), r.sampled(index), n)) {
+        count_in_flight(index, n);
+        RELIVE_FAIL_POINT(sample_reserved);
+        locked.room_came();
+        return {};
+      }
+    }
+    RELIVE_RETURN_IF_ERROR(wait_for_items(index, n, deadline));
+  }
+}
+
+Status Table::commit_held(uint32_t index, int64_t n) {
+  Entered entered(*this, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  commit_credit(index, n);
+  return {};
+}
+
+Status Table::return_held(uint32_t index, int64_t n) {
+  Entered entered(*this, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  return_credit(index, n);
+  return {};
+}
+
+void Table::commit_credit(uint32_t index, int64_t n) {
+  if (access_ == Access::kReadOnly) return;
+  Credit& credit = region_.credit(me_, index);
+  credit.done.fetch_add(n, std::memory_order_relaxed);
+  RELIVE_FAIL_POINT(sample_done_added);
+  if (RELIVE_RULE(G6_in_flight)) credit.in_flight.fetch_sub(n, std::memory_order_acq_rel);
+  RELIVE_FAIL_POINT(sample_in_flight);
+}
+
+void Table::return_credit(uint32_t index, int64_t n) {
+  if (access_ == Access::kReadOnly) return;
+  region_.credit(me_, index).in_flight.fetch_sub(n, std::memory_order_acq_rel);
+  if (region_.header->indexes[index].limiter.kind != LimiterConfig::kMinSize) notify(&region_.header->items_event);
+}
+
+// One attempt at every draw that is still missing. False where the index has no mass.
+bool Table::draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked) {
+  Region& r = region_;
+  DrawScratch& s = scratch();
+  const double total = r.trees[request.index].total();
+  if (!(total > 0.0)) return false;
+  const CounterRng rng(r.geometry->seed, stream_, call, attempt);
+  const uint64_t empty = draw_round(r, request, rng, total, &s);
+  if (access_ == Access::kReadWrite && !s.still_missing.empty()) {
+    r.header->counters.redraws_empty.fetch_add(empty, kRelaxed);
+    r.header->counters.redraws_generation.fetch_add(s.still_missing.size() - empty, kRelaxed);
+    if (locked) r.header->counters.slow_draws.fetch_add(1, kRelaxed);
+  }
+  return true;
+}
+
+// Use counts: each item drawn this round is taken under the lock, or goes back among the missing (rule G7).
+Status Table::claim(const DrawRequest& request, bool locked, const Deadline& deadline) {
+  Region& r = region_;
+  const uint32_t most = r.max_times(request.index);
+  if (most == 0 || access_ == Access::kReadOnly) return {};
+  DrawScratch& s = scratch();
+  Window* const windows = s.windows.data();
+  std::unique_ptr<Locked> own;
+  if (!locked && RELIVE_RULE(G7_claim_in_lock)) {
+    own = std::make_unique<Locked>(*this, deadline);
+    RELIVE_RETURN_IF_ERROR(own->status());
+  }
+  for (uint32_t j : s.missing) {
+    Window& w = windows[j];
+    if (!w.ok) continue;
+    const uint64_t slot = w.slot;
+    const uint64_t page = r.page_of(slot);
+    auto& times = r.times[request.index][slot];
+    const uint16_t before = times.load(kRelaxed);
+    const bool same = Region::generation_of(r.words[page].load(kRelaxed)) == Region::generation_of(w.word);
+    if (!same || !r.is_live_item(request.index, page, r.offset_of(slot)) || !r.is_drawable(request.index, before)) {
+      w.ok = false;
+      s.still_missing.push_back(j);
+      r.header->counters.redraws_claimed.fetch_add(1, kRelaxed);
+      continue;
+    }
+    times.store(static_cast<uint16_t>(before + 1), kRelaxed);
+    if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_add(1, kRelaxed);
+    RELIVE_FAIL_POINT(claim_times);
+    s.claimed.push_back({slot, w.word, w.mass});
+    if (before + 1u < most) continue;
+    r.trees[request.index].set_leaf(slot, 0.0);
+    dirty_.add(r, request.index, slot);
+    RELIVE_FAIL_POINT(claim_leaf);
+    r.header->index_state[request.index].live_items.fetch_sub(1, kRelaxed);
+    r.pages[page].live -= 1;
+  }
+  return {};
+}
+
+// A batch that cannot be completed gives back what it claimed.
+void Table::undo_claims(const DrawRequest& request, const Deadline& deadline) {
+  const uint32_t index = request.index;
+  Region& r = region_;
+  std::vector<Claimed>& claimed = scratch().claimed;
+  if (claimed.empty()) return;
+  Locked locked(*this, deadline);
+  if (!locked.status().ok()) return;
+  for (const Claimed& c : claimed) {
+    const uint64_t page = r.page_of(c.slot);
+    if (Region::generation_of(r.words[page].load(kRelaxed)) != Region::generation_of(c.word)) continue;
+    auto& times = r.times[index][c.slot];
+    const uint16_t now = times.load(kRelaxed);
+    const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+    if (now == 0 || now >= kTimesAwaiting || r.offset_of(c.slot) < range.item_begin) continue;
+    const bool was_used_up = !r.is_drawable(index, now);
+    times.store(static_cast<uint16_t>(now - 1), kRelaxed);
+    if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_sub(1, kRelaxed);
+    if (!was_used_up) continue;
+    r.trees[index].set_leaf(c.slot, c.mass);
+    dirty_.add(r, index, c.slot);
+    r.header->index_state[index].live_items.fetch_add(1, kRelaxed);
+    r.pages[page].live += 1;
+  }
+  claimed.clear();
+}
+
+Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, bool* empty) {
+  DrawScratch& s = scratch();
+  *empty = false;
+  s.missing.resize(request.num_items);
+  for (size_t j = 0; j < request.num_items; ++j) s.missing[j] = static_cast<uint32_t>(j);
+  s.claimed.clear();
+  std::unique_ptr<Locked> locked;
+  for (uint32_t attempt = 0; !s.missing.empty(); ++attempt) {
+    const bool patient = access_ == Access::kReadOnly;
+    if (attempt >= kRoundsWithoutLock && !patient && locked == nullptr) {
+      locked = std::make_unique<Locked>(*this, deadline);
+      RELIVE_RETURN_IF_ERROR(locked->status());
+    }
+    if (patient && attempt >= kRoundsWithoutLock && deadline.passed())
+      return deadline_error(region_, request.index, static_cast<int64_t>(request.num_items), deadline,
+                            Code::kDeadlineExceeded);
+    if (!draw_missing(request, call, attempt, locked != nullptr)) {
+      *empty = true;
+      return {};
+    }
+    RELIVE_RETURN_IF_ERROR(claim(request, locked != nullptr, deadline));
+    if (locked != nullptr) dirty_.flush_all(region_);  // the next round descends by these sums
+    s.missing.swap(s.still_missing);
+    if (attempt >= kRoundsWithLock + kRoundsWithoutLock && !patient) {
+      *empty = true;
+      return {};
+    }
+  }
+  return {};
+}
+
+Status Table::sample(const DrawRequest& request, double timeout_s) {
+  if (request.plan != nullptr && request.plan->needs_bulk && request.num_items > 0)
+    return sample_tiered(request, timeout_s);
+  const Deadline deadline = Deadline::after(timeout_s);
+  Entered entered(*this, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  const auto n = static_cast<int64_t>(request.num_items);
+  if (n == 0) return {};
+  note_thread(&sampling_thread_);
+  DrawScratch& s = scratch();
+  const uint64_t call = calls_.fetch_add(1, kRelaxed);
+  s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items);
+  while (true) {
+    RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
+    bool empty = false;
+    if (request.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
+      *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
+    Status status = fill(request, call, deadline, &empty);
+    if (status.ok() && !empty) break;
+    undo_claims(request, deadline);
+    return_credit(request.index, n);
+    RELIVE_RETURN_IF_ERROR(std::move(status));
+    if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
+    // There is something, but not enough unused items for the whole batch: sleep until more come.
+    if (only_thread_hook != nullptr && is_alone() && only_thread_hook())
+      return deadline_error(region_, request.index, n, deadline, Code::kWaitsForItself);
+    const uint32_t seen = region_.header->items_event.count.load();
+    region_.header->items_event.waiters.store(1);
+    futex_wait(&region_.header->items_event.count, seen, std::min(deadline.remaining_s(), kWaitSlice_s));
+    if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+  }
+  // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
+  if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite) {
+    Locked locked(*this, deadline);  // pages all of whose items are used up go back
+    if (locked.status().ok()) {
+      for (const Claimed& c : s.claimed) {
+        const uint64_t page = region_.page_of(c.slot);
+        if (Region::generation_of(region_.words[page].load(kRelaxed)) == Region::generation_of(c.word))
+          free_if_lifeless(region_, page, dirty_);
+      }
+      locked.room_came();
+    }
+  }
+  if (!request.hold) commit_credit(request.index, n);
+  return {};
+}
+
+}  // namespace relive

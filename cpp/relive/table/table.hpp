@@ -1,0 +1,212 @@
+// One handle on a table: what a process does with a region. Draw, gather, update, delete, statistics.
+//
+// Owner:   a Table owns its Storage, its participant slot and its scratch; writers borrow it and end with it.
+// Locking: any number of threads may call one handle; each public method counts itself in (close() waits for them).
+// Forks:   in a forked child a shared handle attaches anew at its first call, a local one refuses (rule E3).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "relive/pages/pages.hpp"
+#include "relive/read/draw.hpp"
+#include "relive/read/gather.hpp"
+#include "relive/words/region.hpp"
+#include "relive/words/sync.hpp"
+
+namespace relive {
+
+// Asked every slice of a wait; true ends the wait with kInterrupted. Set once by the bindings (signals of Python).
+extern bool (*interrupt_hook)();
+// Whether the calling thread is the only one of the process that could change anything; null counts as false.
+extern bool (*only_thread_hook)();
+
+struct TableStats {
+  uint64_t num_steps = 0, num_participants = 0, num_open_lanes = 0, num_free_pages = 0, num_pages = 0;
+  uint64_t frames_committed = 0, frames_used = 0, bytes_committed = 0;
+  std::vector<int64_t> live_items, inserted, sampled, in_flight;
+  std::vector<double> total_mass, max_priority;
+  std::vector<std::pair<const char*, uint64_t>> counters;
+};
+
+class Tier;
+class PlannedBatch;
+struct TierStats;
+
+class Table final {
+ public:
+  static Status create(const TableConfig& config, const std::string& path, std::unique_ptr<Table>* out);
+  static Status attach(const std::string& path, Access access, uint64_t stream, double timeout_s,
+                       std::unique_ptr<Table>* out);
+  ~Table();
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  // Ends this handle's writers and its participation. The last one removes a shared region's name. Idempotent.
+  Status close();
+  bool is_closed() const { return closed_.load(std::memory_order_acquire); }
+  bool is_read_only() const { return access_ == Access::kReadOnly; }
+
+  Status make_plan(uint32_t index, const std::vector<std::string>& names, GatherPlan* plan);
+  // Draws num_items with replacement in proportion to mass, stratified, in permuted rows; with a plan also gathers.
+  // Blocks until limiter and min_size allow, at most timeout_s.
+  Status sample(const DrawRequest& request, double timeout_s);
+  // present[i] = 0 and zeros where a key's item is gone.
+  Status gather(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out, uint8_t* present);
+  Status commit_held(uint32_t index, int64_t num_items);
+  Status return_held(uint32_t index, int64_t num_items);
+
+  // Applied = how many were still there (pending ones included). All are checked before the first is applied.
+  Status update_priorities(uint32_t index, const int64_t* keys, const float* priorities, size_t count,
+                           int64_t* applied);
+  Status delete_items(const int64_t* keys, size_t count, int64_t* deleted);
+  Status clear();
+
+  Status set_policy_version(uint32_t version);
+  uint32_t policy_version() const { return region_.header->policy_version.load(std::memory_order_relaxed); }
+  uint64_t num_steps() const {
+    const Header& h = *region_.header;
+    return h.live_steps.load(std::memory_order_relaxed) - h.removed_steps.load(std::memory_order_relaxed);
+  }
+  int64_t num_items(uint32_t index) const {
+    return region_.header->index_state[index].live_items.load(std::memory_order_relaxed);
+  }
+  Status stats(TableStats* out);
+  Status check();
+
+  // ---- tiered tables only (callers ask is_tiered() first), tiered.cpp ----------------------
+  bool is_tiered() const { return tier_ != nullptr; }
+  // Draws n items (in flight until commit_held or return_held) and begins to read what they need of the disk.
+  Status plan_batch(const GatherPlan& plan, size_t num_items, double timeout_s, std::unique_ptr<PlannedBatch>* out);
+  // Waits for the rows of a planned batch and copies them; items gone since are drawn anew. kInterrupted when cancelled.
+  // timeout_s: for items to draw anew, where there are none; the disk has a minute for each read.
+  Status gather_batch(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out, double timeout_s);
+  void drop_batch(PlannedBatch& batch);  // its rows are not wanted any more; the credit is the caller's to return
+  void note_late_batch();
+  Status tier_stats(TierStats* out);
+  Status spill_all_pages(uint64_t* spilled);  // test hook: every CLOSED page to the disk
+  void fail_disk(int read_error, int write_error);
+
+  // Test hooks of the layout: every CLOSED page to another frame; a page kept where it is (rules D6, layout point 5).
+  Status move_all_pages(uint64_t* moved);
+  Status pin_page(int64_t key, bool pin);
+
+  const Region& region() const { return region_; }
+  const std::string& path() const { return path_; }
+  // Lets a thread that a handle's call would refuse be told so: counts calls in. Every public method starts with it.
+  Status enter(bool needs_write);
+  void leave() { active_.fetch_sub(1, std::memory_order_release); }
+
+ private:
+  friend class Locked;
+  friend class Writer;
+
+  Table();
+  Status join(double timeout_s);  // shared regions: bytes 0 and 1, a participant slot (rule E1)
+  Status take_slot(const Deadline& deadline);
+  Status reattach_in_child();
+  Status leave_region();
+  bool is_alone();  // no other participant is attached
+  void note_thread(std::atomic<uint64_t>* who);
+  Status check_keys(const int64_t* keys, size_t count) const;
+  uint64_t find_key(int64_t key) const;
+
+  // The sampler's steps, in sample.cpp.
+  void commit_credit(uint32_t index, int64_t n);
+  void return_credit(uint32_t index, int64_t n);
+  Status reserve(uint32_t index, int64_t n, const Deadline& deadline);
+  Status wait_for_items(uint32_t index, int64_t n, const Deadline& deadline);
+  Status fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, bool* empty);
+  bool draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked);
+  Status claim(const DrawRequest& request, bool locked, const Deadline& deadline);
+  void undo_claims(const DrawRequest& request, const Deadline& deadline);
+  void count_in_flight(uint32_t index, int64_t n) {
+    region_.credit(me_, index).in_flight.fetch_add(n, std::memory_order_acq_rel);
+  }
+  // Tiered tables', in tiered.cpp.
+  friend class Tier;
+  Status sample_tiered(const DrawRequest& request, double timeout_s);
+  Status gather_tiered(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out,
+                       uint8_t* present);
+  Status gather_rows(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out, uint8_t* present,
+                     uint64_t ticket, const std::atomic<bool>* cancelled);
+  Status redraw(PlannedBatch& batch, const std::vector<uint32_t>& gone, const Deadline& deadline);
+  void release_claims(const int64_t* keys, size_t count);
+  Status wait_for_bulk(const Deadline& deadline);
+  void wake_spill_if_low();
+  // The updater's, in update.cpp.
+  bool update_one(uint32_t index, int64_t key, float priority, double mass);
+  bool delete_one(int64_t key);
+
+  Region region_;
+  std::unique_ptr<Storage> storage_;
+  std::unique_ptr<Tier> tier_;
+  std::string path_;
+  Access access_ = Access::kReadWrite;
+  uint32_t me_ = 0;
+  uint64_t stream_ = 0;
+  uint64_t fork_epoch_ = 0;
+  std::atomic<uint64_t> calls_{0};
+  bool joined_ = false;
+  std::atomic<bool> closed_{false};
+  std::atomic<int64_t> active_{0};
+  std::atomic<uint32_t> open_writers_{0};
+  std::atomic<uint64_t> sampling_thread_{0};
+  Dirty dirty_;  // used under the table lock only
+};
+
+// The table lock for one scope. Recovers after a dead holder, flushes touched leaves, notifies after the unlock.
+class Locked final {
+ public:
+  Locked(Table& table, const Deadline& deadline);
+  ~Locked() { release(); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+  const Status& status() const { return status_; }
+  void items_came() { items_ = true; }
+  void room_came() { room_ = true; }
+  void release();
+
+ private:
+  Table& table_;
+  Status status_;
+  bool held_ = false;
+  bool items_ = false;
+  bool room_ = false;
+};
+
+// Counts a call in and out.
+class Entered final {
+ public:
+  Entered(Table& table, bool needs_write) : table_(table), status_(table.enter(needs_write)) {}
+  ~Entered() {
+    if (status_.ok()) table_.leave();
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  Table& table_;
+  Status status_;
+};
+
+uint64_t fork_epoch();
+// Lock acquisitions wait at least this long, whatever the call's deadline: a holder is preempted for milliseconds.
+inline constexpr double kLeastLockWait_s = 0.1;
+inline constexpr double kWaitSlice_s = 0.1;
+
+// What an index's limiter asks for, with its numbers; for errors.
+std::string limiter_text(const IndexConfig& index);
+
+// A region seen from outside: facts for `relive ls`, and removal of one nobody is attached to.
+struct Probe {
+  uint64_t num_bytes = 0, num_steps = 0, capacity = 0, num_attached = 0;
+  bool is_attached = false;
+};
+Status probe_region(const std::string& path, Probe* out);
+Status remove_region(const std::string& path);
+
+}  // namespace relive

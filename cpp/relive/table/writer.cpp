@@ -1,0 +1,281 @@
+// A writer's life: lanes taken, blocks written, episodes ended, lanes given back.
+#include "relive/table/writer.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "relive/pages/recover.hpp"
+#include "relive/table/writer_cells.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr uint64_t kRowAhead = 512;  // bytes of them
+
+}  // namespace
+
+Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* out) {
+  Entered entered(*table, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  Region& r = table->region_;
+  const Geometry& g = *r.geometry;
+  std::unique_ptr<Writer> writer(new Writer(table));
+  writer->closed_ = true;  // until it has its lanes
+  writer->lanes_.resize(num_lanes);
+  writer->fork_epoch_ = fork_epoch();
+  Locked locked(*table, Deadline::after(10.0));
+  RELIVE_RETURN_IF_ERROR(locked.status());
+  const auto count_open = [&] {
+    uint32_t count = 0;
+    for (uint32_t lane = 0; lane < g.max_lanes; ++lane)
+      count += r.lanes[lane].state.load(kRelaxed) == LaneState::kLive ? 1 : 0;
+    return count;
+  };
+  if (g.max_lanes - count_open() < num_lanes) sweep(r, *table->storage_, table->me_, table->dirty_);
+  const uint32_t open_lanes = count_open();
+  if (g.max_lanes - open_lanes < num_lanes)
+    return Status(Code::kTooManyLanes).with_int("asked", num_lanes).with_int("free", g.max_lanes - open_lanes);
+  if (needed_steps(g, open_lanes + num_lanes) > g.capacity)
+    return Status(Code::kCapacityTooSmall)
+        .with_int("capacity", static_cast<int64_t>(g.capacity))
+        .with_int("needed", needed_steps(g, open_lanes + num_lanes))
+        .with_int("lanes", open_lanes + num_lanes);
+  uint32_t slot = 0;
+  for (LaneWriter& lane : writer->lanes_) {
+    while (r.lanes[slot].state.load(kRelaxed) == LaneState::kLive) ++slot;
+    lane.slot = slot;
+    Lane& shared = r.lanes[slot];
+    shared.owner.store(table->me_, kRelaxed);
+    shared.uid.store(r.header->next_uid.fetch_add(1, kRelaxed), kRelaxed);
+    shared.open.store(0, kRelaxed);
+    shared.ahead.store(0, kRelaxed);
+    shared.seam.store(0, kRelaxed);
+    shared.state.store(LaneState::kLive, std::memory_order_release);
+  }
+  table->open_writers_.fetch_add(1);
+  writer->closed_ = false;
+  *out = std::move(writer);
+  return {};
+}
+
+Writer::~Writer() { (void)close(); }
+
+Status Writer::close() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (closed_ || lanes_.empty()) return {};
+  closed_ = true;
+  if (fork_epoch_ != fork_epoch()) return {};  // the parent's lanes are the parent's to end
+  Entered entered(*table_, true);
+  if (!entered.status().ok()) return {};  // a closed table has ended all its lanes
+  table_->open_writers_.fetch_sub(1);
+  Locked locked(*table_, Deadline::after(10.0));
+  RELIVE_RETURN_IF_ERROR(locked.status());
+  for (const LaneWriter& lane : lanes_) cut_lane(table_->region_, lane.slot, table_->dirty_);
+  locked.items_came();
+  return {};
+}
+
+// The next rows of a lane that fit one page and one episode.
+void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
+  LaneWriter& lane = lane_of(block, m);
+  const Region& r = table_->region_;
+  lane.run = Run{};
+  lane.run.lane_slot = lane.slot;
+  lane.run.first = lane.page == kNoPage ? 0 : lane.end;
+  const size_t room = r.page_len - lane.run.first;
+  size_t count = std::min({room, most, block.num_rows - lane.done});
+  for (size_t row = 0; row < count; ++row) {
+    if (!ends_at(block, lane.done + row, m)) continue;
+    count = row + 1;
+    lane.run.ends = true;
+  }
+  lane.run.count = static_cast<uint32_t>(count);
+  const size_t last = lane.done + count - 1;
+  lane.run.has_seam = r.geometry->has_state != 0 && count > 0 && !lane.run.ends && has_next_cell(block, last, false);
+}
+
+// Rows of the runs that the next hold will commit, from lane m on.
+size_t Writer::rows_of_hold(const StepBlock& block, size_t m) {
+  size_t rows = 0;
+  for (; m < block.num_lanes && rows < kRowsPerHold; ++m) rows += lane_of(block, m).run.count;
+  return rows;
+}
+
+// The shared words that committing the lane will touch, while another lane's are at hand.
+void Writer::ask_for_words(const LaneWriter& lane) const {
+  if (lane.page == kNoPage) return;
+  const Region& r = table_->region_;
+  const uint64_t slot = r.slot_of(lane.page, lane.end);
+  __builtin_prefetch(&r.lanes[lane.slot], 1);
+  __builtin_prefetch(&r.words[lane.page]);
+  __builtin_prefetch(&r.pages[lane.page].range, 1);
+  __builtin_prefetch(&r.pages[lane.page].live, 1);
+  __builtin_prefetch(&r.frames[lane.page]);
+  __builtin_prefetch(&r.tails[lane.page * r.geometry->tail_words]);
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    r.trees[i].prefetch(slot);
+    __builtin_prefetch(&r.times[i][slot]);
+  }
+}
+
+// The record that writing the lane will fill.
+void Writer::ask_for_row(const LaneWriter& lane) const {
+  if (lane.page == kNoPage) return;
+  const uint64_t stride = table_->region_.geometry->record_stride;
+  const std::byte* row = lane.frame + lane.end * stride;
+  __builtin_prefetch(&table_->region_.marks[table_->region_.slot_of(lane.page, lane.end)], 1);
+  for (uint64_t at = 0; at < 2 * stride && at < kRowAhead; at += 64) __builtin_prefetch(row + at, 1);
+}
+
+Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t* keys) {
+  Table& table = *table_;
+  Region& r = table.region_;
+  for (size_t m = 0; m < block.num_lanes;) {
+    Locked locked(table, deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    make_room(r, rows_of_hold(block, m), table.dirty_);
+    for (size_t rows = 0; m < block.num_lanes && rows < kRowsPerHold; ++m) {
+      LaneWriter& lane = lane_of(block, m);
+      const Run& run = lane.run;
+      if (m + kLanesAhead < block.num_lanes) ask_for_words(lane_of(block, m + kLanesAhead));
+      if (run.count == 0) continue;
+      commit_run(r, run, table.dirty_);
+      for (uint32_t k = 0; k < run.count; ++k)
+        keys[(lane.done + k) * block.num_lanes + m] = r.key_of(r.slot_of(lane.page, run.first + k), lane.word);
+      rows += run.count;
+      lane.done += run.count;
+      lane.has_last = !run.ends;
+      lane.last_slot = r.slot_of(lane.page, run.first + run.count - 1);
+      lane.last_word = lane.word;
+      lane.episode_step = run.ends ? 0 : lane.episode_step + run.count;
+      advance(lane, run.ends && r.geometry->has_state != 0);
+      if (rows_left_admitted_ > 0) {
+        table.region_.credit(table.me_, 0).reserved.fetch_sub(run.count, kRelaxed);
+        rows_left_admitted_ -= run.count;
+      }
+    }
+    locked.items_came();
+  }
+  return {};
+}
+
+void Writer::note_given_priorities(const StepBlock& block) {
+  if (block.priority.base == nullptr) return;
+  float largest = 0.0f;
+  for (size_t row = 0; row < block.num_rows; ++row)
+    for (size_t m = 0; m < block.num_lanes; ++m) {
+      float priority;
+      std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
+      largest = std::max(largest, priority);
+    }
+  Region& r = table_->region_;
+  Locked locked(*table_, Deadline::after(1.0));
+  if (!locked.status().ok()) return;
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    IndexState& state = r.header->index_state[i];
+    if (largest <= state.max_priority.load(kRelaxed)) continue;
+    state.max_mass.store(mass_of(r.header->indexes[i], largest), kRelaxed);
+    state.max_priority.store(largest, kRelaxed);
+  }
+}
+
+Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (closed_) return Status(Code::kWriterClosed);
+  if (fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
+  const Deadline deadline = Deadline::after(timeout_s);
+  Entered entered(*table_, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  if (block.num_rows == 0 || block.num_lanes == 0) return {};
+  RELIVE_RETURN_IF_ERROR(check_block(block));
+  RELIVE_RETURN_IF_ERROR(admit(static_cast<int64_t>(block.num_rows * block.num_lanes), deadline));
+  note_given_priorities(block);
+  for (size_t m = 0; m < block.num_lanes; ++m) lane_of(block, m).done = 0;
+  const size_t capacity = table_->region_.geometry->capacity;
+  const size_t most = std::max<size_t>(1, std::min(kRowsPerHold, capacity) / block.num_lanes);
+  Status status;
+  for (bool more = true; more && status.ok();) {
+    for (size_t m = 0; m < block.num_lanes; ++m) plan_run(block, m, most);
+    status = open_pages(block, deadline);
+    if (!status.ok()) break;
+    for (size_t m = 0; m < block.num_lanes; ++m) {
+      if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
+      write_rows(block, m);
+    }
+    status = commit(block, deadline, keys);
+    more = false;
+    for (size_t m = 0; m < block.num_lanes; ++m) more |= lane_of(block, m).done < block.num_rows;
+  }
+  if (rows_left_admitted_ > 0) {
+    table_->region_.credit(table_->me_, 0).reserved.fetch_sub(rows_left_admitted_, kRelaxed);
+    rows_left_admitted_ = 0;
+  }
+  return status.ok() ? Status() : with_rows_stored(block, std::move(status));
+}
+
+// A block that stops half way (only the lock can do that, held by a stopped process) says how far it came.
+Status Writer::with_rows_stored(const StepBlock& block, Status status) {
+  size_t stored = 0;
+  for (size_t m = 0; m < block.num_lanes; ++m) stored += lane_of(block, m).done;
+  if (stored == 0 || status.code() != Code::kDeadlineExceeded) return status;
+  Status told(status.code());
+  for (const Field& field : status.fields()) told.add(field);
+  const std::string all = std::to_string(block.num_rows * block.num_lanes);
+  told.set_text("has", std::to_string(stored) + " of " + all + " rows stored, oldest first in each lane");
+  return told;
+}
+
+Status Writer::end_episode(const StepBlock& block, bool terminated, double timeout_s) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (closed_) return Status(Code::kWriterClosed);
+  if (fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
+  const Deadline deadline = Deadline::after(timeout_s);
+  Entered entered(*table_, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  Region& r = table_->region_;
+  const bool has_state = r.geometry->has_state != 0;
+  for (size_t m = 0; m < block.num_lanes; ++m) {
+    LaneWriter& lane = lane_of(block, m);
+    lane.done = 0;
+    plan_run(block, m, 0);
+    lane.run.ends = lane.has_last;
+    if (!lane.has_last) continue;
+    const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
+    if (terminated && (lane.is_frozen || !has_state)) return Status(Code::kAlreadyPublished).with_int("lane", number);
+    if (!has_state) continue;
+    for (uint32_t c = 0; lane.is_frozen && block.has_next && c < r.geometry->num_columns; ++c)
+      if (is_state(r, c) &&
+          std::memcmp(cell(r, lane.frame, lane.bulk, c, lane.end), block.next[c].at(0, m), r.columns[c].num_bytes) != 0)
+        return Status(Code::kSeamMismatch).with_int("lane", number).with_text("column", r.columns[c].name);
+    if (!lane.is_frozen && !terminated && !block.has_next) return Status(Code::kMissingNext).with_int("lane", number);
+  }
+  if (has_state) RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
+  Locked locked(*table_, deadline);
+  RELIVE_RETURN_IF_ERROR(locked.status());
+  for (size_t m = 0; m < block.num_lanes; ++m) {
+    LaneWriter& lane = lane_of(block, m);
+    if (!lane.has_last) continue;
+    const uint64_t last_page = r.page_of(lane.last_slot);
+    const bool last_is_there =
+        Region::generation_of(r.words[last_page].load(kRelaxed)) == Region::generation_of(lane.last_word);
+    if (last_is_there && (terminated || !has_state)) {  // no published window holds this row but as its last
+      if (terminated) r.marks[lane.last_slot].discount.store(0.0f, kRelaxed);
+      r.head_of(lane.last_slot).fetch_or(terminated ? kTerminatedBit : kTruncatedBit);
+    }
+    if (has_state) {
+      lane.run = Run{lane.slot, lane.end, 0, true, false};
+      if (!lane.is_frozen) write_next_cell(block, lane, 0, m);
+      commit_run(r, lane.run, table_->dirty_);
+      advance(lane, true);
+    } else {
+      publish_lane(r, lane.slot, true, false, table_->dirty_);
+    }
+    lane.has_last = false;
+    lane.episode_step = 0;
+  }
+  locked.items_came();
+  return {};
+}
+
+}  // namespace relive

@@ -1,0 +1,154 @@
+// Rows of a block: everything that can be wrong with them, and writing them without the lock.
+#include "relive/table/writer.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "relive/table/writer_cells.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+bool flag_at(const Cells& cells, size_t row, size_t m) {
+  return cells.base != nullptr && *cells.at(row, m) != std::byte{0};
+}
+
+// memcpy with the sizes of scalars spelled out: most columns are one.
+void copy_cell(std::byte* to, const std::byte* from, size_t num_bytes) {
+  if (num_bytes == 4) {
+    std::memcpy(to, from, 4);
+  } else if (num_bytes == 8) {
+    std::memcpy(to, from, 8);
+  } else {
+    std::memcpy(to, from, num_bytes);
+  }
+}
+
+}  // namespace
+
+bool Writer::ends_at(const StepBlock& block, size_t row, size_t m) const {
+  return flag_at(block.terminated, row, m) || flag_at(block.truncated, row, m);
+}
+
+// Whether the state after `row` is known from the block itself. Within an extend the next row is it, unless the
+// episode ended: then the next row begins another.
+bool Writer::has_next_cell(const StepBlock& block, size_t row, bool ends) const {
+  if (block.has_next) return true;
+  if (row + 1 == block.num_rows) return block.has_last_state;
+  return !ends;
+}
+
+// Everything that can be wrong with a block is found here, before anything changes.
+Status Writer::check_block(const StepBlock& block) {
+  const Region& r = table_->region_;
+  const Geometry& g = *r.geometry;
+  const uint32_t extra = g.has_state != 0 && !block.has_next && !block.has_last_state && block.num_rows > 0 ? 1 : 0;
+  uint32_t open_lanes = 0;
+  if (extra != 0 && g.capacity < 2 * uint64_t{g.max_lanes} * (g.history + g.max_n_step + 1)) {
+    for (uint32_t lane = 0; lane < g.max_lanes; ++lane)
+      open_lanes += r.lanes[lane].state.load(kRelaxed) == LaneState::kLive;
+    if (needed_steps(g, open_lanes) + open_lanes > g.capacity)
+      return Status(Code::kCapacityTooSmall)
+          .with_int("capacity", static_cast<int64_t>(g.capacity))
+          .with_int("needed", needed_steps(g, open_lanes) + open_lanes)
+          .with_int("lanes", open_lanes);
+  }
+  for (size_t m = 0; m < block.num_lanes; ++m) {
+    const auto lane_number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
+    for (size_t row = 0; row < block.num_rows; ++row) {
+      const bool truncated = flag_at(block.truncated, row, m);
+      const bool terminated = flag_at(block.terminated, row, m);
+      if (truncated && !terminated && g.has_state != 0 && !has_next_cell(block, row, true))
+        return Status(Code::kMissingNext).with_int("lane", lane_number);
+      if (block.priority.base == nullptr) continue;
+      float priority;
+      std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
+      if (!(priority >= 0.0f) || std::isinf(priority))
+        return Status(Code::kInvalidPriority)
+            .with_int("position", static_cast<int64_t>(row * block.num_lanes + m))
+            .with_double("value", priority);
+    }
+    if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
+    RELIVE_RETURN_IF_ERROR(check_seams(block, m));
+  }
+  return {};
+}
+
+// A next observation that was given is frozen: the row that follows must say the same.
+Status Writer::check_seams(const StepBlock& block, size_t m) {
+  const Region& r = table_->region_;
+  const LaneWriter& lane = lane_of(block, m);
+  if (!lane.is_frozen && !(block.has_next && block.num_rows > 1)) return {};
+  const auto mismatch = [&](uint32_t column) {
+    const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
+    return Status(Code::kSeamMismatch).with_int("lane", number).with_text("column", r.columns[column].name);
+  };
+  for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+    if (!is_state(r, c)) continue;
+    const size_t num_bytes = r.columns[c].num_bytes;
+    if (lane.is_frozen &&
+        std::memcmp(cell(r, lane.frame, lane.bulk, c, lane.end), block.columns[c].at(0, m), num_bytes) != 0)
+      return mismatch(c);
+    for (size_t row = 1; block.has_next && row < block.num_rows; ++row) {
+      if (ends_at(block, row - 1, m)) continue;
+      if (std::memcmp(block.next[c].at(row - 1, m), block.columns[c].at(row, m), num_bytes) != 0) return mismatch(c);
+    }
+  }
+  return {};
+}
+
+// The state cells of the row after the run: the frozen cell of a seam, or the tail of an episode that ended.
+void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t row, size_t m) {
+  const Region& r = table_->region_;
+  const uint32_t at = lane.run.first + lane.run.count;
+  std::byte* frame = at < r.page_len ? lane.frame : lane.ahead_frame;
+  std::byte* bulk = at < r.page_len ? lane.bulk : lane.ahead_bulk;
+  const uint32_t offset = at & (r.page_len - 1);
+  const bool is_given = has_next_cell(block, row, lane.run.ends);
+  for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+    if (!is_state(r, c)) continue;
+    std::byte* to = cell(r, frame, bulk, c, offset);
+    if (!is_given) {
+      std::memset(to, 0, r.columns[c].num_bytes);
+    } else {
+      copy_cell(to, block.has_next ? block.next[c].at(row, m) : block.columns[c].at(row + 1, m),
+                r.columns[c].num_bytes);
+    }
+  }
+  if (!lane.run.ends) return;
+  const uint32_t head = (lane.episode_step + lane.run.count) & kStepMask;
+  std::memcpy(frame + offset * r.geometry->record_stride, &head, sizeof head);
+}
+
+void Writer::write_rows(const StepBlock& block, size_t m) {
+  LaneWriter& lane = lane_of(block, m);
+  if (lane.run.count == 0 && !lane.run.ends) return;
+  const Region& r = table_->region_;
+  const uint32_t version =
+      policy_version_ >= 0 ? static_cast<uint32_t>(policy_version_) : r.header->policy_version.load(kRelaxed);
+  for (uint32_t k = 0; k < lane.run.count; ++k) {
+    const size_t row = lane.done + k;
+    const uint32_t offset = lane.run.first + k;
+    const bool terminated = flag_at(block.terminated, row, m);
+    const bool truncated = flag_at(block.truncated, row, m);
+    const float usual = terminated ? 0.0f : 1.0f;
+    float discount = usual;
+    uint32_t priority = kNoPriority;
+    if (block.discount.base != nullptr) std::memcpy(&discount, block.discount.at(row, m), sizeof discount);
+    if (block.priority.base != nullptr) std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
+    const uint32_t head = ((lane.episode_step + k) & kStepMask) | (terminated ? kTerminatedBit : 0) |
+                          (truncated ? kTruncatedBit : 0) | (discount != usual ? kDiscountBit : 0);
+    std::memcpy(lane.frame + offset * r.geometry->record_stride, &head, sizeof head);
+    r.marks[r.slot_of(lane.page, offset)].write(version, discount, priority);
+    for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+      if (k == 0 && lane.is_frozen && is_state(r, c)) continue;  // others read it already, and it says the same
+      copy_cell(cell(r, lane.frame, lane.bulk, c, offset), block.columns[c].at(row, m), r.columns[c].num_bytes);
+    }
+  }
+  if (r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends) && lane.run.count > 0)
+    write_next_cell(block, lane, lane.done + lane.run.count - 1, m);
+}
+
+}  // namespace relive

@@ -1,0 +1,314 @@
+// The life of a unit: wanted, filed, made room for, read, forgotten. Delivery is in staging_deliver.cpp.
+#include "relive/tiers/staging.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+namespace relive {
+namespace {
+
+constexpr uint64_t kMostRun = 8 << 20;  // bytes read in one call
+constexpr uint64_t kFreshPart = 3;      // of staging memory may hold what is read for its first use
+
+}  // namespace
+
+bool Staging::Earlier::operator()(const Unit* a, const Unit* b) const {
+  return std::tie(a->key, a->at, a->id) < std::tie(b->key, b->at, b->id);
+}
+
+size_t Staging::Hash::operator()(const UnitId& id) const {
+  uint64_t x = (id.ref + 0x9e3779b97f4a7c15ull) ^ (uint64_t{id.unit} << 40);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return static_cast<size_t>(x ^ (x >> 31));
+}
+
+Staging::Staging(const Region& region, PageFile& file, std::byte* memory, uint32_t num_threads)
+    : r_(region), file_(file), memory_(memory), block_bytes_(region.bulk.geometry->block_bytes) {
+  const BulkGeometry& bulk = *region.bulk.geometry;
+  for (uint32_t c = 0; c < bulk.num_columns; ++c) {
+    if (bulk.first_unit[c] == ~0u) continue;
+    const uint64_t area = (region.page_len * region.columns[c].stride + block_bytes_ - 1) / block_bytes_ * block_bytes_;
+    for (uint64_t at = 0; at < area; at += bulk.unit_bytes(c)) {
+      unit_offsets_.push_back(region.columns[c].offset + at);
+      unit_blocks_.push_back(bulk.unit_blocks[c]);
+    }
+  }
+  const uint32_t largest = unit_blocks_.empty() ? 0 : *std::max_element(unit_blocks_.begin(), unit_blocks_.end());
+  most_fresh_ = std::max<uint64_t>(bulk.num_blocks / kFreshPart, largest);
+  for (uint64_t block = bulk.num_blocks; block-- > 0;) free_blocks_.push_back(static_cast<uint32_t>(block));
+  for (uint32_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { read_loop(); });
+}
+
+void Staging::stop() {
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    is_stopping_ = true;
+  }
+  work_came_.notify_all();
+  unit_came_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+Staging::Unit* Staging::find(const UnitId& id) {
+  const auto found = units_.find(id);
+  return found == units_.end() ? nullptr : &found->second;
+}
+
+Staging::Unit* Staging::find_or_make(const UnitId& id) {
+  Unit* unit = &units_[id];
+  unit->id = id;
+  return unit;
+}
+
+bool Staging::is_alive(const Unit* unit) const {
+  const uint64_t word = r_.words[r_.ref_page(unit->id.ref)].load(std::memory_order_acquire);
+  return Region::is_used(word) && Region::generation_of(word) == r_.ref_generation(unit->id.ref);
+}
+
+void Staging::unfile(Unit* unit) {
+  if (unit->filed == Filed::kPending) {
+    pending_.erase(unit);
+    pending_at_.erase(unit->at);
+  } else if (unit->filed == Filed::kReady) {
+    ready_.erase(unit);
+  } else if (unit->filed == Filed::kIdle) {
+    idle_.erase(unit->idle_at);
+  }
+  unit->filed = Filed::kNowhere;
+}
+
+// Puts a unit where its state and its uses say it belongs. One that nobody wants and that is not here ceases to be.
+void Staging::file(Unit* unit) {
+  unfile(unit);
+  const bool is_wanted = unit->waiters > 0 || !unit->uses.empty();
+  unit->key = unit->waiters > 0 || unit->uses.empty() ? 0 : unit->uses.front();
+  if (unit->state == State::kReading || unit->pins > 0) return;
+  if (unit->state == State::kReady) {
+    if (unit->waiters > 0) return;
+    if (is_wanted) {
+      ready_.insert(unit);
+      unit->filed = Filed::kReady;
+    } else {
+      unit->idle_at = idle_.insert(idle_.end(), unit);
+      unit->filed = Filed::kIdle;
+    }
+    return;
+  }
+  if (!is_wanted) {
+    units_.erase(unit->id);
+    return;
+  }
+  if (unit->state != State::kAbsent) return;
+  const uint64_t page = r_.ref_page(unit->id.ref);
+  const BulkPlace place = r_.bulk.place(page);
+  if (!is_alive(unit)) {  // looked at after the place: a page of another generation has another place
+    unit->state = State::kGone;
+    unit_came_.notify_all();
+    return;
+  }
+  if (place.kind != BulkKind::kDisk) return;  // in memory; spilled() will file it
+  unit->at = place.number * r_.bulk.geometry->frame_bytes + unit_offsets_[unit->id.unit];
+  // A page that has gone leaves its units filed until somebody looks: theirs may be this very place on disk.
+  const auto [other, is_new] = pending_at_.try_emplace(unit->at, unit);
+  if (!is_new) {
+    Unit* gone = other->second;
+    unfile(gone);
+    gone->state = State::kGone;
+    unit_came_.notify_all();
+    pending_at_[unit->at] = unit;
+  }
+  pending_.insert(unit);
+  unit->filed = Filed::kPending;
+}
+
+void Staging::wake_readers() {
+  if (sleeping_ == 0 || pending_.empty()) return;
+  if (pending_.size() == 1) {
+    work_came_.notify_one();
+  } else {
+    work_came_.notify_all();
+  }
+}
+
+void Staging::expect(uint64_t ticket, const std::vector<UnitId>& units) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  for (const UnitId& id : units) {
+    Unit* unit = find_or_make(id);
+    unit->uses.insert(std::upper_bound(unit->uses.begin(), unit->uses.end(), ticket), ticket);
+    file(unit);
+  }
+  wake_readers();
+}
+
+void Staging::forget(uint64_t ticket, const std::vector<UnitId>& units) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  for (const UnitId& id : units)
+    if (Unit* unit = find(id); unit != nullptr) use_ends(unit, ticket);
+  wake_readers();
+}
+
+void Staging::use_ends(Unit* unit, uint64_t ticket) {
+  const auto use = std::lower_bound(unit->uses.begin(), unit->uses.end(), ticket);
+  if (use != unit->uses.end() && *use == ticket) unit->uses.erase(use);
+  file(unit);
+}
+
+void Staging::spilled(uint64_t ref) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (units_.empty()) return;
+  for (uint32_t unit = 0; unit < unit_offsets_.size(); ++unit) {
+    Unit* found = find({ref, unit});
+    if (found != nullptr && found->state == State::kAbsent) file(found);
+  }
+  wake_readers();
+}
+
+// Room for a unit, at the cost of what is wanted later than it or not at all.
+bool Staging::take_blocks(Unit* unit) {
+  const size_t needed = blocks_of(unit->id.unit);
+  while (free_blocks_.size() < needed) {
+    Unit* victim = nullptr;
+    if (!idle_.empty()) {
+      victim = idle_.front();
+    } else if (!ready_.empty() && (*ready_.rbegin())->key > unit->key) {
+      victim = *ready_.rbegin();
+      counters_.evicted_planned.fetch_add(1, std::memory_order_relaxed);
+    }
+    if (victim == nullptr) return false;
+    unfile(victim);
+    give_blocks(victim);
+    victim->state = State::kAbsent;
+    file(victim);
+  }
+  unit->blocks.assign(free_blocks_.end() - static_cast<std::ptrdiff_t>(needed), free_blocks_.end());
+  std::reverse(unit->blocks.begin(), unit->blocks.end());
+  free_blocks_.resize(free_blocks_.size() - needed);
+  return true;
+}
+
+void Staging::give_blocks(Unit* unit) {
+  free_blocks_.insert(free_blocks_.end(), unit->blocks.rbegin(), unit->blocks.rend());
+  unit->blocks.clear();
+  set_fresh(unit, false);
+}
+
+void Staging::set_fresh(Unit* unit, bool is_fresh) {
+  if (unit->is_fresh == is_fresh) return;
+  unit->is_fresh = is_fresh;
+  fresh_blocks_ += is_fresh ? blocks_of(unit->id.unit) : 0;
+  fresh_blocks_ -= is_fresh ? 0 : blocks_of(unit->id.unit);
+}
+
+// What nobody waits for yet is read when others of its kind have been used.
+bool Staging::is_too_early(const Unit* unit) const {
+  return unit->key != 0 && fresh_blocks_ + blocks_of(unit->id.unit) > most_fresh_;
+}
+
+void Staging::begin_read(Unit* unit) {
+  set_fresh(unit, true);
+  unfile(unit);
+  unit->state = State::kReading;
+}
+
+// Units that lie right behind or before the run on disk and are wanted too, sooner or later.
+void Staging::add_neighbours(std::vector<Unit*>* run) {
+  uint64_t num_bytes = bytes_of(run->front());
+  while (num_bytes < kMostRun) {
+    const Unit* last = run->back();
+    const auto next = pending_at_.find(last->at + bytes_of(last));
+    if (next == pending_at_.end() || !is_alive(next->second)) break;
+    Unit* unit = next->second;
+    if (num_bytes + bytes_of(unit) > kMostRun || is_too_early(unit) || !take_blocks(unit)) break;
+    begin_read(unit);
+    run->push_back(unit);
+    num_bytes += bytes_of(unit);
+  }
+  while (num_bytes < kMostRun) {
+    const auto first = pending_at_.lower_bound(run->front()->at);
+    if (first == pending_at_.begin()) break;
+    Unit* unit = std::prev(first)->second;
+    if (unit->at + bytes_of(unit) != run->front()->at || !is_alive(unit)) break;
+    if (num_bytes + bytes_of(unit) > kMostRun || is_too_early(unit) || !take_blocks(unit)) break;
+    begin_read(unit);
+    run->insert(run->begin(), unit);
+    num_bytes += bytes_of(unit);
+  }
+}
+
+std::vector<Staging::Unit*> Staging::pick_run() {
+  while (!pending_.empty()) {
+    Unit* unit = *pending_.begin();
+    if (!is_alive(unit)) {
+      unfile(unit);
+      unit->state = State::kGone;
+      unit_came_.notify_all();
+      continue;
+    }
+    if (is_too_early(unit) || !take_blocks(unit)) return {};
+    begin_read(unit);
+    std::vector<Unit*> run{unit};
+    add_neighbours(&run);
+    return run;
+  }
+  return {};
+}
+
+Status Staging::read_run(const std::vector<Unit*>& run) {
+  std::vector<Stretch> to;
+  for (const Unit* unit : run) {
+    for (uint32_t block : unit->blocks) {
+      std::byte* memory = memory_ + block * block_bytes_;
+      if (!to.empty() && to.back().memory + to.back().num_bytes == memory) {
+        to.back().num_bytes += block_bytes_;
+      } else {
+        to.push_back({memory, block_bytes_});
+      }
+    }
+  }
+  return file_.read(run.front()->at, to);
+}
+
+void Staging::finish_run(const std::vector<Unit*>& run, const Status& status) {
+  acquire_fence();
+  for (Unit* unit : run) {
+    if (!status.ok()) {
+      unit->state = State::kFailed;
+      last_error_ = status;
+    } else {
+      unit->state = is_alive(unit) ? State::kReady : State::kGone;
+      counters_.bytes_read.fetch_add(bytes_of(unit), std::memory_order_relaxed);
+    }
+    if (unit->state != State::kReady) give_blocks(unit);
+    file(unit);
+  }
+  counters_.reads.fetch_add(1, std::memory_order_relaxed);
+  counters_.units_read.fetch_add(run.size(), std::memory_order_relaxed);
+}
+
+void Staging::read_loop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!is_stopping_) {
+    const std::vector<Unit*> run = pick_run();
+    if (run.empty()) {
+      ++sleeping_;
+      work_came_.wait(lock);
+      --sleeping_;
+      continue;
+    }
+    lock.unlock();
+    const Status status = read_run(run);
+    lock.lock();
+    finish_run(run, status);
+    unit_came_.notify_all();
+    wake_readers();
+  }
+}
+
+uint64_t Staging::bytes_held() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return (r_.bulk.geometry->num_blocks - free_blocks_.size()) * block_bytes_;
+}
+
+}  // namespace relive

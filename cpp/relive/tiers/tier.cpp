@@ -1,0 +1,158 @@
+#include "relive/tiers/tier.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "relive/table/table.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr uint64_t kSpillBytes = 8 << 20;  // written at a time
+constexpr size_t kMostPages = 256;
+constexpr double kIdle_s = 0.5;
+constexpr double kNothingToSpill_s = 0.02;  // every page in memory is open: the writer that closes one wakes us
+constexpr double kAfterError_s = 0.05;
+constexpr double kWait_s = 0.02;
+
+}  // namespace
+
+Status Tier::create(const TierConfig& config, const BulkGeometry& geometry, Table& table, std::unique_ptr<Tier>* out) {
+  std::unique_ptr<Tier> tier(new Tier(table, geometry));
+  RELIVE_RETURN_IF_ERROR(PageFile::create(config.directory, &tier->file_));
+  const uint64_t frames = geometry.num_frames * geometry.frame_bytes;
+  RELIVE_RETURN_IF_ERROR(Storage::create_local(frames + geometry.num_blocks * geometry.block_bytes, &tier->memory_));
+  bind_bulk(table.region_, &tier->geometry_, tier->memory_->base());
+  tier->staging_ =
+      std::make_unique<Staging>(table.region_, *tier->file_, tier->memory_->base() + frames, config.num_io_threads);
+  tier->spill_thread_ = std::thread([raw = tier.get()] { raw->spill_loop(); });
+  *out = std::move(tier);
+  return {};
+}
+
+void Tier::stop() {
+  is_stopping_.store(true);
+  notify(&low_event_);
+  notify(&frames_event_);
+  if (spill_thread_.joinable()) spill_thread_.join();
+  if (staging_ != nullptr) staging_->stop();
+}
+
+bool Tier::is_low() const { return table_.region_.bulk.state->num_free_frames.load(kRelaxed) < geometry_.reserve; }
+
+void Tier::wake_if_low() {
+  if (is_low()) notify(&low_event_);
+}
+
+Status Tier::write_run(const Leaving* pages, size_t count) {
+  std::vector<Stretch> from;
+  for (size_t k = 0; k < count; ++k)
+    from.push_back({table_.region_.bulk.frame(pages[k].frame), static_cast<size_t>(geometry_.frame_bytes)});
+  RELIVE_RETURN_IF_ERROR(file_->write(pages[0].position * geometry_.frame_bytes, from));
+  counters_.bytes_written.fetch_add(count * geometry_.frame_bytes, kRelaxed);
+  counters_.writes.fetch_add(1, kRelaxed);
+  return {};
+}
+
+Status Tier::spill_some(size_t most, size_t* count) {
+  Region& r = table_.region_;
+  std::vector<Leaving> pages(std::clamp<size_t>(most, 1, kMostPages));
+  *count = 0;
+  {
+    Locked locked(table_, Deadline::after(10.0));
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    pages.resize(pick_for_spill(r, pages.size(), pages.data()));
+  }
+  if (pages.empty()) return {};
+  Status written = write_run(pages.data(), pages.size());
+  std::vector<uint64_t> spilled;
+  spilled.reserve(pages.size());
+  {
+    Locked locked(table_, Deadline::after(std::numeric_limits<double>::infinity()));
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    if (written.ok()) {
+      for (const Leaving& one : pages)
+        if (finish_spill(r, one)) spilled.push_back(r.ref_of(one.page, one.word));
+    } else {
+      for (size_t k = pages.size(); k-- > 0;) undo_spill(r, pages[k]);
+    }
+  }
+  for (uint64_t ref : spilled) staging_->spilled(ref);
+  *count = pages.size();
+  if (!written.ok()) {
+    counters_.disk_errors.fetch_add(1, kRelaxed);
+    const std::lock_guard<std::mutex> guard(error_mutex_);
+    last_error_ = written;
+    num_errors_.fetch_add(1);
+  }
+  notify(&frames_event_);
+  return written;
+}
+
+void Tier::spill_loop() {
+  const uint64_t at_once =
+      std::max<uint64_t>(1, std::min(kSpillBytes / geometry_.frame_bytes, geometry_.num_frames / 4));
+  while (!is_stopping_.load()) {
+    const Deadline idle = Deadline::after(kIdle_s);
+    if (!wait_slice(&low_event_, idle, kIdle_s, [this] { return is_stopping_.load() || is_low(); })) continue;
+    if (is_stopping_.load()) return;
+    size_t count = 0;
+    const Status status = spill_some(at_once, &count);
+    if (status.ok() && count > 0) continue;
+    low_event_.waiters.store(1);
+    futex_wait(&low_event_.count, low_event_.count.load(), status.ok() ? kNothingToSpill_s : kAfterError_s);
+  }
+}
+
+Status Tier::wait_for_frame(const Deadline& deadline) {
+  const BulkState& state = *table_.region_.bulk.state;
+  const uint64_t errors_before = num_errors_.load();
+  counters_.frame_waits.fetch_add(1, kRelaxed);
+  notify(&low_event_);
+  while (state.num_free_frames.load(std::memory_order_acquire) == 0) {
+    if (is_stopping_.load() || table_.is_closed()) return Status(Code::kTableClosed);
+    if (num_errors_.load() != errors_before) {
+      const std::lock_guard<std::mutex> guard(error_mutex_);
+      return last_error_;
+    }
+    if (deadline.passed())
+      return Status(Code::kDeadlineExceeded)
+          .with_text("needs", "a free bulk frame in memory")
+          .with_text("has", std::to_string(geometry_.num_frames) +
+                                " of them, all of open pages or on their way to the disk (ram_bytes of Tiered)")
+          .with_double("waited_s", deadline.waited_s());
+    wait_slice(&frames_event_, deadline, kWait_s, [&] { return state.num_free_frames.load() > 0; });
+    if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+  }
+  return {};
+}
+
+void Tier::stats(TierStats* out) {
+  const BulkState& state = *table_.region_.bulk.state;
+  const StagingCounters& staging = staging_->counters();
+  out->staging_bytes = geometry_.num_blocks * geometry_.block_bytes;
+  out->ram_bytes = geometry_.num_frames * geometry_.frame_bytes + out->staging_bytes;
+  out->staged_bytes = staging_->bytes_held();
+  out->page_bytes = geometry_.frame_bytes;
+  out->pages_in_ram = state.pages_in_ram.load(kRelaxed);
+  out->pages_on_disk = state.pages_on_disk.load(kRelaxed);
+  out->free_frames = state.num_free_frames.load(kRelaxed);
+  out->late_batches = counters_.late_batches.load(kRelaxed);
+  out->on_demand_batches = counters_.on_demand_batches.load(kRelaxed);
+  out->replaced_items = counters_.replaced_items.load(kRelaxed);
+  out->frame_waits = counters_.frame_waits.load(kRelaxed);
+  out->bytes_written = counters_.bytes_written.load(kRelaxed);
+  out->writes = counters_.writes.load(kRelaxed);
+  out->disk_errors = counters_.disk_errors.load(kRelaxed);
+  out->rows_from_ram = counters_.rows_from_ram.load(kRelaxed);
+  out->bytes_read = staging.bytes_read.load(kRelaxed);
+  out->reads = staging.reads.load(kRelaxed);
+  out->units_read = staging.units_read.load(kRelaxed);
+  out->units_wanted = staging.units_wanted.load(kRelaxed);
+  out->staging_hits = staging.units_here.load(kRelaxed);
+  out->planned_evicted = staging.evicted_planned.load(kRelaxed);
+  out->direct_io = file_->is_direct();
+}
+
+}  // namespace relive

@@ -1,0 +1,225 @@
+#include "relive/words/layout.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "relive/words/bulk_layout.hpp"
+#include "relive/words/region.hpp"
+#include "relive/words/tree.hpp"
+
+namespace relive {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kSlabBytes = 256 * kMiB;
+constexpr uint64_t kSlabAlign = 2 * kMiB;
+constexpr uint64_t kFrameAlign = 4096;
+constexpr uint64_t kGrowBytes = 32 * kMiB;
+constexpr uint64_t kMaxPageLen = 4096;
+
+uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+Status invalid(const std::string& what, const std::string& expected, int64_t got) {
+  return Status(Code::kInvalidConfig).with_text("what", what).with_text("expected", expected).with_int("got", got);
+}
+
+Status check_config(const TableConfig& config) {
+  if (config.columns.empty() || config.columns.size() > kMaxColumns)
+    return invalid("columns", "1 to 128 columns", static_cast<int64_t>(config.columns.size()));
+  if (config.indexes.empty() || config.indexes.size() > kMaxIndexes)
+    return invalid("index", "1 to 8 indexes", static_cast<int64_t>(config.indexes.size()));
+  if (config.capacity < 1 || config.capacity > (uint64_t{1} << 36))
+    return invalid("capacity", "1 to 2^36 steps", static_cast<int64_t>(config.capacity));
+  if (config.max_lanes < 1 || config.max_lanes > (1u << 20)) return invalid("max_lanes", "1 to 2^20", config.max_lanes);
+  if (config.max_participants < 1 || config.max_participants > 65536)
+    return invalid("max_participants", "1 to 65536", config.max_participants);
+  if (config.shard >= 4096) return invalid("shard", "0 to 4095", static_cast<int64_t>(config.shard));
+  for (const ColumnConfig& column : config.columns) {
+    if (column.name.empty() || column.name.size() > 127) return invalid("column name", "1 to 127 bytes", 0);
+    if (column.shape.size() > kMaxDims)
+      return invalid("dimensions of " + column.name, "at most 8", static_cast<int64_t>(column.shape.size()));
+  }
+  for (const IndexConfig& index : config.indexes) {
+    if (index.n_step < 1 || index.n_step > 1024) return invalid("n_step", "1 to 1024", index.n_step);
+    if (index.max_times_sampled >= kTimesAwaiting)
+      return invalid("max_times_sampled", "at most 65533", index.max_times_sampled);
+  }
+  return {};
+}
+
+// Packed columns first by alignment, so that each lies on its natural boundary; large ones in areas of their own.
+void place_columns(const TableConfig& config, Layout* out) {
+  Geometry& g = out->geometry;
+  std::vector<size_t> order(config.columns.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return config.columns[a].item_bytes > config.columns[b].item_bytes; });
+  out->columns.resize(config.columns.size());
+  uint64_t record = kRecordHead;
+  for (size_t position : order) {
+    const ColumnConfig& from = config.columns[position];
+    ColumnLayout& to = out->columns[position];
+    std::memset(&to, 0, sizeof to);
+    std::memcpy(to.name, from.name.data(), from.name.size());
+    std::memcpy(to.dtype, from.dtype.data(), std::min<size_t>(from.dtype.size(), sizeof to.dtype - 1));
+    to.num_bytes = from.item_bytes;
+    to.num_dims = static_cast<uint32_t>(from.shape.size());
+    for (size_t d = 0; d < from.shape.size(); ++d) {
+      to.dims[d] = from.shape[d];
+      to.num_bytes *= static_cast<uint64_t>(from.shape[d]);
+    }
+    to.kind = from.kind;
+    to.block_rows = 1;
+    to.area = is_bulk(config, from, to.num_bytes) ? Area::kBulk
+              : to.num_bytes > kLargeColumn       ? Area::kLarge
+                                                  : Area::kRecord;
+    if (to.area == Area::kRecord) {
+      record = round_up(record, std::clamp<uint64_t>(std::bit_floor(from.item_bytes), 1, 16));
+      to.offset = record;
+      record += to.num_bytes;
+    }
+  }
+  g.record_stride = round_up(record, 16);
+  g.row_bytes = g.record_stride;
+  choose_block(config, out);
+  for (ColumnLayout& column : out->columns) {
+    column.stride = column.area == Area::kRecord ? g.record_stride
+                    : column.area == Area::kBulk ? bulk_stride(out->bulk, column.num_bytes)
+                                                 : round_up(column.num_bytes, 64);
+    if (column.area != Area::kRecord) g.row_bytes += column.stride;
+  }
+}
+
+// The largest power of the fanout that keeps a page small against 1 MiB and against the capacity (lanes must not
+// strand memory), but long enough that a window reaches into one neighbour page at most.
+uint32_t choose_page_len(const TableConfig& config, const Geometry& g, bool has_bulk) {
+  // A page of one row is whole where no window reaches over it; bulk of one row is then spilled and freed alone.
+  uint64_t least = has_bulk && g.has_state == 0 && g.history + g.max_n_step <= 1 ? 1 : Tree::kFanout;
+  while (least < g.history + g.max_n_step) least *= Tree::kFanout;
+  uint64_t len = least;
+  while (len * Tree::kFanout <= kMaxPageLen && len * Tree::kFanout * g.row_bytes <= kMiB &&
+         len * Tree::kFanout * config.max_lanes <= config.capacity / 8)
+    len *= Tree::kFanout;
+  return static_cast<uint32_t>(len);
+}
+
+void place_frames(Layout* out) {
+  Geometry& g = out->geometry;
+  uint64_t offset = round_up(g.page_len * g.record_stride, 64);
+  for (ColumnLayout& column : out->columns) {
+    if (column.area != Area::kLarge) continue;
+    column.offset = offset;
+    offset += g.page_len * column.stride;
+  }
+  g.frame_bytes = round_up(offset, kFrameAlign);
+  g.num_frames = g.num_pages + 1;  // one to move pages through
+  const uint64_t wanted = std::max<uint64_t>(1, kSlabBytes / g.frame_bytes);
+  const uint64_t per_slab = std::min(std::bit_ceil(wanted), std::bit_ceil(g.num_frames));
+  g.frames_per_slab_shift = static_cast<uint32_t>(std::bit_width(per_slab) - 1);
+  g.slab_bytes = round_up(per_slab * g.frame_bytes, kSlabAlign);
+  g.grow_frames = std::max<uint64_t>(1, kGrowBytes / g.frame_bytes);
+}
+
+void place_areas(const TableConfig& config, Layout* out) {
+  Geometry& g = out->geometry;
+  uint64_t offset = round_up(sizeof(Header), 4096);
+  const auto take = [&offset](uint64_t num_bytes) {
+    const uint64_t at = offset;
+    offset = round_up(offset + num_bytes, 64);
+    return at;
+  };
+  g.columns_offset = take(sizeof(ColumnLayout) * g.num_columns);
+  g.participants_offset = take(sizeof(Participant) * g.max_participants);
+  g.credits_offset = take(sizeof(Credit) * g.max_participants * g.num_indexes);
+  g.lanes_offset = take(sizeof(Lane) * g.max_lanes);
+  g.words_offset = take(sizeof(uint64_t) * g.num_pages);
+  g.frames_offset = take(sizeof(uint32_t) * g.num_pages);
+  g.pages_offset = take(sizeof(PageRecord) * g.num_pages);
+  g.tails_offset = take(sizeof(uint64_t) * g.num_pages * g.tail_words);
+  g.marks_offset = take(sizeof(Mark) * g.num_slots);
+  g.free_frames_offset = take(sizeof(uint32_t) * g.num_frames);
+  if (has_bulk(out->bulk)) place_bulk_areas(take, g.num_pages, &out->bulk);
+  for (uint32_t i = 0; i < g.num_indexes; ++i) {
+    g.trees_offset[i] = take(Tree::num_bytes(g.num_slots));
+    g.times_offset[i] = take(sizeof(uint16_t) * g.num_slots);
+  }
+  g.metadata_bytes = config.metadata.size();
+  g.metadata_offset = take(g.metadata_bytes);
+  g.slabs_offset = round_up(offset, kSlabAlign);
+  const uint64_t last = g.num_frames - 1;
+  const uint64_t mask = (uint64_t{1} << g.frames_per_slab_shift) - 1;
+  g.region_bytes =
+      g.slabs_offset + (last >> g.frames_per_slab_shift) * g.slab_bytes + ((last & mask) + 1) * g.frame_bytes;
+}
+
+}  // namespace
+
+Status make_layout(const TableConfig& config, Layout* out) {
+  RELIVE_RETURN_IF_ERROR(check_config(config));
+  Geometry& g = out->geometry;
+  std::memset(&g, 0, sizeof g);
+  g.capacity = config.capacity;
+  g.seed = config.seed;
+  g.shard = config.shard;
+  g.max_lanes = config.max_lanes;
+  g.max_participants = config.max_participants;
+  g.num_indexes = static_cast<uint32_t>(config.indexes.size());
+  g.num_columns = static_cast<uint32_t>(config.columns.size());
+  g.reward_column = -1;
+  for (uint32_t c = 0; c < g.num_columns; ++c) {
+    if (config.columns[c].name == "reward") g.reward_column = static_cast<int32_t>(c);
+    if (config.columns[c].kind == ColumnKind::kState) g.has_state = 1;
+  }
+  for (const IndexConfig& index : config.indexes) {
+    g.max_n_step = std::max(g.max_n_step, index.n_step);
+    for (uint32_t c = 0; c < g.num_columns; ++c) g.history = std::max(g.history, std::max(index.stack[c], 1u) - 1);
+  }
+  if (g.history + g.max_n_step > kMaxPageLen)
+    return invalid("window", "stack - 1 + n_step of at most 4096 steps", g.history + g.max_n_step);
+  if (config.capacity < g.history + g.max_n_step)
+    return Status(Code::kCapacityTooSmall)
+        .with_int("capacity", static_cast<int64_t>(config.capacity))
+        .with_int("needed", g.history + g.max_n_step)
+        .with_int("lanes", 1);
+  place_columns(config, out);
+  g.page_len = choose_page_len(config, g, out->bulk.block_bytes != 0);
+  g.page_shift = static_cast<uint32_t>(std::bit_width(g.page_len) - 1);
+  g.tail_words = std::max(1u, g.page_len / 64);
+  g.num_pages =
+      (config.capacity + config.capacity / 4 + g.page_len - 1) / g.page_len + 2 * uint64_t{config.max_lanes} + 2;
+  g.num_slots = g.num_pages << g.page_shift;
+  g.slot_bits = std::max(8u, static_cast<uint32_t>(std::bit_width(g.num_slots - 1)) + 4);
+  g.page_bits = g.slot_bits - g.page_shift;
+  if (g.slot_bits > kLeafBits - 8)
+    return invalid("capacity", "fewer slots than 2^39", static_cast<int64_t>(g.num_slots));
+  place_frames(out);
+  if (out->bulk.block_bytes != 0) RELIVE_RETURN_IF_ERROR(place_bulk(config, out));
+  place_areas(config, out);
+  return {};
+}
+
+uint64_t layout_hash(const Geometry& geometry, const ColumnLayout* columns) {
+  uint64_t hash = 1469598103934665603ull;
+  const auto eat = [&hash](uint64_t value) {
+    for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 255)) * 1099511628211ull;
+  };
+  for (uint64_t value :
+       {geometry.page_len + uint64_t{0}, geometry.frame_bytes, geometry.slab_bytes, geometry.record_stride,
+        geometry.marks_offset, geometry.slabs_offset, uint64_t{geometry.frames_per_slab_shift}})
+    eat(value);
+  for (uint32_t c = 0; c < geometry.num_columns; ++c) {
+    const ColumnLayout& column = columns[c];
+    for (const char* at = column.name; *at != 0; ++at) eat(static_cast<uint8_t>(*at));
+    for (const char* at = column.dtype; *at != 0; ++at) eat(static_cast<uint8_t>(*at));
+    eat(column.offset);
+    eat(column.stride);
+    eat(column.num_bytes);
+    eat(static_cast<uint64_t>(column.kind));
+  }
+  return hash;
+}
+
+}  // namespace relive

@@ -1,0 +1,158 @@
+// Where every byte of a table lies: a plain value that a remote peer or a GPU kernel can compute addresses from.
+//
+// A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
+// marks | free frames | per index: tree, use counts | metadata | slabs. All positions are offsets from the region's start.
+// A slab is a run of frames, a frame holds the rows of one page:
+//   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
+//                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "relive/words/bulk_layout.hpp"
+#include "relive/words/limiter.hpp"
+#include "relive/words/status.hpp"
+
+namespace relive {
+
+inline constexpr uint32_t kMaxIndexes = 8;
+inline constexpr uint32_t kMaxColumns = 128;
+inline constexpr uint32_t kMaxDims = 8;
+inline constexpr uint32_t kPins = 4;           // pages one participant may pin at a time
+inline constexpr uint32_t kRecordHead = 4;     // bytes of the row's head in front of the packed columns
+inline constexpr uint32_t kLargeColumn = 256;  // a column of more bytes a row has rows of its own, 64-byte aligned
+inline constexpr uint32_t kFormatVersion = 2;
+inline constexpr uint32_t kLeafBits = 51;  // a key is shard << 51 | generation and slot
+inline constexpr uint32_t kStateBits = 2;
+inline constexpr uint32_t kMoveBits = 16;
+inline constexpr uint32_t kGenerationShift = kStateBits + kMoveBits;
+
+enum class ColumnKind : uint32_t { kStep = 0, kState = 1, kStart = 2 };
+enum class Area : uint32_t { kRecord = 0, kLarge = 1, kBulk = 2 };  // kBulk: a large column of a tiered table
+
+struct ColumnLayout {
+  char name[128];
+  char dtype[16];  // numpy's str, e.g. "<f4"
+  uint64_t num_bytes;
+  uint64_t offset;  // inside the frame (kBulk: inside the bulk frame), of row 0
+  uint64_t stride;  // from row to row
+  ColumnKind kind;
+  Area area;
+  uint32_t block_rows;  // rows of one compression block; 1 = none
+  uint32_t num_dims;
+  int64_t dims[kMaxDims];
+};
+static_assert(std::is_trivially_copyable_v<ColumnLayout>);
+
+enum class Sampling : uint32_t { kUniform = 0, kPrioritized = 1 };
+enum class Initial : uint32_t { kMax = 0, kGiven = 1, kNumber = 2 };
+enum class StackPad : uint32_t { kRepeat = 0, kZeros = 1 };
+
+struct IndexConfig {
+  char name[64];
+  uint32_t n_step;
+  StackPad stack_pad;
+  double gamma;
+  Sampling sampling;
+  Initial initial;
+  double priority_exponent;
+  double initial_number;
+  LimiterConfig limiter;
+  uint32_t max_times_sampled;  // 0: no limit
+  uint32_t reserved;
+  uint32_t stack[kMaxColumns];  // frames of each state column, 1 = no stack
+};
+static_assert(std::is_trivially_copyable_v<IndexConfig>);
+
+// What a user asks for; everything else follows from it.
+struct ColumnConfig {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  uint64_t item_bytes = 0;
+  ColumnKind kind = ColumnKind::kStep;
+};
+
+struct TableConfig {
+  std::vector<ColumnConfig> columns;
+  std::vector<IndexConfig> indexes;
+  uint64_t capacity = 0;
+  uint32_t max_lanes = 256;
+  uint32_t max_participants = 256;
+  uint64_t seed = 0;
+  uint64_t shard = 0;
+  std::string metadata;
+  TierConfig tier;
+};
+
+// Sizes and offsets of one region. Lives in its header, never changes after birth.
+struct Geometry {
+  uint64_t capacity;
+  uint64_t seed;
+  uint64_t shard;
+  uint64_t num_pages;
+  uint64_t num_slots;
+  uint64_t num_frames;
+  uint64_t frame_bytes;
+  uint64_t slab_bytes;
+  uint64_t row_bytes;  // of one step over all columns, heads included
+  uint64_t record_stride;
+  uint64_t grow_frames;  // frames committed at a time
+  uint32_t page_len;     // P: a power of the tree's fanout
+  uint32_t page_shift;
+  uint32_t page_bits;
+  uint32_t slot_bits;
+  uint32_t frames_per_slab_shift;
+  uint32_t tail_words;  // 64-bit words of the tail bitmap of one page
+  uint32_t max_lanes;
+  uint32_t max_participants;
+  uint32_t num_indexes;
+  uint32_t num_columns;
+  uint32_t history;  // rows before an item's first that its stacks may reach: max stack - 1
+  uint32_t max_n_step;
+  uint32_t has_state;     // some column is of kind state: windows need a bootstrap cell
+  int32_t reward_column;  // -1: none
+
+  uint64_t columns_offset;
+  uint64_t participants_offset;
+  uint64_t credits_offset;
+  uint64_t lanes_offset;
+  uint64_t words_offset;
+  uint64_t frames_offset;
+  uint64_t pages_offset;
+  uint64_t tails_offset;
+  uint64_t marks_offset;
+  uint64_t free_frames_offset;
+  uint64_t trees_offset[kMaxIndexes];
+  uint64_t times_offset[kMaxIndexes];
+  uint64_t metadata_offset;
+  uint64_t metadata_bytes;
+  uint64_t slabs_offset;
+  uint64_t region_bytes;
+};
+static_assert(std::is_trivially_copyable_v<Geometry>);
+
+// The head of a row, in front of its packed columns: all that most batches ask of a step beside its columns.
+inline constexpr uint32_t kTerminatedBit = 1u << 31;
+inline constexpr uint32_t kTruncatedBit = 1u << 30;
+inline constexpr uint32_t kDiscountBit = 1u << 29;       // a discount of its own: in the row's mark
+inline constexpr uint32_t kStepMask = kDiscountBit - 1;  // step of the episode
+inline constexpr uint32_t kNoPriority = 0x7fc00000u;
+
+struct Layout {
+  Geometry geometry{};
+  BulkGeometry bulk{};  // of a tiered table
+  std::vector<ColumnLayout> columns;
+};
+
+// Computes the layout of a table, or says which part of the configuration cannot be.
+Status make_layout(const TableConfig& config, Layout* out);
+
+// A hash over everything that decides addresses: two regions with the same hash can read each other's rows.
+uint64_t layout_hash(const Geometry& geometry, const ColumnLayout* columns);
+
+}  // namespace relive

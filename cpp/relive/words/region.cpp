@@ -1,0 +1,164 @@
+#include "relive/words/region.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace relive {
+namespace {
+
+// Word size, byte order and the sizes of the shared structs: a region made by another ABI is refused, not misread.
+uint32_t abi_tag() {
+  const uint32_t order = std::endian::native == std::endian::little ? 1 : 2;
+  return order | sizeof(PageRecord) << 8 | sizeof(void*) << 4 | static_cast<uint32_t>(sizeof(Header)) << 16;
+}
+
+template <class T>
+T* at(std::byte* base, uint64_t offset) {
+  return reinterpret_cast<T*>(base + offset);
+}
+
+void bind(Region* r, std::byte* memory) {
+  r->base = memory;
+  r->header = at<Header>(memory, 0);
+  const Geometry& g = r->header->geometry;
+  r->geometry = &g;
+  r->columns = at<ColumnLayout>(memory, g.columns_offset);
+  r->participants = at<Participant>(memory, g.participants_offset);
+  r->credits = at<Credit>(memory, g.credits_offset);
+  r->lanes = at<Lane>(memory, g.lanes_offset);
+  r->words = at<std::atomic<uint64_t>>(memory, g.words_offset);
+  r->frames = at<std::atomic<uint32_t>>(memory, g.frames_offset);
+  r->pages = at<PageRecord>(memory, g.pages_offset);
+  r->tails = at<std::atomic<uint64_t>>(memory, g.tails_offset);
+  r->marks = at<Mark>(memory, g.marks_offset);
+  r->free_frames = at<std::atomic<uint32_t>>(memory, g.free_frames_offset);
+  r->num_indexes = g.num_indexes;
+  r->page_shift = g.page_shift;
+  r->page_len = g.page_len;
+  r->page_bits = g.page_bits;
+  for (uint32_t i = 0; i < g.num_indexes; ++i) {
+    r->trees[i].bind(memory + g.trees_offset[i], g.num_slots, Reduction::kSum);
+    r->times[i] = at<std::atomic<uint16_t>>(memory, g.times_offset[i]);
+  }
+}
+
+}  // namespace
+
+void Region::create(std::byte* memory, const TableConfig& config, const Layout& layout) {
+  Header* h = at<Header>(memory, 0);
+  h->format_version = kFormatVersion;
+  h->abi_tag = abi_tag();
+  random_bytes(h->uuid, sizeof h->uuid);
+  const std::string boot = boot_id();
+  std::memcpy(h->boot_id, boot.data(), std::min(boot.size(), sizeof h->boot_id - 1));
+  h->geometry = layout.geometry;
+  for (size_t i = 0; i < config.indexes.size(); ++i) h->indexes[i] = config.indexes[i];
+  std::memcpy(memory + layout.geometry.columns_offset, layout.columns.data(),
+              layout.columns.size() * sizeof(ColumnLayout));
+  std::memcpy(memory + layout.geometry.metadata_offset, config.metadata.data(), config.metadata.size());
+  bind(this, memory);
+  h->layout_hash = relive::layout_hash(*geometry, columns);
+  for (uint32_t i = 0; i < num_indexes; ++i) {
+    trees[i].clear();
+    h->index_state[i].max_priority.store(1.0, std::memory_order_relaxed);
+    h->index_state[i].max_mass.store(1.0, std::memory_order_relaxed);
+  }
+  h->ring_head.store(kNoPage);
+  h->ring_tail.store(kNoPage);
+  h->next_order.store(1);
+  h->next_ticket.store(1);
+  h->next_uid.store(1);
+  for (uint64_t page = 0; page < geometry->num_pages; ++page) {
+    words[page].store(uint64_t{1} << kGenerationShift);
+    pages[page].free_next = page + 1 < geometry->num_pages ? static_cast<uint32_t>(page + 1) : kNoPage;
+  }
+  h->free_head.store(0);
+  h->free_tail.store(static_cast<uint32_t>(geometry->num_pages - 1));
+  h->num_free_pages.store(static_cast<uint32_t>(geometry->num_pages));
+  release_fence();
+  std::memcpy(h->magic, kMagic, sizeof kMagic);
+}
+
+Status Region::open(std::byte* memory, size_t num_bytes) {
+  const Header* h = at<Header>(memory, 0);
+  if (num_bytes < sizeof(Header) || std::memcmp(h->magic, kMagic, sizeof kMagic) != 0)
+    return Status(Code::kNotARegion).with_text("what", "it does not begin like a relive region");
+  const auto differs = [](const char* what, uint64_t expected, uint64_t got) {
+    return Status(Code::kFormatMismatch)
+        .with_text("what", what)
+        .with_int("expected", static_cast<int64_t>(expected))
+        .with_int("got", static_cast<int64_t>(got));
+  };
+  if (h->format_version != kFormatVersion) return differs("format version", kFormatVersion, h->format_version);
+  if (h->abi_tag != abi_tag()) return differs("ABI tag", abi_tag(), h->abi_tag);
+  if (h->geometry.region_bytes != num_bytes) return differs("file size", h->geometry.region_bytes, num_bytes);
+  bind(this, memory);
+  const uint64_t hash = relive::layout_hash(*geometry, columns);
+  if (hash != h->layout_hash) return differs("layout hash", h->layout_hash, hash);
+  return {};
+}
+
+bool Region::is_own_key(int64_t key) const {
+  if (key < 0 || static_cast<uint64_t>(key) >> kLeafBits != geometry->shard) return false;
+  return key_slot(key) < geometry->num_slots && key_generation(key) >= 1;
+}
+
+uint64_t Region::alive(uint64_t ref) const {
+  if (ref == 0) return kNoPage;
+  const uint64_t page = ref_page(ref);
+  if (page >= geometry->num_pages) return kNoPage;
+  const uint64_t word = words[page].load(std::memory_order_acquire);
+  if (!is_used(word)) return kNoPage;
+  if (RELIVE_RULE(A1_link_generation) && generation_of(word) != ref_generation(ref)) return kNoPage;
+  return page;
+}
+
+uint32_t Region::num_tails(uint64_t page, uint32_t begin, uint32_t end) const {
+  uint32_t count = 0;
+  for (uint32_t word = begin / 64; word * 64 < end; ++word) {
+    uint64_t bits = tails[page * geometry->tail_words + word].load(std::memory_order_relaxed);
+    if (word * 64 < begin) bits &= ~uint64_t{0} << (begin & 63);
+    if (end < word * 64 + 64) bits &= (uint64_t{1} << (end & 63)) - 1;
+    count += static_cast<uint32_t>(std::popcount(bits));
+  }
+  return count;
+}
+
+void Region::set_item_end(uint64_t page, uint32_t index, uint32_t end) {
+  PageRecord& record = pages[page];
+  if (index > 0) {
+    record.item_end[index].store(static_cast<uint16_t>(end), std::memory_order_release);
+    return;
+  }
+  Range range = Range::unpack(record.range.load(std::memory_order_relaxed));
+  range.item_end = end;
+  record.range.store(range.pack(), std::memory_order_release);
+}
+
+bool Region::is_live_item(uint32_t index, uint64_t page, uint32_t offset) const {
+  const Range range = Range::unpack(pages[page].range.load(std::memory_order_relaxed));
+  if (offset < range.item_begin || offset >= item_end(page, index) || is_tail(page, offset)) return false;
+  return is_drawable(index, times[index][slot_of(page, offset)].load(std::memory_order_relaxed));
+}
+
+int64_t Region::sampled(uint32_t index) const {
+  int64_t sum = 0;
+  for (uint32_t p = 0; p < geometry->max_participants; ++p) {
+    const Credit& c = credit(p, index);
+    // in_flight first: whoever commits adds to done before it takes from in_flight, so no item is ever missed.
+    sum += c.in_flight.load(std::memory_order_acquire);
+    sum += c.done.load(std::memory_order_relaxed);
+  }
+  return sum;
+}
+
+int64_t Region::reserved_rows() const {
+  int64_t sum = 0;
+  for (uint32_t p = 0; p < geometry->max_participants; ++p)
+    sum += credit(p, 0).reserved.load(std::memory_order_relaxed);
+  return sum;
+}
+
+}  // namespace relive

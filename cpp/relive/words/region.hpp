@@ -1,0 +1,248 @@
+// The words of a region and a view over them. Owner: the Storage of a handle owns the bytes; a Region is a view.
+//
+// Locking, word by word (rule B): page words, ranges, links, leaves, use counts, lanes, participants, lists: written
+// under the table lock only; row bytes at or above step_end of an OPEN page: the lane's owner only, without a lock;
+// event words: anybody. PRIMARY words are the truth, DERIVED ones are rebuilt from them by recover().
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "relive/words/bulk_view.hpp"
+#include "relive/words/layout.hpp"
+#include "relive/words/sync.hpp"
+#include "relive/words/testing.hpp"
+#include "relive/words/tree.hpp"
+
+namespace relive {
+
+enum class PageState : uint64_t { kFree = 0, kOpen = 1, kClosed = 2, kRetired = 3 };
+enum class LaneState : uint32_t { kClosed = 0, kLive = 1 };
+
+inline constexpr uint32_t kNoPage = ~0u;
+inline constexpr uint16_t kTimesRemoved = 0xffff;   // deleted: never an item again
+inline constexpr uint16_t kTimesAwaiting = 0xfffe;  // window complete, priority still to come (initial="given")
+
+// range: step_begin | step_end << 16 | item_begin << 32 | item_end << 48; one store commits all four (rule A3).
+struct Range {
+  uint32_t step_begin, step_end, item_begin, item_end;
+
+  static Range unpack(uint64_t word) {
+    return {static_cast<uint32_t>(word & 0xffff), static_cast<uint32_t>(word >> 16 & 0xffff),
+            static_cast<uint32_t>(word >> 32 & 0xffff), static_cast<uint32_t>(word >> 48)};
+  }
+  uint64_t pack() const {
+    return uint64_t{step_begin} | uint64_t{step_end} << 16 | uint64_t{item_begin} << 32 | uint64_t{item_end} << 48;
+  }
+};
+
+inline constexpr uint32_t kHistoryFree = 1;  // the page's first row begins an episode or is a tail: no item in it
+                                             // needs a row of the page before
+
+struct PageRecord {
+  std::atomic<uint64_t> range;                  // PRIMARY; item_end is index 0's
+  std::atomic<uint16_t> item_end[kMaxIndexes];  // PRIMARY for index > 0
+  std::atomic<uint64_t> prev, next;             // PRIMARY: page refs, 0 = none
+  std::atomic<uint64_t> order;                  // PRIMARY: age
+  std::atomic<uint64_t> lane_uid;               // PRIMARY
+  uint64_t first_t;                             // PRIMARY: position in the lane of row 0, tails counted
+  uint64_t ticket;                              // PRIMARY: order of sealing
+  std::atomic<uint32_t> lane_slot;              // PRIMARY
+  std::atomic<uint32_t> flags;                  // PRIMARY
+  uint32_t ring_prev, ring_next, free_next;     // DERIVED
+  uint32_t live;                                // DERIVED: (step, index) pairs still live or pending
+  uint32_t reserved[4];
+};
+static_assert(sizeof(PageRecord) == 112);
+
+// What few batches ask of a step, out of the way of its row: a row of 60 bytes is one line of memory with its head.
+// Written before the step is published, as its row is; found by slot, so it stays where it is when its page moves.
+struct Mark {
+  std::atomic<uint32_t> policy_version;
+  std::atomic<float> discount;             // counts where the head has kDiscountBit
+  std::atomic<uint32_t> pending_priority;  // bits of a float32; NaN: none came. Others write it under the lock
+
+  void write(uint32_t version, float own_discount, uint32_t priority) {
+    policy_version.store(version, std::memory_order_relaxed);
+    discount.store(own_discount, std::memory_order_relaxed);
+    pending_priority.store(priority, std::memory_order_relaxed);
+  }
+};
+static_assert(sizeof(Mark) == 12);
+
+struct Lane {
+  std::atomic<LaneState> state;
+  std::atomic<uint32_t> owner;  // participant
+  std::atomic<uint64_t> uid;    // never reused
+  std::atomic<uint64_t> open;   // ref of the page the next row goes to, or of a full one; 0 = none yet
+  std::atomic<uint64_t> ahead;  // ref of the page after `open`, opened before a cell must be written into it
+  std::atomic<uint64_t> seam;   // key of the row whose state cell is written and frozen ahead of its step, 0 = none
+  uint64_t reserved[3];
+};
+static_assert(sizeof(Lane) == 64);
+
+struct alignas(64) Participant {
+  std::atomic<uint32_t> live;
+  std::atomic<uint32_t> epoch;
+  std::atomic<int64_t> pid;  // with the namespace: for messages only
+  std::atomic<uint64_t> pid_namespace;
+  std::atomic<uint64_t> pins[kPins];  // page refs
+};
+
+// A line of its own: each is written by one participant with every batch.
+struct alignas(64) Credit {
+  std::atomic<int64_t> in_flight;  // items drawn, not yet handed out
+  std::atomic<int64_t> done;       // items handed out, cumulative over incarnations of the slot
+  std::atomic<int64_t> reserved;   // rows admitted by the limiter, not yet committed
+  int64_t unused[5];
+};
+
+struct Counters {
+  std::atomic<uint64_t> appended, evicted, pool_pressure, early_freed, deleted, cut_lanes, skipped_items;
+  std::atomic<uint64_t> updates_applied, updates_stale, redraws_generation, redraws_empty, redraws_claimed, slow_draws;
+  std::atomic<uint64_t> recoveries, swept, sampler_waits, writer_waits, sampler_wait_ns, writer_wait_ns;
+};
+
+struct IndexState {
+  std::atomic<int64_t> inserted;     // PRIMARY: items ever published
+  std::atomic<int64_t> live_items;   // DERIVED
+  std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
+  std::atomic<double> max_mass;      // its mass
+};
+
+struct Header {
+  char magic[8];
+  uint32_t format_version;
+  uint32_t abi_tag;  // size and byte order of the words
+  uint8_t uuid[16];
+  char boot_id[40];
+  uint64_t layout_hash;
+  std::atomic<uint32_t> clean;  // closed by its last user
+  uint32_t reserved;
+  Geometry geometry;
+  IndexConfig indexes[kMaxIndexes];
+
+  alignas(64) std::atomic<uint32_t> lock;
+  alignas(64) EventWords items_event;            // something to draw may have come
+  alignas(64) EventWords room_event;             // room to insert may have come
+  alignas(64) std::atomic<uint64_t> live_steps;  // DERIVED
+  std::atomic<uint64_t> removed_steps;           // DERIVED: of these, deleted ones
+  std::atomic<uint64_t> next_order, next_ticket, next_uid;
+  std::atomic<uint64_t> frames_committed;                      // PRIMARY
+  std::atomic<uint64_t> num_free_frames;                       // DERIVED
+  std::atomic<uint32_t> free_head, free_tail, num_free_pages;  // DERIVED
+  std::atomic<uint32_t> ring_head, ring_tail;                  // DERIVED
+  std::atomic<uint32_t> num_pins;                              // DERIVED
+  std::atomic<uint32_t> policy_version;
+  alignas(64) IndexState index_state[kMaxIndexes];
+  alignas(64) Counters counters;
+};
+
+inline constexpr char kMagic[8] = {'r', 'e', 'l', 'i', 'v', 'e', '\n', '\0'};
+
+struct Region {
+  std::byte* base = nullptr;
+  Header* header = nullptr;
+  const Geometry* geometry = nullptr;
+  const ColumnLayout* columns = nullptr;
+  Participant* participants = nullptr;
+  Credit* credits = nullptr;
+  Lane* lanes = nullptr;
+  std::atomic<uint64_t>* words = nullptr;
+  std::atomic<uint32_t>* frames = nullptr;
+  PageRecord* pages = nullptr;
+  std::atomic<uint64_t>* tails = nullptr;
+  Mark* marks = nullptr;
+  std::atomic<uint32_t>* free_frames = nullptr;
+  Tree trees[kMaxIndexes];
+  std::atomic<uint16_t>* times[kMaxIndexes] = {};
+  uint32_t num_indexes = 0;
+  uint32_t page_shift = 0;
+  uint32_t page_len = 0;
+  uint32_t page_bits = 0;
+  Bulk bulk;  // of a tiered table; empty in all others
+
+  // Fills a fresh, zeroed region of layout.geometry.region_bytes and binds to it.
+  void create(std::byte* memory, const TableConfig& config, const Layout& layout);
+  // Binds to a region that exists; checks magic, version, ABI and size first.
+  Status open(std::byte* memory, size_t num_bytes);
+
+  // ---- names of things ---------------------------------------------------------------------------------------
+  uint64_t page_of(uint64_t slot) const { return slot >> page_shift; }
+  uint32_t offset_of(uint64_t slot) const { return static_cast<uint32_t>(slot & (page_len - 1)); }
+  uint64_t slot_of(uint64_t page, uint32_t offset) const { return page << page_shift | offset; }
+  static uint64_t generation_of(uint64_t word) { return word >> kGenerationShift; }
+  static PageState state_of(uint64_t word) { return static_cast<PageState>(word & 3); }
+  static bool is_used(uint64_t word) { return (word & 3) == 1 || (word & 3) == 2; }
+  // The word of a page that ends its generation: free again, or retired where the next one has no number.
+  uint64_t freed_word(uint64_t word) const {
+    const uint64_t generation = generation_of(word) + 1;
+    const bool overflows = generation >> (kLeafBits - geometry->slot_bits) != 0;
+    return generation << kGenerationShift | static_cast<uint64_t>(overflows ? PageState::kRetired : PageState::kFree);
+  }
+  uint64_t ref_of(uint64_t page, uint64_t word) const { return generation_of(word) << page_bits | page; }
+  uint64_t ref_page(uint64_t ref) const { return ref & ((uint64_t{1} << page_bits) - 1); }
+  uint64_t ref_generation(uint64_t ref) const { return ref >> page_bits; }
+  int64_t key_of(uint64_t slot, uint64_t word) const {
+    return static_cast<int64_t>(geometry->shard << kLeafBits | generation_of(word) << geometry->slot_bits | slot);
+  }
+  uint64_t key_slot(int64_t key) const {
+    return static_cast<uint64_t>(key) & ((uint64_t{1} << geometry->slot_bits) - 1);
+  }
+  uint64_t key_generation(int64_t key) const {
+    return (static_cast<uint64_t>(key) & ((uint64_t{1} << kLeafBits) - 1)) >> geometry->slot_bits;
+  }
+  // Whether the key could ever have come from this region.
+  bool is_own_key(int64_t key) const;
+  // The page of a ref if it still is that very page and in use, else kNoPage.
+  uint64_t alive(uint64_t ref) const;
+
+  // ---- rows --------------------------------------------------------------------------------------------------
+  std::byte* frame_base(uint32_t frame) const {
+    const uint32_t shift = geometry->frames_per_slab_shift;
+    return base + geometry->slabs_offset + (frame >> shift) * geometry->slab_bytes +
+           (frame & ((1u << shift) - 1)) * geometry->frame_bytes;
+  }
+  std::byte* page_base(uint64_t page) const { return frame_base(frames[page].load(std::memory_order_acquire)); }
+  // The head of a row, for those who change one that others may be reading.
+  std::atomic_ref<uint32_t> head_of(uint64_t slot) const {
+    std::byte* record = page_base(page_of(slot)) + offset_of(slot) * geometry->record_stride;
+    return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(record));
+  }
+  // What the step of a slot multiplies those after it with, before gamma.
+  float discount_of(uint64_t slot, uint32_t head) const {
+    if (head & kDiscountBit) return marks[slot].discount.load(std::memory_order_relaxed);
+    return head & kTerminatedBit ? 0.0f : 1.0f;
+  }
+  bool is_tail(uint64_t page, uint32_t offset) const {
+    return tails[page * geometry->tail_words + offset / 64].load(std::memory_order_acquire) >> (offset & 63) & 1;
+  }
+  void set_tail(uint64_t page, uint32_t offset) {
+    tails[page * geometry->tail_words + offset / 64].fetch_or(uint64_t{1} << (offset & 63), std::memory_order_release);
+  }
+  uint32_t num_tails(uint64_t page, uint32_t begin, uint32_t end) const;
+
+  // ---- items -------------------------------------------------------------------------------------------------
+  uint32_t item_end(uint64_t page, uint32_t index) const {
+    const PageRecord& record = pages[page];
+    return index == 0 ? Range::unpack(record.range.load(std::memory_order_acquire)).item_end
+                      : record.item_end[index].load(std::memory_order_acquire);
+  }
+  void set_item_end(uint64_t page, uint32_t index, uint32_t end);
+  uint32_t max_times(uint32_t index) const { return header->indexes[index].max_times_sampled; }
+  // Whether use count `times` still lets the slot be drawn.
+  bool is_drawable(uint32_t index, uint16_t times) const {
+    const uint32_t most = max_times(index);
+    return times < kTimesAwaiting && (most == 0 || times < most);
+  }
+  // Published, not evicted, not removed, not used up. Under the lock.
+  bool is_live_item(uint32_t index, uint64_t page, uint32_t offset) const;
+
+  Credit& credit(uint32_t participant, uint32_t index) const { return credits[participant * num_indexes + index]; }
+  // Sums over all participants; exact under the lock.
+  int64_t sampled(uint32_t index) const;
+  int64_t reserved_rows() const;
+};
+
+}  // namespace relive

@@ -1,0 +1,141 @@
+// The half of sync.hpp that is the same on every system: deadlines, events and the table lock, built on futex_wait,
+// futex_wake and the lock bytes of a Storage.
+#include "relive/words/sync.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "relive/words/testing.hpp"
+
+namespace relive {
+namespace {
+
+constexpr int kSpins = 100;  // a hold is about 1 us between threads of one process
+constexpr double kFirstSlice_s = 0.0002;
+constexpr double kLastSlice_s = 0.005;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+uint32_t holder_of(uint32_t word) { return word & ~TableLock::kWaiters; }  // id + 1, 0 = nobody
+
+// Replaces `seen` by me, keeping the waiters' flag. acquire on success.
+bool take(std::atomic<uint32_t>* word, uint32_t seen, uint32_t me) {
+  return word->compare_exchange_strong(seen, me | (seen & TableLock::kWaiters), std::memory_order_acquire,
+                                       std::memory_order_relaxed);
+}
+
+// Takes the lock from a holder whose life byte is free. The byte is held over the exchange: a slot is only given out
+// anew with its byte, so the word can not come to name a living owner of the same slot in between.
+bool take_from_dead(std::atomic<uint32_t>* word, uint32_t seen, uint32_t me, uint32_t max_participants,
+                    const Storage& storage) {
+  const uint32_t holder = holder_of(seen) - 1;
+  const bool is_attacher = holder == max_participants;
+  // My own byte never conflicts with me. A slot is shared by the threads of one handle, so its word may be a sibling's.
+  // Byte 1 is held by one attacher at a time: if that is me, the attacher in the word is gone.
+  const bool is_mine = holder + 1 == me;
+  if (is_mine && !is_attacher) return false;
+  if (!RELIVE_RULE(E2_lock_byte)) return take(word, seen, me);
+  const uint64_t byte = is_attacher ? 1 : 64 + uint64_t{holder};
+  if (!storage.is_byte_free(byte)) return false;
+  if (is_mine) return take(word, seen, me);
+  if (!storage.try_lock_byte(byte, true)) return false;
+  const bool taken = take(word, seen, me);
+  storage.unlock_byte(byte);
+  return taken;
+}
+
+}  // namespace
+
+Deadline Deadline::after(double seconds) {
+  Deadline deadline;
+  deadline.start_ns_ = now_ns();
+  const double longest_s = 1e9;  // 30 years
+  if (!(seconds > 0.0)) {
+    deadline.end_ns_ = deadline.start_ns_;
+  } else if (seconds >= longest_s) {
+    deadline.end_ns_ = std::numeric_limits<int64_t>::max();
+  } else {
+    deadline.end_ns_ = deadline.start_ns_ + static_cast<int64_t>(seconds * 1e9);
+  }
+  return deadline;
+}
+
+bool Deadline::passed() const {
+  return end_ns_ <= start_ns_ || (end_ns_ != std::numeric_limits<int64_t>::max() && now_ns() >= end_ns_);
+}
+
+double Deadline::remaining_s() const {
+  if (end_ns_ == std::numeric_limits<int64_t>::max()) return std::numeric_limits<double>::infinity();
+  if (end_ns_ <= start_ns_) return 0.0;
+  return std::max(0.0, static_cast<double>(end_ns_ - now_ns()) * 1e-9);
+}
+
+double Deadline::waited_s() const { return static_cast<double>(now_ns() - start_ns_) * 1e-9; }
+
+void notify(EventWords* event) {
+  event->count.fetch_add(1, std::memory_order_seq_cst);
+  if (event->waiters.load(std::memory_order_seq_cst) == 0) return;  // keeps the line shared where nobody waits
+  if (event->waiters.exchange(0, std::memory_order_seq_cst) != 0) {
+    futex_wake(&event->count, std::numeric_limits<int>::max());
+  }
+}
+
+LockResult TableLock::lock(std::atomic<uint32_t>* word, uint32_t id, uint32_t max_participants, const Storage& storage,
+                           const Deadline& deadline) {
+  if (!RELIVE_RULE(C1_lock)) return LockResult::kTaken;
+  const uint32_t me = id + 1;
+  uint32_t seen = 0;
+  if (word->compare_exchange_strong(seen, me, std::memory_order_acquire, std::memory_order_relaxed)) {
+    return LockResult::kTaken;
+  }
+  for (int spin = 0; spin < kSpins; ++spin) {
+    cpu_relax();
+    seen = word->load(std::memory_order_relaxed);
+    if (holder_of(seen) == 0 && take(word, seen, me)) return LockResult::kTaken;
+  }
+  double slice_s = kFirstSlice_s;
+  seen = word->load(std::memory_order_relaxed);
+  for (;;) {
+    if (holder_of(seen) == 0) {
+      // Others may sleep beside me: whoever came through the wait leaves the flag behind, at worst for one idle wake.
+      if (take(word, seen, me | kWaiters)) return LockResult::kTaken;
+      seen = word->load(std::memory_order_relaxed);
+      continue;
+    }
+    if ((seen & kWaiters) == 0) {
+      if (!word->compare_exchange_strong(seen, seen | kWaiters, std::memory_order_relaxed)) continue;
+      seen |= kWaiters;
+    }
+    const double remaining_s = deadline.remaining_s();
+    if (remaining_s > 0.0) futex_wait(word, seen, std::min(slice_s, remaining_s));
+    slice_s = std::min(2.0 * slice_s, kLastSlice_s);
+    const uint32_t after = word->load(std::memory_order_relaxed);
+    if (after == seen && take_from_dead(word, seen, me, max_participants, storage)) return LockResult::kTakenFromDead;
+    if (holder_of(after) != 0 && deadline.passed()) return LockResult::kTimeout;
+    seen = after;
+  }
+}
+
+void TableLock::unlock(std::atomic<uint32_t>* word) {
+  const uint32_t seen = word->exchange(0, std::memory_order_release);
+  if ((seen & kWaiters) != 0) futex_wake(word, 1);
+}
+
+uint64_t thread_id() {
+  static thread_local char marker;
+  return reinterpret_cast<uintptr_t>(&marker);
+}
+
+}  // namespace relive

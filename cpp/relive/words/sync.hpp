@@ -1,0 +1,149 @@
+// Everything the core asks of the operating system: memory of a region, lock bytes, the table lock's sleep, waiting.
+// sync_linux.cpp is the one file that knows Linux; sync_portable.cpp replaces it in a build for LocalMemory only.
+//
+// Owner:   a Storage belongs to one table handle and owns its mapping and its lock descriptor.
+// Locking: all methods may be called from any thread; map / unmap and close by the owner only.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "relive/words/status.hpp"
+
+namespace relive {
+
+// A point in monotonic time, local to the process: no absolute time is ever stored in a region (rule I2).
+class Deadline final {
+ public:
+  // seconds: 0 = try once, +inf = wait for ever. NaN and negative count as 0.
+  static Deadline after(double seconds);
+  bool passed() const;
+  double remaining_s() const;  // 0 when passed, +inf when endless
+  double waited_s() const;     // since construction
+
+ private:
+  int64_t start_ns_ = 0;
+  int64_t end_ns_ = 0;  // INT64_MAX: endless
+};
+
+enum class Access : uint32_t { kReadWrite, kReadOnly };
+
+// The bytes of one region and the kernel's record of who lives in it (rules A7, E1, E2, J1, J2).
+class Storage final {
+ public:
+  // Anonymous memory of this process (huge pages asked for where the system has them). Lock bytes do nothing:
+  // every try succeeds and nobody else is ever alive.
+  static Status create_local(size_t num_bytes, std::unique_ptr<Storage>* out);
+
+  // A nameless file beside `path` (O_TMPFILE), num_bytes long (sparse), mapped whole; bytes [0, commit_bytes) are
+  // really allocated. kStorageFull {path, needs_bytes, has_bytes} when the file system cannot hold them, or when
+  // its total size is below num_bytes_expected. Not visible to anybody before publish().
+  static Status create_file(const std::string& path, size_t num_bytes, size_t commit_bytes, size_t num_bytes_expected,
+                            std::unique_ptr<Storage>* out);
+
+  // Gives the nameless file its name (linkat through /proc/self/fd). kNameTaken if the name exists.
+  Status publish();
+
+  // Opens by name; the map descriptor is closed after mmap, a second open file serves the locks and is never mapped
+  // (rule E1). kNoSuchTable, kNotARegion (shorter than min_bytes), kSystemError.
+  static Status open_file(const std::string& path, Access access, size_t min_bytes, std::unique_ptr<Storage>* out);
+
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  std::byte* base() const { return base_; }
+  size_t num_bytes() const { return num_bytes_; }
+  const std::string& path() const { return path_; }  // empty for local memory
+  bool is_local() const { return path_.empty(); }
+  Access access() const { return access_; }
+
+  // Really allocates [offset, offset + num_bytes) (posix_fallocate through the lock descriptor). Nothing for local memory.
+  Status commit(size_t offset, size_t num_bytes);
+
+  // Open-file-description record locks on single bytes of the file.
+  bool try_lock_byte(uint64_t byte, bool exclusive) const;                        // also converts a lock already held
+  bool lock_byte(uint64_t byte, bool exclusive, const Deadline& deadline) const;  // polls in slices of at most 5 ms
+  void unlock_byte(uint64_t byte) const;
+  bool is_byte_free(uint64_t byte) const;  // F_OFD_GETLK for an exclusive lock: false while another open file holds it
+
+  bool is_unlinked() const;           // st_nlink == 0
+  bool is_same_file_as_name() const;  // the name still leads to this very file
+  Status unlink();                    // removes the name if it still leads to this file
+
+  // After fork, in the child: closes the lock descriptor so that the parent's death can be seen (rule E3).
+  void forget_locks_in_child();
+
+ private:
+  Storage() = default;
+  std::byte* base_ = nullptr;
+  size_t num_bytes_ = 0;
+  std::string path_;
+  Access access_ = Access::kReadWrite;
+  int lock_fd_ = -1;
+  int file_fd_ = -1;  // only between create_file and publish
+};
+
+// The fences of rules D3 and G4. gcc's ThreadSanitizer knows none: in its build the acquire loads and release stores of
+// the page word stand in for them, and rows are copied out of its sight.
+inline void acquire_fence() {
+#ifndef RELIVE_TSAN
+  std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+}
+inline void release_fence() {
+#ifndef RELIVE_TSAN
+  std::atomic_thread_fence(std::memory_order_release);
+#endif
+}
+
+// Sleeps until *word != expected, a wake, or the slice is over. shared: word may be watched by other processes.
+void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, double slice_s);
+void futex_wake(std::atomic<uint32_t>* word, int how_many);
+
+// Event count (rule I1): two words in the region.
+struct EventWords {
+  std::atomic<uint32_t> count;
+  std::atomic<uint32_t> waiters;  // a flag, no counter: a killed waiter costs one spurious wake
+};
+void notify(EventWords* event);  // change first, then this; never under the lock
+// One slice of waiting. `ready` is asked before and after the flag is raised. True as soon as ready() is true.
+template <class Ready>
+bool wait_slice(EventWords* event, const Deadline& deadline, double slice_s, Ready&& ready) {
+  const uint32_t seen = event->count.load(std::memory_order_seq_cst);
+  if (ready()) return true;
+  event->waiters.store(1, std::memory_order_seq_cst);
+  if (ready()) return true;
+  const double remaining = deadline.remaining_s();
+  const double slice = remaining < slice_s ? remaining : slice_s;
+  if (slice > 0.0 && event->count.load(std::memory_order_seq_cst) == seen) futex_wait(&event->count, seen, slice);
+  return ready();
+}
+
+// The table lock (rules C1, C2): one word, 0 or `id + 1` (bits 0..30) with bit 31 = WAITERS.
+enum class LockResult : uint32_t { kTimeout, kTaken, kTakenFromDead };
+class TableLock final {
+ public:
+  static constexpr uint32_t kWaiters = 0x80000000u;
+  // id: participant slot, or max_participants for an attacher without one (whose life byte is byte 1).
+  // A holder h is dead when byte life_byte(h) is free: 64 + h, or 1 for max_participants.
+  static LockResult lock(std::atomic<uint32_t>* word, uint32_t id, uint32_t max_participants, const Storage& storage,
+                         const Deadline& deadline);
+  static void unlock(std::atomic<uint32_t>* word);  // release; wakes one if WAITERS
+};
+
+int64_t process_id();
+uint64_t pid_namespace();  // inode of the pid namespace, 0 where unknown; for messages only
+std::string boot_id();     // empty where unknown
+void random_bytes(void* out, size_t num_bytes);
+// Registers `hook` to run in the child of every fork (once a process; the portable build does nothing).
+void on_fork_in_child(void (*hook)());
+uint64_t thread_id();  // any number that tells threads of one process apart
+size_t file_system_free_bytes(const std::string& folder);
+size_t file_system_total_bytes(const std::string& folder);
+
+}  // namespace relive

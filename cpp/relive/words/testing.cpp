@@ -1,0 +1,28 @@
+#include "relive/words/testing.hpp"
+
+#ifdef RELIVE_TESTING
+namespace relive::testing {
+
+void (*fail_point_hook)(FailPoint) = nullptr;
+bool rule_switched_off[static_cast<uint32_t>(Rule::kCount)] = {};
+
+const char* fail_point_name(uint32_t position) {
+  static const char* const kNames[] = {
+#define RELIVE_X(name) #name,
+      RELIVE_FAIL_POINTS(RELIVE_X)
+#undef RELIVE_X
+  };
+  return position < static_cast<uint32_t>(FailPoint::kCount) ? kNames[position] : "?";
+}
+
+const char* rule_name(uint32_t position) {
+  static const char* const kNames[] = {
+#define RELIVE_X(name) #name,
+      RELIVE_RULES(RELIVE_X)
+#undef RELIVE_X
+  };
+  return position < static_cast<uint32_t>(Rule::kCount) ? kNames[position] : "?";
+}
+
+}  // namespace relive::testing
+#endif
