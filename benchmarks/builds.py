@@ -117,10 +117,14 @@ def _make(build: Build, source_digest: str, put_source: Callable[[Path], None]) 
         **tools,
     }
     stamp = build.folder / "made-of.json"
-    if stamp.exists() and json.loads(stamp.read_text()) == made_of:
+    before = json.loads(stamp.read_text()) if stamp.exists() else {}
+    if before == made_of:
         return
-    stamp.unlink(missing_ok=True)
     print(f"building {build.name}, optimised whole (a minute or two)", flush=True)
+    if {**before, "source": source_digest} == made_of:
+        stamp.unlink()
+    else:  # other tools, or broken off: nothing that lies there is of use
+        shutil.rmtree(build.folder, ignore_errors=True)
     source = build.folder / "source"
     source.mkdir(parents=True, exist_ok=True)
     put_source(source)

@@ -1,11 +1,14 @@
 """Holds the present tree against a commit: `python -m benchmarks.compare COMMIT [--pairs 24] [--cases sample,update]`.
 
 Both are built (benchmarks.builds) and measured in turns within one run, because machines differ from hour to hour by
-more than any change is worth: only ratios of figures taken next to each other travel. A turn is a round of a few dozen
-milliseconds in each of three processes, one after the other: the commit (base), the tree (new), and the commit once
-more (null). new / base is the answer; null / base is what the same code gives by chance. Every order of the three comes
-equally often, and each case is measured over several generations of processes, as where a process happens to lie in
-memory is worth a few percent for as long as it lives.
+more than any change is worth: only ratios of figures taken next to each other travel. In a turn each of three processes
+is asked for one round of calls, one after the other: the commit (base), the tree (new), and the commit once more
+(null). new / base is the answer; null / base is what the same code gives by chance.
+
+What makes null / base tight, as measured: many short rounds rather than few long ones, because what else the machine
+does comes and goes within tens of milliseconds; every order of the three equally often; several generations of
+processes, because a process in a dozen is 2 % slower than its twin for as long as it lives (10 % where gathers are as
+large as Atari's), wherever its memory came to lie; and the median over all pairs, which one such process cannot move.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from benchmarks.tables import aligned, markdown_table
 
 ROLES = ("base", "new", "null")
 ORDERS = tuple(itertools.permutations(ROLES))
-LEAST_PAIRS = 24  # fewer are a glance: kept apart, in benchmarks/results/quick
+LEAST_PAIRS = 24  # fewer are a glance, saved in benchmarks/results/quick
 MOST = 1.03  # of new / base: what a rebuilt part may cost; told, never asserted
 
 
@@ -41,17 +44,18 @@ class Case:
 
     group: str
     title: str
+    pairs: int
     generations: int  # of processes, over which the pairs are spread
 
 
 CASES = {
-    "sample": Case("hopper", "sample 256, with keys and weights", 6),
-    "update": Case("hopper", "update 256 priorities, keys just drawn", 6),
-    "append": Case("hopper", "append one step", 6),
-    "lanes": Case("lanes", "append one step of 256 lanes", 6),
-    "atari": Case("atari", "sample 256 Atari transitions, stacks of 4", 6),
-    "service": Case("service", "sample 256 over loopback", 6),
-    "tiers": Case("tiers", "batch of 32 rows of 700 kB, tiered", 2),
+    "sample": Case("hopper", "sample 256, with keys and weights", 240, 12),
+    "update": Case("hopper", "update 256 priorities, keys just drawn", 240, 12),
+    "append": Case("hopper", "append one step", 240, 12),
+    "lanes": Case("lanes", "append one step of 256 lanes", 240, 12),
+    "atari": Case("atari", "sample 256 Atari transitions, stacks of 4", 120, 12),
+    "service": Case("service", "sample 256 over loopback", 120, 6),
+    "tiers": Case("tiers", "read 32 rows of 700 kB, tiered", 48, 4),
 }
 Turn = dict[str, float]  # one figure for each role
 
@@ -164,9 +168,9 @@ def summarise(generations: Sequence[Sequence[Turn]]) -> dict[str, Any]:
 
 
 def compare(
-    base: builds.Build, new: builds.Build, cases: Sequence[str], pairs: int, scale: Scale | None = None
+    base: builds.Build, new: builds.Build, cases: Sequence[str], pairs: int | None = None, scale: Scale | None = None
 ) -> dict[str, Any]:
-    """Every case, group after group; a case that one of the builds cannot do is told among the failures."""
+    """Every case, group after group, each with as many pairs as it wants or `pairs`; failures are told, not raised."""
     scale = scale or Scale()
     values: dict[str, Any] = {
         "part": "compare",
@@ -183,10 +187,11 @@ def compare(
         if not asked:
             continue
         start = time.monotonic()
-        print(f"{', '.join(asked)}: {pairs} pairs", end=" ", flush=True)
+        num_pairs = pairs or CASES[asked[0]].pairs
+        print(f"{', '.join(asked)}: {num_pairs} pairs", end=" ", flush=True)
         found: dict[str, list[list[Turn]]] = {case: [] for case in asked}
         try:
-            for turns in shares(pairs, CASES[asked[0]].generations):
+            for turns in shares(num_pairs, CASES[asked[0]].generations):
                 with open_workers(group, base, new, scale) as (workers, values["versions"]):
                     for case, taken in take_turns(workers, asked, turns).items():
                         found[case].append(taken)
@@ -228,21 +233,21 @@ def as_markdown(values: dict[str, Any]) -> str:
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Holds the present tree against a commit, in pairs.")
     parser.add_argument("base", help="the commit to compare with")
-    parser.add_argument("--pairs", type=int, default=LEAST_PAIRS, help="pairs a case")
+    parser.add_argument("--pairs", type=int, help="pairs a case, instead of each case's own number")
     parser.add_argument("--cases", default=",".join(CASES), help=f"some of {', '.join(CASES)}, separated by commas")
     arguments = parser.parse_args(given)
     cases = arguments.cases.split(",")
     unknown = sorted(set(cases) - set(CASES))
     if unknown:
         parser.error(f"unknown cases {unknown}; there are {', '.join(CASES)}")
-    if arguments.pairs < 1:
+    if arguments.pairs is not None and arguments.pairs < 1:
         parser.error(f"at least one pair is needed, not {arguments.pairs}")
 
     base, new = builds.of_commit(arguments.base), builds.of_tree()
     values = compare(base, new, cases, arguments.pairs)
     if values["machine"]["load_before"] > 0.7:
         print(f"note: load {values['machine']['load_before']} before the first case; the spread says what that did")
-    is_whole = set(cases) == set(CASES) and arguments.pairs >= LEAST_PAIRS
+    is_whole = set(cases) == set(CASES) and (arguments.pairs or LEAST_PAIRS) >= LEAST_PAIRS
     folder = RESULTS if is_whole else RESULTS / "quick"
     save("compare", folder, values, as_markdown(values))
     print("\n" + as_text(values))

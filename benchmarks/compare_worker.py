@@ -31,13 +31,12 @@ Rounds = dict[str, Callable[[], float]]
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Sizes of tables in steps, and how many times as many calls a round has as the smallest that is of use."""
+    """Sizes of the tables, in steps."""
 
     hopper: int = 1_000_000
     atari: int = 100_000  # 0.7 GB; a million would be 7, three times at once
     service: int = 100_000
     tiers: int = 1000  # 0.7 GB of rows, a quarter of them in memory
-    calls: int = 10
 
 
 @contextlib.contextmanager
@@ -46,13 +45,11 @@ def open_hopper(scale: Scale) -> Iterator[Rounds]:
     priorities = workload.random_priorities(BATCH)
     with contextlib.closing(buffer):
         yield {
-            "sample": _calls(lambda: buffer.sample(BATCH), 100 * scale.calls),
+            "sample": _calls(lambda: buffer.sample(BATCH), 200),
             "update": lambda: statistics.median(
-                timing.time_pairs(
-                    lambda: buffer.sample(BATCH)[0], lambda keys: buffer.update(keys, priorities), 60 * scale.calls
-                )
+                timing.time_pairs(lambda: buffer.sample(BATCH)[0], lambda keys: buffer.update(keys, priorities), 120)
             ),
-            "append": _calls(buffer.append, 1000 * scale.calls, calls_per_reading=20),
+            "append": _calls(buffer.append, 2000, calls_per_reading=20),
         }
 
 
@@ -60,20 +57,20 @@ def open_hopper(scale: Scale) -> Iterator[Rounds]:
 def open_lanes(scale: Scale) -> Iterator[Rounds]:
     buffer = contestants.load("relive").open_hopper("relive", scale.hopper, NUM_LANES)
     with contextlib.closing(buffer):
-        yield {"lanes": _calls(buffer.append, 80 * scale.calls)}
+        yield {"lanes": _calls(buffer.append, 150)}
 
 
 @contextlib.contextmanager
 def open_atari(scale: Scale) -> Iterator[Rounds]:
     buffer = contestants.load("relive").open_atari("relive", scale.atari)
     with contextlib.closing(buffer):
-        yield {"atari": _calls(lambda: buffer.sample(BATCH), 4 * scale.calls)}
+        yield {"atari": _calls(lambda: buffer.sample(BATCH), 8)}
 
 
 @contextlib.contextmanager
 def open_service(scale: Scale) -> Iterator[Rounds]:
     with contestants.load("relive service").open_hopper(scale.service) as operations:
-        yield {"service": _calls(operations["sample"][1], 12 * scale.calls)}
+        yield {"service": _calls(operations["sample"][1], 30)}
 
 
 @contextlib.contextmanager
@@ -85,7 +82,7 @@ def open_tiers(scale: Scale) -> Iterator[Rounds]:
         with table.batches(job["batch"], prefetch=job["ahead"]) as batches:
             for _ in range(2 * job["ahead"]):
                 next(batches)
-            return statistics.fmean(timing.time_calls(lambda: next(batches), 5 * scale.calls, warm_up=0))
+            return statistics.fmean(timing.time_calls(lambda: next(batches), 48, warm_up=0))
 
     with tempfile.TemporaryDirectory(dir=os.environ.get("RELIVE_BENCH_DIR")) as folder:
         with tiers.open_table(job, folder) as (table, _):

@@ -19,7 +19,7 @@ from relive import _core
 pytest.importorskip("benchmarks.compare", reason="benchmarks lie beside the tests in the source tree only")
 from benchmarks import builds, compare, compare_worker  # noqa: E402
 
-TINY = compare_worker.Scale(hopper=3000, atari=600, service=600, tiers=40, calls=1)
+TINY = compare_worker.Scale(hopper=3000, atari=600, service=600, tiers=40)
 
 
 class Echo:
