@@ -5,10 +5,10 @@ more than any change is worth: only ratios of figures taken next to each other t
 is asked for one round of calls, one after the other: the commit (base), the tree (new), and the commit once more
 (null). new / base is the answer; null / base is what the same code gives by chance.
 
-What makes null / base tight, as measured: many short rounds rather than few long ones, because what else the machine
-does comes and goes within tens of milliseconds; every order of the three equally often; several generations of
-processes, because a process in a dozen is 2 % slower than its twin for as long as it lives (10 % where gathers are as
-large as Atari's), wherever its memory came to lie; and the median over all pairs, which one such process cannot move.
+What makes null / base tight, as measured (README.md has the figures): many short rounds rather than few long ones,
+because what else the machine does comes and goes within tens of milliseconds; every order of the three equally often;
+several generations of processes, because now and then one is slower than its twin for as long as it lives, wherever its
+memory came to lie; and the median over all pairs, which one such process cannot move.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from benchmarks.tables import aligned, markdown_table
 ROLES = ("base", "new", "null")
 ORDERS = tuple(itertools.permutations(ROLES))
 LEAST_PAIRS = 24  # fewer are a glance, saved in benchmarks/results/quick
+LEAST_SHARE = 4  # pairs of a generation
 MOST = 1.03  # of new / base: what a rebuilt part may cost; told, never asserted
 
 
@@ -55,7 +56,7 @@ CASES = {
     "lanes": Case("lanes", "append one step of 256 lanes", 240, 12),
     "atari": Case("atari", "sample 256 Atari transitions, stacks of 4", 120, 12),
     "service": Case("service", "sample 256 over loopback", 120, 6),
-    "tiers": Case("tiers", "read 32 rows of 700 kB, tiered", 48, 4),
+    "tiers": Case("tiers", "read 32 rows of 700 kB, tiered", 48, 6),
 }
 Turn = dict[str, float]  # one figure for each role
 
@@ -123,13 +124,13 @@ class Worker:
 
 @contextmanager
 def open_workers(
-    group: str, base: builds.Build, new: builds.Build, scale: Scale
+    group: str, by_role: dict[str, builds.Build], scale: Scale, order: Sequence[str] = ROLES
 ) -> Iterator[tuple[dict[str, Worker], dict[str, dict[str, str]]]]:
-    """One worker a role, filled one after the other, and what each runs with."""
+    """One worker a role, opened and filled one after the other in this order, and what each runs with."""
     with ExitStack() as stack:
         workers, versions = {}, {}
-        for role, build in zip(ROLES, (base, new, base), strict=True):
-            workers[role] = stack.enter_context(Worker(role, build, group, scale))
+        for role in order:
+            workers[role] = stack.enter_context(Worker(role, by_role[role], group, scale))
             versions[role] = workers[role].opened()
         yield workers, versions
 
@@ -144,8 +145,8 @@ def take_turns(workers: dict[str, Worker], cases: Sequence[str], turns: range) -
 
 
 def shares(pairs: int, generations: int) -> list[range]:
-    """The turns of each generation: as even as they go, none empty."""
-    generations = min(generations, pairs)
+    """The turns of each generation, as even as they go; few pairs make few generations, as filling takes time."""
+    generations = min(generations, max(pairs // LEAST_SHARE, 1))
     edges = [pairs * position // generations for position in range(generations + 1)]
     return [range(begin, end) for begin, end in itertools.pairwise(edges)]
 
@@ -172,6 +173,7 @@ def compare(
 ) -> dict[str, Any]:
     """Every case, group after group, each with as many pairs as it wants or `pairs`; failures are told, not raised."""
     scale = scale or Scale()
+    by_role = dict(zip(ROLES, (base, new, base), strict=True))
     values: dict[str, Any] = {
         "part": "compare",
         "machine": machine.describe(),
@@ -191,8 +193,9 @@ def compare(
         print(f"{', '.join(asked)}: {num_pairs} pairs", end=" ", flush=True)
         found: dict[str, list[list[Turn]]] = {case: [] for case in asked}
         try:
-            for turns in shares(num_pairs, CASES[asked[0]].generations):
-                with open_workers(group, base, new, scale) as (workers, values["versions"]):
+            for generation, turns in enumerate(shares(num_pairs, CASES[asked[0]].generations)):
+                order = ORDERS[generation % len(ORDERS)]  # who is filled first finds other memory and other disk
+                with open_workers(group, by_role, scale, order) as (workers, values["versions"]):
                     for case, taken in take_turns(workers, asked, turns).items():
                         found[case].append(taken)
         except WorkerFailed as failure:

@@ -118,7 +118,10 @@ def main(group: str, scale: str, packages: str) -> None:
     os.dup2(2, 1)  # what anything else prints does not get between the answers
 
     def answer(**values: Any) -> None:
-        answers.write(json.dumps(values) + "\n")
+        try:
+            answers.write(json.dumps(values) + "\n")
+        except BrokenPipeError:
+            raise SystemExit("the comparison has ended") from None  # tables, servers and files go as it unwinds
 
     try:
         check_origin(packages)
