@@ -207,6 +207,13 @@ def compare(
     return values
 
 
+def verdict(found: dict[str, Any]) -> str:
+    """Whether the case keeps within MOST; of a run whose own noise is larger than that nothing can be said."""
+    if abs(found["null"]["median"] - 1) > MOST - 1:
+        return "too noisy"
+    return "yes" if found["new"]["median"] <= MOST else "NO"
+
+
 def grid(values: dict[str, Any]) -> list[list[str]]:
     lines = [
         ["case", "new / base", "quartiles", "null / base", "quartiles", "base us", "new us", "pairs", f"<= {MOST}"]
@@ -215,8 +222,9 @@ def grid(values: dict[str, Any]) -> list[list[str]]:
         cells = [f"{case}: {CASES[case].title}"]
         for role in ("new", "null"):
             cells += [f"{found[role]['median']:.3f}", f"{found[role]['q1']:.3f} to {found[role]['q3']:.3f}"]
-        verdict = "yes" if found["new"]["median"] <= MOST else "NO"
-        lines.append([*cells, f"{found['base_us']:,.1f}", f"{found['new_us']:,.1f}", str(found["pairs"]), verdict])
+        lines.append(
+            [*cells, f"{found['base_us']:,.1f}", f"{found['new_us']:,.1f}", str(found["pairs"]), verdict(found)]
+        )
     return lines
 
 

@@ -71,6 +71,17 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     assert compare.summarise([slow[:1]])["new"]["q3"] == 0.9, "one pair is its own spread"
 
 
+def test_a_run_noisier_than_the_limit_proves_nothing() -> None:
+    verdicts = {
+        (new, null): compare.verdict({"new": {"median": new}, "null": {"median": null}})
+        for new in (0.9, 1.029, 1.04)
+        for null in (0.95, 0.98, 1.02, 1.04)
+    }
+    assert {pair for pair, said in verdicts.items() if said == "NO"} == {(1.04, 0.98), (1.04, 1.02)}
+    assert {null for (_, null), said in verdicts.items() if said == "too noisy"} == {0.95, 1.04}
+    assert sum(said == "yes" for said in verdicts.values()) == 4
+
+
 def test_a_file_that_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
     builds.write_changed(tmp_path, {"cpp/a.cpp": b"a", "cpp/b.cpp": b"b", "gone.cpp": b""})
     for path in tmp_path.rglob("*.cpp"):
