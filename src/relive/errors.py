@@ -114,8 +114,8 @@ class RequestTooLarge(ReliveError, ValueError):
         self.window = window
         self.arithmetic = arithmetic
         super().__init__(
-            f"a request for {requested:g} items could wait for ever: the limiter's window is {window:g}, and a draw"
-            " shares it with at least one row"
+            f"a request for {requested:g} items could wait for ever: it does not fit the limiter's window of"
+            f" {window:g}, which a draw has to share with at least one row"
             + (f" ({arithmetic})" if arithmetic else "")
             + "; ask for less at a time or give SamplesPerInsert a larger tolerance"
         )

@@ -175,7 +175,7 @@ def test_a_draw_that_no_row_fits_beside_is_refused() -> None:
     with relive.Table(SPEC, 100, paced(4.0, 10, 10.0)) as table:
         with pytest.raises(errors.RequestTooLarge) as caught:
             table.draw(18, timeout_s=0.0)
-        assert caught.value.requested == 18 and caught.value.window == 20 and "shares it" in str(caught.value)
+        assert caught.value.requested == 18 and caught.value.window == 20 and "has to share" in str(caught.value)
         with pytest.raises(errors.DeadlineExceeded):
             table.draw(17, timeout_s=0.0)
     with relive.Table(SPEC, 100, paced(2.5, 10, 10.0)) as table:
