@@ -369,8 +369,10 @@ int forks_seen = 0;
 }
 
 TEST(the_fork_hook_runs_in_the_child_once) {
-  on_fork_in_child([] { ++forks_seen; });
-  on_fork_in_child([] { ++forks_seen; });
+  const auto nothing = [] {};
+  const auto count = [] { ++forks_seen; };
+  on_fork(nothing, nothing, count);
+  on_fork(nothing, nothing, count);
   CHECK_EQ(processes::wait_for(processes::spawn([] { return forks_seen; })), 1);
   CHECK_EQ(forks_seen, 0);
 }

@@ -72,9 +72,10 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
   const double before = deadline.waited_s();
   wait_slice(&r.header->items_event, deadline, kWaitSlice_s, ready);
   r.header->counters.sampler_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
-  if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+  if (is_interrupted()) return Status(Code::kInterrupted);
   if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
     Locked locked(*this, deadline);
+    if (locked.status().code() == Code::kInterrupted) return locked.status();
     if (locked.status().ok() && sweep(r, *storage_, me_, dirty_) > 0) {
       locked.items_came();
       locked.room_came();
@@ -139,7 +140,7 @@ void Table::commit_credit(uint32_t index, int64_t n) {
 }
 
 void Table::return_credit(uint32_t index, int64_t n) {
-  if (access_ == Access::kReadOnly) return;
+  if (access_ == Access::kReadOnly || fork_epoch_.load(kRelaxed) != fork_epoch()) return;  // the parent's credit
   region_.credit(me_, index).in_flight.fetch_sub(n, std::memory_order_acq_rel);
   if (region_.header->indexes[index].limiter.kind != LimiterConfig::kMinSize) notify(&region_.header->items_event);
 }
@@ -206,7 +207,7 @@ void Table::undo_claims(const DrawRequest& request, const Deadline& deadline) {
   Region& r = region_;
   std::vector<Claimed>& claimed = scratch().claimed;
   if (claimed.empty()) return;
-  Locked locked(*this, deadline);
+  Locked locked(*this, deadline.deaf());  // what was begun; where it is not to be had they count as used
   if (!locked.status().ok()) return;
   for (const Claimed& c : claimed) {
     const uint64_t page = r.page_of(c.slot);
@@ -277,7 +278,7 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
       *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
     Status status = fill(request, call, deadline, &empty);
     if (status.ok() && !empty) break;
-    undo_claims(request, deadline);
+    undo_claims(request, status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline);
     return_credit(request.index, n);
     RELIVE_RETURN_IF_ERROR(std::move(status));
     if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
@@ -285,13 +286,14 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
     if (only_thread_hook != nullptr && is_alone() && only_thread_hook())
       return deadline_error(region_, request.index, n, deadline, Code::kWaitsForItself);
     const uint32_t seen = region_.header->items_event.count.load();
-    region_.header->items_event.waiters.store(1);
+    if (access_ == Access::kReadWrite) region_.header->items_event.waiters.store(1);
     futex_wait(&region_.header->items_event.count, seen, std::min(deadline.remaining_s(), kWaitSlice_s));
-    if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+    if (is_interrupted()) return Status(Code::kInterrupted);
   }
   // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
   if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite) {
-    Locked locked(*this, deadline);  // pages all of whose items are used up go back
+    // Pages all of whose items are used up go back; in vain at worst, for the batch is there.
+    Locked locked(*this, Deadline::after(kLeastLockWait_s).deaf());
     if (locked.status().ok()) {
       for (const Claimed& c : s.claimed) {
         const uint64_t page = region_.page_of(c.slot);

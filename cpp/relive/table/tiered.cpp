@@ -165,7 +165,7 @@ Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t co
   Status status;
   for (uint32_t round = 0; round <= kRounds && !g.which.empty() && status.ok(); ++round) {
     if (round == kRounds) {  // pages that go faster than they are read
-      Locked locked(*this, Deadline::after(10.0));
+      Locked locked(*this, own_deadline());
       if (!locked.status().ok()) return locked.status();
       held.reserve(3 * g.which.size());
       hold_pages(r, keys, g, &held);
@@ -189,7 +189,7 @@ Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t co
     g.which.resize(left);
   }
   if (!held.empty()) {
-    Locked locked(*this, Deadline::after(std::numeric_limits<double>::infinity()));
+    Locked locked(*this, Deadline::after(std::numeric_limits<double>::infinity()).deaf());
     for (uint64_t ref : held) unhold_bulk(r, ref, dirty_);
   }
   if (!status.ok()) return status;
@@ -308,7 +308,7 @@ void Table::drop_batch(PlannedBatch& batch) {
 
 // What was drawn for the last time has been read: its page may go.
 void Table::release_claims(const int64_t* keys, size_t count) {
-  Locked locked(*this, Deadline::after(10.0));
+  Locked locked(*this, Deadline::after(std::numeric_limits<double>::infinity()).deaf());
   if (!locked.status().ok()) return;
   for (size_t k = 0; k < count; ++k) {
     const int64_t key = keys[k];

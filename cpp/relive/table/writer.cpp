@@ -24,8 +24,9 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   writer->closed_ = true;  // until it has its lanes
   writer->lanes_.resize(num_lanes);
   writer->fork_epoch_ = fork_epoch();
-  Locked locked(*table, Deadline::after(10.0));
+  Locked locked(*table, table->own_deadline());
   RELIVE_RETURN_IF_ERROR(locked.status());
+  table->cut_left_lanes();
   const auto count_open = [&] {
     uint32_t count = 0;
     for (uint32_t lane = 0; lane < g.max_lanes; ++lane)
@@ -59,20 +60,31 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   return {};
 }
 
-Writer::~Writer() { (void)close(); }
+Writer::~Writer() {
+  if (cut_lanes(Deadline::after(0.0).deaf()).ok()) return;
+  std::vector<uint32_t> slots;
+  for (const LaneWriter& lane : lanes_) slots.push_back(lane.slot);
+  table_->leave_lanes(std::move(slots));
+}
 
-Status Writer::close() {
-  const std::lock_guard<std::mutex> guard(mutex_);
+Status Writer::close() { return cut_lanes(table_->own_deadline()); }
+
+Status Writer::cut_lanes(const Deadline& deadline) {
+  if (fork_epoch_ != fork_epoch()) closed_ = true;  // the parent's lanes are the parent's to end, and so is its turn
   if (closed_ || lanes_.empty()) return {};
-  closed_ = true;
-  if (fork_epoch_ != fork_epoch()) return {};  // the parent's lanes are the parent's to end
+  const Turn turn(turn_, "to close this writer", deadline);
+  RELIVE_RETURN_IF_ERROR(turn.status());
+  if (closed_) return {};
   Entered entered(*table_, true);
-  if (!entered.status().ok()) return {};  // a closed table has ended all its lanes
-  table_->open_writers_.fetch_sub(1);
-  Locked locked(*table_, Deadline::after(10.0));
+  if (entered.status().code() == Code::kTableClosed) closed_ = true;  // which has ended all its lanes
+  if (closed_) return {};
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  Locked locked(*table_, deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
   for (const LaneWriter& lane : lanes_) cut_lane(table_->region_, lane.slot, table_->dirty_);
   locked.items_came();
+  table_->open_writers_.fetch_sub(1);
+  closed_ = true;
   return {};
 }
 
@@ -160,8 +172,8 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
   return {};
 }
 
-void Writer::note_given_priorities(const StepBlock& block) {
-  if (block.priority.base == nullptr) return;
+Status Writer::note_given_priorities(const StepBlock& block, const Deadline& deadline) {
+  if (block.priority.base == nullptr) return {};
   float largest = 0.0f;
   for (size_t row = 0; row < block.num_rows; ++row)
     for (size_t m = 0; m < block.num_lanes; ++m) {
@@ -170,31 +182,32 @@ void Writer::note_given_priorities(const StepBlock& block) {
       largest = std::max(largest, priority);
     }
   Region& r = table_->region_;
-  Locked locked(*table_, Deadline::after(1.0));
-  if (!locked.status().ok()) return;
+  Locked locked(*table_, deadline);
+  RELIVE_RETURN_IF_ERROR(locked.status());
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     IndexState& state = r.header->index_state[i];
     if (largest <= state.max_priority.load(kRelaxed)) continue;
     state.max_mass.store(mass_of(r.header->indexes[i], largest), kRelaxed);
     state.max_priority.store(largest, kRelaxed);
   }
+  return {};
 }
 
 Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  if (closed_) return Status(Code::kWriterClosed);
   if (fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
   const Deadline deadline = Deadline::after(timeout_s);
+  const Turn turn(turn_, "this writer", deadline);
+  RELIVE_RETURN_IF_ERROR(turn.status());
+  if (closed_) return Status(Code::kWriterClosed);
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   if (block.num_rows == 0 || block.num_lanes == 0) return {};
   RELIVE_RETURN_IF_ERROR(check_block(block));
   RELIVE_RETURN_IF_ERROR(admit(static_cast<int64_t>(block.num_rows * block.num_lanes), deadline));
-  note_given_priorities(block);
+  Status status = note_given_priorities(block, deadline);
   for (size_t m = 0; m < block.num_lanes; ++m) lane_of(block, m).done = 0;
   const size_t capacity = table_->region_.geometry->capacity;
   const size_t most = std::max<size_t>(1, std::min(kRowsPerHold, capacity) / block.num_lanes);
-  Status status;
   for (bool more = true; more && status.ok();) {
     for (size_t m = 0; m < block.num_lanes; ++m) plan_run(block, m, most);
     status = open_pages(block, deadline);
@@ -227,10 +240,11 @@ Status Writer::with_rows_stored(const StepBlock& block, Status status) {
 }
 
 Status Writer::end_episode(const StepBlock& block, bool terminated, double timeout_s) {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  if (closed_) return Status(Code::kWriterClosed);
   if (fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
   const Deadline deadline = Deadline::after(timeout_s);
+  const Turn turn(turn_, "this writer", deadline);
+  RELIVE_RETURN_IF_ERROR(turn.status());
+  if (closed_) return Status(Code::kWriterClosed);
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   Region& r = table_->region_;

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "relive/pages/publish.hpp"
@@ -54,8 +53,10 @@ class Writer final {
   // Ends the current episode of the lanes after its last row. next: [num_columns] state cells or absent.
   Status end_episode(const StepBlock& block, bool terminated, double timeout_s);
   void set_policy_version(int64_t version) { policy_version_ = version; }  // -1: the table's
+  // Cuts the lanes and gives them back. Where the table lock was not to be had in the handle's own deadline the writer
+  // stays open: close() may be called again. A writer that is dropped leaves that to the next one, or to the table's end.
   Status close();
-  bool is_closed() const { return closed_; }
+  bool is_closed() const { return closed_.load(std::memory_order_acquire); }
   uint32_t num_lanes() const { return static_cast<uint32_t>(lanes_.size()); }
 
  private:
@@ -86,6 +87,7 @@ class Writer final {
   bool has_next_cell(const StepBlock& block, size_t row, bool ends) const;
   bool ends_at(const StepBlock& block, size_t row, size_t m) const;
   void plan_run(const StepBlock& block, size_t m, size_t most);
+  Status cut_lanes(const Deadline& deadline);
   Status admit(int64_t num_rows, const Deadline& deadline);
   Status wait_for_room(uint32_t index, int64_t num_rows, const Deadline& deadline);
   Status open_pages(const StepBlock& block, const Deadline& deadline);
@@ -101,15 +103,15 @@ class Writer final {
   size_t rows_of_hold(const StepBlock& block, size_t m);
   Status commit(const StepBlock& block, const Deadline& deadline, int64_t* keys);
   Status with_rows_stored(const StepBlock& block, Status status);
-  void note_given_priorities(const StepBlock& block);
+  Status note_given_priorities(const StepBlock& block, const Deadline& deadline);
 
   Table* table_;
   std::vector<LaneWriter> lanes_;
-  std::mutex mutex_;
+  TurnWord turn_;
   uint64_t fork_epoch_ = 0;
   int64_t policy_version_ = -1;
   int64_t rows_left_admitted_ = 0;
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace relive

@@ -168,9 +168,10 @@ Status Writer::wait_for_room(uint32_t index, int64_t num_rows, const Deadline& d
   const double before = deadline.waited_s();
   wait_slice(&r.header->room_event, deadline, kWaitSlice_s, ready);
   r.header->counters.writer_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
-  if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+  if (is_interrupted()) return Status(Code::kInterrupted);
   if (!table.storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
     Locked locked(table, deadline);
+    if (locked.status().code() == Code::kInterrupted) return locked.status();
     if (locked.status().ok() && sweep(r, *table.storage_, table.me_, table.dirty_) > 0) locked.room_came();
   }
   return {};
