@@ -196,7 +196,7 @@ TEST(a_forked_childs_mapping_does_not_keep_its_parent_alive) {
     if (!storage->try_lock_byte(70, true)) return 2;
     const pid_t grandchild = fork();
     if (grandchild == 0) {
-      storage->forget_locks_in_child();
+      storage->close_locks();
       ready.give();
       end.take();
       _exit(static_cast<int>(storage->base()[0]));  // the mapping is still there
