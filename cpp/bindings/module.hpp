@@ -25,8 +25,8 @@ class ReleasedGil final {
 };
 
 // The end of the process, seen by the bindings (exit.cpp): hooks of the core that ask Python, and what is closed at last.
-bool hear_signals();     // interrupt_hook
-bool is_only_thread();   // only_thread_hook
+bool hear_signals();                                      // interrupt_hook
+bool is_only_thread();                                    // only_thread_hook
 void close_at_exit(const std::shared_ptr<Table>& table);  // if it still lives then
 void bind_exit(nb::module_& module);
 

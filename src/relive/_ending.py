@@ -43,14 +43,17 @@ class _ChildrenOfMultiprocessing:
         self._is_registered = False
 
     def watch(self) -> None:
-        """In the parent, before it forks; and where relive is imported, which may be a child."""
+        """In the parent, before it forks; and in a child that is about to be begun."""
         util = sys.modules.get("multiprocessing.util")
-        if util is None:
-            return
-        if not self._is_registered:
+        if util is not None and not self._is_registered:
             util.register_after_fork(self, _ChildrenOfMultiprocessing.begin)
             self._is_registered = True
-        if sys.modules["multiprocessing.process"].parent_process() is not None:
+
+    def watch_this(self) -> None:
+        """Where relive is imported: that may be a child which has begun already."""
+        self.watch()
+        process = sys.modules.get("multiprocessing.process")
+        if process is not None and process.parent_process() is not None:
             self.begin()
 
     def begin(self) -> None:
@@ -59,7 +62,7 @@ class _ChildrenOfMultiprocessing:
 
 
 _children = _ChildrenOfMultiprocessing()
-_children.watch()
+_children.watch_this()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_children.watch)
 atexit.register(_end)

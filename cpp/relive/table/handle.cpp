@@ -231,7 +231,7 @@ Status Table::reattach_in_child() {
   RELIVE_RETURN_IF_ERROR(turn.status());
   if (is_closed()) return Status(Code::kTableClosed);
   if (fork_epoch_.load() == fork_epoch()) return {};  // another thread was faster
-  const std::unique_ptr<Table> made(new Table);  // on the heap: a child forked in here keeps it for ever
+  const std::unique_ptr<Table> made(new Table);       // on the heap: a child forked in here keeps it for ever
   Table& fresh = *made;
   fresh.path_ = path_;
   fresh.access_ = access_;

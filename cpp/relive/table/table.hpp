@@ -122,7 +122,7 @@ class Table final {
   bool wait_for_calls(const Deadline& deadline);
   Status leave_region();
   void drop_storage();
-  bool is_alone();  // no other participant is attached
+  bool is_alone();                                // no other participant is attached
   void leave_lanes(std::vector<uint32_t> lanes);  // of a writer that was dropped and did not get the lock
   void cut_left_lanes();                          // under the lock
   void note_thread(std::atomic<uint64_t>* who);

@@ -33,8 +33,8 @@ class Turn final {
   Turn(TurnWord& word, const char* what, const Deadline& deadline) : word_(word) {
     if (take()) return;
     if (word.owner_.load(std::memory_order_relaxed) == thread_id()) {
-      status_ = refused(Code::kWaitsForItself, what, "a call of this same thread, which a signal's handler is called from",
-                        deadline);
+      status_ = refused(Code::kWaitsForItself, what,
+                        "a call of this same thread, which a signal's handler is called from", deadline);
       return;
     }
     Hearing hearing(deadline, nullptr);

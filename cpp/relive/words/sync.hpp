@@ -96,7 +96,7 @@ class Storage final {
   Status commit(size_t offset, size_t num_bytes);
 
   // Open-file-description record locks on single bytes of the file.
-  bool try_lock_byte(uint64_t byte, bool exclusive) const;                        // also converts a lock already held
+  bool try_lock_byte(uint64_t byte, bool exclusive) const;  // also converts a lock already held
   // Polls in slices of at most 5 ms. False once the deadline has passed, a signal came or *is_over was raised.
   bool lock_byte(uint64_t byte, bool exclusive, const Deadline& deadline,
                  const std::atomic<bool>* is_over = nullptr) const;
