@@ -15,7 +15,7 @@ __all__ = ["at_end"]
 
 Closer = TypeVar("Closer", bound=Callable[[], None])
 
-_closers: list[Closer | Callable[[], None]] = []
+_closers: list[Callable[[], None]] = []
 
 
 def at_end(closer: Closer) -> Closer:

@@ -153,7 +153,8 @@ class Table(TableHandle):
     def close(self) -> None:
         """Closes its writers and ends the use of this handle; the last clean close removes a shared table.
 
-        Calls of other threads end with TableClosed. Closing twice is harmless.
+        Calls of other threads end with TableClosed; they are waited for, at most timeout_s. Closing twice is harmless.
+        A handle that is still open when the process ends is closed then.
         """
         self._core.close()
 

@@ -29,13 +29,18 @@ def again(call, *arguments):
     while True:
         call(*arguments)
 """
-WAITS = HEAD + """
+WAITS = (
+    HEAD
+    + """
 for _ in range(3):
     thread(table.sample, 4)
 time.sleep(0.1)
 sys.exit(7)
 """
-CALLS_WITHOUT_END = HEAD + """
+)
+CALLS_WITHOUT_END = (
+    HEAD
+    + """
 writer.extend(a=np.zeros(50))
 for _ in range(2):
     thread(again, table.sample, 4)
@@ -48,7 +53,10 @@ thread(write)
 time.sleep(0.1)
 sys.exit(7)
 """
-READS_AHEAD = HEAD + """
+)
+READS_AHEAD = (
+    HEAD
+    + """
 writer.extend(a=np.zeros(50))
 batches = table.batches(4).__enter__()
 next(batches)
@@ -58,7 +66,10 @@ thread(other.sample, 4)
 time.sleep(0.1)
 sys.exit(7)
 """
-SAYS_GOODBYE = HEAD + """
+)
+SAYS_GOODBYE = (
+    HEAD
+    + """
 writer.extend(a=np.zeros(50))
 def goodbye():
     assert len(table) == 50, "handlers of the program come before the table is closed"
@@ -66,13 +77,17 @@ atexit.register(goodbye)
 thread(relive.attach(name).writer().append)  # dies at once, in its own thread
 sys.exit(7)
 """
-MANY_HANDLES = HEAD + """
+)
+MANY_HANDLES = (
+    HEAD
+    + """
 handles = [relive.attach(name) for _ in range(20)]
 del handles[::2]
 writer.append(a=1.0)
 handles.append(handles)  # a cycle: only the end of the process finds them
 sys.exit(7)
 """
+)
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,7 @@ def paced_table(name: str) -> relive.Table:
         "paced": relive.Index(items, relive.Prioritized(), relive.SamplesPerInsert(1.0, min_size=1, tolerance=1000.0)),
         "once": relive.Index(items, relive.Uniform(), max_times_sampled=1),
     }
-    return relive.Table(
-        checked_spec(), 300, indexes, storage=relive.SharedMemory(name), max_lanes=4, timeout_s=4.0
-    )
+    return relive.Table(checked_spec(), 300, indexes, storage=relive.SharedMemory(name), max_lanes=4, timeout_s=4.0)
 
 
 WAITING: dict[str, Callable[[relive.Table, Any, Any, str], Any]] = {
