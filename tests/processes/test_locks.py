@@ -55,20 +55,30 @@ def stopped_holder(name: str) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def interrupted(seconds: float = 0.3) -> Iterator[None]:
-    """A signal comes while the block waits, and its handler raises; nothing else may end the block."""
+def interrupted(go_on: Callable[[], None]) -> Iterator[None]:
+    """A signal comes while the block waits, and its handler raises: while it waits, not when the lock is free again."""
+    order = []
 
     def raise_it(*_: Any) -> None:
+        order.append("heard")
         raise HeardError
 
+    def free() -> None:
+        order.append("freed")
+        go_on()
+
     before = signal.signal(signal.SIGUSR1, raise_it)
-    timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    timer.start()
+    timers = [threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGUSR1)), threading.Timer(8.0, free)]
+    for timer in timers:
+        timer.start()
     try:
         with pytest.raises(HeardError):
             yield
+        assert order == ["heard"]
     finally:
-        timer.join()
+        for timer in timers:
+            timer.cancel()
+            timer.join()
         signal.signal(signal.SIGUSR1, before)
 
 
@@ -79,7 +89,7 @@ def paced_table(name: str) -> relive.Table:
         "paced": relive.Index(items, relive.Prioritized(), relive.SamplesPerInsert(1.0, min_size=1, tolerance=1000.0)),
         "once": relive.Index(items, relive.Uniform(), max_times_sampled=1),
     }
-    return relive.Table(checked_spec(), 300, indexes, storage=relive.SharedMemory(name), max_lanes=4, timeout_s=4.0)
+    return relive.Table(checked_spec(), 300, indexes, storage=relive.SharedMemory(name), max_lanes=4, timeout_s=60.0)
 
 
 WAITING: dict[str, Callable[[relive.Table, Any, Any, str], Any]] = {
@@ -105,7 +115,7 @@ def test_a_wait_for_the_lock_hears_signals(shm_name: Any, call: str) -> None:
         keys = np.array([writer.append(**checked_step(number)) for number in range(20)][:17])
         before = table.stats()
         with stopped_holder(name) as go_on:
-            with interrupted():
+            with interrupted(go_on):
                 WAITING[call](table, writer, keys, name)
             assert not writer.closed
             go_on()
