@@ -65,8 +65,9 @@ void give_back(PyObject* capsule) {
 
 void raise_if_error(const Status& status, const nb::handle& keys) {
   if (status.ok()) return;
+  if (PyErr_Occurred()) throw nb::python_error();  // a signal's handler raised while the call came to its own error
   if (status.code() == Code::kInterrupted) {
-    if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
+    PyErr_SetNone(PyExc_KeyboardInterrupt);
     throw nb::python_error();
   }
   static const char* const kNames[] = {"Ok",

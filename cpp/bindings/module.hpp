@@ -23,7 +23,12 @@ class ReleasedGil final {
  private:
   PyThreadState* state_;
 };
-void watch_for_exit();
+
+// The end of the process, seen by the bindings (exit.cpp): hooks of the core that ask Python, and what is closed at last.
+bool hear_signals();                                      // interrupt_hook
+bool is_only_thread();                                    // only_thread_hook
+void close_at_exit(const std::shared_ptr<Table>& table);  // if it still lives then
+void bind_exit(nb::module_& module);
 
 // Runs a core call without the GIL; raises what it says. keys: raise_if_error's.
 template <class Call>

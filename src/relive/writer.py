@@ -178,11 +178,15 @@ class Writer(Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """Whether close() gave the lanes back, or the table is closed."""
         return self._core.closed
 
     def close(self) -> None:
-        """Cuts the lanes and gives them back. Closing twice is harmless."""
+        """Cuts the lanes and gives them back. Closing twice is harmless.
+
+        Waits for the table's lock at most the table's timeout_s, then DeadlineExceeded: the writer stays open and may
+        be closed again. Dropped instead, its lanes go to the handle's next writer, or end with the handle.
+        """
         self._core.close()
 
     def __repr__(self) -> str:
