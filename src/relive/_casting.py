@@ -81,10 +81,9 @@ class Normaliser:
 
 def as_array(column: str, value: object) -> npt.NDArray[Any]:
     """value as a numpy array (torch tensors too, detached and on the CPU), or DtypeMismatch / ShapeMismatch."""
-    detach = getattr(value, "detach", None)
-    if detach is not None:
-        value = detach().cpu()
     try:
+        if hasattr(value, "detach") and hasattr(value, "cpu"):
+            value = value.detach().cpu()  # a meta tensor has no data: NotImplementedError, which is a RuntimeError
         array = np.asarray(value)
     except ValueError:
         raise ShapeMismatch(column, "equally long rows", "nested values of different lengths") from None

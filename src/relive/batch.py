@@ -35,6 +35,8 @@ class Columns:
 
     def group(self, name: str, arrays: list[Any]) -> Any:
         """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
+        if not isinstance(name, str):
+            raise UnknownColumn(repr(name), self.names)
         below = {path: arrays[position] for path, position in self.positions.items() if path.startswith(name + "/")}
         if not below:
             raise UnknownColumn(name, self.names)
@@ -165,7 +167,7 @@ class Batch(Mapping[str, Any]):
         beta >= 0. normalize=None does not divide (for use across ranks). A numpy array, or a tensor beside the columns
         of a batch from to_torch. Raises NoProbabilities after a gather by keys, InvalidConfig.
         """
-        if normalize not in ("batch", None):
+        if normalize is not None and (not isinstance(normalize, str) or normalize != "batch"):
             raise InvalidConfig("normalize", "'batch' or None", normalize)
         if type(beta) is not float or not 0.0 <= beta < math.inf:
             beta = finite("beta", beta, 0.0)

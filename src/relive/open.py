@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
-from relive.errors import NoSuchTable, ReliveError
+from relive.errors import NoSuchTable, ReliveError, SystemFailure
 from relive.spec import StepSpec
 from relive.storage import SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
 from relive.table import Table, attach_path
@@ -97,6 +97,8 @@ def remove(name: str, force: bool = False) -> None:
             os.unlink(path)
         except FileNotFoundError:
             raise NoSuchTable(path) from None
+        except OSError as error:  # another user's, or a folder
+            raise SystemFailure(f"removing {path}", error.errno or 0) from None
         return
     _core.probe(path)  # refuses what is no table
     _core.remove(path)

@@ -38,6 +38,8 @@ class Rows:
         paths = self._paths[top]
         if not paths:
             return {}
+        if paths == (top,) and isinstance(value, np.ndarray):  # the usual case
+            return {top: self._exact(top, value, num_rows)}
         given: dict[str, Any] = {}
         self._flatten(top, value, given)
         for path in given:
@@ -59,6 +61,8 @@ class Rows:
 
     def ends(self, name: str, value: Any, num_rows: int) -> NDArray[np.bool_]:
         """terminated or truncated, bool[M]."""
+        if not self._single and isinstance(value, np.ndarray) and value.dtype == bool and value.shape == (num_rows,):
+            return value
         array = as_array(name, value)
         array = array[np.newaxis] if self._single else array
         if array.shape != (num_rows,):
@@ -92,6 +96,10 @@ class Rows:
     def _exact(self, path: str, value: Any, num_rows: int) -> NDArray[Any]:
         if self._single:
             value = as_array(path, value)[np.newaxis]
+        elif isinstance(value, np.ndarray):
+            column = self._spec.columns[path]
+            if value.dtype == column.dtype and value.shape == (num_rows, *column.shape):
+                return value
         return self._normalise(path, value, (num_rows,))
 
     def _flatten(self, name: str, value: Any, into: dict[str, Any]) -> None:
