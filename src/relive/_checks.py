@@ -15,6 +15,7 @@ __all__ = ["bytes_in_text", "finite", "flag", "integer", "is_text", "num_bytes",
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_INTEGER = 2**63 - 1
 _MAX_BYTES = 2**62
+_ENDLESS_S = 1e9  # as in the core; the system's own waits end near 9e9
 # What Python or numpy would turn into a number although it is none.
 _NO_NUMBERS = (bool, np.bool_, str, bytes, bytearray, np.timedelta64)
 
@@ -96,8 +97,10 @@ def num_bytes(what: str, value: SupportsIndex | str) -> int:
 
 
 def timeout(value: SupportsFloat, what: str = "timeout_s") -> float:
-    """Seconds: 0 tries once, inf waits for ever; negative and NaN are refused with InvalidConfig."""
+    """Seconds: 0 tries once, inf (and 30 years) waits for ever; negative and NaN are refused with InvalidConfig."""
     seconds = _number(value)
+    if seconds >= _ENDLESS_S:
+        return math.inf
     if not seconds >= 0.0:
         raise InvalidConfig(what, "seconds >= 0 (0 tries once, inf waits, None is the table's default)", value)
     return seconds

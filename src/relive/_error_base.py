@@ -15,7 +15,8 @@ class ReliveError(Exception):
     """Base of every error of the library. Attributes are the fields; str() is the sentence."""
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
+        # A lone surrogate, of a name that somebody gave, could not be printed.
+        super().__init__(sentence.encode("utf-8", "backslashreplace").decode())
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__

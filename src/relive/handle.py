@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from relive import _core
-from relive._casting import as_array, as_buffers, as_keys
+from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import integer, timeout
 from relive._closing import Closing
 from relive.batch import Batch, Columns, Draw, Plan
 from relive.errors import (
-    DtypeMismatch,
     FormatMismatch,
     InvalidConfig,
     RequestTooLarge,
@@ -153,8 +152,8 @@ class TableHandle(Closing):
             item_keys = as_keys(item_keys)
         if not isinstance(priorities, np.ndarray) or priorities.dtype.kind not in "fiub":
             priorities = as_array("priorities", priorities)
-            if priorities.dtype.kind == "c":
-                raise DtypeMismatch("priorities", "real numbers", priorities.dtype.name)
+        if priorities.dtype.itemsize > 8 or priorities.dtype.kind == "c":
+            priorities = cast("priorities", priorities, np.dtype(np.float64))
         if priorities.shape != item_keys.shape or priorities.ndim != 1:
             raise ShapeMismatch("priorities", item_keys.shape, priorities.shape)
         number = 0 if index is None else self._index_number(index)
@@ -297,8 +296,10 @@ class TableHandle(Closing):
 
 def _names(columns: Any) -> tuple[str, ...]:
     """columns= as a call gave it: names, or one name."""
-    names = (columns,) if isinstance(columns, str) or not isinstance(columns, Iterable) else tuple(columns)
-    for name in names:
-        if not isinstance(name, str):
-            raise InvalidConfig("columns", "names of columns, or None for the usual ones", columns)
+    try:
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+    except (TypeError, ValueError):
+        names = (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidConfig("columns", "names of columns, or None for the usual ones", columns)
     return names

@@ -302,7 +302,7 @@ def spread(name: str, value: Any, targets: Groups, into: dict[str, Any]) -> None
         if type(target) is str:
             into[target] = part
         elif target is None:
-            into[f"{name}/{key}"] = part
+            into[f"{name}/{plain(key)}"] = part
         else:
             spread(f"{name}/{key}", part, cast("Groups", target), into)
 

@@ -32,7 +32,7 @@ Lanes = npt.NDArray[np.int32]
 
 _ALWAYS_TAKEN = ("terminated", "truncated", "discount")
 _MAX_REMEMBERED = 64
-_MAX_LANES = 2**31 - 1
+_MAX_LANES = 2**20  # of any table
 
 
 @final

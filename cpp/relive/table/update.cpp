@@ -194,7 +194,7 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
     }
     Locked locked(*this, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    if (config.initial == Initial::kMax && largest > state.max_priority.load(kRelaxed)) {
+    if (largest > state.max_priority.load(kRelaxed)) {
       state.max_mass.store(mass_of(config, largest), kRelaxed);
       state.max_priority.store(largest, kRelaxed);
     }
