@@ -419,3 +419,22 @@ def test_nested_observations_that_lack_or_add_a_part() -> None:
                 env.step(0)
             env.close()
             assert len(table) == 0
+
+
+@pytest.mark.parametrize("timeout_s", ["1", -1.0, float("nan"), 1j])
+def test_a_deadline_that_is_none_drops_nothing(timeout_s: Any) -> None:
+    with make_table(Odd.observation_space) as table:
+        with pytest.raises(errors.InvalidConfig):
+            record(Odd(), table, timeout_s=timeout_s)
+        assert table.stats().num_lanes == 0
+        env = record(Odd(), Refusing(table, {1: errors.DeadlineExceeded()}))
+        env.reset()
+        with pytest.raises(errors.DeadlineExceeded):
+            env.step(0)
+        with pytest.raises(errors.InvalidConfig):
+            env.finish_step(timeout_s)
+        with pytest.raises(errors.InvalidConfig):
+            env.step(0, extras=timeout_s)
+        env.finish_step()
+        env.close()
+        assert times(table) == {(0, 0, 1)}

@@ -16,10 +16,11 @@ from typing import Any, Protocol, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from relive._checks import integer
+from relive._checks import integer, timeout
 from relive.adapters._rows import Flat, Lanes, Rows
 from relive.errors import (
     DeadlineExceeded,
+    InvalidConfig,
     LaneError,
     MissingColumn,
     ReliveError,
@@ -98,10 +99,10 @@ class LaneRecorder:
 
     def __init__(self, table: WritableTable, num_lanes: int, timeout_s: float | None, single: bool = False) -> None:
         self._num_lanes = integer("num_envs", num_lanes, 1)
+        self._timeout_s = None if timeout_s is None else timeout(timeout_s)
         self.rows = Rows(table.spec, single)
         self.writer = table.writer(self._num_lanes)
         self.closed = False
-        self._timeout_s = timeout_s
         self._buffers: Flat = {
             path: np.zeros((self._num_lanes, *column.shape), column.dtype)
             for path, column in table.spec.columns.items()
@@ -172,6 +173,8 @@ class LaneRecorder:
 
     def set_extras(self, lanes: Lanes, extras: Mapping[str, Any]) -> None:
         """Values [M, ...] of further columns, all of them or none."""
+        if not isinstance(extras, Mapping):
+            raise InvalidConfig("extras", "a dict {column: values}", extras)
         exact: Flat = {}
         for name, value in extras.items():
             exact.update(self.rows.of_extra(name, value, len(lanes)))
@@ -240,7 +243,7 @@ class LaneRecorder:
 
     def write(self, timeout_s: float | None) -> None:
         """Writes what is planned. On DeadlineExceeded the rest stays planned; a step that is refused is dropped."""
-        deadline_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline_s = self._timeout_s if timeout_s is None else timeout(timeout_s)
         while self._pending:
             planned = self._pending[0]
             try:
