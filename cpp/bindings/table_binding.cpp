@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -46,7 +47,7 @@ CoreTable* create_table(const nb::dict& from, nb::object path) {
   return own(std::move(table));
 }
 
-CoreTable* attach_table(const std::string& path, bool read_only, uint64_t stream, double timeout_s) {
+CoreTable* attach_table(const std::string& path, bool read_only, std::optional<uint64_t> stream, double timeout_s) {
   std::unique_ptr<Table> table;
   without_gil([&] {
     return Table::attach(path, read_only ? Access::kReadOnly : Access::kReadWrite, stream, timeout_s, &table);
@@ -215,6 +216,13 @@ nb::object importance_weights(nb::handle probabilities, int64_t num_items, doubl
   return array;
 }
 
+// A forked child joins first: what it then draws with is not its parent's stream. A closed handle says what it had.
+uint64_t stream_of(const CoreTable& self) {
+  const ReleasedGil released;
+  const Entered entered(*self.table, false);
+  return self.table->stream();
+}
+
 uint64_t move_all_pages(const CoreTable& self) {
   uint64_t moved = 0;
   without_gil([&] { return self.table->move_all_pages(&moved); });
@@ -267,6 +275,7 @@ void bind_core_table(nb::module_& module) {
                    })
       .def_prop_ro("read_only", [](const CoreTable& self) { return self.table->is_read_only(); })
       .def_prop_ro("closed", [](const CoreTable& self) { return self.table->is_closed(); })
+      .def_prop_ro("stream", &stream_of)
       .def_prop_ro("geometry", &geometry)
       .def_prop_ro("layout", &layout)
       .def_prop_ro("policy_version",
@@ -325,7 +334,7 @@ void bind_table(nb::module_& module) {
   });
   bind_core_table(module);
   module.def("create_table", &create_table, nb::arg("config"), nb::arg("path").none(), nb::rv_policy::take_ownership);
-  module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream"),
+  module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream").none(),
              nb::arg("timeout_s"), nb::rv_policy::take_ownership);
   module.def("importance_weights", &importance_weights, nb::arg("probabilities"), nb::arg("num_items"), nb::arg("beta"),
              nb::arg("normalize"));

@@ -42,7 +42,6 @@ class TableHandle(Closing):
         indexes: dict[str, Index],
         capacity: int,
         timeout_s: float,
-        stream: int,
     ) -> None:
         self._core = core
         self._core_sample = core.sample
@@ -51,11 +50,10 @@ class TableHandle(Closing):
         self._index_names = tuple(indexes)
         self._capacity = capacity
         self._timeout_s = timeout_s
-        self._stream = stream
         self._plans: dict[tuple[str | None, tuple[str, ...] | None], Plan] = {}
         self._default_plan = self._plan(None, None)
 
-    def _bind_to(self, core: _core.CoreTable, stream: int, timeout_s: float | None) -> None:
+    def _bind_to(self, core: _core.CoreTable, timeout_s: float | None) -> None:
         # To a core that is open already: what the table is comes from its metadata. Closes it where that is foreign.
         metadata = json.loads(core.metadata)
         if metadata.get("version") != METADATA_VERSION:
@@ -67,7 +65,6 @@ class TableHandle(Closing):
             {name: Index.from_dict(parts) for name, parts in metadata["indexes"].items()},
             int(metadata["capacity"]),
             float(metadata["timeout_s"]) if timeout_s is None else timeout_s,
-            stream,
         )
 
     # ---- reading ---------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Table(TableHandle):
         if isinstance(storage, Tiered):
             config["tier"] = storage.core_config()
             self._gathered_batches = storage.gathered_batches
-        self._bind(_core.create_table(config, path), spec, indexes, num_steps, default_timeout_s, stream=0)
+        self._bind(_core.create_table(config, path), spec, indexes, num_steps, default_timeout_s)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -138,8 +138,12 @@ class Table(TableHandle):
 
     @property
     def stream(self) -> int:
-        """The random stream of this handle: handles of other streams draw other items from an equal table."""
-        return self._stream
+        """The random stream of this handle: handles of other streams draw other items from an equal table.
+
+        0 of the handle that made the table; what attach(stream=) was told; else a number of its own. A forked child's
+        copy of a handle gets one, too.
+        """
+        return self._core.stream
 
     @property
     def read_only(self) -> bool:
@@ -159,7 +163,7 @@ class Table(TableHandle):
         path = self._core.path
         if path is None:
             raise NotShareable()
-        return attach_path, (path, self._stream, self._timeout_s, self._core.read_only)
+        return attach_path, (path, None, self._timeout_s, self._core.read_only)  # a copy draws a stream of its own
 
     def __repr__(self) -> str:
         where = self._core.path or ("Tiered" if self._core.is_tiered else "LocalMemory")
@@ -173,11 +177,13 @@ if TYPE_CHECKING:
         return table
 
 
-def attach_path(path: str, stream: int = 0, timeout_s: SupportsFloat | None = None, read_only: bool = False) -> Table:
+def attach_path(
+    path: str, stream: int | None = None, timeout_s: SupportsFloat | None = None, read_only: bool = False
+) -> Table:
     """A handle on the shared table in this file; relive.attach finds the file by name and says what it raises."""
-    stream = integer("stream", stream, 0, 2**64 - 1)
+    told = None if stream is None else integer("stream", stream, 0, 2**64 - 1)
     given = None if timeout_s is None else timeout(timeout_s)
     table = Table.__new__(Table)
-    core = _core.attach_table(path, bool(read_only), stream, 60.0 if given is None else given)
-    table._bind_to(core, stream, given)
+    core = _core.attach_table(path, bool(read_only), told, 60.0 if given is None else given)
+    table._bind_to(core, given)
     return table

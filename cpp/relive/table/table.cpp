@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <limits>
 
 #include "relive/pages/publish.hpp"
 #include "relive/pages/recover.hpp"
 #include "relive/tiers/tier.hpp"
+#include "relive/words/rng.hpp"
 
 namespace relive {
 
@@ -65,6 +67,25 @@ void offer_frames(Region& r, uint64_t count) {
   r.header->frames_committed.store(count, kRelaxed);
 }
 
+// Streams of handles that were told none, beside those that programs count from 0; bit 63 is the device readers'.
+constexpr uint64_t kOwnStreams = uint64_t{1} << 62;
+
+// How often the region was attached to for writing, this time included; under the table lock.
+uint64_t attaches(const Region& r) {
+  uint64_t sum = 0;
+  for (uint32_t p = 0; p < r.geometry->max_participants; ++p) sum += r.participants[p].epoch.load(kRelaxed);
+  return sum;
+}
+
+// Who changes nothing cannot be counted: a number that no other handle of the machine is likely to have.
+uint64_t uncounted_stream() {
+  static std::atomic<uint64_t> count{0};
+  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+  const CounterRng rng(static_cast<uint64_t>(process_id()), pid_namespace(), static_cast<uint64_t>(now),
+                       count.fetch_add(1));
+  return kOwnStreams | (rng.bits(0) & (kOwnStreams - 1));
+}
+
 // A leftover of that name which nobody is attached to makes way (rule J2).
 Status replace_leftover(const std::string& path) {
   std::unique_ptr<Storage> leftover;
@@ -120,12 +141,13 @@ Status Table::create(const TableConfig& config, const std::string& path, std::un
   return {};
 }
 
-Status Table::attach(const std::string& path, Access access, uint64_t stream, double timeout_s,
+Status Table::attach(const std::string& path, Access access, std::optional<uint64_t> stream, double timeout_s,
                      std::unique_ptr<Table>* out) {
   std::unique_ptr<Table> table(new Table);
   table->path_ = path;
   table->access_ = access;
-  table->stream_ = stream;
+  table->stream_ = stream.value_or(0);
+  table->counts_stream_ = !stream.has_value();
   RELIVE_RETURN_IF_ERROR(table->join(timeout_s));
   *out = std::move(table);
   return {};
@@ -149,7 +171,10 @@ Status Table::join(double timeout_s) {
     RELIVE_RETURN_IF_ERROR(with_path(region_.open(storage.base(), storage.num_bytes()), path_));
     fork_epoch_ = fork_epoch();
     remember(storage_.get());
-    if (access_ == Access::kReadOnly) return {};
+    if (access_ == Access::kReadOnly) {
+      if (counts_stream_) stream_ = uncounted_stream();
+      return {};
+    }
     if (alone) {  // nobody else lives: whatever the words of waiting say is from the dead
       Header& h = *region_.header;
       h.lock.store(0);
@@ -189,6 +214,7 @@ Status Table::take_slot(const Deadline& deadline) {
     if (slot != nobody) {
       Participant& me = region_.participants[slot];
       me.epoch.fetch_add(1);
+      if (counts_stream_) stream_ = kOwnStreams | attaches(region_);
       me.pid.store(process_id());
       me.pid_namespace.store(pid_namespace());
       me.live.store(1);
@@ -208,6 +234,8 @@ Status Table::reattach_in_child() {
   forget(storage_.get());
   storage_.reset();
   joined_ = false;
+  counts_stream_ = true;  // a copy: the stream that was asked for is the parent's
+  calls_.store(0);
   open_writers_.store(0);
   active_.store(1);  // this call; other threads of the parent do not exist here
   Status status = join(kJoinTimeout_s);

@@ -54,7 +54,7 @@ class RemoteTable(TableHandle):
         self._given_s = timeout_s
         self._remote = RemoteCore(connection, hello, timeout_s)
         # A remote core answers what a table asks of its core; all else of a handle is as here.
-        self._bind_to(cast(CoreTable, self._remote), self._remote.stream, timeout_s)
+        self._bind_to(cast(CoreTable, self._remote), timeout_s)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
