@@ -2,6 +2,7 @@
 
 from relive import errors
 from relive.batch import Batch, Draw
+from relive.config import TableConfig
 from relive.errors import DeadlineExceeded, ReliveError
 from relive.index import Index
 from relive.items import Transitions
@@ -37,6 +38,7 @@ __all__ = [
     "SharedMemory",
     "StepSpec",
     "Table",
+    "TableConfig",
     "TableStats",
     "TierStats",
     "Tiered",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,15 +14,15 @@ from relive._casting import as_array, as_buffers, as_keys
 from relive._checks import integer, timeout
 from relive._closing import Closing
 from relive.batch import Batch, Columns, Draw, Plan
-from relive.errors import FormatMismatch, InvalidConfig, RequestTooLarge, ShapeMismatch, TableClosed, UnknownColumn
+from relive.config import TableConfig
+from relive.errors import InvalidConfig, ReliveError, RequestTooLarge, ShapeMismatch, TableClosed, UnknownColumn
 from relive.index import Index
 from relive.limiters import SamplesPerInsert
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
 
-__all__ = ["METADATA_VERSION", "TableHandle"]
+__all__ = ["TableHandle"]
 
-METADATA_VERSION = 1
 _MAX_PLANS = 256
 _MAX_ITEMS = 2**31 - 1
 _INT64 = np.dtype(np.int64)
@@ -35,37 +34,24 @@ class TableHandle(Closing):
     A subclass says where the core comes from, who writes, and what runs ahead. Any number of threads.
     """
 
-    def _bind(
-        self,
-        core: _core.CoreTable,
-        spec: StepSpec,
-        indexes: dict[str, Index],
-        capacity: int,
-        timeout_s: float,
-    ) -> None:
+    def _bind(self, core: _core.CoreTable, config: TableConfig, timeout_s: float) -> None:
         self._core = core
         self._core_sample = core.sample
-        self._spec = spec
-        self._indexes = indexes
-        self._index_names = tuple(indexes)
-        self._capacity = capacity
+        self._config = config
+        self._spec = config.spec
+        self._index_names = tuple(config.index)
         self._timeout_s = timeout_s
         self._plans: dict[tuple[str | None, tuple[str, ...] | None], Plan] = {}
         self._default_plan = self._plan(None, None)
 
     def _bind_to(self, core: _core.CoreTable, timeout_s: float | None) -> None:
         # To a core that is open already: what the table is comes from its metadata. Closes it where that is foreign.
-        metadata = json.loads(core.metadata)
-        if metadata.get("version") != METADATA_VERSION:
+        try:
+            config = TableConfig.from_metadata(core.metadata)
+        except ReliveError:
             core.close()
-            raise FormatMismatch("metadata version", METADATA_VERSION, metadata.get("version"))
-        self._bind(
-            core,
-            StepSpec.from_json(metadata["spec"]),
-            {name: Index.from_dict(parts) for name, parts in metadata["indexes"].items()},
-            int(metadata["capacity"]),
-            float(metadata["timeout_s"]) if timeout_s is None else timeout_s,
-        )
+            raise
+        self._bind(core, config, config.timeout_s if timeout_s is None else timeout_s)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -178,6 +164,11 @@ class TableHandle(Closing):
         self._core.check()
 
     @property
+    def config(self) -> TableConfig:
+        """What the table was made from."""
+        return self._config
+
+    @property
     def spec(self) -> StepSpec:
         """What a step holds."""
         return self._spec
@@ -185,12 +176,12 @@ class TableHandle(Closing):
     @property
     def indexes(self) -> dict[str, Index]:
         """{name: Index}, the first being the default of reading calls."""
-        return dict(self._indexes)
+        return dict(self._config.index)
 
     @property
     def capacity(self) -> int:
         """Steps that are kept."""
-        return self._capacity
+        return self._config.capacity
 
     @property
     def timeout_s(self) -> float:
@@ -227,7 +218,7 @@ class TableHandle(Closing):
         """What batches() was asked for, checked: plan, items a batch, batches ahead, seconds."""
         plan = self._plan(index, columns)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
-        limiter = self._indexes[self._index_names[plan.number]].limiter
+        limiter = self._config.index[self._index_names[plan.number]].limiter
         if isinstance(limiter, SamplesPerInsert) and count > limiter.window:
             raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
@@ -269,9 +260,9 @@ class TableHandle(Closing):
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the limiter's arithmetic: of the index named, else of the narrowest one."""
-        paced = [one.limiter for one in self._indexes.values() if isinstance(one.limiter, SamplesPerInsert)]
+        paced = [one.limiter for one in self._config.index.values() if isinstance(one.limiter, SamplesPerInsert)]
         if index is not None:
-            paced = [limiter for limiter in paced if limiter is self._indexes[index].limiter]
+            paced = [limiter for limiter in paced if limiter is self._config.index[index].limiter]
         if not paced:
             return error
         narrowest = min(paced, key=lambda limiter: limiter.window)

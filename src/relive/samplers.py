@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from relive._checks import finite
 
@@ -16,6 +16,10 @@ InitialPriority: TypeAlias = Literal["max", "given"] | float
 @dataclass(frozen=True)
 class Uniform:
     """Every live item with the same probability, with replacement."""
+
+    def core_config(self) -> dict[str, Any]:
+        """The sampler as the core reads it."""
+        return {"sampler": "uniform"}
 
 
 @final
@@ -36,8 +40,17 @@ class Prioritized:
         if self.initial != "max" and self.initial != "given":
             object.__setattr__(self, "initial", finite("initial (or 'max', 'given')", self.initial, 0.0))
 
+    def core_config(self) -> dict[str, Any]:
+        """The sampler as the core reads it."""
+        initial = (self.initial, 0.0) if isinstance(self.initial, str) else ("number", self.initial)
+        return {"sampler": "prioritized", "priority_exponent": self.priority_exponent, "initial": initial}
+
 
 @final
 @dataclass(frozen=True)
 class Fifo:
     """Remover: the oldest steps go first, page by page; within a page length x open lanes steps of exact order."""
+
+    def core_config(self) -> dict[str, Any]:
+        """The remover as the core reads it."""
+        return {"remover": "fifo"}

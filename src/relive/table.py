@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsFloat, final
 
 from relive import _core
 from relive._checks import integer, timeout
 from relive.batch import Plan
-from relive.capacity import steps_in_bytes
-from relive.errors import CapacityTooSmall, InvalidConfig, NotShareable
-from relive.handle import METADATA_VERSION, TableHandle
-from relive.index import Index, named_indexes
+from relive.config import TableConfig
+from relive.errors import InvalidConfig, NotShareable
+from relive.handle import TableHandle
+from relive.index import Index
 from relive.planned import Planned
 from relive.prefetch import Batches, Sampled
 from relive.protocol import ReplayTable
 from relive.spec import StepSpec
-from relive.storage import LocalMemory, SharedMemory, Tiered
+from relive.storage import Storage, Tiered
 from relive.writer import Writer
 
 __all__ = ["Table", "attach_path"]
-
-MAX_PARTICIPANTS = 256
-_STORAGES = "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)"
 
 
 @final
@@ -38,56 +34,30 @@ class Table(TableHandle):
     Raises SpecError, InvalidConfig, CapacityTooSmall, UnknownColumn, NameTaken, StorageFull, SystemFailure.
     """
 
-    _gathered_batches = 1  # of a Tiered table, its storage's
-
     def __init__(
         self,
         spec: StepSpec,
         capacity: int | str,
         index: Index | Mapping[str, Index] | None = None,
         *,
-        storage: LocalMemory | SharedMemory | Tiered | None = None,
+        storage: Storage | None = None,
         max_lanes: int = 256,
         timeout_s: float = 60.0,
         seed: int = 0,
     ) -> None:
-        if not isinstance(spec, StepSpec):
-            raise InvalidConfig("spec", "a StepSpec", spec)
-        if storage is not None and not isinstance(storage, (LocalMemory, SharedMemory, Tiered)):
-            raise InvalidConfig("storage", _STORAGES, storage)
-        indexes = named_indexes(index, spec)
-        if isinstance(capacity, str):
-            num_steps = steps_in_bytes(capacity, spec, len(indexes))
-        else:
-            num_steps = integer("capacity", capacity, 1)
-        for one in indexes.values():
-            if one.limiter.min_size > num_steps:
-                raise CapacityTooSmall(num_steps, one.limiter.min_size)
-        default_timeout_s = timeout(timeout_s)
-        metadata = {
-            "version": METADATA_VERSION,
-            "spec": spec.to_json(),
-            "indexes": {name: one.to_dict() for name, one in indexes.items()},
-            "capacity": num_steps,
-            "max_lanes": integer("max_lanes", max_lanes, 1),
-            "timeout_s": default_timeout_s,
-            "seed": integer("seed", seed, 0, 2**64 - 1),
-        }
-        config = {
-            "columns": [(name, c.dtype.str, c.shape, c.kind) for name, c in spec.columns.items()],
-            "indexes": [one.core_config(name, spec) for name, one in indexes.items()],
-            "capacity": num_steps,
-            "max_lanes": metadata["max_lanes"],
-            "max_participants": MAX_PARTICIPANTS,
-            "seed": metadata["seed"],
-            "shard": 0,
-            "metadata": json.dumps(metadata).encode(),
-        }
-        path = storage.path if isinstance(storage, SharedMemory) else None
-        if isinstance(storage, Tiered):
-            config["tier"] = storage.core_config()
-            self._gathered_batches = storage.gathered_batches
-        self._bind(_core.create_table(config, path), spec, indexes, num_steps, default_timeout_s)
+        self._build(TableConfig(spec, capacity, index, storage, max_lanes, timeout_s, seed))
+
+    @classmethod
+    def from_config(cls, config: TableConfig) -> Table:
+        """The table of this configuration, made anew. Raises InvalidConfig, NameTaken, StorageFull, SystemFailure."""
+        if not isinstance(config, TableConfig):
+            raise InvalidConfig("config", "a TableConfig", config)
+        table = cls.__new__(cls)
+        table._build(config)
+        return table
+
+    def _build(self, config: TableConfig) -> None:
+        self._bind(_core.create_table(config.core_config(), config.storage.path), config, config.timeout_s)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -116,8 +86,9 @@ class Table(TableHandle):
         their rows are read once for several batches, and the older the table is that they were drawn from.
         """
         plan, count, ahead, seconds = self._ahead(num_items, prefetch, columns, timeout_s, index)
-        if self._core.is_tiered:
-            gathered = min(ahead, self._gathered_batches)
+        storage = self._config.storage
+        if isinstance(storage, Tiered) and self._core.is_tiered:
+            gathered = min(ahead, storage.gathered_batches)
             source = Planned(self._core, plan, count, ahead - gathered + 1)
             return Batches(self._core, source, gathered, device, seconds)
         return Batches(self._core, Sampled(self._core, plan, count), ahead, device, seconds)
@@ -167,7 +138,7 @@ class Table(TableHandle):
 
     def __repr__(self) -> str:
         where = self._core.path or ("Tiered" if self._core.is_tiered else "LocalMemory")
-        state = "closed" if self.closed else f"{len(self)} of {self._capacity} steps"
+        state = "closed" if self.closed else f"{len(self)} of {self.capacity} steps"
         return f"Table({where}, {state}, indexes {', '.join(self._index_names)})"
 
 

@@ -17,11 +17,12 @@ SOURCE = ROOT / "src" / "relive"
 FLOORS: list[set[str]] = [
     {"_error_base"},
     {"errors"},
-    {"_checks", "_closing"},
+    {"_checks", "_closing", "_parts"},
     {"spec", "_spaces", "_casting"},
     {"protocol"},
     {"items", "samplers", "limiters", "storage"},
     {"index", "capacity"},
+    {"config"},
     {"batch", "stats"},
     {"ahead", "handle"},
     {"writer", "prefetch", "planned"},

@@ -21,6 +21,7 @@ NAMES = ["observation", "frame", "action", "reward", "next_observation", "next_f
 def make_index(name: str = "default", **more: Any) -> dict[str, Any]:
     return {
         "name": name,
+        "items": "transitions",
         "n_step": 1,
         "gamma": 1.0,
         "stack": {},
@@ -32,6 +33,7 @@ def make_index(name: str = "default", **more: Any) -> dict[str, Any]:
         "min_size": 1,
         "samples_per_insert": 0.0,
         "tolerance": 0.0,
+        "remover": "fifo",
         "max_times_sampled": 0,
         **more,
     }

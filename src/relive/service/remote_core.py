@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
+from relive.config import TableConfig
 from relive.errors import TableClosed, Unacknowledged
 from relive.service import wire
 from relive.service.connection import Answer, Connection, cutoff, server_wait
 from relive.service.encoding import Normalise, RowEncoder
 from relive.service.packing import DRAWN, Output, Packing, gathered, sampled
 from relive.service.remote_writer import SyncWriterCore, WriterCore
-from relive.spec import StepSpec
 
 __all__ = ["RemoteCore", "RemotePlan"]
 
@@ -46,11 +45,11 @@ class RemoteCore:
     def __init__(self, connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> None:
         self.connection = connection
         self.metadata = wire.field(hello, "metadata", str).encode()
-        described = json.loads(self.metadata)
-        self.spec = StepSpec.from_json(described["spec"])
+        config = TableConfig.from_metadata(self.metadata)
+        self.spec = config.spec
         self.stream: int = wire.field(hello, "stream", int)
         self.read_only: bool = wire.field(hello, "read_only", bool)
-        self.timeout_s = float(described["timeout_s"]) if timeout_s is None else timeout_s
+        self.timeout_s = config.timeout_s if timeout_s is None else timeout_s
         self._writers: set[WriterCore] = set()  # those that are not closed; lanes last until their writer is
 
     # ---- reading ---------------------------------------------------------------------------------------------------
