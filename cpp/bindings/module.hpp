@@ -37,19 +37,19 @@ void without_gil(Call&& call) {
 }
 
 // What a plan's outputs look like to numpy.
-struct CorePlan {
+struct CoreSelection {
   GatherPlan plan;
   std::vector<PyArray_Descr*> descrs;       // owned
   std::vector<std::vector<npy_intp>> dims;  // [B, ...], B filled in a call
-  ~CorePlan() {
+  ~CoreSelection() {
     for (PyArray_Descr* descr : descrs) Py_DECREF(descr);
   }
 };
 
 // The arrays of a plan's outputs for n items, in one pooled buffer; `extra` bytes more behind them.
 struct Outputs {
-  Outputs(const CorePlan& plan, size_t n, size_t extra);
-  nb::list arrays(const CorePlan& plan, size_t n) const;
+  Outputs(const CoreSelection& selection, size_t n, size_t extra);
+  nb::list arrays(const CoreSelection& selection, size_t n) const;
   BatchBuffer buffer;
   std::vector<std::byte*> data;
 };

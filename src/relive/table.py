@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsFloat, final
 
 from relive import _core
 from relive._checks import integer, timeout
-from relive.batch import Plan
+from relive.batch import Selection
+from relive.batches import BatchSource
 from relive.config import TableConfig
 from relive.errors import InvalidConfig, NotShareable
 from relive.handle import TableHandle
 from relive.index import Index
-from relive.planned import Planned
-from relive.prefetch import Batches, Sampled
 from relive.protocol import ReplayTable
+from relive.sources import PlannedSource, SampledSource
 from relive.spec import StepSpec
 from relive.storage import Storage, Tiered
 from relive.writer import Writer
@@ -57,7 +57,8 @@ class Table(TableHandle):
         return table
 
     def _build(self, config: TableConfig) -> None:
-        self._bind(_core.create_table(config.core_config(), config.storage.path), config, config.timeout_s)
+        self._local = _core.create_table(config.core_config(), config.storage.path)
+        self._bind(self._local, config, config.timeout_s)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -68,39 +69,19 @@ class Table(TableHandle):
         """
         return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained)
 
-    def batches(
-        self,
-        num_items: int,
-        prefetch: int = 4,
-        columns: Sequence[str] | None = None,
-        device: Any = None,
-        timeout_s: float | None = None,
-        *,
-        index: str | None = None,
-    ) -> Batches:
-        """An iterator of batches that a background thread draws and gathers ahead, to be used in a `with` block.
-
-        prefetch: batches that may wait (at least 1). device: e.g. "cuda"; batches come as torch tensors there; "cpu" as
-        tensors here; None as numpy arrays. timeout_s: how long next() waits. Else as sample.
-        Of a Tiered table prefetch counts those whose rows are being read, too: the more are drawn ahead, the more of
-        their rows are read once for several batches, and the older the table is that they were drawn from.
-        """
-        plan, count, ahead, seconds = self._ahead(num_items, prefetch, columns, timeout_s, index)
+    def _batch_source(
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
+    ) -> tuple[BatchSource, int]:
         storage = self._config.storage
-        if isinstance(storage, Tiered) and self._core.is_tiered:
-            gathered = min(ahead, storage.gathered_batches)
-            source = Planned(self._core, plan, count, ahead - gathered + 1)
-            return Batches(self._core, source, gathered, device, seconds)
-        return Batches(self._core, Sampled(self._core, plan, count), ahead, device, seconds)
-
-    def plan(self, index: str | None, columns: Sequence[str] | None) -> Plan:
-        """What to gather, resolved once; for the same floors. Raises UnknownColumn, InvalidConfig."""
-        return self._plan(index, columns)
+        if isinstance(storage, Tiered) and self._local.is_tiered:
+            ready = min(prefetch, storage.gathered_batches)
+            return PlannedSource(self._local, selection, num_items, prefetch - ready + 1), ready
+        return SampledSource(self._local, selection, num_items), prefetch
 
     @property
     def core(self) -> _core.CoreTable:
         """The core below, for the floors that carry batches elsewhere; not for programs."""
-        return self._core
+        return self._local
 
     @property
     def path(self) -> str | None:
@@ -137,7 +118,7 @@ class Table(TableHandle):
         return attach_path, (path, None, self._timeout_s, self._core.read_only)  # a copy draws a stream of its own
 
     def __repr__(self) -> str:
-        where = self._core.path or ("Tiered" if self._core.is_tiered else "LocalMemory")
+        where = self._core.path or ("Tiered" if self._local.is_tiered else "LocalMemory")
         state = "closed" if self.closed else f"{len(self)} of {self.capacity} steps"
         return f"Table({where}, {state}, indexes {', '.join(self._index_names)})"
 
@@ -155,6 +136,6 @@ def attach_path(
     told = None if stream is None else integer("stream", stream, 0, 2**64 - 1)
     given = None if timeout_s is None else timeout(timeout_s)
     table = Table.__new__(Table)
-    core = _core.attach_table(path, bool(read_only), told, 60.0 if given is None else given)
-    table._bind_to(core, given)
+    table._local = _core.attach_table(path, bool(read_only), told, 60.0 if given is None else given)
+    table._bind_to(table._local, given)
     return table

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from relive._casting import Normaliser, as_array
 from relive._checks import integer, timeout
 from relive._closing import Closing
-from relive._core import CoreTable
 from relive.errors import InvalidConfig, LaneError, MissingColumn, RequestTooLarge, SpecError, UnknownColumn
 from relive.spec import StepSpec, groups_of, spread
+from relive.table_core import OpensWriters
 
 __all__ = ["Writer"]
 
@@ -55,7 +55,7 @@ class Writer(Closing):
 
     def __init__(
         self,
-        core: CoreTable,
+        core: OpensWriters,
         spec: StepSpec,
         num_lanes: int | None,
         timeout_s: float,

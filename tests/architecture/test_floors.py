@@ -19,13 +19,14 @@ FLOORS: list[set[str]] = [
     {"errors"},
     {"_checks", "_closing", "_parts"},
     {"spec", "_spaces", "_casting"},
-    {"protocol"},
+    {"protocol", "table_core"},
     {"items", "samplers", "limiters", "storage"},
     {"index", "capacity"},
     {"config"},
     {"batch", "stats"},
-    {"ahead", "handle"},
-    {"writer", "prefetch", "planned"},
+    {"batches"},
+    {"handle"},
+    {"writer", "sources"},
     {"table"},
     {"service"},
     {"adapters"},
@@ -35,17 +36,13 @@ FLOORS: list[set[str]] = [
     {"cli"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}, {"writer", "prefetch"}, {"train", "agents"}]
+MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}, {"train", "agents"}]
 CORE_USERS = {
     "batch",
-    "writer",
-    "prefetch",
-    "planned",
-    "handle",
+    "sources",
     "table",
     "open",
     "_casting",
-    "index",
     "gpu",
     "service",
 }

@@ -92,7 +92,7 @@ def write_rows(table: Any, first: int, count: int, columns: list[Any] = COLUMNS)
 
 def gather(table: Any, keys: np.ndarray, names: list[str] | None = None, index: int = 0) -> dict[str, np.ndarray]:
     names = names or NAMES
-    arrays, present = table.gather(table.plan(index, names), np.ascontiguousarray(keys, np.int64), None)
+    arrays, present = table.gather(table.select(index, names), np.ascontiguousarray(keys, np.int64), None)
     return dict(zip(names, arrays, strict=True)) | {"present": present}
 
 

@@ -23,12 +23,13 @@ from relive.service.exchange import Exchange, StreamBroken, Watch
 from relive.service.memory import keep_freed_memory
 from relive.service.packing import Packing
 from relive.service.transport import with_few_wakeups
+from relive.service.verbs import VERBS
 from relive.service.wire import Bytes
 
 __all__ = ["MIN_REPLY_S", "Answer", "Connection", "cutoff", "server_wait"]
 
 MIN_REPLY_S = 1.0  # an answer is waited for at least so long, whatever the deadline: networks blink
-_LOOKS = frozenset({"get", "plan", "gather", "check"})
+_LOOKS = frozenset({"select", "gather", *(verb.name for verb in VERBS.values() if verb.looks)})
 _OPTIONS = [
     # Windows and frames as large as batches are; without them large bodies come at about half the speed.
     ("grpc.http2.lookahead_bytes", 16 << 20),
