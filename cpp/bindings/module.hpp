@@ -56,7 +56,9 @@ struct Outputs {
 
 // A table handle shared by its Python object, its writers and its plans.
 struct CoreTable {
+  explicit CoreTable(std::shared_ptr<Table> one) : table(std::move(one)) {}
   std::shared_ptr<Table> table;
+  BatchMemory memory;
 };
 
 // The region of a table that is open; TableClosed otherwise. It stays mapped while the guard lives.

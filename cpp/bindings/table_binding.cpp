@@ -37,7 +37,7 @@ nb::list Outputs::arrays(const CoreSelection& selection, size_t n) const {
 namespace {
 
 // Two CoreTables never share a Table, but a Table outlives its CoreTable while writers borrow it.
-CoreTable* own(std::unique_ptr<Table> table) { return new CoreTable{std::shared_ptr<Table>(std::move(table))}; }
+CoreTable* own(std::unique_ptr<Table> table) { return new CoreTable(std::shared_ptr<Table>(std::move(table))); }
 
 CoreTable* create_table(const nb::dict& from, nb::object path) {
   const TableConfig config = table_config(from);
@@ -310,7 +310,11 @@ void bind_core_table(nb::module_& module) {
            [](const CoreTable& self, uint32_t version) {
              without_gil([&] { return self.table->set_policy_version(version); });
            })
-      .def("close", [](const CoreTable& self) { without_gil([&] { return self.table->close(); }); })
+      .def("close",
+           [](CoreTable& self) {
+             without_gil([&] { return self.table->close(); });
+             self.memory.close();
+           })
       .def("move_all_pages", &move_all_pages)
       .def("pin_page",
            [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, true); }); })

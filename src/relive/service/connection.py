@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, final
 
 import pyarrow.flight as flight
 
+from relive._core import BatchMemory
 from relive.errors import BadMessage, ForkedHandle, ReliveError, ServiceUnavailable, TableClosed
 from relive.service import wire
 from relive.service.address import parse_table
@@ -82,6 +83,7 @@ class Connection:
         self._changed = threading.Lock()
         self._client: Any = None
         self._watch = Watch()
+        self._memory = BatchMemory()
         self.closed = False
         self.is_foreign = False  # in a forked child of the process that opened it: its streams are not ours
         _open.add(self)
@@ -228,6 +230,7 @@ class Connection:
         self.closed = True
         _open.discard(self)
         self._watch.stop()
+        self._memory.close()
         if self.is_foreign:
             return
         while self._idle:
