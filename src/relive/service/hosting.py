@@ -13,7 +13,7 @@ import numpy as np
 
 from relive._core import CoreSelection
 from relive.errors import BadMessage, DeadlineExceeded, FormatMismatch, InvalidConfig, ServiceUnavailable
-from relive.service.packing import Output, Packing, sampled
+from relive.service.packing import PackedArray, Packing, sampled
 from relive.service.wire import VERSION, field
 from relive.table import Table
 
@@ -180,7 +180,7 @@ class Hosted:
         if selection is None:
             self.index_name(number)
             core = self.table.core.select(number, names)
-            outputs = [Output(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in core.outputs]
+            outputs = [PackedArray(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in core.outputs]
             selection = HostedSelection(core, Packing(outputs), sampled(outputs))
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[key] = selection

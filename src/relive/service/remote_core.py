@@ -13,7 +13,7 @@ from relive.errors import TableClosed, Unacknowledged
 from relive.service import wire
 from relive.service.connection import Answer, Connection, cutoff, server_wait
 from relive.service.encoding import RowEncoder
-from relive.service.packing import DRAWN, Output, Packing, gathered, sampled
+from relive.service.packing import DRAWN, PackedArray, Packing, gathered, sampled
 from relive.service.remote_writer import RemoteWriterCore, SyncWriterCore
 from relive.service.verbs import Verb, answered_by_messages
 from relive.table_core import Normalise, SimpleCalls, TableCore
@@ -60,7 +60,7 @@ class RemoteCore(SimpleCalls):
         """Asks the server what these columns look like. Raises UnknownColumn and the like."""
         header, _ = self._call({"op": "select", "index": index, "names": names})
         outputs = [(str(name), str(dtype), tuple(shape)) for name, dtype, shape in header["outputs"]]
-        typed = [Output(name, np.dtype(dtype), shape) for name, dtype, shape in outputs]
+        typed = [PackedArray(name, np.dtype(dtype), shape) for name, dtype, shape in outputs]
         return RemoteSelection(index, names, outputs, sampled(typed), gathered(typed), {})
 
     def sample(
