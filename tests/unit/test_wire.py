@@ -50,7 +50,11 @@ def test_arrays_fill_a_body_exactly() -> None:
 
 def test_packing_is_where_arrays_are() -> None:
     packing = Packing(
-        [PackedArray("a", np.dtype("f4"), (3,)), PackedArray("b", np.dtype("u1"), ()), PackedArray("c", np.dtype("i8"), ())]
+        [
+            PackedArray("a", np.dtype("f4"), (3,)),
+            PackedArray("b", np.dtype("u1"), ()),
+            PackedArray("c", np.dtype("i8"), ()),
+        ]
     )
     block = np.zeros(packing.num_bytes(5), np.uint8)
     a, b, c = packing.arrays(block, 5)

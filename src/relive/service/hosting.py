@@ -17,7 +17,7 @@ from relive.service.packing import PackedArray, Packing, sampled
 from relive.service.wire import VERSION, field
 from relive.table import Table
 
-__all__ = ["Hosted", "HostedSelection", "Applied"]
+__all__ = ["Applied", "Hosted", "HostedSelection"]
 
 Value = TypeVar("Value")
 

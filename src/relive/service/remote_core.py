@@ -23,7 +23,7 @@ __all__ = ["RemoteCore", "RemoteSelection", "remote_core"]
 Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
 
-_MAX_REQUESTS = 16  # of a plan, remembered as they are sent
+_MAX_REQUESTS = 16  # of a selection, remembered as they are sent
 
 
 class RemoteSelection(NamedTuple):
