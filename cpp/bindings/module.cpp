@@ -32,5 +32,9 @@ NB_MODULE(_core, module) {
   relive::bindings::bind_writer(module);
   relive::bindings::bind_device(module);
   relive::bindings::bind_row_block(module);
+  nanobind::class_<relive::bindings::BatchMemory>(module, "BatchMemory")
+      .def(nanobind::init<>())
+      .def("close", &relive::bindings::BatchMemory::close);
+  module.def("kept_batch_bytes", &relive::bindings::kept_batch_bytes);
   module.def("new_buffer", &relive::bindings::new_buffer, nanobind::arg("num_bytes"));
 }

@@ -42,26 +42,28 @@ void without_gil(Call&& call, const nb::handle& keys = nb::handle()) {
 }
 
 // What a plan's outputs look like to numpy.
-struct CorePlan {
+struct CoreSelection {
   GatherPlan plan;
   std::vector<PyArray_Descr*> descrs;       // owned
   std::vector<std::vector<npy_intp>> dims;  // [B, ...], B filled in a call
-  ~CorePlan() {
+  ~CoreSelection() {
     for (PyArray_Descr* descr : descrs) Py_DECREF(descr);
   }
 };
 
 // The arrays of a plan's outputs for n items, in one pooled buffer; `extra` bytes more behind them.
 struct Outputs {
-  Outputs(const CorePlan& plan, size_t n, size_t extra);
-  nb::list arrays(const CorePlan& plan, size_t n) const;
+  Outputs(const CoreSelection& selection, size_t n, size_t extra);
+  nb::list arrays(const CoreSelection& selection, size_t n) const;
   BatchBuffer buffer;
   std::vector<std::byte*> data;
 };
 
 // A table handle shared by its Python object, its writers and its plans.
 struct CoreTable {
+  explicit CoreTable(std::shared_ptr<Table> one) : table(std::move(one)) {}
   std::shared_ptr<Table> table;
+  BatchMemory memory;
 };
 
 // The region of a table that is open; TableClosed otherwise. It stays mapped while the guard lives.

@@ -128,7 +128,7 @@ def as_keys(items: Any) -> npt.NDArray[np.int64]:
 def as_buffers(
     out: Mapping[str, npt.NDArray[Any]], outputs: list[tuple[str, str, tuple[int, ...]]], num_items: int
 ) -> list[npt.NDArray[Any]]:
-    """The arrays of out in the order of a plan's outputs, each exactly what gather is to fill, or an error."""
+    """The arrays of out in the order of a selection's outputs, each exactly what gather is to fill, or an error."""
     if not isinstance(out, Mapping):
         raise InvalidConfig("out", "a batch, or a dict {flat name: array}", out)
     buffers = []

@@ -15,8 +15,9 @@ from relive._checks import finite
 from relive._error_base import plain
 from relive.errors import InvalidConfig, NoProbabilities, UnknownColumn
 from relive.spec import StepSpec, nest
+from relive.table_core import SelectedColumns
 
-__all__ = ["Batch", "Columns", "Draw", "Plan"]
+__all__ = ["Batch", "Columns", "Draw", "Selection"]
 
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
@@ -24,7 +25,7 @@ Probabilities = npt.NDArray[np.float64]
 
 @final
 class Columns:
-    """The names of a batch's columns in order, with their nesting; one for all batches of a plan."""
+    """The names of a batch's columns in order, with their nesting; one for all batches of a selection."""
 
     __slots__ = ("names", "positions", "spec", "tops")
 
@@ -54,10 +55,10 @@ class Columns:
         return gathered == len(self.spec.expand(path.removeprefix("next_")))
 
 
-class Plan(NamedTuple):
-    """What to gather, resolved once for each index and list of columns."""
+class Selection(NamedTuple):
+    """Columns of an index, resolved once: as the core knows them, and as a batch shows them."""
 
-    core: _core.CorePlan
+    core: SelectedColumns
     columns: Columns
     number: int  # of the index
 

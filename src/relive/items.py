@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, final, get_args
+from typing import Any, Literal, final, get_args
 
 from relive._checks import finite, integer
 from relive.errors import InvalidConfig
+from relive.spec import StepSpec
 
 __all__ = ["StackPad", "Transitions"]
 
@@ -45,3 +46,13 @@ class Transitions:
         object.__setattr__(self, "stack", stack)
         if not isinstance(self.stack_pad, str) or self.stack_pad not in get_args(StackPad):
             raise InvalidConfig("stack_pad", "'repeat' or 'zeros'", self.stack_pad)
+
+    def core_config(self, spec: StepSpec) -> dict[str, Any]:
+        """The items as the core reads them."""
+        return {
+            "items": "transitions",
+            "n_step": self.n_step,
+            "gamma": self.gamma,
+            "stack": spec.expand_stack(self.stack),
+            "stack_pad": self.stack_pad,
+        }

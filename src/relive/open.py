@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["TableRow", "attach", "connect", "list_tables", "remove"]
 
 
-def attach(name: str, stream: int = 0, timeout_s: float | None = None, read_only: bool = False) -> Table:
+def attach(name: str, stream: int | None = None, timeout_s: float | None = None, read_only: bool = False) -> Table:
     """A handle on the table SharedMemory(name), made here or by another process.
 
-    stream: the random stream of this handle; give each sampling process its own (its rank). timeout_s: the default of
-    this handle's calls, None: the table's. read_only: draw and gather without being counted, change nothing.
+    stream: the random stream of this handle, exactly; a program whose draws shall be the same in every run gives each
+    sampling process its own (its rank). None: one of its own, counted by attaches, so that no two handles draw the same
+    items; the same in the next run where handles attach in the same order (never for read_only, which counts nowhere).
+    Copies of a handle, pickled or in a forked child, get streams of their own in the same way.
+    timeout_s: the default of this handle's calls, None: the table's. read_only: draw and gather without being counted,
+    change nothing.
     Returns at once, except that an attach by others that is under way is waited for. Raises NoSuchTable, NotARegion,
     FormatMismatch, TooManyParticipants, DeadlineExceeded, InvalidConfig.
     """

@@ -17,6 +17,10 @@ InitialPriority: TypeAlias = Literal["max", "given"] | float
 class Uniform:
     """Every live item with the same probability, with replacement."""
 
+    def core_config(self) -> dict[str, Any]:
+        """The sampler as the core reads it."""
+        return {"sampler": "uniform"}
+
 
 @final
 @dataclass(frozen=True)
@@ -39,8 +43,17 @@ class Prioritized:
             number = finite("initial (or 'max', 'given')", initial, 0.0, MAX_FLOAT32)
             object.__setattr__(self, "initial", number)
 
+    def core_config(self) -> dict[str, Any]:
+        """The sampler as the core reads it."""
+        initial = (self.initial, 0.0) if isinstance(self.initial, str) else ("number", self.initial)
+        return {"sampler": "prioritized", "priority_exponent": self.priority_exponent, "initial": initial}
+
 
 @final
 @dataclass(frozen=True)
 class Fifo:
     """Remover: the oldest steps go first, page by page; within a page length x open lanes steps of exact order."""
+
+    def core_config(self) -> dict[str, Any]:
+        """The remover as the core reads it."""
+        return {"remover": "fifo"}

@@ -218,28 +218,49 @@ class StepSpec:
     def __reduce__(self) -> tuple[Any, ...]:
         return StepSpec.from_json, (self.to_json(),)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON and TOML can hold; from_dict gives an equal spec back.
+
+        columns: as they were declared, dicts for groups, lists for tuples, {'shape', 'dtype', 'kind'} for an ArraySpec.
+        """
+
+        def plain(node: Any) -> Any:
+            if isinstance(node, ArraySpec):
+                return {"shape": list(node.shape), "dtype": node.dtype.name, "kind": node.kind}
+            if isinstance(node, tuple):
+                return [plain(part) for part in node]
+            return {name: plain(part) for name, part in node.items()}
+
+        return {"columns": plain(nest(dict(self._columns), self.is_tuple)), "unstack": dict(self._unstack)}
+
+    @classmethod
+    def from_dict(cls, parts: Mapping[str, Any]) -> StepSpec:
+        """The spec that to_dict wrote. shape is () and kind 'step' where they are left out. Raises SpecError."""
+        if not isinstance(parts, Mapping) or "columns" not in parts or set(parts) - {"columns", "unstack"}:
+            got = sorted(map(str, parts)) if isinstance(parts, Mapping) else parts
+            raise SpecError("a StepSpec", "columns, and unstack where that is wanted", got)
+        if not isinstance(parts["columns"], Mapping):
+            raise SpecError("columns", "a dict {name: column or group}", parts["columns"])
+        return cls(_declared(parts["columns"], ""), unstack=parts.get("unstack"))
+
     def to_json(self) -> str:
-        """The spec as JSON text; from_json gives an equal spec back."""
-        return json.dumps(
-            {
-                "columns": [[name, c.dtype.str, list(c.shape), c.kind] for name, c in self._columns.items()],
-                "tuples": sorted(self._tuples),
-                "unstack": dict(self._unstack),
-            }
-        )
+        """to_dict as JSON text; from_json gives an equal spec back."""
+        return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> StepSpec:
         """The spec that to_json wrote. Raises SpecError."""
         try:
             parts = json.loads(text)
-            flat = {name: ArraySpec(shape, dtype, kind) for name, dtype, shape, kind in parts["columns"]}
-            tuples, unstack = set(parts["tuples"]), parts["unstack"]
-            return cls(cast("Mapping[str, NestedSpecs]", nest(flat, tuples.__contains__)), unstack=unstack)
+            return cls.from_dict(parts)
         except ReliveError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SpecError("JSON of a StepSpec", "what to_json wrote", str(error)) from error
+
+    def core_config(self) -> dict[str, Any]:
+        """The columns as the core reads them."""
+        return {"columns": [(name, one.dtype.str, one.shape, one.kind) for name, one in self._columns.items()]}
 
     def _expand_stacks(self, stacks: Mapping[str, int], what: str) -> dict[str, int]:
         """{flat state column: k} from {column or group: k}. Shared by unstack here and stack of an index."""
@@ -330,6 +351,20 @@ def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str])
             expected = f"1 to {MAX_NAME_BYTES} bytes of text without '/'"
             raise SpecError("name of a column" + (f" in {path!r}" if path else ""), expected, key)
         _flatten(part, f"{path}/{key}" if path else key, flat, tuples)
+
+
+def _declared(node: Any, path: str) -> Any:
+    """Columns from plain values: a dict that names a dtype is a column, any other dict a group, a list a tuple."""
+    if isinstance(node, (list, tuple)):
+        return tuple(_declared(part, f"{path}/{position}") for position, part in enumerate(node))
+    if not isinstance(node, Mapping):
+        raise SpecError(f"column {path!r}", "{'dtype': ...}, or a dict or list of columns", node)
+    if not isinstance(node.get("dtype"), str):
+        return {name: _declared(part, f"{path}/{name}" if path else str(name)) for name, part in node.items()}
+    unknown = sorted(set(node) - {"shape", "dtype", "kind"})
+    if unknown:
+        raise SpecError(f"column {path!r}", "shape, dtype and kind", ", ".join(map(str, unknown)))
+    return ArraySpec(tuple(node.get("shape", ())), node["dtype"], node.get("kind", "step"))
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------

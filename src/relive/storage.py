@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from relive._checks import finite, integer, is_text, num_bytes
 from relive.errors import InvalidConfig
 
-__all__ = ["SHARED_MEMORY_FOLDER", "SHARED_MEMORY_PREFIX", "LocalMemory", "SharedMemory", "Tiered"]
+__all__ = [
+    "SHARED_MEMORY_FOLDER",
+    "SHARED_MEMORY_PREFIX",
+    "STORAGES",
+    "LocalMemory",
+    "SharedMemory",
+    "Storage",
+    "Tiered",
+]
 
 SHARED_MEMORY_FOLDER = "/dev/shm"
 SHARED_MEMORY_PREFIX = "relive-"
@@ -21,6 +29,15 @@ _MAX_PATH_BYTES = 4095
 @dataclass(frozen=True)
 class LocalMemory:
     """Memory of this process: no name, gone with it; any number of threads, not usable in a forked child."""
+
+    @property
+    def path(self) -> None:
+        """No file holds the table."""
+        return None
+
+    def core_config(self) -> dict[str, Any]:
+        """The storage as the core reads it: nothing beside the path."""
+        return {}
 
 
 @final
@@ -45,6 +62,10 @@ class SharedMemory:
     def path(self) -> str:
         """The file that holds the table."""
         return f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}{self.name}"
+
+    def core_config(self) -> dict[str, Any]:
+        """The storage as the core reads it: nothing beside the path."""
+        return {}
 
 
 @final
@@ -81,12 +102,22 @@ class Tiered:
         put(self, "io_threads", integer("io_threads", self.io_threads, 1, 256))
         put(self, "gathered_batches", integer("gathered_batches", self.gathered_batches, 1, 2**31 - 1))
 
+    @property
+    def path(self) -> None:
+        """No file of a name holds the table."""
+        return None
+
     def core_config(self) -> dict[str, Any]:
         """The storage as the core reads it."""
-        return {
+        tier = {
             "directory": self.directory,
             "ram_bytes": self.ram_bytes,
             "staging_fraction": self.staging_fraction,
             "min_column_bytes": self.min_column_bytes,
             "io_threads": self.io_threads,
         }
+        return {"tier": tier}
+
+
+Storage: TypeAlias = LocalMemory | SharedMemory | Tiered
+STORAGES = (LocalMemory, SharedMemory, Tiered)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from relive._casting import Normaliser, as_array
 from relive._checks import flag, integer, timeout
 from relive._closing import Closing
-from relive._core import CoreTable
 from relive.errors import (
     DtypeMismatch,
     InvalidConfig,
@@ -24,6 +23,7 @@ from relive.errors import (
     UnknownColumn,
 )
 from relive.spec import StepSpec, groups_of, spread
+from relive.table_core import OpensWriters
 
 __all__ = ["Writer"]
 
@@ -66,7 +66,7 @@ class Writer(Closing):
 
     def __init__(
         self,
-        core: CoreTable,
+        core: OpensWriters,
         spec: StepSpec,
         num_lanes: int | None,
         timeout_s: float,

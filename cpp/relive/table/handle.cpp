@@ -1,5 +1,6 @@
 // A handle's life: born by creating or attaching, attached anew in the child of a fork, closed (rules E1 to E4, E7, J).
 #include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <utility>
 
@@ -26,6 +27,25 @@ Handles& handles() {
 }
 
 std::atomic<uint64_t> epoch{1};
+
+// Streams of handles that were told none, beside those that programs count from 0; bit 63 is the device readers'.
+constexpr uint64_t kOwnStreams = uint64_t{1} << 62;
+
+// How often the region was attached to for writing, this time included; under the table lock.
+uint64_t attaches(const Region& r) {
+  uint64_t sum = 0;
+  for (uint32_t p = 0; p < r.geometry->max_participants; ++p) sum += r.participants[p].epoch.load(kRelaxed);
+  return sum;
+}
+
+// Who changes nothing cannot be counted: a number that no other handle of the machine is likely to have.
+uint64_t uncounted_stream() {
+  static std::atomic<uint64_t> count{0};
+  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+  const CounterRng rng(static_cast<uint64_t>(process_id()), pid_namespace(), static_cast<uint64_t>(now),
+                       count.fetch_add(1));
+  return kOwnStreams | (rng.bits(0) & (kOwnStreams - 1));
+}
 
 Status with_path(Status status, const std::string& path) {
   return status.ok() ? std::move(status) : std::move(status).with_text("path", path);
@@ -128,12 +148,13 @@ Status Table::create(const TableConfig& asked, const std::string& path, std::uni
   return {};
 }
 
-Status Table::attach(const std::string& path, Access access, uint64_t stream, double timeout_s,
+Status Table::attach(const std::string& path, Access access, std::optional<uint64_t> stream, double timeout_s,
                      std::unique_ptr<Table>* out) {
   std::unique_ptr<Table> table(new Table);
   table->path_ = path;
   table->access_ = access;
-  table->stream_ = stream;
+  table->stream_ = stream.value_or(0);
+  table->counts_stream_ = !stream.has_value();
   RELIVE_RETURN_IF_ERROR(table->join(Deadline::after(std::max(timeout_s, kLeastLockWait_s))));
   *out = std::move(table);
   return {};
@@ -165,6 +186,7 @@ Status Table::join(const Deadline& deadline) {
     fork_epoch_.store(fork_epoch());
     door_.scratch.reserve(*region_.geometry);
     if (access_ == Access::kReadOnly) {
+      if (counts_stream_) stream_ = uncounted_stream();
       joined_ = true;
       return {};
     }
@@ -205,6 +227,7 @@ Status Table::take_slot(const Deadline& deadline) {
     if (slot != nobody) {
       Participant& me = region_.participants[slot];
       me.epoch.fetch_add(1);
+      if (counts_stream_) stream_ = kOwnStreams | attaches(region_);
       me.pid.store(process_id());
       me.pid_namespace.store(pid_namespace());
       me.live.store(1);
@@ -242,6 +265,7 @@ Status Table::reattach_in_child() {
   fresh.path_ = path_;
   fresh.access_ = access_;
   fresh.is_over_ = &closed_;
+  fresh.counts_stream_ = true;  // a copy: the stream that was asked for is the parent's
   RELIVE_RETURN_IF_ERROR(fresh.join(deadline));
   {
     const std::lock_guard<std::mutex> guard(handles().mutex);
@@ -250,6 +274,9 @@ Status Table::reattach_in_child() {
   region_ = fresh.region_;
   std::swap(door_.scratch, fresh.door_.scratch);
   me_ = fresh.me_;
+  stream_ = fresh.stream_;
+  counts_stream_ = true;
+  calls_.store(0);
   joined_ = true;
   fresh.joined_ = false;
   open_writers_.store(0);

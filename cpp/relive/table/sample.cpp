@@ -264,12 +264,13 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   if (n == 0) return {};
   note_thread(&sampling_thread_);
   DrawScratch& s = scratch();
-  const uint64_t call = calls_.fetch_add(1, kRelaxed);
   const ItemShape& shape = region_.shape(request.index);
-  s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items,
-          (shape.before + shape.after()) / region_.page_len + 2);
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
+    // A wait takes no number: the same calls draw the same items, however long each had to wait.
+    const uint64_t call = calls_.fetch_add(1, kRelaxed);
+    s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items,
+            (shape.before + shape.after()) / region_.page_len + 2);
     bool empty = false;
     if (request.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
       *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
@@ -277,6 +278,8 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
     if (status.ok() && !empty) break;
     undo_claims(request, status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline, s);
     return_credit(request.index, n);
+    uint64_t after = call + 1;
+    calls_.compare_exchange_strong(after, call, kRelaxed);  // unless another thread of this handle has drawn since
     RELIVE_RETURN_IF_ERROR(std::move(status));
     if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
     // There is something, but not enough unused items for the whole batch: sleep until more come.

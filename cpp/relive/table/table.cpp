@@ -5,6 +5,7 @@
 #include "relive/pages/publish.hpp"
 #include "relive/pages/recover.hpp"
 #include "relive/tiers/tier.hpp"
+#include "relive/words/rng.hpp"
 
 namespace relive {
 

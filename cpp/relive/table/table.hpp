@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,8 @@ struct TierStats;
 class Table final {
  public:
   static Status create(const TableConfig& config, const std::string& path, std::unique_ptr<Table>* out);
-  static Status attach(const std::string& path, Access access, uint64_t stream, double timeout_s,
+  // stream: of its random numbers; none: one of its own, counted by attaches (read-only: by chance).
+  static Status attach(const std::string& path, Access access, std::optional<uint64_t> stream, double timeout_s,
                        std::unique_ptr<Table>* out);
   ~Table();
   Table(const Table&) = delete;
@@ -101,6 +103,7 @@ class Table final {
   const Region& region() const { return region_; }
   Door& door() { return door_; }
   const std::string& path() const { return path_; }
+  uint64_t stream() const { return stream_; }  // in a forked child, after the first call: one of its own
   // Lets a thread that a handle's call would refuse be told so: counts calls in. Every public method starts with it.
   Status enter(bool needs_write);
   // of_epoch: fork_epoch() when it was counted in; in the child of a fork made inside the call it is not counted.
@@ -159,6 +162,7 @@ class Table final {
   Access access_ = Access::kReadWrite;
   uint32_t me_ = 0;
   uint64_t stream_ = 0;
+  bool counts_stream_ = false;  // each time that it joins it gets a stream of its own
   std::atomic<uint64_t> fork_epoch_{0};  // of the process that attached; stored last
   std::atomic<uint64_t> calls_{0};
   bool joined_ = false;
