@@ -27,8 +27,10 @@ class LocalMemory:
 class SharedMemory:
     """Memory shared by all processes of this machine under a name (the file /dev/shm/relive-<name>).
 
-    Others attach by name or by a pickled handle. The last clean close removes it; after a kill it stays until the name
-    is opened again or `relive rm`. In containers /dev/shm is often 64 MB: docker run --shm-size. Raises InvalidConfig.
+    Others attach by name or by a pickled handle. The last clean close removes it, as does the end of the last process
+    that did not close; after a kill it stays until the name is opened again or `relive rm`. A reader that closes last
+    leaves it where a writer was killed, and where it may not write the file. In containers /dev/shm is often 64 MB:
+    docker run --shm-size. Raises InvalidConfig.
     """
 
     name: str

@@ -10,9 +10,9 @@ from relive import _core
 from relive._checks import integer, timeout
 from relive.batch import Plan
 from relive.capacity import steps_in_bytes
-from relive.errors import CapacityTooSmall, InvalidConfig, NotShareable
+from relive.errors import InvalidConfig, NotShareable
 from relive.handle import METADATA_VERSION, TableHandle
-from relive.index import Index, named_indexes
+from relive.index import Index, check_min_sizes, named_indexes
 from relive.planned import Planned
 from relive.prefetch import Batches, Sampled
 from relive.protocol import ReplayTable
@@ -60,9 +60,7 @@ class Table(TableHandle):
             num_steps = steps_in_bytes(capacity, spec, len(indexes))
         else:
             num_steps = integer("capacity", capacity, 1)
-        for one in indexes.values():
-            if one.limiter.min_size > num_steps:
-                raise CapacityTooSmall(num_steps, one.limiter.min_size)
+        check_min_sizes(num_steps, indexes)
         default_timeout_s = timeout(timeout_s)
         metadata = {
             "version": METADATA_VERSION,
@@ -87,7 +85,9 @@ class Table(TableHandle):
         if isinstance(storage, Tiered):
             config["tier"] = storage.core_config()
             self._gathered_batches = storage.gathered_batches
-        self._bind(_core.create_table(config, path), spec, indexes, num_steps, default_timeout_s, stream=0)
+        core = _core.create_table(config, path)
+        core.timeout_s = default_timeout_s
+        self._bind(core, spec, indexes, num_steps, default_timeout_s, stream=0)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,8 @@ class Table(TableHandle):
     def close(self) -> None:
         """Closes its writers and ends the use of this handle; the last clean close removes a shared table.
 
-        Calls of other threads end with TableClosed. Closing twice is harmless.
+        Calls of other threads end with TableClosed; they are waited for, at most timeout_s. Closing twice is harmless.
+        A handle that is still open when the process ends is closed then.
         """
         self._core.close()
 
@@ -180,4 +181,5 @@ def attach_path(path: str, stream: int = 0, timeout_s: SupportsFloat | None = No
     table = Table.__new__(Table)
     core = _core.attach_table(path, bool(read_only), stream, 60.0 if given is None else given)
     table._bind_to(core, stream, given)
+    core.timeout_s = table.timeout_s
     return table
