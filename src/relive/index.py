@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, final
 
-from relive._checks import integer
+from relive._checks import integer, is_text
 from relive.errors import CapacityTooSmall, InvalidConfig, SpecError
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
@@ -101,17 +101,28 @@ class Index:
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> Index:
         """The Index that to_dict wrote. Raises InvalidConfig."""
+        if not isinstance(parts, Mapping):
+            raise InvalidConfig("parts of an Index", "what to_dict wrote", parts)
         built: dict[str, Any] = {}
         for name, value in parts.items():
             if isinstance(value, Mapping):
                 options = dict(value)
-                kind = _KINDS.get(str(options.pop("type", None)))
+                named = options.pop("type", None)
+                kind = _KINDS.get(named) if isinstance(named, str) else None
                 if kind is None:
                     raise InvalidConfig(f"{name} of an Index", " or ".join(_KINDS), value.get("type"))
-                built[name] = kind(**options)
+                built[name] = _built(kind, options)
             else:
                 built[name] = value
-        return cls(**built)
+        built_index: Index = _built(cls, built)
+        return built_index
+
+
+def _built(kind: Any, options: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**options)
+    except TypeError as error:  # an argument that it does not have
+        raise InvalidConfig(f"parts of {kind.__name__}", "what to_dict wrote", str(error)) from None
 
 
 def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> dict[str, Index]:
@@ -122,7 +133,7 @@ def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> 
     if not 1 <= len(named) <= MAX_INDEXES:
         raise InvalidConfig("index", f"1 to {MAX_INDEXES} indexes", len(named))
     for name, one in named.items():
-        if not isinstance(name, str) or not name or len(name.encode()) > 63:
+        if not is_text(name, 63):
             raise InvalidConfig("name of an index", "1 to 63 bytes of text", name)
         if not isinstance(one, Index):
             raise InvalidConfig(f"index {name!r}", "an Index(...)", one)

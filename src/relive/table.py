@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, final
 from relive import _core
 from relive._checks import integer, timeout
 from relive.batch import Plan
-from relive.capacity import steps_in_bytes
+from relive.capacity import num_steps
 from relive.errors import InvalidConfig, NotShareable
 from relive.handle import METADATA_VERSION, TableHandle
 from relive.index import Index, check_min_sizes, named_indexes
@@ -23,6 +23,7 @@ from relive.writer import Writer
 __all__ = ["Table", "attach_path"]
 
 MAX_PARTICIPANTS = 256
+MAX_LANES = 2**20  # the core's own limit
 _STORAGES = "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)"
 
 
@@ -56,25 +57,22 @@ class Table(TableHandle):
         if storage is not None and not isinstance(storage, (LocalMemory, SharedMemory, Tiered)):
             raise InvalidConfig("storage", _STORAGES, storage)
         indexes = named_indexes(index, spec)
-        if isinstance(capacity, str):
-            num_steps = steps_in_bytes(capacity, spec, len(indexes))
-        else:
-            num_steps = integer("capacity", capacity, 1)
-        check_min_sizes(num_steps, indexes)
+        steps = num_steps(capacity, spec, len(indexes))
+        check_min_sizes(steps, indexes)
         default_timeout_s = timeout(timeout_s)
         metadata = {
             "version": METADATA_VERSION,
             "spec": spec.to_json(),
             "indexes": {name: one.to_dict() for name, one in indexes.items()},
-            "capacity": num_steps,
-            "max_lanes": integer("max_lanes", max_lanes, 1),
+            "capacity": steps,
+            "max_lanes": integer("max_lanes", max_lanes, 1, MAX_LANES),
             "timeout_s": default_timeout_s,
             "seed": integer("seed", seed, 0, 2**64 - 1),
         }
         config = {
             "columns": [(name, c.dtype.str, c.shape, c.kind) for name, c in spec.columns.items()],
             "indexes": [one.core_config(name, spec) for name, one in indexes.items()],
-            "capacity": num_steps,
+            "capacity": steps,
             "max_lanes": metadata["max_lanes"],
             "max_participants": MAX_PARTICIPANTS,
             "seed": metadata["seed"],
@@ -87,7 +85,7 @@ class Table(TableHandle):
             self._gathered_batches = storage.gathered_batches
         core = _core.create_table(config, path)
         core.timeout_s = default_timeout_s
-        self._bind(core, spec, indexes, num_steps, default_timeout_s, stream=0)
+        self._bind(core, spec, indexes, steps, default_timeout_s, stream=0)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
