@@ -51,7 +51,6 @@ class RegionLayout:
     num_pages: int
     num_slots: int
     shard: int
-    history: int
     has_state: bool
     max_lanes: int
     record_stride: int
@@ -93,7 +92,6 @@ class RegionLayout:
             "num_pages",
             "num_slots",
             "shard",
-            "history",
             "max_lanes",
         )
         same += ("record_stride", "frame_bytes", "slab_bytes", "slabs_offset", "tail_words")
@@ -209,7 +207,7 @@ def fact_words(layout: RegionLayout, index: IndexLayout) -> list[int]:
 class WindowNeeds:
     """What the outputs of a gather ask of each window, and where the rewards of its steps lie."""
 
-    history: bool = False  # rows before its first: some output is a stack
+    before: int = 0  # rows before its first that a stack may show
     reward_offset: int = -1  # inside the frame, of row 0; -1: no return is asked for
     reward_stride: int = 0
     reward_is_double: bool = False

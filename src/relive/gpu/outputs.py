@@ -85,7 +85,7 @@ class OutputPlan:
             if source is not None:
                 frames = stack.get(source["name"], 1) if source["kind"] == "state" else 1
                 copy = ColumnCopy.from_facts(source, frames, base is not None, items.stack_pad == "zeros")
-                needs["history"] = needs.get("history", False) or frames > 1
+                needs["before"] = max(needs.get("before", 0), frames - 1)
             elif is_return:
                 reward = column_named(columns, name)
                 assert reward is not None

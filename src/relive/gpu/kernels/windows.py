@@ -15,7 +15,6 @@ from relive.gpu.kernels.facts import (
     DISCOUNT_AT,
     GAMMA_BITS,
     HAS_STATE,
-    HISTORY,
     INDEX_NUMBER,
     ITEM_END_AT,
     LANE_BYTES,
@@ -26,7 +25,6 @@ from relive.gpu.kernels.facts import (
     MARKS_OFFSET,
     MAX_LANES,
     N_STEP,
-    NEEDS_HISTORY,
     NEXT_AT,
     NUM_PAGES,
     NUM_WINDOW_PAGES,
@@ -41,6 +39,7 @@ from relive.gpu.kernels.facts import (
     REWARD_IS_DOUBLE,
     REWARD_OFFSET,
     REWARD_STRIDE,
+    ROWS_BEFORE,
     SHARD,
     SLOT_BITS,
     SLOT_MASK,
@@ -234,6 +233,7 @@ def _walk_ahead(
 def _walk_back(
     region: tl.tensor,
     facts: tl.tensor,
+    job: tl.tensor,
     scratch: tl.tensor,
     count: tl.tensor,
     item: tl.tensor,
@@ -245,7 +245,7 @@ def _walk_back(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Finds the pages that stacks reach back to: (a page is lost, a frame is not mapped)."""
     page = slot >> fact(facts, PAGE_SHIFT)
-    reach = tl.minimum(episode_step, fact(facts, HISTORY)) - (slot & (fact(facts, PAGE_LEN) - 1))
+    reach = tl.minimum(episode_step, fact(job, ROWS_BEFORE)) - (slot & (fact(facts, PAGE_LEN) - 1))
     lost = tl.full([BLOCK], 0, tl.int1)
     unmapped = tl.full([BLOCK], 0, tl.int1)
     before = fact(facts, PAGES_BEFORE)
@@ -292,10 +292,10 @@ def resolve(
     num_steps, episode_step, ends, reward, discount, lost, unmapped = _walk_ahead(
         region, facts, job, scratch, count, item, slot, live, mapped_frames, BLOCK
     )
-    if fact(job, NEEDS_HISTORY) != 0:
+    if fact(job, ROWS_BEFORE) > 0:
         whole = live & ~lost & ~unmapped
         lost_before, unmapped_before = _walk_back(
-            region, facts, scratch, count, item, slot, episode_step, whole, mapped_frames, BLOCK
+            region, facts, job, scratch, count, item, slot, episode_step, whole, mapped_frames, BLOCK
         )
         lost, unmapped = lost | lost_before, unmapped | unmapped_before
     good = live & ~lost & ~unmapped
