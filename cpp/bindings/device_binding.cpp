@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"
+#include "relive/index/leaves.hpp"
 #include "relive/read/draw.hpp"
 
 namespace relive::bindings {
@@ -52,9 +53,9 @@ nb::object descend(const CoreTable& self, uint32_t index, nb::handle points) {
   const npy_intp dims[1] = {PyArray_SIZE(raw)};
   void* out = nullptr;
   nb::object slots = new_array(NPY_INT64, 1, dims, &out);
-  static_assert(Tree::kNone == static_cast<uint64_t>(int64_t{-1}));
-  open->trees[index].draw(static_cast<const double*>(PyArray_DATA(raw)), static_cast<size_t>(dims[0]),
-                          static_cast<uint64_t*>(out));
+  static_assert(Leaves::kNoLeaf == static_cast<uint64_t>(int64_t{-1}));
+  Leaves(*open, index)
+      .draw(static_cast<const double*>(PyArray_DATA(raw)), static_cast<size_t>(dims[0]), static_cast<uint64_t*>(out));
   return slots;
 }
 

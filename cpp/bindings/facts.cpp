@@ -13,7 +13,6 @@ nb::dict structs() {
   nb::dict page, lane, mark, header, all;
   page["num_bytes"] = sizeof(PageRecord);
   page["range"] = offsetof(PageRecord, range);
-  page["item_end"] = offsetof(PageRecord, item_end);
   page["prev"] = offsetof(PageRecord, prev);
   page["next"] = offsetof(PageRecord, next);
   page["lane_uid"] = offsetof(PageRecord, lane_uid);
@@ -76,11 +75,11 @@ nb::dict geometry(const CoreTable& self) {
   d["tail_words"] = g.tail_words;
   d["has_state"] = g.has_state != 0;
   d["reward_column"] = g.reward_column;
-  nb::list trees, times;
+  nb::list trees, states;
   for (uint32_t i = 0; i < g.num_indexes; ++i) trees.append(g.trees_offset[i]);
-  for (uint32_t i = 0; i < g.num_indexes; ++i) times.append(g.times_offset[i]);
+  for (uint32_t i = 0; i < g.num_indexes; ++i) states.append(g.states_offset[i]);
   d["trees_offset"] = trees;
-  d["times_offset"] = times;
+  d["states_offset"] = states;
   d["structs"] = structs();
   if (r.bulk) {
     const BulkGeometry& b = *r.bulk.geometry;

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "module.hpp"
+#include "relive/index/leaves.hpp"
 #include "relive/words/power.hpp"
 
 namespace relive::bindings {
@@ -293,7 +294,11 @@ void bind_core_table(nb::module_& module) {
              const OpenRegion open(self);
              return self.table->num_items(index);
            })
-      .def("total", [](const CoreTable& self, uint32_t index) { return OpenRegion(self)->trees[index].total(); })
+      .def("total",
+           [](const CoreTable& self, uint32_t index) {
+             const OpenRegion open(self);
+             return Leaves(*open, index).total();
+           })
       .def("stats", &stats)
       .def("check", [](const CoreTable& self) { without_gil([&] { return self.table->check(); }); })
       .def("set_policy_version",

@@ -298,8 +298,7 @@ inline std::string Rig::where(int64_t key) const {
   const Range range = Range::unpack(record.range.load());
   const auto text = [](uint64_t number) { return " " + std::to_string(number); };
   return "; page" + text(page) + " offset" + text(r.offset_of(r.key_slot(key))) + " steps" + text(range.step_begin) +
-         text(range.step_end) + " items" + text(range.item_begin) + text(range.item_end) + " flags" +
-         text(record.flags.load()) + " prev" + text(r.ref_page(record.prev.load())) +
+         text(range.step_end) + " flags" + text(record.flags.load()) + " prev" + text(r.ref_page(record.prev.load())) +
          (r.alive(record.prev.load()) == kNoPage ? " gone" : " alive");
 }
 

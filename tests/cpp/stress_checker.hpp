@@ -1,6 +1,7 @@
 // The checker of the stress programme: invariants, legal masses, the limiter's corridor.
 #pragma once
 
+#include "relive/index/leaves.hpp"
 #include "stress_workers.hpp"
 
 namespace stress {
@@ -17,9 +18,9 @@ class CheckerWorker final : public Worker {
       if (!Region::is_used(word)) continue;
       for (uint32_t offset = 0; offset < r.page_len; ++offset) {
         const uint64_t slot = r.slot_of(page, offset);
-        const double mass = r.trees[0].leaf(slot);
-        if (mass == 0.0 || mass == mass_of(index, 1.0f)) continue;
-        if (mass != mass_of(index, priority_of(r.key_of(slot, word))))
+        const double mass = Leaves(r, 0).mass(slot);
+        if (mass == 0.0 || mass == leaf_of(index, 1.0f)) continue;
+        if (mass != leaf_of(index, priority_of(r.key_of(slot, word))))
           return "an item has a mass that was never given to it";
       }
     }
@@ -49,7 +50,7 @@ class CheckerWorker final : public Worker {
       Status checked;
       checked = timed(10.0, "check", [&] { return table().check(); });
       if (expect(checked, "check()")) control_.checks.fetch_add(1);
-      Locked locked(table(), deadline);
+      Locked locked(table().door(), deadline);
       if (locked.status().ok()) {
         for (const std::string& wrong : {wrong_mass(table().region()), wrong_limiter(table().region())})
           if (!wrong.empty()) control_.found_violation(wrong.c_str());

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "relive/words/region.hpp"
+#include "relive/words/held.hpp"
 
 namespace relive {
 namespace {
@@ -67,7 +67,8 @@ void bind_bulk(Region& r, const BulkGeometry* geometry, std::byte* memory) {
   for (uint64_t frame = geometry->num_frames; frame-- > 0;) push_free_frame(r, frame);
 }
 
-bool take_bulk(Region& r, uint64_t page) {
+bool take_bulk(Held& held, uint64_t page) {
+  Region& r = held.region;
   BulkState& state = *r.bulk.state;
   const uint64_t free = state.num_free_frames.load(kRelaxed);
   if (free == 0) return false;
@@ -78,7 +79,8 @@ bool take_bulk(Region& r, uint64_t page) {
   return true;
 }
 
-void release_bulk(Region& r, uint64_t page) {
+void release_bulk(Held& held, uint64_t page) {
+  Region& r = held.region;
   const BulkPlace place = r.bulk.place(page);
   list_remove(r, page);
   r.bulk.places[page].store(0, std::memory_order_release);
@@ -92,11 +94,13 @@ void release_bulk(Region& r, uint64_t page) {
   }
 }
 
-void offer_for_spill(Region& r, uint64_t page) {
+void offer_for_spill(Held& held, uint64_t page) {
+  Region& r = held.region;
   if (r.bulk.place(page).kind == BulkKind::kRam && r.bulk.links[page].is_listed == 0) list_push(r, page, false);
 }
 
-size_t pick_for_spill(Region& r, size_t most, Leaving* out) {
+size_t pick_for_spill(Held& held, size_t most, Leaving* out) {
+  Region& r = held.region;
   Bulk& bulk = r.bulk;
   size_t count = 0;
   if (bulk.state->list_head == kNoPage || !find_position(r)) return 0;
@@ -117,14 +121,13 @@ size_t pick_for_spill(Region& r, size_t most, Leaving* out) {
   return count;
 }
 
-bool finish_spill(Region& r, const Leaving& one) {
+bool finish_spill(Held& held, const Leaving& one) {
+  Region& r = held.region;
   const uint64_t word = r.words[one.page].load(kRelaxed);
   const bool is_there = Region::generation_of(word) == Region::generation_of(one.word) && Region::is_used(word);
   if (is_there) {
     r.bulk.places[one.page].store(BulkPlace{BulkKind::kDisk, one.position}.pack(), std::memory_order_release);
-    const uint64_t moves = ((word >> kStateBits) + 1) & ((uint64_t{1} << kMoveBits) - 1);
-    const uint64_t moved = Region::generation_of(word) << kGenerationShift | moves << kStateBits | (word & 3);
-    if (RELIVE_RULE(D6_moves)) r.words[one.page].store(moved, std::memory_order_release);
+    if (RELIVE_RULE(D6_moves)) r.words[one.page].store(Region::moved_word(word), std::memory_order_release);
     release_fence();
     r.bulk.state->pages_in_ram.fetch_sub(1, kRelaxed);
     r.bulk.state->pages_on_disk.fetch_add(1, kRelaxed);
@@ -136,7 +139,8 @@ bool finish_spill(Region& r, const Leaving& one) {
   return is_there;
 }
 
-void undo_spill(Region& r, const Leaving& one) {
+void undo_spill(Held& held, const Leaving& one) {
+  Region& r = held.region;
   const uint64_t word = r.words[one.page].load(kRelaxed);
   const bool is_there = Region::generation_of(word) == Region::generation_of(one.word) && Region::is_used(word);
   r.bulk.positions[one.position].store(0, kRelaxed);

@@ -11,34 +11,34 @@
 
 namespace relive {
 
+class Held;
 struct Region;
-class Dirty;
 
 // ---- the region's part -------------------------------------------------------------------------------------------
 // Binds the view to a fresh region and offers all frames. `memory`: num_frames x frame_bytes.
 void bind_bulk(Region& r, const BulkGeometry* geometry, std::byte* memory);
 
 // A bulk frame for a page that opens. False where none is free.
-bool take_bulk(Region& r, uint64_t page);
+bool take_bulk(Held& held, uint64_t page);
 // The page's bulk is nobody's any more. A frame that is being written out is given back by the spill thread.
-void release_bulk(Region& r, uint64_t page);
+void release_bulk(Held& held, uint64_t page);
 // The page closed: it can be spilled from now on.
-void offer_for_spill(Region& r, uint64_t page);
+void offer_for_spill(Held& held, uint64_t page);
 
 // One page on its way out.
 struct Leaving {
   uint64_t page, word, frame, position;
 };
 // Takes up to `most` pages off the front of the list, with consecutive positions. Their frames are marked.
-size_t pick_for_spill(Region& r, size_t most, Leaving* out);
+size_t pick_for_spill(Held& held, size_t most, Leaving* out);
 // The bytes are on disk: place, moves, fence, then the frame is free (rule D6). A page that went meanwhile only gives
 // back what it had. Returns whether the page was still there.
-bool finish_spill(Region& r, const Leaving& one);
+bool finish_spill(Held& held, const Leaving& one);
 // They are not: back to the front of the list, position free.
-void undo_spill(Region& r, const Leaving& one);
+void undo_spill(Held& held, const Leaving& one);
 
 // One pin of a reader less; a page that only waited for it is freed.
-void unhold_bulk(Region& r, uint64_t ref, Dirty& dirty);
+void unhold_bulk(Held& held, uint64_t ref);
 
 // The first thing about bulk that does not hold, empty if all does.
 const char* broken_bulk(const Region& r);

@@ -1,8 +1,10 @@
 // The invariants of a region, as one reader of everything: broken_invariant().
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
+#include "relive/index/leaves.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/recover.hpp"
 
@@ -15,15 +17,43 @@ std::string at_page(const char* what, uint64_t page) {
   return std::string(what) + " (page " + std::to_string(page) + ")";
 }
 
-// Leaves of one page against its range and use counts.
+// Leaves of one page against its steps and their states.
 std::string check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_items) {
+  const Leaves leaves(r, i);
   const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
+  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+  const int64_t first_item = is_used ? first_row_there(r, page) + r.shape(i).before : 0;
   for (uint32_t offset = 0; offset < r.page_len; ++offset) {
-    const double mass = r.trees[i].leaf(r.slot_of(page, offset));
-    const bool is_item = is_used && r.is_live_item(i, page, offset);
+    const uint64_t slot = r.slot_of(page, offset);
+    const double mass = leaves.mass(slot);
+    const uint16_t state = leaves.state(slot);
+    const bool is_step = is_used && offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
+    const bool is_item = is_step && leaves.is_drawable(state);
     *live_items += is_item ? 1 : 0;
-    if (!std::isfinite(mass) || mass < 0.0) return at_page("a leaf is not a finite mass >= 0", page);
-    if (mass != 0.0 && !is_item) return at_page("a leaf that stands for no live item has mass", page);
+    if (mass != leaves.nothing() && (!std::isfinite(mass) || mass < 0.0))
+      return at_page("a leaf is not a finite mass >= 0", page);
+    if (mass != leaves.nothing() && !is_item) return at_page("a leaf that stands for no live item has mass", page);
+    if (is_used && !is_step && state <= kMostUses) return at_page("an item stands where no step is", page);
+    if (is_step && offset < first_item && leaves.has_life(state))
+      return at_page("an item outlives a row it needs", page);
+  }
+  return {};
+}
+
+// No item, published or awaiting, may need a page behind this one that is gone.
+std::string check_reach(const Region& r, uint32_t i, uint64_t page) {
+  const Leaves leaves(r, i);
+  const uint64_t next = r.pages[page].next.load(kRelaxed);
+  if (next == 0 || r.alive(next) != kNoPage) return {};
+  int64_t left = r.shape(i).after();
+  for (uint64_t at = page; left > 0 && at != kNoPage; left -= r.page_len) {
+    const Range range = Range::unpack(r.pages[at].range.load(kRelaxed));
+    const uint32_t first = r.page_len - static_cast<uint32_t>(std::min<int64_t>(left, r.page_len));
+    for (uint32_t offset = std::max(first, range.step_begin); offset < range.step_end; ++offset)
+      if (!r.is_tail(at, offset) && leaves.state(r.slot_of(at, offset)) != kStatePending &&
+          leaves.has_life(leaves.state(r.slot_of(at, offset))))
+        return at_page("an item outlives a page that its window runs over", at);
+    at = r.alive(r.pages[at].prev.load(kRelaxed));
   }
   return {};
 }
@@ -32,46 +62,32 @@ std::string check_page(const Region& r, uint64_t page, uint64_t* live_steps, uin
   const PageRecord& record = r.pages[page];
   const Range range = Range::unpack(record.range.load(kRelaxed));
   if (range.step_begin > range.step_end || range.step_end > r.page_len) return at_page("range out of order", page);
-  if (range.step_begin > 0 && range.item_begin < range.step_begin + r.geometry->history)
-    return at_page("item_begin lies before the history its stacks need", page);
-  const uint64_t prev_ref = record.prev.load(kRelaxed);
-  if (prev_ref != 0 && (record.flags.load(kRelaxed) & kHistoryFree) == 0) {
-    const uint64_t prev = r.alive(prev_ref);
-    const uint32_t reach = prev == kNoPage ? r.page_len + r.geometry->history
-                                           : Range::unpack(r.pages[prev].range.load(kRelaxed)).item_begin;
-    if (reach > r.page_len && range.item_begin < reach - r.page_len)
-      return at_page("item_begin does not follow from the page before", page);
-  }
-  uint32_t live = 0;
-  for (uint32_t offset = range.step_begin; offset < range.step_end; ++offset) {
-    if (r.is_tail(page, offset)) continue;
-    *live_steps += 1;
-    bool is_removed = false;
-    for (uint32_t i = 0; i < r.num_indexes; ++i) {
-      const uint16_t times = r.times[i][r.slot_of(page, offset)].load(kRelaxed);
-      live += times == kTimesAwaiting || r.is_drawable(i, times) ? 1 : 0;
-      is_removed |= times == kTimesRemoved;
-    }
-    *removed_steps += is_removed ? 1 : 0;
-  }
-  if (live != record.live) return at_page("live count differs from its steps", page);
+  const Living living = count_living(r, page, range.step_begin, range.step_end);
+  *live_steps += living.steps;
+  *removed_steps += living.removed_steps;
+  if (living.pairs != record.live) return at_page("live count differs from its steps", page);
   if (Region::state_of(r.words[page].load(kRelaxed)) == PageState::kClosed && range.step_begin == range.step_end &&
       !is_pinned(r, page))
     return at_page("a closed page without steps was not freed", page);
   return {};
 }
 
-std::string check_tree(const Region& r, uint32_t i) {
-  const Tree& tree = r.trees[i];
-  uint64_t size = tree.num_leaves();
-  for (uint32_t level = 1; level < tree.num_levels(); ++level) {
-    const uint64_t children = size;
-    size = (size + Tree::kFanout - 1) / Tree::kFanout;
-    for (uint64_t node = 0; node < size; ++node) {
-      double sum = 0.0;
-      for (uint64_t child = node * Tree::kFanout; child < children && child < (node + 1) * Tree::kFanout; ++child)
-        sum += tree.node(level - 1, child);
-      if (sum != tree.node(level, node)) return "an inner node differs from the sum of its children";
+// Behind the cursor of a lane nothing waits to be published.
+std::string check_cursors(const Region& r, uint32_t lane_slot) {
+  const Lane& lane = r.lanes[lane_slot];
+  if (lane.state.load(kRelaxed) != LaneState::kLive) return {};
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const Leaves leaves(r, i);
+    const Cursor& cursor = r.cursor(i, lane_slot);
+    const uint64_t here = r.alive(cursor.ref);
+    if (here == kNoPage) continue;
+    if (r.pages[here].lane_uid.load(kRelaxed) != lane.uid.load(kRelaxed)) return "a cursor stands on another lane";
+    uint32_t end = cursor.offset;
+    for (uint64_t page = here; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed)), end = r.page_len) {
+      const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+      for (uint32_t offset = range.step_begin; offset < std::min(end, range.step_end); ++offset)
+        if (!r.is_tail(page, offset) && leaves.state(r.slot_of(page, offset)) == kStatePending)
+          return at_page("a step waits to be published behind its lane's cursor", page);
     }
   }
   return {};
@@ -128,10 +144,15 @@ std::string broken_invariant(const Region& r) {
     int64_t live_items = 0;
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       broken = check_leaves(r, i, page, &live_items);
+      if (broken.empty() && Region::is_used(r.words[page].load(kRelaxed))) broken = check_reach(r, i, page);
       if (!broken.empty()) return broken;
     }
     if (live_items != h.index_state[i].live_items.load(kRelaxed)) return "live_items differs from the leaves";
-    broken = check_tree(r, i);
+    broken = Leaves(r, i).broken_node();
+    if (!broken.empty()) return broken;
+  }
+  for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {
+    broken = check_cursors(r, lane);
     if (!broken.empty()) return broken;
   }
   broken = broken_bulk(r);

@@ -3,145 +3,143 @@
 #include <algorithm>
 #include <cstring>
 
+#include "relive/index/leaves.hpp"
+
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Masks the items of a page below new_begin: leaves to zero, counts corrected.
-void mask_items(Region& r, uint64_t page, uint32_t old_begin, uint32_t new_begin, Dirty& dirty) {
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    const uint32_t end = std::min(new_begin, r.item_end(page, i));
-    int64_t gone = 0;
-    for (uint32_t offset = old_begin; offset < end; ++offset) {
-      if (r.is_tail(page, offset)) continue;
-      const uint64_t slot = r.slot_of(page, offset);
-      gone += r.is_drawable(i, r.times[i][slot].load(kRelaxed)) ? 1 : 0;
-      if (r.trees[i].leaf(slot) == 0.0) continue;
-      r.trees[i].set_leaf(slot, 0.0);
-      dirty.add(r, i, slot);
-      RELIVE_FAIL_POINT(evict_leaves);
-    }
-    if (gone > 0) r.header->index_state[i].live_items.fetch_sub(gone, kRelaxed);
+Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
+
+// The page after (before) this one in its lane, kNoPage where it is gone or there is none.
+uint64_t next_of(const Region& r, uint64_t page) { return r.alive(r.pages[page].next.load(kRelaxed)); }
+uint64_t prev_of(const Region& r, uint64_t page) { return r.alive(r.pages[page].prev.load(kRelaxed)); }
+
+bool reaches_back(const Region& r, uint64_t page) { return (r.pages[page].flags.load(kRelaxed) & kHistoryFree) == 0; }
+
+PageState state_of(const Region& r, uint64_t page) { return Region::state_of(r.words[page].load(kRelaxed)); }
+
+// Ends items [begin, end) of one page.
+void end_on_page(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
+  Region& r = held.region;
+  const uint32_t step_end = range_of(r, page).step_end;
+  for (uint32_t offset = begin; offset < end; ++offset) {
+    if (offset < step_end && r.is_tail(page, offset)) continue;
+    const bool had_life = Leaves::retire(held, index, r.slot_of(page, offset), kStateEnded);
+    if (had_life && offset < step_end) r.pages[page].live -= 1;
   }
 }
 
-// Raises item_begin of the page after `page`, whose windows reached back into rows that are gone.
-void carry_to_next(Region& r, uint64_t page, uint32_t begin, Dirty& dirty) {
-  const uint64_t next = r.alive(r.pages[page].next.load(kRelaxed));
-  if (next == kNoPage || (r.pages[next].flags.load(kRelaxed) & kHistoryFree) != 0) return;
-  Range range = Range::unpack(r.pages[next].range.load(kRelaxed));
-  if (begin <= range.item_begin) return;
-  const uint32_t old_begin = range.item_begin;
-  range.item_begin = begin;
-  r.pages[next].range.store(range.pack(), std::memory_order_release);
-  RELIVE_FAIL_POINT(evict_carry);
-  mask_items(r, next, old_begin, begin, dirty);
-}
-
-void free_page(Region& r, uint64_t page) {
+void free_page(Held& held, uint64_t page) {
+  Region& r = held.region;
   RELIVE_FAIL_POINT(free_masked);
   const uint64_t word = r.words[page].load(kRelaxed);
   const uint64_t freed = r.freed_word(word);
+  const uint64_t ref = r.ref_of(page, word);
   r.words[page].store(freed, std::memory_order_release);
   RELIVE_FAIL_POINT(free_word);
   // Nothing of the page may be written before its new generation is visible (rule D3; a release store alone does not
   // order the stores that follow it).
   if (RELIVE_RULE(D3_fence)) release_fence();
   RELIVE_FAIL_POINT(free_fence);
-  ring_remove(r, static_cast<uint32_t>(page));
+  ring_remove(held, static_cast<uint32_t>(page));
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    Cursor& cursor = r.cursor(i, r.pages[page].lane_slot.load(kRelaxed));
+    if (cursor.ref == ref) cursor = {r.pages[page].next.load(kRelaxed), 0, 0};
+  }
   const uint64_t free = r.header->num_free_frames.load(kRelaxed);
   r.free_frames[free].store(r.frames[page].load(kRelaxed), kRelaxed);
   r.header->num_free_frames.store(free + 1, kRelaxed);
-  if (r.bulk) release_bulk(r, page);
+  if (r.bulk) release_bulk(held, page);
   r.pages[page].live = 0;
-  if (Region::state_of(freed) != PageState::kRetired) free_push_back(r, static_cast<uint32_t>(page));
+  if (Region::state_of(freed) != PageState::kRetired) free_push_back(held, static_cast<uint32_t>(page));
   RELIVE_FAIL_POINT(free_listed);
 }
 
 // To the back of the ring. An OPEN page takes the page opened ahead of it along: were that one older, its rows would go
 // while windows of this page still reach them. The later page is stamped first: a death in between leaves it younger.
-void restamp(Region& r, uint64_t page) {
-  const bool is_open = Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
-  const uint64_t ahead = is_open ? r.alive(r.pages[page].next.load(kRelaxed)) : kNoPage;
+void restamp(Held& held, uint64_t page) {
+  Region& r = held.region;
+  const uint64_t ahead = state_of(r, page) == PageState::kOpen ? next_of(r, page) : kNoPage;
   const uint64_t order = r.header->next_order.fetch_add(2, kRelaxed);
   if (ahead != kNoPage) r.pages[ahead].order.store(order + 1, kRelaxed);
   r.pages[page].order.store(order, kRelaxed);
-  ring_remove(r, static_cast<uint32_t>(page));
-  ring_push_back(r, static_cast<uint32_t>(page));
+  ring_remove(held, static_cast<uint32_t>(page));
+  ring_push_back(held, static_cast<uint32_t>(page));
   if (ahead == kNoPage) return;
-  ring_remove(r, static_cast<uint32_t>(ahead));
-  ring_push_back(r, static_cast<uint32_t>(ahead));
+  ring_remove(held, static_cast<uint32_t>(ahead));
+  ring_push_back(held, static_cast<uint32_t>(ahead));
 }
 
-// Evicts up to `count` steps of one page; returns how many it did.
-uint64_t evict_from_page(Region& r, uint64_t page, uint64_t count, Dirty& dirty) {
+// Evicts up to `count` steps of one page; returns how many it did. One store of range is the commit; every item that
+// needs one of the rows ends in this same hold, before the page's generation can move (rule D3).
+uint64_t evict_from_page(Held& held, uint64_t page, uint64_t count) {
+  Region& r = held.region;
   PageRecord& record = r.pages[page];
-  Range range = Range::unpack(record.range.load(kRelaxed));
+  Range range = range_of(r, page);
   const uint32_t begin = range.step_begin;
-  const uint32_t old_item_begin = range.item_begin;
   uint64_t evicted = 0;
   while (range.step_begin < range.step_end && (evicted < count || r.is_tail(page, range.step_begin))) {
     evicted += r.is_tail(page, range.step_begin) ? 0 : 1;
     ++range.step_begin;
   }
-  const Living gone = count_living(r, page, begin, range.step_begin);
-  if (range.step_begin > begin) range.item_begin = std::max(range.item_begin, range.step_begin + r.geometry->history);
-  if (RELIVE_RULE(D3_one_store)) {
+  if (range.step_begin > begin) {
+    const Living gone = count_living(r, page, begin, range.step_begin);
     record.range.store(range.pack(), std::memory_order_release);
     RELIVE_FAIL_POINT(evict_range);
-  } else {
-    Range first = range;
-    first.item_begin = old_item_begin;
-    record.range.store(first.pack(), std::memory_order_release);
-    RELIVE_FAIL_POINT(evict_range);
-    record.range.store(range.pack(), std::memory_order_release);
+    if (const uint64_t prev = prev_of(r, page); begin == 0 && prev != kNoPage) end_items_at_end(held, prev);
+    for (uint32_t i = 0; i < r.num_indexes; ++i) {
+      const int64_t before = r.shape(i).before;  // what reached below `begin` ended with the rows there
+      end_items(held, i, page, begin == 0 ? 0 : begin + before, range.step_begin + before);
+    }
+    r.header->live_steps.fetch_sub(evicted, kRelaxed);
+    r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
+    r.header->counters.evicted.fetch_add(evicted, kRelaxed);
+    RELIVE_FAIL_POINT(evict_counts);
   }
-  mask_items(r, page, old_item_begin, range.item_begin, dirty);
-  if (range.item_begin > r.page_len) carry_to_next(r, page, range.item_begin - r.page_len, dirty);
-  r.header->live_steps.fetch_sub(evicted, kRelaxed);
-  r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
-  record.live -= gone.pairs;
-  r.header->counters.evicted.fetch_add(evicted, kRelaxed);
-  RELIVE_FAIL_POINT(evict_counts);
   if (range.step_begin == range.step_end) {
-    const uint64_t word = r.words[page].load(kRelaxed);
-    if (Region::state_of(word) == PageState::kClosed && !is_pinned(r, page)) {
+    if (state_of(r, page) == PageState::kClosed && !is_pinned(r, page)) {
       RELIVE_FAIL_POINT(free_begin);
-      carry_to_next(r, page, r.geometry->history, dirty);
-      free_page(r, page);
+      free_page(held, page);
     } else {
-      restamp(r, page);  // a slow lane is never evicted under its owner; a pinned page waits at the back
+      restamp(held, page);  // a slow lane is never evicted under its owner; a pinned page waits at the back
     }
   }
   return evicted;
 }
 
-// A window of `page`'s neighbour that is still alive and reaches into it.
-bool is_reached_from_neighbours(const Region& r, uint64_t page) {
-  const uint64_t prev = r.alive(r.pages[page].prev.load(kRelaxed));
-  const uint64_t next = r.alive(r.pages[page].next.load(kRelaxed));
+// Whether an item of a page before this one, published or still to be, may run into it.
+bool is_reached_from_before(const Region& r, uint32_t index, uint64_t page) {
+  const Leaves leaves(r, index);
+  int64_t left = r.shape(index).after();
+  for (uint64_t prev = prev_of(r, page); left > 0 && prev != kNoPage; prev = prev_of(r, prev), left -= r.page_len) {
+    const Range range = range_of(r, prev);
+    const uint32_t first = r.page_len - static_cast<uint32_t>(std::min<int64_t>(left, r.page_len));
+    for (uint32_t offset = std::max(first, range.step_begin); offset < range.step_end; ++offset)
+      if (!r.is_tail(prev, offset) && leaves.has_life(leaves.state(r.slot_of(prev, offset)))) return true;
+  }
+  return false;
+}
+
+// Whether an item of a page after this one, published, still to be or not even written yet, may reach back into it.
+bool is_reached_from_behind(const Region& r, uint32_t index, uint64_t page) {
+  const Leaves leaves(r, index);
   const Lane& lane = r.lanes[r.pages[page].lane_slot];
   const bool goes_on =
       lane.state.load(kRelaxed) == LaneState::kLive && lane.uid.load(kRelaxed) == r.pages[page].lane_uid;
-  if (r.geometry->history > 0 && next == kNoPage && goes_on) return true;
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    const uint32_t n_step = r.header->indexes[i].n_step;
-    for (uint32_t offset = r.page_len - std::min(n_step, r.page_len); prev != kNoPage && offset < r.page_len;
-         ++offset) {
-      const Range range = Range::unpack(r.pages[prev].range.load(kRelaxed));
-      const bool pending = offset >= range.item_begin && offset < range.step_end && offset >= r.item_end(prev, i);
-      const uint16_t times = r.times[i][r.slot_of(prev, offset)].load(kRelaxed);
-      if (pending || (offset >= range.item_begin && times == kTimesAwaiting) || r.is_live_item(i, prev, offset))
-        return true;
-    }
-    // Rows after this page may still be items whose stacks reach back into it, published or not, even not yet written.
-    for (uint32_t offset = 0; next != kNoPage && offset < r.geometry->history; ++offset) {
-      if ((r.pages[next].flags.load(kRelaxed) & kHistoryFree) != 0) break;
-      const Range range = Range::unpack(r.pages[next].range.load(kRelaxed));
-      const uint16_t times = r.times[i][r.slot_of(next, offset)].load(kRelaxed);
-      const bool used = times < kTimesAwaiting && !r.is_drawable(i, times);
-      if (offset >= range.item_begin && times != kTimesRemoved && !used) return true;
+  int64_t left = r.shape(index).before;
+  for (uint64_t next = page; left > 0; left -= r.page_len) {
+    const uint64_t last = next;
+    next = next_of(r, next);
+    if (next == kNoPage) return goes_on && r.pages[last].next.load(kRelaxed) == 0;
+    if (!reaches_back(r, next)) return false;
+    const uint32_t end = static_cast<uint32_t>(std::min<int64_t>(left, r.page_len));
+    const uint32_t step_end = range_of(r, next).step_end;
+    for (uint32_t offset = range_of(r, next).step_begin; offset < end; ++offset) {
+      if (offset < step_end && r.is_tail(next, offset)) continue;
+      if (offset >= step_end && !goes_on) break;
+      if (leaves.has_life(leaves.state(r.slot_of(next, offset)))) return true;
     }
   }
   return false;
@@ -149,14 +147,50 @@ bool is_reached_from_neighbours(const Region& r, uint64_t page) {
 
 }  // namespace
 
-void Dirty::flush(Region& r, uint32_t index) {
-  r.trees[index].refresh(slots_[index].data(), count_[index]);
-  count_[index] = 0;
+int64_t first_row_there_before(const Region& r, uint64_t prev_ref, bool history_free) {
+  int64_t before = 0;  // rows between the page and the one looked at
+  while (true) {
+    if (prev_ref == 0 || history_free || before >= r.geometry->history) return kAllThere;
+    const uint64_t prev = r.alive(prev_ref);
+    if (prev == kNoPage) return -before;
+    before += r.page_len;
+    const uint32_t step_begin = range_of(r, prev).step_begin;
+    if (step_begin > 0) return int64_t{step_begin} - before;
+    prev_ref = r.pages[prev].prev.load(kRelaxed);
+    history_free = !reaches_back(r, prev);
+  }
 }
 
-void Dirty::flush_all(Region& r) {
-  for (uint32_t i = 0; i < r.num_indexes; ++i)
-    if (count_[i] > 0) flush(r, i);
+int64_t first_row_there(const Region& r, uint64_t page) {
+  const uint32_t step_begin = range_of(r, page).step_begin;
+  if (step_begin > 0) return step_begin;
+  return first_row_there_before(r, r.pages[page].prev.load(kRelaxed), !reaches_back(r, page));
+}
+
+void end_items(Held& held, uint32_t index, uint64_t page, int64_t begin, int64_t end) {
+  Region& r = held.region;
+  const int64_t len = r.page_len;
+  while (true) {
+    if (begin < len && begin < end)
+      end_on_page(held, index, page, static_cast<uint32_t>(std::max<int64_t>(begin, 0)),
+                  static_cast<uint32_t>(std::clamp<int64_t>(end, 0, len)));
+    if (end <= len || !RELIVE_RULE(D3_reach)) return;
+    page = next_of(r, page);
+    if (page == kNoPage || !reaches_back(r, page)) return;
+    RELIVE_FAIL_POINT(evict_carry);
+    begin = std::max<int64_t>(begin - len, 0);
+    end -= len;
+  }
+}
+
+void end_items_at_end(Held& held, uint64_t page) {
+  Region& r = held.region;
+  if (!RELIVE_RULE(D3_ahead)) return;
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    int64_t left = r.shape(i).after();
+    for (uint64_t at = page; left > 0 && at != kNoPage; at = prev_of(r, at), left -= r.page_len)
+      end_on_page(held, i, at, r.page_len - static_cast<uint32_t>(std::min<int64_t>(left, r.page_len)), r.page_len);
+  }
 }
 
 Living count_living(const Region& r, uint64_t page, uint32_t begin, uint32_t end) {
@@ -165,9 +199,10 @@ Living count_living(const Region& r, uint64_t page, uint32_t begin, uint32_t end
     if (r.is_tail(page, offset)) continue;
     bool is_removed = false;
     for (uint32_t i = 0; i < r.num_indexes; ++i) {
-      const uint16_t times = r.times[i][r.slot_of(page, offset)].load(kRelaxed);
-      living.pairs += times == kTimesAwaiting || r.is_drawable(i, times) ? 1 : 0;
-      is_removed |= times == kTimesRemoved;
+      const Leaves leaves(r, i);
+      const uint16_t state = leaves.state(r.slot_of(page, offset));
+      living.pairs += leaves.has_life(state) ? 1 : 0;
+      is_removed |= state == kStateRemoved;
     }
     living.steps += 1;
     living.removed_steps += is_removed ? 1 : 0;
@@ -175,7 +210,8 @@ Living count_living(const Region& r, uint64_t page, uint32_t begin, uint32_t end
   return living;
 }
 
-void ring_push_back(Region& r, uint32_t page) {
+void ring_push_back(Held& held, uint32_t page) {
+  Region& r = held.region;
   const uint32_t tail = r.header->ring_tail.load(kRelaxed);
   r.pages[page].ring_prev = tail;
   r.pages[page].ring_next = kNoPage;
@@ -187,7 +223,8 @@ void ring_push_back(Region& r, uint32_t page) {
   r.header->ring_tail.store(page, kRelaxed);
 }
 
-void ring_remove(Region& r, uint32_t page) {
+void ring_remove(Held& held, uint32_t page) {
+  Region& r = held.region;
   const uint32_t prev = r.pages[page].ring_prev;
   const uint32_t next = r.pages[page].ring_next;
   if (prev == kNoPage) {
@@ -202,7 +239,8 @@ void ring_remove(Region& r, uint32_t page) {
   }
 }
 
-void free_push_back(Region& r, uint32_t page) {
+void free_push_back(Held& held, uint32_t page) {
+  Region& r = held.region;
   Header& h = *r.header;
   r.pages[page].free_next = kNoPage;
   if (h.num_free_pages.load(kRelaxed) == 0) {
@@ -224,31 +262,35 @@ bool is_pinned(const Region& r, uint64_t page) {
   return false;
 }
 
-void unpin(Region& r, std::atomic<uint64_t>& pin, Dirty& dirty) {
+void free_if_only_kept(Held& held, uint64_t page) {
+  const Region& r = held.region;
+  if (page == kNoPage || is_pinned(r, page) || state_of(r, page) != PageState::kClosed) return;
+  const Range range = range_of(r, page);
+  if (range.step_begin == range.step_end) free_page(held, page);
+}
+
+void unpin(Held& held, std::atomic<uint64_t>& pin) {
+  Region& r = held.region;
   const uint64_t page = r.alive(pin.load(kRelaxed));
   pin.store(0, kRelaxed);
   r.header->num_pins.fetch_sub(1, kRelaxed);
-  if (page == kNoPage || is_pinned(r, page)) return;
-  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
-  const bool is_closed = Region::state_of(r.words[page].load(kRelaxed)) == PageState::kClosed;
-  if (is_closed && range.step_begin == range.step_end) evict_from_page(r, page, 0, dirty);
+  free_if_only_kept(held, page);
 }
 
-void unhold_bulk(Region& r, uint64_t ref, Dirty& dirty) {
+void unhold_bulk(Held& held, uint64_t ref) {
+  Region& r = held.region;
   const uint64_t page = r.alive(ref);
-  if (page == kNoPage || r.bulk.planned[2 * page + 1].fetch_sub(1, kRelaxed) != 1 || is_pinned(r, page)) return;
-  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
-  const bool is_closed = Region::state_of(r.words[page].load(kRelaxed)) == PageState::kClosed;
-  if (is_closed && range.step_begin == range.step_end) evict_from_page(r, page, 0, dirty);
+  if (page != kNoPage && r.bulk.planned[2 * page + 1].fetch_sub(1, kRelaxed) == 1) free_if_only_kept(held, page);
 }
 
-OpenResult open_page(Region& r, uint32_t lane_slot, bool ahead, bool history_free, uint64_t* ref) {
+OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_free, uint64_t* ref) {
+  Region& r = held.region;
   Header& h = *r.header;
   if (h.num_free_pages.load(kRelaxed) == 0) return OpenResult::kNoPage;
   const uint64_t free_frames = h.num_free_frames.load(kRelaxed);
   if (free_frames == 0) return OpenResult::kNoFrame;
   const uint32_t page = h.free_head.load(kRelaxed);
-  if (r.bulk && !take_bulk(r, page)) return OpenResult::kNoBulk;
+  if (r.bulk && !take_bulk(held, page)) return OpenResult::kNoBulk;
   PageRecord& record = r.pages[page];
   h.free_head.store(record.free_next, kRelaxed);
   h.num_free_pages.fetch_sub(1, kRelaxed);
@@ -259,19 +301,11 @@ OpenResult open_page(Region& r, uint32_t lane_slot, bool ahead, bool history_fre
   Lane& lane = r.lanes[lane_slot];
   const uint64_t prev_ref = lane.open.load(kRelaxed);
   const uint64_t prev = r.alive(prev_ref);
-  uint32_t item_begin = 0;
-  if (!history_free && prev_ref != 0) {
-    item_begin = r.geometry->history;
-    if (prev != kNoPage) {
-      const uint32_t reach = Range::unpack(r.pages[prev].range.load(kRelaxed)).item_begin;
-      item_begin = reach > r.page_len ? reach - r.page_len : 0;
-    }
-  }
-  record.range.store(Range{0, 0, item_begin, item_begin}.pack(), kRelaxed);
+  const int64_t first_there = first_row_there_before(r, prev_ref, history_free);
+  record.range.store(Range{0, 0}.pack(), kRelaxed);
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    record.item_end[i].store(static_cast<uint16_t>(item_begin), kRelaxed);
-    std::atomic<uint16_t>* times = &r.times[i][r.slot_of(page, 0)];
-    for (uint32_t offset = 0; offset < r.page_len; ++offset) times[offset].store(0, kRelaxed);  // others may be reading
+    const int64_t num_ended = std::clamp<int64_t>(first_there + r.shape(i).before, 0, r.page_len);
+    Leaves::open(held, i, r.slot_of(page, 0), r.page_len, static_cast<uint32_t>(num_ended));
   }
   for (uint32_t word = 0; word < r.geometry->tail_words; ++word)
     r.tails[page * uint64_t{r.geometry->tail_words} + word].store(0, kRelaxed);
@@ -293,48 +327,65 @@ OpenResult open_page(Region& r, uint32_t lane_slot, bool ahead, bool history_fre
   RELIVE_FAIL_POINT(open_linked);
   (ahead ? lane.ahead : lane.open).store(*ref, std::memory_order_release);
   RELIVE_FAIL_POINT(open_lane);
-  ring_push_back(r, page);
+  ring_push_back(held, page);
   RELIVE_FAIL_POINT(open_ring);
   return OpenResult::kOk;
 }
 
-void close_page(Region& r, uint64_t page) {
+void close_page(Held& held, uint64_t page) {
+  Region& r = held.region;
   r.pages[page].ticket = r.header->next_ticket.fetch_add(1, kRelaxed);
   const uint64_t word = r.words[page].load(kRelaxed);
   r.words[page].store((word & ~uint64_t{3}) | static_cast<uint64_t>(PageState::kClosed), std::memory_order_release);
-  if (r.bulk) offer_for_spill(r, page);
+  if (r.bulk) offer_for_spill(held, page);
 }
 
-void evict_steps(Region& r, uint64_t count, Dirty& dirty) {
+void evict_steps(Held& held, uint64_t count) {
+  const Region& r = held.region;
   while (count > 0 && r.header->live_steps.load(kRelaxed) > 0) {
     const uint32_t page = r.header->ring_head.load(kRelaxed);
     if (page == kNoPage) return;
-    count -= evict_from_page(r, page, count, dirty);
+    count -= evict_from_page(held, page, count);
   }
 }
 
-bool relieve_pressure(Region& r, Dirty& dirty) {
+bool relieve_pressure(Held& held) {
+  const Region& r = held.region;
   for (uint32_t page = r.header->ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
-    if (Region::state_of(r.words[page].load(kRelaxed)) != PageState::kClosed || is_pinned(r, page)) continue;
-    evict_from_page(r, page, ~uint64_t{0}, dirty);
+    if (state_of(r, page) != PageState::kClosed || is_pinned(r, page)) continue;
+    evict_from_page(held, page, ~uint64_t{0});
     r.header->counters.pool_pressure.fetch_add(1, kRelaxed);
     return true;
   }
   return false;
 }
 
-void free_if_lifeless(Region& r, uint64_t page, Dirty& dirty) {
-  const uint64_t word = r.words[page].load(kRelaxed);
-  if (Region::state_of(word) != PageState::kClosed || r.pages[page].live != 0 || is_pinned(r, page)) return;
+void free_if_lifeless(Held& held, uint64_t page) {
+  const Region& r = held.region;
+  if (state_of(r, page) != PageState::kClosed || r.pages[page].live != 0 || is_pinned(r, page)) return;
   if (r.bulk && r.bulk.is_claimed(page)) return;  // somebody has drawn of it for the last time and reads it yet
-  if (is_reached_from_neighbours(r, page)) return;
-  evict_from_page(r, page, ~uint64_t{0}, dirty);
+  for (uint32_t i = 0; i < r.num_indexes; ++i)
+    if (is_reached_from_before(r, i, page) || is_reached_from_behind(r, i, page)) return;
+  evict_from_page(held, page, ~uint64_t{0});
   r.header->counters.early_freed.fetch_add(1, kRelaxed);
 }
 
-void free_empty_page(Region& r, uint64_t page) { free_page(r, page); }
+void unlink_empty_page(Held& held, uint64_t page) {
+  Region& r = held.region;
+  const uint64_t prev = prev_of(r, page);
+  const uint64_t ref = r.ref_of(page, r.words[page].load(kRelaxed));
+  if (prev != kNoPage && r.pages[prev].next.load(kRelaxed) == ref)
+    r.pages[prev].next.store(0, std::memory_order_release);
+  RELIVE_FAIL_POINT(free_unlinked);
+}
 
-bool move_page(Region& r, uint64_t page) {
+void free_empty_page(Held& held, uint64_t page) {
+  unlink_empty_page(held, page);
+  free_page(held, page);
+}
+
+bool move_page(Held& held, uint64_t page) {
+  Region& r = held.region;
   Header& h = *r.header;
   const uint64_t word = r.words[page].load(kRelaxed);
   const uint64_t free_frames = h.num_free_frames.load(kRelaxed);
@@ -345,9 +396,7 @@ bool move_page(Region& r, uint64_t page) {
   RELIVE_FAIL_POINT(move_copied);
   r.frames[page].store(to, std::memory_order_release);
   RELIVE_FAIL_POINT(move_frame);
-  const uint64_t moves = ((word >> kStateBits) + 1) & ((uint64_t{1} << kMoveBits) - 1);
-  const uint64_t moved = Region::generation_of(word) << kGenerationShift | moves << kStateBits | (word & 3);
-  if (RELIVE_RULE(D6_moves)) r.words[page].store(moved, std::memory_order_release);
+  if (RELIVE_RULE(D6_moves)) r.words[page].store(Region::moved_word(word), std::memory_order_release);
   RELIVE_FAIL_POINT(move_word);
   release_fence();
   r.free_frames[free_frames - 1].store(from, kRelaxed);

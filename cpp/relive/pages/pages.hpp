@@ -1,59 +1,52 @@
 // The life of a page: FREE(g) -> OPEN(g) -> CLOSED(g) -> FREE(g + 1), and of the steps in it (rules D1 to D6).
 //
 // Locking: everything here runs under the table lock. Nothing here allocates, sleeps or calls the system (rule C4).
-// Cost:    open_page O(P / 32) for clearing; evict_steps O(steps); free_page O(1).
+// Cost:    open_page O(P / 32) for clearing; evict_steps O(steps + what the items reach back over, once a page);
+//          free_page O(1).
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "relive/pages/bulk.hpp"
-#include "relive/words/region.hpp"
+#include "relive/words/held.hpp"
 
 namespace relive {
-
-// Leaves touched in one critical section, whose ancestors are recomputed at its end. One a handle; used under the lock.
-class Dirty final {
- public:
-  static constexpr size_t kRoom = 1024;
-
-  void add(Region& r, uint32_t index, uint64_t slot) {
-    if (count_[index] == kRoom) flush(r, index);
-    slots_[index][count_[index]++] = slot;
-  }
-  void flush(Region& r, uint32_t index);
-  void flush_all(Region& r);
-
- private:
-  std::array<std::array<uint64_t, kRoom>, kMaxIndexes> slots_;
-  std::array<size_t, kMaxIndexes> count_{};
-};
 
 enum class OpenResult : uint32_t { kOk, kNoPage, kNoFrame, kNoBulk };
 
 // Takes a free page and a frame for the lane; links it behind the lane's open page. With `ahead` the lane keeps its
 // open page and names the new one as the page after it. kNoPage: the caller sweeps or calls relieve_pressure();
 // kNoFrame: the caller commits more of the slabs outside the lock; kNoBulk: it waits for the spill thread.
-OpenResult open_page(Region& r, uint32_t lane_slot, bool ahead, bool history_free, uint64_t* ref);
+OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_free, uint64_t* ref);
 
 // OPEN -> CLOSED, with a ticket.
-void close_page(Region& r, uint64_t page);
+void close_page(Held& held, uint64_t page);
 
 // Removes the oldest `count` steps of the table; pages that empty on the way are freed.
-void evict_steps(Region& r, uint64_t count, Dirty& dirty);
+void evict_steps(Held& held, uint64_t count);
 
 // Pool pressure: evicts the oldest CLOSED page whole. False if there is none.
-bool relieve_pressure(Region& r, Dirty& dirty);
+bool relieve_pressure(Held& held);
 
 // CLOSED -> FREE(g + 1) for a page that holds no live item and into which no live window of a neighbour reaches.
 // Tries after deletions and used-up items; nothing happens where it must stay.
-void free_if_lifeless(Region& r, uint64_t page, Dirty& dirty);
+void free_if_lifeless(Held& held, uint64_t page);
 
-// An empty page of a lane that goes away.
-void free_empty_page(Region& r, uint64_t page);
+// An empty page of a lane that goes away. The page before it is the lane's last again, first of all: a window must not
+// look for a row behind it.
+void free_empty_page(Held& held, uint64_t page);
+void unlink_empty_page(Held& held, uint64_t page);
 
-// Copies a CLOSED page to a free frame (rule D6). False where there is no free frame or the page is not CLOSED.
-bool move_page(Region& r, uint64_t page);
+// Copies a CLOSED page to a free frame (rule D6): the one place where rows are copied under the lock. False where there
+// is no free frame or the page is not CLOSED.
+bool move_page(Held& held, uint64_t page);
+
+// The first row, counted from row 0 of the page, that is still there of those before and in it: step_begin, or below 0
+// where pages before it are whole, kAllThere where nothing that an item of the page could need was ever lost. A page
+// that is not opened yet: its prev ref and whether its first row begins an episode are given.
+inline constexpr int64_t kAllThere = INT64_MIN / 2;
+int64_t first_row_there(const Region& r, uint64_t page);
+int64_t first_row_there_before(const Region& r, uint64_t prev_ref, bool history_free);
 
 // What the rows [begin, end) of a page hold: steps, of these removed ones, and (step, index) pairs live or pending.
 struct Living {
@@ -62,12 +55,20 @@ struct Living {
 };
 Living count_living(const Region& r, uint64_t page, uint32_t begin, uint32_t end);
 
+// Ends items [begin, end) of one index, counted from row 0 of the page, on it and on the pages after it as far as the
+// lane's history reaches; corrects the counts of their pages. `end` may be below 0.
+void end_items(Held& held, uint32_t index, uint64_t page, int64_t begin, int64_t end);
+// Ends what may run over the end of the page, on it and on the pages before it: the page after it is gone.
+void end_items_at_end(Held& held, uint64_t page);
+
 // DERIVED lists, also rebuilt by recover().
-void ring_push_back(Region& r, uint32_t page);
-void ring_remove(Region& r, uint32_t page);
-void free_push_back(Region& r, uint32_t page);
+void ring_push_back(Held& held, uint32_t page);
+void ring_remove(Held& held, uint32_t page);
+void free_push_back(Held& held, uint32_t page);
 bool is_pinned(const Region& r, uint64_t page);
 // Clears one participant's pin; a page that only waited for it is freed.
-void unpin(Region& r, std::atomic<uint64_t>& pin, Dirty& dirty);
+void unpin(Held& held, std::atomic<uint64_t>& pin);
+// A page that nobody needs any more but that was kept for readers: freed if nothing else holds it.
+void free_if_only_kept(Held& held, uint64_t page);
 
 }  // namespace relive

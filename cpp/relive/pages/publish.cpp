@@ -1,95 +1,81 @@
 #include "relive/pages/publish.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 
-#include "relive/words/power.hpp"
+#include "relive/index/leaves.hpp"
 
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// The pages of a lane that may hold unpublished items, oldest first: at most the open page and two before it.
-struct Chain {
-  uint64_t pages[4];
-  uint32_t count = 0;
-};
+Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
 
-bool has_unpublished(const Region& r, uint64_t page) {
-  const uint32_t step_end = Range::unpack(r.pages[page].range.load(kRelaxed)).step_end;
-  for (uint32_t i = 0; i < r.num_indexes; ++i)
-    if (r.item_end(page, i) < step_end) return true;
-  return false;
-}
-
-Chain unpublished_chain(const Region& r, const Lane& lane, bool only_open_page) {
-  Chain reversed;
-  uint64_t page = r.alive(lane.open.load(kRelaxed));
-  if (only_open_page && page != kNoPage) {
-    reversed.pages[reversed.count++] = page;
-    return reversed;
-  }
-  while (page != kNoPage && reversed.count < 4) {
-    reversed.pages[reversed.count++] = page;
-    page = r.alive(r.pages[page].prev.load(kRelaxed));
-    if (page != kNoPage && !has_unpublished(r, page)) break;
-  }
-  Chain chain;
-  while (reversed.count > 0) chain.pages[chain.count++] = reversed.pages[--reversed.count];
-  return chain;
-}
-
-// The mass with which a complete item enters the index, or false where its priority has still to come.
-bool initial_mass(Region& r, uint32_t index, uint64_t page, uint32_t offset, double* mass) {
-  const IndexConfig& config = r.header->indexes[index];
-  *mass = 1.0;
-  if (config.sampling == Sampling::kUniform) return true;
-  const float given = std::bit_cast<float>(r.marks[r.slot_of(page, offset)].pending_priority.load(kRelaxed));
-  if (!std::isnan(given)) {
-    *mass = mass_of(config, given);
-    return true;
-  }
-  if (config.initial == Initial::kGiven) return false;
-  *mass = config.initial == Initial::kMax ? r.header->index_state[index].max_mass.load(kRelaxed)
-                                          : mass_of(config, static_cast<float>(config.initial_number));
-  return true;
-}
-
-void publish_range(Region& r, uint32_t index, uint64_t page, uint32_t stop, Dirty& dirty) {
-  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
-  const uint32_t old_end = r.item_end(page, index);
-  const uint32_t begin = RELIVE_RULE(D2d_item_begin) ? std::max(old_end, range.item_begin) : old_end;
-  if (stop <= old_end) return;
+// Publishes the pending leaves [begin, end) of one page, whose windows are complete.
+void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
+  const Region& r = held.region;
+  const Leaves leaves(r, index);
   int64_t published = 0;
-  for (uint32_t offset = begin; offset < stop; ++offset) {
-    if (r.is_tail(page, offset)) continue;
+  uint64_t skipped = 0;
+  for (uint32_t offset = begin; offset < end; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
-    if (r.times[index][slot].load(kRelaxed) == kTimesRemoved) continue;  // deleted while it was pending
-    double mass = 0.0;
-    if (!initial_mass(r, index, page, offset, &mass)) {
-      r.times[index][slot].store(kTimesAwaiting, kRelaxed);
-      continue;
-    }
-    r.trees[index].set_leaf(slot, mass);
-    dirty.add(r, index, slot);
-    ++published;
-    RELIVE_FAIL_POINT(publish_leaf);
+    if (r.is_tail(page, offset)) continue;
+    const uint16_t state = leaves.state(slot);
+    skipped += state == kStateEnded ? 1 : 0;
+    // Deleted while it was pending, or a row that it needs went before its window was complete.
+    if (RELIVE_RULE(D2d_pending) ? state != kStatePending : state == kStateRemoved) continue;
+    published += Leaves::complete(held, index, slot) ? 1 : 0;
   }
-  r.header->counters.skipped_items.fetch_add(std::min(begin, stop) - std::min(old_end, stop), kRelaxed);
-  r.set_item_end(page, index, stop);
   RELIVE_FAIL_POINT(publish_item_end);
-  IndexState& state = r.header->index_state[index];
-  state.inserted.store(state.inserted.load(kRelaxed) + published, kRelaxed);
-  state.live_items.fetch_add(published, kRelaxed);
+  if (published > 0) Leaves::count_published(held, index, published);
+  if (skipped > 0) r.header->counters.skipped_items.fetch_add(skipped, kRelaxed);
   RELIVE_FAIL_POINT(publish_counted);
 }
 
-void commit_tail(Region& r, uint64_t page, uint32_t offset) {
-  r.set_tail(page, offset);
+// The oldest page of the lane that a walk back from its open one comes to: behind a page that went early, or its first.
+uint64_t oldest_page(const Region& r, uint32_t lane_slot) {
+  uint64_t page = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
+  while (page != kNoPage) {
+    const uint64_t prev = r.alive(r.pages[page].prev.load(kRelaxed));
+    if (prev == kNoPage) break;
+    page = prev;
+  }
+  return page;
+}
+
+// Publishes what is complete of one index: rows of the lane from its cursor up to `stop`, counted from the lane's first.
+void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop) {
+  const Region& r = held.region;
+  Cursor& cursor = r.cursor(index, lane_slot);
+  const auto stand_on = [&](uint64_t page) {
+    if (page != kNoPage) cursor = {r.ref_of(page, r.words[page].load(kRelaxed)), 0, 0};
+    return page;
+  };
+  uint64_t page = r.alive(cursor.ref);
+  if (page == kNoPage) page = stand_on(oldest_page(r, lane_slot));
+  while (page != kNoPage) {
+    const int64_t here = stop - static_cast<int64_t>(r.pages[page].first_t);
+    const auto end = static_cast<uint32_t>(std::clamp<int64_t>(here, 0, range_of(r, page).step_end));
+    if (end > cursor.offset) {
+      publish_range(held, index, page, cursor.offset, end);
+      cursor.offset = end;
+    }
+    if (cursor.offset < r.page_len) return;
+    const uint64_t next = r.pages[page].next.load(kRelaxed);
+    if (next == 0) return;
+    page = stand_on(r.alive(next) != kNoPage ? r.alive(next) : oldest_page(r, lane_slot));
+  }
+}
+
+void mark_tail(Held& held, uint64_t page, uint32_t offset) {
+  held.region.set_tail(page, offset);
   RELIVE_FAIL_POINT(commit_tail_bit);
-  Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+}
+
+void commit_tail(Held& held, uint64_t page, uint32_t offset) {
+  Region& r = held.region;
+  mark_tail(held, page, offset);
+  Range range = range_of(r, page);
   range.step_end = offset + 1;
   r.pages[page].range.store(range.pack(), std::memory_order_release);
   RELIVE_FAIL_POINT(commit_tail_range);
@@ -97,18 +83,18 @@ void commit_tail(Region& r, uint64_t page, uint32_t offset) {
 
 // A page opened for the end of an episode that did not come (the write was refused after that): its first rows reach
 // back after all. Nothing was published in it yet.
-void take_history_back(Region& r, uint64_t page, uint64_t next) {
-  if ((r.pages[next].flags.load(kRelaxed) & kHistoryFree) == 0) return;
-  r.pages[next].flags.store(0, kRelaxed);
-  const uint32_t reach = Range::unpack(r.pages[page].range.load(kRelaxed)).item_begin;
-  Range range = Range::unpack(r.pages[next].range.load(kRelaxed));
-  range.item_begin = std::max(range.item_begin, reach > r.page_len ? reach - r.page_len : 0);
-  r.pages[next].range.store(range.pack(), std::memory_order_release);
+void take_history_back(Held& held, uint64_t page) {
+  Region& r = held.region;
+  if ((r.pages[page].flags.load(kRelaxed) & kHistoryFree) == 0) return;
+  r.pages[page].flags.store(0, kRelaxed);
+  const int64_t first_there = first_row_there(r, page);
+  for (uint32_t i = 0; i < r.num_indexes; ++i)
+    if (first_there + r.shape(i).before > 0) end_items(held, i, page, 0, first_there + r.shape(i).before);
 }
 
 // The page is full: it closes, and the page opened ahead of need (if any) takes its place.
-void turn_page(Region& r, Lane& lane, uint64_t page) {
-  close_page(r, page);
+void turn_page(Held& held, Lane& lane, uint64_t page) {
+  close_page(held, page);
   RELIVE_FAIL_POINT(commit_closed);
   const uint64_t ahead = lane.ahead.load(kRelaxed);
   if (ahead == 0) return;
@@ -117,56 +103,58 @@ void turn_page(Region& r, Lane& lane, uint64_t page) {
   lane.ahead.store(0, std::memory_order_release);
 }
 
-// The last row of a lane without a frozen cell becomes the bootstrap state of the rows before it.
-void last_row_becomes_tail(Region& r, uint64_t page) {
-  uint32_t step_end = Range::unpack(r.pages[page].range.load(kRelaxed)).step_end;
+// The lane's last row, tails counted; kNoPage where it is gone.
+uint64_t last_row(const Region& r, uint64_t page, uint32_t* offset) {
+  uint32_t step_end = range_of(r, page).step_end;
   if (step_end == 0) {
     page = r.alive(r.pages[page].prev.load(kRelaxed));
-    if (page == kNoPage) return;
-    step_end = Range::unpack(r.pages[page].range.load(kRelaxed)).step_end;
+    if (page == kNoPage) return kNoPage;
+    step_end = range_of(r, page).step_end;
   }
-  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
-  if (step_end == 0 || step_end - 1 < range.step_begin || r.is_tail(page, step_end - 1)) return;
-  const uint64_t slot = r.slot_of(page, step_end - 1);
-  bool is_removed = false;
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    const uint16_t times = r.times[i][slot].load(kRelaxed);
-    is_removed |= times == kTimesRemoved;
-    r.pages[page].live -= times == kTimesAwaiting || r.is_drawable(i, times) ? 1 : 0;
-  }
-  r.set_tail(page, step_end - 1);
+  if (step_end == 0 || step_end - 1 < range_of(r, page).step_begin || r.is_tail(page, step_end - 1)) return kNoPage;
+  *offset = step_end - 1;
+  return page;
+}
+
+// The last row of a lane without a frozen cell becomes the bootstrap state of the rows before it.
+void last_row_becomes_tail(Held& held, uint64_t page) {
+  Region& r = held.region;
+  uint32_t offset = 0;
+  page = last_row(r, page, &offset);
+  if (page == kNoPage) return;
+  const Living gone = count_living(r, page, offset, offset + 1);
+  r.set_tail(page, offset);
+  RELIVE_FAIL_POINT(commit_tail_bit);
+  for (uint32_t i = 0; i < r.num_indexes; ++i) Leaves::retire(held, i, r.slot_of(page, offset), kStateEnded);
+  r.pages[page].live -= gone.pairs;
   r.header->live_steps.fetch_sub(1, kRelaxed);
-  if (is_removed) r.header->removed_steps.fetch_sub(1, kRelaxed);
+  r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
+}
+
+// Without state columns the end of a lane is a mark in its last row: no window waits for a row behind it.
+void mark_last_row(Held& held, uint64_t page) {
+  Region& r = held.region;
+  uint32_t offset = 0;
+  page = last_row(r, page, &offset);
+  if (page == kNoPage) return;
+  const uint64_t slot = r.slot_of(page, offset);
+  if ((r.head_of(slot).load(kRelaxed) & kTerminatedBit) == 0) r.head_of(slot).fetch_or(kTruncatedBit);
+  RELIVE_FAIL_POINT(close_mark);
 }
 
 // A page of a lane that goes: kept as it is if it holds rows, else given back.
-void give_up_page(Region& r, uint64_t ref) {
+void give_up_page(Held& held, uint64_t ref) {
+  const Region& r = held.region;
   const uint64_t page = r.alive(ref);
   if (page == kNoPage) return;
-  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+  const Range range = range_of(r, page);
   const bool is_open = Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
-  if (is_open) close_page(r, page);
+  if (is_open) close_page(held, page);
   RELIVE_FAIL_POINT(close_page);
-  if (is_open && range.step_begin == range.step_end && !is_pinned(r, page)) free_empty_page(r, page);
+  if (is_open && range.step_begin == range.step_end && !is_pinned(r, page)) free_empty_page(held, page);
 }
 
 }  // namespace
-
-double mass_of(const IndexConfig& index, float priority) {
-  double mass;
-  masses_of(index, &priority, 1, &mass);
-  return mass;
-}
-
-void masses_of(const IndexConfig& index, const float* priorities, size_t count, double* masses) {
-  if (index.sampling == Sampling::kUniform) {
-    std::fill(masses, masses + count, 1.0);
-  } else if (index.priority_exponent == 1.0) {
-    std::copy(priorities, priorities + count, masses);
-  } else {
-    powers_of(priorities, count, 1.0, index.priority_exponent, masses);
-  }
-}
 
 bool is_seam(const Region& r, const Lane& lane, uint64_t page, uint32_t offset) {
   const uint64_t seam = lane.seam.load(kRelaxed);
@@ -174,67 +162,53 @@ bool is_seam(const Region& r, const Lane& lane, uint64_t page, uint32_t offset) 
   return seam == static_cast<uint64_t>(r.key_of(r.slot_of(page, offset), r.words[page].load(kRelaxed)));
 }
 
-void publish_item(Region& r, uint32_t index, uint64_t slot, double mass, Dirty& dirty) {
-  r.trees[index].set_leaf(slot, mass);
-  RELIVE_FAIL_POINT(publish_leaf);
-  r.times[index][slot].store(0, std::memory_order_release);
-  dirty.add(r, index, slot);
-  IndexState& state = r.header->index_state[index];
-  state.inserted.store(state.inserted.load(kRelaxed) + 1, kRelaxed);
-  state.live_items.fetch_add(1, kRelaxed);
-}
-
-void publish_lane(Region& r, uint32_t lane_slot, bool ended, bool only_open_page, Dirty& dirty) {
+void publish_lane(Held& held, uint32_t lane_slot, bool ended) {
+  const Region& r = held.region;
   const Lane& lane = r.lanes[lane_slot];
-  const Chain chain = unpublished_chain(r, lane, only_open_page);
-  if (chain.count == 0) return;
-  const bool has_state = r.geometry->has_state != 0;
-  const uint64_t last = chain.pages[chain.count - 1];
-  const Range last_range = Range::unpack(r.pages[last].range.load(kRelaxed));
-  const int64_t num_rows = static_cast<int64_t>(r.pages[last].first_t) + last_range.step_end;
-  const bool has_seam = has_state && is_seam(r, lane, last, last_range.step_end);
+  const uint64_t page = r.alive(lane.open.load(kRelaxed));
+  if (page == kNoPage) return;
+  const uint32_t step_end = range_of(r, page).step_end;
+  const int64_t num_rows = static_cast<int64_t>(r.pages[page].first_t) + step_end;
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    // A window [x, x + n) is complete when the state cell of row x + n is written (or, without state, row x + n - 1).
-    const int64_t n_step = r.header->indexes[i].n_step;
-    const int64_t ready = has_state ? num_rows + (has_seam ? 1 : 0) - n_step : num_rows - n_step + 1;
-    for (uint32_t c = 0; c < chain.count; ++c) {
-      const uint64_t page = chain.pages[c];
-      const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
-      const int64_t limit = ended ? range.step_end : ready - static_cast<int64_t>(r.pages[page].first_t);
-      const int64_t stop = std::min<int64_t>(range.step_end, limit);
-      if (stop > 0) publish_range(r, i, page, static_cast<uint32_t>(stop), dirty);
-    }
+    // The window of row x is complete when row x + after() is there, or its state cell where that is all it needs.
+    const ItemShape& shape = r.shape(i);
+    const bool has_seam = shape.bootstrap != 0 && is_seam(r, lane, page, step_end);
+    const int64_t ready = num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
+    publish_up_to(held, i, lane_slot, ended ? num_rows : ready);
   }
 }
 
-void make_room(Region& r, uint64_t count, Dirty& dirty) {
+void make_room(Held& held, uint64_t count) {
+  const Region& r = held.region;
   const uint64_t wanted = r.header->live_steps.load(kRelaxed) + count;
-  if (wanted > r.geometry->capacity) evict_steps(r, wanted - r.geometry->capacity, dirty);
+  if (wanted > r.geometry->capacity) evict_steps(held, wanted - r.geometry->capacity);
 }
 
-void commit_run(Region& r, const Run& run, Dirty& dirty) {
+void commit_run(Held& held, const StepRun& run) {
+  Region& r = held.region;
   Lane& lane = r.lanes[run.lane_slot];
   Header& h = *r.header;
   const uint64_t page = r.ref_page(lane.open.load(kRelaxed));
   RELIVE_FAIL_POINT(commit_begin);
-  make_room(r, run.count, dirty);
+  make_room(held, run.count);
   RELIVE_FAIL_POINT(commit_evicted);
 
   PageRecord& record = r.pages[page];
   const uint32_t end = run.first + run.count;
   const bool has_tail = run.ends && r.geometry->has_state != 0;
   const bool tail_here = has_tail && end < r.page_len;
-  if (tail_here) {
-    r.set_tail(page, end);
-    RELIVE_FAIL_POINT(commit_tail_bit);
-  }
-  Range range = Range::unpack(record.range.load(kRelaxed));
+  if (tail_here) mark_tail(held, page, end);
+  Range range = range_of(r, page);
   range.step_end = end + (tail_here ? 1 : 0);
   record.range.store(range.pack(), std::memory_order_release);
   RELIVE_FAIL_POINT(commit_range);
   h.live_steps.fetch_add(run.count, kRelaxed);
   h.counters.appended.fetch_add(run.count, kRelaxed);
-  record.live += run.count * r.num_indexes;
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const Leaves leaves(r, i);  // a leaf that ended before its row came has no life to count
+    for (uint32_t offset = run.first; offset < end; ++offset)
+      record.live += leaves.has_life(leaves.state(r.slot_of(page, offset))) ? 1 : 0;
+  }
 
   const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
   if ((run.has_seam && !run.ends) || (has_tail && !tail_here)) {
@@ -246,43 +220,75 @@ void commit_run(Region& r, const Run& run, Dirty& dirty) {
     RELIVE_FAIL_POINT(commit_seam);
   }
   if (range.step_end == r.page_len) {
-    if (ahead != kNoPage && !run.ends) take_history_back(r, page, ahead);
-    turn_page(r, lane, page);
+    if (ahead != kNoPage && !run.ends) take_history_back(held, ahead);
+    turn_page(held, lane, page);
   }
-  if (has_tail && !tail_here) commit_tail(r, ahead, 0);
-  // Items wait for n_step rows at most: behind that many rows of this very page nothing older can be unpublished.
-  const bool only_open_page = run.first >= r.geometry->max_n_step && range.step_end < r.page_len;
-  publish_lane(r, run.lane_slot, run.ends, only_open_page, dirty);
+  if (has_tail && !tail_here) commit_tail(held, ahead, 0);
+  publish_lane(held, run.lane_slot, run.ends);
 }
 
-void cut_lane(Region& r, uint32_t lane_slot, Dirty& dirty) {
+void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
+  const Region& r = held.region;
+  Lane& lane = r.lanes[lane_slot];
+  lane.owner.store(participant, kRelaxed);
+  lane.uid.store(r.header->next_uid.fetch_add(1, kRelaxed), kRelaxed);
+  lane.open.store(0, kRelaxed);
+  lane.ahead.store(0, kRelaxed);
+  lane.seam.store(0, kRelaxed);
+  for (uint32_t i = 0; i < r.num_indexes; ++i) r.cursor(i, lane_slot) = {};
+  lane.state.store(LaneState::kLive, std::memory_order_release);
+}
+
+void cut_lane(Held& held, uint32_t lane_slot) {
+  Region& r = held.region;
   Lane& lane = r.lanes[lane_slot];
   uint64_t page = r.alive(lane.open.load(kRelaxed));
   const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
-  if (page != kNoPage && ahead != kNoPage && ahead != page &&
-      Range::unpack(r.pages[page].range.load(kRelaxed)).step_end == r.page_len) {
+  if (page != kNoPage && ahead != kNoPage && ahead != page && range_of(r, page).step_end == r.page_len) {
     lane.open.store(lane.ahead.load(kRelaxed), std::memory_order_release);  // died between the page's end and its turn
     page = ahead;
   }
   if (page != kNoPage && r.geometry->has_state != 0) {
-    const uint32_t step_end = Range::unpack(r.pages[page].range.load(kRelaxed)).step_end;
+    const uint32_t step_end = range_of(r, page).step_end;
     if (is_seam(r, lane, page, step_end)) {
-      commit_tail(r, page, step_end);
+      commit_tail(held, page, step_end);
     } else {
-      last_row_becomes_tail(r, page);
+      last_row_becomes_tail(held, page);
     }
+  } else if (page != kNoPage) {
+    mark_last_row(held, page);
   }
   RELIVE_FAIL_POINT(close_tail);
-  if (page != kNoPage) publish_lane(r, lane_slot, true, false, dirty);
+  if (page != kNoPage) publish_lane(held, lane_slot, true);
   RELIVE_FAIL_POINT(close_published);
-  give_up_page(r, lane.open.load(kRelaxed));
-  if (lane.ahead.load(kRelaxed) != lane.open.load(kRelaxed)) give_up_page(r, lane.ahead.load(kRelaxed));
+  give_up_page(held, lane.open.load(kRelaxed));
+  if (lane.ahead.load(kRelaxed) != lane.open.load(kRelaxed)) give_up_page(held, lane.ahead.load(kRelaxed));
   lane.state.store(LaneState::kClosed, std::memory_order_release);
   RELIVE_FAIL_POINT(close_lane);
   lane.open.store(0, kRelaxed);
   lane.ahead.store(0, kRelaxed);
   lane.seam.store(0, kRelaxed);
   r.header->counters.cut_lanes.fetch_add(1, kRelaxed);
+}
+
+void find_cursors(Held& held, uint32_t lane_slot) {
+  const Region& r = held.region;
+  const uint64_t open = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
+  if (open == kNoPage) return;
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    // Pending rows are the last ones of a lane, but for those that were deleted meanwhile: no window is longer than
+    // after(), so none of them lies further back.
+    const Leaves leaves(r, i);
+    int64_t left = int64_t{r.shape(i).after()} + 1 + r.page_len;
+    uint64_t page = open;
+    while (left > 0) {
+      left -= range_of(r, page).step_end;
+      const uint64_t prev = r.alive(r.pages[page].prev.load(kRelaxed));
+      if (prev == kNoPage) break;
+      page = prev;
+    }
+    r.cursor(i, lane_slot) = {r.ref_of(page, r.words[page].load(kRelaxed)), 0, 0};
+  }
 }
 
 }  // namespace relive

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "relive/index/leaves.hpp"
 #include "relive/words/testing.hpp"
 
 namespace relive {
@@ -17,15 +18,17 @@ constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 struct Round {
   const Region& r;
   const DrawRequest& request;
-  const Tree& tree;
+  const Leaves leaves;
   const uint32_t* missing;
   double* points;
   uint64_t* drawn;
   Window* windows;
+  Runs* runs;
   double total;
   uint64_t num_empty = 0;
 
   void aim(const CounterRng& rng, const uint32_t* strata, double stratum, size_t count);
+  void choose(size_t begin, size_t end);
   void look(size_t begin, size_t end);
   void read(size_t begin, size_t end);
   void check(size_t begin, size_t end);
@@ -43,16 +46,26 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
     drawn[k] = 0;
   }
   // Some at a time: memory brings the leaves of these while the next ones are still on their way down.
-  if (tree.num_levels() > 1)
-    for (size_t begin = 0; begin < count; begin += kAimed)
-      tree.descend(tree.num_levels(), 1, points + begin, drawn + begin, std::min(kAimed, count - begin));
+  for (size_t begin = 0; begin < count; begin += kAimed)
+    leaves.descend_to_groups(points + begin, drawn + begin, std::min(kAimed, count - begin));
   for (size_t k = 0; k < count; ++k) {
-    const uint64_t slot = drawn[k] * Tree::kFanout;
+    const uint64_t slot = drawn[k] * Leaves::kGroup;
     const uint64_t page = r.page_of(slot);
-    if (request.plan != nullptr && r.offset_of(slot) + Tree::kFanout - 1 + r.geometry->max_n_step >= r.page_len)
+    if (request.plan != nullptr && r.offset_of(slot) + Leaves::kGroup - 1 + request.plan->after >= r.page_len)
       __builtin_prefetch(&r.pages[page].next);  // a window may run over its end
     __builtin_prefetch(&r.words[page]);
     __builtin_prefetch(&r.frames[page]);
+  }
+}
+
+// From groups to leaves; or, of a kind that always draws its best item, that one.
+void Round::choose(size_t begin, size_t end) {
+  if (leaves.kind().choice == Choice::kByMass)
+    return leaves.descend_to_leaves(points + begin, drawn + begin, end - begin);
+  const uint64_t best = leaves.best();
+  for (size_t k = begin; k < end; ++k) {
+    points[k] = best == Leaves::kNoLeaf ? kPastTheEnd : 0.0;
+    drawn[k] = best == Leaves::kNoLeaf ? 0 : best;
   }
 }
 
@@ -70,7 +83,8 @@ void Round::look(size_t begin, size_t end) {
   const double per_mass = 1.0 / total;
   uint64_t empty = 0;
   const uint64_t shard = r.geometry->shard << kLeafBits, slot_bits = r.geometry->slot_bits;
-  tree.descend(1, 0, this->points + begin, this->drawn + begin, end - begin);
+  choose(begin, end);
+  const double nothing = leaves.nothing();
   for (size_t k = begin; k < end; ++k) {
     const uint32_t row = rows[k];
     Window& w = windows[row];
@@ -81,17 +95,17 @@ void Round::look(size_t begin, size_t end) {
       continue;
     }
     double mass = 0.0;
-    if (!RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
+    if (!RELIVE_RULE(G2_word_before_leaf)) mass = leaves.mass(slot);
     RELIVE_FAIL_POINT(draw_found);
     const uint64_t word = words[slot >> page_shift].load(std::memory_order_acquire);
     RELIVE_FAIL_POINT(draw_word);
-    if (RELIVE_RULE(G2_word_before_leaf)) mass = tree.leaf(slot);
+    if (RELIVE_RULE(G2_word_before_leaf)) mass = leaves.mass(slot);
     w.slot = slot;
     w.row = row;
     w.word = word;
     w.mass = mass;
-    w.ok = mass > 0.0 && Region::is_used(word);
-    empty += mass > 0.0 && Region::is_used(word) ? 0 : 1;
+    w.ok = mass > 0.0 && mass != nothing && Region::is_used(word);
+    empty += w.ok ? 0 : 1;
     // Should the window turn out gone, the redraw overwrites both.
     keys[row] = static_cast<int64_t>(shard | Region::generation_of(word) << slot_bits | slot);
     probabilities[row] = std::min(1.0, mass * per_mass);  // a mass younger than the total is at most certain
@@ -101,15 +115,16 @@ void Round::look(size_t begin, size_t end) {
 }
 
 void Round::read(size_t begin, size_t end) {
-  resolve(r, *request.plan, windows, missing + begin, end - begin);
-  copy_rows(r, *request.plan, windows, missing + begin, end - begin, request.num_items, request.out);
+  runs->clear();
+  resolve(r, *request.plan, windows, missing + begin, end - begin, runs);
+  copy_rows(r, *request.plan, windows, *runs, missing + begin, end - begin, request.num_items, request.out);
 }
 
 void Round::check(size_t begin, size_t end) {
   if (request.plan != nullptr) {
     RELIVE_FAIL_POINT(sample_gathered);
     acquire_fence();
-    return recheck(r, windows, missing + begin, end - begin);
+    return recheck(r, windows, *runs, missing + begin, end - begin);
   }
   for (size_t k = begin; k < end; ++k) {  // no bytes were read, but key and mass must be of one item
     Window& w = windows[missing[k]];
@@ -126,10 +141,13 @@ void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n) {
 }
 
 // The rows of the strata are shuffled and then turned round; regions of all versions draw the same batches.
-void DrawScratch::begin(const CounterRng& rng, size_t n) {
+void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) {
   windows.resize(std::max(windows.size(), n));
   strata.resize(std::max(strata.size(), n));
   missing.resize(n);
+  still_missing.reserve(n);
+  claimed.reserve(n);
+  runs.reserve(kBlock * pages_a_window);
   points.resize(std::max(points.size(), n));
   drawn.resize(std::max(drawn.size(), n));
   uint32_t* const rows = missing.data();
@@ -142,11 +160,12 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
   const size_t count = scratch->missing.size();
   Round round{r,
               request,
-              r.trees[request.index],
+              Leaves(r, request.index),
               scratch->missing.data(),
               scratch->points.data(),
               scratch->drawn.data(),
               scratch->windows.data(),
+              &scratch->runs,
               total};
   round.aim(rng, scratch->strata.data(), total / static_cast<double>(request.num_items), count);
   scratch->still_missing.clear();

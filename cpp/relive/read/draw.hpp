@@ -35,6 +35,7 @@ struct Claimed {
 // The batch that a thread is drawing. Windows and strata go by row of the batch, points and drawn by place in `missing`.
 struct DrawScratch {
   std::vector<Window> windows;
+  Runs runs;  // of the block being read
   std::vector<uint32_t> strata;
   std::vector<uint32_t> missing;        // rows still to be drawn
   std::vector<uint32_t> still_missing;  // of these, rows the round did not bring
@@ -42,8 +43,9 @@ struct DrawScratch {
   std::vector<uint64_t> drawn;
   std::vector<Claimed> claimed;
 
-  // Room for n items; a random stratum for each row: any slice of a batch is a fair sub-batch.
-  void begin(const CounterRng& rng, size_t n);
+  // Room for n items, of windows over so many pages; a random stratum for each row: any slice of a batch is a fair
+  // sub-batch. Nothing grows behind this: a round may run under the lock.
+  void begin(const CounterRng& rng, size_t n, size_t pages_a_window);
 };
 
 // Row of the batch that each stratum's draw goes to: rows[j], j < n.

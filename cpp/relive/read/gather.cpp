@@ -17,16 +17,17 @@ constexpr size_t kStreamedColumn = size_t{4} << 20;  // of a whole batch: more t
 struct Listed {
   size_t count = 0;
   size_t batch = 0;  // rows of the outputs
+  const Run* runs = nullptr;
   const Window* windows[kListed];
   uint32_t rows[kListed];                  // of the outputs
   const std::byte* records[kListed];       // packed record of the first row
-  Row boots[kListed];                      // bootstrap row
+  RowPlace boots[kListed];                 // bootstrap row
   const std::byte* boot_records[kListed];  // and its packed record
 };
 
 void list_windows(const Region& r, const Window* windows, const uint32_t* which, size_t count, Listed* listed) {
   const uint64_t stride = r.geometry->record_stride;
-  const uint32_t page_len = r.page_len;
+  const bool has_state = r.geometry->has_state != 0;
   size_t n = 0;
   for (size_t k = 0; k < count; ++k) {
     const Window& w = windows[which[k]];
@@ -36,7 +37,7 @@ void list_windows(const Region& r, const Window* windows, const uint32_t* which,
     listed->windows[n] = &w;
     listed->rows[n] = w.row;
     listed->records[n] = w.base + offset * stride;
-    listed->boots[n] = boot < page_len ? Row{w.base, boot} : Row{w.next_base, boot - page_len};
+    listed->boots[n] = has_state ? row_at(r, w, listed->runs, boot) : RowPlace{w.base, offset};
     listed->boot_records[n] = listed->boots[n].base + listed->boots[n].offset * stride;
     ++n;
   }
@@ -55,7 +56,7 @@ void copy_each(const Region& r, const Listed& listed, const ColumnLayout& column
   }
   for (size_t k = 0; k < listed.count; ++k) {
     const Window& w = *listed.windows[k];
-    const Row row = is_boot ? listed.boots[k] : Row{w.base, r.offset_of(w.slot)};
+    const RowPlace row = is_boot ? listed.boots[k] : RowPlace{w.base, r.offset_of(w.slot)};
     copy(out + listed.rows[k] * num_bytes, row.base + offset + row.offset * stride);
   }
 }
@@ -88,11 +89,12 @@ void copy_column(const Region& r, const Listed& listed, const ColumnLayout& colu
 }
 
 // Frames newest last; before the episode's first frame that frame again, or zeros.
-void copy_stack(const Region& r, const Window& w, const Output& output, StackPad pad, size_t batch, std::byte* out) {
+void copy_stack(const Region& r, const Window& w, const Run* runs, const Output& output, StackPad pad, size_t batch,
+                std::byte* out) {
   const ColumnLayout& column = r.columns[output.column];
   const bool streamed = is_streamed(column, output.item_bytes, batch);
   const uint32_t ahead = output.source == Source::kNext ? w.num_steps : 0;
-  const int32_t newest = static_cast<int32_t>(r.offset_of(w.slot) + ahead);
+  const int64_t newest = int64_t{r.offset_of(w.slot)} + ahead;
   const uint32_t before = w.episode_step + ahead;  // frames of the episode before the newest
   std::byte* to = out + w.row * output.item_bytes;
   for (uint32_t back = output.stack; back-- > 0; to += column.num_bytes) {
@@ -100,7 +102,7 @@ void copy_stack(const Region& r, const Window& w, const Output& output, StackPad
       std::memset(to, 0, column.num_bytes);
       continue;
     }
-    const Row row = row_at(w, newest - static_cast<int32_t>(std::min(back, before)), r.page_len);
+    const RowPlace row = row_at(r, w, runs, newest - std::min(back, before));
     const std::byte* from = row.base + column.offset + row.offset * column.stride;
     streamed ? stream_bytes(to, from, column.num_bytes) : copy_bytes(to, from, column.num_bytes);
   }
@@ -169,20 +171,21 @@ void copy_listed(const Region& r, const GatherPlan& plan, const Listed& listed, 
       fill_derived(r, plan, output, listed, out[o]);
     }
   }
-  if (!plan.needs_history) return;
+  if (plan.before == 0) return;
   const StackPad pad = r.header->indexes[plan.index].stack_pad;
   for (size_t k = 0; k < listed.count; ++k)  // window by window: neighbouring stacks share their frames in the cache
     for (size_t o = 0; o < plan.outputs.size(); ++o)
       if (plan.outputs[o].stack > 1 && !plan.outputs[o].is_bulk)
-        copy_stack(r, *listed.windows[k], plan.outputs[o], pad, listed.batch, out[o]);
+        copy_stack(r, *listed.windows[k], listed.runs, plan.outputs[o], pad, listed.batch, out[o]);
   end_stream();
 }
 
 }  // namespace
 
-void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which, size_t count,
-               size_t batch, std::byte* const* out) {
+void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs, const uint32_t* which,
+               size_t count, size_t batch, std::byte* const* out) {
   Listed listed;
+  listed.runs = runs.data();
   listed.batch = batch;
   for (size_t begin = 0; begin < count; begin += kListed) {
     list_windows(r, windows, which + begin, std::min(kListed, count - begin), &listed);

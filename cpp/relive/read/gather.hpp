@@ -1,9 +1,14 @@
 // From items to batches: which rows a window needs, and copying them into columns (rules G2 to G4).
 //
-// Owner:   a GatherPlan is a value made once; Windows are scratch of one call, reused by its thread.
+// A window is a list of runs of rows: its own page's, which lies in the Window itself, and one for each page before and
+// after it that it needs, in the list of Runs that all windows of a call share. Pages of a lane are full, so rows that
+// follow each other in a lane follow each other from run to run.
+//
+// Owner:   a GatherPlan is a value made once; Windows and Runs are scratch of one call, reused by its thread.
 // Locking: none needed. resolve() notes the generation of every page a window touches, copy_rows() copies, and
 //          recheck() says which windows are still what they were; the others are rubbish and must be drawn again.
-// Cost:    about 36 ns a small row; large rows at the speed of memory.
+//          A window whose rows are not all there any more is never cut short: it is not ok (rule W1).
+// Cost:    about 36 ns a small row; large rows at the speed of memory; 10 ns and a line of memory for each further page.
 #pragma once
 
 #include <cstdint>
@@ -43,21 +48,26 @@ struct Output {
 struct GatherPlan {
   uint32_t index = 0;
   std::vector<Output> outputs;
-  bool needs_walk = false;     // the window's length is not simply one step
-  bool needs_history = false;  // some output is a stack
-  bool needs_end = false;      // truncated is asked for
-  bool needs_bulk = false;     // some output is a large column of a tiered table
-  uint32_t record_span = 0;    // bytes of packed records a window is read over, from its first row's start
+  bool needs_walk = false;   // the window's length is not simply one step
+  uint32_t before = 0;       // rows before the window's first that its stacks may reach
+  uint32_t after = 0;        // rows after it that its steps and its bootstrap may reach
+  bool needs_end = false;    // truncated is asked for
+  bool needs_bulk = false;   // some output is a large column of a tiered table
+  uint32_t record_span = 0;  // bytes of packed records a window is read over, from its first row's start
 };
 
 // Names: declared columns, next_<state>, discount and the derived ones. kInvalidConfig for any other.
 Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>& names, GatherPlan* plan);
 
-// One page a window touches, as it was when the window was resolved.
-struct Touched {
-  uint32_t page = kNoPage;
+// One page beside the item's own that a window touches, as it was when the window was resolved.
+struct Run {
+  uint64_t page = kNoPage;
   uint64_t word = 0;
+  const std::byte* base = nullptr;  // of its frame
 };
+
+// The runs of all windows of a call.
+using Runs = std::vector<Run>;
 
 // One window of a batch. What draw or gather knows of it comes first, the rest is filled by locate() and resolve().
 // The first cache line is all that a plain transition needs.
@@ -70,30 +80,45 @@ struct alignas(64) Window {
   uint32_t num_steps = 1;           // m
   uint32_t episode_step = 0;        // of the first row
   bool ok = false;
-  uint8_t ends = 0;                      // bit 0 terminated, bit 1 truncated
-  bool has_prev = false;                 // the prev_ fields hold
-  bool has_next = false;                 // the next_ fields hold
-  const std::byte* prev_base = nullptr;  // of the page before, where needed
-  const std::byte* next_base = nullptr;  // of the page after, where needed
+  uint8_t ends = 0;           // bit 0 terminated, bit 1 truncated
+  uint16_t pages_after = 0;   // runs[first_run ..): the pages after the item's own, nearest first,
+  uint16_t pages_before = 0;  // behind them the pages before it, nearest first
+  uint32_t first_run = 0;
 
-  Touched prev_page, next_page;
   double reward = 0.0, discount = 0.0;
 };
+
+// Where a row of a window lies: a frame and the row inside it. offset: from row 0 of the item's page.
+struct RowPlace {
+  const std::byte* base;
+  uint32_t offset;
+};
+// The page of that row, for a window whose runs reach it.
+inline Run run_at(const Region& r, const Window& w, const Run* runs, int64_t offset) {
+  const int64_t page = offset >> r.page_shift;
+  if (page == 0) return {r.page_of(w.slot), w.word, w.base};
+  return page > 0 ? runs[w.first_run + page - 1] : runs[w.first_run + w.pages_after - page - 1];
+}
+inline RowPlace row_at(const Region& r, const Window& w, const Run* runs, int64_t offset) {
+  const auto row = static_cast<uint32_t>(offset & (r.page_len - 1));
+  if (static_cast<uint64_t>(offset) < r.page_len) return {w.base, row};
+  return {run_at(r, w, runs, offset).base, row};
+}
 
 // All functions below work on windows[which[0 .. count)] that are ok.
 
 // Finds the first row of each window and asks for its bytes. Call it one block ahead of resolve().
 void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count);
 
-// Fills the other fields of each window; ok = false where a page it needs is gone.
-void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count);
+// Fills the other fields of each window and appends its runs; ok = false where a row it needs is gone.
+void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count, Runs* runs);
 
 // Copies the outputs. out[o] has room for the items of all rows of the batch.
-void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which, size_t count,
-               size_t batch, std::byte* const* out);
+void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs, const uint32_t* which,
+               size_t count, size_t batch, std::byte* const* out);
 
 // ok = false for windows whose pages changed since resolve(). Call after one acquire fence (rule G4).
-void recheck(const Region& r, Window* windows, const uint32_t* which, size_t count);
+void recheck(const Region& r, Window* windows, const Runs& runs, const uint32_t* which, size_t count);
 
 // Zeros in every output row of a window (a key that is not there any more).
 void zero_row(const GatherPlan& plan, uint32_t row, std::byte* const* out);

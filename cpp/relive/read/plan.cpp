@@ -86,12 +86,13 @@ Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>
         .with_int("got", index)
         .with_int("expected", r.num_indexes);
   plan->index = index;
-  plan->needs_walk = r.header->indexes[index].n_step > 1;
+  plan->needs_walk = r.shape(index).spanned > 1;
+  plan->after = r.shape(index).after();
   plan->record_span = kRecordHead;
   for (const std::string& name : names) {
     Output output;
     RELIVE_RETURN_IF_ERROR(find_output(r, index, name, &output));
-    plan->needs_history |= output.stack > 1;
+    plan->before = std::max(plan->before, output.stack - 1);
     plan->needs_bulk |= output.is_bulk;
     plan->needs_end |= output.source == Source::kTruncated;
     const ColumnLayout& column = r.columns[output.column];

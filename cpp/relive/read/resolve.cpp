@@ -7,7 +7,7 @@
 namespace relive {
 namespace {
 
-RELIVE_ROW_COPY double load_reward(const ColumnLayout& column, Row row) {
+RELIVE_ROW_COPY double load_reward(const ColumnLayout& column, RowPlace row) {
   const std::byte* from = row.base + column.offset + row.offset * column.stride;
   if (column.dtype[2] == '8') {
     double value;
@@ -19,8 +19,8 @@ RELIVE_ROW_COPY double load_reward(const ColumnLayout& column, Row row) {
   return value;
 }
 
-// Follows a link of the window's page; notes the neighbour's word for recheck(). False where it is gone.
-bool follow(const Region& r, const std::atomic<uint64_t>& link, Touched* touched, const std::byte** base) {
+// A page that a link leads to, as it is now. False where it is gone.
+bool follow(const Region& r, const std::atomic<uint64_t>& link, Run* run) {
   const uint64_t ref = link.load(std::memory_order_acquire);
   if (ref == 0) return false;
   const uint64_t page = r.ref_page(ref);
@@ -28,97 +28,123 @@ bool follow(const Region& r, const std::atomic<uint64_t>& link, Touched* touched
   const uint64_t word = r.words[page].load(std::memory_order_acquire);
   if (!Region::is_used(word)) return false;
   if (RELIVE_RULE(A1_link_generation) && Region::generation_of(word) != r.ref_generation(ref)) return false;
-  touched->page = static_cast<uint32_t>(page);
-  touched->word = word;
-  *base = r.page_base(page);
+  *run = {page, word, r.page_base(page)};
   return true;
 }
 
-bool need_next(const Region& r, Window& w) {
-  if (w.has_next) return true;
-  if (!follow(r, r.pages[r.page_of(w.slot)].next, &w.next_page, &w.next_base)) return false;
-  w.has_next = true;
+// The page that a window's runs end with on the side after it.
+Run last_page(const Region& r, const Window& w, const Runs& runs) {
+  return w.pages_after == 0 ? Run{r.page_of(w.slot), w.word, w.base} : runs[w.first_run + w.pages_after - 1];
+}
+
+// One more page after those the window has. No page before it is noted yet.
+bool add_next(const Region& r, Window& w, Runs* runs) {
+  Run next;
+  if (!follow(r, r.pages[last_page(r, w, *runs).page].next, &next)) return false;
+  runs->push_back(next);
+  ++w.pages_after;
   return true;
 }
 
-// Whether row `offset` of the window's page or the next one holds a step of the same episode so far.
-bool is_step(const Region& r, const Window& w, uint32_t offset) {
-  const uint64_t page = offset < r.page_len ? r.page_of(w.slot) : w.next_page.page;
-  const uint32_t row = offset & (r.page_len - 1);
-  const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
-  return row < range.step_end && !r.is_tail(page, row);
+// The pages before the item's own, as far as `rows` rows before it reach.
+bool add_before(const Region& r, Window& w, int64_t rows, Runs* runs) {
+  uint64_t page = r.page_of(w.slot);
+  for (int64_t left = rows - r.offset_of(w.slot); left > 0; left -= r.page_len) {
+    Run prev;
+    if (!follow(r, r.pages[page].prev, &prev)) return false;
+    runs->push_back(prev);
+    ++w.pages_before;
+    page = prev.page;
+  }
+  return true;
 }
 
-// Whether the lane of a page that has no next page is still being written: a full page is CLOSED before the next opens.
-bool lane_goes_on(const Region& r, uint64_t page) {
-  const Lane& lane =
-      r.lanes[std::min(r.pages[page].lane_slot.load(std::memory_order_relaxed), r.geometry->max_lanes - 1)];
-  return lane.state.load(std::memory_order_acquire) == LaneState::kLive &&
-         lane.uid.load(std::memory_order_acquire) == r.pages[page].lane_uid.load(std::memory_order_relaxed);
-}
+// A walk along the steps of a window, page by page.
+struct Walk {
+  const Region& r;
+  Window& w;
+  Runs* runs;
+  Run at;             // the page
+  uint32_t row;       // in it
+  uint32_t step_end;  // of the page
 
-// Walks the window's steps up to n, to the end of the episode or of the lane, and sums the return on the way.
-bool walk(const Region& r, const IndexConfig& config, bool needs_end, Window& w) {
+  Walk(const Region& region, Window& window, Runs* list)
+      : r(region), w(window), runs(list), at{r.page_of(w.slot), w.word, w.base}, row(r.offset_of(w.slot)) {
+    look();
+  }
+  void look() { step_end = Range::unpack(r.pages[at.page].range.load(std::memory_order_acquire)).step_end; }
+  // Goes on to the next row, on the next page where it must. False where that page is gone.
+  bool advance() {
+    if (++row < r.page_len) return true;
+    if (!add_next(r, w, runs)) return false;
+    at = runs->back();
+    row = 0;
+    look();
+    return true;
+  }
+  bool is_there() const { return row < step_end; }
+  bool is_tail() const { return r.is_tail(at.page, row); }
+};
+
+// Walks the window's steps up to n or to the end of the episode, and sums the return on the way. An end is a mark in a
+// row or a tail, never a row that is missing: then the window is not whole any more.
+bool walk(const Region& r, const IndexConfig& config, bool needs_end, Window& w, Runs* runs) {
   const Geometry& g = *r.geometry;
-  const uint32_t offset = r.offset_of(w.slot);
+  const ColumnLayout* reward = g.reward_column >= 0 && config.n_step > 1 && r.columns[g.reward_column].num_dims == 0
+                                   ? &r.columns[g.reward_column]
+                                   : nullptr;
+  const bool has_state = g.has_state != 0;
   double sum = 0.0, product = 1.0;
   uint32_t m = 0;
   uint8_t ends = 0;
-  while (m < config.n_step) {
-    const uint32_t at = offset + m;
-    if (at >= r.page_len && !need_next(r, w)) break;
-    if (m > 0 && !is_step(r, w, at)) break;
-    const Row row = row_at(w, static_cast<int32_t>(at), r.page_len);
-    const uint32_t head = load_head(row.base + row.offset * g.record_stride);
-    if (m == 0) w.episode_step = head & kStepMask;
-    if (g.reward_column >= 0 && config.n_step > 1) {
-      const ColumnLayout& column = r.columns[g.reward_column];
-      if (column.num_dims == 0) sum += product * load_reward(column, row);
+  Walk steps(r, w, runs);
+  while (true) {
+    if (m > 0 && !steps.is_there()) {
+      if (RELIVE_RULE(W1_whole)) return false;
+      break;
     }
-    const uint64_t page = at < r.page_len ? r.page_of(w.slot) : w.next_page.page;
-    product *= config.gamma * r.discount_of(r.slot_of(page, row.offset), head);
+    if (m > 0 && steps.is_tail()) {
+      ends = 2;
+      break;
+    }
+    const uint32_t head = load_head(steps.at.base + steps.row * g.record_stride);
+    if (m == 0) w.episode_step = head & kStepMask;
+    if (reward != nullptr) sum += product * load_reward(*reward, {steps.at.base, steps.row});
+    product *= config.gamma * r.discount_of(r.slot_of(steps.at.page, steps.row), head);
     ++m;
     ends = static_cast<uint8_t>((head & kTerminatedBit ? 1 : 0) | (head & kTruncatedBit ? 2 : 0));
-    if (ends != 0) break;
-  }
-  if (needs_end && ends == 0) {
-    const uint32_t after = offset + m;
-    const bool has_row = after < r.page_len || need_next(r, w);
-    if (!has_row) {
-      ends = g.has_state != 0 || lane_goes_on(r, r.page_of(w.slot)) ? 0 : 2;
-    } else {
-      const uint64_t page = after < r.page_len ? r.page_of(w.slot) : w.next_page.page;
-      const uint64_t word = after < r.page_len ? w.word : w.next_page.word;
-      const uint32_t step_end = Range::unpack(r.pages[page].range.load(std::memory_order_acquire)).step_end;
-      const uint32_t row = after & (r.page_len - 1);
-      const bool is_over = row >= step_end && Region::state_of(word) == PageState::kClosed;
-      if ((row < step_end && r.is_tail(page, row)) || is_over) ends = 2;
+    const bool is_last = ends != 0 || m == config.n_step;
+    if (is_last && !has_state) break;
+    if (!steps.advance()) {  // the bootstrap row, or the next step
+      if (has_state || RELIVE_RULE(W1_whole)) return false;
+      break;
     }
+    if (!is_last) continue;
+    if (needs_end && ends == 0 && steps.is_there() && steps.is_tail()) ends = 2;
+    break;
   }
   w.num_steps = m;
   w.reward = sum;
   w.discount = product;
   w.ends = ends;
-  return g.has_state == 0 || offset + m < r.page_len || need_next(r, w);
+  return true;
 }
 
-bool resolve_one(const Region& r, const GatherPlan& plan, Window& w) {
-  const IndexConfig& config = r.header->indexes[plan.index];
-  const uint64_t page = r.page_of(w.slot);
+bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs) {
   const uint32_t offset = r.offset_of(w.slot);
-  w.has_prev = w.has_next = false;
   if (plan.needs_walk || plan.needs_end) {
-    if (!walk(r, config, plan.needs_end, w)) return false;
+    if (!walk(r, r.header->indexes[plan.index], plan.needs_end, w, runs)) return false;
   } else {
-    w.num_steps = 1;
-    if (r.geometry->has_state != 0 && offset + 1 >= r.page_len && !need_next(r, w)) return false;
+    if (r.geometry->has_state != 0 && offset + 1 >= r.page_len && !add_next(r, w, runs)) return false;
     w.episode_step = load_head(w.base + offset * r.geometry->record_stride) & kStepMask;
   }
-  if (!plan.needs_history) return true;
-  if (offset >= std::min(r.geometry->history, w.episode_step)) return true;
-  if (!follow(r, r.pages[page].prev, &w.prev_page, &w.prev_base)) return false;
-  w.has_prev = true;
-  return true;
+  return plan.before == 0 || add_before(r, w, std::min(plan.before, w.episode_step), runs);
+}
+
+void begin_window(Window& w, const Runs& runs) {
+  w.pages_after = w.pages_before = 0;
+  w.first_run = static_cast<uint32_t>(runs.size());
+  w.num_steps = 1;
 }
 
 // The first rows of the page after, for a window that runs over the end of its own: without this a batch waits for
@@ -145,31 +171,32 @@ void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint
     const uint32_t frame = r.frames[r.page_of(w.slot)].load(std::memory_order_acquire);
     w.base = slabs + (frame >> shift) * slab_bytes + (frame & mask) * frame_bytes;
     const uint32_t offset = r.offset_of(w.slot);
-    if (offset + g.max_n_step >= r.page_len) ask_for_next(r, r.page_of(w.slot));
+    if (offset + plan.after >= r.page_len) ask_for_next(r, r.page_of(w.slot));
     const std::byte* record = w.base + offset * stride;
     const std::byte* const end = record + span;
     for (record -= reinterpret_cast<uintptr_t>(record) & 63; record < end; record += 64) __builtin_prefetch(record);
   }
 }
 
-void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count) {
-  if (!plan.needs_walk && !plan.needs_end && !plan.needs_history) {  // a row and the one after it
+void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count,
+             Runs* runs) {
+  if (!plan.needs_walk && !plan.needs_end && plan.before == 0) {  // a row and the one after it
     const uint32_t last = r.geometry->has_state != 0 ? r.page_len - 1 : r.page_len;
     for (size_t k = 0; k < count; ++k) {
       Window& w = windows[which[k]];
-      w.has_prev = w.has_next = false;
-      w.num_steps = 1;
-      if (w.ok && r.offset_of(w.slot) >= last) w.ok = need_next(r, w);
+      begin_window(w, *runs);
+      if (w.ok && r.offset_of(w.slot) >= last) w.ok = add_next(r, w, runs);
     }
     return;
   }
   for (size_t k = 0; k < count; ++k) {
     Window& w = windows[which[k]];
-    if (w.ok) w.ok = resolve_one(r, plan, w);
+    begin_window(w, *runs);
+    if (w.ok) w.ok = resolve_one(r, plan, w, runs);
   }
 }
 
-void recheck(const Region& r, Window* windows, const uint32_t* which, size_t count) {
+void recheck(const Region& r, Window* windows, const Runs& runs, const uint32_t* which, size_t count) {
   if (!RELIVE_RULE(G4_recheck)) return;
   const auto is_same = [&r](uint64_t page, uint64_t word) {
     return r.words[page].load(std::memory_order_acquire) >> kStateBits == word >> kStateBits;
@@ -177,8 +204,10 @@ void recheck(const Region& r, Window* windows, const uint32_t* which, size_t cou
   for (size_t k = 0; k < count; ++k) {
     Window& w = windows[which[k]];
     if (!w.ok) continue;
-    w.ok = is_same(r.page_of(w.slot), w.word) && (!w.has_prev || is_same(w.prev_page.page, w.prev_page.word)) &&
-           (!w.has_next || is_same(w.next_page.page, w.next_page.word));
+    w.ok = is_same(r.page_of(w.slot), w.word);
+    const Run* const mine = runs.data() + w.first_run;
+    for (uint32_t run = 0; w.ok && run < uint32_t{w.pages_after} + w.pages_before; ++run)
+      w.ok = is_same(mine[run].page, mine[run].word);
   }
 }
 

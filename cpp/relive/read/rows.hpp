@@ -19,19 +19,6 @@
 
 namespace relive {
 
-// A row seen from a window: frame and row inside it. Rows before the page lie in the page before, rows after it in
-// the next one; a window never reaches further (page_len >= history + n_step).
-struct Row {
-  const std::byte* base;
-  uint32_t offset;
-};
-
-inline Row row_at(const Window& w, int32_t offset, uint32_t page_len) {
-  if (offset < 0) return {w.prev_base, static_cast<uint32_t>(offset + static_cast<int32_t>(page_len))};
-  if (static_cast<uint32_t>(offset) < page_len) return {w.base, static_cast<uint32_t>(offset)};
-  return {w.next_base, static_cast<uint32_t>(offset) - page_len};
-}
-
 RELIVE_ROW_COPY void copy_bytes(std::byte* to, const std::byte* from, size_t num_bytes) {
 #ifdef RELIVE_TSAN
   for (size_t i = 0; i < num_bytes; ++i) to[i] = from[i];

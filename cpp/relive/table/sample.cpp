@@ -1,7 +1,8 @@
 // The sampler: reserve, draw without the lock, gather, re-check, claim, commit (rules G1 to G8, I1).
 #include <algorithm>
+#include <optional>
 
-#include "relive/pages/recover.hpp"
+#include "relive/index/leaves.hpp"
 #include "relive/read/draw.hpp"
 #include "relive/table/table.hpp"
 
@@ -55,7 +56,7 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
     const IndexState& state = r.header->index_state[index];
     const int64_t live = state.live_items.load(kRelaxed);
     return closed_.load(kRelaxed) ||
-           (live > 0 && r.trees[index].total() > 0.0 &&
+           (live > 0 && Leaves(r, index).has_any() &&
             can_sample(r.header->indexes[index].limiter, live, state.inserted.load(kRelaxed), r.sampled(index), n));
   };
   if (ready()) return {};
@@ -74,8 +75,8 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
   r.header->counters.sampler_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
   if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
   if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
-    Locked locked(*this, deadline);
-    if (locked.status().ok() && sweep(r, *storage_, me_, dirty_) > 0) {
+    Locked locked(door_, deadline);
+    if (locked.status().ok() && locked.sweep_dead() > 0) {
       locked.items_came();
       locked.room_came();
     }
@@ -94,15 +95,15 @@ Status Table::reserve(uint32_t index, int64_t n, const Deadline& deadline) {
         .with_text("arithmetic", limiter_text(r.header->indexes[index]));
   while (true) {
     if (closed_.load(kRelaxed)) return Status(Code::kTableClosed);
-    if (access_ == Access::kReadOnly && r.trees[index].total() > 0.0) return {};
+    if (access_ == Access::kReadOnly && Leaves(r, index).has_any()) return {};
     const int64_t live = state.live_items.load(kRelaxed);
-    if (live > 0 && live >= limiter.min_size && r.trees[index].total() > 0.0) {
+    if (live > 0 && live >= limiter.min_size && Leaves(r, index).has_any()) {
       if (limiter.kind == LimiterConfig::kMinSize) {
         count_in_flight(index, n);
         RELIVE_FAIL_POINT(sample_reserved);
         return {};
       }
-      Locked locked(*this, deadline);
+      Locked locked(door_, deadline);
       RELIVE_RETURN_IF_ERROR(locked.status());
       if (can_sample(limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed), r.sampled(index), n)) {
         count_in_flight(index, n);
@@ -144,12 +145,12 @@ void Table::return_credit(uint32_t index, int64_t n) {
   if (region_.header->indexes[index].limiter.kind != LimiterConfig::kMinSize) notify(&region_.header->items_event);
 }
 
-// One attempt at every draw that is still missing. False where the index has no mass.
-bool Table::draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked) {
+// One attempt at every draw that is still missing. False where the index has nothing to draw.
+bool Table::draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, DrawScratch& s) {
   Region& r = region_;
-  DrawScratch& s = scratch();
-  const double total = r.trees[request.index].total();
-  if (!(total > 0.0)) return false;
+  const Leaves leaves(r, request.index);
+  const double total = leaves.total();
+  if (!leaves.is_mass(total)) return false;
   const CounterRng rng(r.geometry->seed, stream_, call, attempt);
   const uint64_t empty = draw_round(r, request, rng, total, &s);
   if (access_ == Access::kReadWrite && !s.still_missing.empty()) {
@@ -161,94 +162,78 @@ bool Table::draw_missing(const DrawRequest& request, uint64_t call, uint32_t att
 }
 
 // Use counts: each item drawn this round is taken under the lock, or goes back among the missing (rule G7).
-Status Table::claim(const DrawRequest& request, bool locked, const Deadline& deadline) {
-  Region& r = region_;
-  const uint32_t most = r.max_times(request.index);
-  if (most == 0 || access_ == Access::kReadOnly) return {};
-  DrawScratch& s = scratch();
-  Window* const windows = s.windows.data();
-  std::unique_ptr<Locked> own;
-  if (!locked && RELIVE_RULE(G7_claim_in_lock)) {
-    own = std::make_unique<Locked>(*this, deadline);
-    RELIVE_RETURN_IF_ERROR(own->status());
+Status Table::claim(const DrawRequest& request, Locked* locked, const Deadline& deadline, DrawScratch& s) {
+  if (region_.max_times(request.index) == 0 || access_ == Access::kReadOnly) return {};
+  if (locked != nullptr) {
+    claim_held(request, locked->held(), s);
+  } else if (RELIVE_RULE(G7_claim_in_lock)) {
+    Locked own(door_, deadline);
+    RELIVE_RETURN_IF_ERROR(own.status());
+    claim_held(request, own.held(), s);
+  } else {
+    Alone pretended(door_);
+    claim_held(request, pretended.held(), s);
   }
+  return {};
+}
+
+void Table::claim_held(const DrawRequest& request, Held& held, DrawScratch& s) {
+  Region& r = region_;
+  const Leaves leaves(r, request.index);
+  Window* const windows = s.windows.data();
   for (uint32_t j : s.missing) {
     Window& w = windows[j];
     if (!w.ok) continue;
-    const uint64_t slot = w.slot;
-    const uint64_t page = r.page_of(slot);
-    auto& times = r.times[request.index][slot];
-    const uint16_t before = times.load(kRelaxed);
+    const uint64_t page = r.page_of(w.slot);
     const bool same = Region::generation_of(r.words[page].load(kRelaxed)) == Region::generation_of(w.word);
-    if (!same || !r.is_live_item(request.index, page, r.offset_of(slot)) || !r.is_drawable(request.index, before)) {
+    if (!same || !leaves.is_drawable(leaves.state(w.slot))) {
       w.ok = false;
       s.still_missing.push_back(j);
       r.header->counters.redraws_claimed.fetch_add(1, kRelaxed);
       continue;
     }
-    times.store(static_cast<uint16_t>(before + 1), kRelaxed);
     if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_add(1, kRelaxed);
-    RELIVE_FAIL_POINT(claim_times);
-    s.claimed.push_back({slot, w.word, w.mass});
-    if (before + 1u < most) continue;
-    r.trees[request.index].set_leaf(slot, 0.0);
-    dirty_.add(r, request.index, slot);
-    RELIVE_FAIL_POINT(claim_leaf);
-    r.header->index_state[request.index].live_items.fetch_sub(1, kRelaxed);
-    r.pages[page].live -= 1;
+    if (Leaves::use(held, request.index, w.slot)) r.pages[page].live -= 1;
+    s.claimed.push_back({w.slot, w.word, w.mass});
   }
-  return {};
 }
 
-// A batch that cannot be completed gives back what it claimed.
-void Table::undo_claims(const DrawRequest& request, const Deadline& deadline) {
-  const uint32_t index = request.index;
+// A batch that cannot be completed gives back what it claimed. An item that ended meanwhile stays ended.
+void Table::undo_claims(const DrawRequest& request, const Deadline& deadline, DrawScratch& s) {
   Region& r = region_;
-  std::vector<Claimed>& claimed = scratch().claimed;
-  if (claimed.empty()) return;
-  Locked locked(*this, deadline);
+  if (s.claimed.empty()) return;
+  Locked locked(door_, deadline);
   if (!locked.status().ok()) return;
-  for (const Claimed& c : claimed) {
+  for (const Claimed& c : s.claimed) {
     const uint64_t page = r.page_of(c.slot);
     if (Region::generation_of(r.words[page].load(kRelaxed)) != Region::generation_of(c.word)) continue;
-    auto& times = r.times[index][c.slot];
-    const uint16_t now = times.load(kRelaxed);
-    const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
-    if (now == 0 || now >= kTimesAwaiting || r.offset_of(c.slot) < range.item_begin) continue;
-    const bool was_used_up = !r.is_drawable(index, now);
-    times.store(static_cast<uint16_t>(now - 1), kRelaxed);
     if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_sub(1, kRelaxed);
-    if (!was_used_up) continue;
-    r.trees[index].set_leaf(c.slot, c.mass);
-    dirty_.add(r, index, c.slot);
-    r.header->index_state[index].live_items.fetch_add(1, kRelaxed);
-    r.pages[page].live += 1;
+    if (Leaves::give_back(locked.held(), request.index, c.slot, c.mass)) r.pages[page].live += 1;
   }
-  claimed.clear();
+  s.claimed.clear();
 }
 
-Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, bool* empty) {
-  DrawScratch& s = scratch();
+Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, DrawScratch& s, bool* empty) {
   *empty = false;
   s.missing.resize(request.num_items);
   for (size_t j = 0; j < request.num_items; ++j) s.missing[j] = static_cast<uint32_t>(j);
   s.claimed.clear();
-  std::unique_ptr<Locked> locked;
+  std::optional<Locked> locked;
   for (uint32_t attempt = 0; !s.missing.empty(); ++attempt) {
     const bool patient = access_ == Access::kReadOnly;
-    if (attempt >= kRoundsWithoutLock && !patient && locked == nullptr) {
-      locked = std::make_unique<Locked>(*this, deadline);
+    if (attempt >= kRoundsWithoutLock && !patient && !locked.has_value()) {
+      locked.emplace(door_, deadline);
       RELIVE_RETURN_IF_ERROR(locked->status());
     }
     if (patient && attempt >= kRoundsWithoutLock && deadline.passed())
       return deadline_error(region_, request.index, static_cast<int64_t>(request.num_items), deadline,
                             Code::kDeadlineExceeded);
-    if (!draw_missing(request, call, attempt, locked != nullptr)) {
+    if (!draw_missing(request, call, attempt, locked.has_value(), s)) {
       *empty = true;
       return {};
     }
-    RELIVE_RETURN_IF_ERROR(claim(request, locked != nullptr, deadline));
-    if (locked != nullptr) dirty_.flush_all(region_);  // the next round descends by these sums
+    RELIVE_RETURN_IF_ERROR(claim(request, locked.has_value() ? &*locked : nullptr, deadline, s));
+    if (locked.has_value()) Leaves::flush_all(locked->held());  // the next round descends by these sums
     s.missing.swap(s.still_missing);
     if (attempt >= kRoundsWithLock + kRoundsWithoutLock && !patient) {
       *empty = true;
@@ -269,15 +254,17 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   note_thread(&sampling_thread_);
   DrawScratch& s = scratch();
   const uint64_t call = calls_.fetch_add(1, kRelaxed);
-  s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items);
+  const ItemShape& shape = region_.shape(request.index);
+  s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items,
+          (shape.before + shape.after()) / region_.page_len + 2);
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
     bool empty = false;
     if (request.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
       *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
-    Status status = fill(request, call, deadline, &empty);
+    Status status = fill(request, call, deadline, s, &empty);
     if (status.ok() && !empty) break;
-    undo_claims(request, deadline);
+    undo_claims(request, deadline, s);
     return_credit(request.index, n);
     RELIVE_RETURN_IF_ERROR(std::move(status));
     if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
@@ -291,12 +278,12 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   }
   // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
   if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite) {
-    Locked locked(*this, deadline);  // pages all of whose items are used up go back
+    Locked locked(door_, deadline);  // pages all of whose items are used up go back
     if (locked.status().ok()) {
       for (const Claimed& c : s.claimed) {
         const uint64_t page = region_.page_of(c.slot);
         if (Region::generation_of(region_.words[page].load(kRelaxed)) == Region::generation_of(c.word))
-          free_if_lifeless(region_, page, dirty_);
+          free_if_lifeless(locked.held(), page);
       }
       locked.room_came();
     }

@@ -4,14 +4,11 @@
 #include <array>
 #include <limits>
 
+#include "relive/index/leaves.hpp"
 #include "relive/pages/publish.hpp"
-#include "relive/pages/recover.hpp"
 #include "relive/tiers/tier.hpp"
 
 namespace relive {
-
-bool (*interrupt_hook)() = nullptr;
-bool (*only_thread_hook)() = nullptr;
 
 namespace {
 
@@ -81,7 +78,9 @@ Table::Table() = default;
 
 uint64_t fork_epoch() { return epoch.load(kRelaxed); }
 
-Status Table::create(const TableConfig& config, const std::string& path, std::unique_ptr<Table>* out) {
+Status Table::create(const TableConfig& asked, const std::string& path, std::unique_ptr<Table>* out) {
+  TableConfig config = asked;
+  for (IndexConfig& index : config.indexes) RELIVE_RETURN_IF_ERROR(settle_kinds(&index));
   Layout layout;
   RELIVE_RETURN_IF_ERROR(make_layout(config, &layout));
   const Geometry& g = layout.geometry;
@@ -99,8 +98,10 @@ Status Table::create(const TableConfig& config, const std::string& path, std::un
   table->fork_epoch_ = fork_epoch();
   table->path_ = path;
   table->region_.create(table->storage_->base(), config, layout);
+  table->door_.scratch.reserve(layout.geometry);
   offer_frames(table->region_, frames);
-  if (has_bulk(layout.bulk)) RELIVE_RETURN_IF_ERROR(Tier::create(config.tier, layout.bulk, *table, &table->tier_));
+  if (has_bulk(layout.bulk))
+    RELIVE_RETURN_IF_ERROR(Tier::create(config.tier, layout.bulk, table->door_, &table->tier_));
   Participant& me = table->region_.participants[0];
   me.live.store(1);
   me.pid.store(process_id());
@@ -149,6 +150,7 @@ Status Table::join(double timeout_s) {
     RELIVE_RETURN_IF_ERROR(with_path(region_.open(storage.base(), storage.num_bytes()), path_));
     fork_epoch_ = fork_epoch();
     remember(storage_.get());
+    door_.scratch.reserve(*region_.geometry);
     if (access_ == Access::kReadOnly) return {};
     if (alone) {  // nobody else lives: whatever the words of waiting say is from the dead
       Header& h = *region_.header;
@@ -156,10 +158,11 @@ Status Table::join(double timeout_s) {
       h.items_event.waiters.store(0);
       h.room_event.waiters.store(0);
       h.clean.store(0);
-      recover(region_);
+      Alone alone_here(door_);
+      recover(alone_here.held(), door_.scratch);
       for (uint32_t p = 0; p < region_.geometry->max_participants; ++p)
-        if (region_.participants[p].live.load() != 0) end_participant(region_, p, dirty_);
-      dirty_.flush_all(region_);
+        if (region_.participants[p].live.load() != 0) end_participant(alone_here.held(), p);
+      Leaves::flush_all(alone_here.held());
       storage.lock_byte(kAttachedByte, false, deadline);
     }
     return take_slot(deadline);
@@ -177,12 +180,12 @@ Status Table::take_slot(const Deadline& deadline) {
   RELIVE_FAIL_POINT(attach_byte);
   uint32_t slot = nobody;
   {
-    Locked locked(*this, deadline);
+    Locked locked(door_, deadline);
     if (!locked.status().ok()) {
       storage.unlock_byte(kAttachingByte);
       return locked.status();
     }
-    sweep(region_, storage, nobody, dirty_);
+    locked.sweep_dead();
     for (uint32_t p = 0; p < nobody && slot == nobody; ++p)
       if (region_.participants[p].live.load() == 0 && storage.try_lock_byte(kLifeByte + p, true)) slot = p;
     RELIVE_FAIL_POINT(attach_slot);
@@ -261,9 +264,9 @@ Status Table::close() {
 
 Status Table::leave_region() {
   {
-    Locked locked(*this, Deadline::after(1.0));
+    Locked locked(door_, Deadline::after(1.0));
     if (locked.status().ok()) {
-      end_participant(region_, me_, dirty_);
+      end_participant(locked.held(), me_);
       locked.items_came();
       locked.room_came();
     }
@@ -298,7 +301,7 @@ Status Table::set_policy_version(uint32_t version) {
 Status Table::check() {
   Entered entered(*this, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  Locked locked(*this, Deadline::after(10.0));
+  Locked locked(door_, Deadline::after(10.0));
   RELIVE_RETURN_IF_ERROR(locked.status());
   const std::string broken = broken_invariant(region_);
   return broken.empty() ? Status() : Status(Code::kCheckFailed).with_text("invariant", broken);
@@ -309,9 +312,9 @@ Status Table::move_all_pages(uint64_t* moved) {
   RELIVE_RETURN_IF_ERROR(entered.status());
   *moved = 0;
   for (uint64_t page = 0; page < region_.geometry->num_pages; ++page) {
-    Locked locked(*this, Deadline::after(10.0));
+    Locked locked(door_, Deadline::after(10.0));
     RELIVE_RETURN_IF_ERROR(locked.status());
-    *moved += move_page(region_, page) ? 1 : 0;
+    *moved += move_page(locked.held(), page) ? 1 : 0;
   }
   return {};
 }
@@ -320,7 +323,7 @@ Status Table::pin_page(int64_t key, bool pin) {
   Entered entered(*this, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   RELIVE_RETURN_IF_ERROR(check_keys(&key, 1));
-  Locked locked(*this, Deadline::after(10.0));
+  Locked locked(door_, Deadline::after(10.0));
   RELIVE_RETURN_IF_ERROR(locked.status());
   const uint64_t page = region_.page_of(region_.key_slot(key));
   const uint64_t ref = region_.key_generation(key) << region_.page_bits | page;
@@ -332,7 +335,7 @@ Status Table::pin_page(int64_t key, bool pin) {
       region_.header->num_pins.fetch_add(1, kRelaxed);  // first: where it is 0 nobody looks at the pins
       slot.store(ref, kRelaxed);
     } else {
-      unpin(region_, slot, dirty_);
+      unpin(locked.held(), slot);
     }
     return {};
   }
@@ -361,44 +364,6 @@ Status remove_region(const std::string& path) {
   RELIVE_RETURN_IF_ERROR(with_path(region.open(storage->base(), storage->num_bytes()), path));
   if (!storage->try_lock_byte(kAttachedByte, true)) return Status(Code::kInUse).with_text("path", path);
   return storage->unlink();
-}
-
-Locked::Locked(Table& table, const Deadline& deadline) : table_(table) {
-  Region& r = table.region_;
-  const uint32_t nobody = r.geometry->max_participants;
-  const double remaining = deadline.remaining_s();
-  const bool is_short = remaining < kLeastLockWait_s;
-  const Deadline least = Deadline::after(is_short ? kLeastLockWait_s : remaining);
-  LockResult result = LockResult::kTaken;
-  if (RELIVE_RULE(C1_lock)) result = TableLock::lock(&r.header->lock, table.me_, nobody, *table.storage_, least);
-  if (result == LockResult::kTimeout) {
-    const uint32_t holder = (r.header->lock.load(kRelaxed) & ~TableLock::kWaiters);
-    const bool known = holder >= 1 && holder <= nobody;
-    status_ = Status(Code::kDeadlineExceeded)
-                  .with_text("needs", "the table lock")
-                  .with_text("has", "held by another process")
-                  .with_double("waited_s", deadline.waited_s())
-                  .with_int("holder_pid", known ? r.participants[holder - 1].pid.load(kRelaxed) : 0);
-    return;
-  }
-  held_ = true;
-  RELIVE_FAIL_POINT(lock_taken);
-  if (result == LockResult::kTakenFromDead) {
-    recover(r);
-    sweep(r, *table.storage_, table.me_, table.dirty_);
-    items_ = room_ = true;
-  }
-}
-
-void Locked::release() {
-  if (!held_) return;
-  held_ = false;
-  table_.dirty_.flush_all(table_.region_);
-  RELIVE_FAIL_POINT(commit_ancestors);
-  if (RELIVE_RULE(C1_lock)) TableLock::unlock(&table_.region_.header->lock);
-  RELIVE_FAIL_POINT(commit_unlocked);
-  if (items_) notify(&table_.region_.header->items_event);
-  if (room_) notify(&table_.region_.header->room_event);
 }
 
 }  // namespace relive

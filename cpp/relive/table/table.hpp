@@ -11,18 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "relive/pages/pages.hpp"
+#include "relive/pages/lock.hpp"
 #include "relive/read/draw.hpp"
 #include "relive/read/gather.hpp"
 #include "relive/words/region.hpp"
 #include "relive/words/sync.hpp"
 
 namespace relive {
-
-// Asked every slice of a wait; true ends the wait with kInterrupted. Set once by the bindings (signals of Python).
-extern bool (*interrupt_hook)();
-// Whether the calling thread is the only one of the process that could change anything; null counts as false.
-extern bool (*only_thread_hook)();
 
 struct TableStats {
   uint64_t num_steps = 0, num_participants = 0, num_open_lanes = 0, num_free_pages = 0, num_pages = 0;
@@ -95,13 +90,13 @@ class Table final {
   Status pin_page(int64_t key, bool pin);
 
   const Region& region() const { return region_; }
+  Door& door() { return door_; }
   const std::string& path() const { return path_; }
   // Lets a thread that a handle's call would refuse be told so: counts calls in. Every public method starts with it.
   Status enter(bool needs_write);
   void leave() { active_.fetch_sub(1, std::memory_order_release); }
 
  private:
-  friend class Locked;
   friend class Writer;
 
   Table();
@@ -119,15 +114,15 @@ class Table final {
   void return_credit(uint32_t index, int64_t n);
   Status reserve(uint32_t index, int64_t n, const Deadline& deadline);
   Status wait_for_items(uint32_t index, int64_t n, const Deadline& deadline);
-  Status fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, bool* empty);
-  bool draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked);
-  Status claim(const DrawRequest& request, bool locked, const Deadline& deadline);
-  void undo_claims(const DrawRequest& request, const Deadline& deadline);
+  Status fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, DrawScratch& s, bool* empty);
+  bool draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, DrawScratch& s);
+  Status claim(const DrawRequest& request, Locked* locked, const Deadline& deadline, DrawScratch& s);
+  void claim_held(const DrawRequest& request, Held& held, DrawScratch& s);
+  void undo_claims(const DrawRequest& request, const Deadline& deadline, DrawScratch& s);
   void count_in_flight(uint32_t index, int64_t n) {
     region_.credit(me_, index).in_flight.fetch_add(n, std::memory_order_acq_rel);
   }
   // Tiered tables', in tiered.cpp.
-  friend class Tier;
   Status sample_tiered(const DrawRequest& request, double timeout_s);
   Status gather_tiered(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out,
                        uint8_t* present);
@@ -138,8 +133,6 @@ class Table final {
   Status wait_for_bulk(const Deadline& deadline);
   void wake_spill_if_low();
   // The updater's, in update.cpp.
-  bool update_one(uint32_t index, int64_t key, float priority, double mass);
-  bool delete_one(int64_t key);
 
   Region region_;
   std::unique_ptr<Storage> storage_;
@@ -155,28 +148,7 @@ class Table final {
   std::atomic<int64_t> active_{0};
   std::atomic<uint32_t> open_writers_{0};
   std::atomic<uint64_t> sampling_thread_{0};
-  Dirty dirty_;  // used under the table lock only
-};
-
-// The table lock for one scope. Recovers after a dead holder, flushes touched leaves, notifies after the unlock.
-class Locked final {
- public:
-  Locked(Table& table, const Deadline& deadline);
-  ~Locked() { release(); }
-  Locked(const Locked&) = delete;
-  Locked& operator=(const Locked&) = delete;
-
-  const Status& status() const { return status_; }
-  void items_came() { items_ = true; }
-  void room_came() { room_ = true; }
-  void release();
-
- private:
-  Table& table_;
-  Status status_;
-  bool held_ = false;
-  bool items_ = false;
-  bool room_ = false;
+  Door door_{region_, storage_, me_};
 };
 
 // Counts a call in and out.
@@ -194,8 +166,6 @@ class Entered final {
 };
 
 uint64_t fork_epoch();
-// Lock acquisitions wait at least this long, whatever the call's deadline: a holder is preempted for milliseconds.
-inline constexpr double kLeastLockWait_s = 0.1;
 inline constexpr double kWaitSlice_s = 0.1;
 
 // What an index's limiter asks for, with its numbers; for errors.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "relive/index/leaves.hpp"
 #include "relive/read/rows.hpp"
 #include "relive/table/table.hpp"
 #include "relive/tiers/tier.hpp"
@@ -24,16 +25,15 @@ struct BulkRow {
   uint32_t row;
 };
 
-BulkRow row_of(const Region& r, const Window& w, int64_t offset, uint32_t column) {
-  const int64_t len = r.page_len;
-  if (offset < 0) return {w.prev_page.page, w.prev_page.word, column, static_cast<uint32_t>(offset + len)};
-  if (offset < len) return {r.page_of(w.slot), w.word, column, static_cast<uint32_t>(offset)};
-  return {w.next_page.page, w.next_page.word, column, static_cast<uint32_t>(offset - len)};
+BulkRow row_of(const Region& r, const Window& w, const Runs& runs, int64_t offset, uint32_t column) {
+  const Run run = run_at(r, w, runs.data(), offset);
+  return {run.page, run.word, column, static_cast<uint32_t>(offset & (r.page_len - 1))};
 }
 
 // Calls each(row, destination) for every bulk row a window needs, and zeros what padding leaves empty. out may be null.
 template <class Each>
-void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, std::byte* const* out, Each&& each) {
+void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, const Runs& runs, std::byte* const* out,
+                  Each&& each) {
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
     if (!output.is_bulk) continue;
@@ -48,7 +48,7 @@ void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, std:
         if (to != nullptr) std::memset(to, 0, num_bytes);
       } else {
         const uint32_t reach = output.stack > 1 ? std::min(back, before) : 0;
-        each(row_of(r, w, newest - reach, output.column), to);
+        each(row_of(r, w, runs, newest - reach, output.column), to);
       }
       if (to != nullptr) to += num_bytes;
     }
@@ -72,6 +72,7 @@ void for_each_unit(const Region& r, const BulkRow& row, Each&& each) {
 
 struct Gathering {
   std::vector<Window> windows;
+  Runs runs;
   std::vector<uint32_t> which;  // not delivered yet
   std::vector<Piece> pieces;
   std::vector<uint8_t> stale;
@@ -90,21 +91,19 @@ void begin_gathering(const Region& r, const int64_t* keys, size_t count, Gatheri
 
 // Which of the windows left stand for an item; their records are resolved.
 size_t find_windows(const Region& r, const GatherPlan& plan, const int64_t* keys, Gathering* g) {
+  const Leaves leaves(r, plan.index);
   size_t tried = 0;
+  g->runs.clear();
   for (uint32_t i : g->which) {
     Window& w = g->windows[i];
-    const uint64_t page = r.page_of(w.slot);
-    const uint32_t offset = r.offset_of(w.slot);
-    w.word = r.words[page].load(std::memory_order_acquire);
-    const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
+    w.word = r.words[r.page_of(w.slot)].load(std::memory_order_acquire);
     w.ok = Region::is_used(w.word) && Region::generation_of(w.word) == r.key_generation(keys[i]) &&
-           offset >= range.item_begin && offset < r.item_end(page, plan.index) && !r.is_tail(page, offset) &&
-           r.times[plan.index][w.slot].load(std::memory_order_acquire) < kTimesAwaiting;
+           leaves.is_published(w.slot);
     if (w.ok) g->which[tried++] = i;
   }
   g->which.resize(tried);
   locate(r, plan, g->windows.data(), g->which.data(), tried);
-  resolve(r, plan, g->windows.data(), g->which.data(), tried);
+  resolve(r, plan, g->windows.data(), g->which.data(), tried, &g->runs);
   return tried;
 }
 
@@ -115,7 +114,7 @@ uint64_t copy_from_ram(const Region& r, const GatherPlan& plan, std::byte* const
   for (uint32_t i : g->which) {
     Window& w = g->windows[i];
     if (!w.ok) continue;
-    for_each_row(r, plan, w, out, [&](const BulkRow& row, std::byte* to) {
+    for_each_row(r, plan, w, g->runs, out, [&](const BulkRow& row, std::byte* to) {
       const BulkPlace place = r.bulk.place(row.page);
       const ColumnLayout& column = r.columns[row.column];
       if (place.kind == BulkKind::kRam) {
@@ -135,7 +134,9 @@ uint64_t copy_from_ram(const Region& r, const GatherPlan& plan, std::byte* const
 }
 
 // Pages of the windows left, held where they are while a gather that failed too often reads them.
-void hold_pages(Region& r, const int64_t* keys, const Gathering& g, std::vector<uint64_t>* held) {
+void hold_pages(Held& lock, const GatherPlan& plan, const int64_t* keys, const Gathering& g,
+                std::vector<uint64_t>* held) {
+  Region& r = lock.region;
   const auto hold = [&](uint64_t ref) {
     const uint64_t page = r.alive(ref);
     if (page == kNoPage) return;
@@ -147,8 +148,14 @@ void hold_pages(Region& r, const int64_t* keys, const Gathering& g, std::vector<
     const uint64_t ref = r.key_generation(keys[i]) << r.page_bits | page;
     if (r.alive(ref) == kNoPage) continue;
     hold(ref);
-    hold(r.pages[page].prev.load(kRelaxed));
-    hold(r.pages[page].next.load(kRelaxed));
+    const auto hold_along = [&](std::atomic<uint64_t> PageRecord::* link, int64_t rows) {
+      for (uint64_t at = page; rows > 0 && at != kNoPage; rows -= r.page_len) {
+        hold((r.pages[at].*link).load(kRelaxed));
+        at = r.alive((r.pages[at].*link).load(kRelaxed));
+      }
+    };
+    hold_along(&PageRecord::prev, plan.before);
+    hold_along(&PageRecord::next, plan.after);
   }
 }
 
@@ -165,17 +172,17 @@ Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t co
   Status status;
   for (uint32_t round = 0; round <= kRounds && !g.which.empty() && status.ok(); ++round) {
     if (round == kRounds) {  // pages that go faster than they are read
-      Locked locked(*this, Deadline::after(10.0));
+      held.reserve(((plan.before + plan.after) / r.page_len + 3) * g.which.size());
+      Locked locked(door_, Deadline::after(10.0));
       if (!locked.status().ok()) return locked.status();
-      held.reserve(3 * g.which.size());
-      hold_pages(r, keys, g, &held);
+      hold_pages(locked.held(), plan, keys, g, &held);
     }
     const size_t tried = find_windows(r, plan, keys, &g);
-    copy_rows(r, plan, g.windows.data(), g.which.data(), tried, count, out);
+    copy_rows(r, plan, g.windows.data(), g.runs, g.which.data(), tried, count, out);
     tier_->counters().rows_from_ram.fetch_add(copy_from_ram(r, plan, out, &g), kRelaxed);
     status = tier_->staging().deliver(ticket, &g.pieces, deadline, cancelled, g.stale.data());
     acquire_fence();
-    recheck(r, g.windows.data(), g.which.data(), tried);
+    recheck(r, g.windows.data(), g.runs, g.which.data(), tried);
     size_t left = 0;
     for (uint32_t i : g.which) {
       const bool is_whole = g.windows[i].ok && g.stale[i] == 0;
@@ -189,8 +196,8 @@ Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t co
     g.which.resize(left);
   }
   if (!held.empty()) {
-    Locked locked(*this, Deadline::after(std::numeric_limits<double>::infinity()));
-    for (uint64_t ref : held) unhold_bulk(r, ref, dirty_);
+    Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()));
+    for (uint64_t ref : held) unhold_bulk(locked.held(), ref);
   }
   if (!status.ok()) return status;
   for (size_t i = 0; i < count; ++i)
@@ -229,7 +236,7 @@ Status Table::plan_batch(const GatherPlan& plan, size_t num_items, double timeou
   find_windows(region_, plan, batch->keys.data(), &g);
   for (uint32_t i : g.which) {
     if (!g.windows[i].ok) continue;
-    for_each_row(region_, plan, g.windows[i], nullptr, [&](const BulkRow& row, std::byte*) {
+    for_each_row(region_, plan, g.windows[i], g.runs, nullptr, [&](const BulkRow& row, std::byte*) {
       for_each_unit(region_, row, [&](const UnitId& id, uint64_t, uint64_t) { batch->expected.push_back(id); });
     });
   }
@@ -308,14 +315,14 @@ void Table::drop_batch(PlannedBatch& batch) {
 
 // What was drawn for the last time has been read: its page may go.
 void Table::release_claims(const int64_t* keys, size_t count) {
-  Locked locked(*this, Deadline::after(10.0));
+  Locked locked(door_, Deadline::after(10.0));
   if (!locked.status().ok()) return;
   for (size_t k = 0; k < count; ++k) {
     const int64_t key = keys[k];
     const uint64_t page = region_.page_of(region_.key_slot(key));
     if (Region::generation_of(region_.words[page].load(kRelaxed)) != region_.key_generation(key)) continue;
     std::atomic<uint32_t>& claims = region_.bulk.planned[2 * page];
-    if (claims.load(kRelaxed) > 0 && claims.fetch_sub(1, kRelaxed) == 1) free_if_lifeless(region_, page, dirty_);
+    if (claims.load(kRelaxed) > 0 && claims.fetch_sub(1, kRelaxed) == 1) free_if_lifeless(locked.held(), page);
   }
   locked.room_came();
 }

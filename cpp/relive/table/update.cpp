@@ -3,8 +3,8 @@
 #include <cmath>
 #include <vector>
 
+#include "relive/index/leaves.hpp"
 #include "relive/pages/publish.hpp"
-#include "relive/pages/recover.hpp"
 #include "relive/table/table.hpp"
 
 namespace relive {
@@ -20,6 +20,7 @@ enum class Found : uint32_t { kGone, kPending, kAwaiting, kUsedUp, kLive };
 
 struct GatherScratch {
   std::vector<Window> windows;
+  Runs runs;
   std::vector<uint32_t> which;
   std::vector<double> masses;
   std::vector<Found> early;  // mutant H1_check_in_lock only
@@ -37,31 +38,30 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
   const uint32_t offset = r.offset_of(slot);
   const uint64_t word = r.words[page].load(kRelaxed);
   if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return Found::kGone;
-  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
-  if (RELIVE_RULE(H1_range) && (offset < range.item_begin || offset < range.step_begin || offset >= range.step_end))
-    return Found::kGone;
-  if (r.is_tail(page, offset)) return Found::kGone;
-  const uint16_t times = r.times[index][slot].load(kRelaxed);
-  if (times == kTimesAwaiting) return Found::kAwaiting;
-  if (RELIVE_RULE(H1_times) && !r.is_drawable(index, times))
-    return times == kTimesRemoved ? Found::kGone : Found::kUsedUp;
-  return offset >= r.item_end(page, index) ? Found::kPending : Found::kLive;
+  const Leaves leaves(r, index);
+  const uint16_t state = leaves.state(slot);
+  if (state == kStatePending) {  // of a row that is not written yet, or a tail's
+    const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+    const bool is_step = offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
+    return is_step ? Found::kPending : Found::kGone;
+  }
+  if (state == kStateAwaiting) return Found::kAwaiting;
+  if (state == kStateRemoved || (RELIVE_RULE(H1_state) && state == kStateEnded)) return Found::kGone;
+  return leaves.is_drawable(state) || !RELIVE_RULE(H1_times) ? Found::kLive : Found::kUsedUp;
 }
 
 // One attempt at the keys of which[0 .. left). Returns how many changed while they were read, now at the front of which.
-size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys, Window* windows, uint32_t* which,
-                    size_t left, size_t batch, std::byte* const* out, uint8_t* present) {
+size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys, Window* windows, Runs* runs,
+                    uint32_t* which, size_t left, size_t batch, std::byte* const* out, uint8_t* present) {
+  const Leaves leaves(r, plan.index);
   size_t tried = 0;
+  runs->clear();
   for (size_t k = 0; k < left; ++k) {
     const uint32_t i = which[k];
     Window& w = windows[i];
-    const uint64_t page = r.page_of(w.slot);
-    const uint32_t offset = r.offset_of(w.slot);
-    w.word = r.words[page].load(std::memory_order_acquire);
-    const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
+    w.word = r.words[r.page_of(w.slot)].load(std::memory_order_acquire);
     w.ok = Region::is_used(w.word) && Region::generation_of(w.word) == r.key_generation(keys[i]) &&
-           offset >= range.item_begin && offset < r.item_end(page, plan.index) && !r.is_tail(page, offset) &&
-           r.times[plan.index][w.slot].load(std::memory_order_acquire) < kTimesAwaiting;
+           leaves.is_published(w.slot);
     if (w.ok) which[tried++] = i;
   }
   locate(r, plan, windows, which, std::min(tried, kGatherBlock));
@@ -69,11 +69,11 @@ size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys
     const size_t size = std::min(kGatherBlock, tried - begin);
     const size_t after = begin + size;
     locate(r, plan, windows, which + after, std::min(kGatherBlock, tried - after));
-    resolve(r, plan, windows, which + begin, size);
-    copy_rows(r, plan, windows, which + begin, size, batch, out);
+    resolve(r, plan, windows, which + begin, size, runs);
+    copy_rows(r, plan, windows, *runs, which + begin, size, batch, out);
   }
   acquire_fence();
-  recheck(r, windows, which, tried);
+  recheck(r, windows, *runs, which, tried);
   left = 0;
   for (size_t k = 0; k < tried; ++k) {
     const uint32_t i = which[k];
@@ -84,6 +84,60 @@ size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys
     }
   }
   return left;
+}
+
+// One priority, under the lock. True where the item was still there.
+bool update_one(Held& held, uint32_t index, int64_t key, float priority, double mass) {
+  Region& r = held.region;
+  const Leaves leaves(r, index);
+  const uint64_t slot = r.key_slot(key);
+  // Under the lock a leaf above 0 is an item that lives: whatever ends an item clears its leaf in the same hold, or
+  // recovery does. So the usual case needs the page word and the leaf, no range, no tail and no state.
+  if (RELIVE_RULE(H1_check_in_lock) && leaves.has_mass(slot)) {
+    const uint64_t word = r.words[r.page_of(slot)].load(kRelaxed);
+    if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return false;
+    Leaves::revalue(held, index, slot, mass);
+    RELIVE_FAIL_POINT(update_leaf);
+    return true;
+  }
+  Found found;
+  if (RELIVE_RULE(H1_check_in_lock)) {
+    found = find_item(r, index, key);
+  } else {
+    found = scratch().early.back();
+    scratch().early.pop_back();
+  }
+  if (found == Found::kGone || found == Found::kUsedUp) return false;
+  if (found == Found::kPending) {
+    r.marks[slot].pending_priority.store(std::bit_cast<uint32_t>(priority), kRelaxed);
+    return true;
+  }
+  if (found == Found::kAwaiting) {
+    Leaves::publish(held, index, slot, mass);
+    return true;
+  }
+  Leaves::revalue(held, index, slot, mass);
+  RELIVE_FAIL_POINT(update_leaf);
+  return true;
+}
+
+// One key out of every index, under the lock. True where it stood for a step in any of them.
+bool delete_one(Held& held, int64_t key) {
+  Region& r = held.region;
+  bool found_any = false;
+  const uint64_t slot = r.key_slot(key);
+  const uint64_t page = r.page_of(slot);
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    if (find_item(r, i, key) == Found::kGone) continue;
+    found_any = true;
+    if (Leaves::retire(held, i, slot, kStateRemoved)) r.pages[page].live -= 1;
+    RELIVE_FAIL_POINT(delete_one);
+  }
+  if (!found_any) return false;
+  r.header->removed_steps.fetch_add(1, kRelaxed);
+  RELIVE_FAIL_POINT(delete_done);
+  free_if_lifeless(held, page);
+  return true;
 }
 
 }  // namespace
@@ -115,50 +169,15 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
   size_t left = count;
   const uint32_t patience = access_ == Access::kReadOnly ? kReadOnlyRounds : kGatherRounds;
   for (uint32_t round = 0; round < patience && left > 0; ++round)
-    left = gather_round(r, plan, keys, windows, s.which.data(), left, count, out, present);
+    left = gather_round(r, plan, keys, windows, &s.runs, s.which.data(), left, count, out, present);
   if (left > 0 && access_ == Access::kReadWrite) {  // pages that move faster than they are read: hold them still
-    Locked locked(*this, Deadline::after(10.0));
+    Locked locked(door_, Deadline::after(10.0));
     RELIVE_RETURN_IF_ERROR(locked.status());
-    gather_round(r, plan, keys, windows, s.which.data(), left, count, out, present);
+    gather_round(r, plan, keys, windows, &s.runs, s.which.data(), left, count, out, present);
   }
   for (size_t i = 0; i < count; ++i)
     if (!present[i]) zero_row(plan, static_cast<uint32_t>(i), out);
   return {};
-}
-
-bool Table::update_one(uint32_t index, int64_t key, float priority, double mass) {
-  Region& r = region_;
-  // Under the lock a leaf above 0 is an item that lives: whatever ends an item clears its leaf in the same hold, or
-  // recovery does. So the usual case needs the page word and the leaf, no range, no tail and no use count.
-  if (RELIVE_RULE(H1_check_in_lock) && r.trees[index].leaf(r.key_slot(key)) > 0.0) {
-    const uint64_t word = r.words[r.page_of(r.key_slot(key))].load(kRelaxed);
-    if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return false;
-    r.trees[index].set_leaf(r.key_slot(key), mass);
-    RELIVE_FAIL_POINT(update_leaf);
-    dirty_.add(r, index, r.key_slot(key));
-    return true;
-  }
-  Found found;
-  if (RELIVE_RULE(H1_check_in_lock)) {
-    found = find_item(r, index, key);
-  } else {
-    found = scratch().early.back();
-    scratch().early.pop_back();
-  }
-  const uint64_t slot = r.key_slot(key);
-  if (found == Found::kGone || found == Found::kUsedUp) return false;
-  if (found == Found::kPending) {
-    r.marks[slot].pending_priority.store(std::bit_cast<uint32_t>(priority), kRelaxed);
-    return true;
-  }
-  if (found == Found::kAwaiting) {
-    publish_item(r, index, slot, mass, dirty_);
-    return true;
-  }
-  r.trees[index].set_leaf(slot, mass);
-  RELIVE_FAIL_POINT(update_leaf);
-  dirty_.add(r, index, slot);
-  return true;
 }
 
 Status Table::update_priorities(uint32_t index, const int64_t* keys, const float* priorities, size_t count,
@@ -168,7 +187,8 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
   Region& r = region_;
   const IndexConfig& config = r.header->indexes[index];
   *applied = 0;
-  if (config.sampling != Sampling::kPrioritized) return Status(Code::kNoPriorities).with_text("index", config.name);
+  const Leaves leaves(r, index);
+  if (!leaves.kind().has_priorities) return Status(Code::kNoPriorities).with_text("index", config.name);
   RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
   std::vector<double>& masses = scratch().masses;
   masses.resize(count);
@@ -180,57 +200,28 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
           .with_double("value", priorities[i]);
     largest = std::max(largest, priorities[i]);
     const uint64_t slot = r.key_slot(keys[i]);
-    r.trees[index].prefetch(slot);
+    leaves.prefetch(slot);
     __builtin_prefetch(&r.words[r.page_of(slot)]);
   }
-  masses_of(config, priorities, count, masses.data());
+  leaves.kind().leaves_of(config, priorities, count, masses.data());
   const Deadline deadline = Deadline::after(10.0);
-  IndexState& state = r.header->index_state[index];
   for (size_t begin = 0; begin < count; begin += kChunk) {
     const size_t end = std::min(count, begin + kChunk);
     if (!RELIVE_RULE(H1_check_in_lock)) {
       scratch().early.clear();
       for (size_t i = end; i-- > begin;) scratch().early.push_back(find_item(r, index, keys[i]));
     }
-    Locked locked(*this, deadline);
+    Locked locked(door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    if (config.initial == Initial::kMax && largest > state.max_priority.load(kRelaxed)) {
-      state.max_mass.store(mass_of(config, largest), kRelaxed);
-      state.max_priority.store(largest, kRelaxed);
-    }
-    for (size_t i = begin; i < end; ++i) *applied += update_one(index, keys[i], priorities[i], masses[i]) ? 1 : 0;
+    note_priority(locked.held(), index, largest);
+    for (size_t i = begin; i < end; ++i)
+      *applied += update_one(locked.held(), index, keys[i], priorities[i], masses[i]) ? 1 : 0;
     RELIVE_FAIL_POINT(update_ancestors);
     locked.items_came();
   }
   r.header->counters.updates_applied.fetch_add(static_cast<uint64_t>(*applied), kRelaxed);
   r.header->counters.updates_stale.fetch_add(count - static_cast<uint64_t>(*applied), kRelaxed);
   return {};
-}
-
-bool Table::delete_one(int64_t key) {
-  Region& r = region_;
-  bool found_any = false;
-  const uint64_t slot = r.key_slot(key);
-  const uint64_t page = r.page_of(slot);
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    const Found found = find_item(r, i, key);
-    if (found == Found::kGone) continue;
-    found_any = true;
-    r.times[i][slot].store(kTimesRemoved, std::memory_order_release);
-    RELIVE_FAIL_POINT(delete_times);
-    if (found == Found::kUsedUp) continue;  // no longer counted, but keys still led to its rows
-    r.pages[page].live -= 1;
-    if (found == Found::kLive) r.header->index_state[i].live_items.fetch_sub(1, kRelaxed);
-    if (r.trees[i].leaf(slot) == 0.0) continue;
-    r.trees[i].set_leaf(slot, 0.0);
-    dirty_.add(r, i, slot);
-    RELIVE_FAIL_POINT(delete_leaf);
-  }
-  if (!found_any) return false;
-  r.header->removed_steps.fetch_add(1, kRelaxed);
-  RELIVE_FAIL_POINT(delete_done);
-  free_if_lifeless(r, page, dirty_);
-  return true;
 }
 
 Status Table::delete_items(const int64_t* keys, size_t count, int64_t* deleted) {
@@ -240,9 +231,10 @@ Status Table::delete_items(const int64_t* keys, size_t count, int64_t* deleted) 
   const Deadline deadline = Deadline::after(10.0);
   *deleted = 0;
   for (size_t begin = 0; begin < count; begin += kChunk) {
-    Locked locked(*this, deadline);
+    Locked locked(door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    for (size_t i = begin; i < std::min(count, begin + kChunk); ++i) *deleted += delete_one(keys[i]) ? 1 : 0;
+    for (size_t i = begin; i < std::min(count, begin + kChunk); ++i)
+      *deleted += delete_one(locked.held(), keys[i]) ? 1 : 0;
     locked.room_came();
   }
   region_.header->counters.deleted.fetch_add(static_cast<uint64_t>(*deleted), kRelaxed);
@@ -255,10 +247,10 @@ Status Table::clear() {
   const Deadline deadline = Deadline::after(60.0);
   uint64_t left = region_.header->live_steps.load(kRelaxed);
   while (left > 0) {
-    Locked locked(*this, deadline);
+    Locked locked(door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     const uint64_t chunk = std::min<uint64_t>(left, kChunk);
-    evict_steps(region_, chunk, dirty_);
+    evict_steps(locked.held(), chunk);
     left = std::min(left - chunk, region_.header->live_steps.load(kRelaxed));
     locked.room_came();
   }
@@ -288,7 +280,7 @@ Status Table::stats(TableStats* out) {
     int64_t in_flight = 0;
     for (uint32_t p = 0; p < r.geometry->max_participants; ++p) in_flight += r.credit(p, i).in_flight.load(kRelaxed);
     out->in_flight.push_back(in_flight);
-    out->total_mass.push_back(r.trees[i].total());
+    out->total_mass.push_back(Leaves(r, i).total());
     out->max_priority.push_back(state.max_priority.load(kRelaxed));
   }
   const Counters& c = h.counters;

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "relive/pages/recover.hpp"
+#include "relive/index/leaves.hpp"
+#include "relive/pages/publish.hpp"
 #include "relive/table/writer_cells.hpp"
 
 namespace relive {
@@ -24,7 +25,7 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   writer->closed_ = true;  // until it has its lanes
   writer->lanes_.resize(num_lanes);
   writer->fork_epoch_ = fork_epoch();
-  Locked locked(*table, Deadline::after(10.0));
+  Locked locked(table->door_, Deadline::after(10.0));
   RELIVE_RETURN_IF_ERROR(locked.status());
   const auto count_open = [&] {
     uint32_t count = 0;
@@ -32,7 +33,7 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
       count += r.lanes[lane].state.load(kRelaxed) == LaneState::kLive ? 1 : 0;
     return count;
   };
-  if (g.max_lanes - count_open() < num_lanes) sweep(r, *table->storage_, table->me_, table->dirty_);
+  if (g.max_lanes - count_open() < num_lanes) locked.sweep_dead();
   const uint32_t open_lanes = count_open();
   if (g.max_lanes - open_lanes < num_lanes)
     return Status(Code::kTooManyLanes).with_int("asked", num_lanes).with_int("free", g.max_lanes - open_lanes);
@@ -45,13 +46,7 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   for (LaneWriter& lane : writer->lanes_) {
     while (r.lanes[slot].state.load(kRelaxed) == LaneState::kLive) ++slot;
     lane.slot = slot;
-    Lane& shared = r.lanes[slot];
-    shared.owner.store(table->me_, kRelaxed);
-    shared.uid.store(r.header->next_uid.fetch_add(1, kRelaxed), kRelaxed);
-    shared.open.store(0, kRelaxed);
-    shared.ahead.store(0, kRelaxed);
-    shared.seam.store(0, kRelaxed);
-    shared.state.store(LaneState::kLive, std::memory_order_release);
+    open_lane(locked.held(), slot, table->me_);
   }
   table->open_writers_.fetch_add(1);
   writer->closed_ = false;
@@ -69,9 +64,9 @@ Status Writer::close() {
   Entered entered(*table_, true);
   if (!entered.status().ok()) return {};  // a closed table has ended all its lanes
   table_->open_writers_.fetch_sub(1);
-  Locked locked(*table_, Deadline::after(10.0));
+  Locked locked(table_->door_, Deadline::after(10.0));
   RELIVE_RETURN_IF_ERROR(locked.status());
-  for (const LaneWriter& lane : lanes_) cut_lane(table_->region_, lane.slot, table_->dirty_);
+  for (const LaneWriter& lane : lanes_) cut_lane(locked.held(), lane.slot);
   locked.items_came();
   return {};
 }
@@ -80,7 +75,7 @@ Status Writer::close() {
 void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
   LaneWriter& lane = lane_of(block, m);
   const Region& r = table_->region_;
-  lane.run = Run{};
+  lane.run = StepRun{};
   lane.run.lane_slot = lane.slot;
   lane.run.first = lane.page == kNoPage ? 0 : lane.end;
   const size_t room = r.page_len - lane.run.first;
@@ -114,8 +109,8 @@ void Writer::ask_for_words(const LaneWriter& lane) const {
   __builtin_prefetch(&r.frames[lane.page]);
   __builtin_prefetch(&r.tails[lane.page * r.geometry->tail_words]);
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    r.trees[i].prefetch(slot);
-    __builtin_prefetch(&r.times[i][slot]);
+    Leaves(r, i).prefetch(slot);
+    Leaves(r, i).prefetch_state(slot);
   }
 }
 
@@ -132,15 +127,15 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
   Table& table = *table_;
   Region& r = table.region_;
   for (size_t m = 0; m < block.num_lanes;) {
-    Locked locked(table, deadline);
+    Locked locked(table.door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    make_room(r, rows_of_hold(block, m), table.dirty_);
+    make_room(locked.held(), rows_of_hold(block, m));
     for (size_t rows = 0; m < block.num_lanes && rows < kRowsPerHold; ++m) {
       LaneWriter& lane = lane_of(block, m);
-      const Run& run = lane.run;
+      const StepRun& run = lane.run;
       if (m + kLanesAhead < block.num_lanes) ask_for_words(lane_of(block, m + kLanesAhead));
       if (run.count == 0) continue;
-      commit_run(r, run, table.dirty_);
+      commit_run(locked.held(), run);
       for (uint32_t k = 0; k < run.count; ++k)
         keys[(lane.done + k) * block.num_lanes + m] = r.key_of(r.slot_of(lane.page, run.first + k), lane.word);
       rows += run.count;
@@ -169,15 +164,9 @@ void Writer::note_given_priorities(const StepBlock& block) {
       std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
       largest = std::max(largest, priority);
     }
-  Region& r = table_->region_;
-  Locked locked(*table_, Deadline::after(1.0));
+  Locked locked(table_->door_, Deadline::after(1.0));
   if (!locked.status().ok()) return;
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    IndexState& state = r.header->index_state[i];
-    if (largest <= state.max_priority.load(kRelaxed)) continue;
-    state.max_mass.store(mass_of(r.header->indexes[i], largest), kRelaxed);
-    state.max_priority.store(largest, kRelaxed);
-  }
+  for (uint32_t i = 0; i < table_->region_.num_indexes; ++i) note_priority(locked.held(), i, largest);
 }
 
 Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
@@ -251,7 +240,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     if (!lane.is_frozen && !terminated && !block.has_next) return Status(Code::kMissingNext).with_int("lane", number);
   }
   if (has_state) RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
-  Locked locked(*table_, deadline);
+  Locked locked(table_->door_, deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
   for (size_t m = 0; m < block.num_lanes; ++m) {
     LaneWriter& lane = lane_of(block, m);
@@ -264,12 +253,12 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
       r.head_of(lane.last_slot).fetch_or(terminated ? kTerminatedBit : kTruncatedBit);
     }
     if (has_state) {
-      lane.run = Run{lane.slot, lane.end, 0, true, false};
+      lane.run = StepRun{lane.slot, lane.end, 0, true, false};
       if (!lane.is_frozen) write_next_cell(block, lane, 0, m);
-      commit_run(r, lane.run, table_->dirty_);
+      commit_run(locked.held(), lane.run);
       advance(lane, true);
     } else {
-      publish_lane(r, lane.slot, true, false, table_->dirty_);
+      publish_lane(locked.held(), lane.slot, true);
     }
     lane.has_last = false;
     lane.episode_step = 0;

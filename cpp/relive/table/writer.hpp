@@ -69,7 +69,7 @@ class Writer final {
     uint64_t last_slot = 0;  // where the last row lies
     uint64_t last_word = 0;
     size_t done = 0;  // rows of the block already committed
-    Run run;
+    StepRun run;
     uint64_t page = kNoPage;  // the next row's; kNoPage: one has to be opened first
     uint64_t word = 0;
     uint32_t end = 0;                  // step_end of the page

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "relive/pages/recover.hpp"
 #include "relive/table/writer_cells.hpp"
 
 namespace relive {
@@ -72,7 +71,7 @@ Status Writer::grow(const Deadline& deadline) {
     frame = end;
   }
   RELIVE_FAIL_POINT(grow_committed);
-  Locked locked(*table_, deadline);
+  Locked locked(table_->door_, deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
   if (r.header->frames_committed.load(kRelaxed) != from) return {};  // somebody else was faster
   r.header->frames_committed.store(to, std::memory_order_release);
@@ -94,9 +93,8 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     locked->release();
     return table_->wait_for_bulk(deadline);
   }
-  if (sweep(r, *table_->storage_, table_->me_, table_->dirty_) > 0 && r.header->num_free_pages.load(kRelaxed) > 0)
-    return {};
-  if (relieve_pressure(r, table_->dirty_)) return {};
+  if (locked->sweep_dead() > 0 && r.header->num_free_pages.load(kRelaxed) > 0) return {};
+  if (relieve_pressure(locked->held())) return {};
   return Status(Code::kDeadlineExceeded)
       .with_text("needs", "a free page")
       .with_text("has", "every page open or pinned")
@@ -111,7 +109,7 @@ Status Writer::open_pages(const StepBlock& block, const Deadline& deadline) {
       ++m;
       continue;
     }
-    Locked locked(*table_, deadline);
+    Locked locked(table_->door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     for (size_t opened = 0; m < block.num_lanes && opened < kRowsPerHold;) {
       LaneWriter& lane = lane_of(block, m);
@@ -121,7 +119,7 @@ Status Writer::open_pages(const StepBlock& block, const Deadline& deadline) {
       }
       uint64_t ref = 0;
       const bool history_free = ahead ? lane.run.ends : lane.episode_step == 0;
-      const OpenResult result = open_page(table_->region_, lane.slot, ahead, history_free, &ref);
+      const OpenResult result = open_page(locked.held(), lane.slot, ahead, history_free, &ref);
       if (result == OpenResult::kOk) {
         take_page(lane, ahead, ref);
         ++opened;
@@ -170,8 +168,8 @@ Status Writer::wait_for_room(uint32_t index, int64_t num_rows, const Deadline& d
   r.header->counters.writer_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
   if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
   if (!table.storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
-    Locked locked(table, deadline);
-    if (locked.status().ok() && sweep(r, *table.storage_, table.me_, table.dirty_) > 0) locked.room_came();
+    Locked locked(table.door_, deadline);
+    if (locked.status().ok() && locked.sweep_dead() > 0) locked.room_came();
   }
   return {};
 }
@@ -187,7 +185,7 @@ Status Writer::admit(int64_t num_rows, const Deadline& deadline) {
     if (table.closed_.load(kRelaxed)) return Status(Code::kTableClosed);
     uint32_t refused = r.num_indexes;
     {
-      Locked locked(table, deadline);
+      Locked locked(table.door_, deadline);
       RELIVE_RETURN_IF_ERROR(locked.status());
       const int64_t reserved = r.reserved_rows();
       for (uint32_t i = 0; i < r.num_indexes && refused == r.num_indexes; ++i) {

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "relive/table/table.hpp"
 #include "relive/tiers/staging.hpp"
+#include "relive/words/sync.hpp"
 
 namespace relive {
 namespace {

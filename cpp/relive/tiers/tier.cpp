@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "relive/table/table.hpp"
-
 namespace relive {
 namespace {
 
@@ -18,14 +16,14 @@ constexpr double kWait_s = 0.02;
 
 }  // namespace
 
-Status Tier::create(const TierConfig& config, const BulkGeometry& geometry, Table& table, std::unique_ptr<Tier>* out) {
-  std::unique_ptr<Tier> tier(new Tier(table, geometry));
+Status Tier::create(const TierConfig& config, const BulkGeometry& geometry, Door& door, std::unique_ptr<Tier>* out) {
+  std::unique_ptr<Tier> tier(new Tier(door, geometry));
   RELIVE_RETURN_IF_ERROR(PageFile::create(config.directory, &tier->file_));
   const uint64_t frames = geometry.num_frames * geometry.frame_bytes;
   RELIVE_RETURN_IF_ERROR(Storage::create_local(frames + geometry.num_blocks * geometry.block_bytes, &tier->memory_));
-  bind_bulk(table.region_, &tier->geometry_, tier->memory_->base());
+  bind_bulk(door.region, &tier->geometry_, tier->memory_->base());
   tier->staging_ =
-      std::make_unique<Staging>(table.region_, *tier->file_, tier->memory_->base() + frames, config.num_io_threads);
+      std::make_unique<Staging>(door.region, *tier->file_, tier->memory_->base() + frames, config.num_io_threads);
   tier->spill_thread_ = std::thread([raw = tier.get()] { raw->spill_loop(); });
   *out = std::move(tier);
   return {};
@@ -39,7 +37,7 @@ void Tier::stop() {
   if (staging_ != nullptr) staging_->stop();
 }
 
-bool Tier::is_low() const { return table_.region_.bulk.state->num_free_frames.load(kRelaxed) < geometry_.reserve; }
+bool Tier::is_low() const { return door_.region.bulk.state->num_free_frames.load(kRelaxed) < geometry_.reserve; }
 
 void Tier::wake_if_low() {
   if (is_low()) notify(&low_event_);
@@ -48,7 +46,7 @@ void Tier::wake_if_low() {
 Status Tier::write_run(const Leaving* pages, size_t count) {
   std::vector<Stretch> from;
   for (size_t k = 0; k < count; ++k)
-    from.push_back({table_.region_.bulk.frame(pages[k].frame), static_cast<size_t>(geometry_.frame_bytes)});
+    from.push_back({door_.region.bulk.frame(pages[k].frame), static_cast<size_t>(geometry_.frame_bytes)});
   RELIVE_RETURN_IF_ERROR(file_->write(pages[0].position * geometry_.frame_bytes, from));
   counters_.bytes_written.fetch_add(count * geometry_.frame_bytes, kRelaxed);
   counters_.writes.fetch_add(1, kRelaxed);
@@ -56,26 +54,26 @@ Status Tier::write_run(const Leaving* pages, size_t count) {
 }
 
 Status Tier::spill_some(size_t most, size_t* count) {
-  Region& r = table_.region_;
+  Region& r = door_.region;
   std::vector<Leaving> pages(std::clamp<size_t>(most, 1, kMostPages));
   *count = 0;
   {
-    Locked locked(table_, Deadline::after(10.0));
+    Locked locked(door_, Deadline::after(10.0));
     RELIVE_RETURN_IF_ERROR(locked.status());
-    pages.resize(pick_for_spill(r, pages.size(), pages.data()));
+    pages.resize(pick_for_spill(locked.held(), pages.size(), pages.data()));
   }
   if (pages.empty()) return {};
   Status written = write_run(pages.data(), pages.size());
   std::vector<uint64_t> spilled;
   spilled.reserve(pages.size());
   {
-    Locked locked(table_, Deadline::after(std::numeric_limits<double>::infinity()));
+    Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()));
     RELIVE_RETURN_IF_ERROR(locked.status());
     if (written.ok()) {
       for (const Leaving& one : pages)
-        if (finish_spill(r, one)) spilled.push_back(r.ref_of(one.page, one.word));
+        if (finish_spill(locked.held(), one)) spilled.push_back(r.ref_of(one.page, one.word));
     } else {
-      for (size_t k = pages.size(); k-- > 0;) undo_spill(r, pages[k]);
+      for (size_t k = pages.size(); k-- > 0;) undo_spill(locked.held(), pages[k]);
     }
   }
   for (uint64_t ref : spilled) staging_->spilled(ref);
@@ -106,12 +104,12 @@ void Tier::spill_loop() {
 }
 
 Status Tier::wait_for_frame(const Deadline& deadline) {
-  const BulkState& state = *table_.region_.bulk.state;
+  const BulkState& state = *door_.region.bulk.state;
   const uint64_t errors_before = num_errors_.load();
   counters_.frame_waits.fetch_add(1, kRelaxed);
   notify(&low_event_);
   while (state.num_free_frames.load(std::memory_order_acquire) == 0) {
-    if (is_stopping_.load() || table_.is_closed()) return Status(Code::kTableClosed);
+    if (is_stopping_.load()) return Status(Code::kTableClosed);
     if (num_errors_.load() != errors_before) {
       const std::lock_guard<std::mutex> guard(error_mutex_);
       return last_error_;
@@ -129,7 +127,7 @@ Status Tier::wait_for_frame(const Deadline& deadline) {
 }
 
 void Tier::stats(TierStats* out) {
-  const BulkState& state = *table_.region_.bulk.state;
+  const BulkState& state = *door_.region.bulk.state;
   const StagingCounters& staging = staging_->counters();
   out->staging_bytes = geometry_.num_blocks * geometry_.block_bytes;
   out->ram_bytes = geometry_.num_frames * geometry_.frame_bytes + out->staging_bytes;

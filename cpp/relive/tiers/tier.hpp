@@ -13,13 +13,12 @@
 #include <thread>
 
 #include "relive/pages/bulk.hpp"
+#include "relive/pages/lock.hpp"
 #include "relive/tiers/page_file.hpp"
 #include "relive/tiers/staging.hpp"
 #include "relive/words/sync.hpp"
 
 namespace relive {
-
-class Table;
 
 struct TierStats {
   uint64_t ram_bytes = 0, staging_bytes = 0, staged_bytes = 0, page_bytes = 0;
@@ -38,8 +37,7 @@ struct TierCounters {
 class Tier final {
  public:
   // Makes the page file and the memory, binds the region's bulk and starts the threads.
-  static Status create(const TierConfig& config, const BulkGeometry& geometry, Table& table,
-                       std::unique_ptr<Tier>* out);
+  static Status create(const TierConfig& config, const BulkGeometry& geometry, Door& door, std::unique_ptr<Tier>* out);
   ~Tier() { stop(); }
   Tier(const Tier&) = delete;
   Tier& operator=(const Tier&) = delete;
@@ -60,12 +58,12 @@ class Tier final {
   void stats(TierStats* out);
 
  private:
-  explicit Tier(Table& table, const BulkGeometry& geometry) : table_(table), geometry_(geometry) {}
+  Tier(Door& door, const BulkGeometry& geometry) : door_(door), geometry_(geometry) {}
   void spill_loop();
   Status write_run(const Leaving* pages, size_t count);
   bool is_low() const;
 
-  Table& table_;
+  Door& door_;
   const BulkGeometry geometry_;
   std::unique_ptr<Storage> memory_;
   std::unique_ptr<PageFile> file_;

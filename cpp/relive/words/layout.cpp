@@ -8,7 +8,6 @@
 
 #include "relive/words/bulk_layout.hpp"
 #include "relive/words/region.hpp"
-#include "relive/words/tree.hpp"
 
 namespace relive {
 namespace {
@@ -16,7 +15,7 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kSlabBytes = 256 * kMiB;
 constexpr uint64_t kSlabAlign = 2 * kMiB;
-constexpr uint64_t kFrameAlign = 4096;
+constexpr uint64_t kFrameAlign = 64;
 constexpr uint64_t kGrowBytes = 32 * kMiB;
 constexpr uint64_t kMaxPageLen = 4096;
 
@@ -44,8 +43,8 @@ Status check_config(const TableConfig& config) {
   }
   for (const IndexConfig& index : config.indexes) {
     if (index.n_step < 1 || index.n_step > 1024) return invalid("n_step", "1 to 1024", index.n_step);
-    if (index.max_times_sampled >= kTimesAwaiting)
-      return invalid("max_times_sampled", "at most 65533", index.max_times_sampled);
+    if (index.max_times_sampled > kMostUses)
+      return invalid("max_times_sampled", "at most 65529", index.max_times_sampled);
   }
   return {};
 }
@@ -94,11 +93,10 @@ void place_columns(const TableConfig& config, Layout* out) {
 }
 
 // The largest power of the fanout that keeps a page small against 1 MiB and against the capacity (lanes must not
-// strand memory), but long enough that a window reaches into one neighbour page at most.
+// strand memory). How far windows reach has no part in it: they run over as many pages as they need.
 uint32_t choose_page_len(const TableConfig& config, const Geometry& g, bool has_bulk) {
   // A page of one row is whole where no window reaches over it; bulk of one row is then spilled and freed alone.
   uint64_t least = has_bulk && g.has_state == 0 && g.history + g.max_n_step <= 1 ? 1 : Tree::kFanout;
-  while (least < g.history + g.max_n_step) least *= Tree::kFanout;
   uint64_t len = least;
   while (len * Tree::kFanout <= kMaxPageLen && len * Tree::kFanout * g.row_bytes <= kMiB &&
          len * Tree::kFanout * config.max_lanes <= config.capacity / 8)
@@ -144,7 +142,8 @@ void place_areas(const TableConfig& config, Layout* out) {
   if (has_bulk(out->bulk)) place_bulk_areas(take, g.num_pages, &out->bulk);
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
     g.trees_offset[i] = take(Tree::num_bytes(g.num_slots));
-    g.times_offset[i] = take(sizeof(uint16_t) * g.num_slots);
+    g.states_offset[i] = take(sizeof(uint16_t) * g.num_slots);
+    g.cursors_offset[i] = take(sizeof(Cursor) * g.max_lanes);
   }
   g.metadata_bytes = config.metadata.size();
   g.metadata_offset = take(g.metadata_bytes);
@@ -173,11 +172,15 @@ Status make_layout(const TableConfig& config, Layout* out) {
     if (config.columns[c].name == "reward") g.reward_column = static_cast<int32_t>(c);
     if (config.columns[c].kind == ColumnKind::kState) g.has_state = 1;
   }
-  for (const IndexConfig& index : config.indexes) {
-    g.max_n_step = std::max(g.max_n_step, index.n_step);
-    for (uint32_t c = 0; c < g.num_columns; ++c) g.history = std::max(g.history, std::max(index.stack[c], 1u) - 1);
+  for (uint32_t i = 0; i < g.num_indexes; ++i) {
+    ItemShape& shape = g.shapes[i];
+    shape = {0, config.indexes[i].n_step, g.has_state};
+    for (uint32_t c = 0; c < g.num_columns; ++c)
+      shape.before = std::max(shape.before, std::max(config.indexes[i].stack[c], 1u) - 1);
+    g.history = std::max(g.history, shape.before);
+    g.max_n_step = std::max(g.max_n_step, shape.spanned);
   }
-  if (g.history + g.max_n_step > kMaxPageLen)
+  if (g.history + g.max_n_step > kMaxWindow)
     return invalid("window", "stack - 1 + n_step of at most 4096 steps", g.history + g.max_n_step);
   if (config.capacity < g.history + g.max_n_step)
     return Status(Code::kCapacityTooSmall)

@@ -1,7 +1,7 @@
 // Where every byte of a table lies: a plain value that a remote peer or a GPU kernel can compute addresses from.
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
-// marks | free frames | per index: tree, use counts | metadata | slabs. All positions are offsets from the region's start.
+// marks | free frames | per index: tree, leaf states, cursors | metadata | slabs. All positions are offsets from the region's start.
 // A slab is a run of frames, a frame holds the rows of one page:
 //   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
 //                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
@@ -16,6 +16,7 @@
 #include "relive/words/bulk_layout.hpp"
 #include "relive/words/limiter.hpp"
 #include "relive/words/status.hpp"
+#include "relive/words/tree.hpp"
 
 namespace relive {
 
@@ -25,8 +26,9 @@ inline constexpr uint32_t kMaxDims = 8;
 inline constexpr uint32_t kPins = 4;           // pages one participant may pin at a time
 inline constexpr uint32_t kRecordHead = 4;     // bytes of the row's head in front of the packed columns
 inline constexpr uint32_t kLargeColumn = 256;  // a column of more bytes a row has rows of its own, 64-byte aligned
-inline constexpr uint32_t kFormatVersion = 2;
-inline constexpr uint32_t kLeafBits = 51;  // a key is shard << 51 | generation and slot
+inline constexpr uint32_t kFormatVersion = 3;
+inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together
+inline constexpr uint32_t kLeafBits = 51;     // a key is shard << 51 | generation and slot
 inline constexpr uint32_t kStateBits = 2;
 inline constexpr uint32_t kMoveBits = 16;
 inline constexpr uint32_t kGenerationShift = kStateBits + kMoveBits;
@@ -48,9 +50,30 @@ struct ColumnLayout {
 };
 static_assert(std::is_trivially_copyable_v<ColumnLayout>);
 
-enum class Sampling : uint32_t { kUniform = 0, kPrioritized = 1 };
+// A row in the table of kinds (index/kinds.hpp): what a sampler or a remover is.
+enum class Sampling : uint32_t {
+  kUniform = 0,
+  kPrioritized = 1,
+#ifdef RELIVE_TESTING
+  kHighest = 2,  // test builds only: the item of the highest, of the lowest priority, as the first users of the
+  kLowest = 3    // reductions and of Tree::best()
+#endif
+};
+enum class Removal : uint32_t { kFifo = 0 };
 enum class Initial : uint32_t { kMax = 0, kGiven = 1, kNumber = 2 };
 enum class StackPad : uint32_t { kRepeat = 0, kZeros = 1 };
+
+// What an item of an index needs of its lane: the rows that its stacks (or its burn-in) reach back over, the steps from
+// its own on, and whether the state after the last of them is needed too.
+struct ItemShape {
+  uint32_t before;     // rows before the item's own
+  uint32_t spanned;    // steps from the item's own on, that one included; fewer where the episode ends
+  uint32_t bootstrap;  // 1: the row after them is read as well
+
+  // Rows after the item's own that it may need.
+  uint32_t after() const { return spanned - 1 + bootstrap; }
+};
+static_assert(std::is_trivially_copyable_v<ItemShape>);
 
 struct IndexConfig {
   char name[64];
@@ -58,12 +81,13 @@ struct IndexConfig {
   StackPad stack_pad;
   double gamma;
   Sampling sampling;
+  Removal removal;
+  Reduction reduction;  // of the sampler's leaves; follows from its kind
   Initial initial;
   double priority_exponent;
   double initial_number;
   LimiterConfig limiter;
-  uint32_t max_times_sampled;  // 0: no limit
-  uint32_t reserved;
+  uint32_t max_times_sampled;   // 0: no limit
   uint32_t stack[kMaxColumns];  // frames of each state column, 1 = no stack
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);
@@ -112,8 +136,8 @@ struct Geometry {
   uint32_t max_participants;
   uint32_t num_indexes;
   uint32_t num_columns;
-  uint32_t history;  // rows before an item's first that its stacks may reach: max stack - 1
-  uint32_t max_n_step;
+  uint32_t history;       // the largest `before` of all indexes
+  uint32_t max_n_step;    // the largest `spanned`
   uint32_t has_state;     // some column is of kind state: windows need a bootstrap cell
   int32_t reward_column;  // -1: none
 
@@ -127,8 +151,10 @@ struct Geometry {
   uint64_t tails_offset;
   uint64_t marks_offset;
   uint64_t free_frames_offset;
+  ItemShape shapes[kMaxIndexes];
   uint64_t trees_offset[kMaxIndexes];
-  uint64_t times_offset[kMaxIndexes];
+  uint64_t states_offset[kMaxIndexes];
+  uint64_t cursors_offset[kMaxIndexes];
   uint64_t metadata_offset;
   uint64_t metadata_bytes;
   uint64_t slabs_offset;

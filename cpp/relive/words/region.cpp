@@ -19,7 +19,10 @@ T* at(std::byte* base, uint64_t offset) {
   return reinterpret_cast<T*>(base + offset);
 }
 
-void bind(Region* r, std::byte* memory) {
+}  // namespace
+
+void Region::bind(std::byte* memory) {
+  Region* const r = this;
   r->base = memory;
   r->header = at<Header>(memory, 0);
   const Geometry& g = r->header->geometry;
@@ -39,12 +42,11 @@ void bind(Region* r, std::byte* memory) {
   r->page_len = g.page_len;
   r->page_bits = g.page_bits;
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
-    r->trees[i].bind(memory + g.trees_offset[i], g.num_slots, Reduction::kSum);
-    r->times[i] = at<std::atomic<uint16_t>>(memory, g.times_offset[i]);
+    r->trees_[i].bind(memory + g.trees_offset[i], g.num_slots, r->header->indexes[i].reduction);
+    r->states_[i] = at<std::atomic<uint16_t>>(memory, g.states_offset[i]);
+    r->cursors[i] = at<Cursor>(memory, g.cursors_offset[i]);
   }
 }
-
-}  // namespace
 
 void Region::create(std::byte* memory, const TableConfig& config, const Layout& layout) {
   Header* h = at<Header>(memory, 0);
@@ -58,10 +60,10 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
   std::memcpy(memory + layout.geometry.columns_offset, layout.columns.data(),
               layout.columns.size() * sizeof(ColumnLayout));
   std::memcpy(memory + layout.geometry.metadata_offset, config.metadata.data(), config.metadata.size());
-  bind(this, memory);
+  bind(memory);
   h->layout_hash = relive::layout_hash(*geometry, columns);
   for (uint32_t i = 0; i < num_indexes; ++i) {
-    trees[i].clear();
+    trees_[i].clear();
     h->index_state[i].max_priority.store(1.0, std::memory_order_relaxed);
     h->index_state[i].max_mass.store(1.0, std::memory_order_relaxed);
   }
@@ -94,7 +96,7 @@ Status Region::open(std::byte* memory, size_t num_bytes) {
   if (h->format_version != kFormatVersion) return differs("format version", kFormatVersion, h->format_version);
   if (h->abi_tag != abi_tag()) return differs("ABI tag", abi_tag(), h->abi_tag);
   if (h->geometry.region_bytes != num_bytes) return differs("file size", h->geometry.region_bytes, num_bytes);
-  bind(this, memory);
+  bind(memory);
   const uint64_t hash = relive::layout_hash(*geometry, columns);
   if (hash != h->layout_hash) return differs("layout hash", h->layout_hash, hash);
   return {};
@@ -124,23 +126,6 @@ uint32_t Region::num_tails(uint64_t page, uint32_t begin, uint32_t end) const {
     count += static_cast<uint32_t>(std::popcount(bits));
   }
   return count;
-}
-
-void Region::set_item_end(uint64_t page, uint32_t index, uint32_t end) {
-  PageRecord& record = pages[page];
-  if (index > 0) {
-    record.item_end[index].store(static_cast<uint16_t>(end), std::memory_order_release);
-    return;
-  }
-  Range range = Range::unpack(record.range.load(std::memory_order_relaxed));
-  range.item_end = end;
-  record.range.store(range.pack(), std::memory_order_release);
-}
-
-bool Region::is_live_item(uint32_t index, uint64_t page, uint32_t offset) const {
-  const Range range = Range::unpack(pages[page].range.load(std::memory_order_relaxed));
-  if (offset < range.item_begin || offset >= item_end(page, index) || is_tail(page, offset)) return false;
-  return is_drawable(index, times[index][slot_of(page, offset)].load(std::memory_order_relaxed));
 }
 
 int64_t Region::sampled(uint32_t index) const {

@@ -21,40 +21,49 @@ enum class PageState : uint64_t { kFree = 0, kOpen = 1, kClosed = 2, kRetired = 
 enum class LaneState : uint32_t { kClosed = 0, kLive = 1 };
 
 inline constexpr uint32_t kNoPage = ~0u;
-inline constexpr uint16_t kTimesRemoved = 0xffff;   // deleted: never an item again
-inline constexpr uint16_t kTimesAwaiting = 0xfffe;  // window complete, priority still to come (initial="given")
 
-// range: step_begin | step_end << 16 | item_begin << 32 | item_end << 48; one store commits all four (rule A3).
+// The state of a leaf, PRIMARY, 16 bits: what the step of that slot is to the index. Mass 0 is not a state.
+inline constexpr uint16_t kMostUses = 0xfff9;       // 0 .. this: published, and drawn so many times
+inline constexpr uint16_t kStatePending = 0xfffc;   // the step is there, or will be; its window is not complete yet
+inline constexpr uint16_t kStateAwaiting = 0xfffd;  // its window is complete, its priority still to come
+inline constexpr uint16_t kStateRemoved = 0xfffe;   // deleted: never an item again
+inline constexpr uint16_t kStateEnded = 0xffff;     // no item, or none any more: a row that it needs is gone, or a tail
+
+// range: step_begin | step_end << 32; one store commits both (rule A3).
 struct Range {
-  uint32_t step_begin, step_end, item_begin, item_end;
+  uint32_t step_begin, step_end;
 
-  static Range unpack(uint64_t word) {
-    return {static_cast<uint32_t>(word & 0xffff), static_cast<uint32_t>(word >> 16 & 0xffff),
-            static_cast<uint32_t>(word >> 32 & 0xffff), static_cast<uint32_t>(word >> 48)};
-  }
-  uint64_t pack() const {
-    return uint64_t{step_begin} | uint64_t{step_end} << 16 | uint64_t{item_begin} << 32 | uint64_t{item_end} << 48;
-  }
+  static Range unpack(uint64_t word) { return {static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32)}; }
+  uint64_t pack() const { return uint64_t{step_begin} | uint64_t{step_end} << 32; }
 };
 
 inline constexpr uint32_t kHistoryFree = 1;  // the page's first row begins an episode or is a tail: no item in it
                                              // needs a row of the page before
 
 struct PageRecord {
-  std::atomic<uint64_t> range;                  // PRIMARY; item_end is index 0's
-  std::atomic<uint16_t> item_end[kMaxIndexes];  // PRIMARY for index > 0
-  std::atomic<uint64_t> prev, next;             // PRIMARY: page refs, 0 = none
-  std::atomic<uint64_t> order;                  // PRIMARY: age
-  std::atomic<uint64_t> lane_uid;               // PRIMARY
-  uint64_t first_t;                             // PRIMARY: position in the lane of row 0, tails counted
-  uint64_t ticket;                              // PRIMARY: order of sealing
-  std::atomic<uint32_t> lane_slot;              // PRIMARY
-  std::atomic<uint32_t> flags;                  // PRIMARY
-  uint32_t ring_prev, ring_next, free_next;     // DERIVED
-  uint32_t live;                                // DERIVED: (step, index) pairs still live or pending
+  std::atomic<uint64_t> range;               // PRIMARY
+  std::atomic<uint64_t> prev, next;          // PRIMARY: page refs, 0 = none
+  std::atomic<uint64_t> order;               // PRIMARY: age
+  std::atomic<uint64_t> lane_uid;            // PRIMARY
+  uint64_t first_t;                          // PRIMARY: position in the lane of row 0, tails counted
+  uint64_t ticket;                           // PRIMARY: order of sealing
+  std::atomic<uint32_t> lane_slot;           // PRIMARY
+  std::atomic<uint32_t> flags;               // PRIMARY
+  uint32_t ring_prev, ring_next, free_next;  // DERIVED
+  uint32_t live;                             // DERIVED: (step, index) pairs still live or pending
   uint32_t reserved[4];
 };
-static_assert(sizeof(PageRecord) == 112);
+static_assert(sizeof(PageRecord) == 96);
+
+// Of one lane and index, DERIVED, under the lock only: where publication goes on. No row of the lane before it is
+// pending. Where its page is gone: the
+// oldest page that a walk back from the lane's open one comes to.
+struct Cursor {
+  uint64_t ref;
+  uint32_t offset;  // may be the page's length: the first row of the page after it
+  uint32_t reserved;
+};
+static_assert(sizeof(Cursor) == 16);
 
 // What few batches ask of a step, out of the way of its row: a row of 60 bytes is one line of memory with its head.
 // Written before the step is published, as its row is; found by slot, so it stays where it is when its page moves.
@@ -154,9 +163,8 @@ struct Region {
   PageRecord* pages = nullptr;
   std::atomic<uint64_t>* tails = nullptr;
   Mark* marks = nullptr;
+  Cursor* cursors[kMaxIndexes] = {};
   std::atomic<uint32_t>* free_frames = nullptr;
-  Tree trees[kMaxIndexes];
-  std::atomic<uint16_t>* times[kMaxIndexes] = {};
   uint32_t num_indexes = 0;
   uint32_t page_shift = 0;
   uint32_t page_len = 0;
@@ -180,6 +188,11 @@ struct Region {
     const uint64_t generation = generation_of(word) + 1;
     const bool overflows = generation >> (kLeafBits - geometry->slot_bits) != 0;
     return generation << kGenerationShift | static_cast<uint64_t>(overflows ? PageState::kRetired : PageState::kFree);
+  }
+  // The word of a page whose bytes lie elsewhere now (rule D6).
+  static uint64_t moved_word(uint64_t word) {
+    const uint64_t moves = ((word >> kStateBits) + 1) & ((uint64_t{1} << kMoveBits) - 1);
+    return generation_of(word) << kGenerationShift | moves << kStateBits | (word & 3);
   }
   uint64_t ref_of(uint64_t page, uint64_t word) const { return generation_of(word) << page_bits | page; }
   uint64_t ref_page(uint64_t ref) const { return ref & ((uint64_t{1} << page_bits) - 1); }
@@ -223,26 +236,22 @@ struct Region {
   }
   uint32_t num_tails(uint64_t page, uint32_t begin, uint32_t end) const;
 
-  // ---- items -------------------------------------------------------------------------------------------------
-  uint32_t item_end(uint64_t page, uint32_t index) const {
-    const PageRecord& record = pages[page];
-    return index == 0 ? Range::unpack(record.range.load(std::memory_order_acquire)).item_end
-                      : record.item_end[index].load(std::memory_order_acquire);
-  }
-  void set_item_end(uint64_t page, uint32_t index, uint32_t end);
+  // ---- items: their leaves are the index room's (index/leaves.hpp) -------------------------------------------
   uint32_t max_times(uint32_t index) const { return header->indexes[index].max_times_sampled; }
-  // Whether use count `times` still lets the slot be drawn.
-  bool is_drawable(uint32_t index, uint16_t times) const {
-    const uint32_t most = max_times(index);
-    return times < kTimesAwaiting && (most == 0 || times < most);
-  }
-  // Published, not evicted, not removed, not used up. Under the lock.
-  bool is_live_item(uint32_t index, uint64_t page, uint32_t offset) const;
+  const ItemShape& shape(uint32_t index) const { return geometry->shapes[index]; }
+  Cursor& cursor(uint32_t index, uint32_t lane) const { return cursors[index][lane]; }
 
   Credit& credit(uint32_t participant, uint32_t index) const { return credits[participant * num_indexes + index]; }
   // Sums over all participants; exact under the lock.
   int64_t sampled(uint32_t index) const;
   int64_t reserved_rows() const;
+
+ private:
+  friend class Leaves;  // nobody else names a tree or a leaf's state
+
+  Tree trees_[kMaxIndexes];
+  std::atomic<uint16_t>* states_[kMaxIndexes] = {};
+  void bind(std::byte* memory);
 };
 
 }  // namespace relive

@@ -9,6 +9,9 @@
 #include "relive/words/testing.hpp"
 
 namespace relive {
+
+bool (*interrupt_hook)() = nullptr;
+bool (*only_thread_hook)() = nullptr;
 namespace {
 
 constexpr int kSpins = 100;  // a hold is about 1 us between threads of one process

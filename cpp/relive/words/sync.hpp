@@ -136,6 +136,11 @@ class TableLock final {
   static void unlock(std::atomic<uint32_t>* word);  // release; wakes one if WAITERS
 };
 
+// Asked every slice of a wait; true ends the wait with kInterrupted. Set once by the bindings (signals of Python).
+extern bool (*interrupt_hook)();
+// Whether the calling thread is the only one of the process that could change anything; null counts as false.
+extern bool (*only_thread_hook)();
+
 int64_t process_id();
 uint64_t pid_namespace();  // inode of the pid namespace, 0 where unknown; for messages only
 std::string boot_id();     // empty where unknown

@@ -52,7 +52,6 @@ class RegionLayout:
     num_slots: int
     shard: int
     has_state: bool
-    max_lanes: int
     record_stride: int
     frame_bytes: int
     slab_bytes: int
@@ -65,17 +64,11 @@ class RegionLayout:
     tails_offset: int
     marks_offset: int
     tail_words: int
-    lanes_offset: int
     page_bytes: int
     range_at: int
-    item_end_at: int
     prev_at: int
     next_at: int
     page_lane_uid_at: int
-    page_lane_slot_at: int
-    lane_bytes: int
-    lane_state_at: int
-    lane_uid_at: int
     mark_bytes: int
     version_at: int
     discount_at: int
@@ -84,7 +77,7 @@ class RegionLayout:
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> RegionLayout:
         """From the geometry of a table (`CoreTable.geometry`, or the same numbers read from a region's header)."""
-        page, lane, mark, header = (facts["structs"][name] for name in ("page", "lane", "mark", "header"))
+        page, mark, header = (facts["structs"][name] for name in ("page", "mark", "header"))
         same: tuple[str, ...] = (
             "page_len",
             "slot_bits",
@@ -92,10 +85,9 @@ class RegionLayout:
             "num_pages",
             "num_slots",
             "shard",
-            "max_lanes",
         )
         same += ("record_stride", "frame_bytes", "slab_bytes", "slabs_offset", "tail_words")
-        same += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "marks_offset", "lanes_offset")
+        same += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "marks_offset")
         return cls(
             **{name: int(facts[name]) for name in same},
             page_shift=int(facts["page_len"]).bit_length() - 1,
@@ -106,14 +98,9 @@ class RegionLayout:
             has_state=bool(facts["has_state"]),
             page_bytes=int(page["num_bytes"]),
             range_at=int(page["range"]),
-            item_end_at=int(page["item_end"]),
             prev_at=int(page["prev"]),
             next_at=int(page["next"]),
             page_lane_uid_at=int(page["lane_uid"]),
-            page_lane_slot_at=int(page["lane_slot"]),
-            lane_bytes=int(lane["num_bytes"]),
-            lane_state_at=int(lane["state"]),
-            lane_uid_at=int(lane["uid"]),
             mark_bytes=int(mark["num_bytes"]),
             version_at=int(mark["policy_version"]),
             discount_at=int(mark["discount"]),
@@ -143,13 +130,12 @@ def tree_levels(num_leaves: int) -> tuple[int, ...]:
 @final
 @dataclass(frozen=True)
 class IndexLayout:
-    """What kernels must know of one index: its items, where its tree and use counts lie, and how far windows reach."""
+    """What kernels must know of one index: its items, its tree and leaf states, and how far its windows reach."""
 
-    number: int
     n_step: int
     gamma: float
     tree_offset: int
-    times_offset: int
+    states_offset: int
     pages_before: int  # that a window may reach back over, beside the page of its item
     pages_after: int
     levels: tuple[int, ...]
@@ -159,11 +145,10 @@ class IndexLayout:
         """Of the number-th index of the region, whose items are these."""
         page_len = int(facts["page_len"])
         return cls(
-            number=number,
             n_step=items.n_step,
             gamma=items.gamma,
             tree_offset=int(facts["trees_offset"][number]),
-            times_offset=int(facts["times_offset"][number]),
+            states_offset=int(facts["states_offset"][number]),
             pages_before=-(-int(facts["history"]) // page_len),
             pages_after=(page_len - 1 + items.n_step) // page_len,
             levels=tree_levels(int(facts["num_slots"])),
@@ -178,15 +163,14 @@ class IndexLayout:
         """In the order of INDEX_NAMES, then the levels of the tree."""
         (gamma_bits,) = struct.unpack("<q", struct.pack("<d", self.gamma))
         reach = [self.pages_before, self.pages_after, self.num_pages, len(self.levels)]
-        return [self.number, self.n_step, gamma_bits, self.tree_offset, self.times_offset, *reach, *self.levels]
+        return [self.n_step, gamma_bits, self.tree_offset, self.states_offset, *reach, *self.levels]
 
 
 INDEX_NAMES = (
-    "number",
     "n_step",
     "gamma_bits",
     "tree_offset",
-    "times_offset",
+    "states_offset",
     "pages_before",
     "pages_after",
     "num_window_pages",

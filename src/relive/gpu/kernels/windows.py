@@ -15,26 +15,16 @@ from relive.gpu.kernels.facts import (
     DISCOUNT_AT,
     GAMMA_BITS,
     HAS_STATE,
-    INDEX_NUMBER,
-    ITEM_END_AT,
-    LANE_BYTES,
-    LANE_STATE_AT,
-    LANE_UID_AT,
-    LANES_OFFSET,
     MARK_BYTES,
     MARKS_OFFSET,
-    MAX_LANES,
     N_STEP,
     NEXT_AT,
     NUM_PAGES,
     NUM_WINDOW_PAGES,
-    PAGE_LANE_SLOT_AT,
-    PAGE_LANE_UID_AT,
     PAGE_LEN,
     PAGE_SHIFT,
     PAGES_BEFORE,
     PREV_AT,
-    RANGE_AT,
     RECORD_STRIDE,
     REWARD_IS_DOUBLE,
     REWARD_OFFSET,
@@ -43,8 +33,7 @@ from relive.gpu.kernels.facts import (
     SHARD,
     SLOT_BITS,
     SLOT_MASK,
-    TIMES_OFFSET,
-    TRUNCATED_OUT,
+    STATES_OFFSET,
     fact,
     real_fact,
 )
@@ -70,11 +59,9 @@ from relive.gpu.kernels.words import (
     load_float32,
     load_float64,
     load_int32,
-    load_int64,
     load_page_word,
     load_uint16,
     note_run,
-    page_record,
     step_end,
     still_wanted,
 )
@@ -109,29 +96,9 @@ def note_words(
 
 @triton.jit
 def _is_item(region: tl.tensor, facts: tl.tensor, slot: tl.tensor, ready: tl.tensor) -> tl.tensor:
-    """Whether a slot of a page of the key's generation is a live item of the index."""
-    page = slot >> fact(facts, PAGE_SHIFT)
-    offset = slot & (fact(facts, PAGE_LEN) - 1)
-    record = page_record(region, facts, page)
-    bounds = load_int64(record + fact(facts, RANGE_AT), ready)
-    number = fact(facts, INDEX_NUMBER) + slot * 0
-    others = load_uint16(record + fact(facts, ITEM_END_AT) + 2 * number, ready & (number > 0)).to(tl.int64)
-    item_end = tl.where(number > 0, others, (bounds >> 48) & 0xFFFF)
-    live = ready & (offset >= ((bounds >> 32) & 0xFFFF)) & (offset < item_end)
-    live = live & ~is_tail(region, facts, page, offset, live)
-    return live & (load_uint16(region + fact(facts, TIMES_OFFSET) + slot * 2, live) < 0xFFFE)
-
-
-@triton.jit
-def _lane_goes_on(region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Whether the lane of a page that has no next page is still being written."""
-    record = page_record(region, facts, page)
-    slot = load_int32(record + fact(facts, PAGE_LANE_SLOT_AT), mask).to(tl.int64)
-    slot = tl.minimum(tl.maximum(slot, 0), fact(facts, MAX_LANES) - 1)
-    lane = region + fact(facts, LANES_OFFSET) + slot * fact(facts, LANE_BYTES)
-    uid = load_int64(record + fact(facts, PAGE_LANE_UID_AT), mask)
-    is_live = load_int32(lane + fact(facts, LANE_STATE_AT), mask) == 1
-    return is_live & (load_int64(lane + fact(facts, LANE_UID_AT), mask) == uid)
+    """Whether a slot of a page of the key's generation holds an item that was published and has not ended."""
+    state = load_uint16(region + fact(facts, STATES_OFFSET) + slot * 2, ready)
+    return ready & (state <= 0xFFF9)
 
 
 @triton.jit
@@ -158,10 +125,11 @@ def _walk_ahead(
     mapped_frames: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Walks windows up to n_step steps, to the end of the episode or of the lane, and finds the row after the last.
+    """Walks windows up to n_step steps or to the end of the episode, and finds the row after where there are states.
 
-    -> (num_steps, episode_step, ends, reward, discount, a page is lost, a frame is not mapped). Sums run in float64 and
-    in the order of the C++ walk, without fused multiply-adds: the same bits.
+    -> (num_steps, episode_step, ends, reward, discount, a row is lost, a frame is not mapped). An end is a mark in a
+    row or a tail, never a row that is missing (rule W1). Sums run in float64 and in the order of the C++ walk, without
+    fused multiply-adds: the same bits.
     """
     last_row = fact(facts, PAGE_LEN) - 1
     page = slot >> fact(facts, PAGE_SHIFT)
@@ -173,7 +141,6 @@ def _walk_ahead(
     note_run(scratch, facts, count, item, run, page, word, base, good)
     n_step = fact(facts, N_STEP)
     has_state = fact(facts, HAS_STATE) + slot * 0 != 0
-    looks_behind = (fact(facts, HAS_STATE) | fact(job, TRUNCATED_OUT)) + slot * 0 != 0
     last_at = offset + n_step
     gamma = real_fact(facts, GAMMA_BITS)
     reward_sum = tl.full([BLOCK], 0.0, tl.float64)
@@ -187,7 +154,7 @@ def _walk_ahead(
     for step in range(n_step + 1):
         at = offset + step
         row = at & last_row
-        crossing = moving & (row == 0) & (at > offset) & ((at < last_at) | looks_behind)
+        crossing = moving & (row == 0) & (at > offset)
         there, there_word, found = follow(region, facts, page, NEXT_AT, crossing)
         there_base, there_seen = frame_base(region, facts, there, found, mapped_frames)
         run = run + found.to(tl.int64)
@@ -203,8 +170,8 @@ def _walk_ahead(
         unknown = moving & (ends == 0) & ~is_first
         tail = is_tail(region, facts, page, row, unknown)
         is_step = moving & (ends == 0) & (at < last_at) & (is_first | ((row < end) & ~tail))
-        is_cut = unknown & ~is_step & tl.where(row < end, tail, (word & 3) == 2)
-        ends = tl.where(is_cut, 2, ends)
+        ends = tl.where(unknown & (row < end) & tail, 2, ends)
+        lost = lost | (unknown & (row >= end) & (at < last_at))
 
         frame = region + base
         head = load_int32(frame + row * fact(facts, RECORD_STRIDE), is_step)
@@ -220,12 +187,7 @@ def _walk_ahead(
         num_steps = num_steps + is_step.to(tl.int64)
         bits = (tl.where(head < 0, 1, 0) | ((head >> 29) & 2)).to(tl.int64)
         ends = tl.where(is_step, bits, ends)
-        moving = is_step & ((bits == 0) | has_state)
-    if fact(facts, HAS_STATE) == 0:
-        unknown = lost & (ends == 0)
-        is_cut = unknown & ~_lane_goes_on(region, facts, page, unknown)
-        ends = tl.where(is_cut, 2, ends)
-        lost = tl.full([BLOCK], 0, tl.int1)
+        moving = is_step & (((bits == 0) & (at + 1 < last_at)) | has_state)
     return num_steps, episode_step, ends, reward_sum, product, lost, unmapped
 
 

@@ -149,7 +149,7 @@ def is_tail(region: tl.tensor, facts: tl.tensor, page: tl.tensor, row: tl.tensor
 @triton.jit
 def step_end(region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """The row behind the last step of each page."""
-    return (load_int64(page_record(region, facts, page) + fact(facts, RANGE_AT), mask) >> 16) & 0xFFFF
+    return load_int64(page_record(region, facts, page) + fact(facts, RANGE_AT), mask) >> 32
 
 
 @triton.jit

@@ -1,0 +1,151 @@
+#include "relive/index/leaves.hpp"
+
+#include <bit>
+#include <cmath>
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+}  // namespace
+
+void Leaves::open(Held& held, uint32_t index, uint64_t first_slot, uint32_t count, uint32_t num_ended) {
+  std::atomic<uint16_t>* states = held.region.states_[index] + first_slot;  // others may be reading
+  for (uint32_t k = 0; k < count; ++k) states[k].store(k < num_ended ? kStateEnded : kStatePending, kRelaxed);
+}
+
+// The mass with which a complete item enters the index, or false where its priority has still to come.
+bool Leaves::initial_mass(uint64_t slot, double* mass) const {
+  const IndexConfig& config = this->config();
+  if (!kind().has_priorities) {
+    *mass = 1.0;
+    return true;
+  }
+  const float given = std::bit_cast<float>(r_.marks[slot].pending_priority.load(kRelaxed));
+  if (!std::isnan(given)) {
+    *mass = leaf_of(config, given);
+    return true;
+  }
+  if (config.initial == Initial::kGiven) return false;
+  *mass = config.initial == Initial::kMax ? counts().max_mass.load(kRelaxed)
+                                          : leaf_of(config, static_cast<float>(config.initial_number));
+  return true;
+}
+
+bool Leaves::complete(Held& held, uint32_t index, uint64_t slot) {
+  const Leaves leaves(held.region, index);
+  double mass = 0.0;
+  if (!leaves.initial_mass(slot, &mass)) {
+    leaves.set_state(slot, kStateAwaiting);
+    return false;
+  }
+  leaves.set_mass(held, slot, mass);
+  RELIVE_FAIL_POINT(publish_leaf);
+  leaves.set_state(slot, 0);
+  return true;
+}
+
+void Leaves::publish(Held& held, uint32_t index, uint64_t slot, double mass) {
+  const Leaves leaves(held.region, index);
+  leaves.set_mass(held, slot, mass);
+  RELIVE_FAIL_POINT(publish_leaf);
+  leaves.set_state(slot, 0);
+  count_published(held, index, 1);
+}
+
+void Leaves::count_published(Held& held, uint32_t index, int64_t count) {
+  IndexState& counts = held.region.header->index_state[index];
+  counts.inserted.store(counts.inserted.load(kRelaxed) + count, kRelaxed);
+  counts.live_items.fetch_add(count, kRelaxed);
+}
+
+bool Leaves::use(Held& held, uint32_t index, uint64_t slot) {
+  const Leaves leaves(held.region, index);
+  const auto times = static_cast<uint16_t>(leaves.states()[slot].load(kRelaxed) + 1);
+  leaves.set_state(slot, times);
+  RELIVE_FAIL_POINT(claim_times);
+  if (leaves.is_drawable(times)) return false;
+  leaves.clear_mass(held, slot);
+  RELIVE_FAIL_POINT(claim_leaf);
+  leaves.counts().live_items.fetch_sub(1, kRelaxed);
+  return true;
+}
+
+bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass) {
+  const Leaves leaves(held.region, index);
+  const uint16_t times = leaves.states()[slot].load(kRelaxed);
+  if (times == 0 || times > kMostUses) return false;  // deleted or ended meanwhile
+  const bool was_used_up = !leaves.is_drawable(times);
+  leaves.set_state(slot, static_cast<uint16_t>(times - 1));
+  if (!was_used_up) return false;
+  leaves.set_mass(held, slot, mass);
+  leaves.counts().live_items.fetch_add(1, kRelaxed);
+  return true;
+}
+
+bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state) {
+  const Leaves leaves(held.region, index);
+  const uint16_t state = leaves.states()[slot].load(kRelaxed);
+  if (state == kStateEnded || state == kStateRemoved) return false;
+  leaves.set_state(slot, final_state);
+  RELIVE_FAIL_POINT(retire_state);
+  leaves.clear_mass(held, slot);
+  RELIVE_FAIL_POINT(retire_leaf);
+  if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, kRelaxed);
+  return leaves.has_life(state);
+}
+
+void Leaves::flush(Held& held, uint32_t index) {
+  Dirty& dirty = held.dirty;
+  held.region.trees_[index].refresh(dirty.slots_[index].data(), dirty.count_[index]);
+  dirty.count_[index] = 0;
+}
+
+void Leaves::flush_all(Held& held) {
+  for (uint32_t i = 0; i < held.region.num_indexes; ++i)
+    if (held.dirty.count_[i] > 0) flush(held, i);
+}
+
+bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
+  const Leaves leaves(held.region, index);
+  const bool is_item = is_step && leaves.is_drawable(leaves.states()[slot].load(kRelaxed));
+  const double value = leaves.tree().leaf(slot);
+  if (value == leaves.nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
+  held.region.trees_[index].set_leaf(slot, leaves.nothing());  // inner nodes are rebuilt behind this
+  return is_item;
+}
+
+void Leaves::rebuild(Held& held, uint32_t index) {
+  held.dirty.count_[index] = 0;
+  held.region.trees_[index].rebuild();
+}
+
+const char* Leaves::broken_node() const {
+  const Tree& tree = this->tree();
+  uint64_t size = tree.num_leaves();
+  for (uint32_t level = 1; level < tree.num_levels(); ++level) {
+    const uint64_t children = size;
+    size = (size + Tree::kFanout - 1) / Tree::kFanout;
+    for (uint64_t node = 0; node < size; ++node) {
+      double value = tree.identity();
+      for (uint64_t child = node * Tree::kFanout; child < children && child < (node + 1) * Tree::kFanout; ++child) {
+        const double next = tree.node(level - 1, child);
+        value = config().reduction == Reduction::kSum   ? value + next
+                : config().reduction == Reduction::kMin ? std::fmin(value, next)
+                                                        : std::fmax(value, next);
+      }
+      if (value != tree.node(level, node)) return "an inner node differs from the reduction of its children";
+    }
+  }
+  return "";
+}
+
+void note_priority(Held& held, uint32_t index, float priority) {
+  IndexState& state = held.region.header->index_state[index];
+  if (!(priority > state.max_priority.load(kRelaxed))) return;
+  state.max_mass.store(leaf_of(held.region.header->indexes[index], priority), kRelaxed);
+  state.max_priority.store(priority, kRelaxed);
+}
+
+}  // namespace relive

@@ -1,0 +1,123 @@
+// The life of a leaf: awaits, published, revalued, used, retired. The one room that knows trees and leaf states.
+//
+// A leaf stands for the item that begins at its slot. Its state (words/region.hpp) says what it is to the index; its
+// value, how it is drawn: it differs from the reduction's identity only while the item is published and may be drawn.
+//
+//   page opens          window complete            last use
+//   ---------> pending ----------------> live ----------------> used up
+//                 | priority to come    ^ |  ^    given back    |
+//                 +-----> awaiting -----+ |  +------------------+
+//   any of them: deleted -> removed; a row that it needs goes -> ended
+//
+// Owner:   a Leaves is a view of one index of a region, made where it is used.
+// Locking: everything that takes a Held is under the table lock; the rest may be called at any time. Lock-free readers
+//          read the page's word before a value or a state and look at the word again afterwards (rules G2, G4).
+// Order:   an item comes alive by its leaf, then its state; it goes by its state, then its leaf. Whoever dies in between
+//          leaves what recovery tells apart (rules F3, F4).
+// Cost:    O(1) each, but ancestors: they are recomputed once, when the lock is given back (Leaves::flush).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "relive/index/kinds.hpp"
+#include "relive/words/held.hpp"
+
+namespace relive {
+
+class Leaves final {
+ public:
+  Leaves(const Region& r, uint32_t index) : r_(r), index_(index) {}
+
+  // ---- at any time --------------------------------------------------------------------------------------------------
+  const IndexConfig& config() const { return r_.header->indexes[index_]; }
+  const Kind& kind() const { return kind_of(config().sampling); }
+  double mass(uint64_t slot) const { return tree().leaf(slot); }  // acquire
+  double total() const { return tree().total(); }                 // reduction of all leaves
+  double nothing() const { return tree().identity(); }            // the value of a leaf that cannot be drawn
+  bool has_mass(uint64_t slot) const { return is_mass(mass(slot)); }
+  bool has_any() const { return is_mass(total()); }
+  bool is_mass(double value) const { return value > 0.0 && value != nothing(); }
+  uint16_t state(uint64_t slot) const { return states()[slot].load(std::memory_order_acquire); }
+  // Whether keys still lead to the item's rows: it was published, and neither deleted nor ended since.
+  bool is_published(uint64_t slot) const { return state(slot) <= kMostUses; }
+  // Whether an item of this state can be drawn.
+  bool is_drawable(uint16_t state) const {
+    const uint32_t most = r_.max_times(index_);
+    return state <= kMostUses && (most == 0 || state < most);
+  }
+  // Whether a leaf of this state still is, or may become, an item.
+  bool has_life(uint16_t state) const {
+    return state == kStatePending || state == kStateAwaiting || is_drawable(state);
+  }
+  void prefetch(uint64_t slot) const { tree().prefetch(slot); }
+  void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
+
+  // A descent in two parts, for a caller that asks for other memory in between: points to groups of kGroup leaves, and
+  // from there to leaves. nodes[i] and points[i] as in Tree::descend. Of kinds that choose by mass.
+  static constexpr uint32_t kGroup = Tree::kFanout;
+  void descend_to_groups(double* points, uint64_t* nodes, size_t count) const {
+    if (tree().num_levels() > 1) tree().descend(tree().num_levels(), 1, points, nodes, count);
+  }
+  void descend_to_leaves(double* points, uint64_t* nodes, size_t count) const {
+    tree().descend(1, 0, points, nodes, count);
+  }
+  static constexpr uint64_t kNoLeaf = Tree::kNone;
+  // The leaves that points fall on, kNoLeaf past the end.
+  void draw(const double* points, size_t count, uint64_t* slots) const { tree().draw(points, count, slots); }
+  uint64_t best() const { return tree().best(); }  // of kinds that choose the best; kNoLeaf where there is none
+
+  // ---- under the lock: one leaf's life ------------------------------------------------------------------------------
+  // A page opened: its slots may become items, the first num_ended of them never.
+  static void open(Held& held, uint32_t index, uint64_t first_slot, uint32_t count, uint32_t num_ended);
+  // The window is complete. True where the leaf is an item now, false where its priority has still to come.
+  static bool complete(Held& held, uint32_t index, uint64_t slot);
+  // An awaiting leaf becomes an item of this mass.
+  static void publish(Held& held, uint32_t index, uint64_t slot, double mass);
+  static void count_published(Held& held, uint32_t index, int64_t count);
+  static void revalue(Held& held, uint32_t index, uint64_t slot, double mass) {
+    Leaves(held.region, index).set_mass(held, slot, mass);
+  }
+  // Drawn once more; true where that was the last time.
+  static bool use(Held& held, uint32_t index, uint64_t slot);
+  // A use given back. True where the item can be drawn again.
+  static bool give_back(Held& held, uint32_t index, uint64_t slot, double mass);
+  // Deleted (kStateRemoved), or a row that it needs is gone (kStateEnded): never an item again. True where it had life.
+  static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state);
+
+  // ---- under the lock: all of them ----------------------------------------------------------------------------------
+  static void flush(Held& held, uint32_t index);  // ancestors of what was touched
+  static void flush_all(Held& held);
+  // Recovery: of a leaf that cannot be drawn, the value goes; returns whether it can. Inner nodes: rebuild().
+  static bool settle(Held& held, uint32_t index, uint64_t slot, bool is_step);
+  static void rebuild(Held& held, uint32_t index);
+  // What does not follow from the leaves below, in words; empty if all does.
+  const char* broken_node() const;
+
+ private:
+  const Tree& tree() const { return r_.trees_[index_]; }
+  std::atomic<uint16_t>* states() const { return r_.states_[index_]; }
+  IndexState& counts() const { return r_.header->index_state[index_]; }
+  bool initial_mass(uint64_t slot, double* mass) const;
+  void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
+  void set_mass(Held& held, uint64_t slot, double mass) const {
+    held.region.trees_[index_].set_leaf(slot, mass);
+    touch(held, slot);
+  }
+  void clear_mass(Held& held, uint64_t slot) const {
+    if (tree().leaf(slot) != nothing()) set_mass(held, slot, nothing());
+  }
+  void touch(Held& held, uint64_t slot) const {
+    Dirty& dirty = held.dirty;
+    if (dirty.count_[index_] == Dirty::kRoom) flush(held, index_);
+    dirty.slots_[index_][dirty.count_[index_]++] = slot;
+  }
+
+  const Region& r_;
+  const uint32_t index_;
+};
+
+// Raises the running maximum of the priorities given to an index, and its mass.
+void note_priority(Held& held, uint32_t index, float priority);
+
+}  // namespace relive

@@ -1,0 +1,41 @@
+// "Under the lock" as a type: whoever changes what the lock protects is handed a Held.
+//
+// Owner:   a Held lives on the stack of a Locked (pages/lock.hpp) or of whoever is alone with a region at birth; it is
+//          never kept. Its list of touched leaves belongs to the handle and is empty whenever the lock is free.
+// Locking: this is the lock. No allocation, no system call and no Python while one exists (rule C4).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "relive/words/region.hpp"
+
+namespace relive {
+
+// Leaves touched in one critical section, whose ancestors are recomputed at its end. One a handle.
+class Dirty final {
+ public:
+  static constexpr size_t kRoom = 1024;
+
+ private:
+  friend class Leaves;
+  std::array<std::array<uint64_t, kRoom>, kMaxIndexes> slots_;
+  std::array<size_t, kMaxIndexes> count_{};
+};
+
+class Held final {
+ public:
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  Region& region;
+  Dirty& dirty;
+
+ private:
+  friend class Locked;  // the table lock
+  friend class Alone;   // nobody else is attached: birth, and the first to attach after all others died
+  Held(Region& r, Dirty& d) : region(r), dirty(d) {}
+};
+
+}  // namespace relive
