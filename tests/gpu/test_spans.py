@@ -23,7 +23,7 @@ from gpu.tools import (
     numbered_spec,
     set_rounds,
 )
-from relive.gpu.layout_args import IndexLayout
+from relive.gpu.layout_args import IndexLayout, RegionLayout
 
 PAGE_LEN = 8
 LONG = relive.Transitions(n_step=37, gamma=0.97, stack={"observation": 20, "frame": 11})
@@ -84,13 +84,13 @@ def test_random_programmes_with_long_windows_gather_the_same_bytes(seed: int) ->
 
 def test_a_lane_without_states_ends_where_a_row_says_so() -> None:
     """No tail, no bootstrap row: the last row of a closed lane is truncated by its head; one that goes on is not."""
-    spec = relive.StepSpec({"token": relive.ArraySpec((3,), "int16"), "reward": relive.ArraySpec((), "float64")})
-    with relive.Table(spec, 600, relive.Index(relive.Transitions(n_step=21, gamma=0.5)), max_lanes=4) as table:
+    with relive.Table(
+        relive.StepSpec(BARE), 600, relive.Index(relive.Transitions(n_step=21, gamma=0.5)), max_lanes=4
+    ) as table:
         assert table._core.geometry["page_len"] == PAGE_LEN
         writer, other = table.writer(), table.writer()
-        rows = {"token": np.zeros((100, 3), np.int16), "reward": np.arange(100.0)}
-        keys = writer.extend(**rows)
-        other.extend(**rows, terminated=np.arange(100) % 7 == 6)
+        keys = writer.extend(**bare_rows(100))
+        other.extend(**bare_rows(100), terminated=np.arange(100) % 7 == 6)
         with DeviceReader(table, "cpu") as reader:
             assert assert_gathers_the_same(table, reader, keys, None) == 80
             writer.close()
@@ -135,11 +135,8 @@ def links_from(table: relive.Table, reader: DeviceReader, key: int, hops: int) -
 
 
 @pytest.mark.parametrize("hop", [0, 1, 2, 3])
-def test_each_link_is_followed_with_its_generation(hop: int) -> None:
-    """Pages are freed and given to another lane just before the hop-th link of a window is read.
-
-    Its own page and those behind it are evicted, as age has it; what the walk finds is never handed out.
-    """
+def test_pages_given_away_while_links_are_followed_are_never_handed_out(hop: int) -> None:
+    """The pages of a window are freed and become another lane's just before its hop-th link is read."""
     with two_lanes(600, 96) as (table, _, second, keys), DeviceReader(table, "cpu") as reader:
         done: list[bool] = []
 
@@ -173,19 +170,64 @@ def test_pages_in_the_midst_of_a_window_that_move_are_read_again() -> None:
             assert batch.present.tolist() == [True] * 60 + [False] * 36
 
 
-def test_a_page_missing_under_an_item_that_holds_still_says_absent() -> None:
-    """A mere draw holds nothing: its pages go once the items in them were used up, and a gather says so at once.
+BARE = {"token": relive.ArraySpec((3,), "int16"), "reward": relive.ArraySpec((), "float64")}
 
-    It asks one round, not sixteen: the window is lost, and the pages that say so hold still.
+
+def bare_rows(count: int) -> dict[str, np.ndarray]:
+    return {"token": np.zeros((count, 3), np.int16), "reward": np.arange(float(count))}
+
+
+def head_address(table: relive.Table, reader: DeviceReader, key: int) -> int:
+    """Where the head of a step's row lies now."""
+    facts = table._core.geometry
+    layout = RegionLayout.from_facts(facts)
+    page, row = divmod(key & layout.slot_mask, layout.page_len)
+    region = np.frombuffer(table._core.region_bytes(), np.uint8)
+    frame = int(region[layout.frames_offset + page * 4 :][:4].view(np.uint32)[0])
+    with reader._view.held() as span:
+        return span.address + layout.end_of_frames(frame + 1) - layout.frame_bytes + row * layout.record_stride
+
+
+def test_a_window_that_seems_lost_because_its_page_moved_is_read_again() -> None:
+    """The row that ends the episode is read from a frame that holds another lane's rows by then.
+
+    The walk runs on over the end of the lane, where no page follows. It may not conclude that the item is gone.
     """
-    index = relive.Index(relive.Transitions(n_step=3), max_times_sampled=1)
-    spec = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})
-    with relive.Table(spec, 200, index, max_lanes=1) as table, table.writer() as writer:
-        writer.extend(reward=np.ones(40, np.float32))
+    index = relive.Index(relive.Transitions(n_step=3))
+    with relive.Table(relive.StepSpec(BARE), 600, index, max_lanes=4) as table:
+        ended, other = table.writer(), table.writer()
+        keys = ended.extend(**bare_rows(PAGE_LEN), terminated=True)
+        other.extend(**bare_rows(PAGE_LEN))
+        moves: list[int] = []
+
+        def move() -> None:
+            moves.append(table._core.move_all_pages())
+            other.extend(**bare_rows(5 * PAGE_LEN))
+
         with DeviceReader(table, "cpu") as reader:
-            drawn = table.draw(38).item_keys
-            rounds, rounds_run = reader._rounds_of(0), []
-            set_rounds(reader, lambda stage: rounds_run.append(stage))
-            assert rounds.index.n_step == 3
-            assert_gathers_the_same(table, reader, np.sort(drawn), None)
-            assert rounds_run.count("copied") == 1
+            with before_load(head_address(table, reader, int(keys[7])), 4, move):
+                batch = reader.gather(keys[6:7], ["reward", "num_steps", "terminated"])
+        assert moves and batch.present.all()
+        assert (batch["num_steps"].item(), batch["terminated"].item(), batch["reward"].item()) == (2, True, 13.0)
+        ended.close()
+        other.close()
+
+
+def test_a_page_that_is_gone_under_items_that_were_used_up_says_absent_at_once() -> None:
+    """A mere draw holds nothing: items 6 and 7 are drawn, then the page their windows run into is used up and freed.
+
+    One round says so and not sixteen: the window is lost, and the pages that say so hold still.
+    """
+    sampler = relive.Prioritized(priority_exponent=1.0)
+    index = relive.Index(relive.Transitions(n_step=3), sampler, max_times_sampled=1)
+    with relive.Table(relive.StepSpec(BARE), 600, index, max_lanes=4) as table, table.writer() as writer:
+        keys = writer.extend(**bare_rows(40))
+        table.update_priorities(keys, np.zeros(40, np.float32))
+        for some in (keys[5:8], keys[8:16]):
+            table.update_priorities(some, np.ones(len(some), np.float32))
+            table.sample(len(some)) if len(some) == 8 else table.draw(len(some))
+        with DeviceReader(table, "cpu") as reader:
+            stages: list[str] = []
+            set_rounds(reader, stages.append)
+            assert assert_gathers_the_same(table, reader, keys[5:8], None) == 1
+            assert stages.count("copied") == 1
