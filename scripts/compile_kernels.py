@@ -34,6 +34,7 @@ class Row:
     arch: int
     table: str
     variant: str  # of the compilation: the same where launches share it
+    num_specialized: int  # parameters for whose values it would be compiled anew
     cubin_bytes: int
     ptx_bytes: int
     is_elf: bool
@@ -63,7 +64,7 @@ def make_tables() -> dict[str, relive.Table]:
     }
 
 
-def row_of(made: Compiled, table: str, seconds: float) -> Row:
+def row_of(made: Compiled, table: str, num_specialized: int, seconds: float) -> Row:
     loads = region_loads(made)
     volatile = [load for load in loads if load.startswith("ld.volatile.global")]
     cached = [load for load in loads if load.startswith("ld.global.ca.")]
@@ -72,6 +73,7 @@ def row_of(made: Compiled, table: str, seconds: float) -> Row:
         arch=made.arch,
         table=table,
         variant=made.variant,
+        num_specialized=num_specialized,
         cubin_bytes=len(made.cubin),
         ptx_bytes=len(made.ptx),
         is_elf=made.cubin[:4] == b"\x7fELF",
@@ -94,7 +96,7 @@ def compile_all(architectures: list[int]) -> list[Row]:
                 for arch in architectures:
                     start = time.monotonic()
                     made = compile_launch(launch, arch)
-                    rows.append(row_of(made, name, time.monotonic() - start))
+                    rows.append(row_of(made, name, launch.num_specialized, time.monotonic() - start))
     return rows
 
 

@@ -213,21 +213,29 @@ def test_a_window_that_seems_lost_because_its_page_moved_is_read_again() -> None
         other.close()
 
 
-def test_a_page_that_is_gone_under_items_that_were_used_up_says_absent_at_once() -> None:
-    """A mere draw holds nothing: items 6 and 7 are drawn, then the page their windows run into is used up and freed.
+def test_a_page_that_goes_while_its_link_is_followed_makes_the_window_absent_at_once() -> None:
+    """Items 6 and 7, drawn for the last time, run into a page that is freed when the link to it is read.
 
-    One round says so and not sixteen: the window is lost, and the pages that say so hold still.
+    A mere draw holds nothing, and the items of that page are used up just then. Their own page stays. One round says
+    that they are absent, not sixteen: what said so holds still.
     """
     sampler = relive.Prioritized(priority_exponent=1.0)
     index = relive.Index(relive.Transitions(n_step=3), sampler, max_times_sampled=1)
     with relive.Table(relive.StepSpec(BARE), 600, index, max_lanes=4) as table, table.writer() as writer:
         keys = writer.extend(**bare_rows(40))
         table.update_priorities(keys, np.zeros(40, np.float32))
-        for some in (keys[5:8], keys[8:16]):
-            table.update_priorities(some, np.ones(len(some), np.float32))
-            table.sample(len(some)) if len(some) == 8 else table.draw(len(some))
+        table.update_priorities(keys[5:8], np.ones(3, np.float32))
+        assert sorted(table.draw(3).item_keys) == keys[5:8].tolist()
+        table.update_priorities(keys[8:16], np.ones(8, np.float32))
         with DeviceReader(table, "cpu") as reader:
+            assert assert_gathers_the_same(table, reader, keys[5:8], None) == 3
+            used: list[int] = []
             stages: list[str] = []
             set_rounds(reader, stages.append)
+            link = links_from(table, reader, int(keys[7]), 1)[0]
+            with before_load(link, 8, lambda: used.append(table.sample(8).num_items)):
+                batch = reader.gather(keys[5:8], all_columns(table))
+            assert used == [8] and stages.count("copied") == 1
+            assert batch.present.tolist() == [True, False, False]
+            assert batch["reward"].tolist() == [18.0, 0.0, 0.0] and batch["num_steps"].tolist() == [3, 0, 0]
             assert assert_gathers_the_same(table, reader, keys[5:8], None) == 1
-            assert stages.count("copied") == 1

@@ -46,6 +46,11 @@ class NotedLaunch:
         """Of the kernel."""
         return str(self.kernel.fn.__name__)
 
+    @property
+    def num_specialized(self) -> int:
+        """Parameters for whose values Triton would compile anew: 1, or multiples of 16."""
+        return sum(not (one.is_constexpr or one.do_not_specialize) for one in self.kernel.params)
+
     def signature(self) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
         """(type of each parameter, values of the constants, hints), as a launch would derive them."""
         types, constants, hints = {}, dict(self.constants), {}
