@@ -23,17 +23,22 @@ class ReleasedGil final {
  private:
   PyThreadState* state_;
 };
-void watch_for_exit();
 
-// Runs a core call without the GIL; raises what it says.
+// The end of the process, seen by the bindings (exit.cpp): hooks of the core that ask Python, and what is closed at last.
+bool hear_signals();                                      // interrupt_hook
+bool is_only_thread();                                    // only_thread_hook
+void close_at_exit(const std::shared_ptr<Table>& table);  // if it still lives then
+void bind_exit(nb::module_& module);
+
+// Runs a core call without the GIL; raises what it says. keys: raise_if_error's.
 template <class Call>
-void without_gil(Call&& call) {
+void without_gil(Call&& call, const nb::handle& keys = nb::handle()) {
   Status status;
   {
     const ReleasedGil released;
     status = call();
   }
-  raise_if_error(status);
+  raise_if_error(status, keys);
 }
 
 // What a plan's outputs look like to numpy.

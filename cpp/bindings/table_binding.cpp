@@ -37,7 +37,11 @@ nb::list Outputs::arrays(const CorePlan& plan, size_t n) const {
 namespace {
 
 // Two CoreTables never share a Table, but a Table outlives its CoreTable while writers borrow it.
-CoreTable* own(std::unique_ptr<Table> table) { return new CoreTable{std::shared_ptr<Table>(std::move(table))}; }
+CoreTable* own(std::unique_ptr<Table> table) {
+  auto made = std::make_unique<CoreTable>(std::shared_ptr<Table>(std::move(table)));
+  close_at_exit(made->table);
+  return made.release();
+}
 
 CoreTable* create_table(const nb::dict& from, nb::object path) {
   const TableConfig config = table_config(from);
@@ -268,6 +272,9 @@ void bind_core_table(nb::module_& module) {
                    })
       .def_prop_ro("read_only", [](const CoreTable& self) { return self.table->is_read_only(); })
       .def_prop_ro("closed", [](const CoreTable& self) { return self.table->is_closed(); })
+      .def_prop_rw(
+          "timeout_s", [](const CoreTable& self) { return self.table->timeout_s(); },
+          [](const CoreTable& self, double timeout_s) { self.table->set_timeout(timeout_s); })
       .def_prop_ro("geometry", &geometry)
       .def_prop_ro("layout", &layout)
       .def_prop_ro("policy_version",

@@ -39,7 +39,7 @@ def main() -> None:
         sys.exit(f"relive: the command line needs {_missing}: {_EXTRA}")
     try:
         _application()()
-    except ReliveError as problem:
+    except (ReliveError, OSError) as problem:  # an OSError names its file
         sys.exit(f"relive: {problem}")
 
 

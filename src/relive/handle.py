@@ -11,11 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from relive import _core
-from relive._casting import as_array, as_buffers, as_keys
+from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import integer, timeout
 from relive._closing import Closing
 from relive.batch import Batch, Columns, Draw, Plan
-from relive.errors import FormatMismatch, InvalidConfig, RequestTooLarge, ShapeMismatch, TableClosed, UnknownColumn
+from relive.errors import (
+    FormatMismatch,
+    InvalidConfig,
+    RequestTooLarge,
+    ShapeMismatch,
+    TableClosed,
+    UnknownColumn,
+)
 from relive.index import Index
 from relive.limiters import SamplesPerInsert
 from relive.spec import DERIVED_NAMES, StepSpec
@@ -143,8 +150,10 @@ class TableHandle(Closing):
         """
         if not isinstance(item_keys, np.ndarray) or item_keys.dtype is not _INT64:
             item_keys = as_keys(item_keys)
-        if not isinstance(priorities, np.ndarray):
+        if not isinstance(priorities, np.ndarray) or priorities.dtype.kind not in "fiub":
             priorities = as_array("priorities", priorities)
+        if priorities.dtype.itemsize > 8 or priorities.dtype.kind == "c":
+            priorities = cast("priorities", priorities, np.dtype(np.float64))
         if priorities.shape != item_keys.shape or priorities.ndim != 1:
             raise ShapeMismatch("priorities", item_keys.shape, priorities.shape)
         number = 0 if index is None else self._index_number(index)
@@ -167,6 +176,10 @@ class TableHandle(Closing):
     def __len__(self) -> int:
         """Live steps. Raises TableClosed."""
         return self._open_core().num_steps()
+
+    def __bool__(self) -> bool:
+        """True: `if table:` asks whether there is a handle, not whether it holds steps."""
+        return True
 
     def num_items(self, index: str | None = None) -> int:
         """Live items of an index: those that can be drawn. Raises TableClosed."""
@@ -239,15 +252,15 @@ class TableHandle(Closing):
     def _index_number(self, name: str | None) -> int:
         if name is None:
             return 0
-        if name not in self._index_names:
+        if not isinstance(name, str) or name not in self._index_names:
             raise InvalidConfig("index", " or ".join(map(repr, self._index_names)), name)
         return self._index_names.index(name)
 
     def _plan(self, index: str | None, columns: Sequence[str] | None) -> Plan:
-        asked = None if columns is None else ((columns,) if isinstance(columns, str) else tuple(columns))
+        asked = None if columns is None else _names(columns)
+        number = self._index_number(index)  # first: what is no name may not even have a hash
         plan = self._plans.get((index, asked))
         if plan is None:
-            number = self._index_number(index)
             names = self._default_columns() if asked is None else self._expanded(asked)
             plan = Plan(self._core.plan(number, list(names)), Columns(names, self._spec), number)
             if len(self._plans) < _MAX_PLANS:
@@ -279,3 +292,14 @@ class TableHandle(Closing):
             return error
         narrowest = min(paced, key=lambda limiter: limiter.window)
         return RequestTooLarge(error.requested, error.window, narrowest.arithmetic())
+
+
+def _names(columns: Any) -> tuple[str, ...]:
+    """columns= as a call gave it: names, or one name."""
+    try:
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+    except (TypeError, ValueError):
+        names = (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidConfig("columns", "names of columns, or None for the usual ones", columns)
+    return names

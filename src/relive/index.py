@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, final
 
-from relive._checks import integer
-from relive.errors import InvalidConfig, SpecError
+from relive._checks import integer, is_text
+from relive.errors import CapacityTooSmall, InvalidConfig, SpecError
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.samplers import Fifo, Prioritized, Uniform
 from relive.spec import StepSpec
 
-__all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "named_indexes"]
+__all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]
 
 Sampler: TypeAlias = Uniform | Prioritized
 Limiter: TypeAlias = MinSize | SamplesPerInsert
@@ -101,17 +101,28 @@ class Index:
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> Index:
         """The Index that to_dict wrote. Raises InvalidConfig."""
+        if not isinstance(parts, Mapping):
+            raise InvalidConfig("parts of an Index", "what to_dict wrote", parts)
         built: dict[str, Any] = {}
         for name, value in parts.items():
             if isinstance(value, Mapping):
                 options = dict(value)
-                kind = _KINDS.get(str(options.pop("type", None)))
+                named = options.pop("type", None)
+                kind = _KINDS.get(named) if isinstance(named, str) else None
                 if kind is None:
                     raise InvalidConfig(f"{name} of an Index", " or ".join(_KINDS), value.get("type"))
-                built[name] = kind(**options)
+                built[name] = _built(kind, options)
             else:
                 built[name] = value
-        return cls(**built)
+        built_index: Index = _built(cls, built)
+        return built_index
+
+
+def _built(kind: Any, options: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**options)
+    except TypeError as error:  # an argument that it does not have
+        raise InvalidConfig(f"parts of {kind.__name__}", "what to_dict wrote", str(error)) from None
 
 
 def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> dict[str, Index]:
@@ -122,9 +133,25 @@ def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> 
     if not 1 <= len(named) <= MAX_INDEXES:
         raise InvalidConfig("index", f"1 to {MAX_INDEXES} indexes", len(named))
     for name, one in named.items():
-        if not isinstance(name, str) or not name or len(name.encode()) > 63:
+        if not is_text(name, 63):
             raise InvalidConfig("name of an index", "1 to 63 bytes of text", name)
         if not isinstance(one, Index):
             raise InvalidConfig(f"index {name!r}", "an Index(...)", one)
         one.check_against(spec)
     return named
+
+
+def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
+    """Raises CapacityTooSmall where a min_size could never be reached.
+
+    A lane in a long episode keeps steps back that are stored and cannot be drawn: its oldest (stack - 1), whose stacks
+    reach further back (with the largest stack of all indexes), and its newest (n_step - 1), whose windows are not
+    complete. (A writer that gives no next keeps its newest step back, too.)
+    """
+    stack = max((depth for one in indexes.values() for depth in one.items.stack.values()), default=1)
+    for name, one in indexes.items():
+        needed = one.limiter.min_size + stack - 1 + one.items.n_step - 1
+        if needed > capacity:
+            kept = f"stack {stack} - 1 and n_step {one.items.n_step} - 1 steps that no item begins at"
+            arithmetic = f"index {name!r}: min_size {one.limiter.min_size}, and of one lane {kept}"
+            raise CapacityTooSmall(capacity, needed, arithmetic=arithmetic)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
-from relive.errors import NoSuchTable, ReliveError
+from relive._checks import is_text
+from relive.errors import NoSuchTable, ReliveError, SystemFailure
 from relive.spec import StepSpec
-from relive.storage import SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
+from relive.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
 from relive.table import Table, attach_path
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ def list_tables() -> list[TableRow]:
     prefix = f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}"
     for path in sorted(glob.glob(glob.escape(prefix) + "*")):
         name = path[len(prefix) :]
+        if not is_text(name, MAX_NAME_BYTES):
+            name, printable = (part.encode(errors="backslashreplace").decode() for part in (name, path))
+            rows.append(TableRow(name, printable, _used_bytes(path), 0, 0, 0, False, "its name is no name of a table"))
+            continue
         try:
             facts = _core.probe(path)
         except NoSuchTable:
@@ -97,6 +102,8 @@ def remove(name: str, force: bool = False) -> None:
             os.unlink(path)
         except FileNotFoundError:
             raise NoSuchTable(path) from None
+        except OSError as error:  # another user's, or a folder
+            raise SystemFailure(f"removing {path}", error.errno or 0) from None
         return
     _core.probe(path)  # refuses what is no table
     _core.remove(path)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import time
 from typing import Any, Protocol, final
 
 from relive._core import CoreTable
+from relive._ending import at_end
 from relive.ahead import Ahead
 from relive.batch import Batch, Plan
 from relive.errors import DeadlineExceeded, TableClosed, WaitsForItself
@@ -166,7 +166,7 @@ class Batches(Ahead):
             self._core.return_held(self._source.number, num_items)
 
 
-@atexit.register
+@at_end
 def _stop_all() -> None:
     for batches in list(_running):
         batches.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
-from relive._checks import finite
+from relive._checks import MAX_FLOAT32, finite
 
 __all__ = ["Fifo", "InitialPriority", "Prioritized", "Uniform"]
 
@@ -24,7 +24,8 @@ class Prioritized:
     """Items with probability mass / total, mass = priority ** priority_exponent, with replacement.
 
     initial: the priority of an item that came without one: 'max', the largest priority ever given (1 at first);
-    'given', the item waits, unpublished, until update_priorities or append gives one; or a number >= 0.
+    'given', the item waits, unpublished, until update_priorities or append gives one; or a number >= 0 that
+    float32 holds.
     Raises InvalidConfig.
     """
 
@@ -33,8 +34,10 @@ class Prioritized:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "priority_exponent", finite("priority_exponent", self.priority_exponent, 0.0))
-        if self.initial != "max" and self.initial != "given":
-            object.__setattr__(self, "initial", finite("initial (or 'max', 'given')", self.initial, 0.0))
+        initial: Any = self.initial
+        if not isinstance(initial, str) or initial not in ("max", "given"):
+            number = finite("initial (or 'max', 'given')", initial, 0.0, MAX_FLOAT32)
+            object.__setattr__(self, "initial", number)
 
 
 @final

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, final
 from relive import _core
 from relive._checks import integer, timeout
 from relive.batch import Plan
-from relive.capacity import steps_in_bytes
-from relive.errors import CapacityTooSmall, InvalidConfig, NotShareable
+from relive.capacity import num_steps
+from relive.errors import InvalidConfig, NotShareable
 from relive.handle import METADATA_VERSION, TableHandle
-from relive.index import Index, named_indexes
+from relive.index import Index, check_min_sizes, named_indexes
 from relive.planned import Planned
 from relive.prefetch import Batches, Sampled
 from relive.protocol import ReplayTable
@@ -23,6 +23,7 @@ from relive.writer import Writer
 __all__ = ["Table", "attach_path"]
 
 MAX_PARTICIPANTS = 256
+MAX_LANES = 2**20  # the core's own limit
 _STORAGES = "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)"
 
 
@@ -56,27 +57,22 @@ class Table(TableHandle):
         if storage is not None and not isinstance(storage, (LocalMemory, SharedMemory, Tiered)):
             raise InvalidConfig("storage", _STORAGES, storage)
         indexes = named_indexes(index, spec)
-        if isinstance(capacity, str):
-            num_steps = steps_in_bytes(capacity, spec, len(indexes))
-        else:
-            num_steps = integer("capacity", capacity, 1)
-        for one in indexes.values():
-            if one.limiter.min_size > num_steps:
-                raise CapacityTooSmall(num_steps, one.limiter.min_size)
+        steps = num_steps(capacity, spec, len(indexes))
+        check_min_sizes(steps, indexes)
         default_timeout_s = timeout(timeout_s)
         metadata = {
             "version": METADATA_VERSION,
             "spec": spec.to_json(),
             "indexes": {name: one.to_dict() for name, one in indexes.items()},
-            "capacity": num_steps,
-            "max_lanes": integer("max_lanes", max_lanes, 1),
+            "capacity": steps,
+            "max_lanes": integer("max_lanes", max_lanes, 1, MAX_LANES),
             "timeout_s": default_timeout_s,
             "seed": integer("seed", seed, 0, 2**64 - 1),
         }
         config = {
             "columns": [(name, c.dtype.str, c.shape, c.kind) for name, c in spec.columns.items()],
             "indexes": [one.core_config(name, spec) for name, one in indexes.items()],
-            "capacity": num_steps,
+            "capacity": steps,
             "max_lanes": metadata["max_lanes"],
             "max_participants": MAX_PARTICIPANTS,
             "seed": metadata["seed"],
@@ -87,7 +83,9 @@ class Table(TableHandle):
         if isinstance(storage, Tiered):
             config["tier"] = storage.core_config()
             self._gathered_batches = storage.gathered_batches
-        self._bind(_core.create_table(config, path), spec, indexes, num_steps, default_timeout_s, stream=0)
+        core = _core.create_table(config, path)
+        core.timeout_s = default_timeout_s
+        self._bind(core, spec, indexes, steps, default_timeout_s, stream=0)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +149,8 @@ class Table(TableHandle):
     def close(self) -> None:
         """Closes its writers and ends the use of this handle; the last clean close removes a shared table.
 
-        Calls of other threads end with TableClosed. Closing twice is harmless.
+        Calls of other threads end with TableClosed; they are waited for, at most timeout_s. Closing twice is harmless.
+        A handle that is still open when the process ends is closed then.
         """
         self._core.close()
 
@@ -180,4 +179,5 @@ def attach_path(path: str, stream: int = 0, timeout_s: SupportsFloat | None = No
     table = Table.__new__(Table)
     core = _core.attach_table(path, bool(read_only), stream, 60.0 if given is None else given)
     table._bind_to(core, stream, given)
+    core.timeout_s = table.timeout_s
     return table

@@ -10,10 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from relive._casting import Normaliser, as_array
-from relive._checks import integer, timeout
+from relive._checks import flag, integer, timeout
 from relive._closing import Closing
 from relive._core import CoreTable
-from relive.errors import InvalidConfig, LaneError, MissingColumn, RequestTooLarge, SpecError, UnknownColumn
+from relive.errors import (
+    DtypeMismatch,
+    InvalidConfig,
+    LaneError,
+    MissingColumn,
+    RequestTooLarge,
+    ShapeMismatch,
+    SpecError,
+    UnknownColumn,
+)
 from relive.spec import StepSpec, groups_of, spread
 
 __all__ = ["Writer"]
@@ -23,6 +32,7 @@ Lanes = npt.NDArray[np.int32]
 
 _ALWAYS_TAKEN = ("terminated", "truncated", "discount")
 _MAX_REMEMBERED = 64
+_MAX_LANES = 2**20  # of any table
 
 
 @final
@@ -34,8 +44,9 @@ class Writer(Closing):
     lanes as named.
     priority: of the new items, finite, >= 0, one for all or [M]; None: the index's initial priority.
     timeout_s: how long to wait for the limiter and for the table's lock: None is the table's default, 0 tries once, inf
-    waits; then DeadlineExceeded, WaitsForItself where nobody else could end the wait. Every error leaves the table as
-    it was. Closing (also by `with`) cuts the lanes: their last rows publish shorter windows, as truncated.
+    waits; then DeadlineExceeded, WaitsForItself where nobody else could end the wait. An error leaves the table as it
+    was, but for a block that stopped half way: then error.stored > 0, see extend. Closing (also by `with`) cuts the
+    lanes: their last rows publish shorter windows, as truncated.
     """
 
     __slots__ = (
@@ -63,7 +74,7 @@ class Writer(Closing):
     ) -> None:
         self._explain = explain
         self._single = num_lanes is None
-        self._num_lanes = 1 if num_lanes is None else integer("num_lanes", num_lanes, 1)
+        self._num_lanes = 1 if num_lanes is None else integer("num_lanes", num_lanes, 1, _MAX_LANES)
         self._spec = spec
         self._core = core.open_writer(self._num_lanes, self._single, Normaliser(spec, self._single))
         self._core_append = self._core.append
@@ -115,7 +126,13 @@ class Writer(Closing):
 
         columns: as in append with a time axis in front, [T, M, *shape] ([T, *shape] for one lane); state columns may
         carry T + 1 rows, the last of them the state after the last step. A scalar terminated or truncated speaks of
-        the last row. The limiter admits the T x M steps whole, before the first. Raises what append raises.
+        the last row. Raises what append raises.
+
+        A block goes in whole where it can: memory for all of it is taken, and the limiter asked, before its first row.
+        Only one that the limiter lets in by parts (it does not fit the window beside a draw that waits), or that is
+        written in several holds of the table's lock (more than 256 rows, or over the end of a page), may fail after
+        some of it: then error.stored rows are stored, the first ones step by step, error.keys are theirs, and the rows
+        after them may be given next; the same block again would store the first ones twice.
         """
         keys: Keys = self._write(self._core.extend, columns, lanes, priority, timeout_s, axis=1)
         return keys
@@ -137,8 +154,8 @@ class Writer(Closing):
         Truncated unless terminated=True is given. next_columns: next_<state> [M, *shape], needed where truncated,
         unless the last append gave them. Raises MissingNext, AlreadyPublished, and what append raises.
         """
-        ended = bool(terminated)
-        cut = not ended if truncated is None else bool(truncated)
+        ended = flag("terminated of end_episode, which speaks of all lanes named,", terminated)
+        cut = not ended if truncated is None else flag("truncated of end_episode", truncated)
         if not ended and not cut:
             raise InvalidConfig("end_episode", "terminated=True or truncated=True", "neither")
         flat: dict[str, Any] = {}
@@ -171,11 +188,15 @@ class Writer(Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """Whether close() gave the lanes back, or the table is closed."""
         return self._core.closed
 
     def close(self) -> None:
-        """Cuts the lanes and gives them back. Closing twice is harmless."""
+        """Cuts the lanes and gives them back. Closing twice is harmless.
+
+        Waits for the table's lock at most the table's timeout_s, then DeadlineExceeded: the writer stays open and may
+        be closed again. Dropped instead, its lanes go to the handle's next writer, or end with the handle.
+        """
         self._core.close()
 
     def __repr__(self) -> str:
@@ -195,6 +216,8 @@ class Writer(Closing):
     ) -> Any:
         """append (axis 0 is the lanes) and extend (axis 1), with every argument."""
         columns = self._flattened(columns)
+        if axis == 1:  # the rows are counted on arrays; a tensor is one, but not to the core
+            columns = {name: _counted(name, value) for name, value in columns.items()}
         ids: Lanes | None = None
         if lanes is not None:
             ids, columns, priority = self._select(lanes, columns, priority, axis)
@@ -263,7 +286,10 @@ class Writer(Closing):
         num_lanes = self._num_lanes
         if self._single:
             raise LaneError("lanes", "none: this writer has one lane without an axis (table.writer())", "lanes given")
-        array = np.asarray(lanes)
+        try:
+            array = as_array("lanes", lanes)
+        except (ShapeMismatch, DtypeMismatch):
+            raise LaneError("lanes", "a mask bool[L] or ids int[M]", type(lanes).__name__) from None
         if array.dtype == np.bool_:
             if array.shape != (num_lanes,):
                 raise LaneError("mask of lanes", f"bool[{num_lanes}]", f"bool{list(array.shape)}")
@@ -279,3 +305,8 @@ class Writer(Closing):
         if counts.max() > 1:
             raise LaneError("ids of lanes", "each lane once", f"lane {counts.argmax()} {counts.max()} times")
         return ids
+
+
+def _counted(name: str, value: Any) -> Any:
+    # None stands for an end that is not given; a mapping is refused by name in the core's own words.
+    return value if value is None or isinstance(value, np.ndarray) else as_array(name, value)

@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "relive"
 FLOORS: list[set[str]] = [
     {"_error_base"},
     {"errors"},
-    {"_checks", "_closing"},
+    {"_checks", "_closing", "_ending"},
     {"spec", "_spaces", "_casting"},
     {"protocol"},
     {"items", "samplers", "limiters", "storage"},
@@ -36,6 +36,7 @@ FLOORS: list[set[str]] = [
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}, {"writer", "prefetch"}, {"train", "agents"}]
 CORE_USERS = {
+    "_ending",
     "batch",
     "writer",
     "prefetch",

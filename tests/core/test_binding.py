@@ -220,3 +220,24 @@ def test_nothing_leaks_an_array() -> None:
 def test_configurations_that_cannot_be(change: dict[str, Any]) -> None:
     with pytest.raises((errors.ReliveError, ValueError, TypeError)):
         make_core(**change)
+
+
+@pytest.mark.parametrize("shape", [(2**32, 2**32), (2**33,), (2**16, 2**16, 2**16, 2**16), (0,), (-1,), (3, -5)])
+def test_a_column_that_would_wrap_round_is_refused_here_too(shape: tuple[int, ...]) -> None:
+    with pytest.raises(errors.InvalidConfig) as caught:
+        make_core(columns=[("image", "|u1", shape, "step")])
+    assert "image" in caught.value.what
+
+
+def test_rows_and_regions_beyond_all_memory_are_refused() -> None:
+    columns = [(f"image{number}", "|u1", (2**32,), "step") for number in range(17)]
+    with pytest.raises(errors.InvalidConfig):
+        make_core(columns=columns)
+    with pytest.raises(errors.InvalidConfig):
+        make_core(columns=columns[:1], capacity=2**36, max_lanes=1)
+
+
+@pytest.mark.parametrize("number", [1e39, -1.0, float("nan"), float("inf")])
+def test_an_initial_priority_that_float32_cannot_hold_is_refused(number: float) -> None:
+    with pytest.raises(errors.InvalidConfig):
+        make_core(indexes=[make_index(sampler="prioritized", initial=("number", number))])

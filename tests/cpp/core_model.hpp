@@ -24,6 +24,7 @@ struct IndexSpec {
   uint32_t n_step = 1;
   uint32_t stack = 1;  // of the column "pixels" or else "observation"
   bool prioritized = false;
+  Sampling kind = Sampling::kUniform;  // where it is neither uniform nor prioritized
   Initial initial = Initial::kMax;
   uint32_t max_times = 0;
   StackPad pad = StackPad::kRepeat;
@@ -59,7 +60,7 @@ inline TableConfig make_config(const Spec& spec) {
     to.n_step = from.n_step;
     to.gamma = kGamma;
     to.stack_pad = from.pad;
-    to.sampling = from.prioritized ? Sampling::kPrioritized : Sampling::kUniform;
+    to.sampling = from.prioritized ? Sampling::kPrioritized : from.kind;
     to.initial = from.initial;
     to.initial_number = 1.0;
     to.priority_exponent = 0.6;

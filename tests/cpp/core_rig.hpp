@@ -48,14 +48,15 @@ class Rig {
   std::map<int64_t, Place> places;
   bool has_holes = false;  // something was used up: its page may go early
 
+  GatherPlan make_plan(uint32_t index);
+  void check_item(uint32_t index, const GatherPlan& plan, const std::vector<std::vector<std::byte>>& out, size_t row,
+                  int64_t key);
+
  private:
   ModelLane& lane_of(int32_t m) { return lanes[current_[static_cast<size_t>(m)]]; }
   const ModelLane& lane_of(int32_t m) const { return lanes[current_[static_cast<size_t>(m)]]; }
-  void check_item(uint32_t index, const GatherPlan& plan, const std::vector<std::vector<std::byte>>& out, size_t row,
-                  int64_t key);
   bool is_complete(const IndexSpec& index, const Place& place) const;
   void end_in_model(ModelLane& lane, bool with_tail_row, bool zeros);
-  GatherPlan make_plan(uint32_t index);
   size_t bytes_of(size_t c) const { return table->region().columns[c].num_bytes; }
 
   Spec spec_;
@@ -335,7 +336,7 @@ inline void Rig::verify(size_t most) {
         for (const ModelEpisode& e : lane.episodes)
           for (size_t s = 0; s < e.steps.size() && !found; ++s)
             if (is_step_alive(e.steps[s].key)) first_alive = e.first_row + s, found = true;
-        if (first_alive == 0 || row >= first_alive + table->region().geometry->history)
+        if (first_alive == 0 || row >= first_alive + table->region().shape(i).before)
           harness::fail(__FILE__, __LINE__,
                         "a live item is missing: row " + std::to_string(row) + ", first live row " +
                             std::to_string(first_alive) + where(asked[k]));

@@ -215,6 +215,82 @@ TEST(programmes_without_state_columns) {
   run_programmes({.capacity = 30, .num_lanes = 2, .has_state = false, .indexes = {{.n_step = 3}}}, 20, 300);
 }
 
+TEST(programmes_windows_over_many_pages) {
+  // Pages of 8 rows: a window is up to 5 pages long, and as many lie before it.
+  run_programmes({.capacity = 90, .indexes = {{.n_step = 30, .stack = 12}}}, 20, 300);
+  run_programmes({.capacity = 120, .num_lanes = 2, .indexes = {{.n_step = 17, .stack = 40, .prioritized = true}}}, 20,
+                 300);
+  run_programmes({.capacity = 60, .num_lanes = 2, .indexes = {{.n_step = 20, .max_times = 2}}}, 20, 300);
+  run_programmes({.capacity = 60, .num_lanes = 2, .has_state = false, .indexes = {{.n_step = 20}}}, 20, 300);
+  run_programmes({.capacity = 60, .has_state = false, .indexes = {{.n_step = 25, .max_times = 1}}}, 20, 300);
+}
+
+TEST(programmes_what_an_index_reaches_back_costs_the_others_nothing) {
+  run_programmes({.capacity = 80,
+                  .num_lanes = 2,
+                  .indexes = {{.n_step = 1},
+                              {.n_step = 2, .stack = 20, .prioritized = true},
+                              {.n_step = 12, .stack = 3, .max_times = 2}}},
+                 20, 300);
+}
+
+TEST(programmes_of_the_highest_and_the_lowest) {
+  // What min, max and best() are for: every draw is the item of the highest, or the lowest, priority above 0.
+  for (const Sampling kind : {Sampling::kHighest, Sampling::kLowest}) {
+    Spec spec{.capacity = 40, .num_lanes = 1};
+    spec.indexes[0].kind = kind;
+    Rig rig(spec);
+    CHECK(rig.write({0}, 20, std::vector<int>(20, 0), NextGiven::kYes) == Code::kOk);
+    std::vector<float> priorities;
+    for (size_t k = 0; k < rig.keys.size(); ++k) priorities.push_back(static_cast<float>(1 + (k * 7) % 20));
+    std::vector<size_t> order(rig.keys.size());
+    for (size_t k = 0; k < order.size(); ++k) order[k] = k;
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return kind == Sampling::kHighest ? priorities[a] > priorities[b] : priorities[a] < priorities[b];
+    });
+    int64_t applied = 0;
+    CHECK(rig.table->update_priorities(0, rig.keys.data(), priorities.data(), rig.keys.size(), &applied).ok());
+    CHECK_EQ(applied, 20);
+    for (size_t place : order) {
+      const std::vector<int64_t> drawn = rig.sample(0, 3);
+      CHECK_EQ(drawn.size(), 3u);
+      for (int64_t key : drawn) CHECK_EQ(key, rig.keys[place]);
+      rig.remove({rig.keys[place]});
+      CHECK(rig.table->check().ok());
+    }
+    CHECK(rig.sample(0, 1).empty());
+  }
+}
+
+TEST(claims_given_back_revive_no_item_whose_rows_went) {
+  // Items 5 to 7 are drawn and not gathered; their windows run into the next page, which goes once its own items are
+  // used up. They are absent then, not shorter.
+  Spec spec{.capacity = 64, .has_state = false};
+  spec.indexes = {{.n_step = 3, .max_times = 1}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 24, std::vector<int>(24, 0), NextGiven::kNo) == Code::kOk);
+  std::vector<int64_t> drawn(8);
+  std::vector<double> probabilities(8);
+  DrawRequest request;
+  request.num_items = 8;
+  request.keys = drawn.data();
+  request.probabilities = probabilities.data();
+  CHECK(rig.table->sample(request, 0.0).ok());  // some of the first page's may be among them
+  for (int batch = 0; batch < 14; ++batch) (void)rig.sample(0, 1);
+  CHECK(rig.table->check().ok());
+  const GatherPlan plan = rig.make_plan(0);
+  std::vector<std::vector<std::byte>> out(plan.outputs.size());
+  std::vector<std::byte*> pointers;
+  for (size_t o = 0; o < out.size(); ++o) {
+    out[o].resize(plan.outputs[o].item_bytes * drawn.size());
+    pointers.push_back(out[o].data());
+  }
+  std::vector<uint8_t> present(drawn.size());
+  CHECK(rig.table->gather(plan, drawn.data(), drawn.size(), pointers.data(), present.data()).ok());
+  for (size_t k = 0; k < drawn.size(); ++k)
+    if (present[k]) rig.check_item(0, plan, out, k, drawn[k]);
+}
+
 TEST(programmes_large_rows) {
   run_programmes({.capacity = 40, .num_lanes = 2, .has_pixels = true, .indexes = {{.n_step = 3, .stack = 4}}}, 4, 200,
                  5);

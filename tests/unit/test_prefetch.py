@@ -159,7 +159,7 @@ def test_an_error_of_the_thread_surfaces_in_the_consumer_and_loses_no_credit() -
     with filled_table() as table:
         with table.batches(4, device="no such device") as batches:
             for _ in range(2):
-                with pytest.raises(RuntimeError):
+                with pytest.raises(errors.InvalidConfig):
                     next(batches)
         assert table.stats().indexes["default"].in_flight == 0
 

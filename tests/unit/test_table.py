@@ -60,6 +60,7 @@ def test_it_has_the_interface_of_all_tables(table: relive.Table) -> None:
         {"index": relive.Uniform()},
         {"storage": "/dev/shm/x"},
         {"max_lanes": 0},
+        {"max_lanes": "3"},
         {"timeout_s": -1.0},
         {"timeout_s": math.nan},
         {"seed": -1},

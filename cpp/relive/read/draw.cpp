@@ -46,6 +46,7 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
     drawn[k] = 0;
   }
   // Some at a time: memory brings the leaves of these while the next ones are still on their way down.
+  if (leaves.kind().choice != Choice::kByMass) return;  // there is nothing to aim at: choose() takes the best
   for (size_t begin = 0; begin < count; begin += kAimed)
     leaves.descend_to_groups(points + begin, drawn + begin, std::min(kAimed, count - begin));
   for (size_t k = 0; k < count; ++k) {

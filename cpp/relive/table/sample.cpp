@@ -42,7 +42,8 @@ std::string limiter_text(const IndexConfig& index) {
   const LimiterConfig& limiter = index.limiter;
   return std::string("index ") + index.name + ": inserted x " + std::to_string(limiter.samples_per_insert) +
          " - sampled stays in [" + std::to_string(limiter.lo) + ", " + std::to_string(limiter.hi) + "], " +
-         std::to_string(window(limiter)) + " samples wide";
+         std::to_string(window(limiter)) + " samples wide; a row is worth " +
+         std::to_string(limiter.samples_per_insert);
 }
 
 void Table::note_thread(std::atomic<uint64_t>* who) {
@@ -73,9 +74,10 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
   const double before = deadline.waited_s();
   wait_slice(&r.header->items_event, deadline, kWaitSlice_s, ready);
   r.header->counters.sampler_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
-  if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+  if (is_interrupted()) return Status(Code::kInterrupted);
   if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
     Locked locked(door_, deadline);
+    if (locked.status().code() == Code::kInterrupted) return locked.status();
     if (locked.status().ok() && locked.sweep_dead() > 0) {
       locked.items_came();
       locked.room_came();
@@ -84,11 +86,19 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
   return {};
 }
 
+// Writers whose blocks do not fit the window beside this draw look again: they go on by parts.
+void Table::note_refused_draw(uint32_t index, int64_t n, Locked* locked) {
+  std::atomic<int64_t>& noted = region_.credit(me_, index).refused_draw;
+  if (noted.load(kRelaxed) >= n) return;
+  noted.store(n, kRelaxed);
+  locked->room_came();
+}
+
 Status Table::reserve(uint32_t index, int64_t n, const Deadline& deadline) {
   Region& r = region_;
   const LimiterConfig& limiter = r.header->indexes[index].limiter;
   const IndexState& state = r.header->index_state[index];
-  if (!sample_can_ever_pass(limiter, n))
+  if (!draw_always_moves(limiter, n))
     return Status(Code::kRequestTooLarge)
         .with_int("requested", n)
         .with_double("window", window(limiter))
@@ -111,6 +121,7 @@ Status Table::reserve(uint32_t index, int64_t n, const Deadline& deadline) {
         locked.room_came();
         return {};
       }
+      note_refused_draw(index, n, &locked);
     }
     RELIVE_RETURN_IF_ERROR(wait_for_items(index, n, deadline));
   }
@@ -140,7 +151,7 @@ void Table::commit_credit(uint32_t index, int64_t n) {
 }
 
 void Table::return_credit(uint32_t index, int64_t n) {
-  if (access_ == Access::kReadOnly) return;
+  if (access_ == Access::kReadOnly || fork_epoch_.load(kRelaxed) != fork_epoch()) return;  // the parent's credit
   region_.credit(me_, index).in_flight.fetch_sub(n, std::memory_order_acq_rel);
   if (region_.header->indexes[index].limiter.kind != LimiterConfig::kMinSize) notify(&region_.header->items_event);
 }
@@ -202,7 +213,7 @@ void Table::claim_held(const DrawRequest& request, Held& held, DrawScratch& s) {
 void Table::undo_claims(const DrawRequest& request, const Deadline& deadline, DrawScratch& s) {
   Region& r = region_;
   if (s.claimed.empty()) return;
-  Locked locked(door_, deadline);
+  Locked locked(door_, deadline.deaf());  // what was begun; where it is not to be had they count as used
   if (!locked.status().ok()) return;
   for (const Claimed& c : s.claimed) {
     const uint64_t page = r.page_of(c.slot);
@@ -264,7 +275,7 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
       *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
     Status status = fill(request, call, deadline, s, &empty);
     if (status.ok() && !empty) break;
-    undo_claims(request, deadline, s);
+    undo_claims(request, status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline, s);
     return_credit(request.index, n);
     RELIVE_RETURN_IF_ERROR(std::move(status));
     if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
@@ -272,13 +283,14 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
     if (only_thread_hook != nullptr && is_alone() && only_thread_hook())
       return deadline_error(region_, request.index, n, deadline, Code::kWaitsForItself);
     const uint32_t seen = region_.header->items_event.count.load();
-    region_.header->items_event.waiters.store(1);
+    if (access_ == Access::kReadWrite) region_.header->items_event.waiters.store(1);
     futex_wait(&region_.header->items_event.count, seen, std::min(deadline.remaining_s(), kWaitSlice_s));
-    if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+    if (is_interrupted()) return Status(Code::kInterrupted);
   }
   // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
   if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite) {
-    Locked locked(door_, deadline);  // pages all of whose items are used up go back
+    // Pages all of whose items are used up go back; in vain at worst, for the batch is there.
+    Locked locked(door_, Deadline::after(kLeastLockWait_s).deaf());
     if (locked.status().ok()) {
       for (const Claimed& c : s.claimed) {
         const uint64_t page = region_.page_of(c.slot);

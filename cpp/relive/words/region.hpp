@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "relive/words/bulk_view.hpp"
 #include "relive/words/layout.hpp"
@@ -104,7 +105,10 @@ struct alignas(64) Credit {
   std::atomic<int64_t> in_flight;  // items drawn, not yet handed out
   std::atomic<int64_t> done;       // items handed out, cumulative over incarnations of the slot
   std::atomic<int64_t> reserved;   // rows admitted by the limiter, not yet committed
-  int64_t unused[5];
+  // The largest draw that the limiter has refused this participant so far: a block of rows that does not fit the window
+  // beside it is let in by parts.
+  std::atomic<int64_t> refused_draw;
+  int64_t unused[4];
 };
 
 struct Counters {
@@ -128,7 +132,7 @@ struct Header {
   char boot_id[40];
   uint64_t layout_hash;
   std::atomic<uint32_t> clean;  // closed by its last user
-  uint32_t reserved;
+  uint32_t checksum;            // CRC-32 over all that never changes
   Geometry geometry;
   IndexConfig indexes[kMaxIndexes];
 
@@ -149,6 +153,9 @@ struct Header {
 };
 
 inline constexpr char kMagic[8] = {'r', 'e', 'l', 'i', 'v', 'e', '\n', '\0'};
+
+// What of a geometry cannot be true of a file of num_bytes, its columns included; empty where it is sound.
+std::string unsound_part(const Geometry& geometry, const std::byte* memory, size_t num_bytes);
 
 struct Region {
   std::byte* base = nullptr;
@@ -173,7 +180,7 @@ struct Region {
 
   // Fills a fresh, zeroed region of layout.geometry.region_bytes and binds to it.
   void create(std::byte* memory, const TableConfig& config, const Layout& layout);
-  // Binds to a region that exists; checks magic, version, ABI and size first.
+  // Binds to a region that exists; checks magic, version, ABI, size, geometry and checksum first.
   Status open(std::byte* memory, size_t num_bytes);
 
   // ---- names of things ---------------------------------------------------------------------------------------
@@ -245,6 +252,7 @@ struct Region {
   // Sums over all participants; exact under the lock.
   int64_t sampled(uint32_t index) const;
   int64_t reserved_rows() const;
+  int64_t refused_draw(uint32_t index) const;  // the largest over all participants
 
  private:
   friend class Leaves;  // nobody else names a tree or a leaf's state

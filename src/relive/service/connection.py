@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import math
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, final
 
 import pyarrow.flight as flight
 
+from relive._ending import at_end
 from relive.errors import BadMessage, ForkedHandle, ReliveError, ServiceUnavailable, TableClosed
 from relive.service import wire
 from relive.service.address import parse_table
@@ -246,7 +246,7 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-@atexit.register
+@at_end
 def _close_all() -> None:
     for connection in list(_open):
         connection.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast, final, overload
 
 from relive._checks import timeout
 from relive._core import CoreTable
+from relive.errors import InvalidConfig
 from relive.handle import TableHandle
 from relive.protocol import ReplayTable
 from relive.service.batches import RemoteBatches
@@ -30,6 +31,8 @@ def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None 
     Raises ServiceUnavailable, NoSuchTable, FormatMismatch (a server of another version), InvalidConfig.
     """
     given = None if timeout_s is None else timeout(timeout_s)
+    if spec is not None and not isinstance(spec, StepSpec):
+        raise InvalidConfig("spec", "a StepSpec", spec)
     connection = Connection(address, None if spec is None else spec.to_json())
     try:
         return RemoteTable(connection, given)
