@@ -5,10 +5,13 @@ SHELL := bash
 VENV := .venv
 OTHERS := 3.10 3.12 3.13
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python
+BASE ?= HEAD
+PAIRS ?=
+CASES ?=
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
 
-.PHONY: help demo test quick bench bench-quick bench-gpu bench-report soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test quick bench bench-quick bench-gpu bench-compare bench-report soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +40,9 @@ bench-quick: setup ## a short cut of it, about 3 minutes
 
 bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json
 	@$(RUN) -m benchmarks.gpu
+
+bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]
+	@$(RUN) -m benchmarks.compare "$(BASE)" $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(CASES),--cases "$(CASES)")
 
 bench-report: setup ## rewrites the table of README.md from benchmarks/results
 	@$(RUN) -m benchmarks.report

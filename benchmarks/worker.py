@@ -13,16 +13,20 @@ PACKAGES = ("relive", "numpy", "torch", "stable-baselines3", "tianshou", "cpprb"
             "pyarrow", "dm-reverb", "tensorflow")  # fmt: skip
 
 
-def main(part: str, job: str, output: str) -> None:
-    readings = importlib.import_module(f"benchmarks.parts.{part}").work(json.loads(job))
+def versions() -> dict[str, str]:
+    """What this process runs with."""
     installed = {}
     for package in PACKAGES:
         try:
             installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    versions = {"python": platform.python_version(), **installed}
-    Path(output).write_text(json.dumps({"readings": readings, "versions": versions}))
+    return {"python": platform.python_version(), **installed}
+
+
+def main(part: str, job: str, output: str) -> None:
+    readings = importlib.import_module(f"benchmarks.parts.{part}").work(json.loads(job))
+    Path(output).write_text(json.dumps({"readings": readings, "versions": versions()}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -69,12 +71,13 @@ def _mapped(job: dict[str, Any], folder: str) -> dict[str, Any]:
     )
     waits: list[float] = []
     with memory_map.memory_budget(int(BUDGET * job["num_steps"] * job["num_bytes"])):
-        _run(rows.sample, SETTLE_S, [])
-        elapsed_s = _run(rows.sample, job["seconds"], waits)
+        run_for(SETTLE_S, rows.sample, [])
+        elapsed_s = run_for(job["seconds"], rows.sample, waits)
     return _reading(job, waits, elapsed_s)
 
 
-def _run(call: Any, seconds: float, waits_us: list[float]) -> float:
+def run_for(seconds: float, call: Callable[[], Any], waits_us: list[float]) -> float:
+    """Calls over and over for so long, each call's microseconds noted; returns the seconds it really took."""
     start = now = time.perf_counter()
     while now < start + seconds:
         call()
@@ -84,28 +87,34 @@ def _run(call: Any, seconds: float, waits_us: list[float]) -> float:
     return now - start
 
 
-def _tiered(job: dict[str, Any], folder: str) -> dict[str, Any]:
+@contextmanager
+def open_table(job: dict[str, Any], folder: str) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    """A full table with memory for a quarter of it, and what appends one more row."""
     import relive
 
     spec = relive.StepSpec({"item": relive.ArraySpec((job["num_bytes"],), "uint8")})
     storage = relive.Tiered(folder, int(BUDGET * job["num_steps"] * job["num_bytes"]))
     row = np.random.default_rng(0).integers(0, 256, job["num_bytes"], dtype=np.uint8)
-    waits: list[float] = []
     with relive.Table(spec, job["num_steps"], storage=storage, max_lanes=1) as table, table.writer() as writer:
         for _ in range(job["num_steps"]):
             writer.append(item=row)
-        with table.batches(job["batch"], prefetch=job["ahead"]) as batches:
-            if "sampled" in job:
-                next(batches)
-                time.sleep(SETTLE_S)
-            else:
-                _run(lambda: next(batches), SETTLE_S, [])
-            before = table.stats().tiers
-            if "sampled" in job:
-                elapsed_s = _open_loop(job, batches, lambda: writer.append(item=row), waits)
-            else:
-                elapsed_s = _run(lambda: next(batches), job["seconds"], waits)
-            after = table.stats().tiers
+        yield table, lambda: writer.append(item=row)
+
+
+def _tiered(job: dict[str, Any], folder: str) -> dict[str, Any]:
+    waits: list[float] = []
+    with open_table(job, folder) as (table, append), table.batches(job["batch"], prefetch=job["ahead"]) as batches:
+        if "sampled" in job:
+            next(batches)
+            time.sleep(SETTLE_S)
+        else:
+            run_for(SETTLE_S, lambda: next(batches), [])
+        before = table.stats().tiers
+        if "sampled" in job:
+            elapsed_s = _open_loop(job, batches, append, waits)
+        else:
+            elapsed_s = run_for(job["seconds"], lambda: next(batches), waits)
+        after = table.stats().tiers
     assert before is not None and after is not None
     read = after.bytes_read - before.bytes_read
     return _reading(

@@ -63,7 +63,7 @@ void give_back(PyObject* capsule) {
 
 }  // namespace
 
-void raise_if_error(const Status& status) {
+void raise_if_error(const Status& status, const nb::handle& keys) {
   if (status.ok()) return;
   if (status.code() == Code::kInterrupted) {
     if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
@@ -108,6 +108,8 @@ void raise_if_error(const Status& status) {
     }
     fields[field.name.c_str()] = value;
   }
+  if (keys.is_valid() && fields.contains("stored"))
+    fields["keys"] = keys.attr("reshape")(-1)[nb::slice(nb::none(), fields["stored"], nb::none())];
   nb::object error =
       nb::module_::import_("relive.errors").attr("from_core")(kNames[static_cast<uint32_t>(status.code())], fields);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());

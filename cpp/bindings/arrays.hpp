@@ -21,8 +21,9 @@ namespace relive::bindings {
 
 namespace nb = nanobind;
 
-// Raises the relive.errors exception of a status; does nothing where it is ok.
-void raise_if_error(const Status& status);
+// Raises the relive.errors exception of a status; does nothing where it is ok. keys, where given: those of all rows of
+// a block; the error of a block that stopped half way gets the ones that are stored.
+void raise_if_error(const Status& status, const nb::handle& keys = nb::handle());
 
 // A dtype from numpy's str ("<f4"); new reference.
 PyArray_Descr* descr_of(const std::string& dtype);

@@ -25,15 +25,15 @@ class ReleasedGil final {
 };
 void watch_for_exit();
 
-// Runs a core call without the GIL; raises what it says.
+// Runs a core call without the GIL; raises what it says. keys: raise_if_error's.
 template <class Call>
-void without_gil(Call&& call) {
+void without_gil(Call&& call, const nb::handle& keys = nb::handle()) {
   Status status;
   {
     const ReleasedGil released;
     status = call();
   }
-  raise_if_error(status);
+  raise_if_error(status, keys);
 }
 
 // What a plan's outputs look like to numpy.

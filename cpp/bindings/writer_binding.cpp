@@ -287,7 +287,7 @@ class CoreWriter final {
       const int skip = extend ? 0 : 1;
       keys = new_array(NPY_INT64, extend && !single_ ? 2 : 1, dims + skip, &data);
     }
-    without_gil([&] { return writer_->write(call.block, timeout_s, static_cast<int64_t*>(data)); });
+    without_gil([&] { return writer_->write(call.block, timeout_s, static_cast<int64_t*>(data)); }, keys);
     return one ? nb::object(nb::int_(key)) : keys;
   }
 

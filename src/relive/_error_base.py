@@ -6,11 +6,21 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = ["ReliveError", "bytes_text", "hint", "plain", "shown"]
 
 
 class ReliveError(Exception):
-    """Base of every error of the library. Attributes are the fields; str() is the sentence."""
+    """Base of every error of the library. Attributes are the fields; str() is the sentence.
+
+    stored: rows of the append or extend that raised it which are stored: the first ones, step by step and in each step
+    lane by lane; 0 for all other calls. keys: int64[stored], theirs; None where nothing is stored.
+    """
+
+    stored: int = 0
+    keys: npt.NDArray[np.int64] | None = None
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)

@@ -103,14 +103,19 @@ class WaitsForItself(DeadlineExceeded):
 
 @final
 class RequestTooLarge(ReliveError, ValueError):
-    """A draw or an insert that no state of the limiter could ever admit."""
+    """A draw or an insert that would come to wait for ever: it does not fit the limiter's window.
+
+    A draw shares the window with at least one row: where draw and row together are larger, both could come to wait for
+    each other.
+    """
 
     def __init__(self, requested: float, window: float, arithmetic: str = "") -> None:
         self.requested = requested
         self.window = window
         self.arithmetic = arithmetic
         super().__init__(
-            f"a request worth {requested:g} samples can never pass: the limiter's window is {window:g}"
+            f"a request for {requested:g} items could wait for ever: it does not fit the limiter's window of"
+            f" {window:g}, which a draw has to share with at least one row"
             + (f" ({arithmetic})" if arithmetic else "")
             + "; ask for less at a time or give SamplesPerInsert a larger tolerance"
         )
@@ -258,12 +263,22 @@ class NoProbabilities(ReliveError, ValueError):
 
 @final
 class CapacityTooSmall(ReliveError, ValueError):
-    """The lanes that are open need more steps than the table holds."""
+    """The lanes that are open, or an index's min_size, need more steps than the table holds.
 
-    def __init__(self, capacity: int, needed: int, lanes: int | None = None) -> None:
+    arithmetic: how needed came about, where it is a min_size's.
+    """
+
+    def __init__(self, capacity: int, needed: int, lanes: int | None = None, arithmetic: str = "") -> None:
         self.capacity = capacity
         self.needed = needed
         self.lanes = lanes
+        self.arithmetic = arithmetic
+        if arithmetic:
+            super().__init__(
+                f"capacity {capacity} is too small: at least {needed} steps are needed ({arithmetic}), or sampling"
+                " would never begin; give a larger capacity, or a smaller min_size"
+            )
+            return
         super().__init__(
             f"capacity {capacity} is too small: at least {needed} steps are needed"
             + (f" with {lanes} open lane{'s' if lanes != 1 else ''}" if lanes else "")
@@ -557,11 +572,20 @@ def from_core(code: str, fields: Mapping[str, Any]) -> ReliveError:
         else:
             for name in fields.keys() - set(named):
                 setattr(error, name, fields[name])
+            if error.stored:
+                error.args = (f"{error}; {_what_is_stored(error.stored, fields)}", *error.args[1:])
             return error
     shown = ", ".join(f"{name}={value!r}" for name, value in fields.items())
     plain = ReliveError(f"{code}({shown})")
     plain.__dict__.update(fields)
     return plain
+
+
+def _what_is_stored(stored: int, fields: Mapping[str, Any]) -> str:
+    return (
+        f"the first {stored} of {fields.get('num_rows', 'the')} rows are stored, step by step, under the error's keys:"
+        " go on with the rows after them, not with the whole block again"
+    )
 
 
 def _table_name(path: str) -> str:

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, final
 
 from relive._checks import integer
-from relive.errors import InvalidConfig, SpecError
+from relive.errors import CapacityTooSmall, InvalidConfig, SpecError
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.samplers import Fifo, Prioritized, Uniform
 from relive.spec import StepSpec
 
-__all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "named_indexes"]
+__all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]
 
 Sampler: TypeAlias = Uniform | Prioritized
 Limiter: TypeAlias = MinSize | SamplesPerInsert
@@ -128,3 +128,19 @@ def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> 
             raise InvalidConfig(f"index {name!r}", "an Index(...)", one)
         one.check_against(spec)
     return named
+
+
+def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
+    """Raises CapacityTooSmall where a min_size could never be reached.
+
+    A lane in a long episode keeps steps back that are stored and cannot be drawn: its oldest (stack - 1), whose stacks
+    reach further back (with the largest stack of all indexes), and its newest (n_step - 1), whose windows are not
+    complete. (A writer that gives no next keeps its newest step back, too.)
+    """
+    stack = max((depth for one in indexes.values() for depth in one.items.stack.values()), default=1)
+    for name, one in indexes.items():
+        needed = one.limiter.min_size + stack - 1 + one.items.n_step - 1
+        if needed > capacity:
+            kept = f"stack {stack} - 1 and n_step {one.items.n_step} - 1 steps that no item begins at"
+            arithmetic = f"index {name!r}: min_size {one.limiter.min_size}, and of one lane {kept}"
+            raise CapacityTooSmall(capacity, needed, arithmetic=arithmetic)

@@ -31,7 +31,9 @@ class SamplesPerInsert:
     With difference d = inserted x samples_per_insert - sampled, a draw of n passes when live >= min_size and d - n >=
     low, an insert of n when the first fill lasts (live + n <= min_size) or d + n x samples_per_insert <= high;
     low, high = samples_per_insert x min_size -/+ tolerance. tolerance None: the larger of 0.1 x samples_per_insert x
-    min_size and 1024. A draw of more than the window high - low can never pass and is refused.
+    min_size and 1024. A draw and one row must fit the window high - low together, else both could wait for each other:
+    larger draws are refused, and blocks of rows worth more than the window. A block that does not fit the window beside
+    the draws that wait is let in by parts.
     Raises InvalidConfig, also where the window is so small that no insert or no draw could ever pass.
     """
 
@@ -63,7 +65,7 @@ class SamplesPerInsert:
 
     @property
     def window(self) -> float:
-        """high - low, in samples: no draw larger than this can ever pass."""
+        """high - low, in samples: a draw and a row must fit it together."""
         return 2.0 * self.half_window
 
     def arithmetic(self) -> str:

@@ -10,9 +10,9 @@ from relive import _core
 from relive._checks import integer, timeout
 from relive.batch import Plan
 from relive.capacity import steps_in_bytes
-from relive.errors import CapacityTooSmall, InvalidConfig, NotShareable
+from relive.errors import InvalidConfig, NotShareable
 from relive.handle import METADATA_VERSION, TableHandle
-from relive.index import Index, named_indexes
+from relive.index import Index, check_min_sizes, named_indexes
 from relive.planned import Planned
 from relive.prefetch import Batches, Sampled
 from relive.protocol import ReplayTable
@@ -60,9 +60,7 @@ class Table(TableHandle):
             num_steps = steps_in_bytes(capacity, spec, len(indexes))
         else:
             num_steps = integer("capacity", capacity, 1)
-        for one in indexes.values():
-            if one.limiter.min_size > num_steps:
-                raise CapacityTooSmall(num_steps, one.limiter.min_size)
+        check_min_sizes(num_steps, indexes)
         default_timeout_s = timeout(timeout_s)
         metadata = {
             "version": METADATA_VERSION,

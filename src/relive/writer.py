@@ -34,8 +34,9 @@ class Writer(Closing):
     lanes as named.
     priority: of the new items, finite, >= 0, one for all or [M]; None: the index's initial priority.
     timeout_s: how long to wait for the limiter and for the table's lock: None is the table's default, 0 tries once, inf
-    waits; then DeadlineExceeded, WaitsForItself where nobody else could end the wait. Every error leaves the table as
-    it was. Closing (also by `with`) cuts the lanes: their last rows publish shorter windows, as truncated.
+    waits; then DeadlineExceeded, WaitsForItself where nobody else could end the wait. An error leaves the table as it
+    was, but for a block that stopped half way: then error.stored > 0, see extend. Closing (also by `with`) cuts the
+    lanes: their last rows publish shorter windows, as truncated.
     """
 
     __slots__ = (
@@ -115,7 +116,13 @@ class Writer(Closing):
 
         columns: as in append with a time axis in front, [T, M, *shape] ([T, *shape] for one lane); state columns may
         carry T + 1 rows, the last of them the state after the last step. A scalar terminated or truncated speaks of
-        the last row. The limiter admits the T x M steps whole, before the first. Raises what append raises.
+        the last row. Raises what append raises.
+
+        A block goes in whole where it can: memory for all of it is taken, and the limiter asked, before its first row.
+        Only one that the limiter lets in by parts (it does not fit the window beside a draw that waits), or that is
+        written in several holds of the table's lock (more than 256 rows, or over the end of a page), may fail after
+        some of it: then error.stored rows are stored, the first ones step by step, error.keys are theirs, and the rows
+        after them may be given next; the same block again would store the first ones twice.
         """
         keys: Keys = self._write(self._core.extend, columns, lanes, priority, timeout_s, axis=1)
         return keys

@@ -100,4 +100,58 @@ TEST(pairs_that_always_move_never_get_stuck) {
   }
 }
 
+TEST(the_most_that_is_let_in) {
+  const CounterRng rng(5, 6, 7, 8);
+  uint64_t i = 0;
+  for (int round = 0; round < 20000; ++round) {
+    const double spi = rng.below(i++, 3) == 0 ? 1.0 + rng.below(i++, 8) : 0.05 + 10.0 * rng.uniform(i++);
+    const int64_t min_size = 1 + rng.below(i++, 200);
+    const LimiterConfig config = make_samples_per_insert(spi, min_size, 1.0 + 300.0 * rng.uniform(i++));
+    const int64_t live = rng.below(i++, 400), inserted = live + rng.below(i++, 400);
+    const int64_t sampled = rng.below(i++, 8000), most = 1 + rng.below(i++, 300);
+    const int64_t n = most_insertable(config, live, inserted, sampled, most);
+    CHECK(n >= 0 && n <= most);
+    CHECK(n == 0 || can_insert(config, live, inserted, sampled, n));
+    CHECK(n == most || !can_insert(config, live, inserted, sampled, n + 1));
+  }
+  CHECK_EQ(most_insertable(make_min_size(5), 100, 100, 0, 1 << 20), 1 << 20);
+}
+
+TEST(draws_that_rows_always_make_room_for) {
+  const LimiterConfig whole = make_samples_per_insert(4.0, 10, 10.0);  // [30, 50], whole differences: n + 4 <= 21
+  CHECK(draw_always_moves(whole, 17));
+  CHECK(!draw_always_moves(whole, 18));  // at d = 47 a row needs 51, the draw 48
+  const LimiterConfig one = make_samples_per_insert(1.0, 10, 10.0);
+  CHECK(draw_always_moves(one, 20));
+  CHECK(!draw_always_moves(one, 21));
+  const LimiterConfig broken = make_samples_per_insert(2.5, 10, 10.0);  // [15, 35]: n + 2.5 <= 20
+  CHECK(draw_always_moves(broken, 17));
+  CHECK(!draw_always_moves(broken, 18));
+  CHECK(draw_always_moves(make_min_size(10), 1 << 20));
+  CHECK(draw_always_moves(make_samples_per_insert(8.0, 100, 4.5), 1));  // the narrowest window that is accepted
+}
+
+TEST(rows_one_at_a_time_never_get_stuck_beside_a_draw_that_is_accepted) {
+  const CounterRng rng(9, 10, 11, 12);
+  uint64_t i = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const double spi = rng.below(i++, 2) == 0 ? 1.0 + rng.below(i++, 8) : 0.1 + 8.0 * rng.uniform(i++);
+    const int64_t min_size = 1 + rng.below(i++, 50);
+    const LimiterConfig config = make_samples_per_insert(spi, min_size, 1.0 + 60.0 * rng.uniform(i++));
+    const int64_t draw = 1 + rng.below(i++, 120);
+    if (!draw_always_moves(config, draw)) continue;
+    int64_t inserted = 0, sampled = 0;
+    for (int step = 0; step < 400; ++step) {
+      const bool sample = can_sample(config, inserted, inserted, sampled, draw);
+      const int64_t room = most_insertable(config, inserted, inserted, sampled, 100);
+      CHECK(sample || room > 0);
+      if (sample && (room == 0 || rng.below(i++, 2) == 0)) {
+        sampled += draw;
+      } else {
+        inserted += 1 + rng.below(i++, static_cast<uint32_t>(room));
+      }
+    }
+  }
+}
+
 TEST_MAIN()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import threading
 import time
 from typing import Any
 
@@ -13,7 +15,16 @@ import pytest
 
 import relive
 from processes.shm import needs_shared_memory, shared_files
-from processes.tools import checked_bytes, checked_step, checked_table, children, eventually, number_of, torn_rows
+from processes.tools import (
+    checked_bytes,
+    checked_index,
+    checked_step,
+    checked_table,
+    children,
+    eventually,
+    number_of,
+    torn_rows,
+)
 from processes.workers import (
     EVERYTHING,
     create_and_wait,
@@ -21,6 +32,7 @@ from processes.workers import (
     sample_with_deadline,
     update_for_ever,
     write_and_wait,
+    write_blocks_by_parts,
     write_for_ever,
 )
 from relive import errors
@@ -199,6 +211,35 @@ def test_a_killed_prefetcher_gives_back_what_it_did_not_hand_out(shm_name: Any) 
             drawn += 10
         # what was handed out counts at most once and at least what the child had taken and acknowledged
         assert 60 <= drawn <= 70
+
+
+def test_a_writer_killed_in_the_middle_of_a_block_keeps_nothing_reserved(shm_name: Any) -> None:
+    """Window 20, draws of 15: blocks of 16 go in by parts, which wait in between. The next writer goes on."""
+    name = shm_name()
+    index = checked_index(limiter=relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0))
+    with checked_table(name, index=index, max_lanes=2) as table, children() as start:
+        for _ in range(5):
+            child = start("fork", write_blocks_by_parts, name)
+            child.answer()
+            for _ in range(4):
+                assert torn_rows(table.sample(15, columns=EVERYTHING, timeout_s=30.0)) == 0
+            child.kill()
+        table.check()
+        with table.writer() as writer:
+            done = threading.Event()
+
+            def draw() -> None:
+                while not done.is_set():
+                    with contextlib.suppress(errors.DeadlineExceeded):
+                        table.draw(15, timeout_s=0.2)
+
+            drawing = threading.Thread(target=draw)
+            drawing.start()
+            for number in range(60):
+                writer.append(**checked_step(number), timeout_s=30.0)
+            done.set()
+            drawing.join()
+        table.check()
 
 
 def test_a_closed_prefetcher_gives_back_exactly(shm_name: Any) -> None:

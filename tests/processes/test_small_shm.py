@@ -58,6 +58,65 @@ table.close()
 assert os.listdir("/dev/shm") == []
 """
 
+A_BLOCK_TOO_LARGE = """
+import os
+import numpy as np
+import relive
+from contract.tools import plain_spec
+spec = plain_spec(frame=relive.ArraySpec((84, 84), "uint8"))
+table = relive.Table(spec, 5000, storage=relive.SharedMemory("blocks"), max_lanes=8)
+other = open("/dev/shm/somebody-else", "wb")
+free = os.statvfs("/dev/shm").f_bavail * 4096
+os.posix_fallocate(other.fileno(), 0, free - (2 << 20))
+writer = table.writer(7)
+T = 700
+numbers = np.arange((T + 1) * 7).reshape(T + 1, 7)
+rows = {"observation": np.repeat(numbers[..., None], 2, 2).astype("f4"), "action": numbers[:T],
+        "reward": np.zeros((T, 7)), "frame": np.zeros((T, 7, 84, 84), np.uint8)}
+try:
+    writer.extend(**rows)
+except relive.errors.StorageFull as error:
+    assert error.stored == 0 and error.keys is None, error.stored
+    print("refused")
+assert len(table) == 0
+table.check()
+first = {name: array[:128] for name, array in rows.items()} | {"observation": rows["observation"][:129]}
+keys = writer.extend(**first)
+os.unlink("/dev/shm/somebody-else")
+other.close()
+rest = {name: array[128:] for name, array in rows.items()}
+keys = np.concatenate([keys, writer.extend(**rest)]).ravel()
+batch = table.gather(keys, columns=["action", "observation", "next_observation"])
+assert len(table) == T * 7 and batch.present.all() and batch["action"].tolist() == list(range(T * 7))
+assert (batch["next_observation"][:, 0] == np.arange(7, (T + 1) * 7)).all()
+table.check()
+writer.close()
+table.close()
+"""
+
+OLD_ROWS_MAKE_ROOM = """
+import os
+import numpy as np
+import relive
+from contract.tools import plain_spec
+spec = plain_spec(frame=relive.ArraySpec((84, 84), "uint8"))
+table = relive.Table(spec, 3000, storage=relive.SharedMemory("full"), max_lanes=1)
+writer = table.writer()
+rows = {"observation": np.zeros((500, 2)), "action": np.arange(500), "reward": np.zeros(500),
+        "frame": np.zeros((500, 84, 84), np.uint8)}
+for _ in range(8):
+    writer.extend(**rows)
+with open("/dev/shm/somebody-else", "wb") as other:
+    free = os.statvfs("/dev/shm").f_bavail * 4096
+    os.posix_fallocate(other.fileno(), 0, free)
+for _ in range(20):
+    writer.extend(**rows)
+print("refused" if len(table) == 3000 else len(table))
+os.unlink("/dev/shm/somebody-else")
+writer.close()
+table.close()
+"""
+
 
 def in_small_shm(program: str) -> subprocess.CompletedProcess[str]:
     """Runs a program where /dev/shm has 64 MB; skips where this machine does not let one be made."""
@@ -75,7 +134,15 @@ def in_small_shm(program: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("program", [TOO_LARGE, FILLED_BY_OTHERS], ids=["too large", "filled by others"])
+PROGRAMS = {
+    "too large": TOO_LARGE,
+    "filled by others": FILLED_BY_OTHERS,
+    "a block too large": A_BLOCK_TOO_LARGE,
+    "old rows make room": OLD_ROWS_MAKE_ROOM,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_small_shared_memory(program: str) -> None:
     done = in_small_shm(program)
     assert (done.returncode, done.stdout.strip()) == (0, "refused"), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import Any
@@ -160,6 +161,17 @@ def hold_batches(pipe: Any, name: str, count: int) -> None:
         pipe.recv()
     table.close()
     pipe.send("closed")
+
+
+def write_blocks_by_parts(pipe: Any, name: str) -> None:
+    """Blocks of 16 rows for ever, told when the first are there; nobody else's death keeps them waiting."""
+    table = relive.attach(name)
+    with table.writer() as writer:
+        pipe.send("writes")
+        for first in itertools.count(step=16):
+            rows = [checked_step(number) for number in range(first, first + 16)]
+            block = {column: np.stack([row[column] for row in rows]) for column in rows[0]}
+            writer.extend(**block, timeout_s=60.0)
 
 
 def _open(handle: Any) -> relive.Table:

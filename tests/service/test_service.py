@@ -132,6 +132,67 @@ def test_a_blocked_extend_blocks_nobody_else() -> None:
                 assert len(got) == 1
 
 
+def test_a_block_goes_in_by_parts_over_there() -> None:
+    """Window 20, 3 lanes, draws of 15: the server's slices of waiting never store a row twice, nor leave one out."""
+    limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)
+    spec = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
+    with relive.Table(spec, 1000, relive.Index(limiter=limiter), max_lanes=3) as table:
+        with serve({"t": table}, LOOPBACK) as server, connect(server.address + "/t") as remote:
+            drawing = threading.Thread(target=lambda: [remote.draw(15, timeout_s=30.0) for _ in range(6)])
+            drawing.start()
+            keys = []
+            with remote.writer(3) as writer:
+                for first in range(0, 90, 18):
+                    keys.append(writer.extend(number=np.arange(first, first + 18).reshape(6, 3), timeout_s=30.0))
+                drawing.join(30)
+            assert np.concatenate(keys).shape == (30, 3)
+            numbers = remote.gather(np.concatenate(keys).ravel())["number"]
+            assert numbers.tolist() == list(range(90)) and len(remote) == 90
+
+
+@pytest.mark.parametrize("shape, lanes, fit", [((18,), None, 10), ((6, 3), 3, 9), ((1, 12), 12, 10)])
+def test_what_is_stored_of_a_block_comes_with_the_error(shape: tuple[int, ...], lanes: int | None, fit: int) -> None:
+    """Window 20, room for 10 rows, a draw of 15 waits: whole steps of 3 lanes fit beside it, none of 12 lanes."""
+    limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)
+    spec = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
+    rows = np.arange(np.prod(shape)).reshape(shape)
+    with relive.Table(spec, 1000, relive.Index(limiter=limiter), max_lanes=13) as table:
+        with serve({"t": table}, LOOPBACK) as server, connect(server.address + "/t") as remote:
+            with remote.writer(lanes) as writer, remote.writer() as other:
+                other.extend(number=np.zeros(20, int))
+                remote.draw(15)
+                with pytest.raises(errors.DeadlineExceeded):
+                    remote.draw(15, timeout_s=0.0)
+                other.extend(number=np.zeros(5, int))
+                with pytest.raises(errors.DeadlineExceeded) as caught:
+                    writer.extend(number=rows, timeout_s=0.2)
+                keys = caught.value.keys
+                assert caught.value.stored == fit == len(remote) - 25 and keys is not None and keys.shape == (fit,)
+                assert f"first {fit} of {rows.size} rows are stored" in str(caught.value)
+                assert remote.gather(keys)["number"].tolist() == list(range(fit))
+
+
+def test_streamed_steps_of_a_block_that_went_in_by_parts_are_counted() -> None:
+    """Five lanes of one step each fit beside no draw of 18: what is stored of the failed step is acknowledged."""
+    limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)
+    spec = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
+    with relive.Table(spec, 1000, relive.Index(limiter=limiter), max_lanes=6) as table:
+        with serve({"t": table}, LOOPBACK) as server, connect(server.address + "/t") as remote:
+            with remote.writer() as other:
+                other.extend(number=np.zeros(20, int))
+                remote.draw(18)
+                with pytest.raises(errors.DeadlineExceeded):
+                    remote.draw(18, timeout_s=0.0)
+                other.extend(number=np.zeros(6, int))
+                writer = remote.writer(5, streaming=Streaming(linger_s=0.0))
+                for first in range(0, 20, 5):
+                    writer.append(number=np.arange(first, first + 5), timeout_s=0.2)
+                with pytest.raises(errors.Unacknowledged) as caught:
+                    writer.flush(30.0)
+                assert caught.value.num_steps == 20 - 12 and len(remote) == 26 + 12
+                writer.close()
+
+
 def test_threads_share_a_handle() -> None:
     with relive.Table(plain_spec(), 500, prioritized()) as table, serve({"t": table}, LOOPBACK) as server:
         with connect(server.address + "/t") as remote, remote.writer() as writer:

@@ -253,6 +253,27 @@ def test_a_full_disk_stops_the_writer_and_loses_nothing(table: relive.Table) -> 
     assert tiers(table).disk_errors > 0
 
 
+def test_a_block_that_a_full_disk_stops_says_what_is_stored(table: relive.Table) -> None:
+    """The rows after those go next, as if the disk had never been full."""
+    with table.writer() as writer:
+        write(writer, 0, 50)
+        table._core.fail_disk(0, errno.ENOSPC)
+        rows = {"number": np.arange(50, 150), "blob": pattern(np.arange(50, 150), ROW_BYTES)}
+        with pytest.raises(errors.StorageFull) as raised:
+            writer.extend(**rows)
+        stored, keys = raised.value.stored, raised.value.keys
+        assert 0 < stored < 100 and keys is not None and len(keys) == stored and len(table) == 50 + stored
+        assert f"first {stored} of 100 rows are stored" in str(raised.value)
+        assert check(table.gather(keys)).tolist() == list(range(50, 50 + stored))
+        with pytest.raises(errors.StorageFull) as raised:
+            writer.extend(**{name: array[stored:] for name, array in rows.items()})
+        assert raised.value.stored == 0 and raised.value.keys is None
+        table._core.fail_disk(0, 0)
+        more = writer.extend(**{name: array[stored:] for name, array in rows.items()})
+        assert check(table.gather(np.concatenate([keys, more]))).tolist() == list(range(50, 150))
+        assert len(table) == 150
+
+
 def test_a_really_full_file_system(tmp_path: Path) -> None:
     """The same on a file system of 2 MB, which also has no direct I/O on many kernels: stats say so."""
     mounted = subprocess.run(

@@ -167,6 +167,7 @@ void end_participant(Held& held, uint32_t participant) {
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     if (RELIVE_RULE(E4_credit)) r.credit(participant, i).in_flight.store(0, kRelaxed);
     r.credit(participant, i).reserved.store(0, kRelaxed);
+    r.credit(participant, i).refused_draw.store(0, kRelaxed);
   }
   RELIVE_FAIL_POINT(sweep_credit);
   for (auto& pin : r.participants[participant].pins)

@@ -42,7 +42,8 @@ std::string limiter_text(const IndexConfig& index) {
   const LimiterConfig& limiter = index.limiter;
   return std::string("index ") + index.name + ": inserted x " + std::to_string(limiter.samples_per_insert) +
          " - sampled stays in [" + std::to_string(limiter.lo) + ", " + std::to_string(limiter.hi) + "], " +
-         std::to_string(window(limiter)) + " samples wide";
+         std::to_string(window(limiter)) + " samples wide; a row is worth " +
+         std::to_string(limiter.samples_per_insert);
 }
 
 void Table::note_thread(std::atomic<uint64_t>* who) {
@@ -84,11 +85,19 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
   return {};
 }
 
+// Writers whose blocks do not fit the window beside this draw look again: they go on by parts.
+void Table::note_refused_draw(uint32_t index, int64_t n, Locked* locked) {
+  std::atomic<int64_t>& noted = region_.credit(me_, index).refused_draw;
+  if (noted.load(kRelaxed) >= n) return;
+  noted.store(n, kRelaxed);
+  locked->room_came();
+}
+
 Status Table::reserve(uint32_t index, int64_t n, const Deadline& deadline) {
   Region& r = region_;
   const LimiterConfig& limiter = r.header->indexes[index].limiter;
   const IndexState& state = r.header->index_state[index];
-  if (!sample_can_ever_pass(limiter, n))
+  if (!draw_always_moves(limiter, n))
     return Status(Code::kRequestTooLarge)
         .with_int("requested", n)
         .with_double("window", window(limiter))
@@ -111,6 +120,7 @@ Status Table::reserve(uint32_t index, int64_t n, const Deadline& deadline) {
         locked.room_came();
         return {};
       }
+      note_refused_draw(index, n, &locked);
     }
     RELIVE_RETURN_IF_ERROR(wait_for_items(index, n, deadline));
   }

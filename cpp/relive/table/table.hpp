@@ -27,6 +27,7 @@ struct TableStats {
   std::vector<std::pair<const char*, uint64_t>> counters;
 };
 
+class Locked;
 class Tier;
 class PlannedBatch;
 struct TierStats;
@@ -113,6 +114,7 @@ class Table final {
   void commit_credit(uint32_t index, int64_t n);
   void return_credit(uint32_t index, int64_t n);
   Status reserve(uint32_t index, int64_t n, const Deadline& deadline);
+  void note_refused_draw(uint32_t index, int64_t n, Locked* locked);
   Status wait_for_items(uint32_t index, int64_t n, const Deadline& deadline);
   Status fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, DrawScratch& s, bool* empty);
   bool draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, DrawScratch& s);

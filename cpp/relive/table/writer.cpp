@@ -90,6 +90,27 @@ void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
   lane.run.has_seam = r.geometry->has_state != 0 && count > 0 && !lane.run.ends && has_next_cell(block, last, false);
 }
 
+// The next rows that go together, in one hold or (more lanes than one takes) lane by lane: whole steps of all lanes that
+// end with no page and no episode in between, or what is left of one step. What is stored is so always a beginning of
+// the block, in order of time and then of lane. Returns how many rows.
+size_t Writer::plan_round(const StepBlock& block, size_t stored, size_t upto) {
+  const size_t lanes = block.num_lanes;
+  const size_t capacity = table_->region_.geometry->capacity;
+  const size_t begin = stored % lanes;
+  const bool is_whole = begin == 0 && upto - stored >= lanes;
+  const size_t end = is_whole ? lanes : std::min(lanes, begin + upto - stored);
+  size_t steps = 1;
+  if (is_whole)
+    steps = std::min((upto - stored) / lanes, std::max<size_t>(1, std::min(kRowsPerHold, capacity) / lanes));
+  size_t shortest = steps;
+  for (size_t m = 0; m < lanes; ++m) {
+    plan_run(block, m, m >= begin && m < end ? steps : 0);
+    if (m >= begin && m < end) shortest = std::min<size_t>(shortest, lane_of(block, m).run.count);
+  }
+  for (size_t m = 0; shortest < steps && m < lanes; ++m) plan_run(block, m, shortest);
+  return shortest * (end - begin);
+}
+
 // Rows of the runs that the next hold will commit, from lane m on.
 size_t Writer::rows_of_hold(const StepBlock& block, size_t m) {
   size_t rows = 0;
@@ -178,41 +199,45 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
   RELIVE_RETURN_IF_ERROR(entered.status());
   if (block.num_rows == 0 || block.num_lanes == 0) return {};
   RELIVE_RETURN_IF_ERROR(check_block(block));
-  RELIVE_RETURN_IF_ERROR(admit(static_cast<int64_t>(block.num_rows * block.num_lanes), deadline));
-  note_given_priorities(block);
   for (size_t m = 0; m < block.num_lanes; ++m) lane_of(block, m).done = 0;
-  const size_t capacity = table_->region_.geometry->capacity;
-  const size_t most = std::max<size_t>(1, std::min(kRowsPerHold, capacity) / block.num_lanes);
+  const size_t total = block.num_rows * block.num_lanes;
   Status status;
-  for (bool more = true; more && status.ok();) {
-    for (size_t m = 0; m < block.num_lanes; ++m) plan_run(block, m, most);
-    status = open_pages(block, deadline);
-    if (!status.ok()) break;
-    for (size_t m = 0; m < block.num_lanes; ++m) {
-      if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
-      write_rows(block, m);
+  for (size_t stored = 0; stored < total && status.ok();) {
+    size_t upto = total;
+    status = admit(block, stored, deadline, &upto);
+    if (status.ok() && stored == 0) note_given_priorities(block);
+    if (status.ok() && block.num_rows > 1) status = take_frames(block, deadline);
+    while (stored < upto && status.ok()) {
+      const size_t rows = plan_round(block, stored, upto);
+      status = write_round(block, deadline, keys);
+      stored += rows;
     }
-    status = commit(block, deadline, keys);
-    more = false;
-    for (size_t m = 0; m < block.num_lanes; ++m) more |= lane_of(block, m).done < block.num_rows;
   }
   if (rows_left_admitted_ > 0) {
     table_->region_.credit(table_->me_, 0).reserved.fetch_sub(rows_left_admitted_, kRelaxed);
     rows_left_admitted_ = 0;
+    notify(&table_->region_.header->room_event);
   }
   return status.ok() ? Status() : with_rows_stored(block, std::move(status));
 }
 
-// A block that stops half way (only the lock can do that, held by a stopped process) says how far it came.
+Status Writer::write_round(const StepBlock& block, const Deadline& deadline, int64_t* keys) {
+  RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
+  for (size_t m = 0; m < block.num_lanes; ++m) {
+    if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
+    write_rows(block, m);
+  }
+  return commit(block, deadline, keys);
+}
+
+// A block that stops half way says how many of its rows are stored: the first `stored` ones, whose keys are written.
 Status Writer::with_rows_stored(const StepBlock& block, Status status) {
   size_t stored = 0;
   for (size_t m = 0; m < block.num_lanes; ++m) stored += lane_of(block, m).done;
-  if (stored == 0 || status.code() != Code::kDeadlineExceeded) return status;
-  Status told(status.code());
-  for (const Field& field : status.fields()) told.add(field);
-  const std::string all = std::to_string(block.num_rows * block.num_lanes);
-  told.set_text("has", std::to_string(stored) + " of " + all + " rows stored, oldest first in each lane");
-  return told;
+  if (stored == 0) return status;
+  return std::move(status)
+      .with_int("stored", static_cast<int64_t>(stored))
+      .with_int("num_rows", static_cast<int64_t>(block.num_rows * block.num_lanes));
 }
 
 Status Writer::end_episode(const StepBlock& block, bool terminated, double timeout_s) {

@@ -50,6 +50,9 @@ class Writer final {
   Writer& operator=(const Writer&) = delete;
 
   // keys[T x M], row-major. Everything is checked before the first row is written; blocks while a limiter refuses.
+  // A block goes in whole where it can: its frames are taken and the limiters asked before its first row. One that the
+  // limiters let in by parts, or that takes several holds, may fail after some of them: then the status has the fields
+  // stored, num_rows, and the first `stored` rows and keys are there, row-major. The rest may be written next.
   Status write(const StepBlock& block, double timeout_s, int64_t* keys);
   // Ends the current episode of the lanes after its last row. next: [num_columns] state cells or absent.
   Status end_episode(const StepBlock& block, bool terminated, double timeout_s);
@@ -80,14 +83,31 @@ class Writer final {
   };
 
   explicit Writer(Table* table) : table_(table) {}
+  const LaneWriter& lane_of(const StepBlock& block, size_t m) const {
+    return lanes_[block.lanes == nullptr ? m : block.lanes[m]];
+  }
   LaneWriter& lane_of(const StepBlock& block, size_t m) { return lanes_[block.lanes == nullptr ? m : block.lanes[m]]; }
   Status check_block(const StepBlock& block);
   Status check_seams(const StepBlock& block, size_t m);
   bool has_next_cell(const StepBlock& block, size_t row, bool ends) const;
   bool ends_at(const StepBlock& block, size_t row, size_t m) const;
   void plan_run(const StepBlock& block, size_t m, size_t most);
-  Status admit(int64_t num_rows, const Deadline& deadline);
-  Status wait_for_room(uint32_t index, int64_t num_rows, const Deadline& deadline);
+  size_t plan_round(const StepBlock& block, size_t stored, size_t upto);
+  Status write_round(const StepBlock& block, const Deadline& deadline, int64_t* keys);
+  // What the limiters say to the rows of a block that are left.
+  struct Admission {
+    int64_t rows = 0;      // let in now
+    int64_t asked = 0;     // how many must be let in at once
+    uint32_t refused = 0;  // the index that does not
+    bool never = false;    // nor ever will
+  };
+  Admission ask_limiters(const StepBlock& block, size_t stored) const;
+  void split_admission(const StepBlock& block, size_t stored, Admission* admission) const;
+  Status admit(const StepBlock& block, size_t stored, const Deadline& deadline, size_t* upto);
+  Status wait_for_room(const StepBlock& block, size_t stored, const Deadline& deadline);
+  Status room_error(Code code, const Admission& admission, const Deadline& deadline) const;
+  size_t pages_needed(const StepBlock& block) const;
+  Status take_frames(const StepBlock& block, const Deadline& deadline);
   Status open_pages(const StepBlock& block, const Deadline& deadline);
   bool needs_page(const LaneWriter& lane, bool* ahead) const;
   void take_page(LaneWriter& lane, bool ahead, uint64_t ref);

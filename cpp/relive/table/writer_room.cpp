@@ -134,34 +134,117 @@ Status Writer::open_pages(const StepBlock& block, const Deadline& deadline) {
   return {};
 }
 
-Status Writer::wait_for_room(uint32_t index, int64_t num_rows, const Deadline& deadline) {
+// Pages that the rows of the block which are not stored yet will open, tails and the cell after the last row counted.
+size_t Writer::pages_needed(const StepBlock& block) const {
+  const Region& r = table_->region_;
+  const bool has_state = r.geometry->has_state != 0;
+  size_t pages = 0;
+  for (size_t m = 0; m < block.num_lanes; ++m) {
+    const LaneWriter& lane = lane_of(block, m);
+    size_t cells = (lane.page == kNoPage ? 0 : lane.end) + (block.num_rows - lane.done);
+    if (has_state && cells + block.num_rows - lane.done + 1 > r.page_len) {
+      for (size_t row = lane.done; row < block.num_rows; ++row) cells += ends_at(block, row, m) ? 1 : 0;
+      const bool ends = ends_at(block, block.num_rows - 1, m);
+      cells += !ends && has_next_cell(block, block.num_rows - 1, ends) ? 1 : 0;
+    }
+    const size_t there = (lane.page == kNoPage ? 0 : 1) + (lane.ahead_frame == nullptr ? 0 : 1);
+    const size_t all = (cells + r.page_len - 1) / r.page_len;
+    pages += all > there ? all - there : 0;
+  }
+  return pages;
+}
+
+// A file system that has no room for the block says so before its first row, not in the middle. Where old rows go as
+// new ones come, their frames come back, so a block beyond the capacity needs no more than what is not full yet.
+Status Writer::take_frames(const StepBlock& block, const Deadline& deadline) {
+  const Region& r = table_->region_;
+  const Geometry& g = *r.geometry;
+  size_t left = 0;
+  for (size_t m = 0; m < block.num_lanes; ++m) left += block.num_rows - lane_of(block, m).done;
+  const uint64_t live = r.header->live_steps.load(kRelaxed);
+  const uint64_t room = g.capacity > live ? g.capacity - live : 0;
+  const bool old_rows_go = left > room;
+  uint64_t needed = pages_needed(block);
+  if (old_rows_go) needed = std::min<uint64_t>(needed, (room + kRowsPerHold) / r.page_len + 1 + block.num_lanes);
+  while (r.header->num_free_frames.load(kRelaxed) < needed &&
+         r.header->frames_committed.load(std::memory_order_acquire) < g.num_frames) {
+    Status status = grow(deadline);
+    if (status.ok()) continue;
+    return old_rows_go && status.code() == Code::kStorageFull ? Status() : status;
+  }
+  return {};
+}
+
+// All rows that are left, or none, as long as draws that fit the window beside them take turns with them. A block that
+// does not fit it beside the largest draw that was refused so far would wait for that draw as that draw for it: it goes
+// in by parts, as many rows as there is room for.
+Writer::Admission Writer::ask_limiters(const StepBlock& block, size_t stored) const {
+  const Region& r = table_->region_;
+  const int64_t left = static_cast<int64_t>(block.num_rows * block.num_lanes - stored);
+  const int64_t reserved = r.reserved_rows();
+  Admission admission{left, left, 0, false};
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const LimiterConfig& limiter = r.header->indexes[i].limiter;
+    if (limiter.kind == LimiterConfig::kMinSize) continue;
+    const IndexState& state = r.header->index_state[i];
+    const int64_t rows = most_insertable(limiter, state.live_items.load(kRelaxed),
+                                         state.inserted.load(kRelaxed) + reserved, r.sampled(i), left);
+    if (rows < admission.rows) {
+      admission.rows = rows;
+      admission.refused = i;
+    }
+    if (rows < left && stored == 0 && !insert_can_ever_pass(limiter, left)) return {0, left, i, true};
+  }
+  if (admission.rows < left) split_admission(block, stored, &admission);
+  return admission;
+}
+
+// Less than all would go in: by parts where it must be, in whole steps where a step fits beside the draws.
+void Writer::split_admission(const StepBlock& block, size_t stored, Admission* admission) const {
+  const Region& r = table_->region_;
+  const auto width = static_cast<int64_t>(block.num_lanes);
+  const auto first = static_cast<int64_t>(stored);
+  bool goes_by_parts = stored > 0, steps_fit = true;
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const LimiterConfig& limiter = r.header->indexes[i].limiter;
+    const int64_t draw = r.refused_draw(i);
+    goes_by_parts |= !always_moves(limiter, admission->asked, draw);
+    steps_fit &= always_moves(limiter, width, draw);
+  }
+  const int64_t unit = steps_fit ? width : 1;
+  if (goes_by_parts) admission->asked = unit - first % unit;
+  admission->rows = goes_by_parts ? std::max<int64_t>(0, (first + admission->rows) / unit * unit - first) : 0;
+}
+
+Status Writer::room_error(Code code, const Admission& admission, const Deadline& deadline) const {
+  const Region& r = table_->region_;
+  const IndexConfig& index = r.header->indexes[admission.refused];
+  const IndexState& state = r.header->index_state[admission.refused];
+  if (code == Code::kRequestTooLarge)
+    return Status(code)
+        .with_int("requested", admission.asked)
+        .with_double("window", window(index.limiter) / index.limiter.samples_per_insert)
+        .with_text("arithmetic", limiter_text(index));
+  const double inserted = static_cast<double>(state.inserted.load(kRelaxed) + admission.asked);
+  return Status(code)
+      .with_text("needs", "(inserted + n) x samples_per_insert - sampled <= " + std::to_string(index.limiter.hi))
+      .with_double("has",
+                   inserted * index.limiter.samples_per_insert - static_cast<double>(r.sampled(admission.refused)))
+      .with_double("waited_s", deadline.waited_s());
+}
+
+Status Writer::wait_for_room(const StepBlock& block, size_t stored, const Deadline& deadline) {
   Table& table = *table_;
   Region& r = table.region_;
-  const LimiterConfig& limiter = r.header->indexes[index].limiter;
-  const IndexState& state = r.header->index_state[index];
-  const auto ready = [&] {
-    return table.closed_.load(kRelaxed) ||
-           can_insert(limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed) + r.reserved_rows(),
-                      r.sampled(index), num_rows);
-  };
-  const auto error = [&](Code code) {
-    return Status(code)
-        .with_text("needs", "(inserted + n) x samples_per_insert - sampled <= " + std::to_string(limiter.hi))
-        .with_double("has", static_cast<double>(state.inserted.load(kRelaxed) + num_rows) * limiter.samples_per_insert -
-                                static_cast<double>(r.sampled(index)))
-        .with_double("waited_s", deadline.waited_s());
-  };
-  if (ready()) return {};
-  if (!insert_can_ever_pass(limiter, num_rows))
-    return Status(Code::kRequestTooLarge)
-        .with_int("requested", num_rows)
-        .with_double("window", window(limiter) / limiter.samples_per_insert)
-        .with_text("arithmetic", limiter_text(r.header->indexes[index]));
-  if (deadline.passed()) return error(Code::kDeadlineExceeded);
+  const auto ready = [&] { return table.closed_.load(kRelaxed) || ask_limiters(block, stored).rows > 0; };
+  const Admission admission = ask_limiters(block, stored);
+  if (admission.rows > 0) return {};
+  if (admission.never) return room_error(Code::kRequestTooLarge, admission, deadline);
+  if (deadline.passed()) return room_error(Code::kDeadlineExceeded, admission, deadline);
   const bool samples_itself = table.sampling_thread_.load(kRelaxed) != 0;
   if (only_thread_hook != nullptr && table.is_alone() && (samples_itself || table.storage_->is_local()) &&
       only_thread_hook())
-    return error(Code::kWaitsForItself);
+    return room_error(Code::kWaitsForItself, admission, deadline);
   r.header->counters.writer_waits.fetch_add(1, kRelaxed);
   const double before = deadline.waited_s();
   wait_slice(&r.header->room_event, deadline, kWaitSlice_s, ready);
@@ -174,8 +257,8 @@ Status Writer::wait_for_room(uint32_t index, int64_t num_rows, const Deadline& d
   return {};
 }
 
-// The limiters of all indexes let the block in whole, before its first row.
-Status Writer::admit(int64_t num_rows, const Deadline& deadline) {
+// Reserves what the limiters of all indexes let in of the rows that are left; waits until that is something.
+Status Writer::admit(const StepBlock& block, size_t stored, const Deadline& deadline, size_t* upto) {
   Table& table = *table_;
   Region& r = table.region_;
   bool is_limited = false;
@@ -183,24 +266,18 @@ Status Writer::admit(int64_t num_rows, const Deadline& deadline) {
     is_limited |= r.header->indexes[i].limiter.kind != LimiterConfig::kMinSize;
   while (is_limited) {
     if (table.closed_.load(kRelaxed)) return Status(Code::kTableClosed);
-    uint32_t refused = r.num_indexes;
     {
       Locked locked(table.door_, deadline);
       RELIVE_RETURN_IF_ERROR(locked.status());
-      const int64_t reserved = r.reserved_rows();
-      for (uint32_t i = 0; i < r.num_indexes && refused == r.num_indexes; ++i) {
-        const IndexState& state = r.header->index_state[i];
-        if (!can_insert(r.header->indexes[i].limiter, state.live_items.load(kRelaxed),
-                        state.inserted.load(kRelaxed) + reserved, r.sampled(i), num_rows))
-          refused = i;
-      }
-      if (refused == r.num_indexes) {
-        r.credit(table.me_, 0).reserved.fetch_add(num_rows, kRelaxed);
-        rows_left_admitted_ = num_rows;
+      const int64_t rows = ask_limiters(block, stored).rows;
+      if (rows > 0) {
+        r.credit(table.me_, 0).reserved.fetch_add(rows, kRelaxed);
+        rows_left_admitted_ = rows;
+        *upto = stored + static_cast<size_t>(rows);
         return {};
       }
     }
-    RELIVE_RETURN_IF_ERROR(wait_for_room(refused, num_rows, deadline));
+    RELIVE_RETURN_IF_ERROR(wait_for_room(block, stored, deadline));
   }
   return {};
 }

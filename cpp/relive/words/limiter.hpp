@@ -11,6 +11,7 @@
 // Owner: the config lies in the region and never changes. Locking: none here; the caller holds the table lock.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -64,6 +65,22 @@ inline bool can_insert(const LimiterConfig& config, int64_t live, int64_t insert
   return static_cast<double>(inserted + n) * config.samples_per_insert - static_cast<double>(sampled) <= config.hi;
 }
 
+// The most items that can_insert lets in now, at most `most`: each of its clauses is a bound on n.
+inline int64_t most_insertable(const LimiterConfig& config, int64_t live, int64_t inserted, int64_t sampled,
+                               int64_t most) {
+  if (can_insert(config, live, inserted, sampled, most)) return most;
+  const double difference = static_cast<double>(inserted) * config.samples_per_insert - static_cast<double>(sampled);
+  const auto worth = [&](double samples) {
+    const double items = std::floor(samples / config.samples_per_insert);
+    return static_cast<int64_t>(std::fmin(std::fmax(items, 0.0), static_cast<double>(most)));
+  };
+  int64_t n = std::max(config.min_size - live, worth(config.hi - difference));
+  if (live < config.min_size) n = std::max(n, worth(window(config)));
+  n = std::clamp<int64_t>(n, 0, most);
+  while (n > 0 && !can_insert(config, live, inserted, sampled, n)) --n;  // what the division rounded up
+  return n;
+}
+
 // A draw passes once d >= lo + n, and writers stop at d = hi: no draw larger than the window ever passes.
 inline bool sample_can_ever_pass(const LimiterConfig& config, int64_t n) {
   return static_cast<double>(n) <= window(config);
@@ -83,6 +100,15 @@ inline bool always_moves(const LimiterConfig& config, int64_t insert_size, int64
   return config.kind == LimiterConfig::kMinSize ||
          static_cast<double>(insert_size) * config.samples_per_insert + static_cast<double>(draw_size) <=
              window(config);
+}
+
+// True where a draw of n and writers that insert as few as one item at a time can never block each other for good: a
+// draw, unlike a block of rows, can not be had in parts. Where samples_per_insert is whole so is d, and
+// hi - spi < d < lo + n is empty of whole numbers a little earlier.
+inline bool draw_always_moves(const LimiterConfig& config, int64_t n) {
+  const double spi = config.samples_per_insert;
+  if (config.kind == LimiterConfig::kMinSize || spi != std::floor(spi)) return always_moves(config, 1, n);
+  return static_cast<double>(n) + std::ceil(config.lo) <= std::floor(config.hi) - spi + 1.0;
 }
 
 }  // namespace relive

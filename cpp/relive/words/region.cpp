@@ -1,5 +1,6 @@
 #include "relive/words/region.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -144,6 +145,13 @@ int64_t Region::reserved_rows() const {
   for (uint32_t p = 0; p < geometry->max_participants; ++p)
     sum += credit(p, 0).reserved.load(std::memory_order_relaxed);
   return sum;
+}
+
+int64_t Region::refused_draw(uint32_t index) const {
+  int64_t largest = 0;
+  for (uint32_t p = 0; p < geometry->max_participants; ++p)
+    largest = std::max(largest, credit(p, index).refused_draw.load(std::memory_order_relaxed));
+  return largest;
 }
 
 }  // namespace relive

@@ -104,7 +104,10 @@ struct alignas(64) Credit {
   std::atomic<int64_t> in_flight;  // items drawn, not yet handed out
   std::atomic<int64_t> done;       // items handed out, cumulative over incarnations of the slot
   std::atomic<int64_t> reserved;   // rows admitted by the limiter, not yet committed
-  int64_t unused[5];
+  // The largest draw that the limiter has refused this participant so far: a block of rows that does not fit the window
+  // beside it is let in by parts.
+  std::atomic<int64_t> refused_draw;
+  int64_t unused[4];
 };
 
 struct Counters {
@@ -245,6 +248,7 @@ struct Region {
   // Sums over all participants; exact under the lock.
   int64_t sampled(uint32_t index) const;
   int64_t reserved_rows() const;
+  int64_t refused_draw(uint32_t index) const;  // the largest over all participants
 
  private:
   friend class Leaves;  // nobody else names a tree or a leaf's state

@@ -71,10 +71,6 @@ class [[nodiscard]] Status {
   }
 
   void add(const Field& field) { fields_.push_back(field); }
-  void set_text(const std::string& name, const std::string& value) {
-    for (Field& field : fields_)
-      if (field.name == name) field = {name, 0.0, 0, value, Field::Kind::kText};
-  }
 
  private:
   Code code_ = Code::kOk;

@@ -147,8 +147,9 @@ class Hosted:
     def wait(self, call: Callable[[float], Value], timeout_s: float, gone: Callable[[], bool]) -> Value:
         """call(slice_s) again and again until it does not exceed its slice, or the deadline is there.
 
-        Between slices it looks whether the client is gone or the server closes; then ServiceUnavailable, and nothing
-        was done. A wait for the table's lock is not repeated: some rows may be stored.
+        Between slices it looks whether the client is gone or the server closes; then ServiceUnavailable. A slice that
+        did a part of the work (rows of a block) is the caller's to remember: its next one does the rest. A wait for the
+        table's lock is not repeated.
         """
         start = time.monotonic()
         while True:

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.errors import BadMessage, ServiceUnavailable, WriterClosed
+from relive.errors import BadMessage, ReliveError, ServiceUnavailable, WriterClosed
 from relive.service import wire
 from relive.service.connection import Connection, cutoff, server_wait
 from relive.service.encoding import Operation, RowEncoder
@@ -84,6 +84,14 @@ def keys_of(operation: Operation, body: wire.Bytes) -> Keys:
         raise BadMessage("keys of an answer", f"{operation.num_keys}", len(body) // 8)
     keys: Keys = np.frombuffer(body.tobytes(), np.int64).reshape(operation.keys_shape)
     return keys
+
+
+def _error_of(operation: Operation, told: Any, body: wire.Bytes) -> ReliveError:
+    """The error of an operation, with the keys of the rows that were stored before it."""
+    if not len(body):
+        return wire.error_from(told)
+    keys: Keys = np.frombuffer(body.tobytes(), np.int64)
+    return wire.error_from(told, stored=len(keys), num_rows=operation.num_keys, keys=keys)
 
 
 @final
@@ -165,7 +173,7 @@ class SyncWriterCore(WriterCore):
             raise
         if "error" in told:
             self._epoch += 1
-            raise wire.error_from(told["error"])
+            raise _error_of(operation, told["error"], body)
         return keys_of(operation, body)
 
 

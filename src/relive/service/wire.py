@@ -38,6 +38,7 @@ MAX_HEADER_BYTES = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 NOTHING: Bytes = np.empty(0, np.uint8)
+_OF_ROWS = frozenset(("stored", "num_rows", "keys"))
 _as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build an encoder each time
 
 
@@ -73,18 +74,21 @@ def error_to(error: BaseException) -> dict[str, Any]:
     """An error as {'type', 'fields'}; whatever is no error of the library becomes a BadMessage."""
     if not isinstance(error, ReliveError):
         error = BadMessage("request", "one that this version sends", f"{type(error).__name__}: {error}"[:300])
-    fields = {name: _plain(value) for name, value in vars(error).items() if not name.startswith("_")}
+    fields = {name: _plain(value) for name, value in vars(error).items() if name not in _OF_ROWS and name[0] != "_"}
     if isinstance(error, OSError) and error.errno is not None:
         fields["errno"] = error.errno
     return {"type": type(error).__name__, "fields": fields}
 
 
-def error_from(told: Any) -> ReliveError:
-    """The error that error_to wrote, of the same class (a plain ReliveError where this version has no such class)."""
+def error_from(told: Any, **more: Any) -> ReliveError:
+    """The error that error_to wrote, of the same class (a plain ReliveError where this version has no such class).
+
+    more: further fields. What is stored of a block is told by the keys that came with the error, not by the error.
+    """
     if not isinstance(told, dict) or not isinstance(told.get("fields"), dict):
         return BadMessage("error", "type and fields", str(told)[:100])
     fields = {str(name): tuple(value) if isinstance(value, list) else value for name, value in told["fields"].items()}
-    return from_core(str(told.get("type")), fields)
+    return from_core(str(told.get("type")), fields | more)
 
 
 def _plain(value: Any) -> Any:

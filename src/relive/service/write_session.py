@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
@@ -20,7 +22,57 @@ from relive.writer import Writer
 __all__ = ["WriteSession"]
 
 _MAX_OPS = 4096
-_ROWS_AT_ONCE = 256  # that many are written in one hold of the table's lock: all of them or none
+_ROWS_AT_ONCE = 256  # as many as are written in one hold of the table's lock
+
+
+@final
+class _Rows:
+    """Rows of a block that are not stored yet: what a write that was refused in the middle has left to do."""
+
+    def __init__(self, columns: dict[str, Any], num_steps: int, layout: RowLayout) -> None:
+        self._layout = layout
+        self._blocks = deque([(columns, num_steps)])
+
+    def write(self, writer: Writer, timeout_s: float, keys: list[npt.NDArray[np.int64]]) -> None:
+        """Writes them; the keys of all that are stored go to `keys`, and after an error the others are left."""
+        while self._blocks:
+            columns, num_steps = self._blocks[0]
+            try:
+                keys.append(writer.extend(**columns, timeout_s=timeout_s))
+            except ReliveError as problem:
+                if problem.keys is not None:
+                    keys.append(problem.keys)
+                    self._blocks.popleft()
+                    self._blocks.extendleft(reversed(self._after(columns, num_steps, problem.stored)))
+                raise
+            self._blocks.popleft()
+
+    def one_by_one(self) -> Iterator[_Rows]:
+        """Each step alone."""
+        for columns, num_steps in self._blocks:
+            for step in range(num_steps):
+                yield _Rows(self._steps(columns, num_steps, step, step + 1), 1, self._layout)
+
+    def _after(self, columns: dict[str, Any], num_steps: int, stored: int) -> list[tuple[dict[str, Any], int]]:
+        """What is left of a block: the other lanes of a step that some have, then the steps after it."""
+        lanes = columns.get("lanes")
+        ids = np.arange(self._layout.width, dtype=np.int32) if lanes is None else lanes
+        step, lane = divmod(stored, max(len(ids), 1))
+        left = []
+        if lane:
+            one = self._steps(columns, num_steps, step, step + 1)
+            left.append(({name: array[:, lane:] for name, array in one.items() if name != "lanes"}, 1))
+            left[0][0]["lanes"] = ids[lane:]
+            step += 1
+        if step < num_steps:
+            left.append((self._steps(columns, num_steps, step, num_steps), num_steps - step))
+        return left
+
+    def _steps(self, columns: dict[str, Any], num_steps: int, begin: int, end: int) -> dict[str, Any]:
+        """Those steps of a block; to the last of them belongs the state after it, where the block has one."""
+        last = end + 1 if end == num_steps else end
+        cut = {name: array[begin : last if name in self._layout.states else end] for name, array in columns.items()}
+        return cut if "lanes" not in columns else {**cut, "lanes": columns["lanes"]}
 
 
 @final
@@ -98,33 +150,34 @@ class WriteSession(Session):
             flags = {name: wire.field(op, name, bool) for name in ("terminated", "truncated")}
             self._waited(lambda slice_s: self._writer.end_episode(**columns, **flags, timeout_s=slice_s), timeout_s)
         elif what == "extend":
-            self._extend(columns, timeout_s)
+            self._extend(_Rows(columns, wire.whole(op, "rows", 0, 2**31 - 1), self._layout), timeout_s)
         else:
             self._append(columns, wire.whole(op, "rows", 1, 2**31 - 1), timeout_s)
 
     # ---- rows ------------------------------------------------------------------------------------------------------
 
-    def _extend(self, columns: dict[str, Any], timeout_s: float) -> None:
-        self._keys.append(self._waited(lambda slice_s: self._writer.extend(**columns, timeout_s=slice_s), timeout_s))
+    def _extend(self, rows: _Rows, timeout_s: float) -> None:
+        self._waited(lambda slice_s: rows.write(self._writer, slice_s, self._keys), timeout_s)
 
     def _append(self, columns: dict[str, Any], num_rows: int, timeout_s: float) -> None:
         """Rows that were appended one by one: together where all pass at once, else each as it would have alone."""
         lanes = columns.pop("lanes", None)
-        more = {} if lanes is None else {"lanes": lanes}
         width = self._layout.width if lanes is None else max(len(lanes), 1)
         at_once = max(_ROWS_AT_ONCE // width, 1)
         for first in range(0, num_rows, at_once):
-            some = {name: array[first : first + at_once] for name, array in columns.items()}
+            count = min(at_once, num_rows - first)
+            some = {name: array[first : first + count] for name, array in columns.items()}
+            rows = _Rows(some if lanes is None else {**some, "lanes": lanes}, count, self._layout)
             try:
-                self._keys.append(self._writer.extend(**some, **more, timeout_s=0.0))
+                rows.write(self._writer, 0.0, self._keys)
                 continue
             except DeadlineExceeded as problem:
                 if problem.holder_pid is not None:
                     raise
             except ReliveError:
-                pass  # nothing of it was stored; row by row shows which one it was
-            for row in range(first, min(first + at_once, num_rows)):
-                self._extend({name: array[row : row + 1] for name, array in columns.items()} | more, timeout_s)
+                pass  # row by row shows which one it was
+            for row in rows.one_by_one():
+                self._extend(row, timeout_s)
 
     def _waited(self, write: Any, timeout_s: float) -> Any:
         """Tries at once, then as one who waits: who waits for this writer's rows is told not to."""

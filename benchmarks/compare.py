@@ -1,0 +1,270 @@
+"""Holds the present tree against a commit: `python -m benchmarks.compare COMMIT [--pairs 24] [--cases sample,update]`.
+
+Both are built (benchmarks.builds) and measured in turns within one run, because machines differ from hour to hour by
+more than any change is worth: only ratios of figures taken next to each other travel. In a turn each of three processes
+is asked for one round of calls, one after the other: the commit (base), the tree (new), and the commit once more
+(null). new / base is the answer; null / base is what the same code gives by chance.
+
+What makes null / base tight, as measured (README.md has the figures): many short rounds rather than few long ones,
+because what else the machine does comes and goes within tens of milliseconds; every order of the three equally often;
+several generations of processes, because now and then one is slower than its twin for as long as it lives, wherever its
+memory came to lie; and the median over all pairs, which one such process cannot move.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from benchmarks import builds, machine
+from benchmarks.compare_worker import GROUPS, Scale
+from benchmarks.run import ONE_THREAD, RESULTS, ROOT, TIME_LIMIT_S, save
+from benchmarks.tables import aligned, markdown_table
+
+ROLES = ("base", "new", "null")
+ORDERS = tuple(itertools.permutations(ROLES))
+LEAST_PAIRS = 24  # fewer are a glance, saved in benchmarks/results/quick
+LEAST_SHARE = 4  # pairs of a generation
+MOST = 1.03  # of new / base: what a rebuilt part may cost; told, never asserted
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Something users do, measured in a table that it may share with other cases of its group."""
+
+    group: str
+    title: str
+    pairs: int
+    generations: int  # of processes, over which the pairs are spread
+
+
+CASES = {
+    "sample": Case("hopper", "sample 256, with keys and weights", 240, 12),
+    "update": Case("hopper", "update 256 priorities, keys just drawn", 240, 12),
+    "append": Case("hopper", "append one step", 240, 12),
+    "lanes": Case("lanes", "append one step of 256 lanes", 240, 12),
+    "atari": Case("atari", "sample 256 Atari transitions, stacks of 4", 120, 12),
+    "service": Case("service", "sample 256 over loopback", 120, 6),
+    "tiers": Case("tiers", "read 32 rows of 700 kB, tiered", 48, 6),
+}
+Turn = dict[str, float]  # one figure for each role
+
+
+class WorkerFailed(Exception):
+    """A process of one build could not do what was asked; the message says which and why."""
+
+
+class Worker:
+    """A process of one build, asleep unless it is asked."""
+
+    def __init__(self, role: str, build: builds.Build, group: str, scale: Scale) -> None:
+        self._role = role
+        options = json.dumps(dataclasses.asdict(scale))
+        command = [str(build.python), "-m", "benchmarks.compare_worker", group, options, str(build.packages)]
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **ONE_THREAD},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C ends them through their standard input, servers and shared memory too
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def opened(self) -> dict[str, str]:
+        """What it runs with, once its tables are filled."""
+        versions: dict[str, str] = self._answer()["versions"]
+        return versions
+
+    def measure(self, case: str) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(case + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["figure_us"])
+
+    def _answer(self) -> dict[str, Any]:
+        """The next line; a worker writes one for each that it reads, so nothing waits in the reader's buffer."""
+        output = self._process.stdout
+        assert output is not None
+        if not select.select([output], [], [], TIME_LIMIT_S)[0]:
+            self._process.kill()
+            raise WorkerFailed(f"{self._role}: no answer within {TIME_LIMIT_S} s")
+        line = output.readline()
+        if not line:
+            raise WorkerFailed(f"{self._role}: ended with status {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WorkerFailed(f"{self._role}: {answer['error']}")
+        return answer
+
+
+@contextmanager
+def open_workers(
+    group: str, by_role: dict[str, builds.Build], scale: Scale, order: Sequence[str] = ROLES
+) -> Iterator[tuple[dict[str, Worker], dict[str, dict[str, str]]]]:
+    """One worker a role, opened and filled one after the other in this order, and what each runs with."""
+    with ExitStack() as stack:
+        workers, versions = {}, {}
+        for role in order:
+            workers[role] = stack.enter_context(Worker(role, by_role[role], group, scale))
+            versions[role] = workers[role].opened()
+        yield workers, versions
+
+
+def take_turns(workers: dict[str, Worker], cases: Sequence[str], turns: range) -> dict[str, list[Turn]]:
+    """One turn of each case before the ones that count, then those; the position of a turn says its order."""
+    found: dict[str, list[Turn]] = {case: [] for case in cases}
+    for position in [turns.start, *turns]:
+        for case in cases:
+            found[case].append({role: workers[role].measure(case) for role in ORDERS[position % len(ORDERS)]})
+    return {case: taken[1:] for case, taken in found.items()}
+
+
+def shares(pairs: int, generations: int) -> list[range]:
+    """The turns of each generation, as even as they go; few pairs make few generations, as filling takes time."""
+    generations = min(generations, max(pairs // LEAST_SHARE, 1))
+    edges = [pairs * position // generations for position in range(generations + 1)]
+    return [range(begin, end) for begin, end in itertools.pairwise(edges)]
+
+
+def summarise(generations: Sequence[Sequence[Turn]]) -> dict[str, Any]:
+    """Ratios over all turns of a case, new / base and null / base, and the medians of what each role took."""
+    turns = [turn for generation in generations for turn in generation]
+    summary: dict[str, Any] = {
+        f"{role}_us": round(statistics.median(turn[role] for turn in turns), 3) for role in ("base", "new")
+    }
+    for role in ("new", "null"):
+        ratios = sorted(turn[role] / turn["base"] for turn in turns)
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+        spread = {"median": middle, "q1": low, "q3": high, "min": ratios[0], "max": ratios[-1]}
+        summary[role] = {name: round(value, 4) for name, value in spread.items()}
+        summary[role]["generation_medians"] = [
+            round(statistics.median(turn[role] / turn["base"] for turn in generation), 4) for generation in generations
+        ]
+    return {**summary, "pairs": len(turns), "turns_us": [list(generation) for generation in generations]}
+
+
+def compare(
+    base: builds.Build, new: builds.Build, cases: Sequence[str], pairs: int | None = None, scale: Scale | None = None
+) -> dict[str, Any]:
+    """Every case, group after group, each with as many pairs as it wants or `pairs`; failures are told, not raised."""
+    scale = scale or Scale()
+    by_role = dict(zip(ROLES, (base, new, base), strict=True))
+    values: dict[str, Any] = {
+        "part": "compare",
+        "machine": machine.describe(),
+        "base": {"name": base.name, "commit": base.commit},
+        "new": {"name": new.name, "commit": new.commit},
+        "scale": dataclasses.asdict(scale),
+        "cases": {},
+        "versions": {},
+        "failures": [],
+    }
+    for group in GROUPS:
+        asked = [case for case in cases if CASES[case].group == group]
+        if not asked:
+            continue
+        start = time.monotonic()
+        num_pairs = pairs or CASES[asked[0]].pairs
+        print(f"{', '.join(asked)}: {num_pairs} pairs", end=" ", flush=True)
+        found: dict[str, list[list[Turn]]] = {case: [] for case in asked}
+        try:
+            for generation, turns in enumerate(shares(num_pairs, CASES[asked[0]].generations)):
+                order = ORDERS[generation % len(ORDERS)]  # who is filled first finds other memory and other disk
+                with open_workers(group, by_role, scale, order) as (workers, values["versions"]):
+                    for case, taken in take_turns(workers, asked, turns).items():
+                        found[case].append(taken)
+        except WorkerFailed as failure:
+            values["failures"].append(f"{', '.join(asked)}: {failure}")
+            print(f"failed: {failure}", flush=True)
+            continue
+        print(f"({time.monotonic() - start:.0f} s)", flush=True)
+        values["cases"] |= {case: summarise(generations) for case, generations in found.items()}
+    return values
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """Whether the case keeps within MOST; of a run whose own noise is larger than that nothing can be said."""
+    if abs(found["null"]["median"] - 1) > MOST - 1:
+        return "too noisy"
+    return "yes" if found["new"]["median"] <= MOST else "NO"
+
+
+def grid(values: dict[str, Any]) -> list[list[str]]:
+    lines = [
+        ["case", "new / base", "quartiles", "null / base", "quartiles", "base us", "new us", "pairs", f"<= {MOST}"]
+    ]
+    for case, found in values["cases"].items():
+        cells = [f"{case}: {CASES[case].title}"]
+        for role in ("new", "null"):
+            cells += [f"{found[role]['median']:.3f}", f"{found[role]['q1']:.3f} to {found[role]['q3']:.3f}"]
+        lines.append(
+            [*cells, f"{found['base_us']:,.1f}", f"{found['new_us']:,.1f}", str(found["pairs"]), verdict(found)]
+        )
+    return lines
+
+
+def as_text(values: dict[str, Any]) -> str:
+    """The table, or why there is none, and what failed."""
+    table = aligned(grid(values)) if values["cases"] else "nothing measured\n"
+    return table + "".join(f"failed: {failure}\n" for failure in values["failures"])
+
+
+def as_markdown(values: dict[str, Any]) -> str:
+    described = ", ".join(f"{name} {value}" for name, value in values["machine"].items())
+    base, new = (f"{values[role]['name']} ({values[role]['commit']})" for role in ("base", "new"))
+    failed = "".join(f"\n- failed: {failure}" for failure in values["failures"])
+    return f"# {new} against {base}\n\n{described}\n\n{markdown_table(grid(values))}{failed}\n".rstrip() + "\n"
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Holds the present tree against a commit, in pairs.")
+    parser.add_argument("base", help="the commit to compare with")
+    parser.add_argument("--pairs", type=int, help="pairs a case, instead of each case's own number")
+    parser.add_argument("--cases", default=",".join(CASES), help=f"some of {', '.join(CASES)}, separated by commas")
+    arguments = parser.parse_args(given)
+    cases = arguments.cases.split(",")
+    unknown = sorted(set(cases) - set(CASES))
+    if unknown:
+        parser.error(f"unknown cases {unknown}; there are {', '.join(CASES)}")
+    if arguments.pairs is not None and arguments.pairs < 1:
+        parser.error(f"at least one pair is needed, not {arguments.pairs}")
+
+    base, new = builds.of_commit(arguments.base), builds.of_tree()
+    values = compare(base, new, cases, arguments.pairs)
+    if values["machine"]["load_before"] > 0.7:
+        print(f"note: load {values['machine']['load_before']} before the first case; the spread says what that did")
+    is_whole = set(cases) == set(CASES) and (arguments.pairs or LEAST_PAIRS) >= LEAST_PAIRS
+    folder = RESULTS if is_whole else RESULTS / "quick"
+    save("compare", folder, values, as_markdown(values))
+    print("\n" + as_text(values))
+    print(f"saved in {folder.relative_to(ROOT)}: compare.json, compare.md")
+    return 1 if values["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

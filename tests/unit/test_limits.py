@@ -1,0 +1,231 @@
+"""Limiters at work: pairs that shared no window, parts of a block, draws beside rows, and a min_size's last item."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from relive import errors
+
+SPEC = relive.StepSpec(
+    {"state": relive.ArraySpec((), "float32", kind="state"), "number": relive.ArraySpec((), "int64")}
+)
+BOUND_S = 20.0  # of every wait: a pair that cannot move is told by DeadlineExceeded, not by a test that hangs
+
+
+def paced(spi: float, min_size: int, tolerance: float | None = None, **more: Any) -> relive.Index:
+    return relive.Index(limiter=relive.SamplesPerInsert(spi, min_size, tolerance), **more)
+
+
+def block(num_steps: int, num_lanes: int | None = None, first: int = 0) -> dict[str, Any]:
+    """Steps whose state and number count on, the state after the last one too."""
+    shape = (num_steps,) if num_lanes is None else (num_steps, num_lanes)
+    numbers = np.arange(first, first + num_steps * (num_lanes or 1)).reshape(shape)
+    last = numbers[-1:] + (num_lanes or 1)
+    return {"state": np.concatenate([numbers, last]).astype(np.float32), "number": numbers}
+
+
+class Pair:
+    """A writer and a sampler, each a thread that needs the other to come to its end; there may be more of both."""
+
+    def __init__(self, table: relive.Table, num_steps: int, num_lanes: int) -> None:
+        self._table = table
+        self._lanes = num_lanes
+        self._rows = {name: np.zeros_like(array) for name, array in block(num_steps, num_lanes).items()}
+        self._problems: list[BaseException] = []
+
+    def _write(self) -> None:
+        with self._table.writer(self._lanes) as writer:
+            while True:
+                writer.extend(**self._rows, timeout_s=BOUND_S)
+
+    def _sample(self, index: str, num_items: int, num_draws: int | None) -> None:
+        for _ in itertools.count() if num_draws is None else range(num_draws):
+            self._table.draw(num_items, timeout_s=BOUND_S, index=index)
+
+    def _told(self, work: Callable[..., None], is_endless: bool, *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except BaseException as problem:
+            if not (is_endless and isinstance(problem, errors.TableClosed)):
+                self._problems.append(problem)
+                self._table.close()
+
+    def run(self, draws: list[tuple[str, int, int | None]], num_writers: int = 1) -> None:
+        """Raises what one of them raised. draws: of each sampler the index, items a draw, how many (None: endless)."""
+        endless = [threading.Thread(target=self._told, args=(self._write, True)) for _ in range(num_writers)]
+        endless += [threading.Thread(target=self._told, args=(self._sample, True, *d)) for d in draws if d[2] is None]
+        counted = [threading.Thread(target=self._told, args=(self._sample, False, *d)) for d in draws if d[2]]
+        for thread in (*endless, *counted):
+            thread.start()
+        for thread in counted:
+            thread.join()
+        self._table.close()
+        for thread in endless:
+            thread.join()
+        for problem in self._problems:
+            raise problem
+
+
+@pytest.mark.parametrize(
+    "spi, min_size, steps, lanes, batch", [(8.0, 1000, 32, 8, 256), (4.0, 500, 32, 16, 128), (1.0, 100, 1, 2000, 500)]
+)
+def test_ordinary_limits_let_both_sides_go_on(spi: float, min_size: int, steps: int, lanes: int, batch: int) -> None:
+    """Each side fits the window alone, not both together: the block goes in by parts."""
+    table = relive.Table(SPEC, 50_000, paced(spi, min_size), max_lanes=lanes)
+    Pair(table, steps, lanes).run([("default", batch, 60)])
+
+
+def largest_draw(table: relive.Table, index: str, wanted: int, window: float) -> int:
+    """As many items as wanted, or as the window lets in beside a row."""
+    for num_items in range(min(wanted, int(window)), 1, -1):
+        try:
+            table.draw(num_items, timeout_s=0.0, index=index)
+        except errors.RequestTooLarge:
+            continue
+        except errors.DeadlineExceeded:
+            pass
+        return num_items
+    return 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_pair_waits_for_itself(seed: int) -> None:
+    """Random limits, blocks, lanes, batches, writers, indexes: whoever is let in at all comes to the end."""
+    rng = np.random.default_rng(seed)
+    for _ in range(15):
+        spi = float(rng.choice([0.25, 0.7, 1.0, 1.5, 3.0, 8.0]))
+        tolerance = float(max((spi + 1) / 2, rng.integers(1, 60)))
+        window = 2 * tolerance
+        most = max(1, int(window / spi))  # rows of a block
+        lanes = int(rng.integers(1, 1 + min(8, most)))
+        steps = int(rng.integers(1, 1 + max(1, most // lanes)))
+        names = ["one", "two"][: int(rng.integers(1, 3))]
+        limits = {name: paced(spi, int(rng.integers(1, 60)), tolerance) for name in names}
+        table = relive.Table(SPEC, 3000, limits, max_lanes=16)
+        draws: list[tuple[str, int, int | None]] = []
+        for name in names:
+            batch = largest_draw(table, name, int(rng.integers(1, 1 + max(1, int(window)))), window)
+            draws.append((name, batch, None if draws else 8 + int(4 * window / batch)))
+        Pair(table, steps, lanes).run(draws, num_writers=int(rng.integers(1, 3)))
+
+
+def test_a_block_that_fits_beside_the_draws_goes_in_whole_or_not_at_all() -> None:
+    """Window 20; a draw of 5 was refused: 15 rows fit beside it, so they wait for all their room."""
+    with relive.Table(SPEC, 100, paced(1.0, 10, 10.0)) as table, table.writer() as writer:
+        writer.extend(**block(10))
+        table.draw(10)
+        with pytest.raises(errors.DeadlineExceeded):
+            table.draw(5, timeout_s=0.0)
+        writer.extend(**block(10, first=10))
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            writer.extend(**block(15, first=20), timeout_s=0.0)
+        assert caught.value.stored == 0 and caught.value.keys is None and len(table) == 20
+
+
+def test_a_block_that_stops_in_the_middle_says_what_is_stored() -> None:
+    """Window 20, a draw of 15 was refused: of a block of 12 goes in what fits, and the rest after it."""
+    with relive.Table(SPEC, 100, paced(1.0, 10, 10.0)) as table, table.writer() as writer:
+        writer.extend(**block(10))
+        table.draw(10)
+        with pytest.raises(errors.DeadlineExceeded):
+            table.draw(15, timeout_s=0.0)
+        writer.extend(**block(10, first=10))
+        rows = block(12, first=20)
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            writer.extend(**rows, timeout_s=0.0)
+        error = caught.value
+        assert error.stored == 10 and error.keys is not None and "first 10 of 12 rows are stored" in str(error)
+        assert len(table) == 30
+        table.draw(15)
+        more = writer.extend(**{name: array[error.stored :] for name, array in rows.items()}, timeout_s=0.0)
+        batch = table.gather(np.concatenate([error.keys, more]), columns=["number", "state", "next_state"])
+        assert batch.present.all() and batch["number"].tolist() == list(range(20, 32))
+        assert batch["next_state"].tolist() == list(range(21, 33))
+
+
+def test_a_step_of_many_lanes_goes_in_lane_by_lane() -> None:
+    """Window 20: no step of 12 lanes fits it beside a draw of 15. What is stored of it are its first lanes."""
+    with relive.Table(SPEC, 200, paced(1.0, 10, 10.0), max_lanes=12) as table, table.writer(12) as writer:
+        step = {"state": np.zeros(12, np.float32), "number": np.arange(12), "next_state": np.zeros(12, np.float32)}
+        writer.append(**step)
+        table.draw(12)
+        with pytest.raises(errors.DeadlineExceeded):
+            table.draw(15, timeout_s=0.0)
+        writer.append(**step)
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            writer.append(**step, timeout_s=0.0)
+        stored, keys = caught.value.stored, caught.value.keys
+        assert stored == 8 and keys is not None and len(table) == 32
+        table.draw(15)
+        rest = np.arange(stored, 12)
+        more = writer.append(**{name: array[stored:] for name, array in step.items()}, lanes=rest, timeout_s=0.0)
+        batch = table.gather(np.concatenate([keys, more]), columns=["number", "lane"])
+        assert batch["number"].tolist() == list(range(12)) and len(set(batch["lane"].tolist())) == 12
+
+
+def test_a_draw_that_no_row_fits_beside_is_refused() -> None:
+    """Both would wait while hi - spi < d < lo + n. Where spi is whole, d is: then n + spi <= window + 1 is enough."""
+    with relive.Table(SPEC, 100, paced(4.0, 10, 10.0)) as table:
+        with pytest.raises(errors.RequestTooLarge) as caught:
+            table.draw(18, timeout_s=0.0)
+        assert caught.value.requested == 18 and caught.value.window == 20 and "has to share" in str(caught.value)
+        with pytest.raises(errors.DeadlineExceeded):
+            table.draw(17, timeout_s=0.0)
+    with relive.Table(SPEC, 100, paced(2.5, 10, 10.0)) as table:
+        with pytest.raises(errors.RequestTooLarge):
+            table.draw(18, timeout_s=0.0)
+        with pytest.raises(errors.DeadlineExceeded):
+            table.draw(17, timeout_s=0.0)
+
+
+def test_who_is_alone_is_told_at_once_in_the_middle_of_a_block() -> None:
+    with relive.Table(SPEC, 1000, paced(8.0, 100, 64.0)) as table, table.writer() as writer:
+        writer.extend(**block(100))
+        with pytest.raises(errors.WaitsForItself):
+            while True:
+                table.sample(100)
+        with pytest.raises(errors.WaitsForItself) as caught:
+            for first in range(100, 1000, 16):
+                writer.extend(**block(16, first=first))
+        assert caught.value.waited_s < 5.0
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("stack", [1, 4])
+def test_the_largest_min_size_is_reached_and_a_larger_one_refused(n_step: int, stack: int) -> None:
+    """One lane, one long episode, far beyond the capacity: the accepted min_size is there again after every step."""
+    capacity = 200
+    kept = (stack - 1) + (n_step - 1)
+    items = relive.Transitions(n_step=n_step, stack={"state": stack})
+    spec = relive.StepSpec({**SPEC.columns, "reward": relive.ArraySpec((), "float32")})
+    with pytest.raises(errors.CapacityTooSmall) as caught:
+        relive.Table(spec, capacity, relive.Index(items, limiter=relive.MinSize(capacity - kept + 1)))
+    assert caught.value.needed == capacity + 1 and f"stack {stack}" in caught.value.arithmetic
+    with relive.Table(spec, capacity, relive.Index(items, limiter=relive.MinSize(capacity - kept))) as table:
+        writer = table.writer()
+        for t in range(4 * capacity):
+            writer.append(state=t, number=t, reward=0.0, next_state=t + 1)
+            if t >= capacity:
+                assert len(table.draw(1, timeout_s=0.0).item_keys) == 1
+        assert table.num_items() == capacity - kept
+
+
+def test_the_largest_stack_of_all_indexes_counts() -> None:
+    """As built, what one index reaches back is kept from the others, too."""
+
+    def indexes(min_size: int) -> dict[str, relive.Index]:
+        stacked = relive.Transitions(stack={"state": 4})
+        return {"plain": relive.Index(limiter=relive.MinSize(min_size)), "stacked": relive.Index(stacked)}
+
+    with pytest.raises(errors.CapacityTooSmall, match="plain"):
+        relive.Table(SPEC, 100, indexes(98))
+    with relive.Table(SPEC, 100, indexes(97)) as table, table.writer() as writer:
+        writer.extend(**block(500))
+        assert table.num_items(index="plain") == 97
