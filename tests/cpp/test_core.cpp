@@ -291,6 +291,20 @@ TEST(claims_given_back_revive_no_item_whose_rows_went) {
     if (present[k]) rig.check_item(0, plan, out, k, drawn[k]);
 }
 
+TEST(publication_goes_on_behind_a_page_that_went_early) {
+  // Windows of 12 steps over pages of 8: of 24 rows 13 to 23 are pending. Rows 5 to 23 are deleted: the third page goes,
+  // the second stays for what rows 0 to 4 need of it, and publication stands on it, before rows that will never be items.
+  Spec spec{.capacity = 64, .has_state = false};
+  spec.indexes = {{.n_step = 12}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 24, std::vector<int>(24, 0), NextGiven::kNo) == Code::kOk);
+  rig.remove(std::vector<int64_t>(rig.keys.begin() + 5, rig.keys.end()));
+  CHECK(!rig.is_step_alive(rig.keys[16]) && rig.is_step_alive(rig.keys[15]));
+  CHECK(rig.write({0}, 24, std::vector<int>(24, 0), NextGiven::kNo) == Code::kOk);
+  rig.verify();
+  CHECK_EQ(rig.table->num_items(0), 5u + 13u);
+}
+
 TEST(programmes_large_rows) {
   run_programmes({.capacity = 40, .num_lanes = 2, .has_pixels = true, .indexes = {{.n_step = 3, .stack = 4}}}, 4, 200,
                  5);

@@ -93,6 +93,28 @@ std::string check_cursors(const Region& r, uint32_t lane_slot) {
   return {};
 }
 
+// In front of it nothing waits whose window is complete, as far back as the lane's pages hang together.
+std::string check_complete(const Region& r, uint32_t lane_slot) {
+  const Lane& lane = r.lanes[lane_slot];
+  const uint64_t open = r.alive(lane.open.load(kRelaxed));
+  if (lane.state.load(kRelaxed) != LaneState::kLive || open == kNoPage) return {};
+  const uint32_t num_here = Range::unpack(r.pages[open].range.load(kRelaxed)).step_end;
+  const int64_t num_rows = static_cast<int64_t>(r.pages[open].first_t) + num_here;
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const ItemShape& shape = r.shape(i);
+    const bool has_seam = shape.bootstrap != 0 && is_seam(r, lane, open, num_here);
+    const int64_t ready = num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
+    for (uint64_t page = open; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed))) {
+      const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+      const auto first_t = static_cast<int64_t>(r.pages[page].first_t);
+      for (uint32_t offset = range.step_begin; offset < range.step_end && first_t + offset < ready; ++offset)
+        if (!r.is_tail(page, offset) && Leaves(r, i).state(r.slot_of(page, offset)) == kStatePending)
+          return at_page("a step whose window is complete was not published", page);
+    }
+  }
+  return {};
+}
+
 std::string check_lists(const Region& r) {
   const Header& h = *r.header;
   std::vector<uint8_t> seen(r.geometry->num_pages, 0);
@@ -153,6 +175,7 @@ std::string broken_invariant(const Region& r) {
   }
   for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {
     broken = check_cursors(r, lane);
+    if (broken.empty()) broken = check_complete(r, lane);
     if (!broken.empty()) return broken;
   }
   broken = broken_bulk(r);
