@@ -305,6 +305,58 @@ TEST(publication_goes_on_behind_a_page_that_went_early) {
   CHECK_EQ(rig.table->num_items(0), 5u + 13u);
 }
 
+// Who is at `point` for the first time goes no further; what it held is then recovered, as after a death.
+template <class Call>
+void die_at(testing::FailPoint point, Table& table, Call&& call) {
+  static testing::FailPoint wanted;
+  static bool has_died;
+  struct Death {};
+  wanted = point;
+  has_died = false;
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (at != wanted || has_died) return;
+    has_died = true;
+    throw Death{};
+  };
+  try {
+    call();
+  } catch (const Death&) {
+  }
+  testing::fail_point_hook = nullptr;
+  CHECK(has_died);
+  Locked locked(table.door(), Deadline::after(1.0));
+  CHECK(locked.status().ok());
+  recover(locked.held(), table.door().scratch);
+}
+
+TEST(a_death_in_the_middle_of_a_deletion_counts_the_step_once) {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 1}, {.n_step = 2}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 10, std::vector<int>(10, 0), NextGiven::kYes) == Code::kOk);
+  int64_t deleted = 0;
+  die_at(testing::FailPoint::delete_one, *rig.table, [&] { (void)rig.table->delete_items(&rig.keys[3], 1, &deleted); });
+  CHECK(rig.table->check().ok());
+  CHECK_EQ(rig.table->num_items(0), 9u);
+  CHECK(rig.table->delete_items(&rig.keys[3], 1, &deleted).ok());
+  const Status checked = rig.table->check();
+  if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+  CHECK_EQ(rig.table->num_items(1), 8u);
+  CHECK_EQ(rig.table->num_steps(), 9u);
+}
+
+TEST(a_death_while_claims_are_given_back_leaves_no_item_that_cannot_be_drawn) {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 1, .max_times = 1}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 4, std::vector<int>(4, 0), NextGiven::kYes) == Code::kOk);
+  die_at(testing::FailPoint::claim_back, *rig.table, [&] { (void)rig.sample(0, 5); });  // one more than there are
+  CHECK(rig.table->check().ok());
+  const uint64_t live = rig.table->num_items(0);
+  for (uint64_t item = 0; item < live; ++item) CHECK_EQ(rig.sample(0, 1).size(), 1u);
+  CHECK_EQ(rig.table->num_items(0), 0u);
+}
+
 TEST(programmes_large_rows) {
   run_programmes({.capacity = 40, .num_lanes = 2, .has_pixels = true, .indexes = {{.n_step = 3, .stack = 4}}}, 4, 200,
                  5);
