@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "core_rig.hpp"
+#include "relive/index/kinds.hpp"
 
 using namespace rig;
 
@@ -355,6 +356,32 @@ TEST(a_death_while_claims_are_given_back_leaves_no_item_that_cannot_be_drawn) {
   const uint64_t live = rig.table->num_items(0);
   for (uint64_t item = 0; item < live; ++item) CHECK_EQ(rig.sample(0, 1).size(), 1u);
   CHECK_EQ(rig.table->num_items(0), 0u);
+}
+
+TEST(a_claim_given_back_keeps_the_priority_that_came_between_draw_and_claim) {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 1, .prioritized = true, .max_times = 1}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 4, std::vector<int>(4, 0), NextGiven::kYes) == Code::kOk);
+  static Rig* seen;
+  static bool is_updated;
+  seen = &rig;
+  is_updated = false;
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (at != testing::FailPoint::sample_gathered || is_updated) return;
+    is_updated = true;
+    const std::vector<float> priorities(4, 5.0f);
+    int64_t applied = 0;
+    CHECK(seen->table->update_priorities(0, seen->keys.data(), priorities.data(), 4, &applied).ok());
+    CHECK_EQ(applied, 4);
+  };
+  CHECK(rig.sample(0, 5).empty());  // one more than there are: what was claimed goes back
+  testing::fail_point_hook = nullptr;
+  CHECK(is_updated);
+  TableStats stats;
+  CHECK(rig.table->stats(&stats).ok());
+  const double mass = leaf_of(rig.table->region().header->indexes[0], 5.0f);
+  CHECK(std::abs(stats.total_mass.at(0) - 4.0 * mass) < 1e-9);
 }
 
 TEST(programmes_large_rows) {
