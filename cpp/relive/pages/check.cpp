@@ -98,6 +98,8 @@ std::string check_complete(const Region& r, uint32_t lane_slot) {
   const Lane& lane = r.lanes[lane_slot];
   const uint64_t open = r.alive(lane.open.load(kRelaxed));
   if (lane.state.load(kRelaxed) != LaneState::kLive || open == kNoPage) return {};
+  const uint64_t ahead = r.pages[open].next.load(kRelaxed);
+  if (ahead != 0 && r.alive(ahead) == kNoPage) return at_page("the page after a lane's last one is gone", open);
   const uint32_t num_here = Range::unpack(r.pages[open].range.load(kRelaxed)).step_end;
   const int64_t num_rows = static_cast<int64_t>(r.pages[open].first_t) + num_here;
   for (uint32_t i = 0; i < r.num_indexes; ++i) {

@@ -306,6 +306,8 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const int64_t num_ended = std::clamp<int64_t>(first_there + r.shape(i).before, 0, r.page_len);
     Leaves::open(held, i, r.slot_of(page, 0), r.page_len, static_cast<uint32_t>(num_ended));
+    // Behind a page that went early nothing waits that could still be complete: publication goes on with this page.
+    if (prev == kNoPage) r.cursor(i, lane_slot) = {};
   }
   for (uint32_t word = 0; word < r.geometry->tail_words; ++word)
     r.tails[page * uint64_t{r.geometry->tail_words} + word].store(0, kRelaxed);

@@ -60,10 +60,10 @@ void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop)
       publish_range(held, index, page, cursor.offset, end);
       cursor.offset = end;
     }
+    if (cursor.offset < r.page_len) return;
     const uint64_t next = r.pages[page].next.load(kRelaxed);
-    const bool is_cut_off = next != 0 && r.alive(next) == kNoPage;  // what waits here can never be complete
-    if (next == 0 || (cursor.offset < r.page_len && !is_cut_off)) return;
-    page = stand_on(is_cut_off ? oldest_page(r, lane_slot) : r.alive(next));
+    if (next == 0) return;
+    page = stand_on(r.alive(next) != kNoPage ? r.alive(next) : oldest_page(r, lane_slot));
   }
 }
 
