@@ -17,6 +17,7 @@ struct Pool {
   std::mutex mutex;
   std::map<size_t, std::vector<void*>> free;
   size_t kept_bytes = 0;
+  size_t num_handles = 0;
 };
 
 Pool& pool() {
@@ -52,7 +53,7 @@ void give_back(PyObject* capsule) {
   Pool& p = pool();
   const std::lock_guard<std::mutex> guard(p.mutex);
   std::vector<void*>& same = p.free[block->num_bytes];
-  if (same.size() < kKeptEach && p.kept_bytes + block->num_bytes <= kKeptBytes) {
+  if (p.num_handles > 0 && same.size() < kKeptEach && p.kept_bytes + block->num_bytes <= kKeptBytes) {
     same.push_back(block->memory);
     p.kept_bytes += block->num_bytes;
   } else {
@@ -63,10 +64,36 @@ void give_back(PyObject* capsule) {
 
 }  // namespace
 
+BatchMemory::BatchMemory() {
+  Pool& p = pool();
+  const std::lock_guard<std::mutex> guard(p.mutex);
+  p.num_handles += 1;
+}
+
+void BatchMemory::close() {
+  if (!open_) return;
+  open_ = false;
+  Pool& p = pool();
+  const std::lock_guard<std::mutex> guard(p.mutex);
+  p.num_handles -= 1;
+  if (p.num_handles > 0) return;
+  for (auto& [num_bytes, blocks] : p.free)
+    for (void* memory : blocks) std::free(memory);
+  p.free.clear();
+  p.kept_bytes = 0;
+}
+
+size_t kept_batch_bytes() {
+  Pool& p = pool();
+  const std::lock_guard<std::mutex> guard(p.mutex);
+  return p.kept_bytes;
+}
+
 void raise_if_error(const Status& status, const nb::handle& keys) {
   if (status.ok()) return;
+  if (PyErr_Occurred()) throw nb::python_error();  // a signal's handler raised while the call came to its own error
   if (status.code() == Code::kInterrupted) {
-    if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
+    PyErr_SetNone(PyExc_KeyboardInterrupt);
     throw nb::python_error();
   }
   static const char* const kNames[] = {"Ok",

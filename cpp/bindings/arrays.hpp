@@ -28,6 +28,21 @@ void raise_if_error(const Status& status, const nb::handle& keys = nb::handle())
 // A dtype from numpy's str ("<f4"); new reference.
 PyArray_Descr* descr_of(const std::string& dtype);
 
+// An open handle. While there is one, blocks that no array uses are kept to be handed out again; the last one frees them,
+// and a block whose arrays outlive it is freed with them.
+class BatchMemory final {
+ public:
+  BatchMemory();
+  ~BatchMemory() { close(); }
+  BatchMemory(const BatchMemory&) = delete;
+  BatchMemory& operator=(const BatchMemory&) = delete;
+  void close();  // twice is harmless
+
+ private:
+  bool open_ = true;
+};
+size_t kept_batch_bytes();
+
 // One block of memory for the arrays of one batch. A fresh 7 MB array a batch would cost its page faults each time:
 // blocks are kept by size and handed out again once no array uses them.
 class BatchBuffer final {

@@ -1,6 +1,9 @@
-// The dict of create_table into the core's TableConfig. The Python side has checked its values; types are checked here.
+// The dict of create_table into the core's TableConfig. The Python side has checked its values; here a name that the
+// core does not know, of a key or of a kind, is refused, and so is a value of another type.
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
+#include <utility>
 
 #include <nanobind/stl/string.h>
 
@@ -9,75 +12,178 @@
 namespace relive::bindings {
 namespace {
 
-template <class T>
-T get(const nb::dict& from, const char* name) {
-  return nb::cast<T>(from[name]);
+[[noreturn]] void refuse(const std::string& what, const std::string& expected, const std::string& got) {
+  raise_if_error(
+      Status(Code::kInvalidConfig).with_text("what", what).with_text("expected", expected).with_text("got", got));
+  throw nb::python_error();  // never reached: the status is an error
 }
 
+std::string shown(nb::handle value) { return nb::cast<std::string>(nb::repr(value)); }
+
+// The name of a kind, as one of those that the core has.
+template <class Kind>
+Kind kind_of(const std::string& what, const std::string& name,
+             std::initializer_list<std::pair<const char*, Kind>> known) {
+  std::string names;
+  for (const auto& [one, kind] : known) {
+    if (name == one) return kind;
+    names += (names.empty() ? "'" : " or '") + std::string(one) + "'";
+  }
+  refuse(what, names + " (what this core knows)", name);
+}
+
+// One dict of the configuration: every key known, every value of its type.
+class Part final {
+ public:
+  Part(nb::handle from, std::string what, std::initializer_list<const char*> known) : what_(std::move(what)) {
+    if (!nb::isinstance<nb::dict>(from)) refuse(what_, "a dict", shown(from));
+    from_ = nb::borrow<nb::dict>(from);
+    std::string names;
+    for (const char* name : known) names += (names.empty() ? "" : ", ") + std::string(name);
+    for (nb::handle key : from_.keys()) {
+      const auto is_it = [&](const char* name) { return key.equal(nb::str(name)); };
+      if (!std::any_of(known.begin(), known.end(), is_it)) refuse("key of " + what_, "one of " + names, shown(key));
+    }
+  }
+
+  bool has(const char* name) const { return from_.contains(name); }
+
+  nb::object object(const char* name) const {
+    if (!has(name)) refuse(of(name), "a value", "none");
+    return nb::borrow(from_[name]);
+  }
+
+  template <class T>
+  T get(const char* name) const {
+    const nb::object value = object(name);
+    try {
+      return nb::cast<T>(value);
+    } catch (const nb::cast_error&) {
+      refuse(of(name), "a value of its type, in its range", shown(value));
+    }
+  }
+
+  template <class T>
+  T get_or(const char* name, T otherwise) const {
+    return has(name) ? get<T>(name) : otherwise;
+  }
+
+  template <class Kind>
+  Kind kind(const char* name, std::initializer_list<std::pair<const char*, Kind>> known) const {
+    return kind_of(of(name), get<std::string>(name), known);
+  }
+
+  std::string of(const char* name) const { return std::string(name) + " of " + what_; }
+
+ private:
+  std::string what_;
+  nb::dict from_;
+};
+
 ColumnConfig column_config(nb::handle row) {
-  const auto entry = nb::cast<nb::tuple>(row);
+  if (!nb::isinstance<nb::tuple>(row) || nb::len(row) != 4) refuse("column", "(name, dtype, shape, kind)", shown(row));
+  const auto entry = nb::borrow<nb::tuple>(row);
   ColumnConfig column;
-  column.name = nb::cast<std::string>(entry[0]);
-  column.dtype = nb::cast<std::string>(entry[1]);
-  for (nb::handle dim : nb::cast<nb::tuple>(entry[2])) column.shape.push_back(nb::cast<int64_t>(dim));
-  const auto kind = nb::cast<std::string>(entry[3]);
-  column.kind = kind == "state" ? ColumnKind::kState : kind == "start" ? ColumnKind::kStart : ColumnKind::kStep;
+  try {
+    column.name = nb::cast<std::string>(entry[0]);
+    column.dtype = nb::cast<std::string>(entry[1]);
+    for (nb::handle dim : nb::cast<nb::tuple>(entry[2])) column.shape.push_back(nb::cast<int64_t>(dim));
+    column.kind = kind_of<ColumnKind>(
+        "kind of column '" + column.name + "'", nb::cast<std::string>(entry[3]),
+        {{"step", ColumnKind::kStep}, {"state", ColumnKind::kState}, {"start", ColumnKind::kStart}});
+  } catch (const nb::cast_error&) {
+    refuse("column", "(name, dtype, shape, kind)", shown(row));
+  }
   PyArray_Descr* descr = descr_of(column.dtype);
   column.item_bytes = static_cast<uint64_t>(PyDataType_ELSIZE(descr));
   Py_DECREF(descr);
   return column;
 }
 
-IndexConfig index_config(const nb::dict& from, const std::vector<ColumnConfig>& columns) {
+// ---- an index, part by part; each reads what the class of its name says in core_config() ---------------------------
+
+void read_items(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index) {
+  from.kind<bool>("items", {{"transitions", true}});
+  index->n_step = from.get<uint32_t>("n_step");
+  index->gamma = from.get<double>("gamma");
+  index->stack_pad = from.kind<StackPad>("stack_pad", {{"repeat", StackPad::kRepeat}, {"zeros", StackPad::kZeros}});
+  const auto stack = from.get<nb::dict>("stack");
+  for (nb::handle name : stack.keys()) {
+    const auto is_it = [&](const ColumnConfig& column) { return name.equal(nb::str(column.name.c_str())); };
+    if (std::none_of(columns.begin(), columns.end(), is_it))
+      refuse(from.of("stack"), "columns of the table", shown(name));
+  }
+  for (size_t c = 0; c < columns.size(); ++c)
+    index->stack[c] = stack.contains(columns[c].name.c_str()) ? nb::cast<uint32_t>(stack[columns[c].name.c_str()]) : 1;
+}
+
+void read_sampler(const Part& from, IndexConfig* index) {
+  index->sampling =
+      from.kind<Sampling>("sampler", {{"uniform", Sampling::kUniform}, {"prioritized", Sampling::kPrioritized}});
+  index->priority_exponent = from.get_or<double>("priority_exponent", 1.0);
+  index->initial = Initial::kMax;
+  if (!from.has("initial")) return;
+  const auto initial = from.get<nb::tuple>("initial");
+  if (nb::len(initial) != 2) refuse(from.of("initial"), "(kind, number)", shown(initial));
+  index->initial = kind_of<Initial>(from.of("initial"), nb::cast<std::string>(nb::str(initial[0])),
+                                    {{"max", Initial::kMax}, {"given", Initial::kGiven}, {"number", Initial::kNumber}});
+  index->initial_number = nb::cast<double>(initial[1]);
+}
+
+void read_limiter(const Part& from, IndexConfig* index) {
+  const auto min_size = from.get<int64_t>("min_size");
+  if (from.kind<bool>("limiter", {{"min_size", false}, {"samples_per_insert", true}}))
+    index->limiter = make_samples_per_insert(from.get<double>("samples_per_insert"), min_size,
+                                             from.get_or<double>("tolerance", -1.0));
+  else
+    index->limiter = make_min_size(min_size);
+}
+
+IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& columns) {
+  std::string name;
+  if (nb::isinstance<nb::dict>(row)) {
+    const auto from = nb::borrow<nb::dict>(row);
+    if (from.contains("name")) name = " " + shown(from["name"]);
+  }
+  const Part from(row, "index" + name,
+                  {"name", "items", "n_step", "gamma", "stack", "stack_pad", "sampler", "priority_exponent", "initial",
+                   "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
-  const auto name = get<std::string>(from, "name");
-  std::memcpy(index.name, name.data(), std::min(name.size(), sizeof index.name - 1));
-  index.n_step = get<uint32_t>(from, "n_step");
-  index.gamma = get<double>(from, "gamma");
-  index.stack_pad = get<std::string>(from, "stack_pad") == "zeros" ? StackPad::kZeros : StackPad::kRepeat;
-  const auto stack = get<nb::dict>(from, "stack");
-  for (size_t c = 0; c < columns.size(); ++c)
-    index.stack[c] = stack.contains(columns[c].name.c_str()) ? nb::cast<uint32_t>(stack[columns[c].name.c_str()]) : 1;
-  index.sampling = get<std::string>(from, "sampler") == "prioritized" ? Sampling::kPrioritized : Sampling::kUniform;
-  index.priority_exponent = get<double>(from, "priority_exponent");
-  const auto initial = get<nb::tuple>(from, "initial");
-  const auto kind = nb::cast<std::string>(initial[0]);
-  index.initial = kind == "given" ? Initial::kGiven : kind == "number" ? Initial::kNumber : Initial::kMax;
-  index.initial_number = nb::cast<double>(initial[1]);
-  const auto min_size = get<int64_t>(from, "min_size");
-  if (get<std::string>(from, "limiter") == "samples_per_insert") {
-    nb::object tolerance = nb::borrow(from["tolerance"]);
-    index.limiter = make_samples_per_insert(get<double>(from, "samples_per_insert"), min_size,
-                                            tolerance.is_none() ? -1.0 : nb::cast<double>(tolerance));
-  } else {
-    index.limiter = make_min_size(min_size);
-  }
-  index.max_times_sampled = get<uint32_t>(from, "max_times_sampled");
+  const auto text = from.get<std::string>("name");
+  std::memcpy(index.name, text.data(), std::min(text.size(), sizeof index.name - 1));
+  read_items(from, columns, &index);
+  read_sampler(from, &index);
+  read_limiter(from, &index);
+  from.kind<bool>("remover", {{"fifo", true}});
+  index.max_times_sampled = from.get<uint32_t>("max_times_sampled");
   return index;
 }
 
 }  // namespace
 
-TableConfig table_config(const nb::dict& from) {
+TableConfig table_config(const nb::dict& given) {
+  const Part from(
+      given, "the table's configuration",
+      {"columns", "indexes", "capacity", "max_lanes", "max_participants", "seed", "shard", "metadata", "tier"});
   TableConfig config;
-  for (nb::handle row : nb::list(from["columns"])) config.columns.push_back(column_config(row));
-  for (nb::handle row : nb::list(from["indexes"]))
-    config.indexes.push_back(index_config(nb::cast<nb::dict>(row), config.columns));
-  config.capacity = get<uint64_t>(from, "capacity");
-  config.max_lanes = get<uint32_t>(from, "max_lanes");
-  config.max_participants = get<uint32_t>(from, "max_participants");
-  config.seed = get<uint64_t>(from, "seed");
-  config.shard = get<uint64_t>(from, "shard");
-  const auto metadata = get<nb::bytes>(from, "metadata");
+  for (nb::handle row : from.get<nb::list>("columns")) config.columns.push_back(column_config(row));
+  for (nb::handle row : from.get<nb::list>("indexes")) config.indexes.push_back(index_config(row, config.columns));
+  config.capacity = from.get<uint64_t>("capacity");
+  config.max_lanes = from.get<uint32_t>("max_lanes");
+  config.max_participants = from.get<uint32_t>("max_participants");
+  config.seed = from.get<uint64_t>("seed");
+  config.shard = from.get<uint64_t>("shard");
+  const auto metadata = from.get<nb::bytes>("metadata");
   config.metadata.assign(metadata.c_str(), metadata.size());
-  if (from.contains("tier")) {
-    const auto tier = get<nb::dict>(from, "tier");
-    config.tier.directory = get<std::string>(tier, "directory");
-    config.tier.ram_bytes = get<uint64_t>(tier, "ram_bytes");
-    config.tier.staging_fraction = get<double>(tier, "staging_fraction");
-    config.tier.min_column_bytes = get<uint32_t>(tier, "min_column_bytes");
-    config.tier.num_io_threads = get<uint32_t>(tier, "io_threads");
+  if (from.has("tier")) {
+    const Part tier(from.object("tier"), "the tiers",
+                    {"directory", "ram_bytes", "staging_fraction", "min_column_bytes", "io_threads"});
+    config.tier.directory = tier.get<std::string>("directory");
+    config.tier.ram_bytes = tier.get<uint64_t>("ram_bytes");
+    config.tier.staging_fraction = tier.get<double>("staging_fraction");
+    config.tier.min_column_bytes = tier.get<uint32_t>("min_column_bytes");
+    config.tier.num_io_threads = tier.get<uint32_t>("io_threads");
   }
   return config;
 }

@@ -1,5 +1,7 @@
 // What a reader of the region outside of the core needs: the mapping held still for the length of a call, the order of
 // a batch's rows, and the core's own descent to compare with.
+#include <optional>
+
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"
@@ -13,19 +15,18 @@ namespace {
 class RegionHold final {
  public:
   explicit RegionHold(const CoreTable& self) : table_(self.table) {}
-  ~RegionHold() { leave(); }
   RegionHold(const RegionHold&) = delete;
   RegionHold& operator=(const RegionHold&) = delete;
 
   void enter() {
     if (inside_) return;
-    raise_if_error(table_->enter(false));
-    inside_ = true;
+    inside_.emplace(*table_, false);
+    if (inside_->status().ok()) return;
+    const Status refused = inside_->status();
+    inside_.reset();
+    raise_if_error(refused);
   }
-  void leave() {
-    if (inside_) table_->leave();
-    inside_ = false;
-  }
+  void leave() { inside_.reset(); }
   uint64_t address() const {
     return inside_ ? reinterpret_cast<uint64_t>(table_->region().base) : 0;  // another one after a fork
   }
@@ -33,7 +34,7 @@ class RegionHold final {
 
  private:
   std::shared_ptr<Table> table_;
-  bool inside_ = false;
+  std::optional<Entered> inside_;
 };
 
 // rows[j]: where the j-th draw of that call goes, int32[n].

@@ -23,7 +23,12 @@ class ReleasedGil final {
  private:
   PyThreadState* state_;
 };
-void watch_for_exit();
+
+// The end of the process, seen by the bindings (exit.cpp): hooks of the core that ask Python, and what is closed at last.
+bool hear_signals();                                      // interrupt_hook
+bool is_only_thread();                                    // only_thread_hook
+void close_at_exit(const std::shared_ptr<Table>& table);  // if it still lives then
+void bind_exit(nb::module_& module);
 
 // Runs a core call without the GIL; raises what it says. keys: raise_if_error's.
 template <class Call>
@@ -37,26 +42,28 @@ void without_gil(Call&& call, const nb::handle& keys = nb::handle()) {
 }
 
 // What a plan's outputs look like to numpy.
-struct CorePlan {
+struct CoreSelection {
   GatherPlan plan;
   std::vector<PyArray_Descr*> descrs;       // owned
   std::vector<std::vector<npy_intp>> dims;  // [B, ...], B filled in a call
-  ~CorePlan() {
+  ~CoreSelection() {
     for (PyArray_Descr* descr : descrs) Py_DECREF(descr);
   }
 };
 
 // The arrays of a plan's outputs for n items, in one pooled buffer; `extra` bytes more behind them.
 struct Outputs {
-  Outputs(const CorePlan& plan, size_t n, size_t extra);
-  nb::list arrays(const CorePlan& plan, size_t n) const;
+  Outputs(const CoreSelection& selection, size_t n, size_t extra);
+  nb::list arrays(const CoreSelection& selection, size_t n) const;
   BatchBuffer buffer;
   std::vector<std::byte*> data;
 };
 
 // A table handle shared by its Python object, its writers and its plans.
 struct CoreTable {
+  explicit CoreTable(std::shared_ptr<Table> one) : table(std::move(one)) {}
   std::shared_ptr<Table> table;
+  BatchMemory memory;
 };
 
 // The region of a table that is open; TableClosed otherwise. It stays mapped while the guard lives.

@@ -1,7 +1,8 @@
-// CoreTable and CorePlan: configuration in, batches out.
+// CoreTable and CoreSelection: configuration in, batches out.
 #include <algorithm>
 #include <cstring>
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -11,24 +12,24 @@
 
 namespace relive::bindings {
 
-Outputs::Outputs(const CorePlan& plan, size_t n, size_t extra)
+Outputs::Outputs(const CoreSelection& selection, size_t n, size_t extra)
     : buffer([&] {
         size_t sum = extra;
-        for (const Output& output : plan.plan.outputs) sum += BatchBuffer::room_for(output.item_bytes * n);
+        for (const Output& output : selection.plan.outputs) sum += BatchBuffer::room_for(output.item_bytes * n);
         return sum;
       }()),
-      data(plan.plan.outputs.size()) {
-  for (size_t o = 0; o < data.size(); ++o) data[o] = buffer.take(plan.plan.outputs[o].item_bytes * n);
+      data(selection.plan.outputs.size()) {
+  for (size_t o = 0; o < data.size(); ++o) data[o] = buffer.take(selection.plan.outputs[o].item_bytes * n);
 }
 
-nb::list Outputs::arrays(const CorePlan& plan, size_t n) const {
+nb::list Outputs::arrays(const CoreSelection& selection, size_t n) const {
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(data.size()));
   if (list == nullptr) throw nb::python_error();
   nb::list made = nb::steal<nb::list>(list);
   for (size_t o = 0; o < data.size(); ++o) {
-    std::vector<npy_intp> dims = plan.dims[o];
+    std::vector<npy_intp> dims = selection.dims[o];
     dims[0] = static_cast<npy_intp>(n);
-    nb::object array = buffer.array(plan.descrs[o], static_cast<int>(dims.size()), dims.data(), data[o]);
+    nb::object array = buffer.array(selection.descrs[o], static_cast<int>(dims.size()), dims.data(), data[o]);
     PyList_SetItem(list, static_cast<Py_ssize_t>(o), array.release().ptr());
   }
   return made;
@@ -37,7 +38,11 @@ nb::list Outputs::arrays(const CorePlan& plan, size_t n) const {
 namespace {
 
 // Two CoreTables never share a Table, but a Table outlives its CoreTable while writers borrow it.
-CoreTable* own(std::unique_ptr<Table> table) { return new CoreTable{std::shared_ptr<Table>(std::move(table))}; }
+CoreTable* own(std::unique_ptr<Table> table) {
+  auto made = std::make_unique<CoreTable>(std::shared_ptr<Table>(std::move(table)));
+  close_at_exit(made->table);
+  return made.release();
+}
 
 CoreTable* create_table(const nb::dict& from, nb::object path) {
   const TableConfig config = table_config(from);
@@ -47,7 +52,7 @@ CoreTable* create_table(const nb::dict& from, nb::object path) {
   return own(std::move(table));
 }
 
-CoreTable* attach_table(const std::string& path, bool read_only, uint64_t stream, double timeout_s) {
+CoreTable* attach_table(const std::string& path, bool read_only, std::optional<uint64_t> stream, double timeout_s) {
   std::unique_ptr<Table> table;
   without_gil([&] {
     return Table::attach(path, read_only ? Access::kReadOnly : Access::kReadWrite, stream, timeout_s, &table);
@@ -55,8 +60,8 @@ CoreTable* attach_table(const std::string& path, bool read_only, uint64_t stream
   return own(std::move(table));
 }
 
-CorePlan* make_plan(const CoreTable& self, uint32_t index, const std::vector<std::string>& names) {
-  auto made = std::make_unique<CorePlan>();
+CoreSelection* make_selection(const CoreTable& self, uint32_t index, const std::vector<std::string>& names) {
+  auto made = std::make_unique<CoreSelection>();
   without_gil([&] { return self.table->make_plan(index, names, &made->plan); });
   for (const Output& output : made->plan.outputs) {
     made->descrs.push_back(descr_of(output.dtype));
@@ -77,15 +82,15 @@ PyArray_Descr* float64_descr() {
   return descr;
 }
 
-nb::tuple sample(const CoreTable& self, const CorePlan& plan, size_t n, double timeout_s, bool hold) {
-  Outputs outputs(plan, n, 2 * BatchBuffer::room_for(8 * n));
+nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold) {
+  Outputs outputs(selection, n, 2 * BatchBuffer::room_for(8 * n));
   std::byte* keys = outputs.buffer.take(8 * n);
   std::byte* probabilities = outputs.buffer.take(8 * n);
   int64_t num_live = 0;
   DrawRequest request;
-  request.index = plan.plan.index;
+  request.index = selection.plan.index;
   request.num_items = n;
-  request.plan = &plan.plan;
+  request.plan = &selection.plan;
   request.out = outputs.data.data();
   request.keys = reinterpret_cast<int64_t*>(keys);
   request.probabilities = reinterpret_cast<double*>(probabilities);
@@ -93,7 +98,7 @@ nb::tuple sample(const CoreTable& self, const CorePlan& plan, size_t n, double t
   request.hold = hold;
   without_gil([&] { return self.table->sample(request, timeout_s); });
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
-  return nb::make_tuple(outputs.arrays(plan, n), outputs.buffer.array(int64_descr(), 1, dims, keys),
+  return nb::make_tuple(outputs.arrays(selection, n), outputs.buffer.array(int64_descr(), 1, dims, keys),
                         outputs.buffer.array(float64_descr(), 1, dims, probabilities), num_live);
 }
 
@@ -139,17 +144,18 @@ Given given_floats(nb::handle value, std::vector<float>* narrowed) {
 }
 
 // Caller's own arrays in place of pooled ones: exact dtype, shape [n, ...] and C order, or a ValueError says so.
-void take_out(const CorePlan& plan, size_t n, const nb::list& out, std::vector<std::byte*>* data) {
+void take_out(const CoreSelection& selection, size_t n, const nb::list& out, std::vector<std::byte*>* data) {
   const auto refuse = [](const char* what) {
     PyErr_Format(PyExc_ValueError, "out: %s", what);
     throw nb::python_error();
   };
-  if (out.size() != plan.plan.outputs.size()) refuse("one array a column is expected");
+  if (out.size() != selection.plan.outputs.size()) refuse("one array a column is expected");
   for (size_t o = 0; o < data->size(); ++o) {
     PyObject* value = PyList_GetItem(out.ptr(), static_cast<Py_ssize_t>(o));
     auto* array = reinterpret_cast<PyArrayObject*>(value);
-    const std::vector<npy_intp>& dims = plan.dims[o];
-    if (!PyArray_Check(value) || !PyArray_ISCARRAY(array) || !PyArray_EquivTypes(PyArray_DESCR(array), plan.descrs[o]))
+    const std::vector<npy_intp>& dims = selection.dims[o];
+    if (!PyArray_Check(value) || !PyArray_ISCARRAY(array) ||
+        !PyArray_EquivTypes(PyArray_DESCR(array), selection.descrs[o]))
       refuse("writable C-contiguous arrays of the columns' dtypes are expected");
     bool fits =
         PyArray_NDIM(array) == static_cast<int>(dims.size()) && PyArray_DIM(array, 0) == static_cast<npy_intp>(n);
@@ -159,19 +165,19 @@ void take_out(const CorePlan& plan, size_t n, const nb::list& out, std::vector<s
   }
 }
 
-nb::tuple gather(const CoreTable& self, const CorePlan& plan, nb::handle keys, nb::object out) {
+nb::tuple gather(const CoreTable& self, const CoreSelection& selection, nb::handle keys, nb::object out) {
   const Given wanted = given(keys, NPY_INT64);
   const size_t n = wanted.size;
-  Outputs outputs(plan, out.is_none() ? n : 0, 0);
-  if (!out.is_none()) take_out(plan, n, nb::list(out), &outputs.data);
+  Outputs outputs(selection, out.is_none() ? n : 0, 0);
+  if (!out.is_none()) take_out(selection, n, nb::list(out), &outputs.data);
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   void* present = nullptr;
   nb::object present_array = new_array(NPY_BOOL, 1, dims, &present);
   without_gil([&] {
-    return self.table->gather(plan.plan, static_cast<const int64_t*>(wanted.data), n, outputs.data.data(),
+    return self.table->gather(selection.plan, static_cast<const int64_t*>(wanted.data), n, outputs.data.data(),
                               static_cast<uint8_t*>(present));
   });
-  return nb::make_tuple(out.is_none() ? outputs.arrays(plan, n) : nb::list(out), present_array);
+  return nb::make_tuple(out.is_none() ? outputs.arrays(selection, n) : nb::list(out), present_array);
 }
 
 int64_t update_priorities(const CoreTable& self, uint32_t index, nb::handle keys, nb::handle priorities) {
@@ -214,6 +220,13 @@ nb::object importance_weights(nb::handle probabilities, int64_t num_items, doubl
                                  : static_cast<double>(num_items);  // the largest weight is the rarest item's
   powers_of(p, from.size, scale, -beta, weights);
   return array;
+}
+
+// A forked child joins first: what it then draws with is not its parent's stream. A closed handle says what it had.
+uint64_t stream_of(const CoreTable& self) {
+  const ReleasedGil released;
+  const Entered entered(*self.table, false);
+  return self.table->stream();
 }
 
 uint64_t move_all_pages(const CoreTable& self) {
@@ -268,15 +281,19 @@ void bind_core_table(nb::module_& module) {
                    })
       .def_prop_ro("read_only", [](const CoreTable& self) { return self.table->is_read_only(); })
       .def_prop_ro("closed", [](const CoreTable& self) { return self.table->is_closed(); })
+      .def_prop_rw(
+          "timeout_s", [](const CoreTable& self) { return self.table->timeout_s(); },
+          [](const CoreTable& self, double timeout_s) { self.table->set_timeout(timeout_s); })
+      .def_prop_ro("stream", &stream_of)
       .def_prop_ro("geometry", &geometry)
       .def_prop_ro("layout", &layout)
       .def_prop_ro("policy_version",
                    [](const CoreTable& self) { return OpenRegion(self)->header->policy_version.load(); })
       .def("open_writer", &open_writer, nb::arg("num_lanes"), nb::arg("single"), nb::arg("normalise"))
-      .def("plan", &make_plan, nb::arg("index"), nb::arg("names"), nb::rv_policy::take_ownership)
-      .def("sample", &sample, nb::arg("plan"), nb::arg("num_items"), nb::arg("timeout_s"), nb::arg("hold"))
+      .def("select", &make_selection, nb::arg("index"), nb::arg("names"), nb::rv_policy::take_ownership)
+      .def("sample", &sample, nb::arg("selection"), nb::arg("num_items"), nb::arg("timeout_s"), nb::arg("hold") = false)
       .def("draw", &draw, nb::arg("index"), nb::arg("num_items"), nb::arg("timeout_s"))
-      .def("gather", &gather, nb::arg("plan"), nb::arg("keys"), nb::arg("out").none())
+      .def("gather", &gather, nb::arg("selection"), nb::arg("keys"), nb::arg("out").none())
       .def("commit_held", [](const CoreTable& self, uint32_t index,
                              int64_t n) { without_gil([&] { return self.table->commit_held(index, n); }); })
       .def("return_held", [](const CoreTable& self, uint32_t index,
@@ -305,7 +322,11 @@ void bind_core_table(nb::module_& module) {
            [](const CoreTable& self, uint32_t version) {
              without_gil([&] { return self.table->set_policy_version(version); });
            })
-      .def("close", [](const CoreTable& self) { without_gil([&] { return self.table->close(); }); })
+      .def("close",
+           [](CoreTable& self) {
+             without_gil([&] { return self.table->close(); });
+             self.memory.close();
+           })
       .def("move_all_pages", &move_all_pages)
       .def("pin_page",
            [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, true); }); })
@@ -319,7 +340,7 @@ void bind_core_table(nb::module_& module) {
 }  // namespace
 
 void bind_table(nb::module_& module) {
-  nb::class_<CorePlan>(module, "CorePlan").def_prop_ro("outputs", [](const CorePlan& self) {
+  nb::class_<CoreSelection>(module, "CoreSelection").def_prop_ro("outputs", [](const CoreSelection& self) {
     nb::list outputs;
     for (const Output& output : self.plan.outputs) {
       nb::list shape;
@@ -330,7 +351,7 @@ void bind_table(nb::module_& module) {
   });
   bind_core_table(module);
   module.def("create_table", &create_table, nb::arg("config"), nb::arg("path").none(), nb::rv_policy::take_ownership);
-  module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream"),
+  module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream").none(),
              nb::arg("timeout_s"), nb::rv_policy::take_ownership);
   module.def("importance_weights", &importance_weights, nb::arg("probabilities"), nb::arg("num_items"), nb::arg("beta"),
              nb::arg("normalize"));

@@ -9,7 +9,7 @@ namespace relive::bindings {
 namespace {
 
 // A batch that is being read ahead, with the table it belongs to.
-struct CorePlanned {
+struct CorePlannedBatch {
   std::shared_ptr<Table> table;
   std::unique_ptr<PlannedBatch> batch;
   bool is_over = false;
@@ -18,28 +18,29 @@ struct CorePlanned {
     if (!is_over) table->drop_batch(*batch);
     is_over = true;
   }
-  ~CorePlanned() { drop(); }
+  ~CorePlannedBatch() { drop(); }
 };
 
-CorePlanned* plan_batch(const CoreTable& self, const CorePlan& plan, size_t n, double timeout_s) {
-  auto planned = std::make_unique<CorePlanned>();
+CorePlannedBatch* plan_batch(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s) {
+  auto planned = std::make_unique<CorePlannedBatch>();
   planned->table = self.table;
   planned->is_over = true;  // until there is one
-  without_gil([&] { return self.table->plan_batch(plan.plan, n, timeout_s, &planned->batch); });
+  without_gil([&] { return self.table->plan_batch(selection.plan, n, timeout_s, &planned->batch); });
   planned->is_over = false;
   return planned.release();
 }
 
 // None where it was cancelled. The batch is over either way.
-nb::object gather_planned(const CoreTable& self, CorePlanned& planned, const CorePlan& plan) {
+nb::object gather_planned(const CoreTable& self, CorePlannedBatch& planned, const CoreSelection& selection) {
   PlannedBatch& batch = *planned.batch;
   const size_t n = batch.keys.size();
-  Outputs outputs(plan, n, 0);
+  Outputs outputs(selection, n, 0);
   Status status;
   planned.is_over = true;
   {
     const ReleasedGil released;
-    status = self.table->gather_batch(batch, plan.plan, outputs.data.data(), std::numeric_limits<double>::infinity());
+    status =
+        self.table->gather_batch(batch, selection.plan, outputs.data.data(), std::numeric_limits<double>::infinity());
   }
   if (status.code() == Code::kInterrupted) return nb::none();
   raise_if_error(status);
@@ -50,7 +51,7 @@ nb::object gather_planned(const CoreTable& self, CorePlanned& planned, const Cor
   nb::object probability_array = new_array(NPY_DOUBLE, 1, dims, &probabilities);
   std::copy(batch.keys.begin(), batch.keys.end(), static_cast<int64_t*>(keys));
   std::copy(batch.probabilities.begin(), batch.probabilities.end(), static_cast<double*>(probabilities));
-  return nb::make_tuple(outputs.arrays(plan, n), key_array, probability_array, batch.num_live_items);
+  return nb::make_tuple(outputs.arrays(selection, n), key_array, probability_array, batch.num_live_items);
 }
 
 uint64_t spill_all_pages(const CoreTable& self) {
@@ -91,14 +92,14 @@ nb::dict tier_stats(const CoreTable& self) {
 }
 
 void bind_tier(nb::module_& module, nb::class_<CoreTable>& table) {
-  nb::class_<CorePlanned>(module, "CorePlanned")
-      .def_prop_ro("num_held", [](const CorePlanned& self) { return self.batch->num_held; })
-      .def("cancel", [](CorePlanned& self) { self.batch->cancel(); })
-      .def("drop", &CorePlanned::drop, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<CorePlannedBatch>(module, "PlannedBatch")
+      .def_prop_ro("num_held", [](const CorePlannedBatch& self) { return self.batch->num_held; })
+      .def("cancel", [](CorePlannedBatch& self) { self.batch->cancel(); })
+      .def("drop", &CorePlannedBatch::drop, nb::call_guard<nb::gil_scoped_release>());
   table.def_prop_ro("is_tiered", [](const CoreTable& self) { return self.table->is_tiered(); })
-      .def("plan_batch", &plan_batch, nb::arg("plan"), nb::arg("num_items"), nb::arg("timeout_s"),
+      .def("plan_batch", &plan_batch, nb::arg("selection"), nb::arg("num_items"), nb::arg("timeout_s"),
            nb::rv_policy::take_ownership)
-      .def("gather_planned", &gather_planned, nb::arg("planned"), nb::arg("plan"))
+      .def("gather_planned", &gather_planned, nb::arg("planned"), nb::arg("selection"))
       .def("note_late_batch", [](const CoreTable& self) { self.table->note_late_batch(); })
       .def("spill_all_pages", &spill_all_pages)
       .def("fail_disk", [](const CoreTable& self, int read_error, int write_error) {

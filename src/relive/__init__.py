@@ -2,12 +2,13 @@
 
 from relive import errors
 from relive.batch import Batch, Draw
+from relive.batches import Batches
+from relive.config import TableConfig
 from relive.errors import DeadlineExceeded, ReliveError
 from relive.index import Index
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.open import attach, connect, list_tables, remove
-from relive.prefetch import Batches
 from relive.protocol import ReplayTable, ReplayWriter
 from relive.samplers import Fifo, Prioritized, Uniform
 from relive.spec import ArraySpec, StepSpec
@@ -37,6 +38,7 @@ __all__ = [
     "SharedMemory",
     "StepSpec",
     "Table",
+    "TableConfig",
     "TableStats",
     "TierStats",
     "Tiered",

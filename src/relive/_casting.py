@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.errors import DtypeMismatch, ShapeMismatch, UnknownColumn
+from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch, UnknownColumn
 from relive.spec import StepSpec
 
 __all__ = ["Normaliser", "as_array", "as_buffers", "as_keys", "cast"]
@@ -81,10 +81,9 @@ class Normaliser:
 
 def as_array(column: str, value: object) -> npt.NDArray[Any]:
     """value as a numpy array (torch tensors too, detached and on the CPU), or DtypeMismatch / ShapeMismatch."""
-    detach = getattr(value, "detach", None)
-    if detach is not None:
-        value = detach().cpu()
     try:
+        if hasattr(value, "detach") and hasattr(value, "cpu"):
+            value = value.detach().cpu()  # a meta tensor has no data: NotImplementedError, which is a RuntimeError
         array = np.asarray(value)
     except ValueError:
         raise ShapeMismatch(column, "equally long rows", "nested values of different lengths") from None
@@ -129,11 +128,13 @@ def as_keys(items: Any) -> npt.NDArray[np.int64]:
 def as_buffers(
     out: Mapping[str, npt.NDArray[Any]], outputs: list[tuple[str, str, tuple[int, ...]]], num_items: int
 ) -> list[npt.NDArray[Any]]:
-    """The arrays of out in the order of a plan's outputs, each exactly what gather is to fill, or an error."""
+    """The arrays of out in the order of a selection's outputs, each exactly what gather is to fill, or an error."""
+    if not isinstance(out, Mapping):
+        raise InvalidConfig("out", "a batch, or a dict {flat name: array}", out)
     buffers = []
     for name, dtype, shape in outputs:
         if name not in out:
-            raise UnknownColumn(name, out)
+            raise UnknownColumn(name, [known for known in out if isinstance(known, str)])
         array = out[name]
         if not isinstance(array, np.ndarray) or array.dtype != np.dtype(dtype):
             raise DtypeMismatch(f"out[{name!r}]", f"a numpy array of {np.dtype(dtype)}", getattr(array, "dtype", array))

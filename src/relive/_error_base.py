@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 __all__ = ["ReliveError", "bytes_text", "hint", "plain", "shown"]
 
+_MAX_REPR = 400
+
 
 class ReliveError(Exception):
     """Base of every error of the library. Attributes are the fields; str() is the sentence.
@@ -23,7 +25,8 @@ class ReliveError(Exception):
     keys: npt.NDArray[np.int64] | None = None
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
+        # A lone surrogate, of a name that somebody gave, could not be printed.
+        super().__init__(sentence.encode("utf-8", "backslashreplace").decode())
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
@@ -50,12 +53,21 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def plain(value: object) -> object:
-    """The value where it certainly pickles and prints short, else its repr."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    """The value where it certainly pickles and prints short, else its repr, as far as it has one."""
+    if _is_plain(value) or (isinstance(value, tuple) and all(_is_plain(part) for part in value)):
         return value
-    if isinstance(value, tuple) and all(isinstance(part, (bool, int, float, str)) for part in value):
-        return value
-    return repr(value)
+    if isinstance(value, int):
+        return f"<an integer of {value.bit_length()} bits>"
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."
+
+
+def _is_plain(value: object) -> bool:
+    # Python refuses to print integers of more than 4300 digits.
+    return value is None or isinstance(value, (float, str)) or (isinstance(value, int) and abs(value) < 2**128)
 
 
 def shown(value: object) -> str:

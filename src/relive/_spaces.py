@@ -14,7 +14,7 @@ __all__ = ["translate"]
 _ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
 
 
-def translate(space: object, path: str, convert: Callable[[str, tuple[int, ...], np.dtype[Any]], Any]) -> Any:
+def translate(space: object, path: str, convert: Callable[[str, Any, Any], Any]) -> Any:
     """Rebuilds the nesting of a space (Dict -> dict, Tuple -> tuple) with convert(path, shape, dtype) at its leaves.
 
     Raises SpecError for a space that has no fixed shape (Text, Sequence, Graph, OneOf) or is no space.
@@ -26,9 +26,9 @@ def translate(space: object, path: str, convert: Callable[[str, tuple[int, ...],
     if "Tuple" in kinds and hasattr(space, "spaces"):
         return tuple(translate(part, f"{path}/{at}", convert) for at, part in enumerate(space_any.spaces))
     if "Discrete" in kinds:
-        return convert(path, (), np.dtype(getattr(space, "dtype", None) or np.int64))
+        return convert(path, (), getattr(space, "dtype", None) or np.int64)
     if any(kind in kinds for kind in _ARRAYS) and getattr(space, "shape", None) is not None:
-        return convert(path, tuple(int(size) for size in space_any.shape), np.dtype(space_any.dtype))
+        return convert(path, space_any.shape, space_any.dtype)
     raise SpecError(
         f"space of {path!r}",
         "a Gymnasium Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",

@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from relive import _core
 from relive._checks import finite
+from relive._error_base import plain
 from relive.errors import InvalidConfig, NoProbabilities, UnknownColumn
 from relive.spec import StepSpec, nest
+from relive.table_core import SelectedColumns
 
-__all__ = ["Batch", "Columns", "Draw", "Plan"]
+__all__ = ["Batch", "Columns", "Draw", "Selection"]
 
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
@@ -23,7 +25,7 @@ Probabilities = npt.NDArray[np.float64]
 
 @final
 class Columns:
-    """The names of a batch's columns in order, with their nesting; one for all batches of a plan."""
+    """The names of a batch's columns in order, with their nesting; one for all batches of a selection."""
 
     __slots__ = ("names", "positions", "spec", "tops")
 
@@ -35,6 +37,8 @@ class Columns:
 
     def group(self, name: str, arrays: list[Any]) -> Any:
         """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
+        if not isinstance(name, str):
+            raise UnknownColumn(str(plain(name)), self.names)
         below = {path: arrays[position] for path, position in self.positions.items() if path.startswith(name + "/")}
         if not below:
             raise UnknownColumn(name, self.names)
@@ -51,10 +55,10 @@ class Columns:
         return gathered == len(self.spec.expand(path.removeprefix("next_")))
 
 
-class Plan(NamedTuple):
-    """What to gather, resolved once for each index and list of columns."""
+class Selection(NamedTuple):
+    """Columns of an index, resolved once: as the core knows them, and as a batch shows them."""
 
-    core: _core.CorePlan
+    core: SelectedColumns
     columns: Columns
     number: int  # of the index
 
@@ -165,7 +169,7 @@ class Batch(Mapping[str, Any]):
         beta >= 0. normalize=None does not divide (for use across ranks). A numpy array, or a tensor beside the columns
         of a batch from to_torch. Raises NoProbabilities after a gather by keys, InvalidConfig.
         """
-        if normalize not in ("batch", None):
+        if normalize is not None and (not isinstance(normalize, str) or normalize != "batch"):
             raise InvalidConfig("normalize", "'batch' or None", normalize)
         if type(beta) is not float or not 0.0 <= beta < math.inf:
             beta = finite("beta", beta, 0.0)
@@ -198,7 +202,10 @@ class Batch(Mapping[str, Any]):
         memory without waiting, ordered before later work on the current stream. Needs torch.
         """
         torch = _torch()
-        target = torch.device("cpu" if device is None else device)
+        try:
+            target = torch.device("cpu" if device is None else device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InvalidConfig("device", "one that torch knows, such as 'cpu' or 'cuda:0'", device) from error
         return Batch(
             self._columns,
             [_to_tensor(array, target) for array in self._arrays],

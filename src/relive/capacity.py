@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
-from relive._checks import bytes_in_text
+from relive._checks import bytes_in_text, integer
 from relive.errors import InvalidConfig
 from relive.spec import StepSpec
 
-__all__ = ["bytes_per_step", "steps_in_bytes"]
+__all__ = ["bytes_per_step", "num_steps", "steps_in_bytes"]
 
+MAX_STEPS = 2**36  # the core's own limit
 _HEADER_BYTES = 16  # in front of each row
 _LARGE_BYTES = 256  # larger columns have rows of their own
 
@@ -22,12 +23,19 @@ def bytes_per_step(spec: StepSpec, num_indexes: int = 1) -> int:
     return row + 14 * num_indexes  # 1.25 slots a step, each 8 B x 8 / 7 of tree and 2 B of count
 
 
+def num_steps(capacity: int | str, spec: StepSpec, num_indexes: int = 1) -> int:
+    """The steps of a capacity, given as such or as memory. Raises InvalidConfig."""
+    if isinstance(capacity, str):
+        return steps_in_bytes(capacity, spec, num_indexes)
+    return integer("capacity", capacity, 1, MAX_STEPS)
+
+
 def steps_in_bytes(text: str, spec: StepSpec, num_indexes: int = 1) -> int:
     """How many steps fit the memory that a text such as '40GiB' or '500 MB' names. Raises InvalidConfig."""
     num_bytes = bytes_in_text(text)
     if not 0 < num_bytes < math.inf:
         raise InvalidConfig("capacity", "steps, or memory such as '40GiB' or '500MB'", text)
-    return max(1, int(num_bytes / bytes_per_step(spec, num_indexes)))
+    return integer("capacity in steps", max(1, int(num_bytes / bytes_per_step(spec, num_indexes))), 1, MAX_STEPS)
 
 
 def _round_up(value: int, multiple: int) -> int:

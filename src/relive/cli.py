@@ -39,7 +39,7 @@ def main() -> None:
         sys.exit(f"relive: the command line needs {_missing}: {_EXTRA}")
     try:
         _application()()
-    except ReliveError as problem:
+    except (ReliveError, OSError) as problem:  # an OSError names its file
         sys.exit(f"relive: {problem}")
 
 
@@ -157,7 +157,7 @@ def _serve(
     """
     try:
         from relive.service import serve
-        from relive.service.config import load_config
+        from relive.service.config import load_config, open_table
     except ImportError as problem:
         sys.exit(f"relive: {problem}")
     stopped = threading.Event()
@@ -166,7 +166,7 @@ def _serve(
     loaded = load_config(config)
     console = Console()
     with contextlib.ExitStack() as stack:
-        tables = {name: stack.enter_context(one.open()) for name, one in loaded.tables.items()}
+        tables = {name: stack.enter_context(open_table(one)) for name, one in loaded.tables.items()}
         server = stack.enter_context(serve(tables, address or loaded.address))
         for name, table in tables.items():
             console.print(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps", highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,21 +9,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from relive import _core
-from relive._casting import as_array, as_buffers, as_keys
+from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import integer, timeout
 from relive._closing import Closing
-from relive.batch import Batch, Columns, Draw, Plan
-from relive.errors import FormatMismatch, InvalidConfig, RequestTooLarge, ShapeMismatch, TableClosed, UnknownColumn
+from relive.batch import Batch, Columns, Draw, Selection
+from relive.batches import Batches, BatchSource
+from relive.config import TableConfig
+from relive.errors import InvalidConfig, ReliveError, RequestTooLarge, ShapeMismatch, UnknownColumn
 from relive.index import Index
 from relive.limiters import SamplesPerInsert
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
+from relive.table_core import TableCore
 
-__all__ = ["METADATA_VERSION", "TableHandle"]
+__all__ = ["TableHandle"]
 
-METADATA_VERSION = 1
-_MAX_PLANS = 256
+_MAX_SELECTIONS = 256
 _MAX_ITEMS = 2**31 - 1
 _INT64 = np.dtype(np.int64)
 
@@ -35,40 +35,24 @@ class TableHandle(Closing):
     A subclass says where the core comes from, who writes, and what runs ahead. Any number of threads.
     """
 
-    def _bind(
-        self,
-        core: _core.CoreTable,
-        spec: StepSpec,
-        indexes: dict[str, Index],
-        capacity: int,
-        timeout_s: float,
-        stream: int,
-    ) -> None:
+    def _bind(self, core: TableCore, config: TableConfig, timeout_s: float) -> None:
         self._core = core
         self._core_sample = core.sample
-        self._spec = spec
-        self._indexes = indexes
-        self._index_names = tuple(indexes)
-        self._capacity = capacity
+        self._config = config
+        self._spec = config.spec
+        self._index_names = tuple(config.index)
         self._timeout_s = timeout_s
-        self._stream = stream
-        self._plans: dict[tuple[str | None, tuple[str, ...] | None], Plan] = {}
-        self._default_plan = self._plan(None, None)
+        self._selections: dict[tuple[str | None, tuple[str, ...] | None], Selection] = {}
+        self._default_selection = self.select(None, None)
 
-    def _bind_to(self, core: _core.CoreTable, stream: int, timeout_s: float | None) -> None:
+    def _bind_to(self, core: TableCore, timeout_s: float | None) -> None:
         # To a core that is open already: what the table is comes from its metadata. Closes it where that is foreign.
-        metadata = json.loads(core.metadata)
-        if metadata.get("version") != METADATA_VERSION:
+        try:
+            config = TableConfig.from_metadata(core.metadata)
+        except ReliveError:
             core.close()
-            raise FormatMismatch("metadata version", METADATA_VERSION, metadata.get("version"))
-        self._bind(
-            core,
-            StepSpec.from_json(metadata["spec"]),
-            {name: Index.from_dict(parts) for name, parts in metadata["indexes"].items()},
-            int(metadata["capacity"]),
-            float(metadata["timeout_s"]) if timeout_s is None else timeout_s,
-            stream,
-        )
+            raise
+        self._bind(core, config, config.timeout_s if timeout_s is None else timeout_s)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -87,19 +71,20 @@ class TableHandle(Closing):
         Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded,
         WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
         """
-        plan = self._default_plan if columns is None and index is None else self._plan(index, columns)
+        usual = columns is None and index is None
+        selection = self._default_selection if usual else self.select(index, columns)
         if type(num_items) is not int or not 0 < num_items <= _MAX_ITEMS:
             num_items = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         try:
-            arrays, keys, probabilities, num_live = self._core_sample(plan.core, num_items, seconds, False)
+            arrays, keys, probabilities, num_live = self._core_sample(selection.core, num_items, seconds)
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
-        return Batch(plan.columns, arrays, keys, probabilities, num_live)
+        return Batch(selection.columns, arrays, keys, probabilities, num_live)
 
     def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> Draw:
         """Draws without moving data; blocks and counts as sample does. gather(draw) brings the rows."""
-        number = self._index_number(index)
+        number = self.index_number(index)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         try:
             keys, probabilities, num_live = self._core.draw(
@@ -125,13 +110,40 @@ class TableHandle(Closing):
         drawn = items if isinstance(items, Draw) else None
         if index is None and drawn is not None:
             index = drawn.index
-        plan = self._plan(index, columns)
+        selection = self.select(index, columns)
         keys = drawn.item_keys if drawn is not None else as_keys(items)
-        buffers = None if out is None else as_buffers(out, plan.core.outputs, len(keys))
-        arrays, present = self._core.gather(plan.core, keys, buffers)
+        buffers = None if out is None else as_buffers(out, selection.core.outputs, len(keys))
+        arrays, present = self._core.gather(selection.core, keys, buffers)
         if drawn is None:
-            return Batch(plan.columns, arrays, keys, None, 0, present)
-        return Batch(plan.columns, arrays, keys, drawn.probabilities, drawn.num_live_items, present)
+            return Batch(selection.columns, arrays, keys, None, 0, present)
+        return Batch(selection.columns, arrays, keys, drawn.probabilities, drawn.num_live_items, present)
+
+    def batches(
+        self,
+        num_items: int,
+        prefetch: int = 4,
+        columns: Sequence[str] | None = None,
+        device: Any = None,
+        timeout_s: float | None = None,
+        *,
+        index: str | None = None,
+    ) -> Batches:
+        """An iterator of batches that a background thread draws and gathers ahead, to be used in a `with` block.
+
+        prefetch: batches that may wait (at least 1). device: e.g. "cuda"; batches come as torch tensors there; "cpu" as
+        tensors here; None as numpy arrays. timeout_s: how long next() waits. Else as sample.
+        Of a Tiered table prefetch counts those whose rows are being read, too: the more are drawn ahead, the more of
+        their rows are read once for several batches, and the older the table is that they were drawn from. Of a remote
+        table up to `prefetch` batches are asked for before the first is used, on one stream.
+        """
+        selection = self.select(index, columns)
+        count = integer("num_items", num_items, 1, _MAX_ITEMS)
+        limiter = self._config.index[self._index_names[selection.number]].limiter
+        if isinstance(limiter, SamplesPerInsert) and count > limiter.window:
+            raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        source, ready = self._batch_source(selection, count, integer("prefetch", prefetch, 1), seconds)
+        return Batches(source, count, ready, device, seconds)
 
     # ---- changing what is there ------------------------------------------------------------------------------------
 
@@ -143,11 +155,13 @@ class TableHandle(Closing):
         """
         if not isinstance(item_keys, np.ndarray) or item_keys.dtype is not _INT64:
             item_keys = as_keys(item_keys)
-        if not isinstance(priorities, np.ndarray):
+        if not isinstance(priorities, np.ndarray) or priorities.dtype.kind not in "fiub":
             priorities = as_array("priorities", priorities)
+        if priorities.dtype.itemsize > 8 or priorities.dtype.kind == "c":
+            priorities = cast("priorities", priorities, np.dtype(np.float64))
         if priorities.shape != item_keys.shape or priorities.ndim != 1:
             raise ShapeMismatch("priorities", item_keys.shape, priorities.shape)
-        number = 0 if index is None else self._index_number(index)
+        number = 0 if index is None else self.index_number(index)
         return self._core.update_priorities(number, item_keys, priorities)
 
     def delete(self, item_keys: npt.ArrayLike) -> int:
@@ -166,11 +180,15 @@ class TableHandle(Closing):
 
     def __len__(self) -> int:
         """Live steps. Raises TableClosed."""
-        return self._open_core().num_steps()
+        return self._core.num_steps()
+
+    def __bool__(self) -> bool:
+        """True: `if table:` asks whether there is a handle, not whether it holds steps."""
+        return True
 
     def num_items(self, index: str | None = None) -> int:
         """Live items of an index: those that can be drawn. Raises TableClosed."""
-        return self._open_core().num_items(self._index_number(index))
+        return self._core.num_items(self.index_number(index))
 
     def stats(self) -> TableStats:
         """Sizes and counters at this moment, over all processes. Raises TableClosed."""
@@ -181,6 +199,11 @@ class TableHandle(Closing):
         self._core.check()
 
     @property
+    def config(self) -> TableConfig:
+        """What the table was made from."""
+        return self._config
+
+    @property
     def spec(self) -> StepSpec:
         """What a step holds."""
         return self._spec
@@ -188,12 +211,12 @@ class TableHandle(Closing):
     @property
     def indexes(self) -> dict[str, Index]:
         """{name: Index}, the first being the default of reading calls."""
-        return dict(self._indexes)
+        return dict(self._config.index)
 
     @property
     def capacity(self) -> int:
         """Steps that are kept."""
-        return self._capacity
+        return self._config.capacity
 
     @property
     def timeout_s(self) -> float:
@@ -203,7 +226,7 @@ class TableHandle(Closing):
     @property
     def policy_version(self) -> int:
         """What set_policy_version set last. Raises TableClosed."""
-        return self._open_core().policy_version
+        return self._core.policy_version
 
     @property
     def closed(self) -> bool:
@@ -216,43 +239,35 @@ class TableHandle(Closing):
     def close(self) -> None:
         """Ends the use of this handle. Closing twice is harmless."""
 
-    # ---- plans -----------------------------------------------------------------------------------------------------
+    # ---- for the floors above --------------------------------------------------------------------------------------
 
-    def _open_core(self) -> _core.CoreTable:
-        # For the reads that the core answers without counting the caller in.
-        if self._core.closed:
-            raise TableClosed()
-        return self._core
+    def select(self, index: str | None, columns: Sequence[str] | None) -> Selection:
+        """Columns of an index, resolved once and remembered. Raises UnknownColumn, InvalidConfig."""
+        asked = None if columns is None else _names(columns)
+        number = self.index_number(index)  # first: what is no name may not even have a hash
+        selection = self._selections.get((index, asked))
+        if selection is None:
+            names = self._default_columns() if asked is None else self._expanded(asked)
+            selection = Selection(self._core.select(number, list(names)), Columns(names, self._spec), number)
+            if len(self._selections) < _MAX_SELECTIONS:
+                self._selections[index, asked] = selection
+        return selection
 
-    def _ahead(
-        self, num_items: int, prefetch: int, columns: Sequence[str] | None, timeout_s: float | None, index: str | None
-    ) -> tuple[Plan, int, int, float]:
-        """What batches() was asked for, checked: plan, items a batch, batches ahead, seconds."""
-        plan = self._plan(index, columns)
-        count = integer("num_items", num_items, 1, _MAX_ITEMS)
-        limiter = self._indexes[self._index_names[plan.number]].limiter
-        if isinstance(limiter, SamplesPerInsert) and count > limiter.window:
-            raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
-        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
-        return plan, count, integer("prefetch", prefetch, 1), seconds
-
-    def _index_number(self, name: str | None) -> int:
+    def index_number(self, name: str | None) -> int:
+        """Which of the indexes it is, in their order; None: the first. Raises InvalidConfig."""
         if name is None:
             return 0
-        if name not in self._index_names:
+        if not isinstance(name, str) or name not in self._index_names:
             raise InvalidConfig("index", " or ".join(map(repr, self._index_names)), name)
         return self._index_names.index(name)
 
-    def _plan(self, index: str | None, columns: Sequence[str] | None) -> Plan:
-        asked = None if columns is None else ((columns,) if isinstance(columns, str) else tuple(columns))
-        plan = self._plans.get((index, asked))
-        if plan is None:
-            number = self._index_number(index)
-            names = self._default_columns() if asked is None else self._expanded(asked)
-            plan = Plan(self._core.plan(number, list(names)), Columns(names, self._spec), number)
-            if len(self._plans) < _MAX_PLANS:
-                self._plans[index, asked] = plan
-        return plan
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _batch_source(
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
+    ) -> tuple[BatchSource, int]:
+        """Where batches come from, and how many of them wait here ready to be handed out."""
 
     def _default_columns(self) -> tuple[str, ...]:
         spec = self._spec
@@ -272,10 +287,21 @@ class TableHandle(Closing):
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the limiter's arithmetic: of the index named, else of the narrowest one."""
-        paced = [one.limiter for one in self._indexes.values() if isinstance(one.limiter, SamplesPerInsert)]
+        paced = [one.limiter for one in self._config.index.values() if isinstance(one.limiter, SamplesPerInsert)]
         if index is not None:
-            paced = [limiter for limiter in paced if limiter is self._indexes[index].limiter]
+            paced = [limiter for limiter in paced if limiter is self._config.index[index].limiter]
         if not paced:
             return error
         narrowest = min(paced, key=lambda limiter: limiter.window)
         return RequestTooLarge(error.requested, error.window, narrowest.arithmetic())
+
+
+def _names(columns: Any) -> tuple[str, ...]:
+    """columns= as a call gave it: names, or one name."""
+    try:
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+    except (TypeError, ValueError):
+        names = (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidConfig("columns", "names of columns, or None for the usual ones", columns)
+    return names

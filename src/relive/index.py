@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-from relive._checks import integer
+from relive._checks import integer, is_text
+from relive._parts import from_parts, refuse_unknown, to_parts
 from relive.errors import CapacityTooSmall, InvalidConfig, SpecError
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
@@ -21,8 +22,12 @@ Limiter: TypeAlias = MinSize | SamplesPerInsert
 DEFAULT_INDEX_NAME = "default"
 MAX_INDEXES = 8
 MAX_TIMES_SAMPLED = 65_533
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Transitions, Uniform, Prioritized, MinSize, SamplesPerInsert, Fifo)
+# The parts of an Index, and the classes that each may be of.
+_KINDS: dict[str, tuple[type[Any], ...]] = {
+    "items": (Transitions,),
+    "sampler": (Uniform, Prioritized),
+    "limiter": (MinSize, SamplesPerInsert),
+    "remover": (Fifo,),
 }
 
 
@@ -43,12 +48,8 @@ class Index:
     max_times_sampled: int | None = None
 
     def __post_init__(self) -> None:
-        for what, value, kinds in (
-            ("items", self.items, (Transitions,)),
-            ("sampler", self.sampler, (Uniform, Prioritized)),
-            ("limiter", self.limiter, (MinSize, SamplesPerInsert)),
-            ("remover", self.remover, (Fifo,)),
-        ):
+        for what, kinds in _KINDS.items():
+            value = getattr(self, what)
             if not isinstance(value, kinds):
                 names = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
                 raise InvalidConfig(f"{what} of an Index", names, value)
@@ -66,51 +67,31 @@ class Index:
             )
 
     def core_config(self, name: str, spec: StepSpec) -> dict[str, Any]:
-        """The index as the core reads it."""
-        sampler, limiter = self.sampler, self.limiter
-        prioritized = isinstance(sampler, Prioritized)
-        initial: tuple[str, float] = ("max", 0.0)
-        if isinstance(sampler, Prioritized):
-            is_number = not isinstance(sampler.initial, str)
-            initial = ("number", float(sampler.initial)) if is_number else (str(sampler.initial), 0.0)
-        paced = isinstance(limiter, SamplesPerInsert)
+        """The index as the core reads it: what each of its parts says."""
         return {
             "name": name,
-            "n_step": self.items.n_step,
-            "gamma": self.items.gamma,
-            "stack": spec.expand_stack(self.items.stack),
-            "stack_pad": self.items.stack_pad,
-            "sampler": "prioritized" if prioritized else "uniform",
-            "priority_exponent": sampler.priority_exponent if isinstance(sampler, Prioritized) else 1.0,
-            "initial": initial,
-            "limiter": "samples_per_insert" if paced else "min_size",
-            "min_size": limiter.min_size,
-            "samples_per_insert": limiter.samples_per_insert if isinstance(limiter, SamplesPerInsert) else 0.0,
-            "tolerance": limiter.half_window if isinstance(limiter, SamplesPerInsert) else 0.0,
+            **self.items.core_config(spec),
+            **self.sampler.core_config(),
+            **self.limiter.core_config(),
+            **self.remover.core_config(),
             "max_times_sampled": self.max_times_sampled or 0,
         }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; from_dict gives an equal Index back."""
-        parts: dict[str, Any] = {"max_times_sampled": self.max_times_sampled}
-        for name in ("items", "sampler", "limiter", "remover"):
-            part = getattr(self, name)
-            parts[name] = {"type": type(part).__name__, **asdict(part)}
-        return parts
+        parts = {name: to_parts(getattr(self, name)) for name in _KINDS}
+        return {**parts, "max_times_sampled": self.max_times_sampled}
 
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> Index:
-        """The Index that to_dict wrote. Raises InvalidConfig."""
-        built: dict[str, Any] = {}
-        for name, value in parts.items():
-            if isinstance(value, Mapping):
-                options = dict(value)
-                kind = _KINDS.get(str(options.pop("type", None)))
-                if kind is None:
-                    raise InvalidConfig(f"{name} of an Index", " or ".join(_KINDS), value.get("type"))
-                built[name] = kind(**options)
-            else:
-                built[name] = value
+        """The Index that to_dict wrote; parts left out have their defaults. Raises InvalidConfig."""
+        if not isinstance(parts, Mapping):
+            raise InvalidConfig("an Index", "a dict of its parts", parts)
+        refuse_unknown("part of an Index", parts, (*_KINDS, "max_times_sampled"))
+        built = {
+            name: from_parts(f"{name} of an Index", value, _KINDS[name]) if name in _KINDS else value
+            for name, value in parts.items()
+        }
         return cls(**built)
 
 
@@ -122,7 +103,7 @@ def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> 
     if not 1 <= len(named) <= MAX_INDEXES:
         raise InvalidConfig("index", f"1 to {MAX_INDEXES} indexes", len(named))
     for name, one in named.items():
-        if not isinstance(name, str) or not name or len(name.encode()) > 63:
+        if not is_text(name, 63):
             raise InvalidConfig("name of an index", "1 to 63 bytes of text", name)
         if not isinstance(one, Index):
             raise InvalidConfig(f"index {name!r}", "an Index(...)", one)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, final, get_args
+from typing import Any, Literal, final, get_args
 
 from relive._checks import finite, integer
 from relive.errors import InvalidConfig
+from relive.spec import StepSpec
 
 __all__ = ["StackPad", "Transitions"]
 
 StackPad = Literal["repeat", "zeros"]
+MAX_STACK = 4096  # of a window, in the core
 
 
 @final
@@ -37,7 +39,20 @@ class Transitions:
         object.__setattr__(self, "gamma", finite("gamma", self.gamma, 0.0, 1.0))
         if not isinstance(self.stack, Mapping):
             raise InvalidConfig("stack", "a dict {state column: frames}", self.stack)
-        stack = {str(name): integer(f"stack of {name!r}", frames, 1) for name, frames in self.stack.items()}
+        for name in self.stack:
+            if not isinstance(name, str):
+                raise InvalidConfig("stack", "a dict {state column: frames}", self.stack)
+        stack = {str(name): integer(f"stack of {name!r}", frames, 1, MAX_STACK) for name, frames in self.stack.items()}
         object.__setattr__(self, "stack", stack)
-        if self.stack_pad not in get_args(StackPad):
+        if not isinstance(self.stack_pad, str) or self.stack_pad not in get_args(StackPad):
             raise InvalidConfig("stack_pad", "'repeat' or 'zeros'", self.stack_pad)
+
+    def core_config(self, spec: StepSpec) -> dict[str, Any]:
+        """The items as the core reads them."""
+        return {
+            "items": "transitions",
+            "n_step": self.n_step,
+            "gamma": self.gamma,
+            "stack": spec.expand_stack(self.stack),
+            "stack_pad": self.stack_pad,
+        }

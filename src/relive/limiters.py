@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from relive._checks import finite, integer
 from relive.errors import InvalidConfig
@@ -20,6 +20,10 @@ class MinSize:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_size", integer("min_size", self.min_size, 1))
+
+    def core_config(self) -> dict[str, Any]:
+        """The limiter as the core reads it."""
+        return {"limiter": "min_size", "min_size": self.min_size}
 
 
 @final
@@ -75,3 +79,12 @@ class SamplesPerInsert:
             f"samples_per_insert {self.samples_per_insert:g} x min_size {self.min_size} = {middle:g}, tolerance"
             f" {self.half_window:g}: window [{middle - self.half_window:g}, {middle + self.half_window:g}]"
         )
+
+    def core_config(self) -> dict[str, Any]:
+        """The limiter as the core reads it."""
+        return {
+            "limiter": "samples_per_insert",
+            "min_size": self.min_size,
+            "samples_per_insert": self.samples_per_insert,
+            "tolerance": self.half_window,
+        }

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
-from relive.errors import NoSuchTable, ReliveError
+from relive._checks import is_text
+from relive.errors import NoSuchTable, ReliveError, SystemFailure
 from relive.spec import StepSpec
-from relive.storage import SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
+from relive.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
 from relive.table import Table, attach_path
 
 if TYPE_CHECKING:
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["TableRow", "attach", "connect", "list_tables", "remove"]
 
 
-def attach(name: str, stream: int = 0, timeout_s: float | None = None, read_only: bool = False) -> Table:
+def attach(name: str, stream: int | None = None, timeout_s: float | None = None, read_only: bool = False) -> Table:
     """A handle on the table SharedMemory(name), made here or by another process.
 
-    stream: the random stream of this handle; give each sampling process its own (its rank). timeout_s: the default of
-    this handle's calls, None: the table's. read_only: draw and gather without being counted, change nothing.
+    stream: the random stream of this handle, exactly; a program whose draws shall be the same in every run gives each
+    sampling process its own (its rank). None: one of its own, counted by attaches, so that no two handles draw the same
+    items; the same in the next run where handles attach in the same order (never for read_only, which counts nowhere).
+    Copies of a handle, pickled or in a forked child, get streams of their own in the same way.
+    timeout_s: the default of this handle's calls, None: the table's. read_only: draw and gather without being counted,
+    change nothing.
     Returns at once, except that an attach by others that is under way is waited for. Raises NoSuchTable, NotARegion,
     FormatMismatch, TooManyParticipants, DeadlineExceeded, InvalidConfig.
     """
@@ -63,6 +68,10 @@ def list_tables() -> list[TableRow]:
     prefix = f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}"
     for path in sorted(glob.glob(glob.escape(prefix) + "*")):
         name = path[len(prefix) :]
+        if not is_text(name, MAX_NAME_BYTES):
+            name, printable = (part.encode(errors="backslashreplace").decode() for part in (name, path))
+            rows.append(TableRow(name, printable, _used_bytes(path), 0, 0, 0, False, "its name is no name of a table"))
+            continue
         try:
             facts = _core.probe(path)
         except NoSuchTable:
@@ -97,6 +106,8 @@ def remove(name: str, force: bool = False) -> None:
             os.unlink(path)
         except FileNotFoundError:
             raise NoSuchTable(path) from None
+        except OSError as error:  # another user's, or a folder
+            raise SystemFailure(f"removing {path}", error.errno or 0) from None
         return
     _core.probe(path)  # refuses what is no table
     _core.remove(path)

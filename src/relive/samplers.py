@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
-from relive._checks import finite
+from relive._checks import MAX_FLOAT32, finite
 
 __all__ = ["Fifo", "InitialPriority", "Prioritized", "Uniform"]
 
@@ -17,6 +17,10 @@ InitialPriority: TypeAlias = Literal["max", "given"] | float
 class Uniform:
     """Every live item with the same probability, with replacement."""
 
+    def core_config(self) -> dict[str, Any]:
+        """The sampler as the core reads it."""
+        return {"sampler": "uniform"}
+
 
 @final
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Prioritized:
     """Items with probability mass / total, mass = priority ** priority_exponent, with replacement.
 
     initial: the priority of an item that came without one: 'max', the largest priority ever given (1 at first);
-    'given', the item waits, unpublished, until update_priorities or append gives one; or a number >= 0.
+    'given', the item waits, unpublished, until update_priorities or append gives one; or a number >= 0 that
+    float32 holds.
     Raises InvalidConfig.
     """
 
@@ -33,11 +38,22 @@ class Prioritized:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "priority_exponent", finite("priority_exponent", self.priority_exponent, 0.0))
-        if self.initial != "max" and self.initial != "given":
-            object.__setattr__(self, "initial", finite("initial (or 'max', 'given')", self.initial, 0.0))
+        initial: Any = self.initial
+        if not isinstance(initial, str) or initial not in ("max", "given"):
+            number = finite("initial (or 'max', 'given')", initial, 0.0, MAX_FLOAT32)
+            object.__setattr__(self, "initial", number)
+
+    def core_config(self) -> dict[str, Any]:
+        """The sampler as the core reads it."""
+        initial = (self.initial, 0.0) if isinstance(self.initial, str) else ("number", self.initial)
+        return {"sampler": "prioritized", "priority_exponent": self.priority_exponent, "initial": initial}
 
 
 @final
 @dataclass(frozen=True)
 class Fifo:
     """Remover: the oldest steps go first, page by page; within a page length x open lanes steps of exact order."""
+
+    def core_config(self) -> dict[str, Any]:
+        """The remover as the core reads it."""
+        return {"remover": "fifo"}

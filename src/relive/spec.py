@@ -6,8 +6,10 @@ tuples; inside, a nested column has one flat name, its path joined by '/', such 
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast, final, get_args
@@ -16,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from relive import _spaces
-from relive.errors import SpecError, UnknownColumn
+from relive._checks import is_text
+from relive._error_base import plain
+from relive.errors import ReliveError, SpecError, UnknownColumn
 
 __all__ = ["DERIVED_NAMES", "RESERVED_NAMES", "ArraySpec", "Kind", "StepSpec"]
 
@@ -32,6 +36,8 @@ RESERVED_NAMES = frozenset(
 MAX_COLUMNS = 128
 MAX_NAME_BYTES = 120
 MAX_DIMS = 8
+MAX_VALUE_BYTES = 2**32  # of one value, here and in the core
+_MAX_STACK = 4096
 
 
 @final
@@ -52,7 +58,9 @@ class ArraySpec:
     def __init__(self, shape: int | Sequence[int], dtype: npt.DTypeLike, kind: Kind = "step") -> None:
         object.__setattr__(self, "shape", _checked_shape(shape))
         object.__setattr__(self, "dtype", _checked_dtype(dtype))
-        if kind not in get_args(Kind):
+        if self.num_bytes > MAX_VALUE_BYTES:
+            raise SpecError("shape", f"a value of at most {MAX_VALUE_BYTES} bytes", self.shape)
+        if not isinstance(kind, str) or kind not in get_args(Kind):
             raise SpecError("kind", "'step', 'state' or 'start'", kind)
         object.__setattr__(self, "kind", kind)
 
@@ -63,7 +71,7 @@ class ArraySpec:
     @property
     def num_bytes(self) -> int:
         """Bytes of one value."""
-        return int(self.dtype.itemsize * np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 NestedSpecs: TypeAlias = "ArraySpec | Mapping[str, NestedSpecs] | Sequence[NestedSpecs]"
@@ -95,7 +103,7 @@ class StepSpec:
             raise SpecError("columns", f"at most {MAX_COLUMNS} columns", len(flat))
         self._columns = MappingProxyType(flat)
         self._tuples = frozenset(tuples)
-        self._unstack = MappingProxyType(self._expand_stacks(unstack or {}, "unstack"))
+        self._unstack = MappingProxyType(self._expand_stacks({} if unstack is None else unstack, "unstack"))
 
     @classmethod
     def from_spaces(
@@ -116,9 +124,12 @@ class StepSpec:
         float64_as: the dtype in which float64 spaces are stored; None keeps float64. Raises SpecError.
         """
         replacement = None if float64_as is None else _checked_dtype(float64_as)
-        stacks = dict(unstack or {})
+        stacks = _checked_stacks({} if unstack is None else unstack, "unstack")
+        if extras is not None and not isinstance(extras, Mapping):
+            raise SpecError("extras", "a dict {name: ArraySpec}", extras)
 
-        def convert(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], kind: Kind) -> ArraySpec:
+        def convert(path: str, given_shape: Any, given_dtype: Any, kind: Kind) -> ArraySpec:
+            shape, dtype = _checked_shape(given_shape), _checked_dtype(given_dtype)
             stack = next((k for name, k in stacks.items() if path == name or path.startswith(name + "/")), 1)
             if stack != 1:
                 if len(shape) == 0 or shape[0] != stack:
@@ -172,10 +183,13 @@ class StepSpec:
 
     def is_tuple(self, path: str) -> bool:
         """Whether the group of this path ('observation', 'next_observation/arms') was declared as a tuple."""
-        return path in self._tuples or (path.startswith("next_") and path[5:] in self._tuples)
+        is_text = isinstance(path, str)
+        return is_text and (path in self._tuples or (path.startswith("next_") and path[5:] in self._tuples))
 
     def expand(self, name: str) -> tuple[str, ...]:
         """The flat names that a name speaks of: itself, or every column of a group. UnknownColumn if there is none."""
+        if not isinstance(name, str):
+            raise SpecError("name of a column", "text", name)
         if name in self._columns:
             return (name,)
         below = tuple(path for path in self._columns if path.startswith(name + "/"))
@@ -204,37 +218,58 @@ class StepSpec:
     def __reduce__(self) -> tuple[Any, ...]:
         return StepSpec.from_json, (self.to_json(),)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON and TOML can hold; from_dict gives an equal spec back.
+
+        columns: as they were declared, dicts for groups, lists for tuples, {'shape', 'dtype', 'kind'} for an ArraySpec.
+        """
+
+        def plain(node: Any) -> Any:
+            if isinstance(node, ArraySpec):
+                return {"shape": list(node.shape), "dtype": node.dtype.name, "kind": node.kind}
+            if isinstance(node, tuple):
+                return [plain(part) for part in node]
+            return {name: plain(part) for name, part in node.items()}
+
+        return {"columns": plain(nest(dict(self._columns), self.is_tuple)), "unstack": dict(self._unstack)}
+
+    @classmethod
+    def from_dict(cls, parts: Mapping[str, Any]) -> StepSpec:
+        """The spec that to_dict wrote. shape is () and kind 'step' where they are left out. Raises SpecError."""
+        if not isinstance(parts, Mapping) or "columns" not in parts or set(parts) - {"columns", "unstack"}:
+            got = sorted(map(str, parts)) if isinstance(parts, Mapping) else parts
+            raise SpecError("a StepSpec", "columns, and unstack where that is wanted", got)
+        if not isinstance(parts["columns"], Mapping):
+            raise SpecError("columns", "a dict {name: column or group}", parts["columns"])
+        return cls(_declared(parts["columns"], ""), unstack=parts.get("unstack"))
+
     def to_json(self) -> str:
-        """The spec as JSON text; from_json gives an equal spec back."""
-        return json.dumps(
-            {
-                "columns": [[name, c.dtype.str, list(c.shape), c.kind] for name, c in self._columns.items()],
-                "tuples": sorted(self._tuples),
-                "unstack": dict(self._unstack),
-            }
-        )
+        """to_dict as JSON text; from_json gives an equal spec back."""
+        return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> StepSpec:
         """The spec that to_json wrote. Raises SpecError."""
         try:
             parts = json.loads(text)
-            flat = {name: ArraySpec(shape, dtype, kind) for name, dtype, shape, kind in parts["columns"]}
-            tuples, unstack = set(parts["tuples"]), parts["unstack"]
-        except (ValueError, KeyError, TypeError) as error:
+            return cls.from_dict(parts)
+        except ReliveError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SpecError("JSON of a StepSpec", "what to_json wrote", str(error)) from error
-        return cls(cast("Mapping[str, NestedSpecs]", nest(flat, tuples.__contains__)), unstack=unstack)
+
+    def core_config(self) -> dict[str, Any]:
+        """The columns as the core reads them."""
+        return {"columns": [(name, one.dtype.str, one.shape, one.kind) for name, one in self._columns.items()]}
 
     def _expand_stacks(self, stacks: Mapping[str, int], what: str) -> dict[str, int]:
         """{flat state column: k} from {column or group: k}. Shared by unstack here and stack of an index."""
         expanded: dict[str, int] = {}
-        for name, stack in stacks.items():
-            if isinstance(stack, bool) or not isinstance(stack, (int, np.integer)) or stack < 1:
-                raise SpecError(f"{what} of {name!r}", "an integer >= 1", stack)
+        for name, stack in _checked_stacks(stacks, what).items():
             for column in self.expand(name):
                 if self._columns[column].kind != "state":
                     raise SpecError(f"{what} of {column!r}", "a column of kind 'state'", self._columns[column].kind)
-                expanded[column] = int(stack)
+                expanded[column] = stack
         return expanded
 
     def expand_stack(self, stack: Mapping[str, int]) -> dict[str, int]:
@@ -288,7 +323,7 @@ def spread(name: str, value: Any, targets: Groups, into: dict[str, Any]) -> None
         if type(target) is str:
             into[target] = part
         elif target is None:
-            into[f"{name}/{key}"] = part
+            into[f"{name}/{plain(key)}"] = part
         else:
             spread(f"{name}/{key}", part, cast("Groups", target), into)
 
@@ -300,6 +335,8 @@ def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str])
         flat[path] = node
         return
     parts: Iterator[tuple[str, Any]]
+    if len(path.encode()) > MAX_NAME_BYTES:  # before a dict that holds itself leads deeper
+        raise SpecError(f"group {path[:40]!r}...", f"a name of at most {MAX_NAME_BYTES} bytes", len(path.encode()))
     if isinstance(node, Mapping):
         parts = iter(node.items())
     elif isinstance(node, (tuple, list)):
@@ -310,9 +347,24 @@ def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str])
     if len(node) == 0:
         raise SpecError(f"column {path!r}" if path else "columns", "at least one column", "none")
     for key, part in parts:
-        if not isinstance(key, str) or not key or "/" in key or "\0" in key:
-            raise SpecError(f"name {key!r}" + (f" in {path!r}" if path else ""), "text without '/', not empty", key)
+        if not is_text(key, MAX_NAME_BYTES) or "/" in key:
+            expected = f"1 to {MAX_NAME_BYTES} bytes of text without '/'"
+            raise SpecError("name of a column" + (f" in {path!r}" if path else ""), expected, key)
         _flatten(part, f"{path}/{key}" if path else key, flat, tuples)
+
+
+def _declared(node: Any, path: str) -> Any:
+    """Columns from plain values: a dict that names a dtype is a column, any other dict a group, a list a tuple."""
+    if isinstance(node, (list, tuple)):
+        return tuple(_declared(part, f"{path}/{position}") for position, part in enumerate(node))
+    if not isinstance(node, Mapping):
+        raise SpecError(f"column {path!r}", "{'dtype': ...}, or a dict or list of columns", node)
+    if not isinstance(node.get("dtype"), str):
+        return {name: _declared(part, f"{path}/{name}" if path else str(name)) for name, part in node.items()}
+    unknown = sorted(set(node) - {"shape", "dtype", "kind"})
+    if unknown:
+        raise SpecError(f"column {path!r}", "shape, dtype and kind", ", ".join(map(str, unknown)))
+    return ArraySpec(tuple(node.get("shape", ())), node["dtype"], node.get("kind", "step"))
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
@@ -327,15 +379,30 @@ def _check_top_name(name: object) -> None:
         raise SpecError(f"column {name!r}", "a name that is not reserved (next_*, lanes, priority, ...)", name)
 
 
+def _checked_stacks(stacks: Any, what: str) -> dict[str, int]:
+    if not isinstance(stacks, Mapping):
+        raise SpecError(what, "a dict {state column: values}", stacks)
+    for name, stack in stacks.items():
+        if (
+            isinstance(stack, (bool, np.timedelta64))
+            or not isinstance(stack, (int, np.integer))
+            or not 1 <= stack <= _MAX_STACK
+        ):
+            raise SpecError(f"{what} of {plain(name)!r}", f"an integer from 1 to {_MAX_STACK}", stack)
+    return {name: int(stack) for name, stack in stacks.items()}
+
+
 def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     parts: Iterable[Any] = (shape,) if isinstance(shape, (int, np.integer)) else shape
     expected = f"a tuple of at most {MAX_DIMS} integers >= 1"
+    if isinstance(shape, (str, bytes, bytearray, memoryview, Mapping, Set)):
+        raise SpecError("shape", expected, shape)
     try:
-        checked = tuple(parts)
+        checked = tuple(itertools.islice(parts, MAX_DIMS + 1))
     except TypeError:
         raise SpecError("shape", expected, shape) from None
     for size in checked:
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        if isinstance(size, (bool, np.timedelta64)) or not isinstance(size, (int, np.integer)) or size < 1:
             raise SpecError("shape", expected, shape)
     if len(checked) > MAX_DIMS:
         raise SpecError("shape", expected, shape)
@@ -348,7 +415,7 @@ def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         raise SpecError("dtype", expected, dtype)
     try:
         checked = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, KeyError, SyntaxError, RecursionError):  # numpy has one for each way to be none
         raise SpecError("dtype", expected, dtype) from None
     if checked.kind not in "biufc" or checked.itemsize > 16 or checked.char in "gG":
         raise SpecError("dtype", expected, str(checked))

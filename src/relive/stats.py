@@ -42,7 +42,7 @@ class TierStats:
     pages_in_ram: int
     pages_on_disk: int
     free_frames: int  # places for pages in memory
-    late_batches: int  # of batches(): asked for before they were there
+    late_batches: int  # of batches(): handed out to somebody who had to wait
     on_demand_batches: int  # sample() and gather(): nothing could be read ahead for them
     replaced_items: int  # evicted between their draw and their gather, drawn anew
     frame_waits: int  # times a writer waited for a page to be spilled

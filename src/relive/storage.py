@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
-from relive._checks import finite, integer, num_bytes
+from relive._checks import finite, integer, is_text, num_bytes
 from relive.errors import InvalidConfig
 
-__all__ = ["SHARED_MEMORY_FOLDER", "SHARED_MEMORY_PREFIX", "LocalMemory", "SharedMemory", "Tiered"]
+__all__ = [
+    "SHARED_MEMORY_FOLDER",
+    "SHARED_MEMORY_PREFIX",
+    "STORAGES",
+    "LocalMemory",
+    "SharedMemory",
+    "Storage",
+    "Tiered",
+]
 
 SHARED_MEMORY_FOLDER = "/dev/shm"
 SHARED_MEMORY_PREFIX = "relive-"
 MAX_NAME_BYTES = 200
+_MAX_PATH_BYTES = 4095
 
 
 @final
@@ -21,27 +30,42 @@ MAX_NAME_BYTES = 200
 class LocalMemory:
     """Memory of this process: no name, gone with it; any number of threads, not usable in a forked child."""
 
+    @property
+    def path(self) -> None:
+        """No file holds the table."""
+        return None
+
+    def core_config(self) -> dict[str, Any]:
+        """The storage as the core reads it: nothing beside the path."""
+        return {}
+
 
 @final
 @dataclass(frozen=True)
 class SharedMemory:
     """Memory shared by all processes of this machine under a name (the file /dev/shm/relive-<name>).
 
-    Others attach by name or by a pickled handle. The last clean close removes it; after a kill it stays until the name
-    is opened again or `relive rm`. In containers /dev/shm is often 64 MB: docker run --shm-size. Raises InvalidConfig.
+    Others attach by name or by a pickled handle. The last clean close removes it, as does the end of the last process
+    that did not close; after a kill it stays until the name is opened again or `relive rm`. A reader that closes last
+    leaves it where a writer was killed, and where it may not write the file. In containers /dev/shm is often 64 MB:
+    docker run --shm-size. Raises InvalidConfig.
     """
 
     name: str
 
     def __post_init__(self) -> None:
         name = self.name
-        if not isinstance(name, str) or not name or "/" in name or "\0" in name or len(name.encode()) > MAX_NAME_BYTES:
+        if not is_text(name, MAX_NAME_BYTES) or "/" in name:
             raise InvalidConfig("name of SharedMemory", f"1 to {MAX_NAME_BYTES} bytes of text without '/'", name)
 
     @property
     def path(self) -> str:
         """The file that holds the table."""
         return f"{SHARED_MEMORY_FOLDER}/{SHARED_MEMORY_PREFIX}{self.name}"
+
+    def core_config(self) -> dict[str, Any]:
+        """The storage as the core reads it: nothing beside the path."""
+        return {}
 
 
 @final
@@ -67,23 +91,33 @@ class Tiered:
     gathered_batches: int = 3
 
     def __post_init__(self) -> None:
-        directory = self.directory
-        if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
-            raise InvalidConfig("directory of Tiered", "the path of a folder", directory)
+        directory = os.fspath(self.directory) if isinstance(self.directory, os.PathLike) else self.directory
+        if not is_text(directory, _MAX_PATH_BYTES):
+            raise InvalidConfig("directory of Tiered", "the path of a folder, as text", directory)
         put = object.__setattr__
-        put(self, "directory", os.fspath(directory))
+        put(self, "directory", directory)
         put(self, "ram_bytes", num_bytes("ram_bytes of Tiered", self.ram_bytes))
         put(self, "staging_fraction", finite("staging_fraction", self.staging_fraction, 0.0, 1.0))
         put(self, "min_column_bytes", integer("min_column_bytes", self.min_column_bytes, 0, 2**31))
         put(self, "io_threads", integer("io_threads", self.io_threads, 1, 256))
-        put(self, "gathered_batches", integer("gathered_batches", self.gathered_batches, 1))
+        put(self, "gathered_batches", integer("gathered_batches", self.gathered_batches, 1, 2**31 - 1))
+
+    @property
+    def path(self) -> None:
+        """No file of a name holds the table."""
+        return None
 
     def core_config(self) -> dict[str, Any]:
         """The storage as the core reads it."""
-        return {
+        tier = {
             "directory": self.directory,
             "ram_bytes": self.ram_bytes,
             "staging_fraction": self.staging_fraction,
             "min_column_bytes": self.min_column_bytes,
             "io_threads": self.io_threads,
         }
+        return {"tier": tier}
+
+
+Storage: TypeAlias = LocalMemory | SharedMemory | Tiered
+STORAGES = (LocalMemory, SharedMemory, Tiered)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsFloat, final
 
 from relive import _core
 from relive._checks import integer, timeout
-from relive.batch import Plan
-from relive.capacity import steps_in_bytes
+from relive.batch import Selection
+from relive.batches import BatchSource
+from relive.config import TableConfig
 from relive.errors import InvalidConfig, NotShareable
-from relive.handle import METADATA_VERSION, TableHandle
-from relive.index import Index, check_min_sizes, named_indexes
-from relive.planned import Planned
-from relive.prefetch import Batches, Sampled
+from relive.handle import TableHandle
+from relive.index import Index
 from relive.protocol import ReplayTable
+from relive.sources import PlannedSource, SampledSource
 from relive.spec import StepSpec
-from relive.storage import LocalMemory, SharedMemory, Tiered
+from relive.storage import Storage, Tiered
 from relive.writer import Writer
 
 __all__ = ["Table", "attach_path"]
-
-MAX_PARTICIPANTS = 256
-_STORAGES = "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)"
 
 
 @final
@@ -38,54 +34,32 @@ class Table(TableHandle):
     Raises SpecError, InvalidConfig, CapacityTooSmall, UnknownColumn, NameTaken, StorageFull, SystemFailure.
     """
 
-    _gathered_batches = 1  # of a Tiered table, its storage's
-
     def __init__(
         self,
         spec: StepSpec,
         capacity: int | str,
         index: Index | Mapping[str, Index] | None = None,
         *,
-        storage: LocalMemory | SharedMemory | Tiered | None = None,
+        storage: Storage | None = None,
         max_lanes: int = 256,
         timeout_s: float = 60.0,
         seed: int = 0,
     ) -> None:
-        if not isinstance(spec, StepSpec):
-            raise InvalidConfig("spec", "a StepSpec", spec)
-        if storage is not None and not isinstance(storage, (LocalMemory, SharedMemory, Tiered)):
-            raise InvalidConfig("storage", _STORAGES, storage)
-        indexes = named_indexes(index, spec)
-        if isinstance(capacity, str):
-            num_steps = steps_in_bytes(capacity, spec, len(indexes))
-        else:
-            num_steps = integer("capacity", capacity, 1)
-        check_min_sizes(num_steps, indexes)
-        default_timeout_s = timeout(timeout_s)
-        metadata = {
-            "version": METADATA_VERSION,
-            "spec": spec.to_json(),
-            "indexes": {name: one.to_dict() for name, one in indexes.items()},
-            "capacity": num_steps,
-            "max_lanes": integer("max_lanes", max_lanes, 1),
-            "timeout_s": default_timeout_s,
-            "seed": integer("seed", seed, 0, 2**64 - 1),
-        }
-        config = {
-            "columns": [(name, c.dtype.str, c.shape, c.kind) for name, c in spec.columns.items()],
-            "indexes": [one.core_config(name, spec) for name, one in indexes.items()],
-            "capacity": num_steps,
-            "max_lanes": metadata["max_lanes"],
-            "max_participants": MAX_PARTICIPANTS,
-            "seed": metadata["seed"],
-            "shard": 0,
-            "metadata": json.dumps(metadata).encode(),
-        }
-        path = storage.path if isinstance(storage, SharedMemory) else None
-        if isinstance(storage, Tiered):
-            config["tier"] = storage.core_config()
-            self._gathered_batches = storage.gathered_batches
-        self._bind(_core.create_table(config, path), spec, indexes, num_steps, default_timeout_s, stream=0)
+        self._build(TableConfig(spec, capacity, index, storage, max_lanes, timeout_s, seed))
+
+    @classmethod
+    def from_config(cls, config: TableConfig) -> Table:
+        """The table of this configuration, made anew. Raises InvalidConfig, NameTaken, StorageFull, SystemFailure."""
+        if not isinstance(config, TableConfig):
+            raise InvalidConfig("config", "a TableConfig", config)
+        table = cls.__new__(cls)
+        table._build(config)
+        return table
+
+    def _build(self, config: TableConfig) -> None:
+        self._local = _core.create_table(config.core_config(), config.storage.path)
+        self._local.timeout_s = config.timeout_s
+        self._bind(self._local, config, config.timeout_s)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -96,38 +70,19 @@ class Table(TableHandle):
         """
         return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained)
 
-    def batches(
-        self,
-        num_items: int,
-        prefetch: int = 4,
-        columns: Sequence[str] | None = None,
-        device: Any = None,
-        timeout_s: float | None = None,
-        *,
-        index: str | None = None,
-    ) -> Batches:
-        """An iterator of batches that a background thread draws and gathers ahead, to be used in a `with` block.
-
-        prefetch: batches that may wait (at least 1). device: e.g. "cuda"; batches come as torch tensors there; "cpu" as
-        tensors here; None as numpy arrays. timeout_s: how long next() waits. Else as sample.
-        Of a Tiered table prefetch counts those whose rows are being read, too: the more are drawn ahead, the more of
-        their rows are read once for several batches, and the older the table is that they were drawn from.
-        """
-        plan, count, ahead, seconds = self._ahead(num_items, prefetch, columns, timeout_s, index)
-        if self._core.is_tiered:
-            gathered = min(ahead, self._gathered_batches)
-            source = Planned(self._core, plan, count, ahead - gathered + 1)
-            return Batches(self._core, source, gathered, device, seconds)
-        return Batches(self._core, Sampled(self._core, plan, count), ahead, device, seconds)
-
-    def plan(self, index: str | None, columns: Sequence[str] | None) -> Plan:
-        """What to gather, resolved once; for the same floors. Raises UnknownColumn, InvalidConfig."""
-        return self._plan(index, columns)
+    def _batch_source(
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
+    ) -> tuple[BatchSource, int]:
+        storage = self._config.storage
+        if isinstance(storage, Tiered) and self._local.is_tiered:
+            ready = min(prefetch, storage.gathered_batches)
+            return PlannedSource(self._local, selection, num_items, prefetch - ready + 1), ready
+        return SampledSource(self._local, selection, num_items), prefetch
 
     @property
     def core(self) -> _core.CoreTable:
         """The core below, for the floors that carry batches elsewhere; not for programs."""
-        return self._core
+        return self._local
 
     @property
     def path(self) -> str | None:
@@ -136,8 +91,12 @@ class Table(TableHandle):
 
     @property
     def stream(self) -> int:
-        """The random stream of this handle: handles of other streams draw other items from an equal table."""
-        return self._stream
+        """The random stream of this handle: handles of other streams draw other items from an equal table.
+
+        0 of the handle that made the table; what attach(stream=) was told; else a number of its own. A forked child's
+        copy of a handle gets one, too.
+        """
+        return self._core.stream
 
     @property
     def read_only(self) -> bool:
@@ -149,7 +108,8 @@ class Table(TableHandle):
     def close(self) -> None:
         """Closes its writers and ends the use of this handle; the last clean close removes a shared table.
 
-        Calls of other threads end with TableClosed. Closing twice is harmless.
+        Calls of other threads end with TableClosed; they are waited for, at most timeout_s. Closing twice is harmless.
+        A handle that is still open when the process ends is closed then.
         """
         self._core.close()
 
@@ -157,11 +117,11 @@ class Table(TableHandle):
         path = self._core.path
         if path is None:
             raise NotShareable()
-        return attach_path, (path, self._stream, self._timeout_s, self._core.read_only)
+        return attach_path, (path, None, self._timeout_s, self._core.read_only)  # a copy draws a stream of its own
 
     def __repr__(self) -> str:
-        where = self._core.path or ("Tiered" if self._core.is_tiered else "LocalMemory")
-        state = "closed" if self.closed else f"{len(self)} of {self._capacity} steps"
+        where = self._core.path or ("Tiered" if self._local.is_tiered else "LocalMemory")
+        state = "closed" if self.closed else f"{len(self)} of {self.capacity} steps"
         return f"Table({where}, {state}, indexes {', '.join(self._index_names)})"
 
 
@@ -171,11 +131,14 @@ if TYPE_CHECKING:
         return table
 
 
-def attach_path(path: str, stream: int = 0, timeout_s: SupportsFloat | None = None, read_only: bool = False) -> Table:
+def attach_path(
+    path: str, stream: int | None = None, timeout_s: SupportsFloat | None = None, read_only: bool = False
+) -> Table:
     """A handle on the shared table in this file; relive.attach finds the file by name and says what it raises."""
-    stream = integer("stream", stream, 0, 2**64 - 1)
+    told = None if stream is None else integer("stream", stream, 0, 2**64 - 1)
     given = None if timeout_s is None else timeout(timeout_s)
     table = Table.__new__(Table)
-    core = _core.attach_table(path, bool(read_only), stream, 60.0 if given is None else given)
-    table._bind_to(core, stream, given)
+    table._local = _core.attach_table(path, bool(read_only), told, 60.0 if given is None else given)
+    table._bind_to(table._local, given)
+    table._local.timeout_s = table.timeout_s
     return table

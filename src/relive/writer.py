@@ -10,11 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from relive._casting import Normaliser, as_array
-from relive._checks import integer, timeout
+from relive._checks import flag, integer, timeout
 from relive._closing import Closing
-from relive._core import CoreTable
-from relive.errors import InvalidConfig, LaneError, MissingColumn, RequestTooLarge, SpecError, UnknownColumn
+from relive.errors import (
+    DtypeMismatch,
+    InvalidConfig,
+    LaneError,
+    MissingColumn,
+    RequestTooLarge,
+    ShapeMismatch,
+    SpecError,
+    UnknownColumn,
+)
 from relive.spec import StepSpec, groups_of, spread
+from relive.table_core import OpensWriters
 
 __all__ = ["Writer"]
 
@@ -23,6 +32,7 @@ Lanes = npt.NDArray[np.int32]
 
 _ALWAYS_TAKEN = ("terminated", "truncated", "discount")
 _MAX_REMEMBERED = 64
+_MAX_LANES = 2**20  # of any table
 
 
 @final
@@ -56,7 +66,7 @@ class Writer(Closing):
 
     def __init__(
         self,
-        core: CoreTable,
+        core: OpensWriters,
         spec: StepSpec,
         num_lanes: int | None,
         timeout_s: float,
@@ -64,7 +74,7 @@ class Writer(Closing):
     ) -> None:
         self._explain = explain
         self._single = num_lanes is None
-        self._num_lanes = 1 if num_lanes is None else integer("num_lanes", num_lanes, 1)
+        self._num_lanes = 1 if num_lanes is None else integer("num_lanes", num_lanes, 1, _MAX_LANES)
         self._spec = spec
         self._core = core.open_writer(self._num_lanes, self._single, Normaliser(spec, self._single))
         self._core_append = self._core.append
@@ -144,8 +154,8 @@ class Writer(Closing):
         Truncated unless terminated=True is given. next_columns: next_<state> [M, *shape], needed where truncated,
         unless the last append gave them. Raises MissingNext, AlreadyPublished, and what append raises.
         """
-        ended = bool(terminated)
-        cut = not ended if truncated is None else bool(truncated)
+        ended = flag("terminated of end_episode, which speaks of all lanes named,", terminated)
+        cut = not ended if truncated is None else flag("truncated of end_episode", truncated)
         if not ended and not cut:
             raise InvalidConfig("end_episode", "terminated=True or truncated=True", "neither")
         flat: dict[str, Any] = {}
@@ -178,11 +188,15 @@ class Writer(Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """Whether close() gave the lanes back, or the table is closed."""
         return self._core.closed
 
     def close(self) -> None:
-        """Cuts the lanes and gives them back. Closing twice is harmless."""
+        """Cuts the lanes and gives them back. Closing twice is harmless.
+
+        Waits for the table's lock at most the table's timeout_s, then DeadlineExceeded: the writer stays open and may
+        be closed again. Dropped instead, its lanes go to the handle's next writer, or end with the handle.
+        """
         self._core.close()
 
     def __repr__(self) -> str:
@@ -202,6 +216,8 @@ class Writer(Closing):
     ) -> Any:
         """append (axis 0 is the lanes) and extend (axis 1), with every argument."""
         columns = self._flattened(columns)
+        if axis == 1:  # the rows are counted on arrays; a tensor is one, but not to the core
+            columns = {name: _counted(name, value) for name, value in columns.items()}
         ids: Lanes | None = None
         if lanes is not None:
             ids, columns, priority = self._select(lanes, columns, priority, axis)
@@ -270,7 +286,10 @@ class Writer(Closing):
         num_lanes = self._num_lanes
         if self._single:
             raise LaneError("lanes", "none: this writer has one lane without an axis (table.writer())", "lanes given")
-        array = np.asarray(lanes)
+        try:
+            array = as_array("lanes", lanes)
+        except (ShapeMismatch, DtypeMismatch):
+            raise LaneError("lanes", "a mask bool[L] or ids int[M]", type(lanes).__name__) from None
         if array.dtype == np.bool_:
             if array.shape != (num_lanes,):
                 raise LaneError("mask of lanes", f"bool[{num_lanes}]", f"bool{list(array.shape)}")
@@ -286,3 +305,8 @@ class Writer(Closing):
         if counts.max() > 1:
             raise LaneError("ids of lanes", "each lane once", f"lane {counts.argmax()} {counts.max()} times")
         return ids
+
+
+def _counted(name: str, value: Any) -> Any:
+    # None stands for an end that is not given; a mapping is refused by name in the core's own words.
+    return value if value is None or isinstance(value, np.ndarray) else as_array(name, value)

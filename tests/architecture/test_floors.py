@@ -17,14 +17,16 @@ SOURCE = ROOT / "src" / "relive"
 FLOORS: list[set[str]] = [
     {"_error_base"},
     {"errors"},
-    {"_checks", "_closing"},
+    {"_checks", "_closing", "_ending", "_parts"},
     {"spec", "_spaces", "_casting"},
-    {"protocol"},
+    {"protocol", "table_core"},
     {"items", "samplers", "limiters", "storage"},
     {"index", "capacity"},
+    {"config"},
     {"batch", "stats"},
-    {"ahead", "handle"},
-    {"writer", "prefetch", "planned"},
+    {"batches"},
+    {"handle"},
+    {"writer", "sources"},
     {"table"},
     {"service"},
     {"adapters"},
@@ -34,17 +36,14 @@ FLOORS: list[set[str]] = [
     {"cli"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}, {"writer", "prefetch"}, {"train", "agents"}]
+MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}, {"train", "agents"}]
 CORE_USERS = {
+    "_ending",
     "batch",
-    "writer",
-    "prefetch",
-    "planned",
-    "handle",
+    "sources",
     "table",
     "open",
     "_casting",
-    "index",
     "gpu",
     "service",
 }

@@ -11,6 +11,7 @@ import relive
 from contract.tools import MakeTable, Suite, plain_spec, transitions
 from relive import errors
 
+NO_NAMES: list[Any] = ["", "\0", "a\0b", "\ud800", "x" * 5000, b"x", 3, None]
 REFUSED = (errors.ReliveError, TypeError, ValueError)
 
 
@@ -105,3 +106,109 @@ class BadConfigSuite(Suite):
         for index in ({}, {"": relive.Index()}, {"a": "b"}, np.zeros(3)):
             with pytest.raises(REFUSED):
                 make_table(plain_spec(), 100, index)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"capacity": 2**36 + 1},
+            {"capacity": 2**64},
+            {"capacity": 10**5000},
+            {"capacity": "1e300GiB"},
+            {"capacity": b"12GiB"},
+            {"capacity": np.array([100])},
+            {"max_lanes": 2**20 + 1},
+            {"max_lanes": 2**32},
+            {"seed": -1},
+            {"seed": 2**64},
+            {"timeout_s": -(10**400)},
+            {"timeout_s": np.zeros(2)},
+            {"timeout_s": b"1"},
+            {"storage": "name"},
+            {"spec": {"a": relive.ArraySpec((), "float32")}},
+        ],
+    )
+    def test_options_beyond_all_tables(self, make_table: MakeTable, options: dict[str, Any]) -> None:
+        given = {"spec": plain_spec(), "capacity": 100, **options}
+        with pytest.raises(errors.InvalidConfig):
+            make_table(given.pop("spec"), given.pop("capacity"), **given)
+
+    @pytest.mark.parametrize("name", NO_NAMES)
+    def test_names_that_no_system_keeps(self, make_table: MakeTable, name: Any) -> None:
+        for make in (
+            lambda: relive.StepSpec({name: relive.ArraySpec((), "float32")}),
+            lambda: plain_spec(group={name: relive.ArraySpec((), "float32")}),
+            lambda: relive.SharedMemory(name),
+            lambda: relive.Tiered(name, 2**20),
+            lambda: relive.attach(name),
+            lambda: relive.remove(name),
+            lambda: relive.remove(name, force=True),
+            lambda: make_table(plain_spec(), 100, {name: relive.Index()}),
+        ):
+            with pytest.raises(errors.ReliveError) as caught:
+                make()
+            str(caught.value).encode()  # it can be printed
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: relive.Prioritized(initial=1e39),
+            lambda: relive.Prioritized(initial=10**400),
+            lambda: relive.Prioritized(initial=np.ones(2)),
+            lambda: relive.Prioritized(10**400),
+            lambda: relive.Prioritized(b"1"),
+            lambda: relive.MinSize(2**63),
+            lambda: relive.SamplesPerInsert(1.0, 10**400),
+            lambda: relive.SamplesPerInsert(10**400, 10),
+            lambda: relive.Transitions(stack_pad=np.zeros(2)),
+            lambda: relive.Transitions(stack={"observation": 2**32}),
+            lambda: relive.Transitions(stack={3: 4}),
+            lambda: relive.Tiered(b"/tmp", 2**20),
+            lambda: relive.Tiered("/tmp", 2**64),
+            lambda: relive.Tiered("/tmp", "1e300GiB"),
+            lambda: relive.Index(max_times_sampled=10**5000),
+            lambda: relive.Index.from_dict([]),
+            lambda: relive.Index.from_dict({"colour": 1}),
+            lambda: relive.Index.from_dict({"sampler": {"type": "Uniform", "colour": 1}}),
+        ],
+    )
+    def test_values_beyond_their_range(self, make: Any) -> None:
+        with pytest.raises(errors.InvalidConfig):
+            make()
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: relive.ArraySpec((2**32, 2**32), "uint8"),  # 2**64 bytes wrap round to none
+            lambda: relive.ArraySpec((2**33,), "uint8"),
+            lambda: relive.ArraySpec((10**400,), "uint8"),
+            lambda: relive.ArraySpec(b"ab", "uint8"),
+            lambda: relive.ArraySpec("ab", "uint8"),
+            lambda: relive.ArraySpec({2: 3}, "uint8"),
+            lambda: relive.ArraySpec((), "float\ud800"),
+            lambda: relive.ArraySpec((), "i4,i4"),
+            lambda: relive.ArraySpec((), "float32", kind=np.zeros(2)),
+            lambda: relive.StepSpec({"a": relive.ArraySpec((), "u1", "state")}, unstack=3),
+            lambda: relive.StepSpec({"a": relive.ArraySpec((), "u1", "state")}, unstack={"a": 2**40}),
+            lambda: relive.StepSpec({"a": relive.ArraySpec((), "u1", "state")}, unstack={3: 2}),
+            lambda: relive.StepSpec({"a": holds_itself()}),
+            lambda: relive.StepSpec.from_json(b"\xff"),
+            lambda: relive.StepSpec.from_json("[" * 100_000),
+            lambda: relive.StepSpec.from_json('{"columns": [[3, "u1", [], "step"]], "tuples": [], "unstack": {}}'),
+            lambda: relive.StepSpec.from_spaces(3, None),
+        ],
+    )
+    def test_specs_that_cannot_be(self, make: Any) -> None:
+        with pytest.raises(errors.SpecError):
+            make()
+
+    def test_a_table_beyond_all_memory(self, make_table: MakeTable) -> None:
+        """Sizes are refused before they wrap round; what the system refuses is its error with its number."""
+        for shape, capacity in (((2**31,), 2**36), ((2**20,), 2**36)):
+            with pytest.raises((errors.InvalidConfig, errors.StorageFull, errors.SystemFailure)):
+                make_table(relive.StepSpec({"image": relive.ArraySpec(shape, "uint8")}), capacity, max_lanes=1)
+
+
+def holds_itself() -> dict[str, Any]:
+    group: dict[str, Any] = {}
+    group["a"] = group
+    return group

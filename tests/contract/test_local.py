@@ -11,6 +11,7 @@ import pytest
 import relive
 from contract.bad_config import BadConfigSuite
 from contract.bad_input import BadInputSuite
+from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
@@ -48,6 +49,9 @@ class TestChanges(Local, ChangesSuite): ...
 
 
 class TestBadInput(Local, BadInputSuite): ...
+
+
+class TestBadTypes(Local, BadTypesSuite): ...
 
 
 class TestBadConfig(Local, BadConfigSuite): ...

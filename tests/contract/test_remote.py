@@ -21,6 +21,7 @@ from service.hosts import Host
 
 import relive
 from contract.bad_input import BadInputSuite
+from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
@@ -72,6 +73,9 @@ class TestRemoteChanges(Remote, ChangesSuite): ...
 
 
 class TestRemoteBadInput(Remote, BadInputSuite): ...
+
+
+class TestRemoteBadTypes(Remote, BadTypesSuite): ...
 
 
 def test_a_remote_handle_pickles_as_an_address(host: Host, shm_name: Any) -> None:

@@ -16,6 +16,7 @@ from tiered.tools import needs_tiers, smallest_storage
 import relive
 from contract.bad_config import BadConfigSuite
 from contract.bad_input import BadInputSuite
+from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
@@ -59,6 +60,9 @@ class TestChanges(OnDisk, ChangesSuite): ...
 
 
 class TestBadInput(OnDisk, BadInputSuite): ...
+
+
+class TestBadTypes(OnDisk, BadTypesSuite): ...
 
 
 class TestBadConfig(OnDisk, BadConfigSuite): ...

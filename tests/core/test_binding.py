@@ -24,7 +24,7 @@ def table() -> Any:
 
 def test_arrays_own_their_memory(table: Any) -> None:
     keys = write_rows(table, 0, 100)
-    arrays, present = table.gather(table.plan(0, NAMES), keys, None)
+    arrays, present = table.gather(table.select(0, NAMES), keys, None)
     copies = [array.copy() for array in arrays]
     table.close()
     gc.collect()
@@ -83,7 +83,7 @@ def test_errors_of_normalise_come_through(table: Any) -> None:
 def test_the_interpreter_runs_on_while_a_call_waits(table: Any) -> None:
     """A blocked sample holds no lock of the interpreter: this thread writes what it waits for."""
     got: list[Any] = []
-    plan = table.plan(0, ["action"])
+    plan = table.select(0, ["action"])
     thread = threading.Thread(target=lambda: got.append(table.sample(plan, 8, 30.0, False)))
     thread.start()
     time.sleep(0.1)
@@ -106,7 +106,7 @@ def test_threads_of_one_handle(table: Any) -> None:
         except BaseException as error:
             failures.append(error)
 
-    plan = table.plan(0, ["action", "observation"])
+    plan = table.select(0, ["action", "observation"])
 
     def sample() -> None:
         (action, observation), keys, _, _ = table.sample(plan, 64, 10.0, False)
@@ -148,7 +148,7 @@ def test_a_sampler_that_waits_is_told_of_the_close() -> None:
 def test_out_buffers_are_used(table: Any) -> None:
     keys = write_rows(table, 0, 10)
     out = [np.empty(10, np.int64), np.empty((10, 3), np.float32)]
-    arrays, _ = table.gather(table.plan(0, ["action", "observation"]), keys, out)
+    arrays, _ = table.gather(table.select(0, ["action", "observation"]), keys, out)
     assert arrays[0] is out[0] or np.shares_memory(arrays[0], out[0])
     assert out[0].tolist() == list(range(10))
 
@@ -171,7 +171,7 @@ def test_importance_weights() -> None:
 
 
 def test_plans_say_what_comes(table: Any) -> None:
-    outputs = table.plan(0, ["observation", "next_frame", "discount", "terminated", "num_steps"]).outputs
+    outputs = table.select(0, ["observation", "next_frame", "discount", "terminated", "num_steps"]).outputs
     assert [(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in outputs] == [
         ("observation", np.dtype("f4"), (3,)),
         ("next_frame", np.dtype("u1"), (20, 20)),
@@ -180,9 +180,9 @@ def test_plans_say_what_comes(table: Any) -> None:
         ("num_steps", np.dtype("i8"), ()),
     ]
     with pytest.raises(errors.ReliveError):
-        table.plan(0, ["nobody"])
+        table.select(0, ["nobody"])
     with pytest.raises(errors.ReliveError):
-        table.plan(9, ["action"])
+        table.select(9, ["action"])
 
 
 def test_metadata_comes_back() -> None:
@@ -220,3 +220,24 @@ def test_nothing_leaks_an_array() -> None:
 def test_configurations_that_cannot_be(change: dict[str, Any]) -> None:
     with pytest.raises((errors.ReliveError, ValueError, TypeError)):
         make_core(**change)
+
+
+@pytest.mark.parametrize("shape", [(2**32, 2**32), (2**33,), (2**16, 2**16, 2**16, 2**16), (0,), (-1,), (3, -5)])
+def test_a_column_that_would_wrap_round_is_refused_here_too(shape: tuple[int, ...]) -> None:
+    with pytest.raises(errors.InvalidConfig) as caught:
+        make_core(columns=[("image", "|u1", shape, "step")])
+    assert "image" in caught.value.what
+
+
+def test_rows_and_regions_beyond_all_memory_are_refused() -> None:
+    columns = [(f"image{number}", "|u1", (2**32,), "step") for number in range(17)]
+    with pytest.raises(errors.InvalidConfig):
+        make_core(columns=columns)
+    with pytest.raises(errors.InvalidConfig):
+        make_core(columns=columns[:1], capacity=2**36, max_lanes=1)
+
+
+@pytest.mark.parametrize("number", [1e39, -1.0, float("nan"), float("inf")])
+def test_an_initial_priority_that_float32_cannot_hold_is_refused(number: float) -> None:
+    with pytest.raises(errors.InvalidConfig):
+        make_core(indexes=[make_index(sampler="prioritized", initial=("number", number))])

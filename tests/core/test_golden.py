@@ -42,7 +42,7 @@ def test_the_golden_region_can_be_written_on(tmp_path: Path) -> None:
     assert table.metadata == b"golden"
     table.check()
     keys = write_rows(table, 5000, 50)
-    assert table.gather(table.plan(0, ["action"]), keys, None)[0][0].tolist() == list(range(5000, 5050))
+    assert table.gather(table.select(0, ["action"]), keys, None)[0][0].tolist() == list(range(5000, 5050))
     table.check()
     table.close()
     assert not Path(path).exists()

@@ -26,7 +26,7 @@ def test_a_batch_too_large_for_caches_is_the_same_batch(num_bytes: int, stack: i
     step = {"picture": pictures, "action": np.arange(NUM_STEPS), "truncated": last_of(NUM_STEPS)}
     writer.extend({**step, "terminated": np.zeros(NUM_STEPS, bool)}, None, None, 10.0)
     names = ["picture", "next_picture", "action"]
-    plan = table.plan(0, names)
+    plan = table.select(0, names)
     many, keys, _, _ = table.sample(plan, BATCH, 1.0, False)
     assert many[0].nbytes >= 4 * 2**20
     for begin in range(0, BATCH, 100):

@@ -34,7 +34,7 @@ def test_point_1_every_page_moves_while_samplers_run() -> None:
     keys = write_rows(table, 0, 900)
     order = np.argsort(keys)
     names = ["action", "observation", "next_observation", "frame", "next_frame"]
-    plan = table.plan(0, names)
+    plan = table.select(0, names)
     before = gather(table, keys)
     stop, wrong, drawn = threading.Event(), [], [0]
 
@@ -160,10 +160,10 @@ def test_point_4_draw_and_gather_are_apart_and_randomness_is_counted() -> None:
     fused, apart = make_core(), make_core()
     for table in (fused, apart):
         write_rows(table, 0, 800)
-    plan = fused.plan(0, NAMES)
+    plan = fused.select(0, NAMES)
     direct = [fused.sample(plan, 32, 1.0, False) for _ in range(6)]
     drawn = [apart.draw(0, 32, 1.0) for _ in range(6)]
-    plan = apart.plan(0, NAMES)
+    plan = apart.select(0, NAMES)
     for (arrays, keys, probabilities, live), (its_keys, its_probabilities, its_live) in zip(direct, drawn, strict=True):
         np.testing.assert_array_equal(keys, its_keys)
         np.testing.assert_array_equal(probabilities, its_probabilities)
@@ -183,7 +183,7 @@ def test_point_4_same_seed_same_bytes() -> None:
         table = make_core(seed=seed)
         keys = write_rows(table, 0, 600)
         table.update_priorities(0, keys, np.linspace(0, 3, 600))
-        plan = table.plan(0, NAMES)
+        plan = table.select(0, NAMES)
         said = []
         for size in (1, 7, 64, 255):
             arrays, keys, probabilities, _ = table.sample(plan, size, 1.0, False)

@@ -145,7 +145,7 @@ def test_point_9_the_limiter_is_arithmetic_on_counters() -> None:
     table = make_core(indexes=[paced])
     writer = table.open_writer(1, True, refuse)
     writer.extend(rows(0, 100), None, None, 10.0)
-    plan = table.plan(0, ["action"])
+    plan = table.select(0, ["action"])
     for _ in range(4):
         table.sample(plan, 25, 0.0, True)
     with pytest.raises(errors.DeadlineExceeded):
@@ -167,7 +167,7 @@ def test_point_9_a_read_only_handle_draws_and_gathers(path: str) -> None:
     reader = _core.attach_table(path, True, 0, 1.0)
     assert reader.read_only and reader.path == path and reader.metadata == b"{}"
     assert_rows(gather(reader, keys), np.arange(400))
-    plan = reader.plan(0, NAMES)
+    plan = reader.select(0, NAMES)
     arrays, drawn, probabilities, live = reader.sample(plan, 64, 1.0, False)
     assert live == 400 and set(drawn.tolist()) <= set(keys.tolist())
     np.testing.assert_allclose(probabilities, 1 / 400)

@@ -21,6 +21,7 @@ NAMES = ["observation", "frame", "action", "reward", "next_observation", "next_f
 def make_index(name: str = "default", **more: Any) -> dict[str, Any]:
     return {
         "name": name,
+        "items": "transitions",
         "n_step": 1,
         "gamma": 1.0,
         "stack": {},
@@ -32,6 +33,7 @@ def make_index(name: str = "default", **more: Any) -> dict[str, Any]:
         "min_size": 1,
         "samples_per_insert": 0.0,
         "tolerance": 0.0,
+        "remover": "fifo",
         "max_times_sampled": 0,
         **more,
     }
@@ -90,7 +92,7 @@ def write_rows(table: Any, first: int, count: int, columns: list[Any] = COLUMNS)
 
 def gather(table: Any, keys: np.ndarray, names: list[str] | None = None, index: int = 0) -> dict[str, np.ndarray]:
     names = names or NAMES
-    arrays, present = table.gather(table.plan(index, names), np.ascontiguousarray(keys, np.int64), None)
+    arrays, present = table.gather(table.select(index, names), np.ascontiguousarray(keys, np.int64), None)
     return dict(zip(names, arrays, strict=True)) | {"present": present}
 
 

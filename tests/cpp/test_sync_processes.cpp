@@ -196,7 +196,7 @@ TEST(a_forked_childs_mapping_does_not_keep_its_parent_alive) {
     if (!storage->try_lock_byte(70, true)) return 2;
     const pid_t grandchild = fork();
     if (grandchild == 0) {
-      storage->forget_locks_in_child();
+      storage->close_locks();
       ready.give();
       end.take();
       _exit(static_cast<int>(storage->base()[0]));  // the mapping is still there
@@ -369,8 +369,10 @@ int forks_seen = 0;
 }
 
 TEST(the_fork_hook_runs_in_the_child_once) {
-  on_fork_in_child([] { ++forks_seen; });
-  on_fork_in_child([] { ++forks_seen; });
+  const auto nothing = [] {};
+  const auto count = [] { ++forks_seen; };
+  on_fork(nothing, nothing, count);
+  on_fork(nothing, nothing, count);
   CHECK_EQ(processes::wait_for(processes::spawn([] { return forks_seen; })), 1);
   CHECK_EQ(forks_seen, 0);
 }

@@ -18,7 +18,7 @@ from contract.tools import write_steps
 import relive
 from relive import errors
 from relive.service import connect
-from relive.service.config import load_config
+from relive.service.config import load_config, open_table
 
 FILE = """
 address = "grpc://127.0.0.1:0"
@@ -65,7 +65,7 @@ def written(folder: Path, text: str, name: str = "nobody") -> Path:
 
 def test_a_file_is_the_tables_it_describes(tmp_path: Path, shm_name: Any) -> None:
     loaded = load_config(written(tmp_path, FILE, shm_name()))
-    with loaded.tables["pong"].open() as pong, loaded.tables["nested"].open() as nested:
+    with open_table(loaded.tables["pong"]) as pong, open_table(loaded.tables["nested"]) as nested:
         items = relive.Transitions(n_step=3, gamma=0.99, stack={"observation": 2})
         expected = relive.Index(items, relive.Prioritized(0.6), relive.MinSize(10))
         assert pong.indexes == {"default": expected} and (pong.capacity, pong.timeout_s) == (5000, 20.0)
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, says: str) -
     assert old in FILE
     with pytest.raises(errors.ReliveError) as caught:
         config = load_config(written(tmp_path, FILE.replace(old, new, 1)))
-        config.tables["nested"].open().close()
+        open_table(config.tables["nested"]).close()
     assert says in str(caught.value)
 
 
@@ -100,7 +100,7 @@ def test_another_table_under_the_name_is_not_taken(tmp_path: Path, shm_name: Any
     spec = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})
     with relive.Table(spec, 100, storage=relive.SharedMemory(name)) as there:
         with pytest.raises(errors.InvalidConfig) as caught:
-            load_config(written(tmp_path, FILE, name)).tables["pong"].open()
+            open_table(load_config(written(tmp_path, FILE, name)).tables["pong"])
         assert name in caught.value.what and len(there) == 0
 
 

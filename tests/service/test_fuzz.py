@@ -59,12 +59,13 @@ def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], byt
         ({"op": "sample", **read}, b""),
         ({"op": "draw", **read}, b""),
         ({"op": "gather", **read}, body),
-        ({"op": "plan", **read}, b""),
-        ({"op": "update", **read, "single": True}, body + bytes(16)),
-        ({"op": "delete", "n": 4}, body),
+        ({"op": "select", **read}, b""),
+        ({"op": "update_priorities", **read, "arrays": [["<i8", 4], ["<f4", 4]]}, body + bytes(16)),
+        ({"op": "delete", "arrays": [["<i8", 4]]}, body),
         ({"op": "set_policy_version", "version": 4}, b""),
-        ({"op": "get", "what": "num_items", "index": 0}, b""),
-        ({"op": "get", "what": "stats"}, b""),
+        ({"op": "num_items", "index": 0}, b""),
+        ({"op": "policy_version"}, b""),
+        ({"op": "stats"}, b""),
         ({"op": "check"}, b""),
     ]
 
@@ -179,7 +180,7 @@ def test_a_count_costs_no_memory() -> None:
             ("write", huge | {"ops": [row] * 4000}),
             ("call", {"op": "gather", "index": 0, "names": ["reward"], "n": 2**31 - 1, "timeout_s": 0.0}),
             ("call", {"op": "draw", "index": 0, "n": 2**31 - 1, "timeout_s": 0.0}),
-            ("call", {"op": "update", "index": 0, "n": 2**31 - 1, "single": False}),
+            ("call", {"op": "update_priorities", "index": 0, "arrays": [["<i8", 2**31 - 1], ["<f8", 2**31 - 1]]}),
         ):
             writer, reader = open_stream(client, random.Random(0), kind, bent=False)
             reader.read_chunk()

@@ -136,6 +136,7 @@ def test_index_for_the_core() -> None:
     index = Index(Transitions(3, 0.9, {"observation": 4}), Prioritized(0.7, "given"), SamplesPerInsert(2.0, 100, 300.0))
     assert index.core_config("main", SPEC) == {
         "name": "main",
+        "items": "transitions",
         "n_step": 3,
         "gamma": 0.9,
         "stack": {"observation/a": 4, "observation/b": 4},
@@ -147,6 +148,7 @@ def test_index_for_the_core() -> None:
         "min_size": 100,
         "samples_per_insert": 2.0,
         "tolerance": 300.0,
+        "remover": "fifo",
         "max_times_sampled": 0,
     }
     assert Index(sampler=Prioritized(initial=3)).core_config("main", SPEC)["initial"] == ("number", 3.0)

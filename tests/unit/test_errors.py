@@ -109,3 +109,22 @@ def test_from_core_keeps_fields_it_does_not_know() -> None:
 def test_from_core_never_fails(code: str, fields: dict[str, object]) -> None:
     error = errors.from_core(code, fields)
     assert isinstance(error, errors.ReliveError) and code in str(error)
+
+
+class _Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("not today")
+
+
+def test_whatever_was_given_can_be_told() -> None:
+    """Python refuses to print integers of 5000 digits; a repr may fail, or fill a log."""
+    for got in (10**5000, -(10**5000), (1, 10**5000), _Unshowable(), ["x"] * 10**6):
+        error = errors.InvalidConfig("capacity", "less", got)
+        assert pickle.loads(pickle.dumps(error)).args == error.args
+        assert len(str(error)) < 1000
+
+
+def test_names_that_cannot_be_printed_are_escaped() -> None:
+    error = errors.UnknownColumn("a\ud800", ["b\udcff"])
+    assert b"\\udcff" in str(error).encode()
+    assert error.column == "a\ud800"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from typing import Any
@@ -119,3 +120,45 @@ def test_a_file_that_is_no_table(shm_name: Any) -> None:
     assert os.path.exists(path)
     relive.remove(name, force=True)
     assert not os.path.exists(path)
+
+
+def test_what_the_system_does_not_let_go_is_told_with_its_number(
+    shm_name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as another user's table in /dev/shm, whose sticky bit keeps it."""
+
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    name = shm_name()
+    with pytest.raises(errors.SystemFailure) as caught:
+        relive.remove(name, force=True)
+    assert caught.value.errno == errno.EPERM and name in caught.value.what
+
+
+def test_a_folder_in_the_place_of_a_table(shm_name: Any) -> None:
+    name = shm_name()
+    path = relive.SharedMemory(name).path
+    os.mkdir(path)
+    try:
+        with pytest.raises(errors.SystemFailure):
+            relive.remove(name, force=True)
+        for call in (relive.remove, relive.attach):
+            with pytest.raises(errors.NotARegion):
+                call(name)
+    finally:
+        os.rmdir(path)
+
+
+def test_a_file_whose_name_is_no_text_is_listed(shm_name: Any) -> None:
+    name = shm_name()
+    path = relive.SharedMemory(name).path.encode() + b"\xff"
+    with open(path, "wb"):
+        pass
+    try:
+        (row,) = (row for row in relive.open.list_tables() if row.name.startswith(name))
+        row.name.encode()
+        assert "no name of a table" in row.problem and not row.alive
+    finally:
+        os.unlink(path)

@@ -60,6 +60,7 @@ def test_it_has_the_interface_of_all_tables(table: relive.Table) -> None:
         {"index": relive.Uniform()},
         {"storage": "/dev/shm/x"},
         {"max_lanes": 0},
+        {"max_lanes": "3"},
         {"timeout_s": -1.0},
         {"timeout_s": math.nan},
         {"seed": -1},
@@ -112,7 +113,7 @@ def test_plans_are_made_once(table: relive.Table) -> None:
     for _ in range(3):
         table.sample(2, columns=["reward"])
         table.sample(2, ["reward"], index="other")
-    assert len(table._plans) == 3
+    assert len(table._selections) == 3
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.0, "2", None, True, 2**70])

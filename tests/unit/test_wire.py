@@ -11,7 +11,7 @@ import test_errors
 
 from relive import errors
 from relive.service import wire
-from relive.service.packing import Output, Packing
+from relive.service.packing import PackedArray, Packing
 from relive.spec import ArraySpec, StepSpec
 
 
@@ -50,7 +50,11 @@ def test_arrays_fill_a_body_exactly() -> None:
 
 def test_packing_is_where_arrays_are() -> None:
     packing = Packing(
-        [Output("a", np.dtype("f4"), (3,)), Output("b", np.dtype("u1"), ()), Output("c", np.dtype("i8"), ())]
+        [
+            PackedArray("a", np.dtype("f4"), (3,)),
+            PackedArray("b", np.dtype("u1"), ()),
+            PackedArray("c", np.dtype("i8"), ()),
+        ]
     )
     block = np.zeros(packing.num_bytes(5), np.uint8)
     a, b, c = packing.arrays(block, 5)

@@ -14,9 +14,15 @@ Locked::Locked(Door& door, const Deadline& deadline) : door_(door), held_(door.r
   const uint32_t nobody = r.geometry->max_participants;
   const double remaining = deadline.remaining_s();
   const bool is_short = remaining < kLeastLockWait_s;
-  const Deadline least = Deadline::after(is_short ? kLeastLockWait_s : remaining);
+  const Deadline fresh = Deadline::after(is_short ? kLeastLockWait_s : remaining);
+  const Deadline least = deadline.is_deaf() ? fresh.deaf() : fresh;
   LockResult result = LockResult::kTaken;
-  if (RELIVE_RULE(C1_lock)) result = TableLock::lock(&r.header->lock, door.me, nobody, *door.storage, least);
+  const std::atomic<bool>* const is_over = least.is_deaf() ? nullptr : door.is_over;
+  if (RELIVE_RULE(C1_lock)) result = TableLock::lock(&r.header->lock, door.me, nobody, *door.storage, least, is_over);
+  if (result == LockResult::kEnded) {
+    status_ = Status(door.is_over->load() ? Code::kTableClosed : Code::kInterrupted);
+    return;
+  }
   if (result == LockResult::kTimeout) {
     const uint32_t holder = (r.header->lock.load(kRelaxed) & ~TableLock::kWaiters);
     const bool known = holder >= 1 && holder <= nobody;

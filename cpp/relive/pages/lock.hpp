@@ -19,7 +19,8 @@ inline constexpr double kLeastLockWait_s = 0.1;
 struct Door {
   Region& region;
   std::unique_ptr<Storage>& storage;
-  uint32_t& me;  // participant; max_participants while there is none yet
+  uint32_t& me;                       // participant; max_participants while there is none yet
+  const std::atomic<bool>*& is_over;  // raised: the handle closes, and waits for the lock end
   Dirty dirty{};
   RecoverScratch scratch{};
 };

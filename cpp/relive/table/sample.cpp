@@ -74,9 +74,10 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
   const double before = deadline.waited_s();
   wait_slice(&r.header->items_event, deadline, kWaitSlice_s, ready);
   r.header->counters.sampler_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
-  if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+  if (is_interrupted()) return Status(Code::kInterrupted);
   if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
     Locked locked(door_, deadline);
+    if (locked.status().code() == Code::kInterrupted) return locked.status();
     if (locked.status().ok() && locked.sweep_dead() > 0) {
       locked.items_came();
       locked.room_came();
@@ -150,7 +151,7 @@ void Table::commit_credit(uint32_t index, int64_t n) {
 }
 
 void Table::return_credit(uint32_t index, int64_t n) {
-  if (access_ == Access::kReadOnly) return;
+  if (access_ == Access::kReadOnly || fork_epoch_.load(kRelaxed) != fork_epoch()) return;  // the parent's credit
   region_.credit(me_, index).in_flight.fetch_sub(n, std::memory_order_acq_rel);
   if (region_.header->indexes[index].limiter.kind != LimiterConfig::kMinSize) notify(&region_.header->items_event);
 }
@@ -212,7 +213,7 @@ void Table::claim_held(const DrawRequest& request, Held& held, DrawScratch& s) {
 void Table::undo_claims(const DrawRequest& request, const Deadline& deadline, DrawScratch& s) {
   Region& r = region_;
   if (s.claimed.empty()) return;
-  Locked locked(door_, deadline);
+  Locked locked(door_, deadline.deaf());  // what was begun; where it is not to be had they count as used
   if (!locked.status().ok()) return;
   for (const Claimed& c : s.claimed) {
     const uint64_t page = r.page_of(c.slot);
@@ -263,32 +264,36 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   if (n == 0) return {};
   note_thread(&sampling_thread_);
   DrawScratch& s = scratch();
-  const uint64_t call = calls_.fetch_add(1, kRelaxed);
   const ItemShape& shape = region_.shape(request.index);
-  s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items,
-          (shape.before + shape.after()) / region_.page_len + 2);
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
+    // A wait takes no number: the same calls draw the same items, however long each had to wait.
+    const uint64_t call = calls_.fetch_add(1, kRelaxed);
+    s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items,
+            (shape.before + shape.after()) / region_.page_len + 2);
     bool empty = false;
     if (request.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
       *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
     Status status = fill(request, call, deadline, s, &empty);
     if (status.ok() && !empty) break;
-    undo_claims(request, deadline, s);
+    undo_claims(request, status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline, s);
     return_credit(request.index, n);
+    uint64_t after = call + 1;
+    calls_.compare_exchange_strong(after, call, kRelaxed);  // unless another thread of this handle has drawn since
     RELIVE_RETURN_IF_ERROR(std::move(status));
     if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
     // There is something, but not enough unused items for the whole batch: sleep until more come.
     if (only_thread_hook != nullptr && is_alone() && only_thread_hook())
       return deadline_error(region_, request.index, n, deadline, Code::kWaitsForItself);
     const uint32_t seen = region_.header->items_event.count.load();
-    region_.header->items_event.waiters.store(1);
+    if (access_ == Access::kReadWrite) region_.header->items_event.waiters.store(1);
     futex_wait(&region_.header->items_event.count, seen, std::min(deadline.remaining_s(), kWaitSlice_s));
-    if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+    if (is_interrupted()) return Status(Code::kInterrupted);
   }
   // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
   if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite) {
-    Locked locked(door_, deadline);  // pages all of whose items are used up go back
+    // Pages all of whose items are used up go back; in vain at worst, for the batch is there.
+    Locked locked(door_, Deadline::after(kLeastLockWait_s).deaf());
     if (locked.status().ok()) {
       for (const Claimed& c : s.claimed) {
         const uint64_t page = region_.page_of(c.slot);

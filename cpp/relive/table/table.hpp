@@ -2,18 +2,21 @@
 //
 // Owner:   a Table owns its Storage, its participant slot and its scratch; writers borrow it and end with it.
 // Locking: any number of threads may call one handle; each public method counts itself in (close() waits for them).
-// Forks:   in a forked child a shared handle attaches anew at its first call, a local one refuses (rule E3).
+// Forks:   in a forked child a shared handle attaches anew at its first call, a local one refuses (rule E3). Whichever
+//          thread comes first attaches, the others wait for it.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "relive/pages/lock.hpp"
 #include "relive/read/draw.hpp"
 #include "relive/read/gather.hpp"
+#include "relive/table/turn.hpp"
 #include "relive/words/region.hpp"
 #include "relive/words/sync.hpp"
 
@@ -27,7 +30,6 @@ struct TableStats {
   std::vector<std::pair<const char*, uint64_t>> counters;
 };
 
-class Locked;
 class Tier;
 class PlannedBatch;
 struct TierStats;
@@ -35,14 +37,22 @@ struct TierStats;
 class Table final {
  public:
   static Status create(const TableConfig& config, const std::string& path, std::unique_ptr<Table>* out);
-  static Status attach(const std::string& path, Access access, uint64_t stream, double timeout_s,
+  // stream: of its random numbers; none: one of its own, counted by attaches (read-only: by chance).
+  static Status attach(const std::string& path, Access access, std::optional<uint64_t> stream, double timeout_s,
                        std::unique_ptr<Table>* out);
   ~Table();
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
 
-  // Ends this handle's writers and its participation. The last one removes a shared region's name. Idempotent.
+  // Ends this handle's writers and its participation. The last one removes a shared region's name. Idempotent; where it
+  // was interrupted, or met the handle's deadline, it may be called again and goes on.
   Status close();
+  // The same for a handle that is dropped or left at the end of the process: a few seconds, whatever signals come.
+  void close_at_last();
+  // The deadline of calls that are given none: create and attach leave the one they had.
+  void set_timeout(double timeout_s) { timeout_s_.store(timeout_s, std::memory_order_relaxed); }
+  double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }
+  Deadline own_deadline() const { return Deadline::after(timeout_s()); }
   bool is_closed() const { return closed_.load(std::memory_order_acquire); }
   bool is_read_only() const { return access_ == Access::kReadOnly; }
 
@@ -93,19 +103,28 @@ class Table final {
   const Region& region() const { return region_; }
   Door& door() { return door_; }
   const std::string& path() const { return path_; }
+  uint64_t stream() const { return stream_; }  // in a forked child, after the first call: one of its own
   // Lets a thread that a handle's call would refuse be told so: counts calls in. Every public method starts with it.
   Status enter(bool needs_write);
-  void leave() { active_.fetch_sub(1, std::memory_order_release); }
+  // of_epoch: fork_epoch() when it was counted in; in the child of a fork made inside the call it is not counted.
+  void leave(uint64_t of_epoch);
 
  private:
   friend class Writer;
 
   Table();
-  Status join(double timeout_s);  // shared regions: bytes 0 and 1, a participant slot (rule E1)
+  Status join(const Deadline& deadline);  // shared regions: bytes 0 and 1, a participant slot (rule E1)
   Status take_slot(const Deadline& deadline);
+  Status not_attached(const Deadline& deadline, const char* needs) const;
+  void become_a_childs();
   Status reattach_in_child();
+  Status end(const Deadline& deadline);
+  bool wait_for_calls(const Deadline& deadline);
   Status leave_region();
-  bool is_alone();  // no other participant is attached
+  void drop_storage();
+  bool is_alone();                                // no other participant is attached
+  void leave_lanes(std::vector<uint32_t> lanes);  // of a writer that was dropped and did not get the lock
+  void cut_left_lanes(Held& held);
   void note_thread(std::atomic<uint64_t>* who);
   Status check_keys(const int64_t* keys, size_t count) const;
   uint64_t find_key(int64_t key) const;
@@ -143,32 +162,49 @@ class Table final {
   Access access_ = Access::kReadWrite;
   uint32_t me_ = 0;
   uint64_t stream_ = 0;
-  uint64_t fork_epoch_ = 0;
+  bool counts_stream_ = false;  // each time that it joins it gets a stream of its own
+  std::atomic<uint64_t> fork_epoch_{0};  // of the process that attached; stored last
   std::atomic<uint64_t> calls_{0};
   bool joined_ = false;
   std::atomic<bool> closed_{false};
+  const std::atomic<bool>* is_over_ = &closed_;  // ends waits for locks
+  TurnWord turn_;                                // to attach in a child, and to close
+  struct LeftLanes {
+    std::vector<uint32_t> lanes;
+    LeftLanes* next;
+  };
+  std::atomic<LeftLanes*> left_lanes_{nullptr};
+  std::atomic<double> timeout_s_{60.0};
   std::atomic<int64_t> active_{0};
   std::atomic<uint32_t> open_writers_{0};
   std::atomic<uint64_t> sampling_thread_{0};
-  Door door_{region_, storage_, me_};
+  Door door_{region_, storage_, me_, is_over_};
 };
 
 // Counts a call in and out.
 class Entered final {
  public:
-  Entered(Table& table, bool needs_write) : table_(table), status_(table.enter(needs_write)) {}
+  Entered(Table& table, bool needs_write);
   ~Entered() {
-    if (status_.ok()) table_.leave();
+    if (status_.ok()) table_.leave(epoch_);
   }
   const Status& status() const { return status_; }
 
  private:
   Table& table_;
+  uint64_t epoch_;
   Status status_;
 };
 
-uint64_t fork_epoch();
+uint64_t fork_epoch();  // how many forks lie between the first process and this one, plus one
+inline Entered::Entered(Table& table, bool needs_write)
+    : table_(table), epoch_(fork_epoch()), status_(table.enter(needs_write)) {}
+inline void Table::leave(uint64_t of_epoch) {
+  if (of_epoch == fork_epoch()) active_.fetch_sub(1, std::memory_order_release);
+}
 inline constexpr double kWaitSlice_s = 0.1;
+// How long a handle that is dropped, or left at the end of the process, waits for calls that are under way.
+inline constexpr double kLastPatience_s = 5.0;
 
 // What an index's limiter asks for, with its numbers; for errors.
 std::string limiter_text(const IndexConfig& index);

@@ -173,7 +173,7 @@ Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t co
   for (uint32_t round = 0; round <= kRounds && !g.which.empty() && status.ok(); ++round) {
     if (round == kRounds) {  // pages that go faster than they are read
       held.reserve(((plan.before + plan.after) / r.page_len + 3) * g.which.size());
-      Locked locked(door_, Deadline::after(10.0));
+      Locked locked(door_, own_deadline());
       if (!locked.status().ok()) return locked.status();
       hold_pages(locked.held(), plan, keys, g, &held);
     }
@@ -196,7 +196,7 @@ Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t co
     g.which.resize(left);
   }
   if (!held.empty()) {
-    Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()));
+    Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()).deaf());
     for (uint64_t ref : held) unhold_bulk(locked.held(), ref);
   }
   if (!status.ok()) return status;
@@ -315,7 +315,7 @@ void Table::drop_batch(PlannedBatch& batch) {
 
 // What was drawn for the last time has been read: its page may go.
 void Table::release_claims(const int64_t* keys, size_t count) {
-  Locked locked(door_, Deadline::after(10.0));
+  Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()).deaf());
   if (!locked.status().ok()) return;
   for (size_t k = 0; k < count; ++k) {
     const int64_t key = keys[k];

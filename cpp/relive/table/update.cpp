@@ -174,7 +174,7 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
   for (uint32_t round = 0; round < patience && left > 0; ++round)
     left = gather_round(r, plan, keys, windows, &s.runs, s.which.data(), left, count, out, present);
   if (left > 0 && access_ == Access::kReadWrite) {  // pages that move faster than they are read: hold them still
-    Locked locked(door_, Deadline::after(10.0));
+    Locked locked(door_, own_deadline());
     RELIVE_RETURN_IF_ERROR(locked.status());
     gather_round(r, plan, keys, windows, &s.runs, s.which.data(), left, count, out, present);
   }
@@ -207,7 +207,7 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
     __builtin_prefetch(&r.words[r.page_of(slot)]);
   }
   leaves.kind().leaves_of(config, priorities, count, masses.data());
-  const Deadline deadline = Deadline::after(10.0);
+  const Deadline deadline = own_deadline();
   for (size_t begin = 0; begin < count; begin += kChunk) {
     const size_t end = std::min(count, begin + kChunk);
     if (!RELIVE_RULE(H1_check_in_lock)) {
@@ -231,7 +231,7 @@ Status Table::delete_items(const int64_t* keys, size_t count, int64_t* deleted) 
   Entered entered(*this, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
-  const Deadline deadline = Deadline::after(10.0);
+  const Deadline deadline = own_deadline();
   *deleted = 0;
   for (size_t begin = 0; begin < count; begin += kChunk) {
     Locked locked(door_, deadline);
@@ -247,7 +247,7 @@ Status Table::delete_items(const int64_t* keys, size_t count, int64_t* deleted) 
 Status Table::clear() {
   Entered entered(*this, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  const Deadline deadline = Deadline::after(60.0);
+  const Deadline deadline = own_deadline();
   uint64_t left = region_.header->live_steps.load(kRelaxed);
   while (left > 0) {
     Locked locked(door_, deadline);

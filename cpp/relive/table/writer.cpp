@@ -25,8 +25,9 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   writer->closed_ = true;  // until it has its lanes
   writer->lanes_.resize(num_lanes);
   writer->fork_epoch_ = fork_epoch();
-  Locked locked(table->door_, Deadline::after(10.0));
+  Locked locked(table->door_, table->own_deadline());
   RELIVE_RETURN_IF_ERROR(locked.status());
+  table->cut_left_lanes(locked.held());
   const auto count_open = [&] {
     uint32_t count = 0;
     for (uint32_t lane = 0; lane < g.max_lanes; ++lane)
@@ -54,20 +55,31 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   return {};
 }
 
-Writer::~Writer() { (void)close(); }
+Writer::~Writer() {
+  if (cut_lanes(Deadline::after(0.0).deaf()).ok()) return;
+  std::vector<uint32_t> slots;
+  for (const LaneWriter& lane : lanes_) slots.push_back(lane.slot);
+  table_->leave_lanes(std::move(slots));
+}
 
-Status Writer::close() {
-  const std::lock_guard<std::mutex> guard(mutex_);
+Status Writer::close() { return cut_lanes(table_->own_deadline()); }
+
+Status Writer::cut_lanes(const Deadline& deadline) {
+  if (fork_epoch_ != fork_epoch()) closed_ = true;  // the parent's lanes are the parent's to end, and so is its turn
   if (closed_ || lanes_.empty()) return {};
-  closed_ = true;
-  if (fork_epoch_ != fork_epoch()) return {};  // the parent's lanes are the parent's to end
+  const Turn turn(turn_, "to close this writer", deadline);
+  RELIVE_RETURN_IF_ERROR(turn.status());
+  if (closed_) return {};
   Entered entered(*table_, true);
-  if (!entered.status().ok()) return {};  // a closed table has ended all its lanes
-  table_->open_writers_.fetch_sub(1);
-  Locked locked(table_->door_, Deadline::after(10.0));
+  if (entered.status().code() == Code::kTableClosed) closed_ = true;  // which has ended all its lanes
+  if (closed_) return {};
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  Locked locked(table_->door_, deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
   for (const LaneWriter& lane : lanes_) cut_lane(locked.held(), lane.slot);
   locked.items_came();
+  table_->open_writers_.fetch_sub(1);
+  closed_ = true;
   return {};
 }
 
@@ -176,8 +188,8 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
   return {};
 }
 
-void Writer::note_given_priorities(const StepBlock& block) {
-  if (block.priority.base == nullptr) return;
+Status Writer::note_given_priorities(const StepBlock& block, const Deadline& deadline) {
+  if (block.priority.base == nullptr) return {};
   float largest = 0.0f;
   for (size_t row = 0; row < block.num_rows; ++row)
     for (size_t m = 0; m < block.num_lanes; ++m) {
@@ -185,16 +197,18 @@ void Writer::note_given_priorities(const StepBlock& block) {
       std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
       largest = std::max(largest, priority);
     }
-  Locked locked(table_->door_, Deadline::after(1.0));
-  if (!locked.status().ok()) return;
+  Locked locked(table_->door_, deadline);
+  RELIVE_RETURN_IF_ERROR(locked.status());
   for (uint32_t i = 0; i < table_->region_.num_indexes; ++i) note_priority(locked.held(), i, largest);
+  return {};
 }
 
 Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  if (closed_) return Status(Code::kWriterClosed);
   if (fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
   const Deadline deadline = Deadline::after(timeout_s);
+  const Turn turn(turn_, "this writer", deadline);
+  RELIVE_RETURN_IF_ERROR(turn.status());
+  if (closed_) return Status(Code::kWriterClosed);
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   if (block.num_rows == 0 || block.num_lanes == 0) return {};
@@ -205,7 +219,7 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
   for (size_t stored = 0; stored < total && status.ok();) {
     size_t upto = total;
     status = admit(block, stored, deadline, &upto);
-    if (status.ok() && stored == 0) note_given_priorities(block);
+    if (status.ok() && stored == 0) status = note_given_priorities(block, deadline);
     if (status.ok() && block.num_rows > 1) status = take_frames(block, deadline);
     while (stored < upto && status.ok()) {
       const size_t rows = plan_round(block, stored, upto);
@@ -241,10 +255,11 @@ Status Writer::with_rows_stored(const StepBlock& block, Status status) {
 }
 
 Status Writer::end_episode(const StepBlock& block, bool terminated, double timeout_s) {
-  const std::lock_guard<std::mutex> guard(mutex_);
-  if (closed_) return Status(Code::kWriterClosed);
   if (fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
   const Deadline deadline = Deadline::after(timeout_s);
+  const Turn turn(turn_, "this writer", deadline);
+  RELIVE_RETURN_IF_ERROR(turn.status());
+  if (closed_) return Status(Code::kWriterClosed);
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   Region& r = table_->region_;

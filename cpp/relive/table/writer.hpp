@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "relive/pages/publish.hpp"
@@ -57,8 +56,10 @@ class Writer final {
   // Ends the current episode of the lanes after its last row. next: [num_columns] state cells or absent.
   Status end_episode(const StepBlock& block, bool terminated, double timeout_s);
   void set_policy_version(int64_t version) { policy_version_ = version; }  // -1: the table's
+  // Cuts the lanes and gives them back. Where the table lock was not to be had in the handle's own deadline the writer
+  // stays open: close() may be called again. A writer that is dropped leaves that to the next one, or to the table's end.
   Status close();
-  bool is_closed() const { return closed_; }
+  bool is_closed() const { return closed_.load(std::memory_order_acquire); }
   uint32_t num_lanes() const { return static_cast<uint32_t>(lanes_.size()); }
 
  private:
@@ -108,6 +109,7 @@ class Writer final {
   Status room_error(Code code, const Admission& admission, const Deadline& deadline) const;
   size_t pages_needed(const StepBlock& block) const;
   Status take_frames(const StepBlock& block, const Deadline& deadline);
+  Status cut_lanes(const Deadline& deadline);
   Status open_pages(const StepBlock& block, const Deadline& deadline);
   bool needs_page(const LaneWriter& lane, bool* ahead) const;
   void take_page(LaneWriter& lane, bool ahead, uint64_t ref);
@@ -121,15 +123,15 @@ class Writer final {
   size_t rows_of_hold(const StepBlock& block, size_t m);
   Status commit(const StepBlock& block, const Deadline& deadline, int64_t* keys);
   Status with_rows_stored(const StepBlock& block, Status status);
-  void note_given_priorities(const StepBlock& block);
+  Status note_given_priorities(const StepBlock& block, const Deadline& deadline);
 
   Table* table_;
   std::vector<LaneWriter> lanes_;
-  std::mutex mutex_;
+  TurnWord turn_;
   uint64_t fork_epoch_ = 0;
   int64_t policy_version_ = -1;
   int64_t rows_left_admitted_ = 0;
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace relive

@@ -249,9 +249,10 @@ Status Writer::wait_for_room(const StepBlock& block, size_t stored, const Deadli
   const double before = deadline.waited_s();
   wait_slice(&r.header->room_event, deadline, kWaitSlice_s, ready);
   r.header->counters.writer_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
-  if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+  if (is_interrupted()) return Status(Code::kInterrupted);
   if (!table.storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
     Locked locked(table.door_, deadline);
+    if (locked.status().code() == Code::kInterrupted) return locked.status();
     if (locked.status().ok() && locked.sweep_dead() > 0) locked.room_came();
   }
   return {};

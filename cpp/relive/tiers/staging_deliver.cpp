@@ -98,11 +98,11 @@ Status Staging::deliver(uint64_t ticket, std::vector<Piece>* pieces, const Deadl
     } else {
       wake_readers();
       unit_came_.wait_for(lock, std::chrono::duration<double>(std::min(kSlice_s, deadline.remaining_s())));
-      if (cancelled == nullptr && interrupt_hook != nullptr) {
+      if (cancelled == nullptr) {
         lock.unlock();
-        const bool is_interrupted = interrupt_hook();
+        const bool ends = is_interrupted();
         lock.lock();
-        if (is_interrupted) status = Status(Code::kInterrupted);
+        if (ends) status = Status(Code::kInterrupted);
       }
     }
   }

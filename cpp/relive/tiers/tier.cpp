@@ -67,7 +67,7 @@ Status Tier::spill_some(size_t most, size_t* count) {
   std::vector<uint64_t> spilled;
   spilled.reserve(pages.size());
   {
-    Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()));
+    Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()).deaf());
     RELIVE_RETURN_IF_ERROR(locked.status());
     if (written.ok()) {
       for (const Leaving& one : pages)
@@ -121,7 +121,7 @@ Status Tier::wait_for_frame(const Deadline& deadline) {
                                 " of them, all of open pages or on their way to the disk (ram_bytes of Tiered)")
           .with_double("waited_s", deadline.waited_s());
     wait_slice(&frames_event_, deadline, kWait_s, [&] { return state.num_free_frames.load() > 0; });
-    if (interrupt_hook != nullptr && interrupt_hook()) return Status(Code::kInterrupted);
+    if (is_interrupted()) return Status(Code::kInterrupted);
   }
   return {};
 }

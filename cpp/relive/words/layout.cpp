@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "relive/words/bulk_layout.hpp"
@@ -18,11 +19,31 @@ constexpr uint64_t kSlabAlign = 2 * kMiB;
 constexpr uint64_t kFrameAlign = 64;
 constexpr uint64_t kGrowBytes = 32 * kMiB;
 constexpr uint64_t kMaxPageLen = 4096;
+constexpr uint64_t kMaxValueBytes = uint64_t{1} << 32;
+constexpr uint64_t kMaxRowBytes = uint64_t{1} << 36;  // a page of rows: 2^48 bytes at most
+constexpr long double kMaxRegionBytes = 0x1p62L;      // offsets are added up in 64 bits
 
 uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 Status invalid(const std::string& what, const std::string& expected, int64_t got) {
   return Status(Code::kInvalidConfig).with_text("what", what).with_text("expected", expected).with_int("got", got);
+}
+
+// The bytes of one value, which must not wrap round to few; of all columns they make up a row.
+Status check_column(const ColumnConfig& column, uint64_t* row_bytes) {
+  if (column.name.empty() || column.name.size() > 127) return invalid("column name", "1 to 127 bytes", 0);
+  if (column.shape.size() > kMaxDims)
+    return invalid("dimensions of " + column.name, "at most 8", static_cast<int64_t>(column.shape.size()));
+  uint64_t num_bytes = column.item_bytes;
+  for (int64_t size : column.shape) {
+    if (size < 1 || num_bytes > kMaxValueBytes / static_cast<uint64_t>(size))
+      return invalid("shape of " + column.name, "sizes >= 1 and a value of at most 2^32 bytes", size);
+    num_bytes *= static_cast<uint64_t>(size);
+  }
+  *row_bytes += num_bytes;
+  if (*row_bytes > kMaxRowBytes)
+    return invalid("columns", "at most 2^36 bytes a step", static_cast<int64_t>(*row_bytes));
+  return {};
 }
 
 Status check_config(const TableConfig& config) {
@@ -36,15 +57,18 @@ Status check_config(const TableConfig& config) {
   if (config.max_participants < 1 || config.max_participants > 65536)
     return invalid("max_participants", "1 to 65536", config.max_participants);
   if (config.shard >= 4096) return invalid("shard", "0 to 4095", static_cast<int64_t>(config.shard));
-  for (const ColumnConfig& column : config.columns) {
-    if (column.name.empty() || column.name.size() > 127) return invalid("column name", "1 to 127 bytes", 0);
-    if (column.shape.size() > kMaxDims)
-      return invalid("dimensions of " + column.name, "at most 8", static_cast<int64_t>(column.shape.size()));
-  }
+  uint64_t row_bytes = 0;
+  for (const ColumnConfig& column : config.columns) RELIVE_RETURN_IF_ERROR(check_column(column, &row_bytes));
   for (const IndexConfig& index : config.indexes) {
     if (index.n_step < 1 || index.n_step > 1024) return invalid("n_step", "1 to 1024", index.n_step);
     if (index.max_times_sampled > kMostUses)
       return invalid("max_times_sampled", "at most 65529", index.max_times_sampled);
+    if (index.initial == Initial::kNumber &&
+        !(index.initial_number >= 0.0 && index.initial_number <= std::numeric_limits<float>::max()))
+      return Status(Code::kInvalidConfig)
+          .with_text("what", "initial priority")
+          .with_text("expected", "a number >= 0 that float32 holds")
+          .with_double("got", index.initial_number);
   }
   return {};
 }
@@ -199,6 +223,8 @@ Status make_layout(const TableConfig& config, Layout* out) {
   if (g.slot_bits > kLeafBits - 8)
     return invalid("capacity", "fewer slots than 2^39", static_cast<int64_t>(g.num_slots));
   place_frames(out);
+  if (static_cast<long double>(g.num_frames) * static_cast<long double>(g.frame_bytes) > kMaxRegionBytes)
+    return invalid("capacity", "fewer than 2^62 bytes of steps", static_cast<int64_t>(config.capacity));
   if (out->bulk.block_bytes != 0) RELIVE_RETURN_IF_ERROR(place_bulk(config, out));
   place_areas(config, out);
   return {};

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "relive/words/checksum.hpp"
+
 namespace relive {
 namespace {
 
@@ -13,6 +15,19 @@ namespace {
 uint32_t abi_tag() {
   const uint32_t order = std::endian::native == std::endian::little ? 1 : 2;
   return order | sizeof(PageRecord) << 8 | sizeof(void*) << 4 | static_cast<uint32_t>(sizeof(Header)) << 16;
+}
+
+// Over what never changes: the words before `clean` but the magic, geometry, indexes, columns and metadata.
+uint32_t checksum_of(const std::byte* memory) {
+  const auto* h = reinterpret_cast<const Header*>(memory);
+  const Geometry& g = h->geometry;
+  Crc32 sum;
+  sum.add(memory + sizeof h->magic, offsetof(Header, clean) - sizeof h->magic);
+  sum.add(&h->geometry, sizeof h->geometry);
+  sum.add(h->indexes, sizeof h->indexes);
+  sum.add(memory + g.columns_offset, sizeof(ColumnLayout) * g.num_columns);
+  sum.add(memory + g.metadata_offset, g.metadata_bytes);
+  return sum.value();
 }
 
 template <class T>
@@ -63,6 +78,7 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
   std::memcpy(memory + layout.geometry.metadata_offset, config.metadata.data(), config.metadata.size());
   bind(memory);
   h->layout_hash = relive::layout_hash(*geometry, columns);
+  h->checksum = checksum_of(memory);
   for (uint32_t i = 0; i < num_indexes; ++i) {
     trees_[i].clear();
     h->index_state[i].max_priority.store(1.0, std::memory_order_relaxed);
@@ -97,6 +113,12 @@ Status Region::open(std::byte* memory, size_t num_bytes) {
   if (h->format_version != kFormatVersion) return differs("format version", kFormatVersion, h->format_version);
   if (h->abi_tag != abi_tag()) return differs("ABI tag", abi_tag(), h->abi_tag);
   if (h->geometry.region_bytes != num_bytes) return differs("file size", h->geometry.region_bytes, num_bytes);
+  const std::string unsound = unsound_part(h->geometry, memory, num_bytes);
+  if (!unsound.empty()) return Status(Code::kNotARegion).with_text("what", "a damaged header: " + unsound);
+  if (const uint32_t sum = checksum_of(memory); sum != h->checksum)
+    return differs("checksum of the header", h->checksum, sum);
+  if (h->frames_committed.load() > h->geometry.num_frames)
+    return Status(Code::kNotARegion).with_text("what", "a damaged header: more frames than there are");
   bind(memory);
   const uint64_t hash = relive::layout_hash(*geometry, columns);
   if (hash != h->layout_hash) return differs("layout hash", h->layout_hash, hash);

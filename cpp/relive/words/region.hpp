@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "relive/words/bulk_view.hpp"
 #include "relive/words/layout.hpp"
@@ -131,7 +132,7 @@ struct Header {
   char boot_id[40];
   uint64_t layout_hash;
   std::atomic<uint32_t> clean;  // closed by its last user
-  uint32_t reserved;
+  uint32_t checksum;            // CRC-32 over all that never changes
   Geometry geometry;
   IndexConfig indexes[kMaxIndexes];
 
@@ -152,6 +153,9 @@ struct Header {
 };
 
 inline constexpr char kMagic[8] = {'r', 'e', 'l', 'i', 'v', 'e', '\n', '\0'};
+
+// What of a geometry cannot be true of a file of num_bytes, its columns included; empty where it is sound.
+std::string unsound_part(const Geometry& geometry, const std::byte* memory, size_t num_bytes);
 
 struct Region {
   std::byte* base = nullptr;
@@ -176,7 +180,7 @@ struct Region {
 
   // Fills a fresh, zeroed region of layout.geometry.region_bytes and binds to it.
   void create(std::byte* memory, const TableConfig& config, const Layout& layout);
-  // Binds to a region that exists; checks magic, version, ABI and size first.
+  // Binds to a region that exists; checks magic, version, ABI, size, geometry and checksum first.
   Status open(std::byte* memory, size_t num_bytes);
 
   // ---- names of things ---------------------------------------------------------------------------------------

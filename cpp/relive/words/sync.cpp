@@ -12,7 +12,10 @@ namespace relive {
 
 bool (*interrupt_hook)() = nullptr;
 bool (*only_thread_hook)() = nullptr;
+
 namespace {
+
+thread_local int hooks_running = 0;  // on this thread
 
 constexpr int kSpins = 100;  // a hold is about 1 us between threads of one process
 constexpr double kFirstSlice_s = 0.0002;
@@ -61,6 +64,24 @@ bool take_from_dead(std::atomic<uint32_t>* word, uint32_t seen, uint32_t me, uin
 
 }  // namespace
 
+bool is_interrupted() {
+  if (interrupt_hook == nullptr) return false;
+  const int64_t process = process_id();
+  ++hooks_running;
+  const bool said = interrupt_hook();
+  --hooks_running;
+  return said || process_id() != process;
+}
+
+bool is_in_interrupt() { return hooks_running > 0; }
+
+bool Hearing::ends() {
+  if (deadline_.waited_s() < next_s_) return false;
+  next_s_ = deadline_.waited_s() + kEvery_s;
+  if (is_over_ != nullptr && is_over_->load(std::memory_order_relaxed)) return true;
+  return !deadline_.is_deaf() && is_interrupted();
+}
+
 Deadline Deadline::after(double seconds) {
   Deadline deadline;
   deadline.start_ns_ = now_ns();
@@ -96,7 +117,7 @@ void notify(EventWords* event) {
 }
 
 LockResult TableLock::lock(std::atomic<uint32_t>* word, uint32_t id, uint32_t max_participants, const Storage& storage,
-                           const Deadline& deadline) {
+                           const Deadline& deadline, const std::atomic<bool>* is_over) {
   if (!RELIVE_RULE(C1_lock)) return LockResult::kTaken;
   const uint32_t me = id + 1;
   uint32_t seen = 0;
@@ -109,6 +130,7 @@ LockResult TableLock::lock(std::atomic<uint32_t>* word, uint32_t id, uint32_t ma
     if (holder_of(seen) == 0 && take(word, seen, me)) return LockResult::kTaken;
   }
   double slice_s = kFirstSlice_s;
+  Hearing hearing(deadline, is_over);
   seen = word->load(std::memory_order_relaxed);
   for (;;) {
     if (holder_of(seen) == 0) {
@@ -127,6 +149,7 @@ LockResult TableLock::lock(std::atomic<uint32_t>* word, uint32_t id, uint32_t ma
     const uint32_t after = word->load(std::memory_order_relaxed);
     if (after == seen && take_from_dead(word, seen, me, max_participants, storage)) return LockResult::kTakenFromDead;
     if (holder_of(after) != 0 && deadline.passed()) return LockResult::kTimeout;
+    if (holder_of(after) != 0 && hearing.ends()) return LockResult::kEnded;
     seen = after;
   }
 }

@@ -16,11 +16,25 @@
 
 namespace relive {
 
+// Asked every slice of a wait; true ends the wait with kInterrupted. Set once by the bindings (signals of Python).
+extern bool (*interrupt_hook)();
+// Asks the hook. Also true in the child of a fork that a signal's handler made: the call it came from is the parent's.
+bool is_interrupted();
+// Whether the hook is running on this thread: a signal's handler may call a handle whose call it interrupted.
+bool is_in_interrupt();
+
 // A point in monotonic time, local to the process: no absolute time is ever stored in a region (rule I2).
 class Deadline final {
  public:
   // seconds: 0 = try once, +inf = wait for ever. NaN and negative count as 0.
   static Deadline after(double seconds);
+  // The same for a wait that no signal ends: what has begun and must be finished.
+  Deadline deaf() const {
+    Deadline same = *this;
+    same.is_deaf_ = true;
+    return same;
+  }
+  bool is_deaf() const { return is_deaf_; }
   bool passed() const;
   double remaining_s() const;  // 0 when passed, +inf when endless
   double waited_s() const;     // since construction
@@ -28,6 +42,22 @@ class Deadline final {
  private:
   int64_t start_ns_ = 0;
   int64_t end_ns_ = 0;  // INT64_MAX: endless
+  bool is_deaf_ = false;
+};
+
+// What ends a wait in slices before its deadline: a signal, or somebody who raised the flag. Asked seldom, for the
+// answer may have to wait for Python.
+class Hearing final {
+ public:
+  Hearing(const Deadline& deadline, const std::atomic<bool>* is_over)
+      : deadline_(deadline), is_over_(is_over), next_s_(deadline.waited_s() + kEvery_s) {}
+  bool ends();
+
+ private:
+  static constexpr double kEvery_s = 0.05;
+  const Deadline& deadline_;
+  const std::atomic<bool>* is_over_;
+  double next_s_;
 };
 
 enum class Access : uint32_t { kReadWrite, kReadOnly };
@@ -66,17 +96,24 @@ class Storage final {
   Status commit(size_t offset, size_t num_bytes);
 
   // Open-file-description record locks on single bytes of the file.
-  bool try_lock_byte(uint64_t byte, bool exclusive) const;                        // also converts a lock already held
-  bool lock_byte(uint64_t byte, bool exclusive, const Deadline& deadline) const;  // polls in slices of at most 5 ms
+  bool try_lock_byte(uint64_t byte, bool exclusive) const;  // also converts a lock already held
+  // Polls in slices of at most 5 ms. False once the deadline has passed, a signal came or *is_over was raised.
+  bool lock_byte(uint64_t byte, bool exclusive, const Deadline& deadline,
+                 const std::atomic<bool>* is_over = nullptr) const;
   void unlock_byte(uint64_t byte) const;
   bool is_byte_free(uint64_t byte) const;  // F_OFD_GETLK for an exclusive lock: false while another open file holds it
+
+  // Gives up a shared lock on `byte` and takes an exclusive one: true where nobody else has any. Given up first, so
+  // that of several who leave at once the last one sees itself alone. A file that was opened read-only is opened anew
+  // for it (an exclusive lock asks for a descriptor that may write); false where the permissions forbid that.
+  bool become_last(uint64_t byte);
 
   bool is_unlinked() const;           // st_nlink == 0
   bool is_same_file_as_name() const;  // the name still leads to this very file
   Status unlink();                    // removes the name if it still leads to this file
 
-  // After fork, in the child: closes the lock descriptor so that the parent's death can be seen (rule E3).
-  void forget_locks_in_child();
+  // Closes the lock descriptor. In the child of a fork, so that the parent's death can be seen (rule E3).
+  void close_locks();
 
  private:
   Storage() = default;
@@ -125,14 +162,14 @@ bool wait_slice(EventWords* event, const Deadline& deadline, double slice_s, Rea
 }
 
 // The table lock (rules C1, C2): one word, 0 or `id + 1` (bits 0..30) with bit 31 = WAITERS.
-enum class LockResult : uint32_t { kTimeout, kTaken, kTakenFromDead };
+enum class LockResult : uint32_t { kTimeout, kTaken, kTakenFromDead, kEnded };  // kEnded: Hearing::ends()
 class TableLock final {
  public:
   static constexpr uint32_t kWaiters = 0x80000000u;
   // id: participant slot, or max_participants for an attacher without one (whose life byte is byte 1).
   // A holder h is dead when byte life_byte(h) is free: 64 + h, or 1 for max_participants.
   static LockResult lock(std::atomic<uint32_t>* word, uint32_t id, uint32_t max_participants, const Storage& storage,
-                         const Deadline& deadline);
+                         const Deadline& deadline, const std::atomic<bool>* is_over = nullptr);
   static void unlock(std::atomic<uint32_t>* word);  // release; wakes one if WAITERS
 };
 
@@ -145,8 +182,9 @@ int64_t process_id();
 uint64_t pid_namespace();  // inode of the pid namespace, 0 where unknown; for messages only
 std::string boot_id();     // empty where unknown
 void random_bytes(void* out, size_t num_bytes);
-// Registers `hook` to run in the child of every fork (once a process; the portable build does nothing).
-void on_fork_in_child(void (*hook)());
+// Registers what runs before every fork and after it in the parent and in the child, on the thread that forks (once a
+// process; the portable build does nothing).
+void on_fork(void (*before)(), void (*in_parent)(), void (*in_child)());
 uint64_t thread_id();  // any number that tells threads of one process apart
 size_t file_system_free_bytes(const std::string& folder);
 size_t file_system_total_bytes(const std::string& folder);

@@ -220,10 +220,12 @@ bool Storage::try_lock_byte(uint64_t byte, bool exclusive) const {
   return is_local() || set_lock(lock_fd_, byte, exclusive ? F_WRLCK : F_RDLCK);
 }
 
-bool Storage::lock_byte(uint64_t byte, bool exclusive, const Deadline& deadline) const {
+bool Storage::lock_byte(uint64_t byte, bool exclusive, const Deadline& deadline,
+                        const std::atomic<bool>* is_over) const {
   double slice_s = 0.0001;
+  Hearing hearing(deadline, is_over);
   while (!try_lock_byte(byte, exclusive)) {
-    if (deadline.passed()) return false;
+    if (deadline.passed() || hearing.ends()) return false;
     const timespec pause = to_timespec(std::min(slice_s, deadline.remaining_s()));
     nanosleep(&pause, nullptr);
     slice_s = std::min(2.0 * slice_s, kByteSlice_s);
@@ -245,6 +247,18 @@ bool Storage::is_byte_free(uint64_t byte) const {
   return fcntl(lock_fd_, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;  // on error: nobody is called dead
 }
 
+bool Storage::become_last(uint64_t byte) {
+  if (is_local()) return true;
+  unlock_byte(byte);
+  if (access_ == Access::kReadOnly) {
+    const int writes = open(descriptor_name(lock_fd_).c_str(), O_RDWR | O_CLOEXEC);
+    if (writes < 0) return false;
+    close(lock_fd_);
+    lock_fd_ = writes;
+  }
+  return try_lock_byte(byte, true);
+}
+
 bool Storage::is_unlinked() const {
   struct stat facts{};
   return !is_local() && fstat(lock_fd_, &facts) == 0 && facts.st_nlink == 0;
@@ -262,7 +276,7 @@ Status Storage::unlink() {
   return system_error("removing " + path_, errno);
 }
 
-void Storage::forget_locks_in_child() {
+void Storage::close_locks() {
   if (file_fd_ >= 0) close(file_fd_);
   if (lock_fd_ >= 0) close(lock_fd_);
   file_fd_ = -1;
@@ -305,9 +319,9 @@ void random_bytes(void* out, size_t num_bytes) {
   }
 }
 
-void on_fork_in_child(void (*hook)()) {
+void on_fork(void (*before)(), void (*in_parent)(), void (*in_child)()) {
   static std::once_flag registered;
-  std::call_once(registered, [hook] { pthread_atfork(nullptr, nullptr, hook); });
+  std::call_once(registered, [&] { pthread_atfork(before, in_parent, in_child); });
 }
 
 size_t file_system_free_bytes(const std::string& folder) {

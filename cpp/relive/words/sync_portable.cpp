@@ -56,13 +56,14 @@ Storage::~Storage() {
 Status Storage::publish() { return not_in_this_build(); }
 Status Storage::commit(size_t, size_t) { return Status(); }
 bool Storage::try_lock_byte(uint64_t, bool) const { return true; }
-bool Storage::lock_byte(uint64_t, bool, const Deadline&) const { return true; }
+bool Storage::lock_byte(uint64_t, bool, const Deadline&, const std::atomic<bool>*) const { return true; }
+bool Storage::become_last(uint64_t) { return true; }
 void Storage::unlock_byte(uint64_t) const {}
 bool Storage::is_byte_free(uint64_t) const { return true; }
 bool Storage::is_unlinked() const { return false; }
 bool Storage::is_same_file_as_name() const { return false; }
 Status Storage::unlink() { return Status(); }
-void Storage::forget_locks_in_child() {}
+void Storage::close_locks() {}
 
 void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, double slice_s) {
   const Deadline slice = Deadline::after(slice_s);
@@ -85,7 +86,7 @@ void random_bytes(void* out, size_t num_bytes) {
   for (size_t i = 0; i < num_bytes; ++i) bytes[i] = static_cast<unsigned char>(device());
 }
 
-void on_fork_in_child(void (*)()) {}
+void on_fork(void (*)(), void (*)(), void (*)()) {}
 size_t file_system_free_bytes(const std::string&) { return 0; }
 size_t file_system_total_bytes(const std::string&) { return 0; }
 

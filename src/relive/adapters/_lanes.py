@@ -1,33 +1,36 @@
 """The lanes of a recorder: what each environment showed last, what it does now, and what is still to be written.
 
 Knows nothing of Gymnasium: it turns "these environments did this and showed that" into append and end_episode calls.
+
+A stored transition joins two states that followed each other, whatever is refused: what came is checked whole before
+anything changes, and a step that cannot be stored cuts its episode. Its environment is then *lost*: it runs, but what
+it showed is not known, until its next row shows where it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from relive._checks import integer, timeout
+from relive.adapters._rows import Flat, Lanes, Rows
 from relive.errors import (
     DeadlineExceeded,
     InvalidConfig,
+    LaneError,
     MissingColumn,
-    MissingNext,
     ReliveError,
-    ShapeMismatch,
+    ServiceUnavailable,
+    StorageFull,
+    SystemFailure,
     TableClosed,
-    UnknownColumn,
 )
 from relive.protocol import ReplayWriter
 from relive.spec import StepSpec
-
-Flat = dict[str, NDArray[Any]]
-Lanes = NDArray[np.int64]
-_FROM_ENVIRONMENT = ("observation", "action", "reward")
 
 
 @final
@@ -64,8 +67,25 @@ class WritableTable(Protocol):
         ...
 
 
-class _Write(Protocol):
-    def __call__(self, *, timeout_s: float | None) -> object: ...
+@dataclass(frozen=True)
+class _Append:
+    """One step of these lanes, still to be written; over: which of them it ends."""
+
+    lanes: Lanes
+    columns: dict[str, Any]
+    over: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end, as truncated, of those episodes of these lanes that are open when it is written, at these states."""
+
+    lanes: Lanes
+    states: Flat
+
+
+# After these an end may still be written later; until it is, nothing else goes into its lane.
+_TRANSIENT = (StorageFull, SystemFailure, ServiceUnavailable)
 
 
 @final
@@ -73,64 +93,27 @@ class LaneRecorder:
     """One writer with a lane an environment. One thread at a time.
 
     A step is stored without its next observation while its episode goes on: the following step brings it. So a reset
-    in mid-episode can still end the episode. Rows that met a deadline wait in `_pending`; nothing is lost.
+    in mid-episode can still end the episode. Rows that met a deadline wait in `_pending`; nothing of them is lost.
+    single: values come and go without an axis of environments.
     """
 
-    def __init__(self, table: WritableTable, num_lanes: int, timeout_s: float | None) -> None:
-        if num_lanes < 1:
-            raise InvalidConfig(what="num_envs", expected=">= 1", got=num_lanes)
-        self._spec = table.spec
-        self._extra_names = _extra_columns(self._spec)
-        self._has_action = _has(self._spec, "action")
-        self._has_reward = _has(self._spec, "reward")
-        self.writer = table.writer(num_lanes)
+    def __init__(self, table: WritableTable, num_lanes: int, timeout_s: float | None, single: bool = False) -> None:
+        self._num_lanes = integer("num_envs", num_lanes, 1)
+        self._timeout_s = None if timeout_s is None else timeout(timeout_s)
+        self.rows = Rows(table.spec, single)
+        self.writer = table.writer(self._num_lanes)
         self.closed = False
-        self._num_lanes = num_lanes
-        self._timeout_s = timeout_s
-        self._buffers: Flat = {}  # [L, ...] the last observation, the action under way, the extras
-        self._extra_known = {name: np.zeros(num_lanes, np.bool_) for name in self._extra_names}
+        self._buffers: Flat = {
+            path: np.zeros((self._num_lanes, *column.shape), column.dtype)
+            for path, column in table.spec.columns.items()
+            if path.partition("/")[0] != "reward"
+        }  # the last observation, the action under way, the extras
+        self._extra_known = {name: np.zeros(num_lanes, np.bool_) for name in self.rows.extras}
         self._started = np.zeros(num_lanes, np.bool_)
         self._ended = np.zeros(num_lanes, np.bool_)
-        self._unfinished = np.zeros(num_lanes, np.bool_)  # has stored rows of an episode that has not ended
-        self._pending: list[_Write] = []
-
-    # ---- what the caller gives -------------------------------------------------------------------------------------
-
-    def flat(self, name: str, value: Any) -> Flat:
-        """{flat column: array [M, ...]} of a batched, perhaps nested, value."""
-        into: Flat = {}
-        self._flatten(name, value, into)
-        return into
-
-    def expanded(self, name: str, value: Any) -> Flat:
-        """The same of a single value: [1, ...]."""
-        return {path: np.asarray(part)[np.newaxis] for path, part in self.flat(name, value).items()}
-
-    def final_observations(self, present: Lanes, ended: NDArray[np.bool_], final: Any) -> Flat:
-        """Final observations [E, ...] of the E rows that ended: from arrays [M, ...], or one object a row."""
-        rows = np.flatnonzero(ended)
-        if not len(rows):
-            return {}
-        if final is None:
-            raise MissingNext(int(present[rows[0]]))
-        if not (isinstance(final, np.ndarray) and final.dtype == object):
-            return {path: part[rows] for path, part in self.flat("observation", final).items()}
-        singles = [self.flat("observation", final[row]) for row in rows]
-        return {path: np.stack([single[path] for single in singles]) for path in singles[0]}
-
-    def set_actions(self, lanes: Lanes, actions: Flat) -> None:
-        """The actions now under way. Tries first to write what an earlier deadline left over."""
-        self.write(None)
-        if self._has_action:
-            for path, values in actions.items():
-                self._put(path, lanes, values)
-
-    def set_extra(self, lanes: Lanes, path: str, values: ArrayLike) -> None:
-        """Values [M, ...] of one further column."""
-        if path not in self._extra_known:
-            raise UnknownColumn(path, self._extra_names)
-        self._put(path, lanes, np.asarray(values))
-        self._extra_known[path][lanes] = True
+        self._lost = np.zeros(num_lanes, np.bool_)
+        self._unfinished = np.zeros(num_lanes, np.bool_)  # the writer has rows of an episode that has not ended
+        self._pending: list[_Append | _End] = []
 
     # ---- checks before anything moves ------------------------------------------------------------------------------
 
@@ -147,16 +130,57 @@ class LaneRecorder:
         """Raises ResetNeeded unless all lanes are in an episode."""
         self._require(self._started & ~self._ended, lanes)
 
-    def check_extras(self, lanes: Lanes) -> None:
-        """Raises MissingColumn unless every further column has a value for these lanes."""
-        for name, known in self._extra_known.items():
-            if not known[lanes].all():
-                raise MissingColumn(name, [path for path, some in self._extra_known.items() if some[lanes].all()])
+    def ids(self, given: ArrayLike) -> Lanes:
+        """Environments by number, int64[M], or LaneError."""
+        array = np.asarray(given)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise LaneError("env_id", "int[M]", f"{array.dtype}{list(array.shape)}")
+        outside = array[(array < 0) | (array >= self._num_lanes)]
+        if len(outside):
+            raise LaneError("env_id", f"0 to {self._num_lanes - 1}", int(outside[0]))
+        lanes = array.astype(np.int64)
+        if len(lanes) and np.bincount(lanes).max() > 1:
+            raise LaneError("env_id", "each environment once", str(lanes.tolist()))
+        return lanes
+
+    def masked(self, mask: ArrayLike) -> Lanes:
+        """The environments of a mask bool[L], or LaneError."""
+        array = np.asarray(mask)
+        if array.shape != (self._num_lanes,) or array.dtype != np.bool_:
+            raise LaneError("reset_mask", f"bool[{self._num_lanes}]", f"{array.dtype}{list(array.shape)}")
+        return np.flatnonzero(array)
 
     @staticmethod
     def _require(fine: NDArray[np.bool_], lanes: Lanes) -> None:
         if not fine[lanes].all():
             raise ResetNeeded(int(lanes[np.flatnonzero(~fine[lanes])[0]]))
+
+    # ---- what the caller gives -------------------------------------------------------------------------------------
+
+    def prepare(self, lanes: Lanes, actions: Any, extras: Mapping[str, Any] | None) -> None:
+        """The actions now under way, and extras. Writes first what an earlier deadline left over.
+
+        Raises before any environment has moved: what is wrong with an action, an extra, or an earlier row.
+        """
+        exact = self.rows.of("action", actions, len(lanes))
+        if extras is not None:
+            self.set_extras(lanes, extras)
+        for name, known in self._extra_known.items():
+            if not known[lanes].all():
+                raise MissingColumn(name, [path for path, some in self._extra_known.items() if some[lanes].all()])
+        self.write(None)
+        self._put(lanes, exact)
+
+    def set_extras(self, lanes: Lanes, extras: Mapping[str, Any]) -> None:
+        """Values [M, ...] of further columns, all of them or none."""
+        if not isinstance(extras, Mapping):
+            raise InvalidConfig("extras", "a dict {column: values}", extras)
+        exact: Flat = {}
+        for name, value in extras.items():
+            exact.update(self.rows.of_extra(name, value, len(lanes)))
+        self._put(lanes, exact)
+        for path in exact:
+            self._extra_known[path][lanes] = True
 
     # ---- what the environments did ---------------------------------------------------------------------------------
 
@@ -164,148 +188,172 @@ class LaneRecorder:
         """These lanes show nothing until their next row, which is a reset."""
         self._started[lanes] = False
 
-    def restart(self, lanes: Lanes, observation: Flat, rows: NDArray[np.int64] | None = None) -> None:
-        """New episodes begin in these lanes at (those rows of) the observation."""
-        for path, values in observation.items():
-            self._put(path, lanes, values if rows is None else np.asarray(values)[rows])
+    def restart(self, present: Lanes, observation: Any, rows: NDArray[np.int64] | None = None) -> None:
+        """New episodes begin in the lanes present (in those of its rows) at the observation; refused, none does."""
+        lanes = present if rows is None else present[rows]
+        for path, values in self.rows.of("observation", observation, len(present)).items():
+            self._buffers[path][lanes] = values if rows is None else values[rows]
         self._started[lanes] = True
         self._ended[lanes] = False
-        self._unfinished[lanes] = False
+        self._lost[lanes] = False
 
     def end_unfinished(self, lanes: Lanes) -> None:
         """Ends the open episodes of these lanes as truncated at their last observation. Blocks as a write does."""
         self.write(None)
-        self._plan_end(lanes)
-        self.write(None)
+        if self._unfinished[lanes].any():
+            self._pending.append(_End(lanes, self._states(lanes)))
+            self.write(None)
 
     def receive(
-        self,
-        present: Lanes,
-        observation: Flat,
-        reward: NDArray[Any],
-        ends: tuple[NDArray[np.bool_], NDArray[np.bool_]],
-        final: Flat | None = None,
+        self, present: Lanes, step: tuple[Any, Any, Any, Any], final: Any = None, same_step: bool = False
     ) -> None:
-        """Plans the rows of the lanes present, [M, ...] each, for `write`.
+        """Plans the rows of the lanes present for `write`: step = (observation, reward, terminated, truncated).
 
-        Lanes that had ended, or not begun, show a reset: nothing of it is stored. final: observations [E, ...] of the
-        E lanes that ended, where `observation` holds the next episode's already; None: `observation` holds them.
+        Lanes that had ended, or not begun, show a reset: nothing of it is stored, nor of lanes that were lost.
+        same_step: `observation` holds the next episode's where one ended, and `final` the last of the old one.
+        Refused, nothing of it is stored and the episodes are cut; the error says so and names them: lanes_not_stored.
         """
-        terminated, truncated = ends
-        stored = self._started[present] & ~self._ended[present]
-        over = terminated | truncated
-        going, done = np.flatnonzero(stored & ~over), np.flatnonzero(stored & over)
-        if len(going):
-            self._plan_append(present[going], reward[going], {})
-        if len(done):
-            if final is None:
-                bootstrap = {path: np.asarray(values)[done] for path, values in observation.items()}
-            else:
-                of_done = stored[over]
-                bootstrap = {path: values[of_done] for path, values in final.items()}
-            following: Flat = {f"next_{path}": self._newest(path, part) for path, part in bootstrap.items()}
-            following["terminated"], following["truncated"] = terminated[done], truncated[done]
-            self._plan_append(present[done], reward[done], following)
-        for path, values in observation.items():
-            self._put(path, present, values)
-        self._started[present] = True
-        self._ended[present] = stored & over if final is None else False
-        self._unfinished[present] = stored & ~over
+        observation, reward, terminated, truncated = step
+        over = None
+        try:
+            ends = tuple(
+                self.rows.ends(name, value, len(present))
+                for name, value in (("terminated", terminated), ("truncated", truncated))
+            )
+            over = ends[0] | ends[1]
+            shown = self.rows.of("observation", observation, len(present))
+            rewards = self.rows.of("reward", reward, len(present))
+            last = self.rows.final(present, over, final) if same_step else None
+        except ReliveError as error:
+            self.lose(present, None if same_step else over)
+            raise tell(error, present) from None
+        self._plan(present, shown, rewards, (ends[0], ends[1]), last)
+
+    def lose(self, lanes: Lanes, over: NDArray[np.bool_] | None = None) -> None:
+        """What these lanes did is not known: their episodes end, truncated, at what they showed before.
+
+        over: which of them show an end, where that is known.
+        """
+        stored = lanes[self._is_stored(lanes)]
+        if len(stored):
+            self._pending.append(_End(stored, self._states(stored)))
+        if over is not None:
+            self._ended[lanes] = over
+        self._lost[lanes] = True
 
     def write(self, timeout_s: float | None) -> None:
-        """Writes what is planned. On DeadlineExceeded the rest stays planned."""
-        deadline_s = self._timeout_s if timeout_s is None else timeout_s
+        """Writes what is planned. On DeadlineExceeded the rest stays planned; a step that is refused is dropped."""
+        deadline_s = self._timeout_s if timeout_s is None else timeout(timeout_s)
         while self._pending:
-            self._pending[0](timeout_s=deadline_s)
+            planned = self._pending[0]
+            try:
+                self._apply(planned, deadline_s)
+            except DeadlineExceeded:
+                raise
+            except Exception as error:
+                self._give_up(planned, error)
+                raise
             del self._pending[0]
 
     def close(self) -> None:
-        """Ends open episodes as truncated as far as the limiter lets it at once, and closes the writer."""
-        if self.closed:
-            return
-        self.closed = True
+        """Ends open episodes as truncated as far as the limiter lets it at once, and closes the writer, always.
+
+        Raises what is refused now. Rows that still wait for the limiter are dropped.
+        """
+        first, self.closed = not self.closed, True
         try:
-            self.write(0.0)
-            self._plan_end(np.arange(self._num_lanes))
-            self.write(0.0)
+            if first:
+                self.write(0.0)
+                everyone = np.arange(self._num_lanes)
+                self._pending.append(_End(everyone, self._states(everyone)))
+                self.write(0.0)
         except (DeadlineExceeded, TableClosed):
-            self._pending.clear()  # the writer cuts its lanes instead: their last rows become bootstrap states
-        self.writer.close()
+            pass  # the writer cuts its lanes instead: their last rows become bootstrap states
+        finally:
+            self._pending.clear()
+            self.writer.close()
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _plan_append(self, lanes: Lanes, reward: NDArray[Any], following: Flat) -> None:
-        columns: dict[str, Any] = {path: buffer[lanes] for path, buffer in self._buffers.items()}
-        columns.update(following)
-        if self._has_reward:
-            columns["reward"] = reward
-        self._pending.append(partial(self.writer.append, lanes=self._named(lanes), **columns))
+    def _is_stored(self, lanes: Lanes) -> NDArray[np.bool_]:
+        """Of which lanes the next row is a step that can be stored."""
+        stored: NDArray[np.bool_] = (self._started & ~self._ended & ~self._lost)[lanes]
+        return stored
 
-    def _plan_end(self, lanes: Lanes) -> None:
-        lanes = lanes[self._unfinished[lanes]]
+    def _plan(
+        self,
+        present: Lanes,
+        shown: Flat,
+        rewards: Flat,
+        ends: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+        last: Flat | None,
+    ) -> None:
+        stored = self._is_stored(present)
+        over = ends[0] | ends[1]
+        going, done = np.flatnonzero(stored & ~over), np.flatnonzero(stored & over)
+        if len(going):
+            self._plan_append(present, going, rewards, over, {})
+        if len(done):
+            which = done if last is None else stored[over]
+            following = {f"next_{path}": part[which] for path, part in (shown if last is None else last).items()}
+            following.update(terminated=ends[0][done], truncated=ends[1][done])
+            self._plan_append(present, done, rewards, over, following)
+        self._put(present, shown)
+        self._ended[present] = (stored | self._lost[present]) & over if last is None else False
+        self._started[present] = True
+        self._lost[present] = False
+
+    def _plan_append(
+        self, present: Lanes, rows: NDArray[np.int64], rewards: Flat, over: NDArray[np.bool_], following: Flat
+    ) -> None:
+        lanes = present[rows]
+        columns: dict[str, Any] = {path: buffer[lanes] for path, buffer in self._buffers.items()}
+        columns.update({path: part[rows] for path, part in rewards.items()})
+        columns.update(following)
+        self._pending.append(_Append(lanes, columns, over[rows]))
+
+    def _apply(self, planned: _Append | _End, timeout_s: float | None) -> None:
+        lanes = planned.lanes
+        if isinstance(planned, _Append):
+            self.writer.append(lanes=self._named(lanes), timeout_s=timeout_s, **planned.columns)
+            self._unfinished[lanes] = ~planned.over
+            return
+        is_open = self._unfinished[lanes]
+        lanes = lanes[is_open]
         if len(lanes):
-            last: dict[str, Any] = {
-                f"next_{path}": self._buffers[path][lanes] for path in self._spec.expand("observation")
-            }
-            self._pending.append(partial(self.writer.end_episode, lanes=self._named(lanes), truncated=True, **last))
+            states: dict[str, Any] = {name: part[is_open] for name, part in planned.states.items()}
+            self.writer.end_episode(lanes=self._named(lanes), truncated=True, timeout_s=timeout_s, **states)
             self._unfinished[lanes] = False
+
+    def _give_up(self, planned: _Append | _End, error: Exception) -> None:
+        """The first of what is planned was refused: no later try of the same would fare better."""
+        if isinstance(planned, _Append):
+            states = {f"next_{path}": planned.columns[path] for path in self.rows.observation}
+            self._pending[0] = _End(planned.lanes, states)
+            if isinstance(error, ReliveError):
+                tell(error, planned.lanes)
+        elif not isinstance(error, _TRANSIENT):
+            self._unfinished[planned.lanes] = False
+            del self._pending[0]
+
+    def _states(self, lanes: Lanes) -> Flat:
+        return {f"next_{path}": self._buffers[path][lanes] for path in self.rows.observation}
+
+    def _put(self, lanes: Lanes, values: Flat) -> None:
+        for path, part in values.items():
+            self._buffers[path][lanes] = part
 
     def _named(self, lanes: Lanes) -> Lanes | None:
         everyone = len(lanes) == self._num_lanes and bool((lanes == np.arange(self._num_lanes)).all())
         return None if everyone else lanes
 
-    def _put(self, path: str, lanes: Lanes, values: ArrayLike) -> None:
-        array = self._newest(path, np.asarray(values))
-        shape = self._spec.columns[path].shape if path in self._spec.columns else array.shape[1:]
-        if array.shape != (len(lanes), *shape):
-            raise ShapeMismatch(path, (len(lanes), *shape), array.shape)
-        buffer = self._buffers.get(path)
-        if buffer is None or buffer.dtype != array.dtype:
-            # The environment's own dtype: the writer casts, and refuses where that would lose something.
-            fresh = np.zeros(
-                (self._num_lanes, *shape),
-                array.dtype if buffer is None else np.promote_types(buffer.dtype, array.dtype),
-            )
-            if buffer is not None:
-                fresh[...] = buffer
-            self._buffers[path] = buffer = fresh
-        buffer[lanes] = array
 
-    def _newest(self, path: str, values: NDArray[Any]) -> NDArray[Any]:
-        column = self._spec.columns.get(path)
-        if column is not None and path in self._spec.unstack and values.ndim == len(column.shape) + 2:
-            return values[:, -1]
-        return values
-
-    def _flatten(self, name: str, value: Any, into: Flat) -> None:
-        if isinstance(value, Mapping):
-            for key, part in value.items():
-                self._flatten(f"{name}/{key}", part, into)
-        elif isinstance(value, (tuple, list)) and self._spec.is_tuple(name):
-            for position, part in enumerate(value):
-                self._flatten(f"{name}/{position}", part, into)
-        else:
-            into[name] = value if isinstance(value, np.ndarray) else np.asarray(value)
-
-
-def _has(spec: StepSpec, top: str) -> bool:
-    return any(path == top or path.startswith(top + "/") for path in spec.columns)
-
-
-def _extra_columns(spec: StepSpec) -> list[str]:
-    """The columns that an environment does not give; refuses states among them, whose last value nobody would give."""
-    if not _has(spec, "observation"):
-        raise InvalidConfig(
-            what="table to record into",
-            expected="a column 'observation', as StepSpec.from_spaces declares it",
-            got=list(spec.columns),
-        )
-    extras = [path for path in spec.columns if path.partition("/")[0] not in _FROM_ENVIRONMENT]
-    for path in extras:
-        if spec.columns[path].kind == "state":
-            raise InvalidConfig(
-                what=f"column {path!r}",
-                expected="kind 'step' or 'start': state columns come from the observation",
-                got="state",
-            )
-    return extras
+def tell(error: ReliveError, lanes: Lanes) -> ReliveError:
+    """The error, saying what became of the step."""
+    names = ", ".join(map(str, lanes[:8])) + (", ..." if len(lanes) > 8 else "")
+    error.args = (
+        f"{error}; environment {names} took this step and it is not stored: the stored episode is cut before it, and"
+        " recording goes on from what the environment shows after it",
+    )
+    setattr(error, "lanes_not_stored", tuple(int(lane) for lane in lanes))  # noqa: B010
+    return error

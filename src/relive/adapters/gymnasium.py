@@ -4,6 +4,11 @@
     observation, info = envs.reset(seed=0)
     observation, reward, terminated, truncated, info = envs.step(actions)      # stored: one row a lane that moved
 
+A step that the table refuses (a reward of another shape, an observation out of range) raises and is not stored; nor is
+one whose environment raised. The stored episode is cut there, as truncated, at the last observation before it, and the
+recorder goes on from what the environment shows after it: no transition joins states that did not follow each other.
+The error's `lanes_not_stored` names the environments; `finish_step()` returns what they gave.
+
 The table's columns are `observation`, `action` and `reward` as `relive.StepSpec.from_spaces` declares them (each only
 if the spec has it), and any further step and start columns, given with `step(actions, extras=...)` or `set_extras`.
 Observations, actions and rewards of the environment itself are handed on untouched.
@@ -13,7 +18,7 @@ Imports gymnasium: `import relive` alone does not import this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final, overload
 
 import gymnasium
@@ -21,8 +26,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
-from relive.adapters._lanes import EnvironmentClosed, LaneRecorder, ResetNeeded, WritableTable
-from relive.errors import InvalidConfig
+from relive._checks import integer
+from relive.adapters._lanes import EnvironmentClosed, LaneRecorder, ResetNeeded, WritableTable, tell
+from relive.errors import InvalidConfig, ReliveError
 from relive.protocol import ReplayWriter
 
 __all__ = ["EnvironmentClosed", "RecordedEnv", "RecordedVectorEnv", "ResetNeeded", "record"]
@@ -107,7 +113,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], table: WritableTable, *, timeout_s: float | None = None) -> None:
         super().__init__(env)
-        self._lanes = LaneRecorder(table, 1, timeout_s)
+        self._lanes = LaneRecorder(table, 1, timeout_s, single=True)
         # gymnasium.wrappers.Autoreset resets a single environment on the step after an end.
         self._resets_itself = _contains_wrapper(env, gymnasium.wrappers.Autoreset)
         self._result: tuple[Any, ...] | None = None
@@ -116,35 +122,34 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Resets the environment; an unfinished episode is stored as truncated at its last observation."""
         self._lanes.check_open()
         self._lanes.end_unfinished(_ONE_LANE)
+        self._lanes.forget(_ONE_LANE)
         observation, info = self.env.reset(seed=seed, options=options)
-        self._lanes.restart(_ONE_LANE, self._lanes.expanded("observation", observation))
+        self._lanes.restart(_ONE_LANE, observation)
         return observation, info
 
     def step(self, action: Any, extras: Extras | None = None) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Takes one step and stores it. extras: {column: value} of the columns that the environment does not give.
 
-        Raises EnvironmentClosed, ResetNeeded before the first reset and after an end, and what `writer.append` raises.
+        Raises EnvironmentClosed, ResetNeeded before the first reset and after an end, what `writer.append` raises, and
+        what the environment does. An action or extra that is refused moves nothing.
         """
         lanes = self._lanes
         lanes.check_open()
         if not self._resets_itself:
             lanes.check_running(_ONE_LANE)
-        lanes.set_actions(_ONE_LANE, lanes.expanded("action", action))
-        if extras is not None:
-            self.set_extras(**extras)
-        lanes.check_extras(_ONE_LANE)
-        self._result = self.env.step(action)
-        observation, reward, terminated, truncated, _ = self._result
-        lanes.receive(
-            _ONE_LANE,
-            lanes.expanded("observation", observation),
-            np.asarray([reward]),
-            (np.asarray([terminated], np.bool_), np.asarray([truncated], np.bool_)),
-        )
+        lanes.prepare(_ONE_LANE, action, extras)
+        self._result = None
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+        except BaseException:
+            lanes.lose(_ONE_LANE)
+            raise
+        self._result = observation, reward, terminated, truncated, info
+        lanes.receive(_ONE_LANE, (observation, reward, terminated, truncated))
         return self.finish_step()
 
     def finish_step(self, timeout_s: float | None = None) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """After a step that met its deadline: stores it and returns its result."""
+        """After a step that met its deadline or was refused: stores what waits and returns the step's result."""
         self._lanes.write(timeout_s)
         if self._result is None:
             raise ResetNeeded(lane=0)
@@ -153,9 +158,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def set_extras(self, **columns: ArrayLike) -> None:
         """Values that the next steps carry in the table's further columns, until set again."""
-        for name, value in columns.items():
-            for path, part in self._lanes.expanded(name, value).items():
-                self._lanes.set_extra(_ONE_LANE, path, part)
+        self._lanes.set_extras(_ONE_LANE, columns)
 
     @property
     def writer(self) -> ReplayWriter:
@@ -163,10 +166,16 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._lanes.writer
 
     def close(self) -> None:
-        """Ends the open episode as truncated, closes the writer and the environment. Closing twice is harmless."""
-        if not self._lanes.closed:
+        """Ends the open episode as truncated, closes the writer and the environment. Closing twice is harmless.
+
+        What waits for the limiter is dropped. Both are closed whatever is refused on the way; that is raised then.
+        """
+        was_open = not self._lanes.closed
+        try:
             self._lanes.close()
-            self.env.close()
+        finally:
+            if was_open:
+                self.env.close()
 
 
 @final
@@ -191,7 +200,7 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         self.envs = envs
         self.autoreset_mode = autoreset_mode
-        self.num_envs = int(envs.num_envs if num_envs is None else num_envs)
+        self.num_envs = integer("num_envs", envs.num_envs if num_envs is None else num_envs, 1)
         self.metadata = {**(getattr(envs, "metadata", None) or {}), "autoreset_mode": autoreset_mode}
         self.spec = getattr(envs, "spec", None)
         self.render_mode = getattr(envs, "render_mode", None)
@@ -208,14 +217,12 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         """Resets all environments, or those of options["reset_mask"]; their unfinished episodes end as truncated."""
         self._check_open()
         mask = None if options is None else options.get("reset_mask")  # some environments pop it
-        chosen = self._all if mask is None else np.flatnonzero(mask)
+        chosen = self._all if mask is None else self._lanes.masked(mask)
         self._lanes.end_unfinished(chosen)
-        if mask is None:
-            self._lanes.forget(chosen)  # an asynchronous reset may answer for a few of them only
+        self._lanes.forget(chosen)  # an asynchronous reset may answer for a few of them only
         observation, info = _reset(self.envs, seed, options)
         present = self._environments(info)
-        rows = np.flatnonzero(np.isin(present, chosen))
-        self._lanes.restart(present[rows], self._lanes.flat("observation", observation), rows)
+        self._lanes.restart(present, observation, np.flatnonzero(np.isin(present, chosen)))
         self._current = present
         return observation, info
 
@@ -225,26 +232,31 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         """Steps the environments of the last rows (or env_id) and stores what came back.
 
         extras: {column: array [M, ...]}, a row for each action. Raises EnvironmentClosed, ResetNeeded, MissingNext
-        (SAME_STEP without final_obs), and what `writer.append` raises.
+        (SAME_STEP without final_obs), LaneError, what `writer.append` raises, and what the environments do. Actions or
+        extras that are refused move nothing.
         """
         self._take(actions, env_id, extras)
-        return self._store(self.envs.step(actions) if env_id is None else self.envs.step(actions, env_id))
+        return self._store(lambda: self.envs.step(actions) if env_id is None else self.envs.step(actions, env_id))
 
     def send(self, actions: Any, env_id: ArrayLike | None = None, extras: Extras | None = None) -> None:
         """The first half of an asynchronous step."""
         self._take(actions, env_id, extras)
-        if env_id is None:
-            self.envs.send(actions)
-        else:
-            self.envs.send(actions, env_id)
+        try:
+            if env_id is None:
+                self.envs.send(actions)
+            else:
+                self.envs.send(actions, env_id)
+        except BaseException:
+            self._lanes.lose(self._all)
+            raise
 
     def recv(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """The second half of an asynchronous step: rows of whichever environments are ready."""
         self._check_open()
-        return self._store(self.envs.recv())
+        return self._store(self.envs.recv)
 
     def finish_step(self, timeout_s: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """After a step that met its deadline: stores the rest of it and returns its result."""
+        """After a step that met its deadline or was refused: stores what waits and returns the step's result."""
         self._lanes.write(timeout_s)
         if self._result is None:
             raise ResetNeeded(lane=0)
@@ -253,9 +265,7 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def set_extras(self, **columns: ArrayLike) -> None:
         """Arrays [M, ...] that the steps of the environments in turn carry from now on, until set again."""
-        for name, value in columns.items():
-            for path, part in self._lanes.flat(name, value).items():
-                self._lanes.set_extra(self._current, path, np.asarray(part))
+        self._lanes.set_extras(self._current, columns)
 
     @property
     def env_ids(self) -> NDArray[np.int64]:
@@ -277,11 +287,17 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         return self.envs.render()
 
     def close(self, **kwargs: Any) -> None:
-        """Ends open episodes as truncated, closes the writer and the environments. Closing twice is harmless."""
-        if not self._lanes.closed:
+        """Ends open episodes as truncated, closes the writer and the environments. Closing twice is harmless.
+
+        What waits for the limiter is dropped. All are closed whatever is refused on the way; that is raised then.
+        """
+        was_open = not self._lanes.closed
+        self.closed = True
+        try:
             self._lanes.close()
-            self.closed = True
-            self.envs.close(**kwargs)
+        finally:
+            if was_open:
+                self.envs.close(**kwargs)
 
     def _check_open(self) -> None:
         self._lanes.check_open()
@@ -290,33 +306,33 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _environments(self, info: Mapping[str, Any]) -> NDArray[np.int64]:
         ids = info.get("env_id")
-        return self._all if ids is None else np.asarray(ids, np.int64)
+        return self._all if ids is None else self._lanes.ids(ids)
 
     def _take(self, actions: Any, env_id: ArrayLike | None, extras: Extras | None) -> None:
         self._check_open()
-        if env_id is not None:
-            self._current = np.asarray(env_id, np.int64)
+        current = self._current if env_id is None else self._lanes.ids(env_id)
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            self._lanes.check_started(self._current)
+            self._lanes.check_started(current)
         else:
-            self._lanes.check_running(self._current)
-        self._lanes.set_actions(self._current, self._lanes.flat("action", actions))
-        if extras is not None:
-            self.set_extras(**extras)
-        self._lanes.check_extras(self._current)
+            self._lanes.check_running(current)
+        self._lanes.prepare(current, actions, extras)
+        self._current = current
 
-    def _store(self, result: tuple[Any, Any, Any, Any, dict[str, Any]]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        self._result = result
-        observation, reward, terminated, truncated, info = result
-        present = self._environments(info)
-        lanes = self._lanes
-        flat = lanes.flat("observation", observation)
-        ends = (np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_))
-        final = None
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            final = lanes.final_observations(present, ends[0] | ends[1], info.get("final_obs"))
-        lanes.receive(present, flat, np.asarray(reward), ends, final)
+    def _store(self, move: Callable[[], Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self._result = None
+        try:
+            observation, reward, terminated, truncated, info = move()
+            self._result = observation, reward, terminated, truncated, info
+            present = self._environments(info)
+        except BaseException as error:
+            self._lanes.lose(self._all)
+            if isinstance(error, ReliveError):
+                tell(error, self._all)
+            raise
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        final = info.get("final_obs") if same_step else None
         self._current = present
+        self._lanes.receive(present, (observation, reward, terminated, truncated), final, same_step)
         return self.finish_step()
 
 

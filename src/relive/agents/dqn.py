@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from relive.agents.config import DQNConfig, NetworkConfig
+from relive.errors import InvalidConfig
 
 
 def _linear(num_inputs: int, num_outputs: int, generator: torch.Generator) -> nn.Linear:
@@ -142,7 +143,10 @@ class DQNLearner:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.config = config
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidConfig("device", "one that torch knows, such as 'cpu' or 'cuda:0'", device) from error
         self.online = build_network(config.network, observation_shape, num_actions, generator).to(self.device)
         self.target = build_network(config.network, observation_shape, num_actions, generator).to(self.device)
         self.target.load_state_dict(self.online.state_dict())

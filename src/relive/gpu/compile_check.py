@@ -75,9 +75,9 @@ class Compiled:
 
 def launches_of(table: Table, columns: Sequence[str], index: str | None = None) -> list[NotedLaunch]:
     """Every launch of a gather, a sample and a draw of an index, each once."""
-    core, number = table._core, table._index_number(index)
+    core, number = table.core, table.index_number(index)
     facts, items = core.geometry, list(table.indexes.values())[number].items
-    described = core.plan(number, list(columns)).outputs
+    described = core.select(number, list(columns)).outputs
     plan = OutputPlan.make(described, core.layout, items, table.spec.expand_stack(items.stack))
     noted: list[NotedLaunch] = []
 

@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from relive import _core
-from relive.batch import Plan
+from relive.batch import Selection
 from relive.gpu.batch import Gathered
 from relive.gpu.kernels.words import PRESENT
 from relive.gpu.launch import WANTED_STATE, Rounds, Scratch
@@ -36,7 +36,7 @@ class DeviceGather:
     long is read by the core, which can hold the table still, and copied over. So `present` is exact, as the core's is.
     """
 
-    def __init__(self, core: _core.CoreTable, plan: Plan, outputs: OutputPlan, view: RegionView) -> None:
+    def __init__(self, core: _core.CoreTable, plan: Selection, outputs: OutputPlan, view: RegionView) -> None:
         self._core = core
         self._plan = plan
         self._outputs = outputs

@@ -15,7 +15,7 @@ import triton
 from relive._casting import as_keys
 from relive._checks import integer, timeout
 from relive._closing import Closing
-from relive.batch import Plan
+from relive.batch import Selection
 from relive.errors import DtypeMismatch, ForeignKey, InvalidConfig, ShapeMismatch, TableClosed
 from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
 from relive.gpu.draw import DeviceSampler
@@ -57,13 +57,13 @@ class DeviceReader(Closing):
         self._table = self._owned or table
         self._stream = OWN_STREAMS | table.stream if stream is None else integer("stream", stream, 0, 2**64 - 1)
         self._calls = itertools.count()
-        core = self._table._core
+        core = self._table.core
         self._facts = core.geometry
         self._columns = core.layout
         self._layout = RegionLayout.from_facts(self._facts)
         registration = registration_for(self._device, self._table.read_only)
         self._view = RegionView(core, self._layout, registration, self._device)
-        self._plans: dict[int, tuple[Plan, OutputPlan]] = {}
+        self._plans: dict[int, tuple[Selection, OutputPlan]] = {}
         self._rounds: dict[int, Rounds] = {}
         self._closed = False
 
@@ -97,7 +97,7 @@ class DeviceReader(Closing):
 
     def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> DeviceDraw:
         """Draws without reading rows; blocks as sample does. gather(draw) brings the rows."""
-        number = self._table._index_number(index)
+        number = self._table.index_number(index)
         drawing, _, num_live = self._draw(number, num_items, timeout_s, None)
         return DeviceDraw(drawing.item_keys, drawing.probabilities, num_live, list(self._table.indexes)[number])
 
@@ -120,7 +120,7 @@ class DeviceReader(Closing):
             index = drawn.index
         plan, outputs = self._plan(index, columns)
         keys = drawn.item_keys if drawn is not None else self._device_keys(items)
-        kernels = DeviceGather(self._table._core, plan, outputs, self._view)
+        kernels = DeviceGather(self._table.core, plan, outputs, self._view)
         gathered = kernels.run(self._rounds_of(plan.number), keys, out)
         if drawn is not None:
             gathered = gathered._replace(probabilities=drawn.probabilities, num_live_items=drawn.num_live_items)
@@ -145,15 +145,15 @@ class DeviceReader(Closing):
             raise TableClosed()
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._table.timeout_s if timeout_s is None else timeout(timeout_s)
-        sampler = DeviceSampler(self._table._core, number, int(self._facts["seed"]), self._view)
+        sampler = DeviceSampler(self._table.core, number, int(self._facts["seed"]), self._view)
         call = (self._stream, next(self._calls))
         deadline_s = math.inf if math.isinf(seconds) else time.monotonic() + seconds
         return sampler.draw(self._rounds_of(number), count, call, deadline_s, self._device, outputs)
 
-    def _plan(self, index: str | None, columns: Sequence[str] | None) -> tuple[Plan, OutputPlan]:
+    def _plan(self, index: str | None, columns: Sequence[str] | None) -> tuple[Selection, OutputPlan]:
         if self._closed:
             raise TableClosed()
-        plan = self._table._plan(index, columns)
+        plan = self._table.select(index, columns)
         made = self._plans.get(id(plan))
         if made is None or made[0] is not plan:
             items = list(self._table.indexes.values())[plan.number].items

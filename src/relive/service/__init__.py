@@ -7,7 +7,6 @@ except ImportError as _problem:
         f"relive.service needs {_problem.name or 'pyarrow'}: pip install 'relive[service]'", name=_problem.name
     ) from _problem
 
-from relive.service.batches import RemoteBatches
 from relive.service.blocks import StreamedKeys
 from relive.service.options import ServerOptions, Streaming
 from relive.service.remote_table import RemoteTable, connect
@@ -15,7 +14,6 @@ from relive.service.server import Server, serve
 from relive.service.streaming_writer import StreamingWriter
 
 __all__ = [
-    "RemoteBatches",
     "RemoteTable",
     "Server",
     "ServerOptions",

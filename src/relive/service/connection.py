@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import math
@@ -16,6 +15,8 @@ from typing import Any, NamedTuple, final
 
 import pyarrow.flight as flight
 
+from relive._core import BatchMemory
+from relive._ending import at_end
 from relive.errors import BadMessage, ForkedHandle, ReliveError, ServiceUnavailable, TableClosed
 from relive.service import wire
 from relive.service.address import parse_table
@@ -23,12 +24,13 @@ from relive.service.exchange import Exchange, StreamBroken, Watch
 from relive.service.memory import keep_freed_memory
 from relive.service.packing import Packing
 from relive.service.transport import with_few_wakeups
+from relive.service.verbs import VERBS
 from relive.service.wire import Bytes
 
 __all__ = ["MIN_REPLY_S", "Answer", "Connection", "cutoff", "server_wait"]
 
 MIN_REPLY_S = 1.0  # an answer is waited for at least so long, whatever the deadline: networks blink
-_LOOKS = frozenset({"get", "plan", "gather", "check"})
+_LOOKS = frozenset({"select", "gather", *(verb.name for verb in VERBS.values() if verb.looks)})
 _OPTIONS = [
     # Windows and frames as large as batches are; without them large bodies come at about half the speed.
     ("grpc.http2.lookahead_bytes", 16 << 20),
@@ -81,6 +83,7 @@ class Connection:
         self._changed = threading.Lock()
         self._client: Any = None
         self._watch = Watch()
+        self._memory = BatchMemory()
         self.closed = False
         self.is_foreign = False  # in a forked child of the process that opened it: its streams are not ours
         _open.add(self)
@@ -227,6 +230,7 @@ class Connection:
         self.closed = True
         _open.discard(self)
         self._watch.stop()
+        self._memory.close()
         if self.is_foreign:
             return
         while self._idle:
@@ -246,7 +250,7 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-@atexit.register
+@at_end
 def _close_all() -> None:
     for connection in list(_open):
         connection.close()

@@ -7,7 +7,7 @@ Normaliser.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
@@ -16,10 +16,9 @@ import numpy.typing as npt
 from relive.errors import InvalidPriority
 from relive.service.rows import RowLayout
 from relive.spec import StepSpec
+from relive.table_core import Normalise
 
 __all__ = ["Operation", "RowEncoder", "check_priorities", "given"]
-
-Normalise = Callable[[str, object, tuple[int, ...]], npt.NDArray[Any]]
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _ENDS = ("terminated", "truncated", "discount")

@@ -11,31 +11,31 @@ from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
-from relive._core import CorePlan
+from relive._core import CoreSelection
 from relive.errors import BadMessage, DeadlineExceeded, FormatMismatch, InvalidConfig, ServiceUnavailable
-from relive.service.packing import Output, Packing, sampled
+from relive.service.packing import PackedArray, Packing, sampled
 from relive.service.wire import VERSION, field
 from relive.table import Table
 
-__all__ = ["Hosted", "HostedPlan", "Progress"]
+__all__ = ["Applied", "Hosted", "HostedSelection"]
 
 Value = TypeVar("Value")
 
 SLICE_S = 0.5  # how long a call waits in the core before the server looks whether anybody still wants its answer
 _MAX_AFTER = 64
-_MAX_PLANS = 256
+_MAX_SELECTIONS = 256
 
 
-class HostedPlan(NamedTuple):
-    """What to gather, and how it lies in a reply: alone, and of a sample with its keys and probabilities."""
+class HostedSelection(NamedTuple):
+    """Columns of an index, and how they lie in a reply: alone, and of a sample with its keys and probabilities."""
 
-    core: CorePlan
+    core: CoreSelection
     gathered: Packing
     sampled: Packing
 
 
 @final
-class Progress:
+class Applied:
     """How far the messages of one writing client are applied; other calls of that client wait for it."""
 
     def __init__(self) -> None:
@@ -84,8 +84,8 @@ class Hosted:
         self._identity = {"uuid": geometry["uuid"].hex(), "layout_hash": str(geometry["layout_hash"])}
         self._metadata = table.core.metadata.decode()
         self._numbers = itertools.count(1)
-        self._progress: dict[int, Progress] = {}
-        self._plans: dict[tuple[Any, ...], HostedPlan] = {}
+        self._applied_by: dict[int, Applied] = {}
+        self._selections: dict[tuple[Any, ...], HostedSelection] = {}
 
     # ---- handshake -------------------------------------------------------------------------------------------------
 
@@ -116,15 +116,15 @@ class Hosted:
 
     # ---- order among the calls of one client -----------------------------------------------------------------------
 
-    def open_progress(self) -> tuple[int, Progress]:
+    def open_writing(self) -> tuple[int, Applied]:
         """A number for a new writing session, and its progress."""
-        number, progress = next(self._numbers), Progress()
-        self._progress[number] = progress
-        return number, progress
+        number, applied = next(self._numbers), Applied()
+        self._applied_by[number] = applied
+        return number, applied
 
-    def end_progress(self, number: int) -> None:
+    def end_writing(self, number: int) -> None:
         """The session is over."""
-        self._progress.pop(number).end()
+        self._applied_by.pop(number).end()
 
     def wait_for(self, after: Any, timeout_s: float) -> None:
         """Blocks until the messages [[session, sequence], ...] of this client are done with. Raises DeadlineExceeded.
@@ -137,9 +137,9 @@ class Hosted:
         for pair in after:
             if not (isinstance(pair, list) and len(pair) == 2 and all(type(part) is int for part in pair)):
                 raise BadMessage("header field 'after'", "pairs of integers", str(pair)[:40])
-            progress = self._progress.get(pair[0])
+            applied = self._applied_by.get(pair[0])
             left = max(timeout_s - (time.monotonic() - start), 0.1)
-            if progress is not None and not progress.wait_for(pair[1], left):
+            if applied is not None and not applied.wait_for(pair[1], left):
                 raise DeadlineExceeded("the steps that this client sent before", "", time.monotonic() - start)
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Hosted:
                 if gone() or self.closing.is_set():
                     raise ServiceUnavailable(self.name, waited_s, "the server closes") from None
 
-    # ---- plans -----------------------------------------------------------------------------------------------------
+    # ---- columns ---------------------------------------------------------------------------------------------------
 
     def index_name(self, number: int) -> str:
         """The name of an index. Raises BadMessage."""
@@ -172,17 +172,17 @@ class Hosted:
             raise BadMessage("header field 'index'", f"0 to {len(names) - 1}", number)
         return names[number]
 
-    def plan(self, number: int, names: Any) -> HostedPlan:
-        """The plan of an index and column names. Raises BadMessage, and what the core says of the names."""
+    def select(self, number: int, names: Any) -> HostedSelection:
+        """The selection of an index and column names. Raises BadMessage, and what the core says of the names."""
         if not (isinstance(names, list) and 0 < len(names) <= 4096 and all(isinstance(name, str) for name in names)):
             raise BadMessage("header field 'names'", "1 to 4096 names of columns", type(names).__name__)
         key = (number, *names)
-        plan = self._plans.get(key)
-        if plan is None:
+        selection = self._selections.get(key)
+        if selection is None:
             self.index_name(number)
-            core = self.table.core.plan(number, names)
-            outputs = [Output(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in core.outputs]
-            plan = HostedPlan(core, Packing(outputs), sampled(outputs))
-            if len(self._plans) < _MAX_PLANS:
-                self._plans[key] = plan
-        return plan
+            core = self.table.core.select(number, names)
+            outputs = [PackedArray(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in core.outputs]
+            selection = HostedSelection(core, Packing(outputs), sampled(outputs))
+            if len(self._selections) < _MAX_SELECTIONS:
+                self._selections[key] = selection
+        return selection

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from relive.service.wire import Bytes
 
-__all__ = ["DRAWN", "PRESENT", "Output", "Packing", "address_of", "gathered", "room_for", "sampled"]
+__all__ = ["DRAWN", "PRESENT", "PackedArray", "Packing", "address_of", "gathered", "room_for", "sampled"]
 
 ALIGNMENT = 64
 
 
-class Output(NamedTuple):
+class PackedArray(NamedTuple):
     """One array of a batch, without its axis of items."""
 
     name: str
@@ -50,7 +50,7 @@ class Packing:
 
     __slots__ = ("_placed", "item_bytes", "outputs")
 
-    def __init__(self, outputs: list[Output]) -> None:
+    def __init__(self, outputs: list[PackedArray]) -> None:
         self.outputs = outputs
         self.item_bytes = sum(output.item_bytes for output in outputs)
         self._placed: _Placed = _place(outputs, 0)
@@ -89,7 +89,7 @@ class _Placed(NamedTuple):
     arrays: list[tuple[tuple[int, ...], np.dtype[Any], int]]
 
 
-def _place(outputs: list[Output], num_items: int) -> _Placed:
+def _place(outputs: list[PackedArray], num_items: int) -> _Placed:
     arrays, at = [], 0
     for output in outputs:
         arrays.append(((num_items, *output.shape), output.dtype, at))
@@ -97,17 +97,17 @@ def _place(outputs: list[Output], num_items: int) -> _Placed:
     return _Placed(num_items, at, arrays)
 
 
-KEYS = Output("item_keys", np.dtype(np.int64), ())
-PROBABILITIES = Output("probabilities", np.dtype(np.float64), ())
+KEYS = PackedArray("item_keys", np.dtype(np.int64), ())
+PROBABILITIES = PackedArray("probabilities", np.dtype(np.float64), ())
 DRAWN = Packing([KEYS, PROBABILITIES])
-PRESENT = Packing([Output("present", np.dtype(np.bool_), ())])
+PRESENT = Packing([PackedArray("present", np.dtype(np.bool_), ())])
 
 
-def sampled(outputs: list[Output]) -> Packing:
+def sampled(outputs: list[PackedArray]) -> Packing:
     """A sample: its columns, then keys and probabilities."""
     return Packing([*outputs, KEYS, PROBABILITIES])
 
 
-def gathered(outputs: list[Output]) -> Packing:
+def gathered(outputs: list[PackedArray]) -> Packing:
     """What gather returns: the columns, then which keys were present."""
     return Packing([*outputs, *PRESENT.outputs])

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from relive.config import TableConfig
 from relive.errors import TableClosed, Unacknowledged
 from relive.service import wire
 from relive.service.connection import Answer, Connection, cutoff, server_wait
-from relive.service.encoding import Normalise, RowEncoder
-from relive.service.packing import DRAWN, Output, Packing, gathered, sampled
-from relive.service.remote_writer import SyncWriterCore, WriterCore
-from relive.spec import StepSpec
+from relive.service.encoding import RowEncoder
+from relive.service.packing import DRAWN, PackedArray, Packing, gathered, sampled
+from relive.service.remote_writer import RemoteWriterCore, SyncWriterCore
+from relive.service.verbs import Verb, answered_by_messages
+from relive.table_core import Normalise, SimpleCalls, TableCore
 
-__all__ = ["RemoteCore", "RemotePlan"]
+__all__ = ["RemoteCore", "RemoteSelection", "remote_core"]
 
 Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
 
-_MAX_REQUESTS = 16  # of a plan, remembered as they are sent
+_MAX_REQUESTS = 16  # of a selection, remembered as they are sent
 
 
-class RemotePlan(NamedTuple):
-    """What to gather from which index, and how answers lie. requests: messages by number of items and timeout_s."""
+class RemoteSelection(NamedTuple):
+    """Columns of an index, and how answers lie. requests: messages by number of items and timeout_s."""
 
     number: int
     names: list[str]
@@ -36,9 +37,9 @@ class RemotePlan(NamedTuple):
     requests: dict[tuple[int, float], bytes]
 
 
-@final
-class RemoteCore:
-    """The calls of a core, each one message and its answer. Any number of threads.
+@answered_by_messages
+class RemoteCore(SimpleCalls):
+    """A TableCore whose calls are each one message and its answer. Any number of threads; made by remote_core().
 
     A call that has no timeout_s of its own waits for its answer at most the handle's default.
     """
@@ -46,36 +47,36 @@ class RemoteCore:
     def __init__(self, connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> None:
         self.connection = connection
         self.metadata = wire.field(hello, "metadata", str).encode()
-        described = json.loads(self.metadata)
-        self.spec = StepSpec.from_json(described["spec"])
+        config = TableConfig.from_metadata(self.metadata)
+        self.spec = config.spec
         self.stream: int = wire.field(hello, "stream", int)
         self.read_only: bool = wire.field(hello, "read_only", bool)
-        self.timeout_s = float(described["timeout_s"]) if timeout_s is None else timeout_s
-        self._writers: set[WriterCore] = set()  # those that are not closed; lanes last until their writer is
+        self.timeout_s = config.timeout_s if timeout_s is None else timeout_s
+        self._writers: set[RemoteWriterCore] = set()  # those that are not closed; lanes last until their writer is
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    def plan(self, index: int, names: list[str]) -> RemotePlan:
+    def select(self, index: int, names: list[str]) -> RemoteSelection:
         """Asks the server what these columns look like. Raises UnknownColumn and the like."""
-        header, _ = self._call({"op": "plan", "index": index, "names": names})
+        header, _ = self._call({"op": "select", "index": index, "names": names})
         outputs = [(str(name), str(dtype), tuple(shape)) for name, dtype, shape in header["outputs"]]
-        typed = [Output(name, np.dtype(dtype), shape) for name, dtype, shape in outputs]
-        return RemotePlan(index, names, outputs, sampled(typed), gathered(typed), {})
+        typed = [PackedArray(name, np.dtype(dtype), shape) for name, dtype, shape in outputs]
+        return RemoteSelection(index, names, outputs, sampled(typed), gathered(typed), {})
 
     def sample(
-        self, plan: RemotePlan, num_items: int, timeout_s: float, hold: bool
+        self, selection: RemoteSelection, num_items: int, timeout_s: float
     ) -> tuple[Arrays, Keys, npt.NDArray[np.float64], int]:
-        """One batch. hold is what a stream of batches does; see RemoteBatches."""
+        """One batch."""
         after = self._after()
-        message = None if after else plan.requests.get((num_items, timeout_s))
+        message = None if after else selection.requests.get((num_items, timeout_s))
         if message is None:
-            header = {"op": "sample", "index": plan.number, "names": plan.names, "n": num_items}
+            header = {"op": "sample", "index": selection.number, "names": selection.names, "n": num_items}
             message = self._encode(header, (), timeout_s, after)
-            if not after and len(plan.requests) < _MAX_REQUESTS:
-                plan.requests[num_items, timeout_s] = message
-        told, block = self.connection.call("sample", message, cutoff(timeout_s), plan.sampled, num_items)
-        assert block is not None and not hold
-        *arrays, keys, probabilities = plan.sampled.arrays(block, num_items)
+            if not after and len(selection.requests) < _MAX_REQUESTS:
+                selection.requests[num_items, timeout_s] = message
+        told, block = self.connection.call("sample", message, cutoff(timeout_s), selection.sampled, num_items)
+        assert block is not None
+        *arrays, keys, probabilities = selection.sampled.arrays(block, num_items)
         return arrays, keys, probabilities, told["live"]
 
     def draw(self, index: int, num_items: int, timeout_s: float) -> tuple[Keys, npt.NDArray[np.float64], int]:
@@ -86,64 +87,19 @@ class RemoteCore:
         return keys, probabilities, told["live"]
 
     def gather(
-        self, plan: RemotePlan, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+        self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
     ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
         """Columns by key; into `out` where that is given."""
         count = len(keys)
-        header = {"op": "gather", "index": plan.number, "names": plan.names, "n": count}
-        _, block = self._call(header, (np.ascontiguousarray(keys),), None, plan.gathered, count)
+        header = {"op": "gather", "index": selection.number, "names": selection.names, "n": count}
+        _, block = self._call(header, (np.ascontiguousarray(keys),), None, selection.gathered, count)
         assert block is not None
-        *arrays, present = plan.gathered.arrays(block, count)
+        *arrays, present = selection.gathered.arrays(block, count)
         if out is None:
             return arrays, present
         for target, array in zip(out, arrays, strict=True):
             np.copyto(target, array)
         return list(out), present
-
-    # ---- changing --------------------------------------------------------------------------------------------------
-
-    def update_priorities(self, index: int, keys: Keys, priorities: npt.NDArray[Any]) -> int:
-        """float32 priorities travel as they are, all others as float64."""
-        single = priorities.dtype == np.float32
-        values = np.ascontiguousarray(priorities, np.float32 if single else np.float64)
-        header = {"op": "update", "index": index, "n": len(keys), "single": single}
-        return int(self._call(header, (np.ascontiguousarray(keys), values)).header["value"])
-
-    def delete(self, keys: Keys) -> int:
-        """Removes steps by key."""
-        return int(self._call({"op": "delete", "n": len(keys)}, (keys,)).header["value"])
-
-    def clear(self) -> None:
-        """Removes all steps."""
-        self._call({"op": "clear"})
-
-    def set_policy_version(self, version: int) -> None:
-        """The table's version."""
-        self._call({"op": "set_policy_version", "version": version})
-
-    # ---- looking ---------------------------------------------------------------------------------------------------
-
-    def num_steps(self) -> int:
-        """Live steps."""
-        return int(self._call({"op": "get", "what": "num_steps"}).header["value"])
-
-    def num_items(self, index: int) -> int:
-        """Live items."""
-        return int(self._call({"op": "get", "what": "num_items", "index": index}).header["value"])
-
-    @property
-    def policy_version(self) -> int:
-        """The table's version."""
-        return int(self._call({"op": "get", "what": "policy_version"}).header["value"])
-
-    def stats(self) -> dict[str, Any]:
-        """As the core counts."""
-        counted: dict[str, Any] = self._call({"op": "get", "what": "stats"}).header["value"]
-        return counted
-
-    def check(self) -> None:
-        """Checks the invariants over there."""
-        self._call({"op": "check"})
 
     # ---- writing and the handle ------------------------------------------------------------------------------------
 
@@ -153,7 +109,7 @@ class RemoteCore:
         self.add_writer(writer)
         return writer
 
-    def add_writer(self, writer: WriterCore) -> None:
+    def add_writer(self, writer: RemoteWriterCore) -> None:
         """Remembers a writer: it closes with the table, and other calls see what it sent before."""
         self._writers.add(writer)
 
@@ -185,6 +141,9 @@ class RemoteCore:
         self._writers = {writer for writer in self._writers if not writer.closed}
         return [pair for writer in self._writers if (pair := writer.unseen()) is not None]
 
+    def _ask(self, verb: Verb, header: dict[str, Any], arrays: list[Any]) -> Any:
+        return self._call(header, tuple(arrays)).header["value"]
+
     def _call(
         self,
         header: dict[str, Any],
@@ -211,3 +170,14 @@ class RemoteCore:
         if after:
             header["after"] = after
         return wire.encode(header, *parts)
+
+
+def remote_core(connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> RemoteCore:
+    """The core of the table that answered with this hello."""
+    return RemoteCore(connection, hello, timeout_s)  # type: ignore[abstract]  # its simple calls come from the list
+
+
+if TYPE_CHECKING:
+
+    def _is_a_core_of_a_table(core: RemoteCore) -> TableCore:
+        return core

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast, final, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
 from relive._checks import timeout
-from relive._core import CoreTable
+from relive.batch import Selection
+from relive.batches import BatchSource
+from relive.errors import InvalidConfig
 from relive.handle import TableHandle
 from relive.protocol import ReplayTable
-from relive.service.batches import RemoteBatches
+from relive.service.batches import RemoteSource
 from relive.service.connection import Connection, cutoff
 from relive.service.options import Streaming
-from relive.service.remote_core import RemoteCore
+from relive.service.remote_core import remote_core
 from relive.service.streaming_writer import StreamingWriter
 from relive.spec import StepSpec
 from relive.writer import Writer
@@ -30,6 +31,8 @@ def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None 
     Raises ServiceUnavailable, NoSuchTable, FormatMismatch (a server of another version), InvalidConfig.
     """
     given = None if timeout_s is None else timeout(timeout_s)
+    if spec is not None and not isinstance(spec, StepSpec):
+        raise InvalidConfig("spec", "a StepSpec", spec)
     connection = Connection(address, None if spec is None else spec.to_json())
     try:
         return RemoteTable(connection, given)
@@ -52,9 +55,8 @@ class RemoteTable(TableHandle):
         stream, hello = connection.open("call", {}, ends)
         connection.give(stream)
         self._given_s = timeout_s
-        self._remote = RemoteCore(connection, hello, timeout_s)
-        # A remote core answers what a table asks of its core; all else of a handle is as here.
-        self._bind_to(cast(CoreTable, self._remote), self._remote.stream, timeout_s)
+        self._remote = remote_core(connection, hello, timeout_s)
+        self._bind_to(self._remote, timeout_s)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -75,19 +77,10 @@ class RemoteTable(TableHandle):
             return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained)
         return StreamingWriter(self._remote, self._spec, num_lanes, streaming)
 
-    def batches(
-        self,
-        num_items: int,
-        prefetch: int = 4,
-        columns: Sequence[str] | None = None,
-        device: Any = None,
-        timeout_s: float | None = None,
-        *,
-        index: str | None = None,
-    ) -> RemoteBatches:
-        """As Table.batches: up to `prefetch` batches are asked for before the first is used, on one stream."""
-        plan, count, ahead, seconds = self._ahead(num_items, prefetch, columns, timeout_s, index)
-        return RemoteBatches(self._remote, plan, count, ahead, device, seconds)
+    def _batch_source(
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
+    ) -> tuple[BatchSource, int]:
+        return RemoteSource(self._remote, selection, num_items, timeout_s), prefetch
 
     @property
     def address(self) -> str:

@@ -15,7 +15,7 @@ from relive.service.connection import Connection, cutoff, server_wait
 from relive.service.encoding import Operation, RowEncoder
 from relive.service.exchange import Exchange, StreamBroken
 
-__all__ = ["SyncWriterCore", "WriterCore"]
+__all__ = ["SyncWriterCore", "RemoteWriterCore"]
 
 Keys = npt.NDArray[np.int64]
 Lanes = npt.NDArray[np.int32]
@@ -23,7 +23,7 @@ Lanes = npt.NDArray[np.int32]
 CLOSE_S = 10.0
 
 
-class WriterCore(ABC):
+class RemoteWriterCore(ABC):
     """What a Writer asks of its core, as an operation to be sent. Used by one thread at a time."""
 
     def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float) -> None:
@@ -95,7 +95,7 @@ def _error_of(operation: Operation, told: Any, body: wire.Bytes) -> ReliveError:
 
 
 @final
-class SyncWriterCore(WriterCore):
+class SyncWriterCore(RemoteWriterCore):
     """One message a call. A call that raises ServiceUnavailable may or may not have been applied; it is not repeated.
 
     The next call then opens new lanes: the old ones were cut when their stream ended.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -16,6 +15,7 @@ from typing import Any, final
 import pyarrow.flight as flight
 
 from relive._closing import Closing
+from relive._ending import at_end
 from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavailable
 from relive.service import wire
 from relive.service.address import parse_server
@@ -186,7 +186,7 @@ def _request(descriptor: Any) -> dict[str, Any]:
     return request
 
 
-@atexit.register
+@at_end
 def _close_all() -> None:
     for server in list(_running):
         server.close()

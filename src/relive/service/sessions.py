@@ -10,10 +10,11 @@ import numpy as np
 
 from relive.errors import BadMessage, InvalidConfig, ReliveError
 from relive.service import wire
-from relive.service.hosting import Hosted, HostedPlan
+from relive.service.hosting import Hosted, HostedSelection
 from relive.service.options import ServerOptions
 from relive.service.packing import DRAWN, PRESENT
 from relive.service.pipe import Pipe, StreamBroken, packed
+from relive.service.verbs import VERBS, Verb, arguments
 from relive.service.wire import Bytes
 
 __all__ = ["CallSession", "HoldSession", "Session", "bound"]
@@ -36,8 +37,8 @@ class Session(ABC):
         self.pipe = pipe
         self.hosted = hosted
         self.options = options
-        self._planned_for: Header | None = None
-        self._planned: tuple[HostedPlan, int]
+        self._selected_for: Header | None = None
+        self._selected: tuple[HostedSelection, int]
 
     def run(self) -> None:
         """Until the client ends the stream or is gone. An error is an answer, not an end."""
@@ -80,13 +81,13 @@ class Session(ABC):
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one message, or raises."""
 
-    def _plan(self, header: Header) -> tuple[HostedPlan, int]:
-        """The plan of a header, and the number of its index. One that came again was looked up already."""
-        if header is not self._planned_for:
+    def _selection(self, header: Header) -> tuple[HostedSelection, int]:
+        """The selection of a header, and the number of its index. One that came again was looked up already."""
+        if header is not self._selected_for:
             number = wire.whole(header, "index", 0, 1 << 16)
-            self._planned = self.hosted.plan(number, header.get("names")), number
-            self._planned_for = header
-        return self._planned
+            self._selected = self.hosted.select(number, header.get("names")), number
+            self._selected_for = header
+        return self._selected
 
 
 @final
@@ -99,34 +100,32 @@ class CallSession(Session):
             "sample": self._sample,
             "draw": self._draw,
             "gather": self._gather,
-            "plan": self._describe,
-            "update": self._update,
-            "delete": self._delete,
-            "clear": self._clear,
-            "set_policy_version": self._set_policy_version,
-            "get": self._get,
-            "check": self._check,
+            "select": self._describe,
         }
 
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one call."""
-        call = self._calls.get(wire.field(header, "op", str))
-        if call is None:
-            raise BadMessage("op", " or ".join(self._calls), str(header["op"])[:40])
+        op = wire.field(header, "op", str)
+        call, verb = self._calls.get(op), VERBS.get(op)
+        if call is None and verb is None:
+            raise BadMessage("op", " or ".join((*self._calls, *VERBS)), op[:40])
         if "after" in header:
             self.hosted.wait_for(header["after"], wire.seconds(header))
-        call(header, body)
+        if call is not None:
+            call(header, body)
+        elif verb is not None:
+            self._ask(verb, header, body)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def _sample(self, header: Header, body: Bytes) -> None:
-        plan, _ = self._plan(header)
-        count = bound(wire.whole(header, "n", 1, 2**31 - 1), plan.gathered.item_bytes, self.options)
+        selection, _ = self._selection(header)
+        count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.gathered.item_bytes, self.options)
         core = self.hosted.table.core
         arrays, keys, probabilities, num_live = self.hosted.wait(
-            lambda slice_s: core.sample(plan.core, count, slice_s, False), wire.seconds(header), self.pipe.gone
+            lambda slice_s: core.sample(selection.core, count, slice_s), wire.seconds(header), self.pipe.gone
         )
-        send_sample(self.pipe, plan, arrays, keys, probabilities, {"live": num_live})
+        send_sample(self.pipe, selection, arrays, keys, probabilities, {"live": num_live})
 
     def _draw(self, header: Header, body: Bytes) -> None:
         number = wire.whole(header, "index", 0, 1 << 16)
@@ -139,56 +138,22 @@ class CallSession(Session):
         self.pipe.send_buffers({"live": num_live}, packed(DRAWN, [keys, probabilities], count))
 
     def _gather(self, header: Header, body: Bytes) -> None:
-        plan, _ = self._plan(header)
-        count = bound(wire.whole(header, "n", 0, 2**31 - 1), plan.gathered.item_bytes, self.options)
+        selection, _ = self._selection(header)
+        count = bound(wire.whole(header, "n", 0, 2**31 - 1), selection.gathered.item_bytes, self.options)
         (keys,) = wire.arrays_of(body, (np.int64, (count,)))
-        arrays, present = self.hosted.table.core.gather(plan.core, keys, None)
-        self.pipe.send_buffers({}, [*packed(plan.gathered, arrays, count), *packed(PRESENT, [present], count)])
+        arrays, present = self.hosted.table.core.gather(selection.core, keys, None)
+        self.pipe.send_buffers({}, [*packed(selection.gathered, arrays, count), *packed(PRESENT, [present], count)])
 
     def _describe(self, header: Header, body: Bytes) -> None:
-        plan, _ = self._plan(header)
-        self.pipe.send({"outputs": [[one.name, one.dtype.str, one.shape] for one in plan.gathered.outputs]})
+        selection, _ = self._selection(header)
+        self.pipe.send({"outputs": [[one.name, one.dtype.str, one.shape] for one in selection.gathered.outputs]})
 
-    # ---- changing --------------------------------------------------------------------------------------------------
-
-    def _update(self, header: Header, body: Bytes) -> None:
-        name = self.hosted.index_name(wire.whole(header, "index", 0, 1 << 16))
-        count = wire.whole(header, "n", 0, 2**31 - 1)
-        kind = np.float32 if wire.field(header, "single", bool) else np.float64
-        keys, priorities = wire.arrays_of(body, (np.int64, (count,)), (kind, (count,)))
-        self.pipe.send({"value": self.hosted.table.update_priorities(keys, priorities, index=name)})
-
-    def _delete(self, header: Header, body: Bytes) -> None:
-        (keys,) = wire.arrays_of(body, (np.int64, (wire.whole(header, "n", 0, 2**31 - 1),)))
-        self.pipe.send({"value": self.hosted.table.delete(keys)})
-
-    def _clear(self, header: Header, body: Bytes) -> None:
-        self.hosted.table.clear()
-        self.pipe.send({"value": None})
-
-    def _set_policy_version(self, header: Header, body: Bytes) -> None:
-        self.hosted.table.set_policy_version(wire.field(header, "version", int))
-        self.pipe.send({"value": None})
-
-    # ---- looking ---------------------------------------------------------------------------------------------------
-
-    def _get(self, header: Header, body: Bytes) -> None:
-        table, what = self.hosted.table, wire.field(header, "what", str)
-        if what == "num_steps":
-            value: Any = len(table)
-        elif what == "num_items":
-            value = table.num_items(self.hosted.index_name(wire.whole(header, "index", 0, 1 << 16)))
-        elif what == "policy_version":
-            value = table.policy_version
-        elif what == "stats":
-            value = table.core.stats()
-        else:
-            raise BadMessage("what", "num_steps, num_items, policy_version or stats", what[:40])
-        self.pipe.send({"value": value})
-
-    def _check(self, header: Header, body: Bytes) -> None:
-        self.hosted.table.check()
-        self.pipe.send({"value": None})
+    def _ask(self, verb: Verb, header: Header, body: Bytes) -> None:
+        """A simple call: whatever the core returns is the answer."""
+        core = self.hosted.table.core
+        values = arguments(verb, header, body, len(self.hosted.table.config.index))
+        member = getattr(core, verb.name)
+        self.pipe.send({"value": member if verb.is_property else member(*values)})
 
 
 @final
@@ -209,13 +174,13 @@ class HoldSession(Session):
             del self._held[0]
         op = wire.field(header, "op", str)
         if op == "sample":
-            plan, number = self._plan(header)
-            count = bound(wire.whole(header, "n", 1, 2**31 - 1), plan.gathered.item_bytes, self.options)
+            selection, number = self._selection(header)
+            count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.gathered.item_bytes, self.options)
             arrays, keys, probabilities, num_live = self.hosted.wait(
-                lambda slice_s: core.sample(plan.core, count, slice_s, True), wire.seconds(header), self.pipe.gone
+                lambda slice_s: core.sample(selection.core, count, slice_s, True), wire.seconds(header), self.pipe.gone
             )
             self._held.append((number, count))
-            send_sample(self.pipe, plan, arrays, keys, probabilities, {"live": num_live})
+            send_sample(self.pipe, selection, arrays, keys, probabilities, {"live": num_live})
         elif op == "count":
             self.pipe.send({"value": len(self._held)})
         else:
@@ -229,6 +194,8 @@ class HoldSession(Session):
                 self.hosted.table.core.return_held(number, count)
 
 
-def send_sample(pipe: Pipe, plan: HostedPlan, arrays: Any, keys: Any, probabilities: Any, header: Header) -> None:
+def send_sample(
+    pipe: Pipe, selection: HostedSelection, arrays: Any, keys: Any, probabilities: Any, header: Header
+) -> None:
     """A sample as one block, which the core has made already unless its layout changed."""
-    pipe.send_buffers(header, packed(plan.sampled, [*arrays, keys, probabilities], len(keys)))
+    pipe.send_buffers(header, packed(selection.sampled, [*arrays, keys, probabilities], len(keys)))

@@ -16,7 +16,7 @@ from relive.service.connection import Connection, cutoff, server_wait
 from relive.service.encoding import Operation, RowEncoder, given
 from relive.service.exchange import Exchange, StreamBroken
 from relive.service.options import Streaming
-from relive.service.remote_writer import CLOSE_S, WriterCore
+from relive.service.remote_writer import CLOSE_S, RemoteWriterCore
 
 __all__ = ["StreamedWriterCore"]
 
@@ -35,7 +35,7 @@ class _Message:
 
 
 @final
-class StreamedWriterCore(WriterCore):
+class StreamedWriterCore(RemoteWriterCore):
     """Appends gather in a block; blocks, extends, ends and versions go out in order and are answered in order.
 
     After a failure everything that was not acknowledged is given up, once: the next call raises Unacknowledged, and

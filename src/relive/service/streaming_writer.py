@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy.typing as npt
 
 from relive._checks import integer, timeout
 from relive._closing import Closing
-from relive._core import CoreTable
 from relive.protocol import ReplayWriter
 from relive.service.blocks import StreamedKeys
-from relive.service.encoding import Normalise, RowEncoder
+from relive.service.encoding import RowEncoder
 from relive.service.options import Streaming
 from relive.service.remote_core import RemoteCore
 from relive.service.streamed_core import StreamedWriterCore
 from relive.spec import StepSpec
+from relive.table_core import Normalise
 from relive.writer import Writer
 
 __all__ = ["StreamingWriter"]
@@ -36,7 +36,7 @@ class StreamingWriter(Closing):
 
     def __init__(self, core: RemoteCore, spec: StepSpec, num_lanes: int | None, streaming: Streaming) -> None:
         opener = _Opener(core, spec, streaming)
-        self._writer = Writer(cast(CoreTable, opener), spec, num_lanes, core.timeout_s, lambda error: error)
+        self._writer = Writer(opener, spec, num_lanes, core.timeout_s, lambda error: error)
         self._core = opener.opened
 
     if TYPE_CHECKING:

@@ -89,7 +89,7 @@ class WriteSession(Session):
         num_lanes = wire.field(request, "num_lanes", (int, type(None)))
         self._writer: Writer = hosted.table.writer(num_lanes)
         self._layout = RowLayout(hosted.table.spec, num_lanes)
-        self._number, self._progress = hosted.open_progress()
+        self._number, self._applied = hosted.open_writing()
         self._failed_epoch = -1
         self._keys: list[npt.NDArray[np.int64]] = []
 
@@ -102,7 +102,7 @@ class WriteSession(Session):
         try:
             self._writer.close()
         finally:
-            self.hosted.end_progress(self._number)
+            self.hosted.end_writing(self._number)
 
     def refuse(self, header: Header, problem: Exception) -> None:
         """An error answers a message by its number, where it had one."""
@@ -125,7 +125,7 @@ class WriteSession(Session):
                 answer["error"] = wire.error_to(problem)
             self.pipe.send(answer, *self._keys)
         finally:
-            self._progress.advance(sequence)
+            self._applied.advance(sequence)
 
     def _apply(self, header: Header, body: Bytes) -> None:
         ops = wire.field(header, "ops", list)
@@ -186,5 +186,5 @@ class WriteSession(Session):
         except DeadlineExceeded as problem:
             if timeout_s == 0.0 or problem.holder_pid is not None:
                 raise
-        self._progress.begin_wait()
+        self._applied.begin_wait()
         return self.hosted.wait(write, timeout_s, self.pipe.gone)

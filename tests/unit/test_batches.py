@@ -15,6 +15,7 @@ import pytest
 
 import relive
 from relive import errors
+from relive.batch import Columns
 from relive.protocol import ReplayBatches
 
 SPEC = relive.StepSpec(
@@ -159,7 +160,7 @@ def test_an_error_of_the_thread_surfaces_in_the_consumer_and_loses_no_credit() -
     with filled_table() as table:
         with table.batches(4, device="no such device") as batches:
             for _ in range(2):
-                with pytest.raises(RuntimeError):
+                with pytest.raises(errors.InvalidConfig):
                     next(batches)
         assert table.stats().indexes["default"].in_flight == 0
 
@@ -227,3 +228,75 @@ def test_a_forked_child_leaves_its_parents_batches_alone() -> None:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert next(batches).num_items == 4
+
+
+# ---- any source will do --------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A source of empty batches that writes down what it is asked for; errors come as they lie in the list."""
+
+    def __init__(self, *errors_first: BaseException) -> None:
+        self.errors = list(errors_first)
+        self.wanted = self.taken = self.committed = self.returned = 0
+        self.late: list[bool] = []
+        self.most_wanted = 0
+
+    def ask(self, num_batches: int) -> None:
+        self.wanted += num_batches
+        self.most_wanted = max(self.most_wanted, self.wanted)
+
+    def take(self) -> relive.Batch | None:
+        if self.errors:
+            raise self.errors.pop(0)
+        if self.wanted <= 0:
+            return None
+        self.wanted -= 1
+        self.taken += 1
+        return relive.Batch(Columns((), SPEC), [], np.empty(0, np.int64), None, 0)
+
+    def commit(self, was_late: bool) -> None:
+        self.late.append(was_late)
+        self.committed += 1
+
+    def give_back(self, num_batches: int) -> None:
+        self.returned += num_batches
+
+
+def test_a_source_is_asked_for_as_many_as_may_wait_and_everything_is_accounted_for() -> None:
+    source = Counted()
+    with relive.Batches(source, 0, 3, None, 30.0) as batches:
+        for _ in range(50):
+            next(batches)
+    assert source.most_wanted <= 3 and source.committed == 50 == len(source.late)
+    assert source.taken == source.committed + source.returned and source.returned <= 3 and source.wanted == 0
+
+
+def test_an_error_is_told_once_and_then_the_thread_goes_on() -> None:
+    source = Counted(errors.ServiceUnavailable("there", 1.0, "gone"), ValueError("odd"), errors.TableClosed())
+    with relive.Batches(source, 0, 2, None, 30.0) as batches:
+        for error in (errors.ServiceUnavailable, ValueError, errors.TableClosed):
+            with pytest.raises(error):
+                next(batches)
+        for _ in range(5):
+            next(batches)
+    assert source.committed == 5 and source.taken == 5 + source.returned
+
+
+def test_a_batch_that_may_not_be_handed_out_is_not_lost() -> None:
+    class Refusing(Counted):
+        refuses = True
+
+        def commit(self, was_late: bool) -> None:
+            if self.refuses:
+                raise errors.TableClosed()
+            super().commit(was_late)
+
+    source = Refusing()
+    with relive.Batches(source, 0, 1, None, 30.0) as batches:
+        for _ in range(3):
+            with pytest.raises(errors.TableClosed):
+                next(batches)
+        source.refuses = False
+        next(batches)
+    assert source.taken == 1 + source.returned

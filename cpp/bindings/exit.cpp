@@ -1,0 +1,119 @@
+// What the core asks of Python while it waits, and the end of the interpreter, after which nothing may be asked any more.
+//
+// A thread that asks a finalizing interpreter for the GIL is unwound by it, through C++ frames, which aborts the process.
+// So from end_of_process() on no thread but the one that called it takes the GIL here: waits of others are ended, and
+// the threads stay where they are.
+#include <atomic>
+#include <vector>
+
+#include "module.hpp"
+
+namespace relive::bindings {
+namespace {
+
+std::atomic<bool> is_exiting{false};
+std::atomic<uint64_t> main_thread{0};  // signals' handlers run there only; 0: not known
+std::atomic<int> num_coming_back{0};   // threads that were let through to the GIL and do not have it yet
+
+// Handles that the process may still have open at its end. Under the GIL.
+std::vector<std::weak_ptr<Table>>& handles() {
+  static auto& made = *new std::vector<std::weak_ptr<Table>>;
+  return made;
+}
+
+// One thread's way back to the GIL: refused once the process ends, waited for where it was let through before.
+class WayBack final {
+ public:
+  WayBack() {
+    if (thread_id() == main_thread.load(std::memory_order_relaxed)) return;
+    num_coming_back.fetch_add(1);
+    is_counted_ = true;
+    is_refused_ = is_exiting.load();
+    if (is_refused_) arrived();
+  }
+  ~WayBack() { arrived(); }
+  WayBack(const WayBack&) = delete;
+  WayBack& operator=(const WayBack&) = delete;
+  bool is_refused() const { return is_refused_; }
+
+ private:
+  void arrived() {
+    if (is_counted_) num_coming_back.fetch_sub(1);
+    is_counted_ = false;
+  }
+
+  bool is_counted_ = false;
+  bool is_refused_ = false;
+};
+
+void sleep_for_ever() {
+  for (;;) {
+    std::atomic<uint32_t> never{0};
+    futex_wait(&never, 0, 1.0);
+  }
+}
+
+// Closes what is open. relive._ending calls it where the process ends.
+void end_of_process() {
+  main_thread.store(thread_id());
+  is_exiting.store(true);
+  std::vector<std::shared_ptr<Table>> open;
+  for (const std::weak_ptr<Table>& handle : handles())
+    if (std::shared_ptr<Table> table = handle.lock()) open.push_back(std::move(table));
+  const ReleasedGil released;
+  for (const std::shared_ptr<Table>& table : open) table->close_at_last();
+  const Deadline patience = Deadline::after(kLastPatience_s);
+  while (num_coming_back.load() > 0 && !patience.passed()) {
+    std::atomic<uint32_t> nobody{0};
+    futex_wait(&nobody, 0, 0.001);
+  }
+}
+
+bool is_this_the_main_thread() {
+  const nb::module_ threading = nb::module_::import_("threading");
+  return threading.attr("current_thread")().is(threading.attr("main_thread")());
+}
+
+}  // namespace
+
+ReleasedGil::~ReleasedGil() {
+  const WayBack way;
+  if (way.is_refused()) sleep_for_ever();
+  PyEval_RestoreThread(state_);
+}
+
+// Whether a signal handler raised while a call waited. The error stays set for the call to raise.
+bool hear_signals() {
+  const uint64_t main = main_thread.load(std::memory_order_relaxed);
+  if (main != 0 && thread_id() != main) return is_exiting.load();  // no handler runs on this thread
+  const WayBack way;
+  if (way.is_refused()) return true;
+  const nb::gil_scoped_acquire acquire;
+  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
+}
+
+// Whether this is the only Python thread: then nobody in the process can end the wait it is about to begin.
+bool is_only_thread() {
+  const WayBack way;
+  if (way.is_refused()) return false;
+  const nb::gil_scoped_acquire acquire;
+  return nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) == 1;
+}
+
+void close_at_exit(const std::shared_ptr<Table>& table) {
+  std::erase_if(handles(), [](const std::weak_ptr<Table>& handle) { return handle.expired(); });
+  handles().push_back(table);
+}
+
+void bind_exit(nb::module_& module) {
+  if (is_this_the_main_thread()) main_thread.store(thread_id());
+  module.def("end_of_process", &end_of_process);
+  const nb::object in_child = nb::cpp_function([] {
+    main_thread.store(thread_id());
+    num_coming_back.store(0);
+  });
+  nb::module_ os = nb::module_::import_("os");
+  if (nb::hasattr(os, "register_at_fork")) os.attr("register_at_fork")(nb::arg("after_in_child") = in_child);
+}
+
+}  // namespace relive::bindings

@@ -1,0 +1,87 @@
+// Whether a header that was read can be bound to: every size and offset within the file, counts that agree.
+//
+// The header's checksum tells damage; this comes before it, for the checksum itself reads columns and metadata by these
+// offsets. Everything is computed in 128 bits, where no product of what a header holds overflows.
+#include <algorithm>
+#include <cstring>
+
+#include "relive/words/region.hpp"
+
+namespace relive {
+namespace {
+
+using Wide = unsigned __int128;
+
+bool is_in(Wide value, Wide least, Wide most) { return least <= value && value <= most; }
+
+bool are_counts_sound(const Geometry& g) {
+  return is_in(g.num_columns, 1, kMaxColumns) && is_in(g.num_indexes, 1, kMaxIndexes) &&
+         is_in(g.max_participants, 1, 65536) && is_in(g.max_lanes, 1, 1u << 20) && g.shard < 4096 &&
+         is_in(g.page_shift, 0, 15) && g.page_len == 1u << g.page_shift &&
+         g.tail_words == std::max(1u, g.page_len / 64) && is_in(g.slot_bits, g.page_shift, kLeafBits - 1) &&
+         g.page_bits == g.slot_bits - g.page_shift && is_in(g.num_pages, 1, uint64_t{1} << g.page_bits) &&
+         g.num_slots == g.num_pages << g.page_shift && is_in(g.capacity, 1, g.num_slots) && g.history < g.num_slots &&
+         is_in(g.max_n_step, 1, g.num_slots) && g.has_state <= 1 && g.reward_column >= -1 &&
+         g.reward_column < static_cast<int64_t>(g.num_columns);
+}
+
+bool are_slabs_sound(const Geometry& g, size_t num_bytes) {
+  if (!is_in(g.frames_per_slab_shift, 0, 40) || !is_in(g.num_frames, 1, Wide{1} << 32) || g.slabs_offset % 64 != 0 ||
+      g.grow_frames < 1)
+    return false;
+  const uint64_t last = g.num_frames - 1;
+  const uint64_t mask = (uint64_t{1} << g.frames_per_slab_shift) - 1;
+  return g.record_stride >= kRecordHead && Wide{g.record_stride} * g.page_len <= g.frame_bytes &&
+         (Wide{g.frame_bytes} << g.frames_per_slab_shift) <= g.slab_bytes &&
+         Wide{g.slabs_offset} + Wide{last >> g.frames_per_slab_shift} * g.slab_bytes +
+                 Wide{(last & mask) + 1} * g.frame_bytes <=
+             num_bytes;
+}
+
+bool is_shape_sound(const Geometry& g, const ItemShape& shape) {
+  return shape.before <= g.history && is_in(shape.spanned, 1, g.max_n_step) && shape.bootstrap == g.has_state &&
+         Wide{shape.before} + shape.spanned <= kMaxWindow;
+}
+
+bool are_areas_sound(const Geometry& g) {
+  const auto lies = [&g](uint64_t offset, Wide num_bytes) {
+    return offset >= sizeof(Header) && offset % 64 == 0 && Wide{offset} + num_bytes <= g.slabs_offset;
+  };
+  bool sound = lies(g.columns_offset, Wide{sizeof(ColumnLayout)} * g.num_columns) &&
+               lies(g.participants_offset, Wide{sizeof(Participant)} * g.max_participants) &&
+               lies(g.credits_offset, Wide{sizeof(Credit)} * g.max_participants * g.num_indexes) &&
+               lies(g.lanes_offset, Wide{sizeof(Lane)} * g.max_lanes) &&
+               lies(g.words_offset, Wide{sizeof(uint64_t)} * g.num_pages) &&
+               lies(g.frames_offset, Wide{sizeof(uint32_t)} * g.num_pages) &&
+               lies(g.pages_offset, Wide{sizeof(PageRecord)} * g.num_pages) &&
+               lies(g.tails_offset, Wide{sizeof(uint64_t)} * g.num_pages * g.tail_words) &&
+               lies(g.marks_offset, Wide{sizeof(Mark)} * g.num_slots) &&
+               lies(g.free_frames_offset, Wide{sizeof(uint32_t)} * g.num_frames) &&
+               lies(g.metadata_offset, g.metadata_bytes);
+  for (uint32_t i = 0; i < g.num_indexes && sound; ++i)
+    sound = lies(g.trees_offset[i], Tree::num_bytes(g.num_slots)) &&
+            lies(g.states_offset[i], Wide{sizeof(uint16_t)} * g.num_slots) &&
+            lies(g.cursors_offset[i], Wide{sizeof(Cursor)} * g.max_lanes) && is_shape_sound(g, g.shapes[i]);
+  return sound;
+}
+
+bool is_column_sound(const Geometry& g, const ColumnLayout& column) {
+  const bool lies = Wide{column.offset} + Wide{g.page_len - 1} * column.stride + column.num_bytes <= g.frame_bytes;
+  return lies && column.num_dims <= kMaxDims && column.area <= Area::kLarge && column.kind <= ColumnKind::kStart &&
+         std::memchr(column.name, 0, sizeof column.name) != nullptr &&
+         std::memchr(column.dtype, 0, sizeof column.dtype) != nullptr;
+}
+
+}  // namespace
+
+std::string unsound_part(const Geometry& g, const std::byte* memory, size_t num_bytes) {
+  if (!are_counts_sound(g)) return "counts that do not agree";
+  if (!are_slabs_sound(g, num_bytes)) return "frames that lie outside of the file";
+  if (!are_areas_sound(g)) return "areas that lie outside of their place";
+  const auto* columns = reinterpret_cast<const ColumnLayout*>(memory + g.columns_offset);
+  for (uint32_t c = 0; c < g.num_columns; ++c)
+    if (!is_column_sound(g, columns[c])) return "a column that lies outside of its frame";
+  return {};
+}
+
+}  // namespace relive

@@ -1,0 +1,43 @@
+"""Configuration values as dicts of plain values, which JSON and TOML can hold, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from relive.errors import InvalidConfig
+
+__all__ = ["from_parts", "refuse_unknown", "to_parts"]
+
+
+def to_parts(value: Any) -> dict[str, Any]:
+    """{'type': name of its class, option: value, ...} of a frozen dataclass."""
+    return {"type": type(value).__name__, **asdict(value)}
+
+
+def from_parts(what: str, parts: Any, kinds: Sequence[type[Any]]) -> Any:
+    """The value that to_parts wrote, of one of these classes; options left out have their defaults.
+
+    Raises InvalidConfig, which says what is known, and what the class raises.
+    """
+    known = {kind.__name__: kind for kind in kinds}
+    if not isinstance(parts, Mapping):
+        raise InvalidConfig(what, "a dict with a type: " + " or ".join(known), parts)
+    name = parts.get("type")
+    kind = known.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise InvalidConfig(f"type of {what}", " or ".join(known), name)
+    options = {option: value for option, value in parts.items() if option != "type"}
+    refuse_unknown(f"option of {what}", options, [field.name for field in fields(kind)])
+    try:
+        return kind(**options)
+    except TypeError as problem:  # one that it needs is missing
+        raise InvalidConfig(what, "every option that it needs", str(problem)) from None
+
+
+def refuse_unknown(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raises InvalidConfig for the first name that is not known."""
+    for name in given:
+        if name not in known:
+            raise InvalidConfig(what, "one of " + ", ".join(known) if known else "none", name)

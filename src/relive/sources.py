@@ -1,0 +1,117 @@
+"""Where the batches of a local table come from: drawn and gathered at once, or drawn well ahead of their disk reads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import final
+
+from relive._core import CoreTable, PlannedBatch
+from relive.batch import Batch, Selection
+from relive.batches import SLICE_S
+from relive.errors import DeadlineExceeded, TableClosed
+
+__all__ = ["PlannedSource", "SampledSource"]
+
+
+@final
+class SampledSource:
+    """Batches drawn and gathered in one step."""
+
+    def __init__(self, core: CoreTable, selection: Selection, num_items: int) -> None:
+        self._core = core
+        self._selection = selection
+        self._num_items = num_items
+
+    def ask(self, num_batches: int) -> None:
+        """Nothing begins before take(), and that is short."""
+
+    def take(self) -> Batch:
+        """Draws and gathers."""
+        selection = self._selection
+        arrays, keys, probabilities, num_live = self._core.sample(selection.core, self._num_items, SLICE_S, True)
+        return Batch(selection.columns, arrays, keys, probabilities, num_live)
+
+    def commit(self, was_late: bool) -> None:
+        """Counts a batch as sampled."""
+        if self._core.closed:
+            raise TableClosed()  # closing took everything back that was in flight
+        self._core.commit_held(self._selection.number, self._num_items)
+
+    def give_back(self, num_batches: int) -> None:
+        """Returns them to the limiter."""
+        if num_batches and not self._core.closed:
+            self._core.return_held(self._selection.number, num_batches * self._num_items)
+
+
+@final
+class PlannedSource:
+    """The next batches of a tiered table, drawn and being read from the disk; take() puts the first of them together.
+
+    Owner of the planned batches, which are in flight for the limiter until commit or give_back. depth: how many.
+    """
+
+    def __init__(self, core: CoreTable, selection: Selection, num_items: int, depth: int) -> None:
+        self._core = core
+        self._selection = selection
+        self._num_items = num_items
+        self._depth = depth
+        self._planned: deque[PlannedBatch] = deque()
+        self._lock = threading.Lock()  # over what follows
+        self._current: PlannedBatch | None = None
+        self._num_wanted = 0
+
+    def ask(self, num_batches: int) -> None:
+        """Counts them; where none is wanted any more, what take() waits for is cancelled."""
+        with self._lock:
+            self._num_wanted += num_batches
+            if num_batches < 0 and self._num_wanted <= 0 and self._current is not None:
+                self._current.cancel()
+
+    def take(self) -> Batch | None:
+        """Draws ahead as far as the limiter allows, then waits for the rows of the first batch and copies them."""
+        self._draw_ahead()
+        with self._lock:
+            if self._num_wanted <= 0:
+                return None
+            self._current = planned = self._planned.popleft()
+        made = None
+        try:
+            made = self._core.gather_planned(planned, self._selection.core)
+        finally:
+            with self._lock:
+                self._current = None
+                self._num_wanted -= 0 if made is None else 1
+            if made is None:
+                self._return(planned.num_held)
+        return None if made is None else Batch(self._selection.columns, *made)
+
+    def commit(self, was_late: bool) -> None:
+        """Counts a batch as sampled, and as late where it was."""
+        if self._core.closed:
+            raise TableClosed()  # closing took everything back that was in flight
+        if was_late:
+            self._core.note_late_batch()
+        self._core.commit_held(self._selection.number, self._num_items)
+
+    def give_back(self, num_batches: int) -> None:
+        """Returns them to the limiter, and what was drawn and not taken."""
+        while self._planned:
+            planned = self._planned.popleft()
+            planned.drop()
+            self._return(planned.num_held)
+        self._return(num_batches * self._num_items)
+
+    def _draw_ahead(self) -> None:
+        while len(self._planned) < self._depth:
+            timeout_s = 0.0 if self._planned else SLICE_S
+            try:
+                self._planned.append(self._core.plan_batch(self._selection.core, self._num_items, timeout_s))
+            except DeadlineExceeded:
+                if not self._planned:
+                    raise
+                return
+
+    def _return(self, num_items: int) -> None:
+        if num_items and not self._core.closed:  # closing the table gives everything back
+            self._core.return_held(self._selection.number, num_items)

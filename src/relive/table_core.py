@@ -1,0 +1,236 @@
+"""What a handle asks of its core, wherever that core is: this machine's memory, or messages to another machine.
+
+Three cores answer it: relive._core.CoreTable, the service's RemoteCore, and what a writer asks also its streamed one.
+
+A verb that only takes numbers and arrays of items and gives back a plain value is a line of SimpleCalls: the client
+makes its messages, and the server reads them, from that line. Such a verb touches five places: the core
+(cpp/relive/table), its binding (cpp/bindings/table_binding.cpp), SimpleCalls here, the handle (relive/handle.py) and
+the interface that every table has (relive/protocol.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, TypeVar, final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "InBody",
+    "IndexOf",
+    "Normalise",
+    "OpensWriters",
+    "SelectedColumns",
+    "SimpleCalls",
+    "TableCore",
+    "Whole",
+    "WriterCore",
+    "looks",
+]
+
+Keys = npt.NDArray[np.int64]
+Masses = npt.NDArray[np.float64]
+Arrays = list[npt.NDArray[Any]]
+Normalise = Callable[[str, object, tuple[int, ...]], npt.NDArray[Any]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# ---- how an argument of a simple call travels ----------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class Whole:
+    """An integer of the header, from least to most."""
+
+    least: int
+    most: int
+
+
+@final
+@dataclass(frozen=True)
+class IndexOf:
+    """The number of an index of the table, in the header."""
+
+
+@final
+@dataclass(frozen=True)
+class InBody:
+    """An array of one axis in the body, of one of these dtypes; any other comes as the last of them."""
+
+    dtypes: tuple[str, ...]
+
+
+IndexNumber = Annotated[int, IndexOf()]
+ItemKeys = Annotated[Keys, InBody(("<i8",))]
+Priorities = Annotated[npt.NDArray[Any], InBody(("<f4", "<f8"))]
+PolicyVersion = Annotated[int, Whole(0, 2**32 - 1)]
+
+
+def looks(function: Function) -> Function:
+    """Marks a simple call that changes nothing: a client may send it again where the answer was lost."""
+    function.__dict__["looks"] = True
+    return function
+
+
+# ---- the calls -----------------------------------------------------------------------------------------------------
+
+
+class SimpleCalls(Protocol):
+    """Calls of numbers and arrays of items that give back a plain value of JSON. Each of them raises TableClosed."""
+
+    @looks
+    def num_steps(self) -> int:
+        """Live steps."""
+        ...
+
+    @looks
+    def num_items(self, index: IndexNumber) -> int:
+        """Live items of an index."""
+        ...
+
+    @property
+    @looks
+    def policy_version(self) -> int:
+        """What set_policy_version set last."""
+        ...
+
+    @looks
+    def stats(self) -> dict[str, Any]:
+        """Counters, in the core's own units."""
+        ...
+
+    @looks
+    def check(self) -> None:
+        """Raises CheckFailed where an invariant is broken."""
+        ...
+
+    def update_priorities(self, index: IndexNumber, keys: ItemKeys, priorities: Priorities) -> int:
+        """Sets priorities; how many of the items were still there."""
+        ...
+
+    def delete(self, keys: ItemKeys) -> int:
+        """Removes steps; how many of them were still there."""
+        ...
+
+    def clear(self) -> None:
+        """Removes all steps."""
+        ...
+
+    def set_policy_version(self, version: PolicyVersion) -> None:
+        """The version that rows are stamped with."""
+        ...
+
+
+class SelectedColumns(Protocol):
+    """Columns of an index, resolved once by the core; opaque but for what comes out."""
+
+    @property
+    def outputs(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """(name, numpy dtype, shape of one item) of each array."""
+        ...
+
+
+class WriterCore(Protocol):
+    """Lanes of a table. Columns are flat names; lanes ids, or None for all in order. Used by one thread at a time."""
+
+    def append(
+        self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any, timeout_s: float
+    ) -> Any:
+        """One step of each lane; keys."""
+        ...
+
+    def extend(
+        self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any, timeout_s: float
+    ) -> Any:
+        """A block of steps; keys."""
+        ...
+
+    def end_episode(
+        self,
+        columns: dict[str, Any],
+        terminated: bool,
+        truncated: bool,
+        lanes: npt.NDArray[np.int32] | None,
+        timeout_s: float,
+    ) -> None:
+        """The end of an episode."""
+        ...
+
+    def set_policy_version(self, version: int | None) -> None:
+        """The version of the rows from now on; None: the table's."""
+        ...
+
+    def close(self) -> None:
+        """Cuts the lanes."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called, of it or of the table."""
+        ...
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes, whether or not arrays have an axis for them."""
+        ...
+
+
+class OpensWriters(Protocol):
+    """Who gives a Writer its core."""
+
+    def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
+        """Opens lanes. single: one lane, whose arrays have no axis for it. normalise: for what is not exact."""
+        ...
+
+
+class TableCore(SimpleCalls, OpensWriters, Protocol):
+    """A table as its handle sees it. timeout_s is a number here: 0 tries once, inf waits. Any number of threads."""
+
+    @property
+    def metadata(self) -> bytes:
+        """What TableConfig.to_metadata wrote."""
+        ...
+
+    @property
+    def path(self) -> str | None:
+        """Where others find the table: a file, an address; None where they cannot."""
+        ...
+
+    @property
+    def stream(self) -> int:
+        """Which random numbers it draws with."""
+        ...
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it draws and gathers only, uncounted."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        ...
+
+    def select(self, index: int, names: list[str]) -> SelectedColumns:
+        """Resolves columns. Raises UnknownColumn."""
+        ...
+
+    def sample(self, selection: Any, num_items: int, timeout_s: float) -> tuple[Arrays, Keys, Masses, int]:
+        """Arrays of a selection of this core, keys, probabilities, live items; drawn and counted."""
+        ...
+
+    def draw(self, index: int, num_items: int, timeout_s: float) -> tuple[Keys, Masses, int]:
+        """Keys, probabilities, live items."""
+        ...
+
+    def gather(
+        self, selection: Any, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+    ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
+        """Arrays of a selection of this core, into `out` where that is given, and which keys were there."""
+        ...
+
+    def close(self) -> None:
+        """Ends its use. Closing twice is harmless."""
+        ...
