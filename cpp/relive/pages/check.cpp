@@ -78,11 +78,11 @@ std::string check_cursors(const Region& r, uint32_t lane_slot) {
   if (lane.state.load(kRelaxed) != LaneState::kLive) return {};
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const Leaves leaves(r, i);
-    const Cursor& cursor = r.cursor(i, lane_slot);
-    const uint64_t here = r.alive(cursor.ref);
+    const uint64_t place = r.cursor(i, lane_slot).load(kRelaxed);
+    const uint64_t here = r.alive(r.place_ref(place));
     if (here == kNoPage) continue;
     if (r.pages[here].lane_uid.load(kRelaxed) != lane.uid.load(kRelaxed)) return "a cursor stands on another lane";
-    uint32_t end = cursor.offset;
+    uint32_t end = r.place_offset(place);
     for (uint64_t page = here; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed)), end = r.page_len) {
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
       for (uint32_t offset = range.step_begin; offset < std::min(end, range.step_end); ++offset)

@@ -147,8 +147,6 @@ void recover(Held& held, RecoverScratch& scratch) {
   if (RELIVE_RULE(F4_leaves)) settle_leaves(held);
   RELIVE_FAIL_POINT(recover_pass3);
   rebuild_lists(held, scratch);
-  for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane)
-    if (r.lanes[lane].state.load(kRelaxed) == LaneState::kLive && RELIVE_RULE(F5_cursors)) find_cursors(held, lane);
   RELIVE_FAIL_POINT(recover_lists);
   if (RELIVE_RULE(F5_inner))
     for (uint32_t i = 0; i < r.num_indexes; ++i) Leaves::rebuild(held, i);

@@ -22,7 +22,7 @@
 
 #define RELIVE_RULES(X) \
   X(G2_word_before_leaf) X(G4_recheck) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
-  X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_cursors) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
+  X(F2_pages) X(F5_free_list) X(F5_inner) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
   X(W1_whole) X(D3_fence)
 // clang-format on
