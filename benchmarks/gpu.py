@@ -114,7 +114,6 @@ def filled(spec: relive.StepSpec, capacity: int, column: str, index: relive.Inde
 def gather_rows(device: Device, row_bytes: int, scale: Scale) -> Iterator[Row]:
     """The three ways for one size of rows."""
     from relive.gpu import DeviceReader
-    from relive.gpu.launch import Scratch
 
     torch = device.torch
     batch = max(1, min(scale.batch_bytes // row_bytes, scale.most_items))
@@ -139,10 +138,11 @@ def gather_rows(device: Device, row_bytes: int, scale: Scale) -> Iterator[Row]:
             "gather, then copy": gather_then_copy,
         }
         device_us = {}
+        job = outputs.job([target], reader.device)
         with reader._view.held() as span:  # the launches alone, one round of them
 
             def launch() -> None:
-                rounds.gather(span, Scratch(batch, reader.device), there, outputs, [target])
+                rounds.gather(span, rounds.scratch(batch), there, job)
 
             device_us["zero-copy"] = device.device_times_us(launch, scale.num_calls)
         device_us["pinned copy"] = device.device_times_us(ways["pinned copy"], scale.num_calls)
@@ -155,7 +155,6 @@ def draw_items(device: Device, num_leaves: int, scale: Scale) -> Iterator[Row]:
     """The weighted draw over a full tree, beside the core's."""
     from relive.gpu import DeviceReader
     from relive.gpu.draw import DeviceSampler
-    from relive.gpu.launch import Scratch
 
     spec = relive.StepSpec({"flag": relive.ArraySpec((), "uint8")})
     index = relive.Index(sampler=relive.Prioritized(priority_exponent=1.0))
@@ -170,7 +169,7 @@ def draw_items(device: Device, num_leaves: int, scale: Scale) -> Iterator[Row]:
         with reader._view.held() as span:
 
             def launch() -> None:
-                rounds.draw(span, Scratch(scale.num_drawn, reader.device), drawing, scale.num_drawn)
+                rounds.draw(span, rounds.scratch(scale.num_drawn), drawing)
 
             device_us = device.device_times_us(launch, scale.num_calls)
         times_us = device.call_times_us(lambda: reader.draw(scale.num_drawn), scale.num_calls)

@@ -2,8 +2,9 @@
 
 usage: python scripts/compile_kernels.py [--json] [80 90 ...]        compute capabilities: 80 is an A100, 90 an H100
 
-Ends with status 1 where something does not compile, is empty, or would round otherwise than the core does. The table it
-compiles for has packed columns, a stack of frames and rows of 1 MiB, and a return over three steps.
+Ends with status 1 where something does not compile, is empty, would round otherwise than the core does, or would read
+words or rows by other than volatile loads. It compiles for two tables that share nothing but the format: one has packed
+columns, a stack of frames and rows of 1 MiB, and a return over three steps, the other is small and has no states.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 os.environ.pop("TRITON_INTERPRET", None)
 
 import relive  # noqa: E402
-from relive.gpu.compile_check import Compiled, compile_launch, launches_of  # noqa: E402
+from relive.gpu.compile_check import Compiled, compile_launch, launches_of, region_loads  # noqa: E402
 
 ARCHITECTURES = (80, 90)
 DERIVED = ("discount", "terminated", "truncated", "episode_step", "lane", "staleness")
@@ -27,59 +28,75 @@ FUSED = "fma.rn.f64"
 
 @dataclasses.dataclass
 class Row:
-    """What one compiled variant shows."""
+    """What one compiled launch shows."""
 
     kernel: str
     arch: int
-    column: str
+    table: str
+    variant: str  # of the compilation: the same where launches share it
+    num_specialized: int  # parameters for whose values it would be compiled anew
     cubin_bytes: int
     ptx_bytes: int
     is_elf: bool
     fuses_products: bool  # a sum that is not rounded as the core's
-    vector_loads: int  # of 16 bytes, fetched anew
-    volatile_loads: int
+    hinted_loads: int  # weak loads that only ask for fresh bytes
+    volatile_loads: int  # from the region
+    wide_loads: int  # those of them that move 16 bytes
+    cached_loads: int  # from the region, cached on purpose
+    other_loads: int  # from the region, neither
     seconds: float
 
 
-def make_table() -> relive.Table:
-    spec = relive.StepSpec(
-        {
-            "observation": relive.ArraySpec((84, 84), "uint8", kind="state"),
-            "position": relive.ArraySpec((3,), "float32", kind="state"),
-            "action": relive.ArraySpec((), "int64"),
-            "reward": relive.ArraySpec((), "float32"),
-            "core": relive.ArraySpec((1 << 18,), "float32", kind="start"),
-        }
-    )
+def make_tables() -> dict[str, relive.Table]:
     items = relive.Transitions(n_step=3, gamma=0.99, stack={"observation": 4})
-    return relive.Table(spec, 20_000, {"by_priority": relive.Index(items, relive.Prioritized())}, max_lanes=8)
+    spec = {
+        "observation": relive.ArraySpec((84, 84), "uint8", kind="state"),
+        "position": relive.ArraySpec((3,), "float32", kind="state"),
+        "action": relive.ArraySpec((), "int64"),
+        "reward": relive.ArraySpec((), "float32"),
+        "core": relive.ArraySpec((1 << 18,), "float32", kind="start"),
+    }
+    large = {"by_priority": relive.Index(items, relive.Prioritized())}
+    small = relive.StepSpec({"token": relive.ArraySpec((5,), "int16"), "reward": relive.ArraySpec((), "float64")})
+    return {
+        "large": relive.Table(relive.StepSpec(spec), 20_000, large, max_lanes=8),
+        "small": relive.Table(small, 1000, relive.Index(relive.Transitions(n_step=5)), max_lanes=1),
+    }
 
 
-def row_of(made: Compiled, column: str, seconds: float) -> Row:
+def row_of(made: Compiled, table: str, num_specialized: int, seconds: float) -> Row:
+    loads = region_loads(made)
+    volatile = [load for load in loads if load.startswith("ld.volatile.global")]
+    cached = [load for load in loads if load.startswith("ld.global.ca.")]
     return Row(
         kernel=made.name,
         arch=made.arch,
-        column=column,
+        table=table,
+        variant=made.variant,
+        num_specialized=num_specialized,
         cubin_bytes=len(made.cubin),
         ptx_bytes=len(made.ptx),
         is_elf=made.cubin[:4] == b"\x7fELF",
         fuses_products=FUSED in made.ptx,
-        vector_loads=made.ptx.count("ld.global.cv.v2.b64"),
-        volatile_loads=made.ptx.count("ld.volatile.global"),
+        hinted_loads=made.ptx.count("ld.global.cv"),
+        volatile_loads=len(volatile),
+        wide_loads=volatile.count("ld.volatile.global.v2.b64"),
+        cached_loads=len(cached),
+        other_loads=len(loads) - len(volatile) - len(cached),
         seconds=round(seconds, 2),
     )
 
 
 def compile_all(architectures: list[int]) -> list[Row]:
     rows = []
-    with make_table() as table:
-        states = [f"next_{name}" for name in table.spec.state_columns]
-        for launch in launches_of(table, [*table.spec.columns, *states, *DERIVED]):
-            copy = launch.constants.get("COLUMN")
-            column = "" if copy is None else f"{copy.num_bytes} B x {copy.stack}" + (" next" if copy.is_next else "")
-            for arch in architectures:
-                start = time.monotonic()
-                rows.append(row_of(compile_launch(launch, arch), column, time.monotonic() - start))
+    for name, table in make_tables().items():
+        with table:
+            states = [f"next_{column}" for column in table.spec.state_columns]
+            for launch in launches_of(table, [*table.spec.columns, *states, *DERIVED]):
+                for arch in architectures:
+                    start = time.monotonic()
+                    made = compile_launch(launch, arch)
+                    rows.append(row_of(made, name, launch.num_specialized, time.monotonic() - start))
     return rows
 
 
@@ -94,10 +111,12 @@ def main() -> int:
     else:
         for row in rows:
             print(
-                f"{row.kernel:14s} sm_{row.arch}  {row.column:16s} cubin {row.cubin_bytes:6d} B, "
-                f"{row.vector_loads} loads of 16 bytes, {row.volatile_loads} volatile ({row.seconds} s)"
+                f"{row.kernel:13s} sm_{row.arch}  {row.table}  {row.variant[:8]}  cubin {row.cubin_bytes:6d} B, loads "
+                f"from the region: {row.volatile_loads} volatile ({row.wide_loads} of 16 bytes), {row.cached_loads} "
+                f"cached, {row.other_loads} others ({row.seconds} s)"
             )
     bad = [row for row in rows if not row.is_elf or row.ptx_bytes == 0 or row.fuses_products]
+    bad += [row for row in rows if row.other_loads or row.hinted_loads]
     return 1 if bad or not rows else 0
 
 

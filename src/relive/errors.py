@@ -337,7 +337,8 @@ class StorageFull(ReliveError, OSError):
         self.needs_bytes = needs_bytes
         self.has_bytes = has_bytes
         super().__init__(
-            f"{path}: needs {_bytes_text(needs_bytes)}, the file system has {_bytes_text(has_bytes)}; "
+            f"{path}: needs {_bytes_text(needs_bytes)}, {'this machine' if path == 'memory' else 'the file system'} has"
+            f" {_bytes_text(has_bytes)}; "
             + (
                 "give the container a larger /dev/shm (docker run --shm-size=8g, or a memory-backed emptyDir), a"
                 " smaller capacity, or use LocalMemory() where one process is enough; `relive ls` shows tables left"

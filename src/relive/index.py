@@ -115,11 +115,11 @@ def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
     """Raises CapacityTooSmall where a min_size could never be reached.
 
     A lane in a long episode keeps steps back that are stored and cannot be drawn: its oldest (stack - 1), whose stacks
-    reach further back (with the largest stack of all indexes), and its newest (n_step - 1), whose windows are not
-    complete. (A writer that gives no next keeps its newest step back, too.)
+    reach further back, and its newest (n_step - 1), whose windows are not complete. Stacks of other indexes cost it
+    nothing. (A writer that gives no next keeps its newest step back, too.)
     """
-    stack = max((depth for one in indexes.values() for depth in one.items.stack.values()), default=1)
     for name, one in indexes.items():
+        stack = max(one.items.stack.values(), default=1)
         needed = one.limiter.min_size + stack - 1 + one.items.n_step - 1
         if needed > capacity:
             kept = f"stack {stack} - 1 and n_step {one.items.n_step} - 1 steps that no item begins at"

@@ -178,15 +178,16 @@ def test_memory_is_registered_as_the_table_commits_it(shm_name: Callable[[], str
         core, cudart = table._core, CudartThatNotes()
         layout = RegionLayout.from_facts(core.geometry)
         view = RegionView(core, layout, HostRegistration(cudart))
+        pinned = lambda frames: -(-layout.end_of_frames(frames) // 4096) * 4096  # noqa: E731
         with view.held() as span:
             first = span.mapped_frames
-            assert cudart.spans() == [(span.address, span.address + layout.end_of_frames(first))]
+            assert cudart.spans() == [(span.address, span.address + pinned(first))]
         with table.writer() as writer:
             writer.extend(blob=np.zeros((260, 1 << 18), np.uint8))
         with view.held() as span:
             assert span.mapped_frames > first
             assert len(cudart.ranges) == 2 and cudart.spans()[0][1] == cudart.spans()[1][0]
-            assert cudart.spans()[-1][1] == span.address + layout.end_of_frames(span.mapped_frames)
+            assert cudart.spans()[-1][1] == span.address + pinned(span.mapped_frames)
             assert layout.end_of_frames(span.mapped_frames) < core.geometry["region_bytes"]
         with view.held():
             assert len(cudart.ranges) == 2
@@ -205,18 +206,18 @@ def test_memory_is_registered_as_the_table_commits_it(shm_name: Callable[[], str
 
 def test_frames_the_device_cannot_see_yet_are_asked_for_again(table: relive.Table) -> None:
     """An item in a frame beyond the mapped ones is not read at all: it stays wanted."""
-    from relive.gpu.launch import Scratch
-
     with DeviceReader(table, "cpu") as reader:
         keys = torch.from_numpy(table.draw(8).item_keys)
-        plan, outputs = reader._plan(None, ["action"])
-        out = outputs.buffers(8, None, reader.device)
-        scratch = Scratch(8, reader.device)
+        _, outputs = reader._plan(None, ["action"])
+        arrays = outputs.buffers(8, None, reader.device)
+        job = outputs.job(arrays, reader.device)
+        rounds = reader._rounds_of(0)
+        scratch = rounds.scratch(8)
         with reader._view.held() as span:
-            reader._rounds_of(0).gather(span._replace(mapped_frames=0), scratch, keys, outputs, out)
-            assert scratch.num_wanted() == 8
-            reader._rounds_of(0).gather(span, scratch, keys, outputs, out)
-            assert scratch.num_wanted() == 0
+            rounds.gather(span._replace(mapped_frames=0), scratch, keys, job)
+            assert scratch.left() == (8, 0)
+            rounds.gather(span, scratch, keys, job)
+            assert scratch.left() == (0, 0)
 
 
 def test_the_layout_of_a_reader_is_a_value_that_travels(table: relive.Table) -> None:
@@ -244,9 +245,10 @@ def test_a_column_kept_outside_of_the_frames_is_refused(table: relive.Table) -> 
 def test_tree_levels_and_copies_follow_the_format() -> None:
     assert tree_levels(5) == (0,) and tree_levels(8) == (0,) and tree_levels(9) == (0, 16)
     assert tree_levels(1000) == (0, 1000, 1128, 1144)
-    copy = ColumnCopy(offset=72, stride=80, num_bytes=4, stack=1, is_next=False, pads_zeros=False)
-    assert (copy.word_bytes, copy.words, copy.aligned_bytes) == (4, 1, 4)
-    copy = ColumnCopy(offset=4096, stride=7104, num_bytes=7056, stack=4, is_next=True, pads_zeros=True)
-    assert (copy.word_bytes, copy.words, copy.aligned_bytes) == (8, 882, 16)
-    copy = ColumnCopy(offset=64, stride=9024, num_bytes=9001, stack=1, is_next=False, pads_zeros=False)
-    assert (copy.word_bytes, copy.words, copy.aligned_bytes) == (1, 9001, 1)
+    common = {"is_next": False, "pads_zeros": True, "is_large": False}
+    copy = ColumnCopy(offset=72, stride=80, num_bytes=4, stack=1, **common)
+    assert (copy.unit_bytes, copy.units) == (4, 1)
+    copy = ColumnCopy(offset=4096, stride=7104, num_bytes=7056, stack=4, **common)
+    assert (copy.unit_bytes, copy.units) == (16, 1764)
+    copy = ColumnCopy(offset=64, stride=9024, num_bytes=9001, stack=1, **common)
+    assert (copy.unit_bytes, copy.units) == (1, 9001)

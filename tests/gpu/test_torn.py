@@ -5,6 +5,7 @@ The pause of a round stands for whatever another process does between two launch
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import relive
-from gpu.tools import DeviceReader, numbered_rows, numbered_spec, set_rounds, torch, wrong_rows
+from gpu.tools import DeviceReader, before_load, numbered_rows, numbered_spec, set_rounds, torch, wrong_rows
 from relive.gpu.kernels.words import PRESENT, READY
 from relive.gpu.launch import Rounds, Scratch
 
@@ -52,8 +53,9 @@ def test_an_item_evicted_while_it_is_read_is_not_present(where: str) -> None:
 def test_without_the_recheck_torn_rows_would_be_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programme of the test above does tear rows: with the re-check gone they come out as present."""
 
-    def believe(self: Rounds, span: object, scratch: Scratch, only_generation: bool) -> None:
-        scratch.status[scratch.status == int(READY.value)] = int(PRESENT.value)
+    def believe(self: Rounds, span: object, scratch: Scratch, present: int, only_generation: bool) -> None:
+        scratch.state[scratch.state == int(READY.value)] = int(PRESENT.value)
+        torch.frombuffer((ctypes.c_bool * scratch.num_items).from_address(present), dtype=torch.bool).fill_(True)
 
     monkeypatch.setattr(Rounds, "_recheck", believe)
     with opened(64, 64) as (_, writer, reader, keys):
@@ -104,7 +106,7 @@ def test_a_sample_draws_torn_items_again(where: str) -> None:
         assert (batch.probabilities > 0).all()
 
 
-@pytest.mark.parametrize("where", ["taken", "walked"])
+@pytest.mark.parametrize("where", ["linked", "walked"])
 def test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one(where: str) -> None:
     """The slow lane's second page stays, its first becomes another lane's, before its link is followed or after.
 
@@ -120,16 +122,21 @@ def test_a_page_before_that_was_freed_and_reused_is_not_read_as_the_old_one(wher
         all_keys = table.draw(2000).item_keys
         table.update_priorities(all_keys, np.zeros(2000, np.float32))
         table.update_priorities(reaching, np.ones(2, np.float32))
-        done = []
+        facts, done = table._core.geometry, []
 
         def pause(stage: str) -> None:
             if stage == where and not done:
-                done.append(table._core.geometry["page_len"])
+                done.append(facts["page_len"])
                 busy.extend(**numbered_rows(1112, 104))
 
         with DeviceReader(table, "cpu") as reader:
             set_rounds(reader, pause)
-            batch = reader.sample(24)
+            with reader._view.held() as span:
+                page = (int(reaching[0]) & (1 << facts["slot_bits"]) - 1) // facts["page_len"]
+            record = span.address + facts["pages_offset"] + page * facts["structs"]["page"]["num_bytes"]
+            link = record + facts["structs"]["page"]["prev"]
+            with before_load(link, 8, lambda: pause("linked")):  # after the item's leaf was read, in the same launch
+                batch = reader.sample(24)
         assert done == [8]
         stacked = batch["observation"].numpy()[:, :, 0]
         action = batch["action"].numpy()

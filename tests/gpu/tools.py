@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import relive
 
 torch = pytest.importorskip("torch", reason="device readers return torch tensors")
 pytest.importorskip("triton", reason="relive.gpu needs triton, which has no wheel for this Python")
+
+from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
 
 from relive.gpu import DeviceReader  # noqa: E402
 from relive.gpu.launch import BlockSizes  # noqa: E402
@@ -65,6 +68,26 @@ def set_rounds(reader: DeviceReader, pause: Callable[[str], None] | None = None,
 
 
 GPU_BLOCKS = BlockSizes()
+
+
+@contextmanager
+def before_load(address: int, num_bytes: int, action: Callable[[], None]) -> Iterator[None]:
+    """Calls action once, just before a kernel first loads anything from these bytes: a pause inside a launch."""
+    load = InterpreterBuilder.create_masked_load
+    done: list[bool] = []
+
+    def watched(self: Any, addresses: Any, mask: Any, *others: Any) -> Any:
+        asked = np.broadcast_to(addresses.data, mask.data.shape)[mask.data].astype(np.uint64)
+        if not done and ((asked >= address) & (asked < address + num_bytes)).any():
+            done.append(True)
+            action()
+        return load(self, addresses, mask, *others)
+
+    InterpreterBuilder.create_masked_load = watched
+    try:
+        yield
+    finally:
+        InterpreterBuilder.create_masked_load = load
 
 
 def numbered_spec() -> relive.StepSpec:

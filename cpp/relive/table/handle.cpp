@@ -115,6 +115,13 @@ Status Table::create(const TableConfig& asked, const std::string& path, std::uni
   const bool is_local = path.empty();
   const uint64_t frames = first_frames(g, is_local);
   if (is_local) {
+    // What is written at birth must fit: the system promises more than it has, and kills who asks for it.
+    const size_t has = physical_memory_bytes();
+    if (has != 0 && g.slabs_offset > has)
+      return Status(Code::kStorageFull)
+          .with_text("path", "memory")
+          .with_int("needs_bytes", static_cast<int64_t>(g.slabs_offset))
+          .with_int("has_bytes", static_cast<int64_t>(has));
     RELIVE_RETURN_IF_ERROR(Storage::create_local(g.region_bytes, &table->storage_));
   } else {
     const uint64_t expected = g.slabs_offset + g.capacity * g.row_bytes;

@@ -329,6 +329,11 @@ size_t file_system_free_bytes(const std::string& folder) {
   return statvfs(folder.c_str(), &facts) == 0 ? size_t{facts.f_bavail} * facts.f_frsize : 0;
 }
 
+size_t physical_memory_bytes() {
+  const long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
+  return pages > 0 && bytes > 0 ? static_cast<size_t>(pages) * static_cast<size_t>(bytes) : 0;
+}
+
 size_t file_system_total_bytes(const std::string& folder) {
   struct statvfs facts{};
   return statvfs(folder.c_str(), &facts) == 0 ? size_t{facts.f_blocks} * facts.f_frsize : 0;

@@ -88,6 +88,7 @@ void random_bytes(void* out, size_t num_bytes) {
 
 void on_fork(void (*)(), void (*)(), void (*)()) {}
 size_t file_system_free_bytes(const std::string&) { return 0; }
+size_t physical_memory_bytes() { return 0; }
 size_t file_system_total_bytes(const std::string&) { return 0; }
 
 }  // namespace relive

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from typing import final
 
-import numpy as np
 import torch
 
 from relive import _core
 from relive.errors import DeadlineExceeded
-from relive.gpu.launch import Drawing, Rounds, Scratch
+from relive.gpu.launch import Drawing, Rounds
 from relive.gpu.outputs import OutputPlan
-from relive.gpu.region_view import RegionView, Span
+from relive.gpu.region_view import RegionView
 
 __all__ = ["DeviceSampler", "call_base"]
 
@@ -66,16 +65,21 @@ class DeviceSampler:
         stream, call = stream_and_call
         drawing = self.drawing(num_items, stream, call, device)
         arrays = [] if plan is None else plan.buffers(num_items, None, device)
-        scratch = Scratch(num_items, device)
+        job = None if plan is None else plan.job(arrays, device)
+        scratch = rounds.scratch(num_items)
         start = time.monotonic()
         attempt = 0
         while True:
-            drawing = drawing._replace(random_base=call_base(self._seed, stream, call, attempt))
+            if attempt > 0:
+                drawing = drawing._replace(random_base=call_base(self._seed, stream, call, attempt))
             with self._view.held() as span:
                 if attempt == 0:
                     num_live = max(1, self._core.num_items(self._number))
-                self._launch(rounds, span, scratch, drawing, plan, arrays)
-                num_wanted = scratch.num_wanted()
+                if job is None:
+                    rounds.draw(span, scratch, drawing)
+                else:
+                    rounds.sample(span, scratch, drawing, job)
+                num_wanted = scratch.left().num_wanted
             if num_wanted == 0:
                 return drawing, arrays, num_live
             attempt += 1
@@ -88,36 +92,20 @@ class DeviceSampler:
 
     def slots_at(self, rounds: Rounds, points: torch.Tensor) -> torch.Tensor:
         """The leaves that points float64[B] in [0, total) fall on, int64[B]; -1 behind the last one."""
-        scratch = Scratch(len(points), points.device)
+        scratch = rounds.scratch(len(points))
         drawing = self.drawing(len(points), 0, 0, points.device)._replace(points=points)
         with self._view.held() as span:
-            rounds.draw(span, scratch, drawing, len(points))
-            scratch.num_wanted()  # waits
-        return drawing.slots
+            rounds.draw(span, scratch, drawing)
+            scratch.left()  # waits
+        return scratch.slot
 
     def drawing(self, num_items: int, stream: int, call: int, device: torch.device) -> Drawing:
-        """The strata of a call, in the order of its rows, and room for what it draws."""
-        rows = _core.permutation(self._seed, stream, call, num_items)
-        strata = np.empty_like(rows)
-        strata[rows] = np.arange(num_items, dtype=np.int32)
+        """The first attempt of a call, and room for what it draws."""
+        base = call_base(self._seed, stream, call, 0)
         return Drawing(
-            strata=torch.from_numpy(strata).to(device),
-            slots=torch.empty(num_items, dtype=torch.int64, device=device),
-            item_keys=torch.zeros(num_items, dtype=torch.int64, device=device),
-            probabilities=torch.zeros(num_items, dtype=torch.float64, device=device),
-            random_base=0,
+            item_keys=torch.empty(num_items, dtype=torch.int64, device=device),
+            probabilities=torch.empty(num_items, dtype=torch.float64, device=device),
+            chains=torch.empty((2, num_items), dtype=torch.int32, device=device),
+            shuffle_base=base,
+            random_base=base,
         )
-
-    @staticmethod
-    def _launch(
-        rounds: Rounds,
-        span: Span,
-        scratch: Scratch,
-        drawing: Drawing,
-        plan: OutputPlan | None,
-        arrays: list[torch.Tensor],
-    ) -> None:
-        if plan is None:
-            rounds.draw(span, scratch, drawing, scratch.num_items)
-        else:
-            rounds.sample(span, scratch, drawing, scratch.num_items, plan, arrays)

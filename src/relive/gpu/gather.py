@@ -10,15 +10,15 @@ import torch
 from relive import _core
 from relive.batch import Selection
 from relive.gpu.batch import Gathered
-from relive.gpu.kernels.words import PRESENT
-from relive.gpu.launch import WANTED_STATE, Rounds, Scratch
+from relive.gpu.kernels.words import WANTED
+from relive.gpu.launch import Left, Rounds
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView
 
 __all__ = ["DeviceGather", "zero_absent"]
 
 ROUNDS = 16  # as many as the core tries without the lock
-PRESENT_STATE = int(PRESENT.value)
+WANTED_STATE = int(WANTED.value)
 
 
 def zero_absent(arrays: Sequence[torch.Tensor], present: torch.Tensor) -> None:
@@ -44,20 +44,22 @@ class DeviceGather:
 
     def run(self, rounds: Rounds, keys: torch.Tensor, out: Mapping[str, torch.Tensor] | None) -> Gathered:
         """keys int64[B] on the device -> their columns and present bool[B]. Waits for the device."""
-        device = keys.device
-        arrays = self._outputs.buffers(len(keys), out, device)
-        scratch = Scratch(len(keys), device)
-        num_wanted = len(keys)
-        for _ in range(ROUNDS if num_wanted else 0):
+        arrays = self._outputs.buffers(len(keys), out, keys.device)
+        present = torch.empty(len(keys), dtype=torch.bool, device=keys.device)
+        if len(keys) == 0:
+            return Gathered(arrays, keys, present)
+        job = self._outputs.job(arrays, keys.device)
+        scratch = rounds.scratch(len(keys))
+        left = Left(len(keys), 0)
+        for _ in range(ROUNDS):
             with self._view.held() as span:
-                rounds.gather(span, scratch, keys, self._outputs, arrays)
-                num_wanted = scratch.num_wanted()
-            if num_wanted == 0:
+                rounds.gather(span, scratch, keys, job, present)
+                left = scratch.left()
+            if left.num_wanted == 0:
                 break
-        present = scratch.status == PRESENT_STATE
-        if num_wanted > 0:
-            self._read_by_core(keys, scratch.status == WANTED_STATE, arrays, present)
-        if not bool(present.all()):
+        if left.num_wanted > 0:
+            self._read_by_core(keys, scratch.state == WANTED_STATE, arrays, present)
+        if left != (0, 0):
             zero_absent(arrays, present)
         return Gathered(arrays, keys, present)
 

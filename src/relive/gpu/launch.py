@@ -12,65 +12,97 @@ import triton
 from relive.gpu.kernels import draw as draw_kernels
 from relive.gpu.kernels import rows as row_kernels
 from relive.gpu.kernels import windows as window_kernels
-from relive.gpu.kernels.words import NUM_FIELDS, WANTED
-from relive.gpu.layout_args import ColumnCopy, IndexLayout, RegionLayout
-from relive.gpu.outputs import OutputPlan
+from relive.gpu.kernels.words import FIELDS_A_PAGE, NUM_COUNTERS, NUM_FIELDS, SLOT, STATE
+from relive.gpu.layout_args import ColumnCopy, IndexLayout, RegionLayout, fact_words
+from relive.gpu.outputs import Job
 from relive.gpu.region_view import Span
 
-__all__ = ["COMPILE_OPTIONS", "INTERPRETER_BLOCKS", "BlockSizes", "Drawing", "Rounds", "Scratch"]
+__all__ = ["COMPILE_OPTIONS", "INTERPRETER_BLOCKS", "BlockSizes", "Drawing", "Rounds", "Scratch", "facts_on"]
 
 # Sums must round as the C++ ones do: a product is rounded before it is added.
 COMPILE_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 
-WANTED_STATE = int(WANTED.value)
+
+class Left(NamedTuple):
+    """How a round ended."""
+
+    num_wanted: int  # items not read yet, or changed while they were
+    num_gone: int
 
 
 @final
 class Scratch:
-    """The windows of one call: fields int64[NUM_FIELDS, B] and states int32[B], all WANTED at first."""
+    """The windows of one call, 8-byte cells as kernels/words.py names them; the first round sets all of them."""
 
-    def __init__(self, num_items: int, device: torch.device) -> None:
+    def __init__(self, num_items: int, pages_a_window: int, device: torch.device) -> None:
         self.num_items = num_items
-        self.windows = torch.empty((NUM_FIELDS, num_items), dtype=torch.int64, device=device)
-        self.status = torch.full((num_items,), WANTED_STATE, dtype=torch.int32, device=device)
+        num_cells = NUM_COUNTERS + (NUM_FIELDS + FIELDS_A_PAGE * pages_a_window) * num_items
+        self.cells = torch.empty(num_cells, dtype=torch.int64, device=device)
+        self._is_first = True
 
-    def num_wanted(self) -> int:
-        """Items not read yet, or changed while they were. Waits for the launches so far."""
-        return int((self.status == WANTED_STATE).sum())
+    @property
+    def address(self) -> int:
+        """Of the cells, on the device."""
+        return self.cells.data_ptr()
+
+    def begin_round(self) -> int:
+        """1 for the first round of the call, 0 for the others; asked once a round."""
+        is_first, self._is_first = self._is_first, False
+        return int(is_first)
+
+    def left(self) -> Left:
+        """What the last round left over. Waits for the launches so far; 16 bytes come from the device."""
+        num_wanted, num_gone = self.cells[:NUM_COUNTERS].tolist()
+        return Left(num_wanted, num_gone)
+
+    @property
+    def state(self) -> torch.Tensor:
+        """int64[B], the state of each item."""
+        return self._field(int(STATE.value))
+
+    @property
+    def slot(self) -> torch.Tensor:
+        """int64[B], the slot of each item; -1: a point behind the last leaf."""
+        return self._field(int(SLOT.value))
+
+    def _field(self, number: int) -> torch.Tensor:
+        start = NUM_COUNTERS + number * self.num_items
+        return self.cells[start : start + self.num_items]
 
 
 class Drawing(NamedTuple):
     """Where a draw's numbers come from and where its results go."""
 
-    strata: torch.Tensor  # int32[B]
-    slots: torch.Tensor  # int64[B]
     item_keys: torch.Tensor  # int64[B]
     probabilities: torch.Tensor  # float64[B]
-    random_base: int
-    points: torch.Tensor | None = None  # float64[B], in [0, total)
+    chains: torch.Tensor  # int32[2, B], the swaps of the shuffle that gives each row its stratum
+    shuffle_base: int  # where the random numbers of the call start
+    random_base: int  # and those of this attempt
+    points: torch.Tensor | None = None  # float64[B], in [0, total): given instead of drawn
 
 
 @final
 @dataclass(frozen=True)
 class BlockSizes:
-    """How much one program does: items of a block, words of a tile of rows. Powers of two."""
+    """How much one program does: items of a block, units of a column's rows, swaps at a time. Powers of two."""
 
     items: int = 128
-    words: int = 1024
-
-    def tile(self, column: ColumnCopy) -> tuple[int, int]:
-        """(items, words) that one program copies: whole small rows of many items, or a tile of one large row."""
-        words = min(triton.next_power_of_2(column.words), self.words)
-        return self.words // words, words
+    units: int = 1024
+    swaps: int = 1024
 
 
 # The interpreter runs programs one after the other, about 10 ms each whatever they hold.
-INTERPRETER_BLOCKS = BlockSizes(items=1024, words=1 << 15)
+INTERPRETER_BLOCKS = BlockSizes(items=1024, units=1 << 16, swaps=4096)
 
 
-def start_kernel(kernel: Any, grid: tuple[int, ...], *arguments: int | None, **constants: Any) -> None:
+def start_kernel(kernel: Any, grid: tuple[int, ...], *arguments: int, **constants: Any) -> None:
     """Launches on the current stream and returns; by the interpreter, runs it to its end."""
     kernel[grid](*arguments, **constants, **COMPILE_OPTIONS)
+
+
+def facts_on(device: torch.device, layout: RegionLayout, index: IndexLayout) -> torch.Tensor:
+    """The facts of an index of a region as kernels read them."""
+    return torch.tensor(fact_words(layout, index), dtype=torch.int64, device=device)
 
 
 @final
@@ -78,83 +110,80 @@ def start_kernel(kernel: Any, grid: tuple[int, ...], *arguments: int | None, **c
 class Rounds:
     """The launches of one round. Every method returns at once on a CUDA device; they follow one another in its stream.
 
+    facts: of the index and its region, on the device (facts_on).
     start: how a kernel is launched; the compile check notes launches instead.
-    pause: a seam for tests of torn reads, else None: called with "drawn" before page words are noted, with "taken" when
-    a draw has its leaves, with "walked" before the rows are copied and with "copied" before the re-check.
+    pause: a seam for tests of torn reads, else None: called with "drawn" before leaves are read again, with "noted"
+    before keys' windows are resolved, with "walked" before rows are copied and with "copied" before the re-check.
     """
 
-    layout: RegionLayout
     index: IndexLayout
+    facts: torch.Tensor
     blocks: BlockSizes = BlockSizes()
     start: Callable[..., None] = start_kernel
     pause: Callable[[str], None] | None = None
 
-    def gather(self, span: Span, scratch: Scratch, keys: torch.Tensor, plan: OutputPlan, out: Sequence[Any]) -> None:
-        """Reads the wanted items among keys int64[B] into out, and says of each whether it held still."""
-        self._note(span, scratch, keys, by_key=True)
-        self._read(span, scratch, plan, out, by_key=True)
+    def scratch(self, num_items: int) -> Scratch:
+        """For one call of num_items items."""
+        return Scratch(num_items, self.index.num_pages, self.facts.device)
 
-    def draw(self, span: Span, scratch: Scratch, drawing: Drawing, num_strata: int) -> None:
-        """Draws the wanted items; no rows are read."""
-        self._take(span, scratch, drawing, num_strata)
-        self._recheck(span, scratch, only_generation=True)
-
-    def sample(
-        self, span: Span, scratch: Scratch, drawing: Drawing, num_strata: int, plan: OutputPlan, out: Sequence[Any]
+    def gather(
+        self, span: Span, scratch: Scratch, keys: torch.Tensor, job: Job, present: torch.Tensor | None = None
     ) -> None:
+        """Reads the wanted items among keys int64[B] into the job's outputs, and says of each whether it held still."""
+        noted = (*self._head(span), scratch.address, keys.data_ptr(), scratch.num_items, scratch.begin_round())
+        self.start(window_kernels.note_words, self._grid(scratch), *noted, **self._block())
+        self._pause("noted")
+        self._read(span, scratch, (keys.data_ptr(), 0), job, by_key=True)
+        self._recheck(span, scratch, 0 if present is None else present.data_ptr(), only_generation=False)
+
+    def draw(self, span: Span, scratch: Scratch, drawing: Drawing) -> None:
+        """Draws the wanted items; no rows are read."""
+        self._draw(span, scratch, drawing)
+        taken = (drawing.item_keys.data_ptr(), drawing.probabilities.data_ptr(), scratch.num_items)
+        head = (*self._head(span), scratch.address)
+        self.start(draw_kernels.take_leaves, self._grid(scratch), *head, *taken, **self._block())
+        self._recheck(span, scratch, 0, only_generation=True)
+
+    def sample(self, span: Span, scratch: Scratch, drawing: Drawing, job: Job) -> None:
         """Draws the wanted items and reads them."""
-        self._take(span, scratch, drawing, num_strata)
-        self._read(span, scratch, plan, out, by_key=False)
+        self._draw(span, scratch, drawing)
+        drawn = (drawing.item_keys.data_ptr(), drawing.probabilities.data_ptr())
+        self._read(span, scratch, drawn, job, by_key=False)
+        self._recheck(span, scratch, 0, only_generation=False)
 
-    def _take(self, span: Span, scratch: Scratch, drawing: Drawing, num_strata: int) -> None:
-        windows, status, count = scratch.windows.data_ptr(), scratch.status.data_ptr(), scratch.num_items
-        grid, block = self._grid(scratch), self.blocks.items
-        points = None if drawing.points is None else drawing.points.data_ptr()
-        drawn = (drawing.strata.data_ptr(), points, drawing.slots.data_ptr(), windows, status, count, num_strata)
-        self.start(
-            draw_kernels.draw_slots, grid, span.address, *drawn, drawing.random_base, INDEX=self.index, BLOCK=block
-        )
+    def _draw(self, span: Span, scratch: Scratch, drawing: Drawing) -> None:
+        is_first, count, chains = scratch.begin_round(), scratch.num_items, drawing.chains.data_ptr()
+        points = 0 if drawing.points is None else drawing.points.data_ptr()
+        if is_first and not points:
+            self.start(draw_kernels.chain_swaps, (1,), chains, count, drawing.shuffle_base, BLOCK=self.blocks.swaps)
+        numbers = (chains, points, count, drawing.shuffle_base, drawing.random_base, is_first)
+        head = (*self._head(span), scratch.address)
+        self.start(draw_kernels.draw_slots, self._grid(scratch), *head, *numbers, **self._block())
         self._pause("drawn")
-        self._note(span, scratch, drawing.slots, by_key=False)
-        taken = (windows, status, drawing.item_keys.data_ptr(), drawing.probabilities.data_ptr(), count)
-        self.start(draw_kernels.take_leaves, grid, span.address, *taken, INDEX=self.index, **self._common())
-        self._pause("taken")
 
-    def _note(self, span: Span, scratch: Scratch, keys: torch.Tensor, by_key: bool) -> None:
-        noted = (keys.data_ptr(), scratch.windows.data_ptr(), scratch.status.data_ptr(), scratch.num_items)
-        self.start(
-            window_kernels.note_words, self._grid(scratch), span.address, *noted, BY_KEY=by_key, **self._common()
-        )
-
-    def _read(self, span: Span, scratch: Scratch, plan: OutputPlan, out: Sequence[Any], by_key: bool) -> None:
-        head = (span.address, scratch.windows.data_ptr(), scratch.status.data_ptr())
-        count, grid, common = scratch.num_items, self._grid(scratch), self._common()
-        self.start(window_kernels.follow_links, grid, *head, count, BY_KEY=by_key, INDEX=self.index, **common)
-        walked = (*head, count, span.mapped_frames)
-        self.start(window_kernels.walk_windows, grid, *walked, NEEDS=plan.needs, INDEX=self.index, **common)
+    def _read(self, span: Span, scratch: Scratch, items: tuple[int, int], job: Job, by_key: bool) -> None:
+        asked = (*self._head(span), job.address, scratch.address)
+        walked = (*asked, *items, scratch.num_items, span.mapped_frames)
+        self.start(window_kernels.resolve, self._grid(scratch), *walked, BY_KEY=by_key, **self._block())
         self._pause("walked")
-        for one, array in zip(plan.outputs, out, strict=True):
-            if one.copy is not None:
-                self._copy(head, array.data_ptr(), count, one.copy)
-        derived = plan.derived_addresses(out)
-        if derived is not None:
-            self.start(row_kernels.fill_derived, grid, *head, count, *derived, NEEDS=plan.needs, **common)
+        first = 0
+        for columns in (job.packed, job.large):
+            if columns:
+                copied = (*asked, scratch.num_items, first)
+                self.start(row_kernels.copy_columns, self._tiles(scratch, columns), *copied, BLOCK=self.blocks.units)
+            first += len(columns)
         self._pause("copied")
-        self._recheck(span, scratch, only_generation=False)
 
-    def _copy(self, head: tuple[int, int, int], out: int, count: int, column: ColumnCopy) -> None:
-        items, words = self.blocks.tile(column)
-        grid = (triton.cdiv(count, items), column.stack, triton.cdiv(column.words, words))
-        tile = {"COLUMN": column, "LAYOUT": self.layout, "ITEMS": items, "WORDS": words}
-        self.start(row_kernels.copy_rows, grid, *head, out, count, **tile)
-
-    def _recheck(self, span: Span, scratch: Scratch, only_generation: bool) -> None:
-        checked = (span.address, scratch.windows.data_ptr(), scratch.status.data_ptr(), scratch.num_items)
-        constants = {"ONLY_GENERATION": only_generation, **self._common()}
+    def _recheck(self, span: Span, scratch: Scratch, present: int, only_generation: bool) -> None:
+        checked = (*self._head(span), scratch.address, present, scratch.num_items)
+        constants = {"ONLY_GENERATION": only_generation, **self._block()}
         self.start(window_kernels.recheck, self._grid(scratch), *checked, **constants)
 
-    def _common(self) -> dict[str, Any]:
-        return {"LAYOUT": self.layout, "BLOCK": self.blocks.items}
+    def _head(self, span: Span) -> tuple[int, int]:
+        return span.address, self.facts.data_ptr()
+
+    def _block(self) -> dict[str, int]:
+        return {"BLOCK": self.blocks.items}
 
     def _pause(self, where: str) -> None:
         if self.pause is not None:
@@ -162,3 +191,7 @@ class Rounds:
 
     def _grid(self, scratch: Scratch) -> tuple[int]:
         return (triton.cdiv(scratch.num_items, self.blocks.items),)
+
+    def _tiles(self, scratch: Scratch, columns: Sequence[ColumnCopy]) -> tuple[int, int]:
+        most = max(column.units for column in columns) * scratch.num_items
+        return triton.cdiv(most, self.blocks.units), len(columns)

@@ -1,33 +1,40 @@
-"""The serialised layout of a table as constants of kernels: plain frozen values, made from the facts of a region.
+"""The serialised layout of a table as kernels are given it: plain frozen values, made from the facts of a region.
 
 Nothing here looks at a region: `RegionLayout.from_facts` reads what docs/format.md describes, a dict of numbers that a
-peer could have sent. Kernels take these values as compile-time constants, so addresses fold into shifts and adds; a
-table of another layout compiles them anew (about a second each, cached on disk by Triton).
+peer could have sent. Kernels read these values as words of one int64 array (`fact_words`), so tables of any layout
+share the compiled kernels; FACT_NAMES says which word is which, and kernels/facts.py takes its numbers from there.
 """
 
 from __future__ import annotations
 
-import math
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any, final
 
 from relive.errors import DtypeMismatch, InvalidConfig
 from relive.items import Transitions
 
-__all__ = ["ColumnCopy", "IndexLayout", "RegionLayout", "WindowNeeds", "tree_levels"]
+__all__ = [
+    "COLUMN_NAMES",
+    "FACT_NAMES",
+    "JOB_NAMES",
+    "ColumnCopy",
+    "IndexLayout",
+    "RegionLayout",
+    "WindowNeeds",
+    "fact_words",
+    "job_words",
+    "tree_levels",
+]
 
 FANOUT = 8
-WIDEST_WORD = 8  # bytes one lane of a kernel moves at a time; two of them make a 16-byte vector
 VECTOR = 16
+UNITS = (VECTOR, 4, 1)  # bytes one lane of a kernel moves at a time
+MOST_LEVELS = 17  # of a tree: slots are fewer than 2^51
 IN_FRAMES = ("record", "large")  # areas whose rows kernels can find; a column kept elsewhere is refused
-# Words of docs/format.md that no table changes.
+LARGE = "large"  # the area whose rows are apart from the packed records
 LEAF_BITS = 51
-STATE_BITS = 2
-GENERATION_SHIFT = 18
-STATE_OPEN, STATE_CLOSED = 1, 2
-LANE_LIVE = 1
-TIMES_AWAITING = 0xFFFE
 
 
 @final
@@ -44,9 +51,7 @@ class RegionLayout:
     num_pages: int
     num_slots: int
     shard: int
-    history: int
     has_state: bool
-    max_lanes: int
     record_stride: int
     frame_bytes: int
     slab_bytes: int
@@ -59,17 +64,11 @@ class RegionLayout:
     tails_offset: int
     marks_offset: int
     tail_words: int
-    lanes_offset: int
     page_bytes: int
     range_at: int
-    item_end_at: int
     prev_at: int
     next_at: int
     page_lane_uid_at: int
-    page_lane_slot_at: int
-    lane_bytes: int
-    lane_state_at: int
-    lane_uid_at: int
     mark_bytes: int
     version_at: int
     discount_at: int
@@ -78,7 +77,7 @@ class RegionLayout:
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> RegionLayout:
         """From the geometry of a table (`CoreTable.geometry`, or the same numbers read from a region's header)."""
-        page, lane, mark, header = (facts["structs"][name] for name in ("page", "lane", "mark", "header"))
+        page, mark, header = (facts["structs"][name] for name in ("page", "mark", "header"))
         same: tuple[str, ...] = (
             "page_len",
             "slot_bits",
@@ -86,11 +85,9 @@ class RegionLayout:
             "num_pages",
             "num_slots",
             "shard",
-            "history",
-            "max_lanes",
         )
         same += ("record_stride", "frame_bytes", "slab_bytes", "slabs_offset", "tail_words")
-        same += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "marks_offset", "lanes_offset")
+        same += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "marks_offset")
         return cls(
             **{name: int(facts[name]) for name in same},
             page_shift=int(facts["page_len"]).bit_length() - 1,
@@ -101,14 +98,9 @@ class RegionLayout:
             has_state=bool(facts["has_state"]),
             page_bytes=int(page["num_bytes"]),
             range_at=int(page["range"]),
-            item_end_at=int(page["item_end"]),
             prev_at=int(page["prev"]),
             next_at=int(page["next"]),
             page_lane_uid_at=int(page["lane_uid"]),
-            page_lane_slot_at=int(page["lane_slot"]),
-            lane_bytes=int(lane["num_bytes"]),
-            lane_state_at=int(lane["state"]),
-            lane_uid_at=int(lane["uid"]),
             mark_bytes=int(mark["num_bytes"]),
             version_at=int(mark["policy_version"]),
             discount_at=int(mark["discount"]),
@@ -138,26 +130,60 @@ def tree_levels(num_leaves: int) -> tuple[int, ...]:
 @final
 @dataclass(frozen=True)
 class IndexLayout:
-    """What kernels must know of one index: its items and where its tree and use counts lie."""
+    """What kernels must know of one index: its items, its tree and leaf states, and how far its windows reach."""
 
-    number: int
     n_step: int
     gamma: float
     tree_offset: int
-    times_offset: int
+    states_offset: int
+    pages_before: int  # that a window may reach back over, beside the page of its item
+    pages_after: int
     levels: tuple[int, ...]
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], number: int, items: Transitions) -> IndexLayout:
         """Of the number-th index of the region, whose items are these."""
+        page_len = int(facts["page_len"])
         return cls(
-            number=number,
             n_step=items.n_step,
             gamma=items.gamma,
             tree_offset=int(facts["trees_offset"][number]),
-            times_offset=int(facts["times_offset"][number]),
+            states_offset=int(facts["states_offset"][number]),
+            pages_before=-(-int(facts["history"]) // page_len),
+            pages_after=(page_len - 1 + items.n_step) // page_len,
             levels=tree_levels(int(facts["num_slots"])),
         )
+
+    @property
+    def num_pages(self) -> int:
+        """The most pages one window touches."""
+        return self.pages_before + 1 + self.pages_after
+
+    def words(self) -> list[int]:
+        """In the order of INDEX_NAMES, then the levels of the tree."""
+        (gamma_bits,) = struct.unpack("<q", struct.pack("<d", self.gamma))
+        reach = [self.pages_before, self.pages_after, self.num_pages, len(self.levels)]
+        return [self.n_step, gamma_bits, self.tree_offset, self.states_offset, *reach, *self.levels]
+
+
+INDEX_NAMES = (
+    "n_step",
+    "gamma_bits",
+    "tree_offset",
+    "states_offset",
+    "pages_before",
+    "pages_after",
+    "num_window_pages",
+    "num_levels",
+)
+# Which word of the facts is which; the last one is the first of the tree's levels.
+FACT_NAMES = (*(field.name for field in fields(RegionLayout)), *INDEX_NAMES, "first_level")
+
+
+def fact_words(layout: RegionLayout, index: IndexLayout) -> list[int]:
+    """The words kernels read instead of constants, in the order of FACT_NAMES; as many for every table."""
+    words = [*map(int, astuple(layout)), *index.words()]
+    return words + [0] * (len(FACT_NAMES) - 1 + MOST_LEVELS - len(words))
 
 
 @final
@@ -165,8 +191,7 @@ class IndexLayout:
 class WindowNeeds:
     """What the outputs of a gather ask of each window, and where the rewards of its steps lie."""
 
-    end: bool = False  # whether the window ends truncated
-    history: bool = False  # rows before its first: some output is a stack
+    before: int = 0  # rows before its first that a stack may show
     reward_offset: int = -1  # inside the frame, of row 0; -1: no return is asked for
     reward_stride: int = 0
     reward_is_double: bool = False
@@ -183,21 +208,18 @@ class ColumnCopy:
     stack: int  # rows of one item
     is_next: bool
     pads_zeros: bool
+    is_large: bool  # its rows lie apart from the packed records
 
     @property
-    def word_bytes(self) -> int:
-        """The widest word that all its rows are made of, here and in the output."""
-        return math.gcd(WIDEST_WORD, self.num_bytes, self.offset, self.stride)
+    def unit_bytes(self) -> int:
+        """The widest unit that all its rows are made of, here and in the output: what one lane moves at a time."""
+        together = self.num_bytes | self.offset | self.stride
+        return next(unit for unit in UNITS if together % unit == 0)
 
     @property
-    def words(self) -> int:
-        """Words of one row."""
-        return self.num_bytes // self.word_bytes
-
-    @property
-    def aligned_bytes(self) -> int:
-        """What the address of every row is a multiple of, here and in the output: 16 lets a lane move 16 bytes."""
-        return math.gcd(VECTOR, self.num_bytes, self.offset, self.stride)
+    def units(self) -> int:
+        """Units of one item: all rows of its stack."""
+        return self.stack * self.num_bytes // self.unit_bytes
 
     @classmethod
     def from_facts(cls, column: Mapping[str, Any], stack: int, is_next: bool, pads_zeros: bool) -> ColumnCopy:
@@ -211,7 +233,35 @@ class ColumnCopy:
         if int(column["num_bytes"]) == 0:
             raise DtypeMismatch(str(column["name"]), "a column of at least one byte", column["shape"])
         sizes = {name: int(column[name]) for name in ("offset", "stride", "num_bytes")}
-        return cls(**sizes, stack=stack, is_next=is_next, pads_zeros=pads_zeros)
+        return cls(**sizes, stack=stack, is_next=is_next, pads_zeros=pads_zeros, is_large=column["area"] == LARGE)
+
+
+# In the order of the job that kernels are given: where the derived columns go, then what they ask of windows.
+DERIVED = (
+    "reward",
+    "discount",
+    "terminated",
+    "truncated",
+    "episode_step",
+    "first",
+    "lane",
+    "policy_version",
+    "staleness",
+    "num_steps",
+)
+JOB_NAMES = (*DERIVED, *(field.name for field in fields(WindowNeeds)), "first_column")
+COLUMN_NAMES = ("out", "offset", "stride", "num_bytes", "stack", "is_next", "pads_zeros", "unit_bytes")
+
+
+def job_words(derived: Mapping[str, int], needs: WindowNeeds, columns: Sequence[tuple[ColumnCopy, int]]) -> list[int]:
+    """What a call asks of the kernels, in the order of JOB_NAMES and, for each column, of COLUMN_NAMES.
+
+    derived: {name: address}; columns: how each is copied, and to which address.
+    """
+    words = [derived.get(name, 0) for name in DERIVED] + list(map(int, astuple(needs)))
+    for copy, out in columns:
+        words += [out, *(int(getattr(copy, name)) for name in COLUMN_NAMES[1:])]
+    return words
 
 
 def column_named(columns: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any] | None:

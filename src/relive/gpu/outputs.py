@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 import torch
 
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch, UnknownColumn
-from relive.gpu.layout_args import VECTOR, ColumnCopy, WindowNeeds, column_named
+from relive.gpu.layout_args import VECTOR, ColumnCopy, WindowNeeds, column_named, job_words
 from relive.items import Transitions
 
-__all__ = ["Output", "OutputPlan"]
-
-# In the order of fill_derived's arguments.
-DERIVED = (
-    "reward",
-    "discount",
-    "terminated",
-    "truncated",
-    "episode_step",
-    "first",
-    "lane",
-    "policy_version",
-    "staleness",
-    "num_steps",
-)
+__all__ = ["Job", "Output", "OutputPlan"]
 
 
 @final
@@ -43,11 +29,36 @@ class Output:
 
 @final
 @dataclass(frozen=True)
+class Job:
+    """What one call asks of the kernels: words on the device, and the columns they are launched over."""
+
+    words: tuple[int, ...]
+    on_device: torch.Tensor  # int64, the same words
+    packed: tuple[ColumnCopy, ...]  # the first columns of the job
+    large: tuple[ColumnCopy, ...]  # the others
+
+    @property
+    def address(self) -> int:
+        """Of the words, on the device."""
+        return self.on_device.data_ptr()
+
+
+@final
+class LastJob:
+    """The job of a plan's last call: outputs that come from a pool lie where they lay, and it is sent once."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+
+
+@final
+@dataclass(frozen=True)
 class OutputPlan:
     """The outputs of one list of columns, in order, and what they ask of each window."""
 
     outputs: tuple[Output, ...]
     needs: WindowNeeds
+    last: LastJob = field(default_factory=LastJob, compare=False, repr=False)
 
     @classmethod
     def make(
@@ -74,13 +85,12 @@ class OutputPlan:
             if source is not None:
                 frames = stack.get(source["name"], 1) if source["kind"] == "state" else 1
                 copy = ColumnCopy.from_facts(source, frames, base is not None, items.stack_pad == "zeros")
-                needs["history"] = needs.get("history", False) or frames > 1
+                needs["before"] = max(needs.get("before", 0), frames - 1)
             elif is_return:
                 reward = column_named(columns, name)
                 assert reward is not None
                 needs["reward_offset"], needs["reward_stride"] = int(reward["offset"]), int(reward["stride"])
                 needs["reward_is_double"] = np.dtype(dtype).itemsize == 8
-            needs["end"] = needs.get("end", False) or (source is None and name == "truncated")
             outputs.append(Output(name, torch_dtype(name, dtype), tuple(shape), copy))
         return cls(tuple(outputs), WindowNeeds(**needs))
 
@@ -92,12 +102,19 @@ class OutputPlan:
             return [torch.empty((num_items, *one.shape), dtype=one.dtype, device=device) for one in self.outputs]
         return [_checked(one, num_items, out, device) for one in self.outputs]
 
-    def derived_addresses(self, arrays: Sequence[torch.Tensor]) -> list[int | None] | None:
-        """Addresses for fill_derived, None for what was not asked; None where nothing is derived."""
-        asked = {one.name: array for one, array in zip(self.outputs, arrays, strict=True) if one.copy is None}
-        if not asked:
-            return None
-        return [asked[name].data_ptr() if name in asked else None for name in DERIVED]
+    def job(self, arrays: Sequence[torch.Tensor], device: torch.device) -> Job:
+        """What fills these arrays, one for each output. Costs a copy to the device, unless they are the last call's."""
+        copies = [(one.copy, array.data_ptr()) for one, array in zip(self.outputs, arrays, strict=True) if one.copy]
+        copies.sort(key=lambda copy: copy[0].is_large)
+        derived = {one.name: a.data_ptr() for one, a in zip(self.outputs, arrays, strict=True) if one.copy is None}
+        words = tuple(job_words(derived, self.needs, copies))
+        made = self.last.job
+        if made is None or made.words != words or made.on_device.device != device:
+            packed = tuple(copy for copy, _ in copies if not copy.is_large)
+            large = tuple(copy for copy, _ in copies if copy.is_large)
+            made = Job(words, torch.tensor(words, dtype=torch.int64, device=device), packed, large)
+            self.last.job = made
+        return made
 
 
 def torch_dtype(name: str, dtype: str) -> torch.dtype:

@@ -20,7 +20,7 @@ from relive.errors import DtypeMismatch, ForeignKey, InvalidConfig, ShapeMismatc
 from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
 from relive.gpu.draw import DeviceSampler
 from relive.gpu.gather import DeviceGather
-from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds
+from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds, facts_on
 from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView, registration_for
@@ -166,7 +166,8 @@ class DeviceReader(Closing):
         if number not in self._rounds:
             items = list(self._table.indexes.values())[number].items
             blocks = INTERPRETER_BLOCKS if self._device.type == "cpu" else BlockSizes()
-            self._rounds[number] = Rounds(self._layout, IndexLayout.from_facts(self._facts, number, items), blocks)
+            index = IndexLayout.from_facts(self._facts, number, items)
+            self._rounds[number] = Rounds(index, facts_on(self._device, self._layout, index), blocks)
         return self._rounds[number]
 
     def _device_keys(self, items: Any) -> torch.Tensor:

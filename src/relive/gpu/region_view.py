@@ -15,6 +15,7 @@ from relive.gpu.layout_args import RegionLayout
 __all__ = ["DeviceFailure", "HostRegistration", "RegionView", "Span"]
 
 PORTABLE, MAPPED, READ_ONLY = 1, 2, 8  # flags of cudaHostRegister
+MEMORY_PAGE = 4096  # bytes; memory is pinned, and committed by the table, in whole ones
 
 
 @final
@@ -110,6 +111,7 @@ class RegionView:
         if self._pieces and address != self._address:
             raise ForkedHandle("a device reader")
         self._address = address
+        num_bytes = -(-num_bytes // MEMORY_PAGE) * MEMORY_PAGE
         if num_bytes <= self._registered_bytes:
             return
         start = address + self._registered_bytes

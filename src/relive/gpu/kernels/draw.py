@@ -1,7 +1,7 @@
 """The weighted draw over the tree of an index, as it lies in the region (rules G1, G2).
 
-draw_slots -> windows.note_words -> take_leaves: the page word is noted before the leaf is read, and the mass that
-counts is that leaf's; what the descent saw of it does not.
+chain_swaps -> draw_slots -> windows.resolve or take_leaves: the page word is noted before the leaf is read, and the
+mass that counts is that leaf's; what the descent saw of it does not.
 """
 
 from __future__ import annotations
@@ -9,9 +9,33 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relive.gpu.kernels.words import READY, SLOT, TOTAL, WANTED, WORD, field, load_float64, real_field
+from relive.gpu.kernels.facts import (
+    FIRST_LEVEL,
+    NUM_LEVELS,
+    PAGE_SHIFT,
+    SHARD,
+    SLOT_BITS,
+    TREE_OFFSET,
+    fact,
+)
+from relive.gpu.kernels.words import (
+    ARGUMENTS,
+    READY,
+    SLOT,
+    STATE,
+    TOTAL,
+    WANTED,
+    WORD,
+    begin_round,
+    field,
+    is_used,
+    load_float64,
+    load_page_word,
+    real_field,
+    still_wanted,
+)
 
-__all__ = ["draw_slots", "take_leaves"]
+__all__ = ["chain_swaps", "draw_slots", "strata_of", "take", "take_leaves"]
 
 
 @triton.jit
@@ -22,55 +46,112 @@ def _mix(z: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _bits(base: tl.tensor, number: tl.tensor) -> tl.tensor:
+    return _mix(base.to(tl.uint64) + (number.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15)
+
+
+@triton.jit
 def _uniform(base: tl.tensor, number: tl.tensor) -> tl.tensor:
     """The number-th of a call, in [0, 1), a multiple of 2^-53."""
-    bits = _mix(base.to(tl.uint64) + (number.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15)
-    return (bits >> 11).to(tl.float64) * 1.1102230246251565e-16
+    return (_bits(base, number) >> 11).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def _swapped_with(base: tl.tensor, step: tl.tensor) -> tl.tensor:
+    """The row, at most `step`, that the step-th swap of the core's shuffle exchanges row `step` with; int32."""
+    number = step.to(tl.uint64)
+    return (((_bits(base, number + 0x10000000000) >> 32) * (number + 1)) >> 32).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=ARGUMENTS)
+def chain_swaps(chains: tl.int64, count: tl.int32, base: tl.uint64, BLOCK: tl.constexpr) -> None:
+    """Lists the swaps of a call's shuffle by the row they exchange theirs with; one program.
+
+    chains: int32[2, count], the first swap of each row's list (-1: none) and the next one in the list of each swap.
+    """
+    heads = chains.to(tl.pointer_type(tl.int32))
+    for start in range(0, count, BLOCK):
+        step = start + tl.arange(0, BLOCK)
+        tl.store(heads + step, tl.full([BLOCK], -1, tl.int32), mask=step < count)
+    tl.debug_barrier()
+    for start in range(0, count, BLOCK):
+        step = start + tl.arange(0, BLOCK)
+        listed = tl.atomic_xchg(heads + _swapped_with(base, step), step, mask=step < count, sem="relaxed")
+        tl.store(heads + count + step, listed, mask=step < count)
+
+
+@triton.jit
+def strata_of(
+    chains: tl.tensor, count: tl.tensor, base: tl.tensor, item: tl.tensor, wanted: tl.tensor, BLOCK: tl.constexpr
+) -> tl.tensor:
+    """The stratum of each row: where the core's shuffle puts the row's number, without running it.
+
+    Swaps go from the last step to step 0. A number that lies at `place` before step `until` stays there until the
+    largest earlier step that swaps with `place`, which puts it where it ends; where there is none it is moved by step
+    `place`, and the question is asked anew from there. Two places a number are looked at in the mean.
+    """
+    heads = chains.to(tl.pointer_type(tl.int32))
+    place = item
+    until = tl.full([BLOCK], 0, tl.int32) + count
+    step = tl.load(heads + place, mask=wanted, other=-1)
+    last = tl.full([BLOCK], -1, tl.int32)
+    asking = wanted
+    while tl.max(asking.to(tl.int32), 0) > 0:
+        listed = asking & (step >= 0)
+        last = tl.where(listed & (step < until), tl.maximum(last, step), last)
+        following = tl.load(heads + count + step, mask=listed, other=-1)
+        moves = asking & ~listed & (last < 0)
+        asking = listed | moves
+        until = tl.where(moves, place, until)
+        place = tl.where(moves, _swapped_with(base, place), place)
+        step = tl.where(moves, tl.load(heads + place, mask=moves, other=-1), following)
+    return last
 
 
 @triton.jit
 def _load_mass(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Masses of the descent. Not volatile: the eight children share a cache line, and a stale one costs a redraw."""
-    return tl.load(address.to(tl.pointer_type(tl.float64)), mask=mask, other=0.0)
+    return tl.load(address.to(tl.pointer_type(tl.float64)), mask=mask, other=0.0, cache_modifier=".ca")
 
 
-@triton.jit(do_not_specialize=["count", "num_strata", "base"])
+@triton.jit(do_not_specialize=ARGUMENTS)
 def draw_slots(
-    region: tl.tensor,
-    strata: tl.tensor,
-    points: tl.tensor | None,
-    slots: tl.tensor,
-    windows: tl.tensor,
-    status: tl.tensor,
-    count: tl.tensor,
-    num_strata: tl.tensor,
+    region: tl.int64,
+    facts: tl.int64,
+    scratch: tl.int64,
+    chains: tl.int64,
+    points: tl.int64,
+    count: tl.int32,
+    shuffle: tl.uint64,
     base: tl.uint64,
-    INDEX: tl.constexpr,
+    is_first: tl.int32,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The slot of each wanted item, -1 where its point lies behind the last leaf.
+    """Slot and page word of each wanted item; slot -1, and WANTED still, where its point lies behind the last leaf.
 
-    Item i is drawn in stratum strata[i] (int32[count]) of num_strata equal parts of the total, or at points[i] where
-    points are given. Children are summed from left to right as their parent was, so only children with
-    point < running sum are taken, and a child without mass never is.
+    Each item is drawn in its own of `count` equal parts of the total, or at points[item] where their address is not 0.
+    Children are summed from left to right as their parent was, so only children with point < running sum are taken,
+    and a child without mass never is. shuffle, base: where the random numbers of the call and of this attempt start.
     """
+    begin_round(scratch)
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    wanted = tl.load(status.to(tl.pointer_type(tl.int32)) + item, mask=item < count, other=0) == WANTED
-    tree = region + INDEX.tree_offset
-    top = tree + INDEX.levels[len(INDEX.levels) - 1] * 8 + item.to(tl.int64) * 0
+    wanted = still_wanted(scratch, count, item, item < count, is_first)
+    tree = region + fact(facts, TREE_OFFSET)
+    levels = facts.to(tl.pointer_type(tl.int64)) + FIRST_LEVEL + fact(facts, NUM_LEVELS) - 1
+    top = tree + tl.load(levels) * 8 + item.to(tl.int64) * 0
     total = _load_mass(top, wanted)
-    for child in tl.static_range(1, 8):
-        total += _load_mass(top + child * 8, wanted)
-    if points is not None:
+    for k in tl.static_range(1, 8):
+        total += _load_mass(top + k * 8, wanted)
+    rest = tl.full([BLOCK], 0.0, tl.float64)
+    if points != 0:
         rest = tl.load(points.to(tl.pointer_type(tl.float64)) + item, mask=wanted, other=0.0)
     else:
-        stratum = tl.load(strata.to(tl.pointer_type(tl.int32)) + item, mask=wanted, other=0)
-        width = total / num_strata.to(tl.float64)
-        rest = (stratum.to(tl.float64) + _uniform(base, stratum)) * width
-    position = tl.full([BLOCK], 0, tl.int64)
+        stratum = strata_of(chains, count, shuffle, item, wanted, BLOCK)
+        rest = (stratum.to(tl.float64) + _uniform(base, stratum)) * (total / count.to(tl.float64))
+    slot = tl.full([BLOCK], 0, tl.int64)
     found = wanted
-    for level in tl.static_range(len(INDEX.levels)):
-        group = tree + (INDEX.levels[len(INDEX.levels) - 1 - level] + position * 8) * 8
+    for level in range(fact(facts, NUM_LEVELS)):
+        group = tree + (tl.load(levels - level) + slot * 8) * 8
         running = tl.full([BLOCK], 0.0, tl.float64)
         below = tl.full([BLOCK], 0.0, tl.float64)
         child = tl.full([BLOCK], 0, tl.int64)
@@ -82,36 +163,52 @@ def draw_slots(
             below = tl.where(behind, running, below)
         found = found & (child < 8)
         rest = rest - below
-        position = tl.where(found, position * 8 + child, 0)
-    tl.store(slots.to(tl.pointer_type(tl.int64)) + item, tl.where(found, position, -1), mask=wanted)
-    tl.store(real_field(windows, count, TOTAL) + item, total, mask=wanted)
+        slot = tl.where(found, slot * 8 + child, 0)
+    word = load_page_word(region, facts, slot >> fact(facts, PAGE_SHIFT), found)
+    tl.store(field(scratch, count, SLOT) + item, tl.where(found, slot, -1), mask=wanted)
+    tl.store(field(scratch, count, WORD) + item, word, mask=wanted)
+    tl.store(real_field(scratch, count, TOTAL) + item, total, mask=wanted)
+    tl.store(field(scratch, count, STATE) + item, tl.where(found & is_used(word), READY, WANTED), mask=wanted)
 
 
-@triton.jit(do_not_specialize=["count"])
-def take_leaves(
+@triton.jit
+def take(
     region: tl.tensor,
-    windows: tl.tensor,
-    status: tl.tensor,
+    facts: tl.tensor,
+    scratch: tl.tensor,
     keys: tl.tensor,
     probabilities: tl.tensor,
     count: tl.tensor,
-    INDEX: tl.constexpr,
-    LAYOUT: tl.constexpr,
+    item: tl.tensor,
+    ready: tl.tensor,
     BLOCK: tl.constexpr,
-) -> None:
-    """Keys int64[count] and probabilities float64[count] of the slots that were noted; WANTED again without mass."""
-    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    states = status.to(tl.pointer_type(tl.int32)) + item
-    ready = tl.load(states, mask=item < count, other=0) == READY
-    slot = tl.load(field(windows, count, SLOT) + item, mask=ready, other=0)
-    word = tl.load(field(windows, count, WORD) + item, mask=ready, other=0)
-    total = tl.load(real_field(windows, count, TOTAL) + item, mask=ready, other=1.0)
-    mass = load_float64(region + INDEX.tree_offset + slot * 8, ready)
+) -> tl.tensor:
+    """Which of the drawn items have a mass now; their keys int64[count] and probabilities float64[count]."""
+    slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
+    word = tl.load(field(scratch, count, WORD) + item, mask=ready, other=0)
+    total = tl.load(real_field(scratch, count, TOTAL) + item, mask=ready, other=1.0)
+    mass = load_float64(region + fact(facts, TREE_OFFSET) + slot * 8, ready)
     good = ready & (mass > 0.0)
-    key = ((word >> 18) << LAYOUT.slot_bits) | slot
-    if LAYOUT.shard > 0:
-        key = key | (LAYOUT.shard << 51)
+    key = (fact(facts, SHARD) << 51) | ((word >> 18) << fact(facts, SLOT_BITS)) | slot
     one = tl.full([BLOCK], 1.0, tl.float64)
     tl.store(keys.to(tl.pointer_type(tl.int64)) + item, key, mask=good)
     tl.store(probabilities.to(tl.pointer_type(tl.float64)) + item, tl.minimum(one, mass * (one / total)), mask=good)
-    tl.store(states, WANTED, mask=ready & ~good)
+    return good
+
+
+@triton.jit(do_not_specialize=ARGUMENTS)
+def take_leaves(
+    region: tl.int64,
+    facts: tl.int64,
+    scratch: tl.int64,
+    keys: tl.int64,
+    probabilities: tl.int64,
+    count: tl.int32,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Of a draw whose rows nobody asks for: keys and probabilities; WANTED again without mass."""
+    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    states = field(scratch, count, STATE) + item
+    ready = tl.load(states, mask=item < count, other=0) == READY
+    good = take(region, facts, scratch, keys, probabilities, count, item, ready, BLOCK)
+    tl.store(states, tl.full([BLOCK], WANTED, tl.int64), mask=ready & ~good)

@@ -1,11 +1,12 @@
-"""What all kernels share: typed pointers, page words, and the fields of a window.
+"""What all kernels share: typed loads, page words, links between pages, and the cells of a call's scratch.
 
 Addresses come in as int64 numbers, not as tensors. Triton's interpreter copies every tensor argument's storage to the
 host and back after the launch: over a region that others write to, the copy back would undo their writes. On a CUDA
 device the address of registered host memory is the device's own.
 
-Order: whatever must be read before something else is read in an earlier launch on the same stream (rules G2, G3, D6),
-or decides the mask of the later load. Words that writers change meanwhile are read volatile (relaxed, system scope).
+Order: whatever must be read before something else is read in an earlier launch on the same stream (rules G2, G4), or
+decides the mask of the later load (G3, D6, A1). Whatever writers may change meanwhile, words and rows, is read
+volatile: PTX has no weaker load that may meet another processor's store without being a race.
 """
 
 from __future__ import annotations
@@ -13,44 +14,80 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from relive.gpu.kernels.facts import (
+    FRAME_BYTES,
+    FRAMES_OFFSET,
+    NUM_PAGES,
+    NUM_WINDOW_PAGES,
+    PAGE_BITS,
+    PAGE_BYTES,
+    PAGE_MASK,
+    PAGES_OFFSET,
+    RANGE_AT,
+    SLAB_BYTES,
+    SLAB_MASK,
+    SLAB_SHIFT,
+    SLABS_OFFSET,
+    TAIL_WORDS,
+    TAILS_OFFSET,
+    WORDS_OFFSET,
+    fact,
+)
+
 __all__: list[str] = []
 
-# The state of an item during a call, int32[B].
+# What kernels are called with beside constants. Triton would compile anew for a value that is 1 or a multiple of 16.
+ARGUMENTS = ["region", "facts", "job", "scratch", "keys", "probabilities", "present", "count", "is_first"]
+ARGUMENTS += ["mapped_frames", "chains", "points", "shuffle", "base", "first"]
+
+# The state of an item during a call.
 GONE = tl.constexpr(0)
 PRESENT = tl.constexpr(1)
 WANTED = tl.constexpr(2)  # not read yet, or changed while it was
 READY = tl.constexpr(3)  # in this round so far
+LOST = tl.constexpr(4)  # in this round: a page that its window needs is not there
 
-# Fields of the windows of a call, each int64[B] (TOTAL, REWARD and DISCOUNT hold float64), one behind the other.
-SLOT = tl.constexpr(0)
-WORD = tl.constexpr(1)  # of the item's page, as it was noted first
-PREV_PAGE = tl.constexpr(2)  # -1: there is none
-PREV_WORD = tl.constexpr(3)
-NEXT_PAGE = tl.constexpr(4)  # -1: there is none
-NEXT_WORD = tl.constexpr(5)
-BASE = tl.constexpr(6)  # bytes from the region's start to the frame of the item's page
-PREV_BASE = tl.constexpr(7)
-NEXT_BASE = tl.constexpr(8)
-NUM_STEPS = tl.constexpr(9)
-EPISODE_STEP = tl.constexpr(10)
-ENDS = tl.constexpr(11)  # bit 0 terminated, bit 1 truncated
-TOUCHED = tl.constexpr(12)  # bit 0 the page before, bit 1 the page after
-REWARD = tl.constexpr(13)
-DISCOUNT = tl.constexpr(14)
-TOTAL = tl.constexpr(15)  # mass of the tree at the draw
-NUM_FIELDS = 16
+# The scratch of a call, 8-byte cells: how many items are wanted and gone after a round, then fields, each
+# [count], one behind the other (TOTAL holds float64), then three for every page that a window may touch.
+NUM_COUNTERS = 2
+STATE = tl.constexpr(0)
+SLOT = tl.constexpr(1)
+WORD = tl.constexpr(2)  # of the item's page, as it was noted first
+NUM_STEPS = tl.constexpr(3)
+EPISODE_STEP = tl.constexpr(4)
+TOTAL = tl.constexpr(5)  # mass of the tree at the draw
+RUN_PAGES = tl.constexpr(6)  # of each page that is touched, the earliest first; -1: not touched
+NUM_FIELDS = 6
+FIELDS_A_PAGE = 3  # page, word, base: bytes from the region's start to its frame
 
 
 @triton.jit
-def field(windows: tl.tensor, count: tl.tensor, which: tl.constexpr) -> tl.tensor:
-    """The int64 pointer to field `which` of the first window."""
-    return windows.to(tl.pointer_type(tl.int64)) + which * count
+def field(scratch: tl.tensor, count: tl.tensor, which: tl.tensor) -> tl.tensor:
+    """The int64 pointer to a field of the first item."""
+    return scratch.to(tl.pointer_type(tl.int64)) + 2 + which * count.to(tl.int64)
 
 
 @triton.jit
-def real_field(windows: tl.tensor, count: tl.tensor, which: tl.constexpr) -> tl.tensor:
-    """The float64 pointer to field `which` of the first window."""
-    return windows.to(tl.pointer_type(tl.float64)) + which * count
+def real_field(scratch: tl.tensor, count: tl.tensor, which: tl.constexpr) -> tl.tensor:
+    """The float64 pointer to a field of the first item."""
+    return field(scratch, count, which).to(tl.pointer_type(tl.float64))
+
+
+@triton.jit
+def begin_round(scratch: tl.tensor) -> None:
+    """Sets the counters of the round to 0; by the first launch of it."""
+    if tl.program_id(0) == 0:
+        tl.store(scratch.to(tl.pointer_type(tl.int64)) + tl.arange(0, 2), tl.full([2], 0, tl.int64))
+
+
+@triton.jit
+def still_wanted(
+    scratch: tl.tensor, count: tl.tensor, item: tl.tensor, inside: tl.tensor, is_first: tl.tensor
+) -> tl.tensor:
+    """Which items this round is to read: all of them in the first one, whose states nobody has set yet."""
+    fresh = is_first + item * 0 != 0  # one truth an item: the interpreter mixes up truths of blocks and of scalars
+    state = tl.load(field(scratch, count, STATE) + item, mask=inside & ~fresh, other=0)
+    return inside & (fresh | (state == WANTED))
 
 
 @triton.jit
@@ -84,9 +121,9 @@ def load_float64(address: tl.tensor, mask: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def load_page_word(region: tl.tensor, page: tl.tensor, mask: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
+def load_page_word(region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """The words of pages: generation << 18 | moves << 2 | state."""
-    return load_int64(region + LAYOUT.words_offset + page * 8, mask)
+    return load_int64(region + fact(facts, WORDS_OFFSET) + page * 8, mask)
 
 
 @triton.jit
@@ -96,13 +133,65 @@ def is_used(word: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def page_record(region: tl.tensor, page: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
+def page_record(region: tl.tensor, facts: tl.tensor, page: tl.tensor) -> tl.tensor:
     """The addresses of page records."""
-    return region + LAYOUT.pages_offset + page * LAYOUT.page_bytes
+    return region + fact(facts, PAGES_OFFSET) + page * fact(facts, PAGE_BYTES)
 
 
 @triton.jit
-def is_tail(region: tl.tensor, page: tl.tensor, row: tl.tensor, mask: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
+def is_tail(region: tl.tensor, facts: tl.tensor, page: tl.tensor, row: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Whether rows carry a last state and no step."""
-    word = load_int64(region + LAYOUT.tails_offset + (page * LAYOUT.tail_words + (row >> 6)) * 8, mask)
+    number = page * fact(facts, TAIL_WORDS) + (row >> 6)
+    word = load_int64(region + fact(facts, TAILS_OFFSET) + number * 8, mask)
     return ((word >> (row & 63)) & 1) != 0
+
+
+@triton.jit
+def step_end(region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """The row behind the last step of each page."""
+    return load_int64(page_record(region, facts, page) + fact(facts, RANGE_AT), mask) >> 32
+
+
+@triton.jit
+def frame_base(
+    region: tl.tensor, facts: tl.tensor, page: tl.tensor, mask: tl.tensor, mapped_frames: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """(bytes from the region's start to the page's frame, whether the device can see it)."""
+    frame = load_int32(region + fact(facts, FRAMES_OFFSET) + page * 4, mask).to(tl.int64)
+    seen = mask & (frame >= 0) & (frame < mapped_frames)
+    slab = fact(facts, SLABS_OFFSET) + (frame >> fact(facts, SLAB_SHIFT)) * fact(facts, SLAB_BYTES)
+    return slab + (frame & fact(facts, SLAB_MASK)) * fact(facts, FRAME_BYTES), seen
+
+
+@triton.jit
+def follow(
+    region: tl.tensor, facts: tl.tensor, page: tl.tensor, which: tl.constexpr, mask: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The page that a link (NEXT_AT or PREV_AT) of each page leads to: (page, word, whether it is still that page).
+
+    The page's word is noted before anything else of it is read, as the word of the item's own page is.
+    """
+    ref = load_int64(page_record(region, facts, page) + fact(facts, which), mask)
+    there = ref & fact(facts, PAGE_MASK)
+    known = mask & (ref != 0) & (there < fact(facts, NUM_PAGES))
+    word = load_page_word(region, facts, there, known)
+    return there, word, known & is_used(word) & ((word >> 18) == (ref >> fact(facts, PAGE_BITS)))
+
+
+@triton.jit
+def note_run(
+    scratch: tl.tensor,
+    facts: tl.tensor,
+    count: tl.tensor,
+    item: tl.tensor,
+    run: tl.tensor,
+    page: tl.tensor,
+    word: tl.tensor,
+    base: tl.tensor,
+    mask: tl.tensor,
+) -> None:
+    """Notes the run-th page of windows: recheck() looks at its word again, the copies read from its base."""
+    pages = fact(facts, NUM_WINDOW_PAGES)
+    tl.store(field(scratch, count, RUN_PAGES + run) + item, page, mask=mask)
+    tl.store(field(scratch, count, RUN_PAGES + pages + run) + item, word, mask=mask)
+    tl.store(field(scratch, count, RUN_PAGES + 2 * pages + run) + item, base, mask=mask)

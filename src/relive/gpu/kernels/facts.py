@@ -1,0 +1,108 @@
+"""The facts of a region and an index, and the job of a call, as kernels read them: words of int64 arrays on the device.
+
+Not constants of the kernels: so a table of another capacity, page length, reach or other columns runs what was compiled
+for the first.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from relive.gpu.layout_args import COLUMN_NAMES, FACT_NAMES, JOB_NAMES
+
+__all__: list[str] = []
+
+
+def _of(name: str) -> tl.constexpr:
+    return tl.constexpr(FACT_NAMES.index(name))
+
+
+PAGE_LEN = _of("page_len")
+PAGE_SHIFT = _of("page_shift")
+SLOT_BITS = _of("slot_bits")
+SLOT_MASK = _of("slot_mask")
+PAGE_BITS = _of("page_bits")
+PAGE_MASK = _of("page_mask")
+NUM_PAGES = _of("num_pages")
+SHARD = _of("shard")
+HAS_STATE = _of("has_state")
+RECORD_STRIDE = _of("record_stride")
+FRAME_BYTES = _of("frame_bytes")
+SLAB_BYTES = _of("slab_bytes")
+SLABS_OFFSET = _of("slabs_offset")
+SLAB_SHIFT = _of("slab_shift")
+SLAB_MASK = _of("slab_mask")
+WORDS_OFFSET = _of("words_offset")
+FRAMES_OFFSET = _of("frames_offset")
+PAGES_OFFSET = _of("pages_offset")
+TAILS_OFFSET = _of("tails_offset")
+MARKS_OFFSET = _of("marks_offset")
+TAIL_WORDS = _of("tail_words")
+PAGE_BYTES = _of("page_bytes")
+RANGE_AT = _of("range_at")
+PREV_AT = _of("prev_at")
+NEXT_AT = _of("next_at")
+PAGE_LANE_UID_AT = _of("page_lane_uid_at")
+MARK_BYTES = _of("mark_bytes")
+VERSION_AT = _of("version_at")
+DISCOUNT_AT = _of("discount_at")
+POLICY_VERSION_AT = _of("policy_version_at")
+N_STEP = _of("n_step")
+GAMMA_BITS = _of("gamma_bits")
+TREE_OFFSET = _of("tree_offset")
+STATES_OFFSET = _of("states_offset")
+PAGES_BEFORE = _of("pages_before")
+NUM_WINDOW_PAGES = _of("num_window_pages")
+NUM_LEVELS = _of("num_levels")
+FIRST_LEVEL = _of("first_level")
+
+
+def _job(name: str) -> tl.constexpr:
+    return tl.constexpr(JOB_NAMES.index(name))
+
+
+# Where each derived column goes; 0: it is not asked for.
+REWARD_OUT = _job("reward")
+DISCOUNT_OUT = _job("discount")
+TERMINATED_OUT = _job("terminated")
+TRUNCATED_OUT = _job("truncated")
+EPISODE_STEP_OUT = _job("episode_step")
+FIRST_OUT = _job("first")
+LANE_OUT = _job("lane")
+POLICY_VERSION_OUT = _job("policy_version")
+STALENESS_OUT = _job("staleness")
+NUM_STEPS_OUT = _job("num_steps")
+ROWS_BEFORE = _job("before")
+REWARD_OFFSET = _job("reward_offset")
+REWARD_STRIDE = _job("reward_stride")
+REWARD_IS_DOUBLE = _job("reward_is_double")
+FIRST_COLUMN = _job("first_column")
+
+
+def _column(name: str) -> tl.constexpr:
+    return tl.constexpr(COLUMN_NAMES.index(name))
+
+
+# Of one column of the job.
+OUT = _column("out")
+OFFSET = _column("offset")
+STRIDE = _column("stride")
+NUM_BYTES = _column("num_bytes")
+STACK = _column("stack")
+IS_NEXT = _column("is_next")
+PADS_ZEROS = _column("pads_zeros")
+UNIT_BYTES = _column("unit_bytes")
+COLUMN_WORDS = tl.constexpr(len(COLUMN_NAMES))
+
+
+@triton.jit
+def fact(facts: tl.tensor, which: tl.constexpr) -> tl.tensor:
+    """One word of the facts, of a job or of one of its columns."""
+    return tl.load(facts.to(tl.pointer_type(tl.int64)) + which)
+
+
+@triton.jit
+def real_fact(facts: tl.tensor, which: tl.constexpr) -> tl.tensor:
+    """One word of the facts that holds a float64."""
+    return tl.load(facts.to(tl.pointer_type(tl.float64)) + which)

@@ -1,0 +1,70 @@
+"""The pages: prose that fits a screen, rules by the names that the code has for them, a picture that is as drawn."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDEST = 120
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK_ALONE = re.compile(r"\s*([-*] )?!?\[[^\]]*\]\([^)]*\)[.,]?|\[!\[.*|\s*<?https?://\S+>?")
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """Lines of a page without code, tables, links on a line of their own, badges, and blocks that a program writes."""
+    in_code = in_block = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif line.startswith("<!--"):
+            in_block = not line.startswith("<!-- /") and "-->" in line and "written by" in line
+        elif not (in_code or in_block or line.startswith("|") or LINK_ALONE.fullmatch(line)):
+            yield number, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_keeps_to_lines_that_can_be_read(page: Path) -> None:
+    assert not [f"{page.name}:{number}" for number, line in prose(page) if len(line) > WIDEST]
+
+
+def test_a_page_that_breaks_the_rule_is_seen(tmp_path: Path) -> None:
+    long = "word " * 30
+    page = tmp_path / "page.md"
+    page.write_text(f"| {long} |\n```\n{long}\n```\n[a link]({'x' * 130})\n{long}\n")
+    assert [number for number, line in prose(page) if len(line) > WIDEST] == [6]
+
+
+def test_every_rule_of_a_test_build_stands_in_the_protocol_and_no_other() -> None:
+    """A mutant names the sentence that it takes away; the page says which sentence that is."""
+    header = (ROOT / "cpp" / "relive" / "words" / "testing.hpp").read_text()
+    rules = set(
+        re.findall(r"X\((\w+)\)", header[header.index("#define RELIVE_RULES") : header.index("// clang-format on")])
+    )
+    page = (ROOT / "docs" / "design" / "protocol.md").read_text()
+    section = page[page.index("## M. ") : page.index("## K. ")]
+    named = {
+        name
+        for row in section.splitlines()
+        if row.startswith("| ")
+        for name in re.findall(r"\w+_\w+", row.split("|")[1])
+    }
+    assert named == rules
+    numbers = {name.split("_")[0] for name in rules}
+    missing = {number for number in numbers if not re.search(rf"\*\*{number}\*\*|^{number[:2]}\. ", page, re.MULTILINE)}
+    assert not missing
+
+
+def test_the_picture_of_the_house_is_as_its_script_draws_it() -> None:
+    """Run `python scripts/draw_house.py` after a floor or a room has changed."""
+    program = "import draw_house; print(draw_house.picture(), end='')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT / "scripts"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (ROOT / "docs" / "images" / "house.svg").read_text()

@@ -1,0 +1,117 @@
+"""How much a call asks of the device: launches of kernels, and nothing of torch between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import GridExecutor
+
+import relive
+from gpu.tools import DeviceReader, all_columns, numbered_rows, numbered_spec, torch
+from relive import _core
+from relive.gpu.draw import call_base
+from relive.gpu.kernels.draw import chain_swaps, strata_of
+
+ALLOCATES = {"aten::empty", "aten::slice", "aten::detach", "aten::lift_fresh", "aten::select", "aten::alias"}
+
+
+class OpsThatRun(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
+    """The operations of torch that are more than memory and views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name not in ALLOCATES:
+            self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted() -> Iterator[tuple[list[str], OpsThatRun]]:
+    """The kernels that Triton starts, by name, and what torch runs."""
+    started: list[str] = []
+    run = GridExecutor.__call__
+
+    def note(self: Any, *arguments: Any, **constants: Any) -> Any:
+        started.append(self.fn.__name__)
+        return run(self, *arguments, **constants)
+
+    with pytest.MonkeyPatch.context() as patch, OpsThatRun() as ops:
+        patch.setattr(GridExecutor, "__call__", note)
+        yield started, ops
+
+
+@pytest.fixture
+def table() -> Iterator[relive.Table]:
+    """Ten columns and a stack, small and large ones: 13 launches a sample if each had its own."""
+    items = relive.Transitions(n_step=3, stack={"frame": 4})
+    with relive.Table(numbered_spec(), 512, relive.Index(items, relive.Prioritized()), max_lanes=2) as made:
+        with made.writer() as writer:
+            writer.extend(**numbered_rows(0, 300), truncated=True)
+        yield made
+
+
+SAMPLE = ["chain_swaps", "draw_slots", "resolve", "copy_columns", "copy_columns", "recheck"]
+
+
+def test_a_sample_of_all_columns_is_six_launches(table: relive.Table) -> None:
+    with DeviceReader(table, "cpu") as reader:
+        with counted() as (started, ops):
+            reader.sample(32, all_columns(table))
+        assert started == SAMPLE and len(SAMPLE) <= 6
+        assert not ops.names, "between the launches torch starts nothing"
+
+
+def test_a_draw_is_four_launches_and_a_gather_five(table: relive.Table) -> None:
+    with DeviceReader(table, "cpu") as reader:
+        with counted() as (started, ops):
+            drawn = reader.draw(32)
+        assert started == ["chain_swaps", "draw_slots", "take_leaves", "recheck"] and not ops.names
+        with counted() as (started, ops):
+            reader.gather(drawn, all_columns(table))
+        assert started == ["note_words", "resolve", "copy_columns", "copy_columns", "recheck"] and not ops.names
+        with counted() as (started, ops):
+            reader.gather(drawn, ["action"])
+        assert started == ["note_words", "resolve", "copy_columns", "recheck"] and not ops.names
+
+
+def test_a_redraw_does_not_shuffle_again(table: relive.Table) -> None:
+    with DeviceReader(table, "cpu") as reader, table.writer() as writer:
+        rounds, moves = reader._rounds_of(0), []
+
+        def pause(stage: str) -> None:
+            if stage == "copied" and not moves:
+                moves.append(writer.extend(**numbered_rows(300, 600), truncated=True))
+
+        reader._rounds[0] = type(rounds)(rounds.index, rounds.facts, rounds.blocks, pause=pause)
+        with counted() as (started, _):
+            reader.sample(32, all_columns(table))
+        assert started == SAMPLE + SAMPLE[1:]
+
+
+@triton.jit
+def write_strata(chains: tl.int64, strata: tl.int64, count: tl.int32, base: tl.uint64, BLOCK: tl.constexpr) -> None:
+    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    stratum = strata_of(chains, count, base, item, item < count, BLOCK)
+    tl.store(strata.to(tl.pointer_type(tl.int32)) + item, stratum, mask=item < count)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 31, 256, 257, 5000])
+@pytest.mark.parametrize("block", [64, 4096])
+def test_the_device_shuffles_as_the_core_does(size: int, block: int) -> None:
+    """The stratum of every row, for batches smaller and larger than what one program does at a time."""
+    for call in range(3):
+        chains = torch.empty((2, size), dtype=torch.int32)
+        strata = torch.full((size,), -1, dtype=torch.int32)
+        base = call_base(11, 5, call, 0)
+        chain_swaps[(1,)](chains.data_ptr(), size, base, BLOCK=block)
+        write_strata[(triton.cdiv(size, 1024),)](chains.data_ptr(), strata.data_ptr(), size, base, BLOCK=1024)
+        rows = _core.permutation(11, 5, call, size)
+        assert strata.numpy()[rows].tolist() == list(range(size))
