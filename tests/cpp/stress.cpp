@@ -60,7 +60,8 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (options.large_rows) options.capacity = 2000, options.with_moves = false;
   if (point.find("claim_") == 0 && given.max_times == 0) options.max_times = 3;  // else nothing is ever claimed
   if (point == "close_mark") options.stateless = true;
-  for (const char* of_state : {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page"})
+  for (const char* of_state :
+       {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry"})
     if (point == of_state) options.stateless = false;
 }
 
