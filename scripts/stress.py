@@ -21,16 +21,23 @@ SOAK = (
     "--seconds 900 --random-kills 2000 --stops 1000 --self-kills 500",
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --max-times 3",
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --samples-per-insert 8",
+    "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --n-step 20 --stack 12 --two-indexes",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --n-step 20 --stateless --max-times 1",
     "--seconds 120 --random-kills 200 --stops 100 --uniform",
     "--fail-points 20",
     "--fail-points 20 --max-times 3",
+    "--fail-points 20 --n-step 20 --stack 12 --two-indexes",
+    "--fail-points 20 --n-step 20 --stateless",
 )
+KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
 RECIPES = (
     "--seconds 6",
-    "--seconds 15 --random-kills 80 --stops 30 --self-kills 150",
-    "--seconds 15 --random-kills 80 --stops 30 --self-kills 150 --max-times 3",
-    "--seconds 15 --random-kills 80 --stops 30 --self-kills 150 --samples-per-insert 8",
+    "--seconds 20 --max-times 1 --stateless --n-step 6",
+    KILLS,
+    f"{KILLS} --max-times 3",
+    f"{KILLS} --samples-per-insert 8",
+    f"{KILLS} --n-step 20 --stack 12 --two-indexes",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",
 )

@@ -6,8 +6,10 @@
 //   stress --fail-points 20 [--point NAME]           a death forced at every numbered point, 20 each
 //   stress --threads-only                            threads on LocalMemory
 //   stress --mutant RULE                             with one rule of the protocol switched off: should go red
-//   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes --capacity N --writers N
-//            --samplers N --updaters N --seed N --quiet
+//   stress --n-step 20 --stack 12                    windows over four and more of the pages of 8 rows
+//   stress --stateless                               no state columns: ends are marks in rows
+//   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
+//            --capacity N --writers N --samplers N --updaters N --seed N --quiet
 #include "stress_driver.hpp"
 
 using namespace stress;
@@ -51,20 +53,27 @@ int run_threads() {
   return summary("threads", 0, 0, 0);
 }
 
+// What some points need to be passed at all.
+void fit_options_to(const std::string& point, const Options& given) {
+  options = given;
+  options.large_rows = point.find("grow_") == 0;  // only a table of many frames is committed piece by piece
+  if (options.large_rows) options.capacity = 2000, options.with_moves = false;
+  if (point.find("claim_") == 0 && given.max_times == 0) options.max_times = 3;  // else nothing is ever claimed
+  if (point == "close_mark") options.stateless = true;
+  for (const char* of_state :
+       {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry"})
+    if (point == of_state) options.stateless = false;
+}
+
 int run_fail_points() {
   Random random{options.seed};
   uint64_t self_kills = 0;
   int missed = 0;
-  const uint64_t capacity = options.capacity;
-  const bool with_moves = options.with_moves;
-  const uint32_t max_times = options.max_times;
+  const Options given = options;
   for (uint32_t point = 0; point < kNumPoints && control->num_bad() == 0; ++point) {
     const std::string name = relive::testing::fail_point_name(point);
     if (!options.only_point.empty() && name.find(options.only_point) != 0) continue;
-    options.large_rows = name.find("grow_") == 0;  // only a table of many frames is committed piece by piece
-    options.capacity = options.large_rows ? 2000 : capacity;
-    options.with_moves = with_moves && !options.large_rows;
-    options.max_times = max_times == 0 && name.find("claim_") == 0 ? 3 : max_times;  // else nothing is ever claimed
+    fit_options_to(name, given);
     control->forced_point.store(point);
     const auto wanted = static_cast<uint64_t>(options.deaths_a_point);
     // A table grows a few times in its life, then never again: fresh ones, briefly, until enough have died there.
@@ -100,6 +109,8 @@ bool parse(int argc, char** argv) {
       options.two_indexes = true;
     else if (name == "--threads-only")
       options.threads_only = true;
+    else if (name == "--stateless")
+      options.stateless = true;
     else if (name == "--quiet")
       options.quiet = true;
     else if (!has_value)
@@ -118,6 +129,10 @@ bool parse(int argc, char** argv) {
       options.seconds_a_point = std::atof(argv[++i]);
     else if (name == "--point")
       options.only_point = argv[++i];
+    else if (name == "--n-step")
+      options.n_step = static_cast<uint32_t>(std::atoi(argv[++i]));
+    else if (name == "--stack")
+      options.stack = static_cast<uint32_t>(std::atoi(argv[++i]));
     else if (name == "--max-times")
       options.max_times = static_cast<uint32_t>(std::atoi(argv[++i]));
     else if (name == "--samples-per-insert")

@@ -11,17 +11,25 @@ class CheckerWorker final : public Worker {
  public:
   using Worker::Worker;
 
+  // Every mass is one that was given, and whatever lives has one: no priority of this programme is 0.
   static std::string wrong_mass(const Region& r) {
-    const IndexConfig& index = r.header->indexes[0];
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       const uint64_t word = r.words[page].load();
       if (!Region::is_used(word)) continue;
-      for (uint32_t offset = 0; offset < r.page_len; ++offset) {
-        const uint64_t slot = r.slot_of(page, offset);
-        const double mass = Leaves(r, 0).mass(slot);
-        if (mass == 0.0 || mass == leaf_of(index, 1.0f)) continue;
-        if (mass != leaf_of(index, priority_of(r.key_of(slot, word))))
-          return "an item has a mass that was never given to it";
+      const Range range = Range::unpack(r.pages[page].range.load());
+      for (uint32_t i = 0; i < r.num_indexes; ++i) {
+        const IndexConfig& index = r.header->indexes[i];
+        const Leaves leaves(r, i);
+        for (uint32_t offset = 0; offset < r.page_len; ++offset) {
+          const uint64_t slot = r.slot_of(page, offset);
+          const double mass = leaves.mass(slot);
+          const bool is_step = offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
+          if (mass == 0.0 && is_step && leaves.is_drawable(leaves.state(slot)))
+            return "an item lives that can never be drawn";
+          if (mass == 0.0 || mass == leaf_of(index, 1.0f)) continue;
+          if (mass != leaf_of(index, priority_of(r.key_of(slot, word))))
+            return "an item has a mass that was never given to it";
+        }
       }
     }
     return {};

@@ -27,11 +27,15 @@ inline void take_orders(Random* random) {
   if (my_point != kNumPoints && random->below(3) == 0) my_point = kNumPoints;  // or nothing would ever happen
   const std::string name = my_point < kNumPoints ? relive::testing::fail_point_name(my_point) : "";
   if (name.find("grow_") == 0) my_passages = 1;  // passed a few times in a table's life
-  // Who is to die cleaning up after the dead needs dead: some die in the middle of a hold instead.
-  if ((name.find("recover_") == 0 || name.find("sweep_") == 0) && random->below(2) == 0) {
-    my_point = static_cast<uint32_t>(random->below(2) == 0 ? FailPoint::lock_taken : FailPoint::commit_range);
-  } else if (name.find("recover_") == 0 || name.find("sweep_") == 0) {
-    my_passages = 1 + random->below(3);
+  // Who is to die cleaning up after the dead needs dead: some die in the middle of a hold instead. What is freed again
+  // unused was opened by somebody who died before the first row of it.
+  const bool is_unused = name == "free_unlinked";
+  const bool is_cleaning = name.find("recover_") == 0 || name.find("sweep_") == 0 || is_unused;
+  if (is_cleaning && random->below(2) == 0) {
+    const FailPoint in_commit = random->below(2) == 0 ? FailPoint::lock_taken : FailPoint::commit_range;
+    my_point = static_cast<uint32_t>(is_unused ? FailPoint::open_ring : in_commit);
+  } else if (is_cleaning) {
+    my_passages = is_unused ? 1 : 1 + random->below(3);
   }
   if (control->random_points.load() != 0 && random->below(2) == 0) {
     my_point = static_cast<uint32_t>(random->below(kNumPoints));

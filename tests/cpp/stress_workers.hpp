@@ -131,7 +131,7 @@ class WriterWorker final : public Worker {
     if (random_.below(300) == 0) return close();
     const auto number = static_cast<int32_t>(random_.below(kLanes));
     LaneState& lane = lanes_[number];
-    const uint32_t mode = mode_of(lane.tag, lane.episode);
+    const uint32_t mode = mode_of(lane.tag, lane.episode, options_.stateless);
     const uint32_t left = length_of(lane.tag, lane.episode) - lane.step;
     const uint32_t count = mode < 2 ? 1 : std::min<uint32_t>(left, 1 + static_cast<uint32_t>(random_.below(12)));
     Status status = write(lane, number, mode, count, count == left);
@@ -149,8 +149,8 @@ class WriterWorker final : public Worker {
     block.num_rows = count;
     block.num_lanes = 1;
     block.lanes = &number;
-    block.has_next = mode == 0 || (mode == 1 && ends && !terminates);
-    block.has_last_state = mode == 2;
+    block.has_next = !options_.stateless && (mode == 0 || (mode == 1 && ends && !terminates));
+    block.has_last_state = !options_.stateless && mode == 2;
     block.columns.resize(r.geometry->num_columns);
     block.next.resize(r.geometry->num_columns);
     cells_.resize(2 * r.geometry->num_columns);
@@ -195,7 +195,7 @@ class WriterWorker final : public Worker {
     block.num_rows = 1;
     block.num_lanes = 1;
     block.lanes = &number;
-    block.has_next = !terminates;
+    block.has_next = !options_.stateless && !terminates;
     block.columns.resize(r.geometry->num_columns);
     block.next.resize(r.geometry->num_columns);
     for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {

@@ -15,8 +15,6 @@ namespace stress {
 
 using namespace relive;
 
-inline constexpr uint32_t kNStep = 3;
-inline constexpr uint32_t kStack = 4;
 inline constexpr double kGamma = 0.5;
 
 struct Options {
@@ -26,13 +24,15 @@ struct Options {
   int stops = 0;           // SIGSTOP ... SIGCONT
   int deaths_a_point = 0;  // with fail points forced: deaths wanted at each
   double seconds_a_point = 4.0;
-  std::string only_point;  // force this one only
+  std::string only_point;          // force this one only
+  uint32_t n_step = 3, stack = 4;  // pages hold 8 rows: 20 and 12 make windows over four and more pages
+  bool stateless = false;          // no state columns: no next outputs, no tails, an end is a mark in the last row
   uint32_t max_times = 0;
   double samples_per_insert = 0.0;
   bool uniform = false;
   bool with_deletes = true;
   bool with_moves = true;
-  bool two_indexes = false;  // a second one, uniform over single steps
+  bool two_indexes = false;  // a second one, uniform over single steps without stacks
   bool threads_only = false;
   bool large_rows = false;
   bool quiet = false;
@@ -57,13 +57,14 @@ inline TableConfig make_config(const Options& options) {
                        ColumnKind kind) {
     config.columns.push_back({name, dtype, std::move(shape), item_bytes, kind});
   };
-  add("state", "|u1", {96}, 1, ColumnKind::kState);
-  add("picture", "|u1", {options.large_rows ? 65536 : 320}, 1, ColumnKind::kState);
+  const ColumnKind kind = options.stateless ? ColumnKind::kStep : ColumnKind::kState;
+  add("state", "|u1", {96}, 1, kind);
+  add("picture", "|u1", {options.large_rows ? 65536 : 320}, 1, kind);
   add("step", "|u1", {96}, 1, ColumnKind::kStep);
   add("reward", "<f4", {}, 4, ColumnKind::kStep);
   IndexConfig index{};
   std::snprintf(index.name, sizeof index.name, "main");
-  index.n_step = kNStep;
+  index.n_step = options.n_step;
   index.gamma = kGamma;
   index.sampling = options.uniform ? Sampling::kUniform : Sampling::kPrioritized;
   index.initial = Initial::kNumber;
@@ -75,12 +76,13 @@ inline TableConfig make_config(const Options& options) {
                       ? make_samples_per_insert(options.samples_per_insert, min_size, 2000.0)
                       : make_min_size(min_size);
   for (uint32_t& frames : index.stack) frames = 1;
-  index.stack[0] = kStack;
-  index.stack[1] = 2;
+  index.stack[0] = options.stateless ? 1 : options.stack;
+  index.stack[1] = options.stateless ? 1 : 2;
   config.indexes.push_back(index);
   if (options.two_indexes) {
     std::snprintf(index.name, sizeof index.name, "plain");
     index.n_step = 1;
+    index.stack[0] = index.stack[1] = 1;  // what the first one reaches over must cost it nothing
     index.sampling = Sampling::kUniform;
     index.max_times_sampled = 0;
     index.limiter = make_min_size(1);
@@ -109,12 +111,18 @@ inline void write_cell(std::byte* to, size_t num_bytes, uint64_t tag, uint32_t e
   }
 }
 
+// Most episodes are of a page or two; one in eight runs over up to twelve, for windows that do.
 inline uint32_t length_of(uint64_t tag, uint32_t episode) {
-  return 1 + static_cast<uint32_t>(mix(tag * 31 + episode) % 24);
+  const uint32_t longest = mix(tag * 61 + episode) % 8 == 0 ? 96 : 24;
+  return 1 + static_cast<uint32_t>(mix(tag * 31 + episode) % longest);
 }
 inline bool is_terminated(uint64_t tag, uint32_t episode) { return mix(tag * 37 + episode) % 2 == 0; }
 // How the episode is written: 0 append with next, 1 append without, 2 extend with T + 1 states, 3 extend and end_episode.
-inline uint32_t mode_of(uint64_t tag, uint32_t episode) { return static_cast<uint32_t>(mix(tag * 41 + episode) % 4); }
+// Without state columns nothing is given beyond the rows, and only a truncation can come after them.
+inline uint32_t mode_of(uint64_t tag, uint32_t episode, bool stateless) {
+  const auto mode = static_cast<uint32_t>(mix(tag * 41 + episode) % 4);
+  return stateless && mode == 3 && is_terminated(tag, episode) ? 2 : mode;
+}
 inline float reward_of(uint64_t tag, uint32_t episode, uint32_t step) {
   return static_cast<float>(static_cast<int64_t>(mix(tag * 43 + episode * 64 + step) % 65) - 32);
 }
@@ -140,14 +148,31 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
+// Places of a batch's outputs; the last two only where there are state columns.
+enum Place : size_t {
+  kState,
+  kPicture,
+  kStep,
+  kReward,
+  kDiscount,
+  kTerminated,
+  kTruncated,
+  kNumSteps,
+  kEpisodeStep,
+  kPolicyVersion,
+  kNextState,
+  kNextPicture
+};
+
 // Buffers of one batch of all columns.
 class Batch final {
  public:
   Status prepare(Table* table, uint32_t index, size_t num_items) {
-    static const std::vector<std::string> kNames = {"state",     "next_state", "picture",      "next_picture",
-                                                    "step",      "reward",     "discount",     "terminated",
-                                                    "truncated", "num_steps",  "episode_step", "policy_version"};
-    RELIVE_RETURN_IF_ERROR(table->make_plan(index, kNames, &plan));
+    std::vector<std::string> names = {"state",      "picture",   "step",      "reward",       "discount",
+                                      "terminated", "truncated", "num_steps", "episode_step", "policy_version"};
+    stateless = table->region().geometry->has_state == 0;
+    if (!stateless) names.insert(names.end(), {"next_state", "next_picture"});
+    RELIVE_RETURN_IF_ERROR(table->make_plan(index, names, &plan));
     n_step = table->region().header->indexes[index].n_step;
     for (const Output& output : plan.outputs) {
       buffers.emplace_back(output.item_bytes * num_items);
@@ -164,6 +189,7 @@ class Batch final {
 
   GatherPlan plan;
   uint32_t n_step = 0;
+  bool stateless = false;
   std::vector<std::vector<std::byte>> buffers;
   std::vector<std::byte*> pointers;
   std::vector<int64_t> keys;
@@ -182,6 +208,7 @@ class Batch final {
   }
   std::string verify_stack(size_t output, size_t row, const Identity& who, uint32_t newest,
                            bool newest_may_be_zero) const;
+  std::string verify_numbers(size_t row, const Identity& who, uint32_t num_steps) const;
 };
 
 inline std::string Batch::verify_stack(size_t output, size_t row, const Identity& who, uint32_t newest,
@@ -208,50 +235,61 @@ inline std::string Batch::verify_stack(size_t output, size_t row, const Identity
   return {};
 }
 
+// Its length, its ends and its return. Empty if all is right.
+inline std::string Batch::verify_numbers(size_t row, const Identity& who, uint32_t num_steps) const {
+  const uint32_t length = length_of(who.tag, who.episode);
+  const uint32_t full = std::min(n_step, length - who.step);
+  const bool terminates = is_terminated(who.tag, who.episode);
+  const bool at_end = who.step + num_steps == length;
+  const bool terminated = value<uint8_t>(kTerminated, row) != 0, truncated = value<uint8_t>(kTruncated, row) != 0;
+  if (num_steps < 1 || num_steps > full)
+    return "num_steps " + std::to_string(num_steps) + " of " + std::to_string(full);
+  if (num_steps < full && !truncated) return "a short window that is not truncated";
+  if (terminated != (at_end && terminates)) return "terminated";
+  if (at_end && truncated && terminates) return "truncated, and terminated too";
+  // Without state columns a full window does not wait for what comes behind it: end_episode may mark its last row later.
+  const bool may_come_later = stateless && num_steps == n_step && mode_of(who.tag, who.episode, true) == 3;
+  if (at_end && !truncated && !terminates && !may_come_later) return "not truncated";
+  if (value<int64_t>(kEpisodeStep, row) != who.step) return "episode_step";
+  if (value<int64_t>(kPolicyVersion, row) != version_of(who.tag, who.episode)) return "policy_version";
+  double sum = 0.0, product = 1.0;
+  for (uint32_t k = 0; k < num_steps; ++k) {
+    sum += product * reward_of(who.tag, who.episode, who.step + k);
+    product *= kGamma * static_cast<double>(discount_of(who.tag, who.episode, who.step + k));
+  }
+  if (value<float>(kReward, row) != static_cast<float>(sum)) return "reward";
+  if (value<float>(kDiscount, row) != static_cast<float>(product)) return "discount";
+  return {};
+}
+
 inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
   *torn = true;
-  const std::byte* step_cell = at(4, row);
+  const std::byte* step_cell = at(kStep, row);
   std::memcpy(&who->tag, step_cell, 8);
   std::memcpy(&who->episode, step_cell + 8, 4);
   std::memcpy(&who->step, step_cell + 12, 4);
   std::byte expected[96];
-  write_cell(expected, sizeof expected, who->tag, who->episode, who->step, 2);
+  write_cell(expected, sizeof expected, who->tag, who->episode, who->step, plan.outputs[kStep].column);
   const auto name = [&](const std::string& what) {
     return what + " (window " + std::to_string(who->tag) + "/" + std::to_string(who->episode) + "/" +
            std::to_string(who->step) + ")";
   };
   if (std::memcmp(expected, step_cell, sizeof expected) != 0) return name("step cell");
   const uint32_t length = length_of(who->tag, who->episode);
-  const auto num_steps = static_cast<uint32_t>(value<int64_t>(9, row));
-  const bool terminates = is_terminated(who->tag, who->episode);
+  const auto num_steps = static_cast<uint32_t>(value<int64_t>(kNumSteps, row));
   if (who->step >= length) return name("a step beyond the end of its episode");
-  const bool at_end = who->step + num_steps == length;
-  for (size_t output : {0, 2}) {
+  for (size_t output : {kState, kPicture}) {
     const std::string wrong = verify_stack(output, row, *who, who->step, false);
     if (!wrong.empty()) return name(wrong);
   }
-  for (size_t output : {1, 3}) {
-    const std::string wrong = verify_stack(output, row, *who, who->step + num_steps, at_end && terminates);
+  const bool may_be_zero = who->step + num_steps == length && is_terminated(who->tag, who->episode);
+  for (size_t output = kNextState; output < plan.outputs.size(); ++output) {
+    const std::string wrong = verify_stack(output, row, *who, who->step + num_steps, may_be_zero);
     if (!wrong.empty()) return name(wrong + " over " + std::to_string(num_steps) + " steps");
   }
   *torn = false;
-  const uint32_t full = std::min(n_step, length - who->step);
-  const bool terminated = value<uint8_t>(7, row) != 0, truncated = value<uint8_t>(8, row) != 0;
-  if (num_steps < 1 || num_steps > full)
-    return name("num_steps " + std::to_string(num_steps) + " of " + std::to_string(full));
-  if (num_steps < full && !truncated) return name("a short window that is not truncated");
-  if (terminated != (at_end && terminates)) return name("terminated");
-  if (at_end && truncated == terminates) return name("truncated");
-  if (value<int64_t>(10, row) != who->step) return name("episode_step");
-  if (value<int64_t>(11, row) != version_of(who->tag, who->episode)) return name("policy_version");
-  double sum = 0.0, product = 1.0;
-  for (uint32_t k = 0; k < num_steps; ++k) {
-    sum += product * reward_of(who->tag, who->episode, who->step + k);
-    product *= kGamma * static_cast<double>(discount_of(who->tag, who->episode, who->step + k));
-  }
-  if (value<float>(5, row) != static_cast<float>(sum)) return name("reward");
-  if (value<float>(6, row) != static_cast<float>(product)) return name("discount");
-  return {};
+  const std::string wrong = verify_numbers(row, *who, num_steps);
+  return wrong.empty() ? "" : name(wrong);
 }
 
 }  // namespace stress

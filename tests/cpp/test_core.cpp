@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "core_rig.hpp"
+#include "relive/index/kinds.hpp"
 
 using namespace rig;
 
@@ -289,6 +290,118 @@ TEST(claims_given_back_revive_no_item_whose_rows_went) {
   CHECK(rig.table->gather(plan, drawn.data(), drawn.size(), pointers.data(), present.data()).ok());
   for (size_t k = 0; k < drawn.size(); ++k)
     if (present[k]) rig.check_item(0, plan, out, k, drawn[k]);
+}
+
+TEST(publication_goes_on_behind_a_page_that_went_early) {
+  // Windows of 12 steps over pages of 8: of 24 rows 13 to 23 are pending. Rows 5 to 23 are deleted: the third page goes,
+  // the second stays for what rows 0 to 4 need of it, and publication stands on it, before rows that will never be items.
+  Spec spec{.capacity = 64, .has_state = false};
+  spec.indexes = {{.n_step = 12}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 24, std::vector<int>(24, 0), NextGiven::kNo) == Code::kOk);
+  rig.remove(std::vector<int64_t>(rig.keys.begin() + 5, rig.keys.end()));
+  CHECK(!rig.is_step_alive(rig.keys[16]) && rig.is_step_alive(rig.keys[15]));
+  CHECK(rig.write({0}, 24, std::vector<int>(24, 0), NextGiven::kNo) == Code::kOk);
+  rig.verify();
+  CHECK_EQ(rig.table->num_items(0), 5u + 13u);
+}
+
+// Who is at `point` for the k-th time goes no further; what it held is then recovered, as after a death.
+template <class Call>
+void die_at(testing::FailPoint point, Table& table, Call&& call, int passages = 1) {
+  static testing::FailPoint wanted;
+  static int passages_left;
+  struct Death {};
+  wanted = point;
+  passages_left = passages;
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (at == wanted && passages_left > 0 && --passages_left == 0) throw Death{};
+  };
+  try {
+    call();
+  } catch (const Death&) {
+  }
+  testing::fail_point_hook = nullptr;
+  CHECK_EQ(passages_left, 0);
+  Locked locked(table.door(), Deadline::after(1.0));
+  CHECK(locked.status().ok());
+  recover(locked.held(), table.door().scratch);
+}
+
+// What a sweep does for a writer's process that died.
+void end_writers(Table& table) {
+  Locked locked(table.door(), Deadline::after(1.0));
+  CHECK(locked.status().ok());
+  end_participant(locked.held(), table.door().me);
+}
+
+TEST(a_death_while_an_unused_page_is_given_up_costs_no_item) {
+  // The page for the state after row 7 was opened; row 7 never came. Who ends the lane dies when that page is closed.
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 3}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 7, std::vector<int>(7, 0), NextGiven::kYes) == Code::kOk);
+  die_at(testing::FailPoint::commit_begin, *rig.table,
+         [&] { (void)rig.write({0}, 1, std::vector<int>(1, 0), NextGiven::kYes); });
+  die_at(testing::FailPoint::close_page, *rig.table, [&] { end_writers(*rig.table); }, 2);
+  end_writers(*rig.table);
+  CHECK(rig.table->check().ok());
+  CHECK_EQ(rig.table->num_steps(), 7u);
+  CHECK_EQ(rig.table->num_items(0), 7u);
+}
+
+TEST(a_death_in_the_middle_of_a_deletion_counts_the_step_once) {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 1}, {.n_step = 2}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 10, std::vector<int>(10, 0), NextGiven::kYes) == Code::kOk);
+  int64_t deleted = 0;
+  die_at(testing::FailPoint::delete_one, *rig.table, [&] { (void)rig.table->delete_items(&rig.keys[3], 1, &deleted); });
+  CHECK(rig.table->check().ok());
+  CHECK_EQ(rig.table->num_items(0), 9u);
+  CHECK(rig.table->delete_items(&rig.keys[3], 1, &deleted).ok());
+  const Status checked = rig.table->check();
+  if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+  CHECK_EQ(rig.table->num_items(1), 8u);
+  CHECK_EQ(rig.table->num_steps(), 9u);
+}
+
+TEST(a_death_while_claims_are_given_back_leaves_no_item_that_cannot_be_drawn) {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 1, .max_times = 1}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 4, std::vector<int>(4, 0), NextGiven::kYes) == Code::kOk);
+  die_at(testing::FailPoint::claim_back, *rig.table, [&] { (void)rig.sample(0, 5); });  // one more than there are
+  CHECK(rig.table->check().ok());
+  const uint64_t live = rig.table->num_items(0);
+  for (uint64_t item = 0; item < live; ++item) CHECK_EQ(rig.sample(0, 1).size(), 1u);
+  CHECK_EQ(rig.table->num_items(0), 0u);
+}
+
+TEST(a_claim_given_back_keeps_the_priority_that_came_between_draw_and_claim) {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 1, .prioritized = true, .max_times = 1}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 4, std::vector<int>(4, 0), NextGiven::kYes) == Code::kOk);
+  static Rig* seen;
+  static bool is_updated;
+  seen = &rig;
+  is_updated = false;
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (at != testing::FailPoint::sample_gathered || is_updated) return;
+    is_updated = true;
+    const std::vector<float> priorities(4, 5.0f);
+    int64_t applied = 0;
+    CHECK(seen->table->update_priorities(0, seen->keys.data(), priorities.data(), 4, &applied).ok());
+    CHECK_EQ(applied, 4);
+  };
+  CHECK(rig.sample(0, 5).empty());  // one more than there are: what was claimed goes back
+  testing::fail_point_hook = nullptr;
+  CHECK(is_updated);
+  TableStats stats;
+  CHECK(rig.table->stats(&stats).ok());
+  const double mass = leaf_of(rig.table->region().header->indexes[0], 5.0f);
+  CHECK(std::abs(stats.total_mass.at(0) - 4.0 * mass) < 1e-9);
 }
 
 TEST(programmes_large_rows) {

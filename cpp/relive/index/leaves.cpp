@@ -77,11 +77,11 @@ bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass) {
   const uint16_t times = leaves.states()[slot].load(kRelaxed);
   if (times == 0 || times > kMostUses) return false;  // deleted or ended meanwhile
   const bool was_used_up = !leaves.is_drawable(times);
+  if (was_used_up) leaves.set_mass(held, slot, mass);
+  RELIVE_FAIL_POINT(claim_back);
   leaves.set_state(slot, static_cast<uint16_t>(times - 1));
-  if (!was_used_up) return false;
-  leaves.set_mass(held, slot, mass);
-  leaves.counts().live_items.fetch_add(1, kRelaxed);
-  return true;
+  if (was_used_up) leaves.counts().live_items.fetch_add(1, kRelaxed);
+  return was_used_up;
 }
 
 bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state) {

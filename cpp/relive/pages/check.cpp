@@ -78,16 +78,40 @@ std::string check_cursors(const Region& r, uint32_t lane_slot) {
   if (lane.state.load(kRelaxed) != LaneState::kLive) return {};
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const Leaves leaves(r, i);
-    const Cursor& cursor = r.cursor(i, lane_slot);
-    const uint64_t here = r.alive(cursor.ref);
+    const uint64_t place = r.cursor(i, lane_slot).load(kRelaxed);
+    const uint64_t here = r.alive(r.place_ref(place));
     if (here == kNoPage) continue;
     if (r.pages[here].lane_uid.load(kRelaxed) != lane.uid.load(kRelaxed)) return "a cursor stands on another lane";
-    uint32_t end = cursor.offset;
+    uint32_t end = r.place_offset(place);
     for (uint64_t page = here; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed)), end = r.page_len) {
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
       for (uint32_t offset = range.step_begin; offset < std::min(end, range.step_end); ++offset)
         if (!r.is_tail(page, offset) && leaves.state(r.slot_of(page, offset)) == kStatePending)
           return at_page("a step waits to be published behind its lane's cursor", page);
+    }
+  }
+  return {};
+}
+
+// In front of it nothing waits whose window is complete, as far back as the lane's pages hang together.
+std::string check_complete(const Region& r, uint32_t lane_slot) {
+  const Lane& lane = r.lanes[lane_slot];
+  const uint64_t open = r.alive(lane.open.load(kRelaxed));
+  if (lane.state.load(kRelaxed) != LaneState::kLive || open == kNoPage) return {};
+  const uint64_t ahead = r.pages[open].next.load(kRelaxed);
+  if (ahead != 0 && r.alive(ahead) == kNoPage) return at_page("the page after a lane's last one is gone", open);
+  const uint32_t num_here = Range::unpack(r.pages[open].range.load(kRelaxed)).step_end;
+  const int64_t num_rows = static_cast<int64_t>(r.pages[open].first_t) + num_here;
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const ItemShape& shape = r.shape(i);
+    const bool has_seam = shape.bootstrap != 0 && is_seam(r, lane, open, num_here);
+    const int64_t ready = num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
+    for (uint64_t page = open; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed))) {
+      const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+      const auto first_t = static_cast<int64_t>(r.pages[page].first_t);
+      for (uint32_t offset = range.step_begin; offset < range.step_end && first_t + offset < ready; ++offset)
+        if (!r.is_tail(page, offset) && Leaves(r, i).state(r.slot_of(page, offset)) == kStatePending)
+          return at_page("a step whose window is complete was not published", page);
     }
   }
   return {};
@@ -153,6 +177,7 @@ std::string broken_invariant(const Region& r) {
   }
   for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {
     broken = check_cursors(r, lane);
+    if (broken.empty()) broken = check_complete(r, lane);
     if (!broken.empty()) return broken;
   }
   broken = broken_bulk(r);

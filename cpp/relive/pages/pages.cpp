@@ -45,8 +45,9 @@ void free_page(Held& held, uint64_t page) {
   RELIVE_FAIL_POINT(free_fence);
   ring_remove(held, static_cast<uint32_t>(page));
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    Cursor& cursor = r.cursor(i, r.pages[page].lane_slot.load(kRelaxed));
-    if (cursor.ref == ref) cursor = {r.pages[page].next.load(kRelaxed), 0, 0};
+    std::atomic<uint64_t>& cursor = r.cursor(i, r.pages[page].lane_slot.load(kRelaxed));
+    if (r.place_ref(cursor.load(kRelaxed)) == ref)
+      cursor.store(r.place_of(r.pages[page].next.load(kRelaxed), 0), std::memory_order_release);
   }
   const uint64_t free = r.header->num_free_frames.load(kRelaxed);
   r.free_frames[free].store(r.frames[page].load(kRelaxed), kRelaxed);
@@ -306,6 +307,8 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const int64_t num_ended = std::clamp<int64_t>(first_there + r.shape(i).before, 0, r.page_len);
     Leaves::open(held, i, r.slot_of(page, 0), r.page_len, static_cast<uint32_t>(num_ended));
+    // Behind a page that went early nothing waits that could still be complete: publication goes on with this page.
+    if (prev == kNoPage) r.cursor(i, lane_slot).store(0, kRelaxed);
   }
   for (uint32_t word = 0; word < r.geometry->tail_words; ++word)
     r.tails[page * uint64_t{r.geometry->tail_words} + word].store(0, kRelaxed);

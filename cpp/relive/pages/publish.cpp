@@ -46,24 +46,21 @@ uint64_t oldest_page(const Region& r, uint32_t lane_slot) {
 // Publishes what is complete of one index: rows of the lane from its cursor up to `stop`, counted from the lane's first.
 void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop) {
   const Region& r = held.region;
-  Cursor& cursor = r.cursor(index, lane_slot);
-  const auto stand_on = [&](uint64_t page) {
-    if (page != kNoPage) cursor = {r.ref_of(page, r.words[page].load(kRelaxed)), 0, 0};
-    return page;
-  };
-  uint64_t page = r.alive(cursor.ref);
-  if (page == kNoPage) page = stand_on(oldest_page(r, lane_slot));
+  std::atomic<uint64_t>& cursor = r.cursor(index, lane_slot);
+  const uint64_t place = cursor.load(kRelaxed);
+  uint64_t page = r.alive(r.place_ref(place));
+  uint32_t begin = page == kNoPage ? 0 : r.place_offset(place);
+  if (page == kNoPage) page = oldest_page(r, lane_slot);
   while (page != kNoPage) {
     const int64_t here = stop - static_cast<int64_t>(r.pages[page].first_t);
     const auto end = static_cast<uint32_t>(std::clamp<int64_t>(here, 0, range_of(r, page).step_end));
-    if (end > cursor.offset) {
-      publish_range(held, index, page, cursor.offset, end);
-      cursor.offset = end;
-    }
-    if (cursor.offset < r.page_len) return;
+    if (end > begin) publish_range(held, index, page, begin, end);
+    begin = std::max(begin, end);
+    cursor.store(r.place_of(r.ref_of(page, r.words[page].load(kRelaxed)), begin), std::memory_order_release);
     const uint64_t next = r.pages[page].next.load(kRelaxed);
-    if (next == 0) return;
-    page = stand_on(r.alive(next) != kNoPage ? r.alive(next) : oldest_page(r, lane_slot));
+    if (begin < r.page_len || next == 0) return;
+    page = r.alive(next) != kNoPage ? r.alive(next) : oldest_page(r, lane_slot);
+    begin = 0;
   }
 }
 
@@ -235,7 +232,7 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
   lane.open.store(0, kRelaxed);
   lane.ahead.store(0, kRelaxed);
   lane.seam.store(0, kRelaxed);
-  for (uint32_t i = 0; i < r.num_indexes; ++i) r.cursor(i, lane_slot) = {};
+  for (uint32_t i = 0; i < r.num_indexes; ++i) r.cursor(i, lane_slot).store(0, kRelaxed);
   lane.state.store(LaneState::kLive, std::memory_order_release);
 }
 
@@ -269,26 +266,6 @@ void cut_lane(Held& held, uint32_t lane_slot) {
   lane.ahead.store(0, kRelaxed);
   lane.seam.store(0, kRelaxed);
   r.header->counters.cut_lanes.fetch_add(1, kRelaxed);
-}
-
-void find_cursors(Held& held, uint32_t lane_slot) {
-  const Region& r = held.region;
-  const uint64_t open = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
-  if (open == kNoPage) return;
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    // Pending rows are the last ones of a lane, but for those that were deleted meanwhile: no window is longer than
-    // after(), so none of them lies further back.
-    const Leaves leaves(r, i);
-    int64_t left = int64_t{r.shape(i).after()} + 1 + r.page_len;
-    uint64_t page = open;
-    while (left > 0) {
-      left -= range_of(r, page).step_end;
-      const uint64_t prev = r.alive(r.pages[page].prev.load(kRelaxed));
-      if (prev == kNoPage) break;
-      page = prev;
-    }
-    r.cursor(i, lane_slot) = {r.ref_of(page, r.words[page].load(kRelaxed)), 0, 0};
-  }
 }
 
 }  // namespace relive

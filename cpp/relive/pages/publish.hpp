@@ -37,9 +37,6 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant);
 // Idempotent at every store.
 void cut_lane(Held& held, uint32_t lane_slot);
 
-// Recovery: where publication of the lane goes on (DERIVED).
-void find_cursors(Held& held, uint32_t lane_slot);
-
 // Whether the state cell of row `offset` of the page is the lane's frozen one.
 bool is_seam(const Region& r, const Lane& lane, uint64_t page, uint32_t offset);
 

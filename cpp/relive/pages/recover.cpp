@@ -38,7 +38,9 @@ void settle_pages(Held& held) {
     if (!is_open && RELIVE_RULE(D6_moves)) r.words[page].store(Region::moved_word(word), std::memory_order_release);
     if (is_open && is_named_by_its_lane(r, page, word)) continue;
     if (is_empty && !is_pinned(r, page)) {
-      if (is_open) unlink_empty_page(held, page);
+      // It never held a row: nothing is lost with it, and the page before it is the last again. Open or closed: who
+      // gave it up may have died in between.
+      if (range.step_end == 0) unlink_empty_page(held, page);
       bump_to_free(held, page);
     } else if (is_open) {
       close_page(held, page);
@@ -145,8 +147,6 @@ void recover(Held& held, RecoverScratch& scratch) {
   if (RELIVE_RULE(F4_leaves)) settle_leaves(held);
   RELIVE_FAIL_POINT(recover_pass3);
   rebuild_lists(held, scratch);
-  for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane)
-    if (r.lanes[lane].state.load(kRelaxed) == LaneState::kLive && RELIVE_RULE(F5_cursors)) find_cursors(held, lane);
   RELIVE_FAIL_POINT(recover_lists);
   if (RELIVE_RULE(F5_inner))
     for (uint32_t i = 0; i < r.num_indexes; ++i) Leaves::rebuild(held, i);

@@ -204,8 +204,8 @@ void Table::claim_held(const DrawRequest& request, Held& held, DrawScratch& s) {
       continue;
     }
     if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_add(1, kRelaxed);
+    s.claimed.push_back({w.slot, w.word, leaves.mass(w.slot)});  // a priority may have come since the draw
     if (Leaves::use(held, request.index, w.slot)) r.pages[page].live -= 1;
-    s.claimed.push_back({w.slot, w.word, w.mass});
   }
 }
 

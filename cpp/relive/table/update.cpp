@@ -124,17 +124,20 @@ bool update_one(Held& held, uint32_t index, int64_t key, float priority, double 
 // One key out of every index, under the lock. True where it stood for a step in any of them.
 bool delete_one(Held& held, int64_t key) {
   Region& r = held.region;
-  bool found_any = false;
+  bool found_any = false, was_removed = false;  // whoever died in here left it removed in some of them
   const uint64_t slot = r.key_slot(key);
   const uint64_t page = r.page_of(slot);
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
-    if (find_item(r, i, key) == Found::kGone) continue;
+    if (find_item(r, i, key) == Found::kGone) {
+      was_removed |= Leaves(r, i).state(slot) == kStateRemoved;
+      continue;
+    }
     found_any = true;
     if (Leaves::retire(held, i, slot, kStateRemoved)) r.pages[page].live -= 1;
     RELIVE_FAIL_POINT(delete_one);
   }
   if (!found_any) return false;
-  r.header->removed_steps.fetch_add(1, kRelaxed);
+  if (!was_removed) r.header->removed_steps.fetch_add(1, kRelaxed);
   RELIVE_FAIL_POINT(delete_done);
   free_if_lifeless(held, page);
   return true;

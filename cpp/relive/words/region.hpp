@@ -57,12 +57,12 @@ struct PageRecord {
 static_assert(sizeof(PageRecord) == 96);
 
 // Of one lane and index, DERIVED, under the lock only: where publication goes on. No row of the lane before it is
-// pending. Where its page is gone: the
-// oldest page that a walk back from the lane's open one comes to.
+// pending. Page ref and offset in one word, stored when what lies before it is done: a death leaves it behind the truth,
+// never ahead of it, and whoever goes on from there finds the rest done already. So recovery need not look at it. 0, or
+// where the page is gone: the oldest page that a walk back from the lane's open one comes to.
 struct Cursor {
-  uint64_t ref;
-  uint32_t offset;  // may be the page's length: the first row of the page after it
-  uint32_t reserved;
+  std::atomic<uint64_t> place;  // ref << (page_shift + 1) | offset; the offset may be the page's length
+  uint64_t reserved;
 };
 static_assert(sizeof(Cursor) == 16);
 
@@ -246,7 +246,10 @@ struct Region {
   // ---- items: their leaves are the index room's (index/leaves.hpp) -------------------------------------------
   uint32_t max_times(uint32_t index) const { return header->indexes[index].max_times_sampled; }
   const ItemShape& shape(uint32_t index) const { return geometry->shapes[index]; }
-  Cursor& cursor(uint32_t index, uint32_t lane) const { return cursors[index][lane]; }
+  std::atomic<uint64_t>& cursor(uint32_t index, uint32_t lane) const { return cursors[index][lane].place; }
+  uint64_t place_of(uint64_t ref, uint32_t offset) const { return ref << (page_shift + 1) | offset; }
+  uint64_t place_ref(uint64_t place) const { return place >> (page_shift + 1); }
+  uint32_t place_offset(uint64_t place) const { return static_cast<uint32_t>(place & (2 * uint64_t{page_len} - 1)); }
 
   Credit& credit(uint32_t participant, uint32_t index) const { return credits[participant * num_indexes + index]; }
   // Sums over all participants; exact under the lock.
