@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"
+#include "relive/index/kinds.hpp"
 
 namespace relive::bindings {
 namespace {
@@ -118,8 +119,9 @@ void read_items(const Part& from, const std::vector<ColumnConfig>& columns, Inde
 }
 
 void read_sampler(const Part& from, IndexConfig* index) {
-  index->sampling =
-      from.kind<Sampling>("sampler", {{"uniform", Sampling::kUniform}, {"prioritized", Sampling::kPrioritized}});
+  std::string known;
+  if (const auto name = from.get<std::string>("sampler"); !find_sampler(name, &index->sampling, &known))
+    refuse(from.of("sampler"), known + " (what this core knows)", name);
   index->priority_exponent = from.get_or<double>("priority_exponent", 1.0);
   index->initial = Initial::kMax;
   if (!from.has("initial")) return;
@@ -155,7 +157,9 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
   read_items(from, columns, &index);
   read_sampler(from, &index);
   read_limiter(from, &index);
-  from.kind<bool>("remover", {{"fifo", true}});
+  std::string known;
+  if (const auto remover = from.get<std::string>("remover"); !find_remover(remover, &index.removal, &known))
+    refuse(from.of("remover"), known + " (what this core knows)", remover);
   index.max_times_sampled = from.get<uint32_t>("max_times_sampled");
   return index;
 }

@@ -21,7 +21,7 @@ Limiter: TypeAlias = MinSize | SamplesPerInsert
 
 DEFAULT_INDEX_NAME = "default"
 MAX_INDEXES = 8
-MAX_TIMES_SAMPLED = 65_533
+MAX_TIMES_SAMPLED = 65_529
 # The parts of an Index, and the classes that each may be of.
 _KINDS: dict[str, tuple[type[Any], ...]] = {
     "items": (Transitions,),

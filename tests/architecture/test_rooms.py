@@ -11,8 +11,6 @@ CORE = Path(__file__).resolve().parents[2] / "cpp" / "relive"
 
 # From the ground up. A file may include its own room and those before it.
 ROOMS = ["words", "index", "pages", "read", "tiers", "table"]
-# The tier still asks the table for its lock and its hooks.
-STILL_ABOVE = {("tiers/tier.cpp", "table/table.hpp"), ("tiers/staging_deliver.cpp", "table/table.hpp")}
 INCLUDE = re.compile(r'^#include "relive/(?:(\w+)/)?(\w+\.hpp)"', re.MULTILINE)
 
 
@@ -25,7 +23,23 @@ def test_includes_go_down_only(path: Path) -> None:
     here = path.parent.name
     assert here in ROOMS, f"{path.name} lies in no room"
     for room, name in INCLUDE.findall(path.read_text()):
-        if (f"{here}/{path.name}", f"{room}/{name}") in STILL_ABOVE:
-            continue
         assert room in ROOMS, f"{path.name} includes {name}, which lies in no room"
         assert ROOMS.index(room) <= ROOMS.index(here), f"{path.name}: {here} includes {room}/{name}, which is above it"
+
+
+def test_nobody_but_the_index_room_names_a_tree() -> None:
+    """What a leaf is to its index is the index room's alone: trees and leaf states have no other user."""
+    named = re.compile(r"\b(Tree::|Tree&|trees_\b|states_\b|set_leaf\b|leaf\()")
+    allowed = {"tree.hpp", "tree.cpp", "region.hpp", "region.cpp", "layout.cpp", "geometry_check.cpp"}  # where it lies
+    users = {
+        str(path.relative_to(CORE))
+        for path in files()
+        if path.parent.name != "index" and path.name not in allowed and named.search(path.read_text())
+    }
+    assert not users, f"{sorted(users)} name a tree or a leaf's state"
+
+
+def test_only_the_lock_makes_its_token() -> None:
+    """A Held is made where the lock is taken, or where nobody else can be; everything that takes one is under it."""
+    makers = {path.name for path in files() if re.search(r"\bHeld held_?\(|held_\(door", path.read_text())}
+    assert makers <= {"lock.hpp", "lock.cpp"}, makers

@@ -124,7 +124,8 @@ Status Table::create(const TableConfig& asked, const std::string& path, std::uni
           .with_int("has_bytes", static_cast<int64_t>(has));
     RELIVE_RETURN_IF_ERROR(Storage::create_local(g.region_bytes, &table->storage_));
   } else {
-    const uint64_t expected = g.slabs_offset + g.capacity * g.row_bytes;
+    // Pages that hold the capacity, and one that is being written: more lanes need more.
+    const uint64_t expected = g.slabs_offset + ((g.capacity + g.page_len - 1) / g.page_len + 1) * g.frame_bytes;
     const std::lock_guard<std::mutex> guard(handles().mutex);
     RELIVE_RETURN_IF_ERROR(
         Storage::create_file(path, g.region_bytes, end_of_frame(g, frames - 1), expected, &table->storage_));

@@ -9,7 +9,6 @@
 
 namespace relive {
 
-
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;

@@ -162,7 +162,7 @@ class Table final {
   Access access_ = Access::kReadWrite;
   uint32_t me_ = 0;
   uint64_t stream_ = 0;
-  bool counts_stream_ = false;  // each time that it joins it gets a stream of its own
+  bool counts_stream_ = false;           // each time that it joins it gets a stream of its own
   std::atomic<uint64_t> fork_epoch_{0};  // of the process that attached; stored last
   std::atomic<uint64_t> calls_{0};
   bool joined_ = false;

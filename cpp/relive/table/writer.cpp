@@ -58,7 +58,7 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
 Writer::~Writer() {
   if (cut_lanes(Deadline::after(0.0).deaf()).ok()) return;
   std::vector<uint32_t> slots;
-  for (const LaneWriter& lane : lanes_) slots.push_back(lane.slot);
+  for (size_t m = num_cut_; m < lanes_.size(); ++m) slots.push_back(lanes_[m].slot);
   table_->leave_lanes(std::move(slots));
 }
 
@@ -74,10 +74,13 @@ Status Writer::cut_lanes(const Deadline& deadline) {
   if (entered.status().code() == Code::kTableClosed) closed_ = true;  // which has ended all its lanes
   if (closed_) return {};
   RELIVE_RETURN_IF_ERROR(entered.status());
-  Locked locked(table_->door_, deadline);
-  RELIVE_RETURN_IF_ERROR(locked.status());
-  for (const LaneWriter& lane : lanes_) cut_lane(locked.held(), lane.slot);
-  locked.items_came();
+  while (num_cut_ < lanes_.size()) {
+    Locked locked(table_->door_, deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    for (size_t cut = 0; num_cut_ < lanes_.size() && cut < kLanesPerHold; ++cut)
+      cut_lane(locked.held(), lanes_[num_cut_++].slot);
+    locked.items_came();
+  }
   table_->open_writers_.fetch_sub(1);
   closed_ = true;
   return {};
@@ -279,32 +282,45 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
         return Status(Code::kSeamMismatch).with_int("lane", number).with_text("column", r.columns[c].name);
     if (!lane.is_frozen && !terminated && !block.has_next) return Status(Code::kMissingNext).with_int("lane", number);
   }
-  if (has_state) RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
-  Locked locked(table_->door_, deadline);
-  RELIVE_RETURN_IF_ERROR(locked.status());
-  for (size_t m = 0; m < block.num_lanes; ++m) {
-    LaneWriter& lane = lane_of(block, m);
-    if (!lane.has_last) continue;
-    const uint64_t last_page = r.page_of(lane.last_slot);
-    const bool last_is_there =
-        Region::generation_of(r.words[last_page].load(kRelaxed)) == Region::generation_of(lane.last_word);
-    if (last_is_there && (terminated || !has_state)) {  // no published window holds this row but as its last
-      if (terminated) r.marks[lane.last_slot].discount.store(0.0f, kRelaxed);
-      r.head_of(lane.last_slot).fetch_or(terminated ? kTerminatedBit : kTruncatedBit);
-    }
-    if (has_state) {
+  if (has_state) {
+    RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
+    for (size_t m = 0; m < block.num_lanes; ++m) {  // no row of these is a step yet: they need no lock
+      LaneWriter& lane = lane_of(block, m);
       lane.run = StepRun{lane.slot, lane.end, 0, true, false};
-      if (!lane.is_frozen) write_next_cell(block, lane, 0, m);
-      commit_run(locked.held(), lane.run);
-      advance(lane, true);
-    } else {
-      publish_lane(locked.held(), lane.slot, true);
+      if (lane.has_last && !lane.is_frozen) write_next_cell(block, lane, 0, m);
     }
-    lane.has_last = false;
-    lane.episode_step = 0;
   }
-  locked.items_came();
+  for (size_t m = 0; m < block.num_lanes;) {
+    Locked locked(table_->door_, deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());  // called again it goes on with the lanes that have not ended
+    for (size_t ended = 0; m < block.num_lanes && ended < kRowsPerHold; ++m)
+      ended += end_lane(locked.held(), lane_of(block, m), terminated) ? 1 : 0;
+    locked.items_came();
+  }
   return {};
+}
+
+// Ends the episode of one lane behind its last row, under the lock. False where none was open.
+bool Writer::end_lane(Held& held, LaneWriter& lane, bool terminated) {
+  if (!lane.has_last) return false;
+  Region& r = held.region;
+  const bool has_state = r.geometry->has_state != 0;
+  const uint64_t last_page = r.page_of(lane.last_slot);
+  const bool last_is_there =
+      Region::generation_of(r.words[last_page].load(kRelaxed)) == Region::generation_of(lane.last_word);
+  if (last_is_there && (terminated || !has_state)) {  // no published window holds this row but as its last
+    if (terminated) r.marks[lane.last_slot].discount.store(0.0f, kRelaxed);
+    r.head_of(lane.last_slot).fetch_or(terminated ? kTerminatedBit : kTruncatedBit);
+  }
+  if (has_state) {
+    commit_run(held, lane.run);
+    advance(lane, true);
+  } else {
+    publish_lane(held, lane.slot, true);
+  }
+  lane.has_last = false;
+  lane.episode_step = 0;
+  return true;
 }
 
 }  // namespace relive

@@ -110,6 +110,7 @@ class Writer final {
   size_t pages_needed(const StepBlock& block) const;
   Status take_frames(const StepBlock& block, const Deadline& deadline);
   Status cut_lanes(const Deadline& deadline);
+  bool end_lane(Held& held, LaneWriter& lane, bool terminated);
   Status open_pages(const StepBlock& block, const Deadline& deadline);
   bool needs_page(const LaneWriter& lane, bool* ahead) const;
   void take_page(LaneWriter& lane, bool ahead, uint64_t ref);
@@ -127,6 +128,7 @@ class Writer final {
 
   Table* table_;
   std::vector<LaneWriter> lanes_;
+  size_t num_cut_ = 0;  // of them, by a close() that may not have come to its end
   TurnWord turn_;
   uint64_t fork_epoch_ = 0;
   int64_t policy_version_ = -1;

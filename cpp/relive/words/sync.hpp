@@ -185,7 +185,7 @@ void random_bytes(void* out, size_t num_bytes);
 // Registers what runs before every fork and after it in the parent and in the child, on the thread that forks (once a
 // process; the portable build does nothing).
 void on_fork(void (*before)(), void (*in_parent)(), void (*in_child)());
-uint64_t thread_id();  // any number that tells threads of one process apart
+uint64_t thread_id();            // any number that tells threads of one process apart
 size_t physical_memory_bytes();  // 0 where unknown
 size_t file_system_free_bytes(const std::string& folder);
 size_t file_system_total_bytes(const std::string& folder);
