@@ -20,6 +20,22 @@ TEST(use_counts) {
   run_everybody(options);
 }
 
+TEST(windows_over_many_pages) {
+  Options options;
+  options.n_step = 20;
+  options.stack = 12;
+  options.two_indexes = true;
+  run_everybody(options);
+}
+
+TEST(no_state_columns_and_each_item_once) {
+  Options options;
+  options.stateless = true;
+  options.n_step = 6;
+  options.max_times = 1;
+  run_everybody(options);
+}
+
 TEST(samples_per_insert) {
   Options options;
   options.samples_per_insert = 8.0;

@@ -17,6 +17,18 @@ std::string at_page(const char* what, uint64_t page) {
   return std::string(what) + " (page " + std::to_string(page) + ")";
 }
 
+// Whether all that an item of this row may need behind it is there, or still to be written.
+bool is_whole_behind(const Region& r, uint32_t i, uint64_t page, uint32_t offset) {
+  int64_t left = int64_t{offset} + r.shape(i).after() - (int64_t{r.page_len} - 1);
+  for (; left > 0; left -= r.page_len) {
+    const uint64_t next = r.pages[page].next.load(kRelaxed);
+    if (next == 0) return true;
+    page = r.alive(next);
+    if (page == kNoPage || Range::unpack(r.pages[page].range.load(kRelaxed)).step_begin > 0) return false;
+  }
+  return true;
+}
+
 // Leaves of one page against its steps and their states.
 std::string check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_items) {
   const Leaves leaves(r, i);
@@ -36,6 +48,8 @@ std::string check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* li
     if (is_used && !is_step && state <= kMostUses) return at_page("an item stands where no step is", page);
     if (is_step && offset < first_item && leaves.has_life(state))
       return at_page("an item outlives a row it needs", page);
+    if (is_step && offset >= first_item && state == kStateEnded && is_whole_behind(r, i, page, offset))
+      return at_page("an item ended that had all it needs", page);
   }
   return {};
 }

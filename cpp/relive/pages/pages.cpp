@@ -375,6 +375,7 @@ void free_if_lifeless(Held& held, uint64_t page) {
 
 void unlink_empty_page(Held& held, uint64_t page) {
   Region& r = held.region;
+  if (range_of(r, page).step_end > 0) return;
   const uint64_t prev = prev_of(r, page);
   const uint64_t ref = r.ref_of(page, r.words[page].load(kRelaxed));
   if (prev != kNoPage && r.pages[prev].next.load(kRelaxed) == ref)

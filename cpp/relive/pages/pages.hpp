@@ -32,8 +32,8 @@ bool relieve_pressure(Held& held);
 // Tries after deletions and used-up items; nothing happens where it must stay.
 void free_if_lifeless(Held& held, uint64_t page);
 
-// An empty page of a lane that goes away. The page before it is the lane's last again, first of all: a window must not
-// look for a row behind it.
+// An empty page of a lane that goes away. Where it never held a row the page before it is the lane's last again, first
+// of all: a window must not look for a row behind it. Where its rows were evicted the link stays and says so.
 void free_empty_page(Held& held, uint64_t page);
 void unlink_empty_page(Held& held, uint64_t page);
 

@@ -38,9 +38,7 @@ void settle_pages(Held& held) {
     if (!is_open && RELIVE_RULE(D6_moves)) r.words[page].store(Region::moved_word(word), std::memory_order_release);
     if (is_open && is_named_by_its_lane(r, page, word)) continue;
     if (is_empty && !is_pinned(r, page)) {
-      // It never held a row: nothing is lost with it, and the page before it is the last again. Open or closed: who
-      // gave it up may have died in between.
-      if (range.step_end == 0) unlink_empty_page(held, page);
+      unlink_empty_page(held, page);  // open or closed: who gave it up may have died in between
       bump_to_free(held, page);
     } else if (is_open) {
       close_page(held, page);
