@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "relive/index/kinds.hpp"
 #include "relive/words/held.hpp"
@@ -27,7 +28,7 @@ namespace relive {
 
 class Leaves final {
  public:
-  Leaves(const Region& r, uint32_t index) : r_(r), index_(index) {}
+  Leaves(const Region& r, uint32_t index) : r_(r), tree_(r.trees_[index]), states_(r.states_[index]), index_(index) {}
 
   // ---- at any time --------------------------------------------------------------------------------------------------
   const IndexConfig& config() const { return r_.header->indexes[index_]; }
@@ -37,7 +38,8 @@ class Leaves final {
   double nothing() const { return tree().identity(); }            // the value of a leaf that cannot be drawn
   bool has_mass(uint64_t slot) const { return is_mass(mass(slot)); }
   bool has_any() const { return is_mass(total()); }
-  bool is_mass(double value) const { return value > 0.0 && value != nothing(); }
+  // Above nothing() of every reduction: 0 and both infinities.
+  static bool is_mass(double value) { return value > 0.0 && value <= std::numeric_limits<double>::max(); }
   uint16_t state(uint64_t slot) const { return states()[slot].load(std::memory_order_acquire); }
   // Whether keys still lead to the item's rows: it was published, and neither deleted nor ended since.
   bool is_published(uint64_t slot) const { return state(slot) <= kMostUses; }
@@ -95,8 +97,8 @@ class Leaves final {
   const char* broken_node() const;
 
  private:
-  const Tree& tree() const { return r_.trees_[index_]; }
-  std::atomic<uint16_t>* states() const { return r_.states_[index_]; }
+  const Tree& tree() const { return tree_; }
+  std::atomic<uint16_t>* states() const { return states_; }
   IndexState& counts() const { return r_.header->index_state[index_]; }
   bool initial_mass(uint64_t slot, double* mass) const;
   void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
@@ -114,6 +116,8 @@ class Leaves final {
   }
 
   const Region& r_;
+  const Tree& tree_;
+  std::atomic<uint16_t>* const states_;
   const uint32_t index_;
 };
 

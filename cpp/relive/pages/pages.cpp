@@ -89,7 +89,9 @@ uint64_t evict_from_page(Held& held, uint64_t page, uint64_t count) {
     const Living gone = count_living(r, page, begin, range.step_begin);
     record.range.store(range.pack(), std::memory_order_release);
     RELIVE_FAIL_POINT(evict_range);
-    if (const uint64_t prev = prev_of(r, page); begin == 0 && prev != kNoPage) end_items_at_end(held, prev);
+    if (begin == 0) {
+      if (const uint64_t prev = prev_of(r, page); prev != kNoPage) end_items_at_end(held, prev);
+    }
     for (uint32_t i = 0; i < r.num_indexes; ++i) {
       const int64_t before = r.shape(i).before;  // what reached below `begin` ended with the rows there
       end_items(held, i, page, begin == 0 ? 0 : begin + before, range.step_begin + before);

@@ -166,10 +166,10 @@ void publish_lane(Held& held, uint32_t lane_slot, bool ended) {
   if (page == kNoPage) return;
   const uint32_t step_end = range_of(r, page).step_end;
   const int64_t num_rows = static_cast<int64_t>(r.pages[page].first_t) + step_end;
+  const bool has_seam = r.geometry->has_state != 0 && is_seam(r, lane, page, step_end);
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     // The window of row x is complete when row x + after() is there, or its state cell where that is all it needs.
     const ItemShape& shape = r.shape(i);
-    const bool has_seam = shape.bootstrap != 0 && is_seam(r, lane, page, step_end);
     const int64_t ready = num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
     publish_up_to(held, i, lane_slot, ended ? num_rows : ready);
   }

@@ -81,11 +81,11 @@ void Round::look(size_t begin, size_t end) {
   const uint64_t* const drawn = this->drawn;
   const double* const points = this->points;
   Window* const windows = this->windows;
+  const Leaves leaves = this->leaves;
   const double per_mass = 1.0 / total;
   uint64_t empty = 0;
   const uint64_t shard = r.geometry->shard << kLeafBits, slot_bits = r.geometry->slot_bits;
   choose(begin, end);
-  const double nothing = leaves.nothing();
   for (size_t k = begin; k < end; ++k) {
     const uint32_t row = rows[k];
     Window& w = windows[row];
@@ -105,8 +105,9 @@ void Round::look(size_t begin, size_t end) {
     w.row = row;
     w.word = word;
     w.mass = mass;
-    w.ok = mass > 0.0 && mass != nothing && Region::is_used(word);
-    empty += w.ok ? 0 : 1;
+    const bool is_item = Leaves::is_mass(mass) && Region::is_used(word);
+    w.ok = is_item;
+    empty += is_item ? 0 : 1;
     // Should the window turn out gone, the redraw overwrites both.
     keys[row] = static_cast<int64_t>(shard | Region::generation_of(word) << slot_bits | slot);
     probabilities[row] = std::min(1.0, mass * per_mass);  // a mass younger than the total is at most certain
