@@ -33,7 +33,7 @@ KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
 RECIPES = (
     "--seconds 6",
-    "--seconds 20 --max-times 1 --stateless --n-step 6",
+    "--seconds 30 --max-times 1 --stateless --n-step 6",
     KILLS,
     f"{KILLS} --max-times 3",
     f"{KILLS} --samples-per-insert 8",

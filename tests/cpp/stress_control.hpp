@@ -54,8 +54,8 @@ struct Control {
     std::vsnprintf(messages[position] + used, sizeof messages[position] - static_cast<size_t>(used), format, arguments);
     va_end(arguments);
   }
-  void found_torn(const char* text) { torn.fetch_add(1), say("torn", "%s", text); }
-  void found_violation(const char* text) { violations.fetch_add(1), say("violation", "%s", text); }
+  void found_torn(const char* text) { say("torn", "%s", text), torn.fetch_add(1); }  // said before it is counted
+  void found_violation(const char* text) { say("violation", "%s", text), violations.fetch_add(1); }
   uint64_t num_bad() const { return torn + violations + hangs + crashes + overruns; }
 };
 
