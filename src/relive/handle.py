@@ -27,6 +27,7 @@ __all__ = ["TableHandle"]
 _MAX_SELECTIONS = 256
 _MAX_ITEMS = 2**31 - 1
 _INT64 = np.dtype(np.int64)
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class TableHandle(Closing):
@@ -155,10 +156,10 @@ class TableHandle(Closing):
         """
         if not isinstance(item_keys, np.ndarray) or item_keys.dtype is not _INT64:
             item_keys = as_keys(item_keys)
-        if not isinstance(priorities, np.ndarray) or priorities.dtype.kind not in "fiub":
-            priorities = as_array("priorities", priorities)
-        if priorities.dtype.itemsize > 8 or priorities.dtype.kind == "c":
-            priorities = cast("priorities", priorities, np.dtype(np.float64))
+        if not isinstance(priorities, np.ndarray) or (
+            priorities.dtype is not _FLOAT32 and priorities.dtype is not _FLOAT64
+        ):
+            priorities = _as_numbers(priorities)
         if priorities.shape != item_keys.shape or priorities.ndim != 1:
             raise ShapeMismatch("priorities", item_keys.shape, priorities.shape)
         number = 0 if index is None else self.index_number(index)
@@ -294,6 +295,16 @@ class TableHandle(Closing):
             return error
         narrowest = min(paced, key=lambda limiter: limiter.window)
         return RequestTooLarge(error.requested, error.window, narrowest.arithmetic())
+
+
+def _as_numbers(priorities: Any) -> npt.NDArray[Any]:
+    """Priorities of any other sort, as an array that the core takes; complex ones and texts are refused."""
+    if not isinstance(priorities, np.ndarray) or priorities.dtype.kind not in "fiub":
+        priorities = as_array("priorities", priorities)
+    if priorities.dtype.itemsize > 8 or priorities.dtype.kind == "c":
+        priorities = cast("priorities", priorities, _FLOAT64)
+    array: npt.NDArray[Any] = priorities
+    return array
 
 
 def _names(columns: Any) -> tuple[str, ...]:

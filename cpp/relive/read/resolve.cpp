@@ -184,8 +184,11 @@ void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uin
     const uint32_t last = r.geometry->has_state != 0 ? r.page_len - 1 : r.page_len;
     for (size_t k = 0; k < count; ++k) {
       Window& w = windows[which[k]];
-      begin_window(w, *runs);
-      if (w.ok && r.offset_of(w.slot) >= last) w.ok = add_next(r, w, runs);
+      w.pages_after = w.pages_before = 0;
+      w.num_steps = 1;
+      if (!w.ok || r.offset_of(w.slot) < last) continue;
+      w.first_run = static_cast<uint32_t>(runs->size());
+      w.ok = add_next(r, w, runs);
     }
     return;
   }
@@ -205,9 +208,10 @@ void recheck(const Region& r, Window* windows, const Runs& runs, const uint32_t*
     Window& w = windows[which[k]];
     if (!w.ok) continue;
     w.ok = is_same(r.page_of(w.slot), w.word);
+    const uint32_t num_runs = uint32_t{w.pages_after} + w.pages_before;
+    if (num_runs == 0) continue;
     const Run* const mine = runs.data() + w.first_run;
-    for (uint32_t run = 0; w.ok && run < uint32_t{w.pages_after} + w.pages_before; ++run)
-      w.ok = is_same(mine[run].page, mine[run].word);
+    for (uint32_t run = 0; w.ok && run < num_runs; ++run) w.ok = is_same(mine[run].page, mine[run].word);
   }
 }
 
