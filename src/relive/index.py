@@ -11,12 +11,11 @@ from relive._parts import from_parts, refuse_unknown, to_parts
 from relive.errors import CapacityTooSmall, InvalidConfig, SpecError
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
-from relive.samplers import Fifo, Prioritized, Uniform
+from relive.samplers import REMOVERS, SAMPLERS, Fifo, Remover, Sampler, Uniform
 from relive.spec import StepSpec
 
 __all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]
 
-Sampler: TypeAlias = Uniform | Prioritized
 Limiter: TypeAlias = MinSize | SamplesPerInsert
 
 DEFAULT_INDEX_NAME = "default"
@@ -25,9 +24,9 @@ MAX_TIMES_SAMPLED = 65_529
 # The parts of an Index, and the classes that each may be of.
 _KINDS: dict[str, tuple[type[Any], ...]] = {
     "items": (Transitions,),
-    "sampler": (Uniform, Prioritized),
+    "sampler": SAMPLERS,
     "limiter": (MinSize, SamplesPerInsert),
-    "remover": (Fifo,),
+    "remover": REMOVERS,
 }
 
 
@@ -44,7 +43,7 @@ class Index:
     items: Transitions = Transitions()
     sampler: Sampler = Uniform()
     limiter: Limiter = MinSize()
-    remover: Fifo = Fifo()
+    remover: Remover = Fifo()
     max_times_sampled: int | None = None
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from relive._checks import MAX_FLOAT32, finite
 
-__all__ = ["Fifo", "InitialPriority", "Prioritized", "Uniform"]
+__all__ = ["REMOVERS", "SAMPLERS", "Fifo", "InitialPriority", "Prioritized", "Remover", "Sampler", "Uniform"]
 
 InitialPriority: TypeAlias = Literal["max", "given"] | float
 
@@ -57,3 +57,10 @@ class Fifo:
     def core_config(self) -> dict[str, Any]:
         """The remover as the core reads it."""
         return {"remover": "fifo"}
+
+
+# What an Index takes; a class further is one name more here.
+Sampler: TypeAlias = Uniform | Prioritized
+Remover: TypeAlias = Fifo
+SAMPLERS = (Uniform, Prioritized)
+REMOVERS = (Fifo,)

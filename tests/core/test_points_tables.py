@@ -209,3 +209,25 @@ def test_point_10_another_format_is_refused_by_name(path: str) -> None:
     Path(path).write_bytes(content[: len(content) // 2])
     with pytest.raises((errors.NotARegion, errors.FormatMismatch)):
         _core.attach_table(path, True, 0, 1.0)
+
+
+@pytest.mark.parametrize("capacity, most_bytes", [(100_000, 16_000_000), (10_000, 3_000_000)])
+def test_small_tables_are_small(capacity: int, most_bytes: int) -> None:
+    """CartPole's steps with the usual 256 lanes: all bytes of the region, those of every page included."""
+    columns = [
+        ("observation", "<f4", (4,), "state"),
+        ("action", "<i8", (), "step"),
+        ("reward", "<f4", (), "step"),
+    ]
+    table = make_core(columns=columns, capacity=capacity, max_lanes=256, max_participants=256)
+    assert table.geometry["region_bytes"] <= most_bytes
+    table.close()
+
+
+def test_long_windows_do_not_strand_the_pages_of_open_lanes() -> None:
+    """121 steps of 84 x 84 uint8, a page open in each of 256 lanes: 0.93 GB where a page had to hold a window."""
+    columns = [("frame", "|u1", (84, 84), "state"), ("action", "<i8", (), "step"), ("reward", "<f4", (), "step")]
+    table = make_core(columns=columns, capacity=131_072, max_lanes=256, indexes=[make_index(n_step=121)])
+    geometry = table.geometry
+    assert 256 * geometry["frame_bytes"] <= 0.13e9 and geometry["page_len"] < 121
+    table.close()

@@ -50,7 +50,8 @@ struct ColumnLayout {
 };
 static_assert(std::is_trivially_copyable_v<ColumnLayout>);
 
-// A row in the table of kinds (index/kinds.hpp): what a sampler or a remover is.
+// A row in the table of kinds (index/kinds.hpp): what a sampler or a remover is. Named here are those that C++ names; a
+// kind that is only ever asked for by its name in a configuration needs no more than its row.
 enum class Sampling : uint32_t {
   kUniform = 0,
   kPrioritized = 1,
