@@ -260,3 +260,25 @@ def test_everything_of_a_closed_table_says_so(table: relive.Table) -> None:
     with pytest.raises((errors.TableClosed, errors.WriterClosed)):
         writer.append(**step(0))
     writer.close()
+
+
+def test_what_was_drawn_is_whole_or_absent_once_the_pages_behind_it_went() -> None:
+    """Items used up, drawn and not gathered yet: their windows run into a page that goes when its own items are used.
+
+    A claim holds nothing. The reward of a window that is still there is whole, and keys whose rows went are absent.
+    """
+    spec = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})
+    index = relive.Index(relive.Transitions(n_step=3), max_times_sampled=1)
+    absent = 0
+    for seed in range(30):
+        with relive.Table(spec, 64, index, max_lanes=1, seed=seed) as table, table.writer() as writer:
+            assert table.stats().page_len == 8
+            writer.extend(reward=np.ones(26, np.float32))
+            drawn = table.draw(3)
+            for _ in range(20):
+                assert (table.sample(1)["reward"] == 3.0).all()
+            table.check()
+            batch = table.gather(drawn)
+            assert (batch["reward"][batch.present] == 3.0).all() and (batch["reward"][~batch.present] == 0.0).all()
+            absent += int((~batch.present).sum())
+    assert absent > 0
