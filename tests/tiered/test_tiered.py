@@ -66,7 +66,7 @@ def test_the_layout_keeps_records_in_memory(table: relive.Table) -> None:
     areas = {column["name"]: column["area"] for column in table._core.layout}
     assert areas == {"number": "record", "blob": "bulk"}
     geometry = table._core.geometry
-    assert geometry["page_len"] == 1 and geometry["frame_bytes"] == 4096
+    assert geometry["page_len"] == 1 and geometry["frame_bytes"] == 64  # the disk has the bulk only
     assert geometry["bulk"]["frame_bytes"] == PAGE_BYTES and geometry["bulk"]["num_units"] == 1
     assert tiers(table).page_bytes == PAGE_BYTES and tiers(table).ram_bytes <= 32 * PAGE_BYTES
 

@@ -41,7 +41,7 @@ bool find(const Kind (&kinds)[kCount], const std::string& name, Number* number, 
       *number = static_cast<Number>(row);
       return true;
     }
-    *known += (row == 0 ? "" : ", ") + std::string(kinds[row].name);
+    *known += (row == 0 ? "'" : " or '") + std::string(kinds[row].name) + "'";
   }
   return false;
 }

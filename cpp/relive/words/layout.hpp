@@ -57,7 +57,7 @@ enum class Sampling : uint32_t {
   kPrioritized = 1,
 #ifdef RELIVE_TESTING
   kHighest = 2,  // test builds only: the item of the highest, of the lowest priority, as the first users of the
-  kLowest = 3    // reductions and of Tree::best()
+  kLowest = 3    // reductions of a tree and of its best()
 #endif
 };
 enum class Removal : uint32_t { kFifo = 0 };
