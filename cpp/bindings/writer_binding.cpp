@@ -304,6 +304,7 @@ class CoreWriter final {
 nb::object open_writer(const CoreTable& table, uint32_t num_lanes, bool single, nb::object normalise) {
   std::unique_ptr<Writer> writer;
   without_gil([&] { return Writer::open(table.table.get(), num_lanes, &writer); });
+  const OpenRegion counted_in(table);  // another thread may close the table in between
   return nb::cast(new CoreWriter(table.table, std::move(writer), single, std::move(normalise)),
                   nb::rv_policy::take_ownership);
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -258,3 +260,28 @@ def test_a_request_too_large_is_explained() -> None:
     for call in (writer.append, writer.extend):
         with pytest.raises(RequestTooLarge, match="explained"):
             call(**flat_step())
+
+
+def test_a_table_that_closes_while_a_writer_opens() -> None:
+    """The writer is opened or the table is closed; nobody reads what is not mapped any more."""
+    program = """
+import threading, relive
+spec = relive.StepSpec({"x": relive.ArraySpec((), "int64")})
+for _ in range(400):
+    table = relive.Table(spec, 100, max_lanes=8)
+    start = threading.Barrier(3)
+    def opens():
+        start.wait()
+        try:
+            while True:
+                table.writer().close()
+        except relive.errors.TableClosed:
+            pass
+    threads = [threading.Thread(target=opens) for _ in range(2)]
+    for thread in threads: thread.start()
+    start.wait()
+    table.close()
+    for thread in threads: thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
