@@ -18,6 +18,8 @@ enum class LeafKind : uint32_t { kMass, kTicket };
 // How an item is found from the reductions of its leaves.
 enum class Choice : uint32_t { kByMass, kBest };
 
+// A remover's row says what it would order items by; the one there is has no leaves, as pages go in the order of their
+// tickets, so nothing but its name is read yet.
 struct Kind {
   const char* name;     // as configurations say it
   LeafKind leaf;        // what it holds
