@@ -15,6 +15,8 @@ struct Input {
   std::vector<npy_intp> dims;
   size_t num_bytes = 0;
   bool is_state = false;
+  size_t slot = 0;       // its value's place among those given to a call; of `next`: next_slot
+  size_t next_slot = 0;  // state columns only
 };
 
 // Rows and lanes of one call. single: no lane axis; extend: a time axis.
@@ -57,10 +59,24 @@ class CoreWriter final {
     truncated_ = flag("truncated", NPY_BOOL, 1);
     discount_ = flag("discount", NPY_FLOAT, 4);
     priority_ = flag("priority", NPY_DOUBLE, 8);
+    for (Input& input : inputs_) {
+      input.slot = add_slot(input.name);
+      if (input.is_state) input.next_slot = add_slot(input.next_name);
+    }
+    for (Input* input : {&terminated_, &truncated_, &discount_}) input->slot = add_slot(input->name);
   }
 
   nb::object append(const nb::dict& columns, nb::object lanes, nb::object priority, double timeout_s) {
     return write(columns, lanes, priority, timeout_s, false);
+  }
+  nb::object append_alike(const nb::dict& columns, double timeout_s) {
+    std::unique_ptr<Call> call = take_call();
+    nb::object none = nb::none();
+    if (take_given(columns, &step_names_, call.get()) && are_checked_)
+      return write_given(std::move(call), none, none, timeout_s);
+    are_checked_ = false;
+    keep_call(std::move(call));
+    return none;
   }
   nb::object extend(const nb::dict& columns, nb::object lanes, nb::object priority, double timeout_s) {
     return write(columns, lanes, priority, timeout_s, true);
@@ -68,12 +84,13 @@ class CoreWriter final {
 
   void end_episode(const nb::dict& columns, bool terminated, bool truncated, nb::object lanes, double timeout_s) {
     (void)truncated;
-    Call call(inputs_.size());
-    call.shape.single = single_;
-    take_lanes(lanes, &call);
-    call.block.num_rows = 1;
-    take_next(columns, &call);
-    without_gil([&] { return writer_->end_episode(call.block, terminated, timeout_s); });
+    std::unique_ptr<Call> call = take_call();
+    take_lanes(lanes, call.get());
+    call->block.num_rows = 1;
+    take_given(columns, &end_names_, call.get());
+    take_next(call.get());
+    without_gil([&] { return writer_->end_episode(call->block, terminated, timeout_s); });
+    keep_call(std::move(call));
   }
 
   void set_policy_version(nb::object version) {
@@ -86,20 +103,47 @@ class CoreWriter final {
   uint32_t num_lanes() const { return writer_->num_lanes(); }
 
  private:
-  // What one call holds: cells, the arrays they point into, room for scalars.
+  // What one call holds: cells, the arrays they point into, room for scalars. The writer keeps one between calls, as
+  // five allocations are a tenth of an append; who comes while it is away makes another.
   struct Call {
-    explicit Call(size_t num_columns) {
-      block.columns.resize(num_columns);
-      block.next.resize(num_columns);
+    void begin(size_t num_columns) {
+      StepBlock fresh;
+      fresh.columns.swap(block.columns);
+      fresh.next.swap(block.next);
+      fresh.columns.assign(num_columns, Cells{});
+      fresh.next.assign(num_columns, Cells{});
+      block = std::move(fresh);
       rooms.resize(2 * num_columns + 4);
+      given.assign(2 * num_columns + 3, nullptr);
+      shape = Shape{};
+      num_rooms = 0;
     }
     StepBlock block;
     Shape shape;
     std::vector<ScalarRoom> rooms;
     size_t num_rooms = 0;
+    std::vector<PyObject*> given;  // by slot; null: not given
     std::vector<nb::object> kept;
     std::vector<float> priorities;
   };
+  // A name as a call gave it. It is kept, so that no other name can come to lie at its address.
+  struct Name {
+    nb::object name;
+    size_t slot;
+  };
+  static constexpr size_t kNoSlot = ~size_t{0};
+
+  std::unique_ptr<Call> take_call() {
+    std::unique_ptr<Call> call = spare_ == nullptr ? std::make_unique<Call>() : std::move(spare_);
+    call->begin(inputs_.size());
+    call->shape.single = single_;
+    return call;
+  }
+  void keep_call(std::unique_ptr<Call> call) {
+    call->kept.clear();
+    call->priorities = {};
+    spare_ = std::move(call);
+  }
 
   static Input make_input(const ColumnLayout& column) {
     Input input;
@@ -122,10 +166,32 @@ class CoreWriter final {
     return input;
   }
 
-  static PyObject* find(const nb::dict& columns, const nb::object& name) {
-    PyObject* value = PyDict_GetItemWithError(columns.ptr(), name.ptr());
-    if (value == nullptr && PyErr_Occurred()) throw nb::python_error();
-    return value;
+  size_t add_slot(const nb::object& name) {
+    const size_t slot = nb::len(slots_);
+    slots_[name] = slot;
+    return slot;
+  }
+
+  // Puts what a call gives in order of slots. Calls mostly name the same columns in the same order by the same strings,
+  // so each name is compared with the one at its place in the last call: a look-up for every input cost 0.1 us a row.
+  // Returns whether all of them were the same.
+  bool take_given(const nb::dict& columns, std::vector<Name>* names, Call* call) {
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    size_t k = 0;
+    bool alike = true;
+    for (; PyDict_Next(columns.ptr(), &at, &name, &value) != 0; ++k) {
+      if (k == names->size()) names->push_back({nb::none(), kNoSlot});
+      Name& last = (*names)[k];
+      if (last.name.ptr() != name) {
+        PyObject* slot = PyDict_GetItemWithError(slots_.ptr(), name);
+        if (slot == nullptr && PyErr_Occurred()) throw nb::python_error();
+        last = {nb::borrow(name), slot == nullptr ? kNoSlot : nb::cast<size_t>(nb::handle(slot))};
+        alike = false;
+      }
+      if (last.slot != kNoSlot) call->given[last.slot] = value;
+    }
+    return alike && k == names->size();
   }
 
   // The cells of one input; rows: how many it has along time.
@@ -172,7 +238,7 @@ class CoreWriter final {
   }
 
   // Steps along time, from an input that has exactly one value a step.
-  npy_intp count_rows(const nb::dict& columns) const {
+  npy_intp count_rows(const Call& call) const {
     const auto length = [](PyObject* value) -> npy_intp {
       if (PyArray_Check(value)) {
         auto* array = reinterpret_cast<PyArrayObject*>(value);
@@ -184,13 +250,13 @@ class CoreWriter final {
     };
     npy_intp states = -1;
     for (const Input& input : inputs_) {
-      PyObject* value = find(columns, input.name);
+      PyObject* value = call.given[input.slot];
       const npy_intp size = value == nullptr ? -1 : length(value);
       if (!input.is_state && size >= 0) return size;
       states = std::max(states, size);
     }
     for (const Input* input : {&terminated_, &truncated_, &discount_}) {
-      PyObject* value = find(columns, input->name);
+      PyObject* value = call.given[input->slot];
       const npy_intp size = value == nullptr ? -1 : length(value);
       if (size >= 0) return size;
     }
@@ -209,11 +275,11 @@ class CoreWriter final {
     return call.shape.num_rows + (one_more ? 1 : 0);
   }
 
-  void take_columns(const nb::dict& columns, Call* call) {
+  void take_columns(Call* call) {
     npy_intp state_rows = -1;
     for (size_t c = 0; c < inputs_.size(); ++c) {
       const Input& input = inputs_[c];
-      PyObject* value = find(columns, input.name);
+      PyObject* value = call->given[input.slot];
       if (value == nullptr) {
         PyErr_Format(PyExc_KeyError, "column %R is missing", input.name.ptr());
         throw nb::python_error();
@@ -229,20 +295,20 @@ class CoreWriter final {
     call->block.has_last_state = call->shape.extend && state_rows == call->shape.num_rows + 1;
   }
 
-  void take_next(const nb::dict& columns, Call* call) {
+  void take_next(Call* call) {
     for (size_t c = 0; c < inputs_.size(); ++c) {
       const Input& input = inputs_[c];
       if (!input.is_state) continue;
-      PyObject* value = find(columns, input.next_name);
+      PyObject* value = call->given[input.next_slot];
       if (value == nullptr) return;
       call->block.next[c] = take(value, input, input.next_name, call->shape.num_rows, call);
       call->block.has_next = true;
     }
   }
 
-  void take_ends(const nb::dict& columns, Call* call) {
+  void take_ends(Call* call) {
     const auto optional = [&](const Input& input) {
-      PyObject* value = find(columns, input.name);
+      PyObject* value = call->given[input.slot];
       return value == nullptr || value == Py_None ? Cells{}
                                                   : take(value, input, input.name, call->shape.num_rows, call);
     };
@@ -267,16 +333,25 @@ class CoreWriter final {
                             static_cast<int64_t>(lanes * sizeof(float)), sizeof(float)};
   }
 
+  // With names that the caller has checked: all that must be there are, none is unknown.
   nb::object write(const nb::dict& columns, nb::object& lanes, nb::object& priority, double timeout_s, bool extend) {
-    Call call(inputs_.size());
-    call.shape.single = single_;
-    call.shape.extend = extend;
+    std::unique_ptr<Call> call = take_call();
+    call->shape.extend = extend;
+    step_names_.resize(nb::len(columns), {nb::none(), kNoSlot});
+    take_given(columns, &step_names_, call.get());
+    are_checked_ = true;
+    return write_given(std::move(call), lanes, priority, timeout_s);
+  }
+
+  nb::object write_given(std::unique_ptr<Call> lent, nb::object& lanes, nb::object& priority, double timeout_s) {
+    Call& call = *lent;
+    const bool extend = call.shape.extend;
     take_lanes(lanes, &call);
-    if (extend) call.shape.num_rows = count_rows(columns);
+    if (extend) call.shape.num_rows = count_rows(call);
     call.block.num_rows = static_cast<size_t>(call.shape.num_rows);
-    take_columns(columns, &call);
-    take_next(columns, &call);
-    take_ends(columns, &call);
+    take_columns(&call);
+    take_next(&call);
+    take_ends(&call);
     take_priority(priority, &call);
     const bool one = single_ && !extend;
     int64_t key = 0;
@@ -288,6 +363,7 @@ class CoreWriter final {
       keys = new_array(NPY_INT64, extend && !single_ ? 2 : 1, dims + skip, &data);
     }
     without_gil([&] { return writer_->write(call.block, timeout_s, static_cast<int64_t*>(data)); }, keys);
+    keep_call(std::move(lent));
     return one ? nb::object(nb::int_(key)) : keys;
   }
 
@@ -297,6 +373,11 @@ class CoreWriter final {
   nb::object normalise_;
   std::vector<Input> inputs_;
   Input terminated_, truncated_, discount_, priority_;
+  nb::dict slots_;                // of every name that a call may give
+  std::vector<Name> step_names_;  // as the last append or extend gave them
+  std::vector<Name> end_names_;   // as the last end_episode did
+  bool are_checked_ = false;      // step_names_ are all that must be there, and no other
+  std::unique_ptr<Call> spare_;   // changes hands under the GIL only
 };
 
 }  // namespace
@@ -313,6 +394,7 @@ void bind_writer(nb::module_& module) {
   nb::class_<CoreWriter>(module, "CoreWriter")
       .def("append", &CoreWriter::append, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(),
            nb::arg("timeout_s"))
+      .def("append_alike", &CoreWriter::append_alike, nb::arg("columns"), nb::arg("timeout_s"))
       .def("extend", &CoreWriter::extend, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(),
            nb::arg("timeout_s"))
       .def("end_episode", &CoreWriter::end_episode, nb::arg("columns"), nb::arg("terminated"), nb::arg("truncated"),

@@ -141,6 +141,10 @@ class WriterCore(Protocol):
         """One step of each lane; keys."""
         ...
 
+    def append_alike(self, columns: dict[str, Any], timeout_s: float) -> Any:
+        """append for all lanes, where names and order are those of the last one, checked then; else None."""
+        ...
+
     def extend(
         self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any, timeout_s: float
     ) -> Any:

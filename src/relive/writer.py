@@ -50,8 +50,8 @@ class Writer(Closing):
     """
 
     __slots__ = (
+        "_append_alike",
         "_core",
-        "_core_append",
         "_explain",
         "_groups",
         "_num_lanes",
@@ -77,7 +77,7 @@ class Writer(Closing):
         self._num_lanes = 1 if num_lanes is None else integer("num_lanes", num_lanes, 1, _MAX_LANES)
         self._spec = spec
         self._core = core.open_writer(self._num_lanes, self._single, Normaliser(spec, self._single))
-        self._core_append = self._core.append
+        self._append_alike = self._core.append_alike
         self._timeout_s = timeout_s
         self._required = frozenset(spec.columns)
         self._states = tuple(f"next_{name}" for name in spec.state_columns)
@@ -110,13 +110,14 @@ class Writer(Closing):
             SeamMismatch, MissingNext, RequestTooLarge, DeadlineExceeded, StorageFull, WriterClosed.
             Cost: one lock, one copy of the rows.
             """
-            if tuple(columns) in self._remembered:
-                try:
-                    return self._core_append(columns, None, None, self._timeout_s)
-                except RequestTooLarge as error:
-                    raise self._explain(error) from None
+            try:
+                keys = self._append_alike(columns, self._timeout_s)
+            except RequestTooLarge as error:
+                raise self._explain(error) from None
+            if keys is not None:
+                return keys
             lanes, priority, timeout_s = (columns.pop(name, None) for name in ("lanes", "priority", "timeout_s"))
-            return self._write(self._core_append, columns, lanes, priority, timeout_s, axis=0)
+            return self._write(self._core.append, columns, lanes, priority, timeout_s, axis=0)
 
     def extend(
         self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
@@ -240,7 +241,6 @@ class Writer(Closing):
                 else:
                     flat[name] = value
             columns = flat
-        # A remembered list holds flat names only, so append may trust it without flattening.
         signature = tuple(columns)
         if signature not in self._remembered:
             self._check_names(columns)

@@ -51,6 +51,27 @@ class WritingSuite(Suite):
         assert contents(table, one)["truncated"] == [False, False, False, True]
         assert len(table) == 12
 
+    def test_arguments_that_differ_from_call_to_call(self, table: relive.Table) -> None:
+        """What one call named says nothing of the next: order, further columns and faults are looked at every time."""
+        with table.writer() as writer:
+            keys = [writer.append(**step(t, t + 1)) for t in range(3)]
+            keys.append(writer.append(**dict(reversed(step(3, 4).items()))))
+            keys.append(writer.append(**step(4, 5, discount=0.25)))
+            keys.append(writer.append(**step(5, 6, priority=None, timeout_s=1.0)))
+            for missing in ("action", "observation", "reward"):
+                with pytest.raises(errors.MissingColumn):
+                    writer.append(**{name: value for name, value in step(6, 7).items() if name != missing})
+            with pytest.raises(errors.UnknownColumn):
+                writer.append(**step(6, 7, colour=1))
+            with pytest.raises(errors.UnknownColumn):
+                writer.append(**{"colour" if name == "action" else name: value for name, value in step(6, 7).items()})
+            keys.append(writer.append(**{str(name): value for name, value in step(6, 7, truncated=True).items()}))
+            keys.append(writer.append(**{"".join(list(name)): value for name, value in step(7, 8).items()}))
+        said = contents(table, keys)
+        assert said["action"] == list(range(8)) and said["reward"] == list(range(8))
+        assert said["next_observation"] == [[t + 1, t + 1] for t in range(8)]
+        assert said["discount"][4] == 0.25 and said["truncated"][6:] == [True, True]
+
     def test_what_capacity_counts(self, make_table: MakeTable) -> None:
         """Steps; tail rows do not count."""
         table = make_table(plain_spec(), 200)

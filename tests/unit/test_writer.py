@@ -61,6 +61,10 @@ class RecordingCore:
 
     extend = end_episode = append
 
+    def append_alike(self, *arguments: Any) -> None:
+        if self.error is not None:
+            raise self.error
+
     def set_policy_version(self, version: int | None) -> None:
         self.version = version
 

@@ -36,6 +36,10 @@ class RemoteWriterCore(ABC):
     def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
         """One step of each lane."""
 
+    def append_alike(self, columns: dict[str, Any], timeout_s: float) -> Any:
+        """None: names are checked at every call, which is little beside a message."""
+        return None
+
     @abstractmethod
     def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
         """A block of steps."""

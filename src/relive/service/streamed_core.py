@@ -85,10 +85,12 @@ class StreamedWriterCore(RemoteWriterCore):
             self._look_at(block)
             return keys
 
-    def append_alike(self, columns: dict[str, Any]) -> StreamedKeys | None:
+    def append_alike(self, columns: dict[str, Any], timeout_s: float) -> StreamedKeys | None:
         """As append, where the open block is of these very columns and nothing else is asked; else None, and nothing
         was done. A writer that is closed or failed has no open block, and a name that is in one was checked.
         """
+        if timeout_s != self.timeout_s:
+            return None
         with self._lock:
             block = self._block
             if block is None or block.plain_names != tuple(columns) or self._connection.is_foreign:

@@ -57,7 +57,7 @@ class StreamingWriter(Closing):
 
             timeout_s: how long the server may wait for the limiter with each of these steps, and this call for room.
             """
-            keys = self._core.append_alike(columns)
+            keys = self._core.append_alike(columns, self._core.timeout_s)
             return self._writer.append(**columns) if keys is None else keys
 
     def extend(
