@@ -276,10 +276,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
     if (terminated && (lane.is_frozen || !has_state)) return Status(Code::kAlreadyPublished).with_int("lane", number);
     if (!has_state) continue;
-    for (uint32_t c = 0; lane.is_frozen && block.has_next && c < r.geometry->num_columns; ++c)
-      if (is_state(r, c) &&
-          std::memcmp(cell(r, lane.frame, lane.bulk, c, lane.end), block.next[c].at(0, m), r.columns[c].num_bytes) != 0)
-        return Status(Code::kSeamMismatch).with_int("lane", number).with_text("column", r.columns[c].name);
+    if (lane.is_frozen && block.has_next) RELIVE_RETURN_IF_ERROR(check_frozen(block, block.next, m));
     if (!lane.is_frozen && !terminated && !block.has_next) return Status(Code::kMissingNext).with_int("lane", number);
   }
   if (has_state) {

@@ -40,6 +40,18 @@ struct StepBlock {
   Cells priority;                  // float32; may be absent
 };
 
+// What writing a cell asks of its column's layout: all columns of a table in few lines of memory.
+struct ColumnCell {
+  uint64_t offset, stride, num_bytes;
+  uint32_t column;
+  bool is_state, is_bulk;
+
+  // `bulk`: the page's bulk frame, where the table is tiered.
+  std::byte* at(std::byte* frame, std::byte* bulk, uint32_t row) const {
+    return (is_bulk ? bulk : frame) + offset + row * stride;
+  }
+};
+
 class Writer final {
  public:
   // Takes num_lanes free lanes. kTooManyLanes, kCapacityTooSmall.
@@ -84,13 +96,15 @@ class Writer final {
     std::byte* ahead_bulk = nullptr;
   };
 
-  explicit Writer(Table* table) : table_(table) {}
+  explicit Writer(Table* table);
   const LaneWriter& lane_of(const StepBlock& block, size_t m) const {
     return lanes_[block.lanes == nullptr ? m : block.lanes[m]];
   }
   LaneWriter& lane_of(const StepBlock& block, size_t m) { return lanes_[block.lanes == nullptr ? m : block.lanes[m]]; }
   Status check_block(const StepBlock& block);
-  Status check_seams(const StepBlock& block, size_t m);
+  Status check_seams(const StepBlock& block, size_t m) const;
+  Status check_frozen(const StepBlock& block, const std::vector<Cells>& given, size_t m) const;
+  Status seam_mismatch(const StepBlock& block, uint32_t column, size_t m) const;
   bool has_next_cell(const StepBlock& block, size_t row, bool ends) const;
   bool ends_at(const StepBlock& block, size_t row, size_t m) const;
   void plan_run(const StepBlock& block, size_t m, size_t most);
@@ -128,6 +142,8 @@ class Writer final {
   Status note_given_priorities(const StepBlock& block, const Deadline& deadline);
 
   Table* table_;
+  std::vector<ColumnCell> cells_;        // of all columns, in their order
+  std::vector<ColumnCell> state_cells_;  // of those that are of kind state
   std::vector<LaneWriter> lanes_;
   size_t num_cut_ = 0;  // of them, by a close() that may not have come to its end
   TurnWord turn_;

@@ -1,9 +1,8 @@
-// What the writer's files share: how a column's cell of a frame is found.
+// What the writer's files share.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "relive/table/writer.hpp"
 
@@ -12,14 +11,6 @@ namespace relive {
 inline constexpr size_t kRowsPerHold = 256;  // rule C3
 inline constexpr size_t kLanesPerHold = 64;  // that are cut: each publishes what its windows waited for
 inline constexpr size_t kLanesAhead = 4;     // lanes whose words and rows are asked for ahead of their turn
-
-inline bool is_state(const Region& r, uint32_t column) { return r.columns[column].kind == ColumnKind::kState; }
-
-// `bulk`: the page's bulk frame, where the table is tiered.
-inline std::byte* cell(const Region& r, std::byte* frame, std::byte* bulk, uint32_t column, uint32_t row) {
-  const ColumnLayout& layout = r.columns[column];
-  return (layout.area == Area::kBulk ? bulk : frame) + layout.offset + row * layout.stride;
-}
 
 // Of an OPEN page: its bulk is in memory and stays where it is.
 inline std::byte* bulk_of(const Region& r, uint64_t page) {

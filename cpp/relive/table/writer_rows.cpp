@@ -15,18 +15,35 @@ bool flag_at(const Cells& cells, size_t row, size_t m) {
   return cells.base != nullptr && *cells.at(row, m) != std::byte{0};
 }
 
-// memcpy with the sizes of scalars spelled out: most columns are one.
+// memcpy with the sizes of scalars and short vectors spelled out, for a call costs more than they do: most columns are
+// one. The last word of those that are no multiple of it overlaps the one before.
 void copy_cell(std::byte* to, const std::byte* from, size_t num_bytes) {
+  constexpr size_t kWord = 16;
   if (num_bytes == 4) {
     std::memcpy(to, from, 4);
   } else if (num_bytes == 8) {
     std::memcpy(to, from, 8);
+  } else if (num_bytes == 1) {
+    *to = *from;
+  } else if (num_bytes >= kWord && num_bytes <= 8 * kWord) {
+    for (size_t at = 0; at + kWord < num_bytes; at += kWord) std::memcpy(to + at, from + at, kWord);
+    std::memcpy(to + num_bytes - kWord, from + num_bytes - kWord, kWord);
   } else {
     std::memcpy(to, from, num_bytes);
   }
 }
 
 }  // namespace
+
+Writer::Writer(Table* table) : table_(table) {
+  const Region& r = table->region_;
+  for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+    const ColumnLayout& column = r.columns[c];
+    const bool is_state = column.kind == ColumnKind::kState;
+    cells_.push_back({column.offset, column.stride, column.num_bytes, c, is_state, column.area == Area::kBulk});
+    if (is_state) state_cells_.push_back(cells_.back());
+  }
+}
 
 bool Writer::ends_at(const StepBlock& block, size_t row, size_t m) const {
   return flag_at(block.terminated, row, m) || flag_at(block.truncated, row, m);
@@ -76,24 +93,30 @@ Status Writer::check_block(const StepBlock& block) {
   return {};
 }
 
-// A next observation that was given is frozen: the row that follows must say the same.
-Status Writer::check_seams(const StepBlock& block, size_t m) {
-  const Region& r = table_->region_;
+Status Writer::seam_mismatch(const StepBlock& block, uint32_t column, size_t m) const {
+  const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
+  return Status(Code::kSeamMismatch).with_int("lane", number).with_text("column", table_->region_.columns[column].name);
+}
+
+// What is written into the frozen cell of a lane, against the states given for it: the first row of `given`.
+Status Writer::check_frozen(const StepBlock& block, const std::vector<Cells>& given, size_t m) const {
   const LaneWriter& lane = lane_of(block, m);
-  if (!lane.is_frozen && !(block.has_next && block.num_rows > 1)) return {};
-  const auto mismatch = [&](uint32_t column) {
-    const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
-    return Status(Code::kSeamMismatch).with_int("lane", number).with_text("column", r.columns[column].name);
-  };
-  for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
-    if (!is_state(r, c)) continue;
-    const size_t num_bytes = r.columns[c].num_bytes;
-    if (lane.is_frozen &&
-        std::memcmp(cell(r, lane.frame, lane.bulk, c, lane.end), block.columns[c].at(0, m), num_bytes) != 0)
-      return mismatch(c);
-    for (size_t row = 1; block.has_next && row < block.num_rows; ++row) {
-      if (ends_at(block, row - 1, m)) continue;
-      if (std::memcmp(block.next[c].at(row - 1, m), block.columns[c].at(row, m), num_bytes) != 0) return mismatch(c);
+  for (const ColumnCell& cell : state_cells_)
+    if (std::memcmp(cell.at(lane.frame, lane.bulk, lane.end), given[cell.column].at(0, m), cell.num_bytes) != 0)
+      return seam_mismatch(block, cell.column, m);
+  return {};
+}
+
+// A next observation that was given is frozen: the row that follows must say the same.
+Status Writer::check_seams(const StepBlock& block, size_t m) const {
+  if (lane_of(block, m).is_frozen) RELIVE_RETURN_IF_ERROR(check_frozen(block, block.columns, m));
+  if (!block.has_next) return {};
+  for (size_t row = 1; row < block.num_rows; ++row) {
+    if (ends_at(block, row - 1, m)) continue;
+    for (const ColumnCell& cell : state_cells_) {
+      const uint32_t c = cell.column;
+      if (std::memcmp(block.next[c].at(row - 1, m), block.columns[c].at(row, m), cell.num_bytes) != 0)
+        return seam_mismatch(block, c, m);
     }
   }
   return {};
@@ -107,14 +130,13 @@ void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t ro
   std::byte* bulk = at < r.page_len ? lane.bulk : lane.ahead_bulk;
   const uint32_t offset = at & (r.page_len - 1);
   const bool is_given = has_next_cell(block, row, lane.run.ends);
-  for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
-    if (!is_state(r, c)) continue;
-    std::byte* to = cell(r, frame, bulk, c, offset);
+  for (const ColumnCell& cell : state_cells_) {
+    std::byte* to = cell.at(frame, bulk, offset);
+    const uint32_t c = cell.column;
     if (!is_given) {
-      std::memset(to, 0, r.columns[c].num_bytes);
+      std::memset(to, 0, cell.num_bytes);
     } else {
-      copy_cell(to, block.has_next ? block.next[c].at(row, m) : block.columns[c].at(row + 1, m),
-                r.columns[c].num_bytes);
+      copy_cell(to, block.has_next ? block.next[c].at(row, m) : block.columns[c].at(row + 1, m), cell.num_bytes);
     }
   }
   if (!lane.run.ends) return;
@@ -142,9 +164,10 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
                           (truncated ? kTruncatedBit : 0) | (discount != usual ? kDiscountBit : 0);
     std::memcpy(lane.frame + offset * r.geometry->record_stride, &head, sizeof head);
     r.marks[r.slot_of(lane.page, offset)].write(version, discount, priority);
-    for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
-      if (k == 0 && lane.is_frozen && is_state(r, c)) continue;  // others read it already, and it says the same
-      copy_cell(cell(r, lane.frame, lane.bulk, c, offset), block.columns[c].at(row, m), r.columns[c].num_bytes);
+    const bool is_frozen = k == 0 && lane.is_frozen;
+    for (const ColumnCell& cell : cells_) {
+      if (is_frozen && cell.is_state) continue;  // others read it already, and it says the same
+      copy_cell(cell.at(lane.frame, lane.bulk, offset), block.columns[cell.column].at(row, m), cell.num_bytes);
     }
   }
   if (r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends) && lane.run.count > 0)
