@@ -115,7 +115,10 @@ struct ModelLane {
   uint64_t tag = 0;
   std::vector<ModelEpisode> episodes = {ModelEpisode{}};
   bool has_seam = false;
-  uint64_t rows = 0;  // tails counted
+  uint64_t rows = 0;      // tails counted, and those of the lanes in whose page it goes on
+  size_t before = kNone;  // the lane in whose page it goes on
+
+  static constexpr size_t kNone = ~size_t{0};
 };
 
 struct Place {

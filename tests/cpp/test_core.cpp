@@ -350,6 +350,105 @@ TEST(a_death_while_an_unused_page_is_given_up_costs_no_item) {
   CHECK_EQ(rig.table->num_items(0), 7u);
 }
 
+TEST(a_death_at_the_end_of_a_page_leaves_none_open_that_nobody_writes) {
+  // The page is full and the one after it was opened ahead; the lane still names the full one, which is OPEN.
+  Spec spec{.capacity = 64};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 7, std::vector<int>(7, 0), NextGiven::kYes) == Code::kOk);
+  die_at(testing::FailPoint::commit_seam, *rig.table,
+         [&] { (void)rig.write({0}, 1, std::vector<int>(1, 0), NextGiven::kYes); });
+  end_writers(*rig.table);
+  const Status checked = rig.table->check();
+  if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+  CHECK_EQ(rig.table->num_items(0), 8u);
+}
+
+TEST(a_writer_for_each_episode_strands_no_page) {
+  // Nine steps and a tail, or ten steps: each writer goes on in the page of the one before it.
+  for (const bool has_state : {true, false}) {
+    Spec spec{.capacity = 20'000, .max_lanes = 1, .has_state = has_state};
+    spec.indexes = {{.n_step = 3, .stack = has_state ? 4u : 1u}};
+    Rig rig(spec);
+    rig.close_writer();
+    CHECK(rig.table->region().page_len > 256);
+    for (int episode = 0; episode < 4500; ++episode) {
+      rig.open_writer();
+      std::vector<int> ends(10, 0);
+      if (episode % 3 != 0) ends.back() = episode % 3;
+      CHECK(rig.write({0}, 10, ends, NextGiven::kYes) == Code::kOk);
+      rig.close_writer();
+      if (episode % 500 == 0) rig.verify();
+    }
+    rig.verify(3000);
+    CHECK(rig.table->num_steps() >= spec.capacity * 97 / 100);
+    CHECK(rig.table->num_items(0) >= static_cast<int64_t>(spec.capacity * 97 / 100));
+    CHECK_EQ(rig.table->region().header->counters.pool_pressure.load(), 0u);
+  }
+}
+
+TEST(a_lane_that_was_never_ended_leaves_no_tail_to_the_next_one) {
+  // Who dies between the tail's bit and its range leaves the bit of a row that never was: row 4. The next lane of the
+  // slot writes that row.
+  Rig rig(Spec{.capacity = 64});
+  CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
+  die_at(testing::FailPoint::commit_tail_bit, *rig.table,
+         [&] { (void)rig.write({0}, 2, std::vector<int>{0, 1}, NextGiven::kYes); });
+  end_writers(*rig.table);
+  rig.forget_writer();
+  rig.open_writer();
+  CHECK_EQ(rig.table->num_steps(), 3u);
+  CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
+  rig.verify();
+  CHECK_EQ(rig.table->num_items(0), 6u);
+}
+
+TEST(a_parked_page_goes_with_its_last_row) {
+  // Evicted, used up, deleted or cleared: nothing of it is left, and the next writer begins with all its items.
+  for (const uint32_t max_times : {0u, 1u}) {
+    Spec spec{.capacity = 64};
+    spec.indexes = {{.n_step = 1, .stack = 4, .max_times = max_times}};
+    Rig rig(spec);
+    const uint64_t num_free = rig.table->region().header->num_free_pages.load();
+    for (int round = 0; round < 3; ++round) {
+      if (round > 0) rig.open_writer();
+      CHECK(rig.write({0}, 4, std::vector<int>(4, 0), NextGiven::kYes) == Code::kOk);
+      rig.close_writer();
+      CHECK_EQ(rig.table->region().header->num_free_pages.load(), num_free - 1);
+      CHECK_EQ(rig.table->num_items(0), 4u);
+      if (round == 1) {
+        rig.remove({rig.keys.end() - 4, rig.keys.end()});
+      } else if (max_times == 0) {
+        CHECK(rig.table->clear().ok());
+      } else {
+        CHECK_EQ(rig.sample(0, 4).size(), 4u);
+      }
+      CHECK_EQ(rig.table->region().header->num_free_pages.load(), num_free);
+      CHECK_EQ(rig.table->num_steps(), 0u);
+      rig.has_holes = max_times != 0;
+      rig.verify();
+    }
+  }
+}
+
+TEST(a_lane_begins_anew_where_what_it_would_reach_is_gone) {
+  // Of 6 rows 2 are left in the parked page: stacks of 4 would cost the next lane its first item.
+  Spec spec{.capacity = 20, .max_lanes = 4};
+  spec.indexes = {{.n_step = 1, .stack = 4}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 5, {0, 0, 0, 0, 1}, NextGiven::kYes) == Code::kOk);  // and a tail
+  std::unique_ptr<Writer> first = std::move(rig.writer);
+  const int64_t key = rig.keys.front();
+  rig.open_writer();
+  CHECK(first->close().ok());  // parked; the second writer is elsewhere
+  CHECK(rig.write({0}, 19, std::vector<int>(19, 0), NextGiven::kYes) == Code::kOk);
+  CHECK(!rig.is_step_alive(key) && rig.is_step_alive(key + 4));
+  rig.close_writer();
+  rig.open_writer();
+  CHECK(rig.write({0}, 1, {1}, NextGiven::kYes) == Code::kOk);
+  rig.verify();
+  CHECK(rig.table->num_items(0) >= 16);
+}
+
 TEST(a_death_in_the_middle_of_a_deletion_counts_the_step_once) {
   Spec spec{.capacity = 64};
   spec.indexes = {{.n_step = 1}, {.n_step = 2}};

@@ -141,7 +141,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
     const uint32_t head = ((lane.episode_step + k) & kStepMask) | (terminated ? kTerminatedBit : 0) |
                           (truncated ? kTruncatedBit : 0) | (discount != usual ? kDiscountBit : 0);
     std::memcpy(lane.frame + offset * r.geometry->record_stride, &head, sizeof head);
-    r.marks[r.slot_of(lane.page, offset)].write(version, discount, priority);
+    r.marks[r.slot_of(lane.page, offset)].write(version, discount, priority, lane.uid);
     for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
       if (k == 0 && lane.is_frozen && is_state(r, c)) continue;  // others read it already, and it says the same
       copy_cell(cell(r, lane.frame, lane.bulk, c, offset), block.columns[c].at(row, m), r.columns[c].num_bytes);
