@@ -38,6 +38,7 @@ struct Spec {
   bool has_pixels = false;
   std::vector<IndexSpec> indexes = {IndexSpec{}};
   uint64_t seed = 0;
+  uint32_t reopens = 0;  // of a hundred operations so many are followed by a close and an open, some by a recovery
 };
 
 inline constexpr double kGamma = 0.9;

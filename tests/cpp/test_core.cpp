@@ -8,6 +8,13 @@ using namespace rig;
 
 namespace {
 
+// What the next holder of the lock does for one who died.
+void recover_all(Table& table) {
+  Locked locked(table.door(), Deadline::after(1.0));
+  CHECK(locked.status().ok());
+  recover(locked.held(), table.door().scratch);
+}
+
 // Random operations, the model beside. Capacity, indexes and columns vary with the case.
 void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
   Rig rig(spec);
@@ -70,6 +77,11 @@ void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
       CHECK(rig.table->move_all_pages(&moved).ok());
     } else if (rig.below(4) == 0) {
       CHECK(rig.table->clear().ok());
+    }
+    if (spec.reopens != 0 && rig.below(100) < spec.reopens) {
+      rig.close_writer();
+      if (rig.below(3) == 0) recover_all(*rig.table);
+      rig.open_writer();
     }
     if (operation % verify_every == 0) rig.verify();
     if (static_cast<size_t>(harness::failures()) > before + 3) {
@@ -235,6 +247,19 @@ TEST(programmes_what_an_index_reaches_back_costs_the_others_nothing) {
                  20, 300);
 }
 
+TEST(programmes_of_short_lanes) {
+  // Lanes of a few rows each, which go on in the pages of others: no window joins two of them, each row says whose it is.
+  run_programmes({.capacity = 40, .indexes = {{.n_step = 3, .stack = 4, .prioritized = true}}, .reopens = 30}, 20, 300);
+  run_programmes({.capacity = 60, .num_lanes = 3, .indexes = {{.n_step = 3}}, .reopens = 20}, 20, 300);
+  run_programmes({.capacity = 30, .has_state = false, .indexes = {{.n_step = 3}}, .reopens = 30}, 20, 300);
+  run_programmes({.capacity = 60, .num_lanes = 2, .has_state = false, .indexes = {{.n_step = 20}}, .reopens = 20}, 20,
+                 300);
+  run_programmes({.capacity = 40, .num_lanes = 2, .indexes = {{.n_step = 2, .stack = 3, .max_times = 1}}, .reopens = 20},
+                 20, 300);
+  run_programmes({.capacity = 120, .indexes = {{.n_step = 17, .stack = 12}, {.n_step = 1}}, .reopens = 20}, 20, 300);
+  run_programmes({.capacity = 500, .max_lanes = 1, .indexes = {{.n_step = 3, .stack = 4}}, .reopens = 20}, 10, 400);
+}
+
 TEST(programmes_of_the_highest_and_the_lowest) {
   // What min, max and best() are for: every draw is the item of the highest, or the lowest, priority above 0.
   for (const Sampling kind : {Sampling::kHighest, Sampling::kLowest}) {
@@ -323,9 +348,7 @@ void die_at(testing::FailPoint point, Table& table, Call&& call, int passages = 
   }
   testing::fail_point_hook = nullptr;
   CHECK_EQ(passages_left, 0);
-  Locked locked(table.door(), Deadline::after(1.0));
-  CHECK(locked.status().ok());
-  recover(locked.held(), table.door().scratch);
+  recover_all(table);
 }
 
 // What a sweep does for a writer's process that died.
@@ -400,6 +423,20 @@ TEST(a_lane_that_was_never_ended_leaves_no_tail_to_the_next_one) {
   CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
   rig.verify();
   CHECK_EQ(rig.table->num_items(0), 6u);
+}
+
+TEST(recovery_keeps_a_parked_page) {
+  Rig rig(Spec{.capacity = 64});
+  CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
+  rig.close_writer();
+  const Region& r = rig.table->region();
+  const uint64_t page = r.page_of(r.key_slot(rig.keys.front()));
+  recover_all(*rig.table);
+  CHECK_EQ(parked_page(r, 0), page);
+  rig.open_writer();
+  CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
+  rig.verify();
+  CHECK_EQ(r.page_of(r.key_slot(rig.keys.back())), page);
 }
 
 TEST(a_parked_page_goes_with_its_last_row) {
