@@ -254,8 +254,8 @@ TEST(programmes_of_short_lanes) {
   run_programmes({.capacity = 30, .has_state = false, .indexes = {{.n_step = 3}}, .reopens = 30}, 20, 300);
   run_programmes({.capacity = 60, .num_lanes = 2, .has_state = false, .indexes = {{.n_step = 20}}, .reopens = 20}, 20,
                  300);
-  run_programmes({.capacity = 40, .num_lanes = 2, .indexes = {{.n_step = 2, .stack = 3, .max_times = 1}}, .reopens = 20},
-                 20, 300);
+  run_programmes(
+      {.capacity = 40, .num_lanes = 2, .indexes = {{.n_step = 2, .stack = 3, .max_times = 1}}, .reopens = 20}, 20, 300);
   run_programmes({.capacity = 120, .indexes = {{.n_step = 17, .stack = 12}, {.n_step = 1}}, .reopens = 20}, 20, 300);
   run_programmes({.capacity = 500, .max_lanes = 1, .indexes = {{.n_step = 3, .stack = 4}}, .reopens = 20}, 10, 400);
 }

@@ -164,7 +164,8 @@ uint64_t parked_page(const Region& r, uint32_t lane_slot) {
 
 bool can_go_on(const Region& r, uint64_t page) {
   const Range range = range_of(r, page);
-  return range.step_begin < range.step_end && range.step_end < r.page_len &&
+  const uint64_t lanes_since = r.header->next_uid.load(kRelaxed) - r.pages[page].lane_uid.load(kRelaxed);
+  return range.step_begin < range.step_end && range.step_end < r.page_len && lanes_since >> 32 == 0 &&
          first_row_there(r, page) + int64_t{r.geometry->history} <= int64_t{range.step_end};
 }
 
