@@ -78,11 +78,10 @@ def fill_derived(
     if fact(job, LANE_OUT) != 0:
         record = page_record(region, facts, slot >> fact(facts, PAGE_SHIFT))
         first = load_int64(record + fact(facts, PAGE_LANE_UID_AT), good)
-        low = load_int32(
-            region + fact(facts, MARKS_OFFSET) + slot * fact(facts, MARK_BYTES) + fact(facts, LANE_AT), good
-        )
-        _put_int64(job, LANE_OUT, item, first + ((low.to(tl.int64) - first) & 0xFFFFFFFF), good)
-    # Marks are left alone where they are not asked for: they cost a line of memory an item.
+        its_mark = region + fact(facts, MARKS_OFFSET) + slot * fact(facts, MARK_BYTES)
+        low = load_int32(its_mark + fact(facts, LANE_AT), good).to(tl.int64)
+        _put_int64(job, LANE_OUT, item, first + ((low - first) & 0xFFFFFFFF), good)
+    # Marks are left alone where nothing of them is asked for: they cost a line of memory an item.
     if (fact(job, POLICY_VERSION_OUT) | fact(job, STALENESS_OUT)) != 0:
         mark = region + fact(facts, MARKS_OFFSET) + slot * fact(facts, MARK_BYTES)
         version = load_int32(mark + fact(facts, VERSION_AT), good).to(tl.int64) & 0xFFFFFFFF
