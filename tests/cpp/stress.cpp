@@ -63,7 +63,7 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point == "close_mark") options.stateless = true;
   if (point.find("lane_") == 0) options.short_lanes = true;
   for (const char* of_state :
-       {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry"})
+       {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_turn"})
     if (point == of_state) options.stateless = false;
 }
 

@@ -157,7 +157,6 @@ uint64_t parked_page(const Region& r, uint32_t lane_slot) {
   const Lane& lane = r.lanes[lane_slot];
   const uint64_t ref = lane.open.load(kRelaxed);
   if (ref == 0 || lane.state.load(kRelaxed) == LaneState::kLive) return kNoPage;
-  if (!RELIVE_RULE(E5_open)) return r.ref_page(ref);
   const uint64_t page = r.alive(ref);
   return page != kNoPage && state_of(r, page) == PageState::kOpen ? page : kNoPage;
 }

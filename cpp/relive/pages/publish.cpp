@@ -240,6 +240,7 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
   Region& r = held.region;
   Lane& lane = r.lanes[lane_slot];
   uint64_t page = parked_page(r, lane_slot);
+  if (!RELIVE_RULE(E5_open) && lane.open.load(kRelaxed) != 0) page = r.ref_page(lane.open.load(kRelaxed));
   if (page != kNoPage && !can_go_on(r, page)) {
     give_up_page(held, lane.open.load(kRelaxed));
     page = kNoPage;
