@@ -47,6 +47,7 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 2 --threads-only --samples-per-insert 8",
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --max-times 3",
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --two-indexes",
+        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --short-lanes",
         "--fail-points 1 --seconds-a-point 10 --max-times 3",
     ],
 )

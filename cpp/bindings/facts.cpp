@@ -23,6 +23,7 @@ nb::dict structs() {
   mark["num_bytes"] = sizeof(Mark);
   mark["policy_version"] = offsetof(Mark, policy_version);
   mark["discount"] = offsetof(Mark, discount);
+  mark["lane"] = offsetof(Mark, lane);
   header["num_bytes"] = sizeof(Header);
   header["policy_version"] = offsetof(Header, policy_version);
   all["page"] = page;

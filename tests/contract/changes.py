@@ -18,6 +18,40 @@ def first_of(table: relive.Table) -> Any:
         return next(batches)
 
 
+def stateless_spec() -> relive.StepSpec:
+    return relive.StepSpec({"action": relive.ArraySpec((), "int64"), "reward": relive.ArraySpec((), "float32")})
+
+
+def write_episode(writer: Any, number: int, has_state: bool) -> tuple[np.ndarray, list[dict[str, Any] | None]]:
+    """Ten steps that terminate, are truncated, or are cut short by the writer's close; and the items they must be.
+
+    A cut makes the last state a mere bootstrap state where no other is given: that row is no step.
+    """
+    end = ("terminated", "truncated", None)[number % 3]
+    values = np.arange(100 * number, 100 * number + 11, dtype=np.float32)
+    states = values.repeat(2).reshape(11, 2)
+    cells = {"action": values[:10].astype(np.int64), "reward": values[:10]}
+    if has_state:
+        cells["observation"] = states if end == "truncated" else states[:10]
+    keys = writer.extend(**cells, **({} if end is None else {end: True}))
+    length = 9 if has_state and end is None else 10
+    items: list[dict[str, Any] | None] = [None] * 10
+    for t in range(length):
+        after = min(t + 3, length)
+        items[t] = {
+            "writer": number, "action": 100 * number + t, "reward": float(values[t:after].sum()),
+            "num_steps": after - t, "episode_step": t, "terminated": after == length and end == "terminated",
+            "truncated": after == length and end != "terminated",
+        }  # fmt: skip
+        if has_state:
+            last = np.zeros(2) if after == length and end == "terminated" else states[after]
+            items[t] |= {
+                "observation": states[[max(t - 1, 0), t]].tolist(),
+                "next_observation": [states[after - 1].tolist(), last.tolist()],
+            }
+    return keys, items
+
+
 class ChangesSuite(Suite):
     def test_eviction_order(self, make_table: MakeTable) -> None:
         """One lane: first in, first out, and nothing goes before it must."""
@@ -42,6 +76,35 @@ class ChangesSuite(Suite):
         page = capacity // 8 // num_lanes  # the longest page this table may have
         assert mask[-(capacity - page * num_lanes) :].all()
         assert not mask[: -(capacity + page * num_lanes)].any()
+
+    @pytest.mark.parametrize("has_state", [True, False])
+    def test_a_writer_for_each_episode(self, make_table: MakeTable, has_state: bool) -> None:
+        """Its lane goes on in the page of the one before it: capacity is kept, and nothing joins two of them."""
+        capacity, num_writers, n_step = 2000, 330, 3
+        stack = {"observation": 2} if has_state else {}
+        table = make_table(
+            plain_spec() if has_state else stateless_spec(), capacity, transitions(n_step, stack=stack), max_lanes=2
+        )
+        written = []
+        for number in range(num_writers):
+            with table.writer() as writer:
+                written.append(write_episode(writer, number, has_state))
+        assert 0.97 * capacity <= len(table) <= capacity
+        keys = np.concatenate([keys for keys, _ in written])
+        expected = [item for _, items in written for item in items]
+        names = ["action", "reward", "num_steps", "episode_step", "terminated", "truncated", "lane"]
+        batch = table.gather(keys, columns=names + ["observation", "next_observation"] * has_state)
+        is_there = np.asarray(batch.present)
+        steps = [position for position, item in enumerate(expected) if item is not None]
+        assert is_there[steps[-int(0.97 * capacity) :]].all()
+        assert is_there.sum() >= len(table) - 1, "the oldest step's stack reaches a row that is gone"
+        lanes: dict[int, int] = {}
+        for position in np.flatnonzero(is_there):
+            item = dict(expected[position] or {"action": "a row that is no step"})
+            assert lanes.setdefault(item.pop("writer"), int(batch["lane"][position])) == batch["lane"][position]
+            assert {name: np.asarray(batch[name])[position].tolist() for name in item} == item
+        assert len(set(lanes.values())) == len(lanes) > 0.97 * capacity // 10
+        table.check()
 
     def test_removal(self, make_table: MakeTable) -> None:
         """Logical at once."""

@@ -20,16 +20,19 @@ from relive import _core  # noqa: E402
 HERE = Path(__file__).resolve().parent
 REGION, EXPECTED = HERE / "golden.region.xz", HERE / "golden.npz"
 CALLS = (1, 16, 100)
-DERIVED = ["terminated", "truncated", "num_steps", "policy_version"]
+DERIVED = ["terminated", "truncated", "num_steps", "policy_version", "lane"]
 
 
 def make_region(path: str) -> np.ndarray:
-    """Two indexes, two lanes, ends of both sorts, priorities; one lane is still in mid-episode."""
+    """Two indexes, two lanes in one page, ends of both sorts, priorities; the second lane is still in mid-episode."""
     indexes = [make_index("one"), make_index("three", n_step=3, gamma=0.5, stack={"observation": 2, "frame": 3})]
     table = make_core(path, indexes=indexes, capacity=300, max_lanes=2, max_participants=4, seed=77, metadata=b"golden")
+    earlier = table.open_writer(1, True, refuse)  # the next one goes on in its page
+    keys = [earlier.extend(rows(3000, 11), None, None, 1.0)]
+    earlier.close()
     writer = table.open_writer(1, True, refuse)
     discounts = np.linspace(0.0, 1.0, 30, dtype=np.float32)  # of their own, the last one although it terminates
-    keys = [writer.extend({**rows(100 * e, 40), "truncated": last_of(40)}, None, None, 1.0) for e in range(4)]
+    keys += [writer.extend({**rows(100 * e, 40), "truncated": last_of(40)}, None, None, 1.0) for e in range(4)]
     keys.append(writer.extend({**rows(1000, 30), "terminated": last_of(30), "discount": discounts}, None, None, 1.0))
     writer.set_policy_version(9)
     keys.append(writer.extend(rows(2000, 20), None, None, 1.0))

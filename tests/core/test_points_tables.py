@@ -127,14 +127,15 @@ def test_point_8_a_thousand_lanes_of_which_990_idle() -> None:
 
 
 def test_point_8_many_short_lived_lanes_leave_nothing_behind() -> None:
-    """A closed lane's page is cut short: where pages run out the oldest go early, and the statistics count them."""
+    """The next lane goes on in a closed lane's page: no row of it is wasted, no page too many is used.
+
+    Five rows a lane used to cut each page short; the statistics counted the 1,911 pages that went early.
+    """
     table = make_core(columns=SMALL_COLUMNS, capacity=4000, max_lanes=4)
     for number in range(2000):
         write_rows(table, 10 * number, 5, SMALL_COLUMNS)
-    pages = table.geometry["num_pages"]
-    assert 5 * (pages - 4) <= table.num_steps() <= 4000
-    pressed = [value for name, value in table.stats().items() if "pool_pressure" in name]
-    assert pressed == [2000 - pages] or pressed[0] > 0
+    assert 0.97 * 4000 <= table.num_steps() <= 4000
+    assert table.stats()["pool_pressure"] == 0
     table.check()
     table.close()
 

@@ -36,6 +36,19 @@ TEST(no_state_columns_and_each_item_once) {
   run_everybody(options);
 }
 
+TEST(short_lanes) {
+  Options options;
+  options.short_lanes = true;
+  run_everybody(options);
+}
+
+TEST(short_lanes_without_state_columns) {
+  Options options;
+  options.short_lanes = options.stateless = true;
+  options.n_step = 20;
+  run_everybody(options);
+}
+
 TEST(samples_per_insert) {
   Options options;
   options.samples_per_insert = 8.0;

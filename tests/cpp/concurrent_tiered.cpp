@@ -96,6 +96,12 @@ TEST(use_counts_on_disk) {
   run_spilling(options);
 }
 
+TEST(short_lanes_on_disk) {
+  Options options = tiered_options(true);
+  options.short_lanes = true;
+  run_spilling(options);
+}
+
 TEST(planned_batches_beside_everybody) {
   Options options = tiered_options(true);
   options.max_times = 2;

@@ -38,6 +38,7 @@ struct Spec {
   bool has_pixels = false;
   std::vector<IndexSpec> indexes = {IndexSpec{}};
   uint64_t seed = 0;
+  uint32_t reopens = 0;  // of a hundred operations so many are followed by a close and an open, some by a recovery
 };
 
 inline constexpr double kGamma = 0.9;
@@ -115,7 +116,10 @@ struct ModelLane {
   uint64_t tag = 0;
   std::vector<ModelEpisode> episodes = {ModelEpisode{}};
   bool has_seam = false;
-  uint64_t rows = 0;  // tails counted
+  uint64_t rows = 0;      // tails counted, and those of the lanes in whose page it goes on
+  size_t before = kNone;  // the lane in whose page it goes on
+
+  static constexpr size_t kNone = ~size_t{0};
 };
 
 struct Place {

@@ -23,6 +23,7 @@ class Rig {
       current_.push_back(lanes.size());
       lanes.push_back({});
       lanes.back().tag = lanes.size();
+      go_on(lanes.size() - 1);
     }
   }
 
@@ -31,6 +32,16 @@ class Rig {
              const std::vector<float>& priorities = {});
   Code end_episode(const std::vector<int32_t>& which, bool terminated, bool with_next);
   void close_writer();
+  // Its lanes were ended by somebody else, as after a death; what they wrote last never came.
+  void forget_writer() {
+    for (size_t position : current_) {
+      ModelLane& lane = lanes[position];
+      ModelEpisode& episode = lane.episodes.back();
+      lane.rows += spec_.has_state && lane.has_seam ? 1 : 0;
+      episode.ended = !episode.steps.empty();
+    }
+    dead_.push_back(std::move(writer));
+  }
   void remove(const std::vector<int64_t>& keys);
   // Compares all that the table says of the newest `most` keys with the model; runs check().
   void verify(size_t most = 300);
@@ -56,13 +67,48 @@ class Rig {
   ModelLane& lane_of(int32_t m) { return lanes[current_[static_cast<size_t>(m)]]; }
   const ModelLane& lane_of(int32_t m) const { return lanes[current_[static_cast<size_t>(m)]]; }
   bool is_complete(const IndexSpec& index, const Place& place) const;
+  void go_on(size_t position);
+  uint64_t first_row_alive(size_t position) const;
   void end_in_model(ModelLane& lane, bool with_tail_row, bool zeros);
   size_t bytes_of(size_t c) const { return table->region().columns[c].num_bytes; }
+
+  static constexpr uint64_t kNoRow = ~uint64_t{0};
 
   Spec spec_;
   std::mt19937_64 random_;
   std::vector<size_t> current_;  // lane of the writer -> position in lanes
+  std::vector<std::unique_ptr<Writer>> dead_;
+  std::map<uint32_t, size_t> last_of_slot_;  // lane slot -> position in lanes
 };
+
+// A lane that opens where another one left a page with room goes on behind its rows.
+inline void Rig::go_on(size_t position) {
+  const Region& r = table->region();
+  ModelLane& lane = lanes[position];
+  for (uint32_t slot = 0; slot < r.geometry->max_lanes; ++slot) {
+    const Lane& there = r.lanes[slot];
+    if (there.state.load() != LaneState::kLive || there.uid.load() != lane.tag) continue;
+    if (there.open.load() != 0) {
+      lane.before = last_of_slot_.at(slot);
+      lane.rows = lanes[lane.before].rows;
+      lane.episodes.back().first_row = lane.rows;
+    }
+    last_of_slot_[slot] = position;
+    return;
+  }
+  harness::fail(__FILE__, __LINE__, "no lane of the table is this writer's");
+}
+
+// Of the lane and of those that it goes on behind; 0 where all of them are there.
+inline uint64_t Rig::first_row_alive(size_t position) const {
+  const ModelLane& lane = lanes[position];
+  if (lane.before != ModelLane::kNone)
+    if (const uint64_t row = first_row_alive(lane.before); row != kNoRow) return row;
+  for (const ModelEpisode& episode : lane.episodes)
+    for (size_t step = 0; step < episode.steps.size(); ++step)
+      if (is_step_alive(episode.steps[step].key)) return episode.first_row + step;
+  return kNoRow;
+}
 
 inline void Rig::end_in_model(ModelLane& lane, bool with_tail_row, bool zeros) {
   ModelEpisode& episode = lane.episodes.back();
@@ -196,6 +242,7 @@ inline void Rig::close_writer() {
     ModelLane& lane = lanes[current_[m]];
     ModelEpisode& episode = lane.episodes.back();
     if (episode.steps.empty()) continue;
+    lane.rows += spec_.has_state && lane.has_seam ? 1 : 0;
     if (spec_.has_state && !lane.has_seam) {  // the last row becomes the state after the one before it
       places.erase(episode.steps.back().key);
       keys.erase(std::find(keys.begin(), keys.end(), episode.steps.back().key));
@@ -330,12 +377,7 @@ inline void Rig::verify(size_t most) {
       } else if (alive && complete && spec_.indexes[i].initial != Initial::kGiven && !has_holes) {
         // It may be missing only where rows that stacks of this lane reach are evicted.
         const uint64_t row = episode.first_row + place.step;
-        uint64_t first_alive = 0;
-        const ModelLane& lane = lanes[place.lane];
-        bool found = false;
-        for (const ModelEpisode& e : lane.episodes)
-          for (size_t s = 0; s < e.steps.size() && !found; ++s)
-            if (is_step_alive(e.steps[s].key)) first_alive = e.first_row + s, found = true;
+        const uint64_t first_alive = first_row_alive(place.lane);
         if (first_alive == 0 || row >= first_alive + table->region().shape(i).before)
           harness::fail(__FILE__, __LINE__,
                         "a live item is missing: row " + std::to_string(row) + ", first live row " +

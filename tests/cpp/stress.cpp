@@ -8,6 +8,7 @@
 //   stress --mutant RULE                             with one rule of the protocol switched off: should go red
 //   stress --n-step 20 --stack 12                    windows over four and more of the pages of 8 rows
 //   stress --stateless                               no state columns: ends are marks in rows
+//   stress --short-lanes                             writers of a few rows each: their lanes go on in parked pages
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
 //            --capacity N --writers N --samplers N --updaters N --seed N --quiet
 #include "stress_driver.hpp"
@@ -60,8 +61,9 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (options.large_rows) options.capacity = 2000, options.with_moves = false;
   if (point.find("claim_") == 0 && given.max_times == 0) options.max_times = 3;  // else nothing is ever claimed
   if (point == "close_mark") options.stateless = true;
+  if (point.find("lane_") == 0) options.short_lanes = true;
   for (const char* of_state :
-       {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry"})
+       {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_turn"})
     if (point == of_state) options.stateless = false;
 }
 
@@ -111,6 +113,8 @@ bool parse(int argc, char** argv) {
       options.threads_only = true;
     else if (name == "--stateless")
       options.stateless = true;
+    else if (name == "--short-lanes")
+      options.short_lanes = true;
     else if (name == "--quiet")
       options.quiet = true;
     else if (!has_value)

@@ -20,6 +20,7 @@ namespace stress {
 inline constexpr uint32_t kMaxWorkers = 16;
 inline constexpr uint32_t kNumPoints = static_cast<uint32_t>(relive::testing::FailPoint::kCount);
 inline constexpr uint32_t kUseSlots = 1u << 14;
+inline constexpr uint32_t kLaneSlots = 1u << 14;
 
 inline double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -44,6 +45,22 @@ struct Control {
   WorkerSlot workers[kMaxWorkers];
   // How often an item was handed out: low 48 bits of its key | count. Generations that overlap only make counts too small.
   std::atomic<uint64_t> uses[kUseSlots];
+  // Which tag the rows of a lane have and which lane those of a tag, as first delivered: low halves of uid << 32 | tag.
+  std::atomic<uint64_t> tags[kLaneSlots], lanes[kLaneSlots];
+
+  void forget_keys() {  // a new region gives the same keys and uids
+    for (auto& use : uses) use.store(0);
+    for (auto& tag : tags) tag.store(0);
+    for (auto& lane : lanes) lane.store(0);
+  }
+  // Whether this lane's rows have this tag, and no others, as far as it is remembered.
+  bool is_lane_of(uint64_t tag, int64_t lane) {
+    const uint64_t pair = static_cast<uint64_t>(lane) << 32 | (tag & 0xffffffff);
+    const uint64_t by_lane = tags[static_cast<uint64_t>(lane) % kLaneSlots].exchange(pair);
+    const uint64_t by_tag = lanes[tag % kLaneSlots].exchange(pair);
+    return (by_lane == pair || by_lane >> 32 != pair >> 32) &&
+           (by_tag == pair || (by_tag & 0xffffffff) != (pair & 0xffffffff));
+  }
 
   void say(const char* kind, const char* format, ...) __attribute__((format(printf, 3, 4))) {
     const uint32_t position = num_messages.fetch_add(1);

@@ -32,7 +32,8 @@ inline void take_orders(Random* random) {
   const bool is_unused = name == "free_unlinked";
   const bool is_cleaning = name.find("recover_") == 0 || name.find("sweep_") == 0 || is_unused;
   if (is_cleaning && random->below(2) == 0) {
-    const FailPoint in_commit = random->below(2) == 0 ? FailPoint::lock_taken : FailPoint::commit_range;
+    FailPoint in_commit = random->below(2) == 0 ? FailPoint::lock_taken : FailPoint::commit_range;
+    if (name == "sweep_turn") in_commit = FailPoint::commit_closed;  // at the end of a page, before its turn
     my_point = static_cast<uint32_t>(is_unused ? FailPoint::open_ring : in_commit);
   } else if (is_cleaning) {
     my_passages = is_unused ? 1 : 1 + random->below(3);
@@ -279,8 +280,8 @@ inline void Phase::finish(bool by_force) {
 }
 
 inline void Phase::run(double seconds, int kills, int stops, uint64_t wanted_deaths) {
-  control->is_over.store(3);                     // until the table is there
-  for (auto& use : control->uses) use.store(0);  // a new region gives the same keys
+  control->is_over.store(3);  // until the table is there
+  control->forget_keys();
   keeper_ = spawn(keep);
   while (control->is_over.load() == 3) {
     int status = 0;

@@ -118,7 +118,8 @@ class WriterWorker final : public Worker {
 
   void open() {
     writer_.reset();
-    if (!expect(Writer::open(&table(), kLanes, &writer_), "opening a writer")) return;
+    num_lanes_ = options_.short_lanes ? 1 + static_cast<uint32_t>(random_.below(kLanes)) : kLanes;
+    if (!expect(Writer::open(&table(), num_lanes_, &writer_), "opening a writer")) return;
     for (LaneState& lane : lanes_) lane = {control_.next_tag.fetch_add(1), 0, 0};
   }
   void close() {
@@ -128,8 +129,8 @@ class WriterWorker final : public Worker {
 
   void step() override {
     if (writer_ == nullptr) return open();
-    if (random_.below(300) == 0) return close();
-    const auto number = static_cast<int32_t>(random_.below(kLanes));
+    if (random_.below(options_.short_lanes ? 6 : 300) == 0) return close();
+    const auto number = static_cast<int32_t>(random_.below(num_lanes_));
     LaneState& lane = lanes_[number];
     const uint32_t mode = mode_of(lane.tag, lane.episode, options_.stateless);
     const uint32_t left = length_of(lane.tag, lane.episode) - lane.step;
@@ -210,6 +211,7 @@ class WriterWorker final : public Worker {
 
   std::unique_ptr<Writer> writer_;
   LaneState lanes_[kLanes];
+  uint32_t num_lanes_ = kLanes;
   std::vector<std::vector<std::byte>> cells_;
   std::vector<int64_t> keys_;
 };
@@ -257,6 +259,8 @@ class SamplerWorker final : public Worker {
       bool torn = false;
       const std::string wrong = batch_->verify(row, &who_[row], &torn);
       if (!wrong.empty()) torn ? control_.found_torn(wrong.c_str()) : control_.found_violation(wrong.c_str());
+      if (wrong.empty() && !control_.is_lane_of(who_[row].tag, batch_->lane(row)))
+        control_.found_violation("rows of one lane that have two tags, or of one tag that have two lanes");
       if (!(batch_->probabilities[row] > 0.0) || batch_->probabilities[row] > 1.0 + 1e-9)
         control_.found_violation("a probability outside (0, 1]");
       if (options_.max_times != 0 && index_ == 0) count_use(batch_->keys[row]);

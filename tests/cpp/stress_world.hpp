@@ -33,6 +33,7 @@ struct Options {
   bool with_deletes = true;
   bool with_moves = true;
   bool two_indexes = false;  // a second one, uniform over single steps without stacks
+  bool short_lanes = false;  // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
   bool quiet = false;
@@ -160,6 +161,7 @@ enum Place : size_t {
   kNumSteps,
   kEpisodeStep,
   kPolicyVersion,
+  kLane,
   kNextState,
   kNextPicture
 };
@@ -168,8 +170,9 @@ enum Place : size_t {
 class Batch final {
  public:
   Status prepare(Table* table, uint32_t index, size_t num_items) {
-    std::vector<std::string> names = {"state",      "picture",   "step",      "reward",       "discount",
-                                      "terminated", "truncated", "num_steps", "episode_step", "policy_version"};
+    std::vector<std::string> names = {"state",        "picture",        "step",      "reward",
+                                      "discount",     "terminated",     "truncated", "num_steps",
+                                      "episode_step", "policy_version", "lane"};
     stateless = table->region().geometry->has_state == 0;
     if (!stateless) names.insert(names.end(), {"next_state", "next_picture"});
     RELIVE_RETURN_IF_ERROR(table->make_plan(index, names, &plan));
@@ -184,6 +187,7 @@ class Batch final {
     return {};
   }
 
+  int64_t lane(size_t row) const { return value<int64_t>(kLane, row); }
   // Empty if the window in this row is right in every byte; `torn` says whether bytes or logic are wrong.
   std::string verify(size_t row, Identity* who, bool* torn) const;
 

@@ -8,6 +8,13 @@ using namespace rig;
 
 namespace {
 
+// What the next holder of the lock does for one who died.
+void recover_all(Table& table) {
+  Locked locked(table.door(), Deadline::after(1.0));
+  CHECK(locked.status().ok());
+  recover(locked.held(), table.door().scratch);
+}
+
 // Random operations, the model beside. Capacity, indexes and columns vary with the case.
 void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
   Rig rig(spec);
@@ -70,6 +77,11 @@ void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
       CHECK(rig.table->move_all_pages(&moved).ok());
     } else if (rig.below(4) == 0) {
       CHECK(rig.table->clear().ok());
+    }
+    if (spec.reopens != 0 && rig.below(100) < spec.reopens) {
+      rig.close_writer();
+      if (rig.below(3) == 0) recover_all(*rig.table);
+      rig.open_writer();
     }
     if (operation % verify_every == 0) rig.verify();
     if (static_cast<size_t>(harness::failures()) > before + 3) {
@@ -235,6 +247,19 @@ TEST(programmes_what_an_index_reaches_back_costs_the_others_nothing) {
                  20, 300);
 }
 
+TEST(programmes_of_short_lanes) {
+  // Lanes of a few rows each, which go on in the pages of others: no window joins two of them, each row says whose it is.
+  run_programmes({.capacity = 40, .indexes = {{.n_step = 3, .stack = 4, .prioritized = true}}, .reopens = 30}, 20, 300);
+  run_programmes({.capacity = 60, .num_lanes = 3, .indexes = {{.n_step = 3}}, .reopens = 20}, 20, 300);
+  run_programmes({.capacity = 30, .has_state = false, .indexes = {{.n_step = 3}}, .reopens = 30}, 20, 300);
+  run_programmes({.capacity = 60, .num_lanes = 2, .has_state = false, .indexes = {{.n_step = 20}}, .reopens = 20}, 20,
+                 300);
+  run_programmes(
+      {.capacity = 40, .num_lanes = 2, .indexes = {{.n_step = 2, .stack = 3, .max_times = 1}}, .reopens = 20}, 20, 300);
+  run_programmes({.capacity = 120, .indexes = {{.n_step = 17, .stack = 12}, {.n_step = 1}}, .reopens = 20}, 20, 300);
+  run_programmes({.capacity = 500, .max_lanes = 1, .indexes = {{.n_step = 3, .stack = 4}}, .reopens = 20}, 10, 400);
+}
+
 TEST(programmes_of_the_highest_and_the_lowest) {
   // What min, max and best() are for: every draw is the item of the highest, or the lowest, priority above 0.
   for (const Sampling kind : {Sampling::kHighest, Sampling::kLowest}) {
@@ -323,9 +348,7 @@ void die_at(testing::FailPoint point, Table& table, Call&& call, int passages = 
   }
   testing::fail_point_hook = nullptr;
   CHECK_EQ(passages_left, 0);
-  Locked locked(table.door(), Deadline::after(1.0));
-  CHECK(locked.status().ok());
-  recover(locked.held(), table.door().scratch);
+  recover_all(table);
 }
 
 // What a sweep does for a writer's process that died.
@@ -348,6 +371,119 @@ TEST(a_death_while_an_unused_page_is_given_up_costs_no_item) {
   CHECK(rig.table->check().ok());
   CHECK_EQ(rig.table->num_steps(), 7u);
   CHECK_EQ(rig.table->num_items(0), 7u);
+}
+
+TEST(a_death_at_the_end_of_a_page_leaves_none_open_that_nobody_writes) {
+  // The page is full and the one after it was opened ahead; the lane still names the full one, which is OPEN.
+  Spec spec{.capacity = 64};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 7, std::vector<int>(7, 0), NextGiven::kYes) == Code::kOk);
+  die_at(testing::FailPoint::commit_seam, *rig.table,
+         [&] { (void)rig.write({0}, 1, std::vector<int>(1, 0), NextGiven::kYes); });
+  end_writers(*rig.table);
+  const Status checked = rig.table->check();
+  if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+  CHECK_EQ(rig.table->num_items(0), 8u);
+}
+
+TEST(a_writer_for_each_episode_strands_no_page) {
+  // Nine steps and a tail, or ten steps: each writer goes on in the page of the one before it.
+  for (const bool has_state : {true, false}) {
+    Spec spec{.capacity = 20'000, .max_lanes = 1, .has_state = has_state};
+    spec.indexes = {{.n_step = 3, .stack = has_state ? 4u : 1u}};
+    Rig rig(spec);
+    rig.close_writer();
+    CHECK(rig.table->region().page_len > 256);
+    for (int episode = 0; episode < 4500; ++episode) {
+      rig.open_writer();
+      std::vector<int> ends(10, 0);
+      if (episode % 3 != 0) ends.back() = episode % 3;
+      CHECK(rig.write({0}, 10, ends, NextGiven::kYes) == Code::kOk);
+      rig.close_writer();
+      if (episode % 500 == 0) rig.verify();
+    }
+    rig.verify(3000);
+    CHECK(rig.table->num_steps() >= spec.capacity * 97 / 100);
+    CHECK(rig.table->num_items(0) >= static_cast<int64_t>(spec.capacity * 97 / 100));
+    CHECK_EQ(rig.table->region().header->counters.pool_pressure.load(), 0u);
+  }
+}
+
+TEST(a_lane_that_was_never_ended_leaves_no_tail_to_the_next_one) {
+  // Who dies between the tail's bit and its range leaves the bit of a row that never was: row 4. The next lane of the
+  // slot writes that row.
+  Rig rig(Spec{.capacity = 64});
+  CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
+  die_at(testing::FailPoint::commit_tail_bit, *rig.table,
+         [&] { (void)rig.write({0}, 2, std::vector<int>{0, 1}, NextGiven::kYes); });
+  end_writers(*rig.table);
+  rig.forget_writer();
+  rig.open_writer();
+  CHECK_EQ(rig.table->num_steps(), 3u);
+  CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
+  rig.verify();
+  CHECK_EQ(rig.table->num_items(0), 6u);
+}
+
+TEST(recovery_keeps_a_parked_page) {
+  Rig rig(Spec{.capacity = 64});
+  CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
+  rig.close_writer();
+  const Region& r = rig.table->region();
+  const uint64_t page = r.page_of(r.key_slot(rig.keys.front()));
+  recover_all(*rig.table);
+  CHECK_EQ(parked_page(r, 0), page);
+  rig.open_writer();
+  CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
+  rig.verify();
+  CHECK_EQ(r.page_of(r.key_slot(rig.keys.back())), page);
+}
+
+TEST(a_parked_page_goes_with_its_last_row) {
+  // Evicted, used up, deleted or cleared: nothing of it is left, and the next writer begins with all its items.
+  for (const uint32_t max_times : {0u, 1u}) {
+    Spec spec{.capacity = 64};
+    spec.indexes = {{.n_step = 1, .stack = 4, .max_times = max_times}};
+    Rig rig(spec);
+    const uint64_t num_free = rig.table->region().header->num_free_pages.load();
+    for (int round = 0; round < 3; ++round) {
+      if (round > 0) rig.open_writer();
+      CHECK(rig.write({0}, 4, std::vector<int>(4, 0), NextGiven::kYes) == Code::kOk);
+      rig.close_writer();
+      CHECK_EQ(rig.table->region().header->num_free_pages.load(), num_free - 1);
+      CHECK_EQ(rig.table->num_items(0), 4u);
+      if (round == 1) {
+        rig.remove({rig.keys.end() - 4, rig.keys.end()});
+      } else if (max_times == 0) {
+        CHECK(rig.table->clear().ok());
+      } else {
+        CHECK_EQ(rig.sample(0, 4).size(), 4u);
+      }
+      CHECK_EQ(rig.table->region().header->num_free_pages.load(), num_free);
+      CHECK_EQ(rig.table->num_steps(), 0u);
+      rig.has_holes = max_times != 0;
+      rig.verify();
+    }
+  }
+}
+
+TEST(a_lane_begins_anew_where_what_it_would_reach_is_gone) {
+  // Of 6 rows 2 are left in the parked page: stacks of 4 would cost the next lane its first item.
+  Spec spec{.capacity = 20, .max_lanes = 4};
+  spec.indexes = {{.n_step = 1, .stack = 4}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 5, {0, 0, 0, 0, 1}, NextGiven::kYes) == Code::kOk);  // and a tail
+  std::unique_ptr<Writer> first = std::move(rig.writer);
+  const int64_t key = rig.keys.front();
+  rig.open_writer();
+  CHECK(first->close().ok());  // parked; the second writer is elsewhere
+  CHECK(rig.write({0}, 19, std::vector<int>(19, 0), NextGiven::kYes) == Code::kOk);
+  CHECK(!rig.is_step_alive(key) && rig.is_step_alive(key + 4));
+  rig.close_writer();
+  rig.open_writer();
+  CHECK(rig.write({0}, 1, {1}, NextGiven::kYes) == Code::kOk);
+  rig.verify();
+  CHECK(rig.table->num_items(0) >= 16);
 }
 
 TEST(a_death_in_the_middle_of_a_deletion_counts_the_step_once) {

@@ -80,6 +80,8 @@ def test_a_restarted_writer_gets_new_lanes(shm_name: Any) -> None:
             lanes.add(int(batch["lane"][0]))
             assert not set(keys) & set(old_keys)
             old_keys += keys
+        stats = table.stats()  # each goes on in the page of the one before it: 55 steps and 5 last states
+        assert stats.num_pages - stats.num_free_pages <= -(-60 // stats.page_len)
         with table.writer() as writer:
             mine = [int(writer.append(**checked_step(n))) for n in range(12)]
         said = table.gather(np.asarray(mine[:11]), columns=["episode_step"])

@@ -415,3 +415,24 @@ def test_a_spec_without_large_columns_stays_in_memory(tmp_path: Path) -> None:
     with relive.Table(spec, 100, storage=relive.Tiered(tmp_path, "1MB")) as table, table.writer() as writer:
         writer.append(o=np.ones(4))
         assert table.stats().tiers is None and table.sample(2)["o"].tolist() == [[1.0] * 4] * 2
+
+
+def test_parked_pages_give_their_memory_to_who_writes(tmp_path: Path) -> None:
+    """Four lanes closed with a page each in memory, which has room for four: a fifth one needs two at a time."""
+    spec = relive.StepSpec({"blob": relive.ArraySpec((5000,), "uint8", kind="state")})
+    with pytest.raises(errors.InvalidConfig) as caught:
+        relive.Table(spec, 200, storage=relive.Tiered(tmp_path, 1, min_column_bytes=0), max_lanes=8)
+    least = int(str(caught.value.expected).split()[2])
+    storage = relive.Tiered(tmp_path, least, staging_fraction=0.0, min_column_bytes=0)
+    blobs = pattern(range(101), 5000)
+    with relive.Table(spec, 200, storage=storage, max_lanes=8, timeout_s=5.0) as table:
+        writers = [table.writer() for _ in range(4)]
+        for writer in writers:
+            writer.append(blob=blobs[0], next_blob=blobs[1])
+        for writer in writers:
+            writer.close()
+        with table.writer() as writer:
+            keys = np.asarray([writer.append(blob=blobs[t], next_blob=blobs[t + 1]) for t in range(100)])
+        np.testing.assert_array_equal(table.gather(keys)["next_blob"], blobs[1:])
+        assert len(table) == 104
+        table.check()

@@ -75,6 +75,8 @@ std::string check_reach(const Region& r, uint32_t i, uint64_t page) {
 std::string check_page(const Region& r, uint64_t page, uint64_t* live_steps, uint64_t* removed_steps) {
   const PageRecord& record = r.pages[page];
   const Range range = Range::unpack(record.range.load(kRelaxed));
+  if (Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen && !is_named_by_its_lane(r, page))
+    return at_page("no lane names an open page", page);
   if (range.step_begin > range.step_end || range.step_end > r.page_len) return at_page("range out of order", page);
   const Living living = count_living(r, page, range.step_begin, range.step_end);
   *live_steps += living.steps;
@@ -89,13 +91,13 @@ std::string check_page(const Region& r, uint64_t page, uint64_t* live_steps, uin
 // Behind the cursor of a lane nothing waits to be published.
 std::string check_cursors(const Region& r, uint32_t lane_slot) {
   const Lane& lane = r.lanes[lane_slot];
-  if (lane.state.load(kRelaxed) != LaneState::kLive) return {};
+  if (lane.state.load(kRelaxed) != LaneState::kLive && parked_page(r, lane_slot) == kNoPage) return {};
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const Leaves leaves(r, i);
     const uint64_t place = r.cursor(i, lane_slot).load(kRelaxed);
     const uint64_t here = r.alive(r.place_ref(place));
     if (here == kNoPage) continue;
-    if (r.pages[here].lane_uid.load(kRelaxed) != lane.uid.load(kRelaxed)) return "a cursor stands on another lane";
+    if (r.pages[here].lane_slot.load(kRelaxed) != lane_slot) return "a cursor stands on another lane";
     uint32_t end = r.place_offset(place);
     for (uint64_t page = here; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed)), end = r.page_len) {
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
@@ -111,7 +113,8 @@ std::string check_cursors(const Region& r, uint32_t lane_slot) {
 std::string check_complete(const Region& r, uint32_t lane_slot) {
   const Lane& lane = r.lanes[lane_slot];
   const uint64_t open = r.alive(lane.open.load(kRelaxed));
-  if (lane.state.load(kRelaxed) != LaneState::kLive || open == kNoPage) return {};
+  const bool is_over = parked_page(r, lane_slot) != kNoPage;  // then nothing waits for rows to come
+  if (!is_over && (lane.state.load(kRelaxed) != LaneState::kLive || open == kNoPage)) return {};
   const uint64_t ahead = r.pages[open].next.load(kRelaxed);
   if (ahead != 0 && r.alive(ahead) == kNoPage) return at_page("the page after a lane's last one is gone", open);
   const uint32_t num_here = Range::unpack(r.pages[open].range.load(kRelaxed)).step_end;
@@ -119,7 +122,7 @@ std::string check_complete(const Region& r, uint32_t lane_slot) {
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const ItemShape& shape = r.shape(i);
     const bool has_seam = shape.bootstrap != 0 && is_seam(r, lane, open, num_here);
-    const int64_t ready = num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
+    const int64_t ready = is_over ? num_rows : num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
     for (uint64_t page = open; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed))) {
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
       const auto first_t = static_cast<int64_t>(r.pages[page].first_t);

@@ -20,6 +20,11 @@ bool reaches_back(const Region& r, uint64_t page) { return (r.pages[page].flags.
 
 PageState state_of(const Region& r, uint64_t page) { return Region::state_of(r.words[page].load(kRelaxed)); }
 
+// Whether nobody writes the page or holds it: once it is empty it may go.
+bool may_go(const Region& r, uint64_t page) {
+  return (state_of(r, page) == PageState::kClosed || is_parked(r, page)) && !is_pinned(r, page);
+}
+
 // Ends items [begin, end) of one page.
 void end_on_page(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   Region& r = held.region;
@@ -58,21 +63,6 @@ void free_page(Held& held, uint64_t page) {
   RELIVE_FAIL_POINT(free_listed);
 }
 
-// To the back of the ring. An OPEN page takes the page opened ahead of it along: were that one older, its rows would go
-// while windows of this page still reach them. The later page is stamped first: a death in between leaves it younger.
-void restamp(Held& held, uint64_t page) {
-  Region& r = held.region;
-  const uint64_t ahead = state_of(r, page) == PageState::kOpen ? next_of(r, page) : kNoPage;
-  const uint64_t order = r.header->next_order.fetch_add(2, kRelaxed);
-  if (ahead != kNoPage) r.pages[ahead].order.store(order + 1, kRelaxed);
-  r.pages[page].order.store(order, kRelaxed);
-  ring_remove(held, static_cast<uint32_t>(page));
-  ring_push_back(held, static_cast<uint32_t>(page));
-  if (ahead == kNoPage) return;
-  ring_remove(held, static_cast<uint32_t>(ahead));
-  ring_push_back(held, static_cast<uint32_t>(ahead));
-}
-
 // Evicts up to `count` steps of one page; returns how many it did. One store of range is the commit; every item that
 // needs one of the rows ends in this same hold, before the page's generation can move (rule D3).
 uint64_t evict_from_page(Held& held, uint64_t page, uint64_t count) {
@@ -102,11 +92,11 @@ uint64_t evict_from_page(Held& held, uint64_t page, uint64_t count) {
     RELIVE_FAIL_POINT(evict_counts);
   }
   if (range.step_begin == range.step_end) {
-    if (state_of(r, page) == PageState::kClosed && !is_pinned(r, page)) {
+    if (may_go(r, page)) {
       RELIVE_FAIL_POINT(free_begin);
       free_page(held, page);
     } else {
-      restamp(held, page);  // a slow lane is never evicted under its owner; a pinned page waits at the back
+      renew_age(held, page);  // a slow lane is never evicted under its owner; a pinned page waits at the back
     }
   }
   return evicted;
@@ -128,15 +118,13 @@ bool is_reached_from_before(const Region& r, uint32_t index, uint64_t page) {
 // Whether an item of a page after this one, published, still to be or not even written yet, may reach back into it.
 bool is_reached_from_behind(const Region& r, uint32_t index, uint64_t page) {
   const Leaves leaves(r, index);
-  const Lane& lane = r.lanes[r.pages[page].lane_slot];
-  const bool goes_on =
-      lane.state.load(kRelaxed) == LaneState::kLive && lane.uid.load(kRelaxed) == r.pages[page].lane_uid;
   int64_t left = r.shape(index).before;
   for (uint64_t next = page; left > 0; left -= r.page_len) {
     const uint64_t last = next;
     next = next_of(r, next);
-    if (next == kNoPage) return goes_on && r.pages[last].next.load(kRelaxed) == 0;
+    if (next == kNoPage) return is_named_by_its_lane(r, last) && r.pages[last].next.load(kRelaxed) == 0;
     if (!reaches_back(r, next)) return false;
+    const bool goes_on = is_named_by_its_lane(r, next);
     const uint32_t end = static_cast<uint32_t>(std::min<int64_t>(left, r.page_len));
     const uint32_t step_end = range_of(r, next).step_end;
     for (uint32_t offset = range_of(r, next).step_begin; offset < end; ++offset) {
@@ -149,6 +137,63 @@ bool is_reached_from_behind(const Region& r, uint32_t index, uint64_t page) {
 }
 
 }  // namespace
+
+bool is_named_by_its_lane(const Region& r, uint64_t page) {
+  const uint32_t slot = r.pages[page].lane_slot.load(kRelaxed);
+  if (slot >= r.geometry->max_lanes) return false;
+  const Lane& lane = r.lanes[slot];
+  const uint64_t ref = r.ref_of(page, r.words[page].load(kRelaxed));
+  if (lane.state.load(kRelaxed) == LaneState::kLive)
+    return lane.open.load(kRelaxed) == ref || lane.ahead.load(kRelaxed) == ref;
+  return lane.open.load(kRelaxed) == ref && state_of(r, page) == PageState::kOpen;
+}
+
+bool is_parked(const Region& r, uint64_t page) {
+  const uint32_t slot = r.pages[page].lane_slot.load(kRelaxed);
+  return slot < r.geometry->max_lanes && parked_page(r, slot) == page;
+}
+
+uint64_t parked_page(const Region& r, uint32_t lane_slot) {
+  const Lane& lane = r.lanes[lane_slot];
+  const uint64_t ref = lane.open.load(kRelaxed);
+  if (ref == 0 || lane.state.load(kRelaxed) == LaneState::kLive) return kNoPage;
+  const uint64_t page = r.alive(ref);
+  return page != kNoPage && state_of(r, page) == PageState::kOpen ? page : kNoPage;
+}
+
+bool can_go_on(const Region& r, uint64_t page) {
+  const Range range = range_of(r, page);
+  const uint64_t lanes_since = r.header->next_uid.load(kRelaxed) - r.pages[page].lane_uid.load(kRelaxed);
+  return range.step_begin < range.step_end && range.step_end < r.page_len && lanes_since >> 32 == 0 &&
+         first_row_there(r, page) + int64_t{r.geometry->history} <= int64_t{range.step_end};
+}
+
+bool close_oldest_parked(Held& held) {
+  const Region& r = held.region;
+  uint64_t oldest = kNoPage;
+  for (uint32_t slot = 0; slot < r.geometry->max_lanes; ++slot) {
+    const uint64_t page = parked_page(r, slot);
+    if (page == kNoPage) continue;
+    if (oldest == kNoPage || r.pages[page].order.load(kRelaxed) < r.pages[oldest].order.load(kRelaxed)) oldest = page;
+  }
+  if (oldest != kNoPage) close_page(held, oldest);
+  return oldest != kNoPage;
+}
+
+// An OPEN page takes the page opened ahead of it along: were that one older, its rows would go while windows of this
+// page still reach them. The later page is stamped first: a death in between leaves it younger.
+void renew_age(Held& held, uint64_t page) {
+  Region& r = held.region;
+  const uint64_t ahead = state_of(r, page) == PageState::kOpen ? next_of(r, page) : kNoPage;
+  const uint64_t order = r.header->next_order.fetch_add(2, kRelaxed);
+  if (ahead != kNoPage) r.pages[ahead].order.store(order + 1, kRelaxed);
+  r.pages[page].order.store(order, kRelaxed);
+  ring_remove(held, static_cast<uint32_t>(page));
+  ring_push_back(held, static_cast<uint32_t>(page));
+  if (ahead == kNoPage) return;
+  ring_remove(held, static_cast<uint32_t>(ahead));
+  ring_push_back(held, static_cast<uint32_t>(ahead));
+}
 
 int64_t first_row_there_before(const Region& r, uint64_t prev_ref, bool history_free) {
   int64_t before = 0;  // rows between the page and the one looked at
@@ -267,7 +312,7 @@ bool is_pinned(const Region& r, uint64_t page) {
 
 void free_if_only_kept(Held& held, uint64_t page) {
   const Region& r = held.region;
-  if (page == kNoPage || is_pinned(r, page) || state_of(r, page) != PageState::kClosed) return;
+  if (page == kNoPage || !may_go(r, page)) return;
   const Range range = range_of(r, page);
   if (range.step_begin == range.step_end) free_page(held, page);
 }
@@ -357,7 +402,7 @@ void evict_steps(Held& held, uint64_t count) {
 bool relieve_pressure(Held& held) {
   const Region& r = held.region;
   for (uint32_t page = r.header->ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
-    if (state_of(r, page) != PageState::kClosed || is_pinned(r, page)) continue;
+    if (!may_go(r, page)) continue;
     evict_from_page(held, page, ~uint64_t{0});
     r.header->counters.pool_pressure.fetch_add(1, kRelaxed);
     return true;
@@ -367,10 +412,11 @@ bool relieve_pressure(Held& held) {
 
 void free_if_lifeless(Held& held, uint64_t page) {
   const Region& r = held.region;
-  if (state_of(r, page) != PageState::kClosed || r.pages[page].live != 0 || is_pinned(r, page)) return;
+  if (r.pages[page].live != 0 || !may_go(r, page)) return;
   if (r.bulk && r.bulk.is_claimed(page)) return;  // somebody has drawn of it for the last time and reads it yet
+  const bool has_rows_behind = state_of(r, page) == PageState::kClosed;  // with a parked page its lane ends
   for (uint32_t i = 0; i < r.num_indexes; ++i)
-    if (is_reached_from_before(r, i, page) || is_reached_from_behind(r, i, page)) return;
+    if (is_reached_from_before(r, i, page) || (has_rows_behind && is_reached_from_behind(r, i, page))) return;
   evict_from_page(held, page, ~uint64_t{0});
   r.header->counters.early_freed.fetch_add(1, kRelaxed);
 }

@@ -22,13 +22,26 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
 // OPEN -> CLOSED, with a ticket.
 void close_page(Held& held, uint64_t page);
 
+// Whether the lane of the page names it as the one where its rows go, or will go. A page that nobody names gets no rows.
+bool is_named_by_its_lane(const Region& r, uint64_t page);
+// Whether it is OPEN and its lane is CLOSED: nobody writes it, and who opens that lane next goes on in it (rule E5).
+bool is_parked(const Region& r, uint64_t page);
+// The page in which the next lane of this slot goes on; kNoPage where there is none.
+uint64_t parked_page(const Region& r, uint32_t lane_slot);
+// Whether all rows to come can have all that they need before them: none of it has gone yet.
+bool can_go_on(const Region& r, uint64_t page);
+// The oldest parked page is parked no longer but CLOSED. False if there is none. O(lanes).
+bool close_oldest_parked(Held& held);
+// To the back of the age ring, with the page opened ahead of it.
+void renew_age(Held& held, uint64_t page);
+
 // Removes the oldest `count` steps of the table; pages that empty on the way are freed.
 void evict_steps(Held& held, uint64_t count);
 
-// Pool pressure: evicts the oldest CLOSED page whole. False if there is none.
+// Pool pressure: evicts the oldest page that nobody writes whole. False if there is none.
 bool relieve_pressure(Held& held);
 
-// CLOSED -> FREE(g + 1) for a page that holds no live item and into which no live window of a neighbour reaches.
+// FREE(g + 1) for a page, CLOSED or parked, that holds no live item and into which no live window of a neighbour reaches.
 // Tries after deletions and used-up items; nothing happens where it must stay.
 void free_if_lifeless(Held& held, uint64_t page);
 

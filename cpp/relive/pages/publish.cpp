@@ -139,16 +139,28 @@ void mark_last_row(Held& held, uint64_t page) {
   RELIVE_FAIL_POINT(close_mark);
 }
 
+bool is_open(const Region& r, uint64_t page) {
+  return Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
+}
+
 // A page of a lane that goes: kept as it is if it holds rows, else given back.
 void give_up_page(Held& held, uint64_t ref) {
   const Region& r = held.region;
   const uint64_t page = r.alive(ref);
   if (page == kNoPage) return;
   const Range range = range_of(r, page);
-  const bool is_open = Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
-  if (is_open) close_page(held, page);
+  const bool was_open = is_open(r, page);
+  if (was_open) close_page(held, page);
   RELIVE_FAIL_POINT(close_page);
-  if (is_open && range.step_begin == range.step_end && !is_pinned(r, page)) free_empty_page(held, page);
+  if (!was_open || range.step_begin < range.step_end) return;
+  unlink_empty_page(held, page);  // a pinned one, too: the lane may go on with the page before it
+  if (!is_pinned(r, page)) free_empty_page(held, page);
+}
+
+// Whether the next lane of the slot can go on in this page, whose lane ends: OPEN, with rows in it and room for more.
+bool is_worth_parking(const Region& r, uint64_t page) {
+  const Range range = range_of(r, page);
+  return is_open(r, page) && range.step_begin < range.step_end && range.step_end < r.page_len;
 }
 
 }  // namespace
@@ -225,15 +237,30 @@ void commit_run(Held& held, const StepRun& run) {
 }
 
 void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
-  const Region& r = held.region;
+  Region& r = held.region;
   Lane& lane = r.lanes[lane_slot];
+  uint64_t page = parked_page(r, lane_slot);
+  if (!RELIVE_RULE(E5_open) && lane.open.load(kRelaxed) != 0) page = r.ref_page(lane.open.load(kRelaxed));
+  if (page != kNoPage && !can_go_on(r, page)) {
+    give_up_page(held, lane.open.load(kRelaxed));
+    page = kNoPage;
+  }
   lane.owner.store(participant, kRelaxed);
   lane.uid.store(r.header->next_uid.fetch_add(1, kRelaxed), kRelaxed);
-  lane.open.store(0, kRelaxed);
   lane.ahead.store(0, kRelaxed);
   lane.seam.store(0, kRelaxed);
-  for (uint32_t i = 0; i < r.num_indexes; ++i) r.cursor(i, lane_slot).store(0, kRelaxed);
+  if (page == kNoPage) {
+    lane.open.store(0, kRelaxed);
+    for (uint32_t i = 0; i < r.num_indexes; ++i) r.cursor(i, lane_slot).store(0, kRelaxed);
+  } else {
+    // Who died between a tail's bit and its range left the bit of a row that never was; it must not become this lane's.
+    if (RELIVE_RULE(E5_tails)) r.clear_tails_from(page, range_of(r, page).step_end);
+    RELIVE_FAIL_POINT(lane_tails);
+    renew_age(held, page);
+  }
+  RELIVE_FAIL_POINT(lane_fields);
   lane.state.store(LaneState::kLive, std::memory_order_release);
+  RELIVE_FAIL_POINT(lane_live);
 }
 
 void cut_lane(Held& held, uint32_t lane_slot) {
@@ -242,7 +269,9 @@ void cut_lane(Held& held, uint32_t lane_slot) {
   uint64_t page = r.alive(lane.open.load(kRelaxed));
   const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
   if (page != kNoPage && ahead != kNoPage && ahead != page && range_of(r, page).step_end == r.page_len) {
-    lane.open.store(lane.ahead.load(kRelaxed), std::memory_order_release);  // died between the page's end and its turn
+    if (is_open(r, page)) close_page(held, page);  // died between the page's end and its turn
+    RELIVE_FAIL_POINT(sweep_turn);
+    lane.open.store(lane.ahead.load(kRelaxed), std::memory_order_release);
     page = ahead;
   }
   if (page != kNoPage && r.geometry->has_state != 0) {
@@ -258,11 +287,12 @@ void cut_lane(Held& held, uint32_t lane_slot) {
   RELIVE_FAIL_POINT(close_tail);
   if (page != kNoPage) publish_lane(held, lane_slot, true);
   RELIVE_FAIL_POINT(close_published);
-  give_up_page(held, lane.open.load(kRelaxed));
+  const bool is_parked = page != kNoPage && is_worth_parking(r, page);
+  if (!is_parked) give_up_page(held, lane.open.load(kRelaxed));
   if (lane.ahead.load(kRelaxed) != lane.open.load(kRelaxed)) give_up_page(held, lane.ahead.load(kRelaxed));
   lane.state.store(LaneState::kClosed, std::memory_order_release);
   RELIVE_FAIL_POINT(close_lane);
-  lane.open.store(0, kRelaxed);
+  if (!is_parked) lane.open.store(0, kRelaxed);
   lane.ahead.store(0, kRelaxed);
   lane.seam.store(0, kRelaxed);
   r.header->counters.cut_lanes.fetch_add(1, kRelaxed);

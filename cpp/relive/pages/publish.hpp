@@ -29,11 +29,13 @@ void commit_run(Held& held, const StepRun& run);
 // Publishes what is complete. `ended`: nothing more will come in this episode, so everything before its end is.
 void publish_lane(Held& held, uint32_t lane_slot, bool ended);
 
-// Takes a free lane for a participant: a new uid, no page, nothing to publish.
+// Takes a free lane for a participant: a new uid, nothing to publish. Where the last lane of the slot left its page with
+// room (it is parked) this one goes on in it, behind rows that end in a mark: lane.open names it; else there is no page.
 void open_lane(Held& held, uint32_t lane_slot, uint32_t participant);
 
 // Ends a lane whose writer was closed or died: the frozen cell, or else the last row, becomes a tail (without state
-// columns the last row says that it is the end); what is complete is published, shorter; the lane is free again.
+// columns the last row says that it is the end); what is complete is published, shorter; the lane is free again. Its page
+// stays OPEN, parked, where it has rows and room for more: a page closed with ten rows in it would waste the others.
 // Idempotent at every store.
 void cut_lane(Held& held, uint32_t lane_slot);
 

@@ -16,15 +16,6 @@ void bump_to_free(Held& held, uint64_t page) {
   release_fence();
 }
 
-bool is_named_by_its_lane(const Region& r, uint64_t page, uint64_t word) {
-  const PageRecord& record = r.pages[page];
-  if (record.lane_slot >= r.geometry->max_lanes) return false;
-  const Lane& lane = r.lanes[record.lane_slot];
-  const uint64_t ref = r.ref_of(page, word);
-  return lane.state.load(kRelaxed) == LaneState::kLive && lane.uid.load(kRelaxed) == record.lane_uid &&
-         (lane.open.load(kRelaxed) == ref || lane.ahead.load(kRelaxed) == ref);
-}
-
 // Pass 1: pages nobody names, and pages that were on their way out.
 void settle_pages(Held& held) {
   Region& r = held.region;
@@ -36,9 +27,9 @@ void settle_pages(Held& held) {
     const bool is_open = Region::state_of(word) == PageState::kOpen;
     // Who died while moving the page may have changed its frame and not yet its moves: whoever reads it reads again.
     if (!is_open && RELIVE_RULE(D6_moves)) r.words[page].store(Region::moved_word(word), std::memory_order_release);
-    if (is_open && is_named_by_its_lane(r, page, word)) continue;
+    if (is_open && is_named_by_its_lane(r, page)) continue;
+    if (is_empty) unlink_empty_page(held, page);  // open or closed: who gave it up may have died in between
     if (is_empty && !is_pinned(r, page)) {
-      unlink_empty_page(held, page);  // open or closed: who gave it up may have died in between
       bump_to_free(held, page);
     } else if (is_open) {
       close_page(held, page);

@@ -147,9 +147,7 @@ void fill_derived(const Region& r, const GatherPlan& plan, const Output& output,
     case Source::kFirst:
       return fill<uint8_t>(listed, out, [&](size_t k) { return (head(k) & kStepMask) == 0; });
     case Source::kLane:
-      return fill<int64_t>(listed, out, [&](size_t k) {
-        return r.pages[r.page_of(window(k).slot)].lane_uid.load(std::memory_order_relaxed);
-      });
+      return fill<int64_t>(listed, out, [&](size_t k) { return r.lane_of(window(k).slot); });
     case Source::kPolicyVersion:
       return fill<int64_t>(listed, out, version);
     case Source::kStaleness: {

@@ -43,16 +43,29 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
         .with_int("capacity", static_cast<int64_t>(g.capacity))
         .with_int("needed", needed_steps(g, open_lanes + num_lanes))
         .with_int("lanes", open_lanes + num_lanes);
-  uint32_t slot = 0;
-  for (LaneWriter& lane : writer->lanes_) {
-    while (r.lanes[slot].state.load(kRelaxed) == LaneState::kLive) ++slot;
-    lane.slot = slot;
-    open_lane(locked.held(), slot, table->me_);
-  }
+  size_t taken = 0;
+  for (const bool goes_on :
+       {true, false})  // first where a page is parked: as few slots as ever write at a time are used
+    for (uint32_t slot = 0; slot < g.max_lanes && taken < num_lanes; ++slot) {
+      if (r.lanes[slot].state.load(kRelaxed) == LaneState::kLive) continue;
+      if (!goes_on || parked_page(r, slot) != kNoPage) writer->take_lane(locked.held(), writer->lanes_[taken++], slot);
+    }
   table->open_writers_.fetch_add(1);
   writer->closed_ = false;
   *out = std::move(writer);
   return {};
+}
+
+// A lane of this slot; where the one before left a page with room, its rows go on there as those of a new episode.
+void Writer::take_lane(Held& held, LaneWriter& lane, uint32_t slot) {
+  const Region& r = held.region;
+  open_lane(held, slot, table_->me_);
+  lane.slot = slot;
+  lane.uid = static_cast<uint32_t>(r.lanes[slot].uid.load(kRelaxed));
+  const uint64_t open = r.lanes[slot].open.load(kRelaxed);
+  if (open == 0) return;
+  take_page(lane, false, open);
+  lane.end = Range::unpack(r.pages[lane.page].range.load(kRelaxed)).step_end;
 }
 
 Writer::~Writer() {

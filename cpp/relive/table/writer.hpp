@@ -80,6 +80,7 @@ class Writer final {
   // from the region on the way of an append.
   struct LaneWriter {
     uint32_t slot = 0;
+    uint32_t uid = 0;  // its low half
     uint32_t episode_step = 0;
     bool has_last = false;   // a row of the current episode was committed
     bool is_frozen = false;  // the state cell of row `end` is written already (the seam)
@@ -129,6 +130,7 @@ class Writer final {
   Status open_pages(const StepBlock& block, const Deadline& deadline);
   bool needs_page(const LaneWriter& lane, bool* ahead) const;
   void take_page(LaneWriter& lane, bool ahead, uint64_t ref);
+  void take_lane(Held& held, LaneWriter& lane, uint32_t slot);
   void advance(LaneWriter& lane, bool has_tail);
   Status relieve(OpenResult result, Locked* locked, const Deadline& deadline);
   Status grow(const Deadline& deadline);

@@ -90,6 +90,8 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     return grow(deadline);
   }
   if (result == OpenResult::kNoBulk) {
+    // Frames of parked pages stay in memory: where nothing else can be spilled one of them closes.
+    if (r.bulk.state->list_head == kNoPage) close_oldest_parked(locked->held());
     locked->release();
     return table_->wait_for_bulk(deadline);
   }

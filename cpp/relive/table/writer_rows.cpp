@@ -163,7 +163,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
     const uint32_t head = ((lane.episode_step + k) & kStepMask) | (terminated ? kTerminatedBit : 0) |
                           (truncated ? kTruncatedBit : 0) | (discount != usual ? kDiscountBit : 0);
     std::memcpy(lane.frame + offset * r.geometry->record_stride, &head, sizeof head);
-    r.marks[r.slot_of(lane.page, offset)].write(version, discount, priority);
+    r.marks[r.slot_of(lane.page, offset)].write(version, discount, priority, lane.uid);
     const bool is_frozen = k == 0 && lane.is_frozen;
     for (const ColumnCell& cell : cells_) {
       if (is_frozen && cell.is_state) continue;  // others read it already, and it says the same

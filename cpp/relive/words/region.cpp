@@ -151,6 +151,13 @@ uint32_t Region::num_tails(uint64_t page, uint32_t begin, uint32_t end) const {
   return count;
 }
 
+void Region::clear_tails_from(uint64_t page, uint32_t offset) {
+  for (uint32_t word = offset / 64; word < geometry->tail_words; ++word) {
+    const uint64_t kept = word * 64 < offset ? (uint64_t{1} << (offset & 63)) - 1 : 0;
+    tails[page * uint64_t{geometry->tail_words} + word].fetch_and(kept, std::memory_order_release);
+  }
+}
+
 int64_t Region::sampled(uint32_t index) const {
   int64_t sum = 0;
   for (uint32_t p = 0; p < geometry->max_participants; ++p) {

@@ -45,7 +45,7 @@ struct PageRecord {
   std::atomic<uint64_t> range;               // PRIMARY
   std::atomic<uint64_t> prev, next;          // PRIMARY: page refs, 0 = none
   std::atomic<uint64_t> order;               // PRIMARY: age
-  std::atomic<uint64_t> lane_uid;            // PRIMARY
+  std::atomic<uint64_t> lane_uid;            // PRIMARY: of the first lane that wrote into it
   uint64_t first_t;                          // PRIMARY: position in the lane of row 0, tails counted
   uint64_t ticket;                           // PRIMARY: order of sealing
   std::atomic<uint32_t> lane_slot;           // PRIMARY
@@ -67,24 +67,28 @@ struct Cursor {
 static_assert(sizeof(Cursor) == 16);
 
 // What few batches ask of a step, out of the way of its row: a row of 60 bytes is one line of memory with its head.
-// Written before the step is published, as its row is; found by slot, so it stays where it is when its page moves.
+// Written before the step is published, as its row is; found by slot, so it stays where it is when its page moves. The
+// lanes of a page are those of one slot, in the order of their uids: the low half of each says which (lane_of).
 struct Mark {
   std::atomic<uint32_t> policy_version;
   std::atomic<float> discount;             // counts where the head has kDiscountBit
   std::atomic<uint32_t> pending_priority;  // bits of a float32; NaN: none came. Others write it under the lock
+  std::atomic<uint32_t> lane;              // low half of the uid of the lane that wrote it
 
-  void write(uint32_t version, float own_discount, uint32_t priority) {
+  void write(uint32_t version, float own_discount, uint32_t priority, uint32_t lane_uid) {
     policy_version.store(version, std::memory_order_relaxed);
     discount.store(own_discount, std::memory_order_relaxed);
     pending_priority.store(priority, std::memory_order_relaxed);
+    lane.store(lane_uid, std::memory_order_relaxed);
   }
 };
-static_assert(sizeof(Mark) == 12);
+static_assert(sizeof(Mark) == 16);
 
+// A CLOSED lane whose open page still is OPEN is parked: the next one of its slot goes on in that page (rule E5).
 struct Lane {
   std::atomic<LaneState> state;
   std::atomic<uint32_t> owner;  // participant
-  std::atomic<uint64_t> uid;    // never reused
+  std::atomic<uint64_t> uid;    // of the present lane of this slot, or the last one; never reused
   std::atomic<uint64_t> open;   // ref of the page the next row goes to, or of a full one; 0 = none yet
   std::atomic<uint64_t> ahead;  // ref of the page after `open`, opened before a cell must be written into it
   std::atomic<uint64_t> seam;   // key of the row whose state cell is written and frozen ahead of its step, 0 = none
@@ -235,6 +239,11 @@ struct Region {
     if (head & kDiscountBit) return marks[slot].discount.load(std::memory_order_relaxed);
     return head & kTerminatedBit ? 0.0f : 1.0f;
   }
+  // The uid of the lane that the step of a slot belongs to.
+  uint64_t lane_of(uint64_t slot) const {
+    const uint64_t first = pages[page_of(slot)].lane_uid.load(std::memory_order_relaxed);
+    return first + (marks[slot].lane.load(std::memory_order_relaxed) - static_cast<uint32_t>(first));
+  }
   bool is_tail(uint64_t page, uint32_t offset) const {
     return tails[page * geometry->tail_words + offset / 64].load(std::memory_order_acquire) >> (offset & 63) & 1;
   }
@@ -242,6 +251,8 @@ struct Region {
     tails[page * geometry->tail_words + offset / 64].fetch_or(uint64_t{1} << (offset & 63), std::memory_order_release);
   }
   uint32_t num_tails(uint64_t page, uint32_t begin, uint32_t end) const;
+  // Bits of rows that are not there yet mean nothing; before others write those rows they go.
+  void clear_tails_from(uint64_t page, uint32_t offset);
 
   // ---- items: their leaves are the index room's (index/leaves.hpp) -------------------------------------------
   uint32_t max_times(uint32_t index) const { return header->indexes[index].max_times_sampled; }

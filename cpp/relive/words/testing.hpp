@@ -13,10 +13,10 @@
   X(commit_tail_range) X(publish_leaf) X(publish_item_end) X(publish_counted) X(commit_ancestors) \
   X(commit_unlocked) X(evict_range) X(evict_carry) X(evict_counts) X(retire_state) X(retire_leaf) \
   X(free_begin) X(free_unlinked) X(free_masked) X(free_word) X(free_fence) X(free_listed) X(close_mark) X(close_tail) \
-  X(close_published) X(close_page) X(close_lane) X(update_leaf) X(update_ancestors) X(delete_one) \
+  X(close_published) X(close_page) X(close_lane) X(lane_tails) X(lane_fields) X(lane_live) X(update_leaf) X(update_ancestors) X(delete_one) \
   X(delete_done) X(sample_reserved) X(draw_found) X(draw_word) X(sample_gathered) X(claim_times) \
   X(claim_leaf) X(claim_back) X(sample_done_added) X(sample_in_flight) X(lock_taken) X(recover_begin) \
-  X(recover_pass1) X(recover_pass2) X(recover_pass3) X(recover_lists) X(recover_inner) X(sweep_begin) X(sweep_lane) \
+  X(recover_pass1) X(recover_pass2) X(recover_pass3) X(recover_lists) X(recover_inner) X(sweep_begin) X(sweep_lane) X(sweep_turn) \
   X(sweep_credit) X(sweep_live) X(attach_byte) X(attach_slot) X(attach_live) X(move_copied) X(move_frame) \
   X(move_word) X(grow_committed) X(grow_counted)
 
@@ -24,7 +24,7 @@
   X(G2_word_before_leaf) X(G4_recheck) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
   X(F2_pages) X(F5_free_list) X(F5_inner) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
-  X(W1_whole) X(D3_fence)
+  X(W1_whole) X(D3_fence) X(E5_tails) X(E5_open)
 // clang-format on
 
 namespace relive::testing {

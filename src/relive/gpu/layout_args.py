@@ -72,6 +72,7 @@ class RegionLayout:
     mark_bytes: int
     version_at: int
     discount_at: int
+    lane_at: int
     policy_version_at: int
 
     @classmethod
@@ -104,6 +105,7 @@ class RegionLayout:
             mark_bytes=int(mark["num_bytes"]),
             version_at=int(mark["policy_version"]),
             discount_at=int(mark["discount"]),
+            lane_at=int(mark["lane"]),
             policy_version_at=int(header["policy_version"]),
         )
 

@@ -9,6 +9,7 @@ from relive.gpu.kernels.facts import (
     DISCOUNT_OUT,
     EPISODE_STEP_OUT,
     FIRST_OUT,
+    LANE_AT,
     LANE_OUT,
     MARK_BYTES,
     MARKS_OFFSET,
@@ -76,9 +77,11 @@ def fill_derived(
     _put_int64(job, NUM_STEPS_OUT, item, num_steps, good)
     if fact(job, LANE_OUT) != 0:
         record = page_record(region, facts, slot >> fact(facts, PAGE_SHIFT))
-        uid = load_int64(record + fact(facts, PAGE_LANE_UID_AT), good)
-        _put_int64(job, LANE_OUT, item, uid, good)
-    # Marks are left alone where they are not asked for: they cost a line of memory an item.
+        first = load_int64(record + fact(facts, PAGE_LANE_UID_AT), good)
+        its_mark = region + fact(facts, MARKS_OFFSET) + slot * fact(facts, MARK_BYTES)
+        low = load_int32(its_mark + fact(facts, LANE_AT), good).to(tl.int64)
+        _put_int64(job, LANE_OUT, item, first + ((low - first) & 0xFFFFFFFF), good)
+    # Marks are left alone where nothing of them is asked for: they cost a line of memory an item.
     if (fact(job, POLICY_VERSION_OUT) | fact(job, STALENESS_OUT)) != 0:
         mark = region + fact(facts, MARKS_OFFSET) + slot * fact(facts, MARK_BYTES)
         version = load_int32(mark + fact(facts, VERSION_AT), good).to(tl.int64) & 0xFFFFFFFF
