@@ -36,6 +36,19 @@ TEST(no_state_columns_and_each_item_once) {
   run_everybody(options);
 }
 
+TEST(explicit_items) {
+  Options options;
+  options.explicit_items = true;
+  run_everybody(options);
+}
+
+TEST(explicit_items_each_a_few_times) {
+  Options options;
+  options.explicit_items = options.stateless = true;
+  options.max_times = 3;
+  run_everybody(options);
+}
+
 TEST(samples_per_insert) {
   Options options;
   options.samples_per_insert = 8.0;

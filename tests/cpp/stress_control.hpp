@@ -14,12 +14,14 @@
 #include <new>
 
 #include "relive/words/testing.hpp"
+#include "stress_notes.hpp"
 
 namespace stress {
 
 inline constexpr uint32_t kMaxWorkers = 16;
 inline constexpr uint32_t kNumPoints = static_cast<uint32_t>(relive::testing::FailPoint::kCount);
 inline constexpr uint32_t kUseSlots = 1u << 14;
+inline constexpr uint32_t kRowNotes = 1u << 11, kItemNotes = 1u << 10, kRecentRows = 64;
 
 inline double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -44,6 +46,34 @@ struct Control {
   WorkerSlot workers[kMaxWorkers];
   // How often an item was handed out: low 48 bits of its key | count. Generations that overlap only make counts too small.
   std::atomic<uint64_t> uses[kUseSlots];
+  // Explicit items only: what rows and items are, and places of rows that were written last.
+  std::atomic<uint64_t> items_inserted, items_known;
+  Noted<RowNote> rows[kRowNotes];
+  Noted<ItemNote> items[kItemNotes];
+  std::atomic<uint64_t> recent_rows[kRecentRows];
+  std::atomic<uint64_t> next_recent;
+
+  void note_row(uint64_t slot, const RowNote& note) {
+    rows[slot % kRowNotes].store(note);
+    recent_rows[next_recent.fetch_add(1) % kRecentRows].store(slot % kRowNotes);
+  }
+  bool find_row(uint64_t place, RowNote* note) const { return rows[place].load(note); }
+  void note_item(uint64_t record, const ItemNote& note) { items[record % kItemNotes].store(note); }
+  bool find_item(uint64_t record, ItemNote* note) const { return items[record % kItemNotes].load(note); }
+  // A new region gives the same keys.
+  void forget() {
+    for (auto& use : uses) use.store(0);
+    for (auto& row : rows) row.clear();
+    for (auto& item : items) item.clear();
+  }
+  void count_use(uint64_t leaf, int64_t key, uint32_t most) {
+    std::atomic<uint64_t>& use = uses[leaf % kUseSlots];
+    const uint64_t name = static_cast<uint64_t>(key) << 16;
+    uint64_t seen = use.load();
+    while (!use.compare_exchange_weak(seen, (seen >> 16 == name >> 16 ? seen : name) + 1)) {
+    }
+    if (seen >> 16 == name >> 16 && (seen & 0xffff) >= most) found_violation("an item handed out too often");
+  }
 
   void say(const char* kind, const char* format, ...) __attribute__((format(printf, 3, 4))) {
     const uint32_t position = num_messages.fetch_add(1);

@@ -70,13 +70,22 @@ inline void at_point(FailPoint point) {
 // A mutant is caught by the first thing that goes wrong.
 inline uint64_t enough_bad() { return options.mutant.empty() ? 50 : 0; }
 
-enum class Role { kWriter, kSampler, kUpdater, kChecker };
+enum class Role { kWriter, kSampler, kUpdater, kInserter, kItemSampler, kChecker };
+
+inline int num_workers() {
+  const int of_items = options.explicit_items ? options.inserters + options.item_samplers : 0;
+  return options.writers + options.samplers + options.updaters + of_items + 1;
+}
 
 inline Role role_of(int position) {
   if (position < options.writers) return Role::kWriter;
   position -= options.writers;
   if (position < options.samplers) return Role::kSampler;
-  return position - options.samplers < options.updaters ? Role::kUpdater : Role::kChecker;
+  position -= options.samplers;
+  if (position < options.updaters) return Role::kUpdater;
+  position -= options.updaters;
+  if (!options.explicit_items || position >= options.inserters + options.item_samplers) return Role::kChecker;
+  return position < options.inserters ? Role::kInserter : Role::kItemSampler;
 }
 
 inline std::unique_ptr<Worker> make_worker(int position, uint64_t seed, Table* shared) {
@@ -88,6 +97,10 @@ inline std::unique_ptr<Worker> make_worker(int position, uint64_t seed, Table* s
       return std::make_unique<SamplerWorker>(options, control, at, seed, shared);
     case Role::kUpdater:
       return std::make_unique<UpdaterWorker>(options, control, at, seed, shared);
+    case Role::kInserter:
+      return std::make_unique<InserterWorker>(options, control, at, seed, shared);
+    case Role::kItemSampler:
+      return std::make_unique<ItemSamplerWorker>(options, control, at, seed, shared);
     default:
       return std::make_unique<CheckerWorker>(options, control, at, seed, shared);
   }
@@ -108,7 +121,8 @@ inline int judge() {
   if (stats.num_open_lanes != 0)
     control->found_violation(("lanes open at the end: " + std::to_string(stats.num_open_lanes)).c_str());
   for (const std::string& wrong :
-       {CheckerWorker::wrong_mass(table->region()), CheckerWorker::wrong_limiter(table->region())})
+       {CheckerWorker::wrong_mass(table->region()), CheckerWorker::wrong_item_mass(table->region()),
+        CheckerWorker::wrong_limiter(table->region())})
     if (!wrong.empty()) control->found_violation(("at the end: " + wrong).c_str());
   if (!options.quiet && options.deaths_a_point == 0)
     for (const auto& [name, value] : stats.counters)
@@ -279,8 +293,8 @@ inline void Phase::finish(bool by_force) {
 }
 
 inline void Phase::run(double seconds, int kills, int stops, uint64_t wanted_deaths) {
-  control->is_over.store(3);                     // until the table is there
-  for (auto& use : control->uses) use.store(0);  // a new region gives the same keys
+  control->is_over.store(3);  // until the table is there
+  control->forget();
   keeper_ = spawn(keep);
   while (control->is_over.load() == 3) {
     int status = 0;
@@ -290,7 +304,7 @@ inline void Phase::run(double seconds, int kills, int stops, uint64_t wanted_dea
     }
     usleep(500);
   }
-  children_.resize(static_cast<size_t>(options.writers + options.samplers + options.updaters + 1));
+  children_.resize(static_cast<size_t>(num_workers()));
   for (size_t position = 0; position < children_.size(); ++position) start(position);
   const double begin = now_s();
   const uint64_t deaths_before = deaths();
