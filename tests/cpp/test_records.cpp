@@ -331,6 +331,38 @@ TEST(items_come_by_the_limiter_like_rows) {
   CHECK(rig.table->check().ok());
 }
 
+TEST(a_table_of_explicit_items_alone) {
+  Spec spec{.capacity = 60, .num_lanes = 2};
+  spec.indexes = {};
+  run_programmes(spec, {}, 10, 300);
+}
+
+TEST(records_that_lie_outside_of_their_place_are_refused) {
+  RecordsRig rig({.capacity = 64}, {});
+  const Region& r = rig.region();
+  const size_t num_bytes = r.geometry->region_bytes;
+  const auto refused = [&](auto&& change) {
+    const std::unique_ptr<std::byte[], void (*)(std::byte*)> copy(
+        static_cast<std::byte*>(std::aligned_alloc(4096, (num_bytes + 4095) / 4096 * 4096)),
+        [](std::byte* memory) { std::free(memory); });
+    std::memcpy(copy.get(), r.base, r.geometry->slabs_offset);
+    change(reinterpret_cast<Header*>(copy.get())->geometry.records[1]);
+    Region opened;
+    return opened.open(copy.get(), num_bytes).code();
+  };
+  CHECK(refused([](RecordGeometry&) {}) == Code::kOk);
+  CHECK(refused([](RecordGeometry& records) { records.max_items = uint64_t{1} << 40; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.max_items = 0; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.max_windows = 0; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.max_rows = 5000; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.pages_a_window = 1; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.first_leaf = 3; }) == Code::kNotARegion);
+  for (uint64_t RecordGeometry::* area : {&RecordGeometry::words_offset, &RecordGeometry::windows_offset,
+                                          &RecordGeometry::nodes_offset, &RecordGeometry::heads_offset})
+    CHECK(refused([&](RecordGeometry& records) { records.*area = num_bytes - 64; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.heads_offset += 64; }) == Code::kFormatMismatch);  // the checksum
+}
+
 TEST(a_step_that_becomes_a_tail_stays_a_row_of_the_items_it_has) {
   RecordsRig rig({.capacity = 64}, {});
   CHECK(rig.rig.write({0}, 6, std::vector<int>(6, 0), NextGiven::kNo) == Code::kOk);
