@@ -64,7 +64,8 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (options.large_rows) options.capacity = 2000, options.with_moves = false;
   if (point.find("claim_") == 0 && given.max_times == 0) options.max_times = 3;  // else nothing is ever claimed
   if (point == "close_mark") options.stateless = true;
-  if (point.find("insert_") == 0 || point.find("record_") == 0 || point == "recover_records")
+  if (point.find("insert_") == 0 || point.find("record_") == 0 || point == "recover_records" ||
+      point == "evict_not_yet")
     options.explicit_items = true;
   for (const char* of_state :
        {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry"})

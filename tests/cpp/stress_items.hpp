@@ -24,6 +24,7 @@ class InserterWorker final : public Worker {
 
  private:
   static constexpr size_t kMost = 4;
+  static constexpr size_t kCrowd = 300;  // items on one row: more than one hold may end
 
   void step() override {
     const uint32_t index = items_index(options_);
@@ -76,13 +77,19 @@ class InserterWorker final : public Worker {
       notes.push_back(note);
     }
     if (notes.empty()) return;
+    if (random_.below(150) == 0) {
+      notes.assign(kCrowd, notes.front());
+      windows.assign(kCrowd, windows.front());
+      num_windows.assign(kCrowd, 1);
+      for (ItemNote& note : notes) note.num_windows = 1;
+    }
     const std::vector<float> ones(notes.size(), 1.0f);
     const bool gives = !options_.uniform && random_.below(2) == 0;
-    int64_t keys[kMost];
+    std::vector<int64_t> keys(notes.size());
     size_t stored = 0;
     const NewItems items{notes.size(), num_windows.data(), windows.data(), gives ? ones.data() : nullptr};
-    const Status status =
-        timed(kTimeout_s, "insert", [&] { return table().insert_items(index, items, kTimeout_s, keys, &stored); });
+    const Status status = timed(kTimeout_s, "insert",
+                                [&] { return table().insert_items(index, items, kTimeout_s, keys.data(), &stored); });
     if (status.code() != Code::kRowGone) expect(status, "inserting items");
     for (size_t k = 0; k < stored; ++k) {
       notes[k].key = keys[k];

@@ -140,7 +140,10 @@ bool end_records_at(Held& held, uint64_t slot) {
     const Records& records = r.records[i];
     const uint32_t cost = cost_of_end(r, i);
     while (records.heads[slot] != 0) {
-      if (held.ends_left == 0) return false;
+      if (held.ends_left == 0) {
+        RELIVE_FAIL_POINT(evict_not_yet);
+        return false;
+      }
       held.ends_left -= std::min(held.ends_left, cost);
       end_record(held, i, records.record_of(records.heads[slot] - 1), kStateEnded);
       RELIVE_FAIL_POINT(record_rows);

@@ -19,7 +19,7 @@
   X(recover_pass1) X(recover_pass2) X(recover_pass3) X(recover_lists) X(recover_inner) X(sweep_begin) X(sweep_lane) \
   X(sweep_credit) X(sweep_live) X(attach_byte) X(attach_slot) X(attach_live) X(move_copied) X(move_frame) \
   X(move_word) X(grow_committed) X(grow_counted) X(insert_taken) X(insert_windows) X(insert_hung) X(insert_word) \
-  X(insert_done) X(insert_counted) X(record_ended) X(record_word) X(record_unhung) X(record_rows) X(recover_records)
+  X(insert_done) X(insert_counted) X(record_ended) X(record_word) X(record_unhung) X(record_rows) X(evict_not_yet) X(recover_records)
 
 #define RELIVE_RULES(X) \
   X(G2_word_before_leaf) X(G4_recheck) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
