@@ -26,21 +26,26 @@ SOAK = (
     "--seconds 120 --random-kills 200 --stops 100 --uniform",
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --short-lanes --max-times 3",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --short-lanes --n-step 20 --stateless",
+    "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --explicit",
+    "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --explicit --stateless --max-times 3",
     "--fail-points 20",
     "--fail-points 20 --max-times 3",
     "--fail-points 20 --n-step 20 --stack 12 --two-indexes",
     "--fail-points 20 --n-step 20 --stateless",
+    "--fail-points 20 --explicit --max-times 3",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
 RECIPES = (
     "--seconds 6",
+    "--seconds 6 --explicit",
     "--seconds 30 --max-times 1 --stateless --n-step 6",
     KILLS,
     f"{KILLS} --short-lanes",
     f"{KILLS} --max-times 3",
     f"{KILLS} --samples-per-insert 8",
     f"{KILLS} --n-step 20 --stack 12 --two-indexes",
+    f"{KILLS} --explicit",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",
 )

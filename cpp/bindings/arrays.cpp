@@ -122,7 +122,8 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
                                        "CheckFailed",
                                        "SystemError",
                                        "Interrupted",
-                                       "InvalidConfig"};
+                                       "InvalidConfig",
+                                       "RowGone"};
   nb::dict fields;
   for (const Field& field : status.fields()) {
     nb::object value;

@@ -239,7 +239,7 @@ uint64_t move_all_pages(const CoreTable& self) {
 uint64_t address_of(const CoreTable& self, int64_t key) {
   const OpenRegion open(self);
   const Region& r = *open;
-  if (!r.is_own_key(key)) raise_if_error(Status(Code::kForeignKey).with_int("position", 0).with_int("key", key));
+  if (!r.is_row_key(key)) raise_if_error(Status(Code::kForeignKey).with_int("position", 0).with_int("key", key));
   const uint64_t slot = r.key_slot(key);
   const std::byte* record = r.page_base(r.page_of(slot)) + r.offset_of(slot) * r.geometry->record_stride;
   return static_cast<uint64_t>(record - r.base);

@@ -49,6 +49,19 @@ TEST(short_lanes_without_state_columns) {
   run_everybody(options);
 }
 
+TEST(explicit_items) {
+  Options options;
+  options.explicit_items = true;
+  run_everybody(options);
+}
+
+TEST(explicit_items_each_a_few_times) {
+  Options options;
+  options.explicit_items = options.stateless = true;
+  options.max_times = 3;
+  run_everybody(options);
+}
+
 TEST(samples_per_insert) {
   Options options;
   options.samples_per_insert = 8.0;

@@ -65,8 +65,13 @@ inline void run_everybody(Options options) {
   hall.start<SamplerWorker>();
   hall.start<UpdaterWorker>();
   hall.start<CheckerWorker>();
+  if (options.explicit_items) {
+    hall.start<InserterWorker>();
+    hall.start<ItemSamplerWorker>();
+  }
   hall.run();
   CHECK(hall.control->updates_applied.load() > 0 || options.uniform);
+  CHECK(hall.control->items_known.load() > 0 || !options.explicit_items);
 }
 
 }  // namespace stress

@@ -37,6 +37,7 @@ struct Spec {
   bool has_state = true;
   bool has_pixels = false;
   std::vector<IndexSpec> indexes = {IndexSpec{}};
+  std::vector<IndexConfig> explicit_indexes = {};  // behind those
   uint64_t seed = 0;
   uint32_t reopens = 0;  // of a hundred operations so many are followed by a close and an open, some by a recovery
 };
@@ -71,6 +72,7 @@ inline TableConfig make_config(const Spec& spec) {
     if (spec.has_state) to.stack[spec.has_pixels ? 1 : 0] = from.stack;
     config.indexes.push_back(to);
   }
+  for (const IndexConfig& index : spec.explicit_indexes) config.indexes.push_back(index);
   config.capacity = spec.capacity;
   config.max_lanes = spec.max_lanes;
   config.max_participants = 4;

@@ -9,6 +9,7 @@
 //   stress --n-step 20 --stack 12                    windows over four and more of the pages of 8 rows
 //   stress --stateless                               no state columns: ends are marks in rows
 //   stress --short-lanes                             writers of a few rows each: their lanes go on in parked pages
+//   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
 //            --capacity N --writers N --samplers N --updaters N --seed N --quiet
 #include "stress_driver.hpp"
@@ -21,19 +22,22 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
   const auto number = [](const std::atomic<uint64_t>& value) { return static_cast<unsigned long long>(value.load()); };
   const uint32_t num_messages = std::min<uint32_t>(control->num_messages.load(), 24);
   for (uint32_t k = 0; k < num_messages; ++k) std::printf("  %s\n", control->messages[k]);
-  const bool good = control->num_bad() == 0 && control->windows.load() > 0;
+  const bool none_known = options.explicit_items && control->items_known.load() == 0;
+  const bool good = control->num_bad() == 0 && control->windows.load() > 0 && !none_known;
   std::printf(
       "%s %s: kills %llu + %llu at fail points, in the lock %llu, stops %llu; steps %llu, windows verified %llu, "
       "gathered again "
-      "%llu, updates applied %llu stale %llu, deleted %llu, pages moved %llu, checks %llu, deadlines passed %llu, "
+      "%llu, updates applied %llu stale %llu, items inserted %llu known %llu, deleted %llu, pages moved %llu, checks "
+      "%llu, deadlines passed %llu, "
       "longest call "
       "%.0f ms; torn %llu, violations %llu, hangs %llu, crashes %llu, overruns %llu\n",
       good ? "GREEN" : "RED", what, static_cast<unsigned long long>(kills), static_cast<unsigned long long>(self_kills),
       number(control->deaths_in_lock), static_cast<unsigned long long>(stops), number(control->steps),
       number(control->windows), number(control->gathered_again), number(control->updates_applied),
-      number(control->updates_stale), number(control->deleted), number(control->moved), number(control->checks),
-      number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0, number(control->torn),
-      number(control->violations), number(control->hangs), number(control->crashes), number(control->overruns));
+      number(control->updates_stale), number(control->items_inserted), number(control->items_known),
+      number(control->deleted), number(control->moved), number(control->checks), number(control->timeouts),
+      static_cast<double>(control->longest_call_us.load()) / 1000.0, number(control->torn), number(control->violations),
+      number(control->hangs), number(control->crashes), number(control->overruns));
   return good ? 0 : 1;
 }
 
@@ -41,7 +45,7 @@ int run_threads() {
   std::unique_ptr<Table> table;
   if (!Table::create(make_config(options), "", &table).ok()) return 2;
   std::vector<std::thread> threads;
-  const int count = options.writers + options.samplers + options.updaters + 1;
+  const int count = num_workers();
   for (int position = 0; position < count; ++position)
     threads.emplace_back([&, position] {
       make_worker(position, options.seed * 1000 + static_cast<uint64_t>(position), table.get())->run();
@@ -62,6 +66,9 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point.find("claim_") == 0 && given.max_times == 0) options.max_times = 3;  // else nothing is ever claimed
   if (point == "close_mark") options.stateless = true;
   if (point.find("lane_") == 0) options.short_lanes = true;
+  if (point.find("insert_") == 0 || point.find("record_") == 0 || point == "recover_records" ||
+      point == "evict_not_yet")
+    options.explicit_items = true;
   for (const char* of_state :
        {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_turn"})
     if (point == of_state) options.stateless = false;
@@ -109,6 +116,8 @@ bool parse(int argc, char** argv) {
       options.with_moves = false;
     else if (name == "--two-indexes")
       options.two_indexes = true;
+    else if (name == "--explicit")
+      options.explicit_items = true;
     else if (name == "--threads-only")
       options.threads_only = true;
     else if (name == "--stateless")
@@ -161,7 +170,7 @@ bool parse(int argc, char** argv) {
     if (options.mutant != relive::testing::rule_name(rule)) continue;
     relive::testing::rule_switched_off[rule] = known = true;
   }
-  return known && options.writers + options.samplers + options.updaters + 1 <= static_cast<int>(kMaxWorkers);
+  return known && num_workers() <= static_cast<int>(kMaxWorkers);
 }
 
 }  // namespace

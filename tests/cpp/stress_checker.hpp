@@ -2,6 +2,7 @@
 #pragma once
 
 #include "relive/index/leaves.hpp"
+#include "stress_items.hpp"
 #include "stress_workers.hpp"
 
 namespace stress {
@@ -17,7 +18,7 @@ class CheckerWorker final : public Worker {
       const uint64_t word = r.words[page].load();
       if (!Region::is_used(word)) continue;
       const Range range = Range::unpack(r.pages[page].range.load());
-      for (uint32_t i = 0; i < r.num_indexes; ++i) {
+      for (const uint32_t i : r.row_indexes()) {
         const IndexConfig& index = r.header->indexes[i];
         const Leaves leaves(r, i);
         for (uint32_t offset = 0; offset < r.page_len; ++offset) {
@@ -30,6 +31,24 @@ class CheckerWorker final : public Worker {
           if (mass != leaf_of(index, priority_of(r.key_of(slot, word))))
             return "an item has a mass that was never given to it";
         }
+      }
+    }
+    return {};
+  }
+
+  static std::string wrong_item_mass(const Region& r) {
+    for (const uint32_t i : r.record_indexes()) {
+      const IndexConfig& index = r.header->indexes[i];
+      const Leaves leaves(r, i);
+      for (uint64_t record = 0; record < r.map(i).num_leaves; ++record) {
+        const uint64_t word = r.map(i).word(record);
+        const double mass = leaves.mass(record);
+        if (!Region::is_used(word) && mass != 0.0) return "a record that is free has mass";
+        if (!Region::is_used(word)) continue;
+        if (mass == 0.0 && leaves.is_drawable(leaves.state(record))) return "an explicit item can never be drawn";
+        if (mass != 0.0 && mass != leaf_of(index, 1.0f) &&
+            mass != leaf_of(index, priority_of(r.key_of_leaf(i, record, word))))
+          return "an explicit item has a mass that was never given to it";
       }
     }
     return {};
@@ -60,7 +79,8 @@ class CheckerWorker final : public Worker {
       if (expect(checked, "check()")) control_.checks.fetch_add(1);
       Locked locked(table().door(), deadline);
       if (locked.status().ok()) {
-        for (const std::string& wrong : {wrong_mass(table().region()), wrong_limiter(table().region())})
+        for (const std::string& wrong :
+             {wrong_mass(table().region()), wrong_item_mass(table().region()), wrong_limiter(table().region())})
           if (!wrong.empty()) control_.found_violation(wrong.c_str());
       }
     }

@@ -14,6 +14,7 @@
 #include <new>
 
 #include "relive/words/testing.hpp"
+#include "stress_notes.hpp"
 
 namespace stress {
 
@@ -21,6 +22,7 @@ inline constexpr uint32_t kMaxWorkers = 16;
 inline constexpr uint32_t kNumPoints = static_cast<uint32_t>(relive::testing::FailPoint::kCount);
 inline constexpr uint32_t kUseSlots = 1u << 14;
 inline constexpr uint32_t kLaneSlots = 1u << 14;
+inline constexpr uint32_t kRowNotes = 1u << 11, kItemNotes = 1u << 10, kRecentRows = 64;
 
 inline double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -47,11 +49,27 @@ struct Control {
   std::atomic<uint64_t> uses[kUseSlots];
   // Which tag the rows of a lane have and which lane those of a tag, as first delivered: low halves of uid << 32 | tag.
   std::atomic<uint64_t> tags[kLaneSlots], lanes[kLaneSlots];
+  // Explicit items only: what rows and items are, and places of rows that were written last.
+  std::atomic<uint64_t> items_inserted, items_known;
+  Noted<RowNote> rows[kRowNotes];
+  Noted<ItemNote> items[kItemNotes];
+  std::atomic<uint64_t> recent_rows[kRecentRows];
+  std::atomic<uint64_t> next_recent;
 
-  void forget_keys() {  // a new region gives the same keys and uids
+  void note_row(uint64_t slot, const RowNote& note) {
+    rows[slot % kRowNotes].store(note);
+    recent_rows[next_recent.fetch_add(1) % kRecentRows].store(slot % kRowNotes);
+  }
+  bool find_row(uint64_t place, RowNote* note) const { return rows[place].load(note); }
+  void note_item(uint64_t record, const ItemNote& note) { items[record % kItemNotes].store(note); }
+  bool find_item(uint64_t record, ItemNote* note) const { return items[record % kItemNotes].load(note); }
+  // A new region gives the same keys and uids.
+  void forget() {
     for (auto& use : uses) use.store(0);
     for (auto& tag : tags) tag.store(0);
     for (auto& lane : lanes) lane.store(0);
+    for (auto& row : rows) row.clear();
+    for (auto& item : items) item.clear();
   }
   // Whether this lane's rows have this tag, and no others, as far as it is remembered.
   bool is_lane_of(uint64_t tag, int64_t lane) {
@@ -60,6 +78,14 @@ struct Control {
     const uint64_t by_tag = lanes[tag % kLaneSlots].exchange(pair);
     return (by_lane == pair || by_lane >> 32 != pair >> 32) &&
            (by_tag == pair || (by_tag & 0xffffffff) != (pair & 0xffffffff));
+  }
+  void count_use(uint64_t leaf, int64_t key, uint32_t most) {
+    std::atomic<uint64_t>& use = uses[leaf % kUseSlots];
+    const uint64_t name = static_cast<uint64_t>(key) << 16;
+    uint64_t seen = use.load();
+    while (!use.compare_exchange_weak(seen, (seen >> 16 == name >> 16 ? seen : name) + 1)) {
+    }
+    if (seen >> 16 == name >> 16 && (seen & 0xffff) >= most) found_violation("an item handed out too often");
   }
 
   void say(const char* kind, const char* format, ...) __attribute__((format(printf, 3, 4))) {

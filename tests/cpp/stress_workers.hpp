@@ -138,9 +138,16 @@ class WriterWorker final : public Worker {
     Status status = write(lane, number, mode, count, count == left);
     if (status.ok() && mode == 3 && count == left) status = end_episode(lane, number);
     if (!expect(status, "write")) return close();  // how far a block came before its deadline is not said
+    note_rows(lane, count);
     control_.steps.fetch_add(count);
     lane.step += count;
     if (count == left) ++lane.episode, lane.step = 0;
+  }
+
+  // For who inserts explicit items: what each of these keys means.
+  void note_rows(const LaneState& lane, uint32_t count) {
+    for (uint32_t k = 0; options_.explicit_items && k < count; ++k)
+      control_.note_row(table().region().key_slot(keys_[k]), {keys_[k], lane.tag, lane.episode, lane.step + k});
   }
 
   Status write(const LaneState& lane, int32_t number, uint32_t mode, uint32_t count, bool ends) {
@@ -263,20 +270,11 @@ class SamplerWorker final : public Worker {
         control_.found_violation("rows of one lane that have two tags, or of one tag that have two lanes");
       if (!(batch_->probabilities[row] > 0.0) || batch_->probabilities[row] > 1.0 + 1e-9)
         control_.found_violation("a probability outside (0, 1]");
-      if (options_.max_times != 0 && index_ == 0) count_use(batch_->keys[row]);
+      if (options_.max_times != 0 && index_ == 0)
+        control_.count_use(table().region().key_slot(batch_->keys[row]), batch_->keys[row], options_.max_times);
     }
     control_.windows.fetch_add(kBatch);
     control_.batches.fetch_add(1);
-  }
-
-  void count_use(int64_t key) {
-    std::atomic<uint64_t>& use = control_.uses[table().region().key_slot(key) % kUseSlots];
-    const uint64_t name = static_cast<uint64_t>(key) << 16;
-    uint64_t seen = use.load();
-    while (!use.compare_exchange_weak(seen, (seen >> 16 == name >> 16 ? seen : name) + 1)) {
-    }
-    if (seen >> 16 == name >> 16 && (seen & 0xffff) >= options_.max_times)
-      control_.found_violation("an item handed out too often");
   }
 
   // By their keys the same items come, or none.
@@ -340,7 +338,7 @@ class UpdaterWorker final : public Worker {
     for (size_t k = 0; k < kBatch; ++k) {
       const int64_t key =
           late_[late_.size() - 1 - random_.below(std::min<size_t>(late_.size(), k % 4 == 0 ? late_.size() : kBatch))];
-      if (!table().region().is_own_key(key)) continue;
+      if (!table().region().is_row_key(key)) continue;
       chosen.push_back(key);
       priorities.push_back(priority_of(key));
     }

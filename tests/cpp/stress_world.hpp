@@ -32,13 +32,15 @@ struct Options {
   bool uniform = false;
   bool with_deletes = true;
   bool with_moves = true;
-  bool two_indexes = false;  // a second one, uniform over single steps without stacks
-  bool short_lanes = false;  // writers close after a few calls
+  bool two_indexes = false;     // a second one, uniform over single steps without stacks
+  bool explicit_items = false;  // a last one, whose items list up to three windows of up to 20 rows
+  bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
   bool quiet = false;
   uint64_t capacity = 1000;
   int writers = 3, samplers = 3, updaters = 2;
+  int inserters = 2, item_samplers = 2;  // with explicit_items only
   uint64_t seed = 1;
   std::string mutant;
   TierConfig tier;          // not tiered by default
@@ -51,6 +53,8 @@ inline uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
   return z ^ (z >> 31);
 }
+
+inline uint32_t items_index(const Options& options) { return options.two_indexes ? 2 : 1; }
 
 inline TableConfig make_config(const Options& options) {
   TableConfig config;
@@ -87,6 +91,22 @@ inline TableConfig make_config(const Options& options) {
     index.sampling = Sampling::kUniform;
     index.max_times_sampled = 0;
     index.limiter = make_min_size(1);
+    config.indexes.push_back(index);
+  }
+  if (options.explicit_items) {
+    index = IndexConfig{};
+    std::snprintf(index.name, sizeof index.name, "items");
+    index.n_step = 1;
+    index.sampling = options.uniform ? Sampling::kUniform : Sampling::kPrioritized;
+    index.initial = Initial::kNumber;
+    index.initial_number = 1.0;
+    index.priority_exponent = 0.6;
+    index.max_times_sampled = options.max_times;
+    index.limiter = make_min_size(1);
+    index.map = LeafMap::kExplicit;
+    index.max_items = 1000;
+    index.max_windows = 3;
+    index.max_rows = 20;
     config.indexes.push_back(index);
   }
   config.capacity = options.capacity;

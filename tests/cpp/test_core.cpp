@@ -1,19 +1,13 @@
 // The core in one thread on LocalMemory, against a naive model, check() after every operation.
 #include <cstdlib>
 
+#include "core_deaths.hpp"
 #include "core_rig.hpp"
 #include "relive/index/kinds.hpp"
 
 using namespace rig;
 
 namespace {
-
-// What the next holder of the lock does for one who died.
-void recover_all(Table& table) {
-  Locked locked(table.door(), Deadline::after(1.0));
-  CHECK(locked.status().ok());
-  recover(locked.held(), table.door().scratch);
-}
 
 // Random operations, the model beside. Capacity, indexes and columns vary with the case.
 void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
@@ -329,33 +323,6 @@ TEST(publication_goes_on_behind_a_page_that_went_early) {
   CHECK(rig.write({0}, 24, std::vector<int>(24, 0), NextGiven::kNo) == Code::kOk);
   rig.verify();
   CHECK_EQ(rig.table->num_items(0), 5u + 13u);
-}
-
-// Who is at `point` for the k-th time goes no further; what it held is then recovered, as after a death.
-template <class Call>
-void die_at(testing::FailPoint point, Table& table, Call&& call, int passages = 1) {
-  static testing::FailPoint wanted;
-  static int passages_left;
-  struct Death {};
-  wanted = point;
-  passages_left = passages;
-  testing::fail_point_hook = [](testing::FailPoint at) {
-    if (at == wanted && passages_left > 0 && --passages_left == 0) throw Death{};
-  };
-  try {
-    call();
-  } catch (const Death&) {
-  }
-  testing::fail_point_hook = nullptr;
-  CHECK_EQ(passages_left, 0);
-  recover_all(table);
-}
-
-// What a sweep does for a writer's process that died.
-void end_writers(Table& table) {
-  Locked locked(table.door(), Deadline::after(1.0));
-  CHECK(locked.status().ok());
-  end_participant(locked.held(), table.door().me);
 }
 
 TEST(a_death_while_an_unused_page_is_given_up_costs_no_item) {

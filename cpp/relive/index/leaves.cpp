@@ -7,6 +7,7 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr float kNoneGiven = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 
@@ -16,13 +17,13 @@ void Leaves::open(Held& held, uint32_t index, uint64_t first_slot, uint32_t coun
 }
 
 // The mass with which a complete item enters the index, or false where its priority has still to come.
-bool Leaves::initial_mass(uint64_t slot, double* mass) const {
+// given: NaN where none came with it or before it.
+bool Leaves::initial_mass(float given, double* mass) const {
   const IndexConfig& config = this->config();
   if (!kind().has_priorities) {
     *mass = 1.0;
     return true;
   }
-  const float given = std::bit_cast<float>(r_.marks[slot].pending_priority.load(kRelaxed));
   if (!std::isnan(given)) {
     *mass = leaf_of(config, given);
     return true;
@@ -33,17 +34,26 @@ bool Leaves::initial_mass(uint64_t slot, double* mass) const {
   return true;
 }
 
-bool Leaves::complete(Held& held, uint32_t index, uint64_t slot) {
-  const Leaves leaves(held.region, index);
+bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   double mass = 0.0;
-  if (!leaves.initial_mass(slot, &mass)) {
-    leaves.set_state(slot, kStateAwaiting);
+  if (!initial_mass(given, &mass)) {
+    set_state(slot, kStateAwaiting);
     return false;
   }
-  leaves.set_mass(held, slot, mass);
+  set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
-  leaves.set_state(slot, 0);
+  set_state(slot, 0);
   return true;
+}
+
+bool Leaves::complete(Held& held, uint32_t index, uint64_t slot) {
+  const Leaves leaves(held.region, index);
+  const bool may_be_given = leaves.kind().has_priorities;
+  return leaves.enter(held, slot, may_be_given ? held.region.marks[slot].priority_given() : kNoneGiven);
+}
+
+bool Leaves::complete(Held& held, uint32_t index, uint64_t record, float given) {
+  return Leaves(held.region, index).enter(held, record, given);
 }
 
 void Leaves::publish(Held& held, uint32_t index, uint64_t slot, double mass) {

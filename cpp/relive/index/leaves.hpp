@@ -1,7 +1,8 @@
 // The life of a leaf: awaits, published, revalued, used, retired. The one room that knows trees and leaf states.
 //
-// A leaf stands for the item that begins at its slot. Its state (words/region.hpp) says what it is to the index; its
-// value, how it is drawn: it differs from the reduction's identity only while the item is published and may be drawn.
+// A leaf stands for the item that begins at its slot, or for its record's (Region::map). Its state (words/region.hpp)
+// says what it is to the index; its value, how it is drawn: it differs from the reduction's identity only while the item
+// is published and may be drawn.
 //
 //   page opens          window complete            last use
 //   ---------> pending ----------------> live ----------------> used up
@@ -74,6 +75,8 @@ class Leaves final {
   static void open(Held& held, uint32_t index, uint64_t first_slot, uint32_t count, uint32_t num_ended);
   // The window is complete. True where the leaf is an item now, false where its priority has still to come.
   static bool complete(Held& held, uint32_t index, uint64_t slot);
+  // The same for an explicit item: its priority comes with it, or not (NaN).
+  static bool complete(Held& held, uint32_t index, uint64_t record, float given);
   // An awaiting leaf becomes an item of this mass.
   static void publish(Held& held, uint32_t index, uint64_t slot, double mass);
   static void count_published(Held& held, uint32_t index, int64_t count);
@@ -100,7 +103,8 @@ class Leaves final {
   const Tree& tree() const { return tree_; }
   std::atomic<uint16_t>* states() const { return states_; }
   IndexState& counts() const { return r_.header->index_state[index_]; }
-  bool initial_mass(uint64_t slot, double* mass) const;
+  bool initial_mass(float given, double* mass) const;
+  bool enter(Held& held, uint64_t slot, float given) const;
   void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
   void set_mass(Held& held, uint64_t slot, double mass) const {
     held.region.trees_[index_].set_leaf(slot, mass);

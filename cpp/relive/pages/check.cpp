@@ -6,6 +6,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/publish.hpp"
+#include "relive/pages/records.hpp"
 #include "relive/pages/recover.hpp"
 
 namespace relive {
@@ -92,7 +93,7 @@ std::string check_page(const Region& r, uint64_t page, uint64_t* live_steps, uin
 std::string check_cursors(const Region& r, uint32_t lane_slot) {
   const Lane& lane = r.lanes[lane_slot];
   if (lane.state.load(kRelaxed) != LaneState::kLive && parked_page(r, lane_slot) == kNoPage) return {};
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     const Leaves leaves(r, i);
     const uint64_t place = r.cursor(i, lane_slot).load(kRelaxed);
     const uint64_t here = r.alive(r.place_ref(place));
@@ -119,7 +120,7 @@ std::string check_complete(const Region& r, uint32_t lane_slot) {
   if (ahead != 0 && r.alive(ahead) == kNoPage) return at_page("the page after a lane's last one is gone", open);
   const uint32_t num_here = Range::unpack(r.pages[open].range.load(kRelaxed)).step_end;
   const int64_t num_rows = static_cast<int64_t>(r.pages[open].first_t) + num_here;
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     const ItemShape& shape = r.shape(i);
     const bool has_seam = shape.bootstrap != 0 && is_seam(r, lane, open, num_here);
     const int64_t ready = is_over ? num_rows : num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
@@ -181,7 +182,7 @@ std::string broken_invariant(const Region& r) {
   if (live_steps != h.live_steps.load(kRelaxed)) return "live_steps differs from the steps in the pages";
   if (live_steps > r.geometry->capacity) return "more live steps than capacity";
   if (removed_steps != h.removed_steps.load(kRelaxed)) return "removed_steps differs from the steps in the pages";
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     int64_t live_items = 0;
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       broken = check_leaves(r, i, page, &live_items);
@@ -197,7 +198,8 @@ std::string broken_invariant(const Region& r) {
     if (broken.empty()) broken = check_complete(r, lane);
     if (!broken.empty()) return broken;
   }
-  broken = broken_bulk(r);
+  broken = broken_records(r);
+  if (broken.empty()) broken = broken_bulk(r);
   return broken.empty() ? check_lists(r) : broken;
 }
 

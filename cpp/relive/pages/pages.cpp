@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/records.hpp"
 
 namespace relive {
 namespace {
@@ -49,7 +50,7 @@ void free_page(Held& held, uint64_t page) {
   if (RELIVE_RULE(D3_fence)) release_fence();
   RELIVE_FAIL_POINT(free_fence);
   ring_remove(held, static_cast<uint32_t>(page));
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     std::atomic<uint64_t>& cursor = r.cursor(i, r.pages[page].lane_slot.load(kRelaxed));
     if (r.place_ref(cursor.load(kRelaxed)) == ref)
       cursor.store(r.place_of(r.pages[page].next.load(kRelaxed), 0), std::memory_order_release);
@@ -63,15 +64,25 @@ void free_page(Held& held, uint64_t page) {
   RELIVE_FAIL_POINT(free_listed);
 }
 
-// Evicts up to `count` steps of one page; returns how many it did. One store of range is the commit; every item that
-// needs one of the rows ends in this same hold, before the page's generation can move (rule D3).
-uint64_t evict_from_page(Held& held, uint64_t page, uint64_t count) {
+// What became of an eviction: it may have to come again in another hold (rule X7).
+struct Evicted {
+  uint64_t steps;
+  bool is_done;
+};
+
+// Evicts up to `count` steps of one page. One store of range is the commit; every item that needs one of the rows ends
+// in this same hold, before the page's generation can move (rule D3); explicit ones before that store (rule X3).
+Evicted evict_from_page(Held& held, uint64_t page, uint64_t count) {
   Region& r = held.region;
   PageRecord& record = r.pages[page];
   Range range = range_of(r, page);
   const uint32_t begin = range.step_begin;
+  const bool has_records = r.has_records();
   uint64_t evicted = 0;
+  bool is_done = true;
   while (range.step_begin < range.step_end && (evicted < count || r.is_tail(page, range.step_begin))) {
+    is_done = !has_records || end_records_at(held, r.slot_of(page, range.step_begin));
+    if (!is_done) break;
     evicted += r.is_tail(page, range.step_begin) ? 0 : 1;
     ++range.step_begin;
   }
@@ -82,7 +93,7 @@ uint64_t evict_from_page(Held& held, uint64_t page, uint64_t count) {
     if (begin == 0) {
       if (const uint64_t prev = prev_of(r, page); prev != kNoPage) end_items_at_end(held, prev);
     }
-    for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    for (const uint32_t i : r.row_indexes()) {
       const int64_t before = r.shape(i).before;  // what reached below `begin` ended with the rows there
       end_items(held, i, page, begin == 0 ? 0 : begin + before, range.step_begin + before);
     }
@@ -99,7 +110,7 @@ uint64_t evict_from_page(Held& held, uint64_t page, uint64_t count) {
       renew_age(held, page);  // a slow lane is never evicted under its owner; a pinned page waits at the back
     }
   }
-  return evicted;
+  return {evicted, is_done};
 }
 
 // Whether an item of a page before this one, published or still to be, may run into it.
@@ -234,7 +245,7 @@ void end_items(Held& held, uint32_t index, uint64_t page, int64_t begin, int64_t
 void end_items_at_end(Held& held, uint64_t page) {
   Region& r = held.region;
   if (!RELIVE_RULE(D3_ahead)) return;
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     int64_t left = r.shape(i).after();
     for (uint64_t at = page; left > 0 && at != kNoPage; at = prev_of(r, at), left -= r.page_len)
       end_on_page(held, i, at, r.page_len - static_cast<uint32_t>(std::min<int64_t>(left, r.page_len)), r.page_len);
@@ -246,7 +257,7 @@ Living count_living(const Region& r, uint64_t page, uint32_t begin, uint32_t end
   for (uint32_t offset = begin; offset < end; ++offset) {
     if (r.is_tail(page, offset)) continue;
     bool is_removed = false;
-    for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    for (const uint32_t i : r.row_indexes()) {
       const Leaves leaves(r, i);
       const uint16_t state = leaves.state(r.slot_of(page, offset));
       living.pairs += leaves.has_life(state) ? 1 : 0;
@@ -351,7 +362,7 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
   const uint64_t prev = r.alive(prev_ref);
   const int64_t first_there = first_row_there_before(r, prev_ref, history_free);
   record.range.store(Range{0, 0}.pack(), kRelaxed);
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     const int64_t num_ended = std::clamp<int64_t>(first_there + r.shape(i).before, 0, r.page_len);
     Leaves::open(held, i, r.slot_of(page, 0), r.page_len, static_cast<uint32_t>(num_ended));
     // Behind a page that went early nothing waits that could still be complete: publication goes on with this page.
@@ -390,21 +401,23 @@ void close_page(Held& held, uint64_t page) {
   if (r.bulk) offer_for_spill(held, page);
 }
 
-void evict_steps(Held& held, uint64_t count) {
+bool evict_steps(Held& held, uint64_t count) {
   const Region& r = held.region;
   while (count > 0 && r.header->live_steps.load(kRelaxed) > 0) {
     const uint32_t page = r.header->ring_head.load(kRelaxed);
-    if (page == kNoPage) return;
-    count -= evict_from_page(held, page, count);
+    if (page == kNoPage) return true;
+    const Evicted evicted = evict_from_page(held, page, count);
+    if (!evicted.is_done) return false;
+    count -= evicted.steps;
   }
+  return true;
 }
 
 bool relieve_pressure(Held& held) {
   const Region& r = held.region;
   for (uint32_t page = r.header->ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
     if (!may_go(r, page)) continue;
-    evict_from_page(held, page, ~uint64_t{0});
-    r.header->counters.pool_pressure.fetch_add(1, kRelaxed);
+    if (evict_from_page(held, page, ~uint64_t{0}).is_done) r.header->counters.pool_pressure.fetch_add(1, kRelaxed);
     return true;
   }
   return false;
@@ -412,10 +425,11 @@ bool relieve_pressure(Held& held) {
 
 void free_if_lifeless(Held& held, uint64_t page) {
   const Region& r = held.region;
+  if (r.has_records()) return;  // a step that no item refers to may still be referred to
   if (r.pages[page].live != 0 || !may_go(r, page)) return;
   if (r.bulk && r.bulk.is_claimed(page)) return;  // somebody has drawn of it for the last time and reads it yet
   const bool has_rows_behind = state_of(r, page) == PageState::kClosed;  // with a parked page its lane ends
-  for (uint32_t i = 0; i < r.num_indexes; ++i)
+  for (const uint32_t i : r.row_indexes())
     if (is_reached_from_before(r, i, page) || (has_rows_behind && is_reached_from_behind(r, i, page))) return;
   evict_from_page(held, page, ~uint64_t{0});
   r.header->counters.early_freed.fetch_add(1, kRelaxed);

@@ -35,14 +35,15 @@ bool close_oldest_parked(Held& held);
 // To the back of the age ring, with the page opened ahead of it.
 void renew_age(Held& held, uint64_t page);
 
-// Removes the oldest `count` steps of the table; pages that empty on the way are freed.
-void evict_steps(Held& held, uint64_t count);
+// Removes the oldest `count` steps of the table; pages that empty on the way are freed. False where explicit items still
+// stand on them and this hold has ended as many as a hold may (rule X7): the caller gives the lock back and comes again.
+bool evict_steps(Held& held, uint64_t count);
 
-// Pool pressure: evicts the oldest page that nobody writes whole. False if there is none.
+// Pool pressure: evicts the oldest page that nobody writes whole, or as far as one hold may. False if there is none.
 bool relieve_pressure(Held& held);
 
 // FREE(g + 1) for a page, CLOSED or parked, that holds no live item and into which no live window of a neighbour reaches.
-// Tries after deletions and used-up items; nothing happens where it must stay.
+// Tries after deletions and used-up items; nothing happens where it must stay, nor where an index is explicit.
 void free_if_lifeless(Held& held, uint64_t page);
 
 // An empty page of a lane that goes away. Where it never held a row the page before it is the lane's last again, first

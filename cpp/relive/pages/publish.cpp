@@ -85,7 +85,7 @@ void take_history_back(Held& held, uint64_t page) {
   if ((r.pages[page].flags.load(kRelaxed) & kHistoryFree) == 0) return;
   r.pages[page].flags.store(0, kRelaxed);
   const int64_t first_there = first_row_there(r, page);
-  for (uint32_t i = 0; i < r.num_indexes; ++i)
+  for (const uint32_t i : r.row_indexes())
     if (first_there + r.shape(i).before > 0) end_items(held, i, page, 0, first_there + r.shape(i).before);
 }
 
@@ -122,7 +122,7 @@ void last_row_becomes_tail(Held& held, uint64_t page) {
   const Living gone = count_living(r, page, offset, offset + 1);
   r.set_tail(page, offset);
   RELIVE_FAIL_POINT(commit_tail_bit);
-  for (uint32_t i = 0; i < r.num_indexes; ++i) Leaves::retire(held, i, r.slot_of(page, offset), kStateEnded);
+  for (const uint32_t i : r.row_indexes()) Leaves::retire(held, i, r.slot_of(page, offset), kStateEnded);
   r.pages[page].live -= gone.pairs;
   r.header->live_steps.fetch_sub(1, kRelaxed);
   r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
@@ -179,7 +179,7 @@ void publish_lane(Held& held, uint32_t lane_slot, bool ended) {
   const uint32_t step_end = range_of(r, page).step_end;
   const int64_t num_rows = static_cast<int64_t>(r.pages[page].first_t) + step_end;
   const bool has_seam = r.geometry->has_state != 0 && is_seam(r, lane, page, step_end);
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     // The window of row x is complete when row x + after() is there, or its state cell where that is all it needs.
     const ItemShape& shape = r.shape(i);
     const int64_t ready = num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
@@ -187,10 +187,10 @@ void publish_lane(Held& held, uint32_t lane_slot, bool ended) {
   }
 }
 
-void make_room(Held& held, uint64_t count) {
+bool make_room(Held& held, uint64_t count) {
   const Region& r = held.region;
   const uint64_t wanted = r.header->live_steps.load(kRelaxed) + count;
-  if (wanted > r.geometry->capacity) evict_steps(held, wanted - r.geometry->capacity);
+  return wanted <= r.geometry->capacity || evict_steps(held, wanted - r.geometry->capacity);
 }
 
 void commit_run(Held& held, const StepRun& run) {
@@ -213,7 +213,7 @@ void commit_run(Held& held, const StepRun& run) {
   RELIVE_FAIL_POINT(commit_range);
   h.live_steps.fetch_add(run.count, kRelaxed);
   h.counters.appended.fetch_add(run.count, kRelaxed);
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     const Leaves leaves(r, i);  // a leaf that ended before its row came has no life to count
     for (uint32_t offset = run.first; offset < end; ++offset)
       record.live += leaves.has_life(leaves.state(r.slot_of(page, offset))) ? 1 : 0;
@@ -251,7 +251,7 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
   lane.seam.store(0, kRelaxed);
   if (page == kNoPage) {
     lane.open.store(0, kRelaxed);
-    for (uint32_t i = 0; i < r.num_indexes; ++i) r.cursor(i, lane_slot).store(0, kRelaxed);
+    for (const uint32_t i : r.row_indexes()) r.cursor(i, lane_slot).store(0, kRelaxed);
   } else {
     // Who died between a tail's bit and its range left the bit of a row that never was; it must not become this lane's.
     if (RELIVE_RULE(E5_tails)) r.clear_tails_from(page, range_of(r, page).step_end);

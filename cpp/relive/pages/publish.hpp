@@ -19,11 +19,13 @@ struct StepRun {
   bool has_seam = false;  // the state cell of the row after the last one is written too
 };
 
-// Evicts the oldest steps until `count` more fit the capacity. Better once for many runs than run by run.
-void make_room(Held& held, uint64_t count);
+// Evicts the oldest steps until `count` more fit the capacity. Better once for many runs than run by run. False: as
+// evict_steps(); before explicit items ended in holds enough nothing may be committed.
+bool make_room(Held& held, uint64_t count);
 
 // Makes the rows steps, opens the way for the next row and publishes every item whose window is now complete.
 // The lane's open page must hold the run; where the cell after it lies on the next page, lane.ahead must name that.
+// Where items are explicit make_room() came before it.
 void commit_run(Held& held, const StepRun& run);
 
 // Publishes what is complete. `ended`: nothing more will come in this episode, so everything before its end is.

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/publish.hpp"
+#include "relive/pages/records.hpp"
 
 namespace relive {
 namespace {
@@ -46,7 +47,7 @@ void settle_items(Held& held) {
     if (!Region::is_used(r.words[page].load(kRelaxed))) continue;
     r.pages[page].live = 0;  // counted by the lists, behind this
     const int64_t first_there = first_row_there(r, page);
-    for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    for (const uint32_t i : r.row_indexes()) {
       const int64_t end = std::clamp<int64_t>(first_there + r.shape(i).before, 0, r.page_len);
       for (uint32_t offset = 0; offset < end; ++offset) Leaves::retire(held, i, r.slot_of(page, offset), kStateEnded);
     }
@@ -58,7 +59,7 @@ void settle_items(Held& held) {
 // Pass 3: leaves that stand for no item. Counts what is live on the way.
 void settle_leaves(Held& held) {
   Region& r = held.region;
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     int64_t live_items = 0;
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
@@ -135,6 +136,7 @@ void recover(Held& held, RecoverScratch& scratch) {
   RELIVE_FAIL_POINT(recover_pass2);
   if (RELIVE_RULE(F4_leaves)) settle_leaves(held);
   RELIVE_FAIL_POINT(recover_pass3);
+  recover_records(held);
   rebuild_lists(held, scratch);
   RELIVE_FAIL_POINT(recover_lists);
   if (RELIVE_RULE(F5_inner))

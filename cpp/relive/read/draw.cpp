@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "relive/index/leaves.hpp"
+#include "relive/read/records.hpp"
 #include "relive/words/testing.hpp"
 
 namespace relive {
@@ -19,6 +20,7 @@ struct Round {
   const Region& r;
   const DrawRequest& request;
   const Leaves leaves;
+  const ItemMap map;
   const uint32_t* missing;
   double* points;
   uint64_t* drawn;
@@ -49,6 +51,7 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
   if (leaves.kind().choice != Choice::kByMass) return;  // there is nothing to aim at: choose() takes the best
   for (size_t begin = 0; begin < count; begin += kAimed)
     leaves.descend_to_groups(points + begin, drawn + begin, std::min(kAimed, count - begin));
+  if (map.is_explicit) return ask_for_records(r, request.index, drawn, count, Leaves::kGroup);
   for (size_t k = 0; k < count; ++k) {
     const uint64_t slot = drawn[k] * Leaves::kGroup;
     const uint64_t page = r.page_of(slot);
@@ -73,8 +76,9 @@ void Round::choose(size_t begin, size_t end) {
 // Word before leaf, and the mass returned is this leaf's: the descent's own look at it does not count (rule G2).
 void Round::look(size_t begin, size_t end) {
   // Copies: what is stored below could, for all the compiler knows, be what it was given.
-  const std::atomic<uint64_t>* const words = r.words;
-  const uint32_t page_shift = r.page_shift;
+  const std::atomic<uint64_t>* const words = map.words;
+  const uint32_t shift = map.shift;
+  const uint64_t first = map.first;
   int64_t* const keys = request.keys;
   double* const probabilities = request.probabilities;
   const uint32_t* const rows = missing;
@@ -98,7 +102,7 @@ void Round::look(size_t begin, size_t end) {
     double mass = 0.0;
     if (!RELIVE_RULE(G2_word_before_leaf)) mass = leaves.mass(slot);
     RELIVE_FAIL_POINT(draw_found);
-    const uint64_t word = words[slot >> page_shift].load(std::memory_order_acquire);
+    const uint64_t word = words[slot >> shift].load(std::memory_order_acquire);
     RELIVE_FAIL_POINT(draw_word);
     if (RELIVE_RULE(G2_word_before_leaf)) mass = leaves.mass(slot);
     w.slot = slot;
@@ -109,7 +113,7 @@ void Round::look(size_t begin, size_t end) {
     w.ok = is_item;
     empty += is_item ? 0 : 1;
     // Should the window turn out gone, the redraw overwrites both.
-    keys[row] = static_cast<int64_t>(shard | Region::generation_of(word) << slot_bits | slot);
+    keys[row] = static_cast<int64_t>(shard | Region::generation_of(word) << slot_bits | (first + slot));
     probabilities[row] = std::min(1.0, mass * per_mass);  // a mass younger than the total is at most certain
   }
   num_empty += empty;
@@ -126,12 +130,11 @@ void Round::check(size_t begin, size_t end) {
   if (request.plan != nullptr) {
     RELIVE_FAIL_POINT(sample_gathered);
     acquire_fence();
-    return recheck(r, windows, *runs, missing + begin, end - begin);
+    return recheck(r, *request.plan, windows, *runs, missing + begin, end - begin);
   }
   for (size_t k = begin; k < end; ++k) {  // no bytes were read, but key and mass must be of one item
     Window& w = windows[missing[k]];
-    const auto now = [&] { return r.words[r.page_of(w.slot)].load(std::memory_order_acquire); };
-    if (w.ok && Region::generation_of(now()) != Region::generation_of(w.word)) w.ok = false;
+    if (w.ok && Region::generation_of(map.word(w.slot)) != Region::generation_of(w.word)) w.ok = false;
   }
 }
 
@@ -163,6 +166,7 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
   Round round{r,
               request,
               Leaves(r, request.index),
+              r.map(request.index),
               scratch->missing.data(),
               scratch->points.data(),
               scratch->drawn.data(),

@@ -54,16 +54,20 @@ struct GatherPlan {
   bool needs_end = false;    // truncated is asked for
   bool needs_bulk = false;   // some output is a large column of a tiered table
   uint32_t record_span = 0;  // bytes of packed records a window is read over, from its first row's start
+  uint32_t max_rows = 0;     // of explicit items: what the rows of all windows are padded to; 0: implicit ones
 };
 
-// Names: declared columns, next_<state>, discount and the derived ones. kInvalidConfig for any other.
+// Names: declared columns, next_<state>, discount and the derived ones; of explicit items columns and what a row has by
+// itself (read/records.hpp). kInvalidConfig for any other.
 Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>& names, GatherPlan* plan);
 
-// One page beside the item's own that a window touches, as it was when the window was resolved.
+// One page beside the item's own that a window touches, as it was when the window was resolved; of an explicit item
+// every page, and which rows of it.
 struct Run {
   uint64_t page = kNoPage;
   uint64_t word = 0;
   const std::byte* base = nullptr;  // of its frame
+  uint32_t first = 0, count = 0;    // of explicit items only
 };
 
 // The runs of all windows of a call.
@@ -72,16 +76,16 @@ using Runs = std::vector<Run>;
 // One window of a batch. What draw or gather knows of it comes first, the rest is filled by locate() and resolve().
 // The first cache line is all that a plain transition needs.
 struct alignas(64) Window {
-  uint64_t slot = 0;
-  uint64_t word = 0;  // of the item's page, read before its leaf
+  uint64_t slot = 0;  // its leaf: a row's slot, or a record
+  uint64_t word = 0;  // of the item's page, or of its record, read before its leaf
   double mass = 0.0;
   const std::byte* base = nullptr;  // frame of the item's page
   uint32_t row = 0;                 // of the outputs
-  uint32_t num_steps = 1;           // m
+  uint32_t num_steps = 1;           // m; of an explicit item, its rows
   uint32_t episode_step = 0;        // of the first row
   bool ok = false;
-  uint8_t ends = 0;           // bit 0 terminated, bit 1 truncated
-  uint16_t pages_after = 0;   // runs[first_run ..): the pages after the item's own, nearest first,
+  uint8_t ends = 0;          // bit 0 terminated, bit 1 truncated
+  uint16_t pages_after = 0;  // runs[first_run ..): the pages after the item's own, nearest first (explicit: all of it),
   uint16_t pages_before = 0;  // behind them the pages before it, nearest first
   uint32_t first_run = 0;
 
@@ -117,8 +121,9 @@ void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uin
 void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs, const uint32_t* which,
                size_t count, size_t batch, std::byte* const* out);
 
-// ok = false for windows whose pages changed since resolve(). Call after one acquire fence (rule G4).
-void recheck(const Region& r, Window* windows, const Runs& runs, const uint32_t* which, size_t count);
+// ok = false for windows whose pages, or whose record, changed since resolve(). Call after one acquire fence (rule G4).
+void recheck(const Region& r, const GatherPlan& plan, Window* windows, const Runs& runs, const uint32_t* which,
+             size_t count);
 
 // Zeros in every output row of a window (a key that is not there any more).
 void zero_row(const GatherPlan& plan, uint32_t row, std::byte* const* out);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "relive/read/gather.hpp"
+#include "relive/read/records.hpp"
 
 namespace relive {
 namespace {
@@ -86,6 +87,7 @@ Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>
         .with_int("got", index)
         .with_int("expected", r.num_indexes);
   plan->index = index;
+  if (r.map(index).is_explicit) return make_record_plan(r, names, plan);
   plan->needs_walk = r.shape(index).spanned > 1;
   plan->after = r.shape(index).after();
   plan->record_span = kRecordHead;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "relive/read/records.hpp"
 #include "relive/read/rows.hpp"
 
 namespace relive {
@@ -17,19 +18,6 @@ RELIVE_ROW_COPY double load_reward(const ColumnLayout& column, RowPlace row) {
   float value;
   copy_bytes(reinterpret_cast<std::byte*>(&value), from, sizeof value);
   return value;
-}
-
-// A page that a link leads to, as it is now. False where it is gone.
-bool follow(const Region& r, const std::atomic<uint64_t>& link, Run* run) {
-  const uint64_t ref = link.load(std::memory_order_acquire);
-  if (ref == 0) return false;
-  const uint64_t page = r.ref_page(ref);
-  if (page >= r.geometry->num_pages) return false;
-  const uint64_t word = r.words[page].load(std::memory_order_acquire);
-  if (!Region::is_used(word)) return false;
-  if (RELIVE_RULE(A1_link_generation) && Region::generation_of(word) != r.ref_generation(ref)) return false;
-  *run = {page, word, r.page_base(page)};
-  return true;
 }
 
 // The page that a window's runs end with on the side after it.
@@ -160,6 +148,7 @@ void ask_for_next(const Region& r, uint64_t page) {
 }  // namespace
 
 void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count) {
+  if (plan.max_rows != 0) return locate_records(r, plan, windows, which, count);
   const Geometry& g = *r.geometry;
   const std::byte* const slabs = r.base + g.slabs_offset;
   const uint64_t stride = g.record_stride, frame_bytes = g.frame_bytes, slab_bytes = g.slab_bytes;
@@ -180,6 +169,7 @@ void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint
 
 void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count,
              Runs* runs) {
+  if (plan.max_rows != 0) return resolve_records(r, plan, windows, which, count, runs);
   if (!plan.needs_walk && !plan.needs_end && plan.before == 0) {  // a row and the one after it
     const uint32_t last = r.geometry->has_state != 0 ? r.page_len - 1 : r.page_len;
     for (size_t k = 0; k < count; ++k) {
@@ -199,15 +189,18 @@ void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uin
   }
 }
 
-void recheck(const Region& r, Window* windows, const Runs& runs, const uint32_t* which, size_t count) {
+void recheck(const Region& r, const GatherPlan& plan, Window* windows, const Runs& runs, const uint32_t* which,
+             size_t count) {
   if (!RELIVE_RULE(G4_recheck)) return;
+  const ItemMap map = r.map(plan.index);
+  const bool asks_item = !map.is_explicit || RELIVE_RULE(X5_recheck);
   const auto is_same = [&r](uint64_t page, uint64_t word) {
     return r.words[page].load(std::memory_order_acquire) >> kStateBits == word >> kStateBits;
   };
   for (size_t k = 0; k < count; ++k) {
     Window& w = windows[which[k]];
     if (!w.ok) continue;
-    w.ok = is_same(r.page_of(w.slot), w.word);
+    w.ok = !asks_item || map.word(w.slot) >> kStateBits == w.word >> kStateBits;
     const uint32_t num_runs = uint32_t{w.pages_after} + w.pages_before;
     if (num_runs == 0) continue;
     const Run* const mine = runs.data() + w.first_run;

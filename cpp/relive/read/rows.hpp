@@ -1,4 +1,4 @@
-// Rows as windows see them, and copying their bytes. Shared by resolve.cpp and gather.cpp.
+// Rows as windows see them, and copying their bytes. Shared by resolve.cpp, gather.cpp and records.cpp.
 #pragma once
 
 #include <algorithm>
@@ -59,6 +59,19 @@ inline void end_stream() {
 #if defined(__AVX__) && !defined(RELIVE_TSAN)
   _mm_sfence();
 #endif
+}
+
+// A page that a link leads to, as it is now. False where it is gone.
+inline bool follow(const Region& r, const std::atomic<uint64_t>& link, Run* run) {
+  const uint64_t ref = link.load(std::memory_order_acquire);
+  if (ref == 0) return false;
+  const uint64_t page = r.ref_page(ref);
+  if (page >= r.geometry->num_pages) return false;
+  const uint64_t word = r.words[page].load(std::memory_order_acquire);
+  if (!Region::is_used(word)) return false;
+  if (RELIVE_RULE(A1_link_generation) && Region::generation_of(word) != r.ref_generation(ref)) return false;
+  *run = {page, word, r.page_base(page)};
+  return true;
 }
 
 RELIVE_ROW_COPY uint32_t load_head(const std::byte* record) {

@@ -191,21 +191,22 @@ Status Table::claim(const DrawRequest& request, Locked* locked, const Deadline& 
 void Table::claim_held(const DrawRequest& request, Held& held, DrawScratch& s) {
   Region& r = region_;
   const Leaves leaves(r, request.index);
+  const ItemMap& map = r.map(request.index);
   Window* const windows = s.windows.data();
   for (uint32_t j : s.missing) {
     Window& w = windows[j];
     if (!w.ok) continue;
-    const uint64_t page = r.page_of(w.slot);
-    const bool same = Region::generation_of(r.words[page].load(kRelaxed)) == Region::generation_of(w.word);
+    const bool same = Region::generation_of(map.word(w.slot)) == Region::generation_of(w.word);
     if (!same || !leaves.is_drawable(leaves.state(w.slot))) {
       w.ok = false;
       s.still_missing.push_back(j);
       r.header->counters.redraws_claimed.fetch_add(1, kRelaxed);
       continue;
     }
+    const uint64_t page = r.page_of(w.slot);  // of a row's item
     if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_add(1, kRelaxed);
     s.claimed.push_back({w.slot, w.word, leaves.mass(w.slot)});  // a priority may have come since the draw
-    if (Leaves::use(held, request.index, w.slot)) r.pages[page].live -= 1;
+    if (Leaves::use(held, request.index, w.slot) && !map.is_explicit) r.pages[page].live -= 1;
   }
 }
 
@@ -215,11 +216,12 @@ void Table::undo_claims(const DrawRequest& request, const Deadline& deadline, Dr
   if (s.claimed.empty()) return;
   Locked locked(door_, deadline.deaf());  // what was begun; where it is not to be had they count as used
   if (!locked.status().ok()) return;
+  const ItemMap& map = r.map(request.index);
   for (const Claimed& c : s.claimed) {
-    const uint64_t page = r.page_of(c.slot);
-    if (Region::generation_of(r.words[page].load(kRelaxed)) != Region::generation_of(c.word)) continue;
+    if (Region::generation_of(map.word(c.slot)) != Region::generation_of(c.word)) continue;
+    const uint64_t page = r.page_of(c.slot);  // of a row's item
     if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_sub(1, kRelaxed);
-    if (Leaves::give_back(locked.held(), request.index, c.slot, c.mass)) r.pages[page].live += 1;
+    if (Leaves::give_back(locked.held(), request.index, c.slot, c.mass) && !map.is_explicit) r.pages[page].live += 1;
   }
   s.claimed.clear();
 }
@@ -265,12 +267,14 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
   note_thread(&sampling_thread_);
   DrawScratch& s = scratch();
   const ItemShape& shape = region_.shape(request.index);
+  const size_t pages_a_window = region_.map(request.index).is_explicit
+                                    ? region_.geometry->records[request.index].nodes_a_record()
+                                    : (shape.before + shape.after()) / region_.page_len + 2;
   while (true) {
     RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
     // A wait takes no number: the same calls draw the same items, however long each had to wait.
     const uint64_t call = calls_.fetch_add(1, kRelaxed);
-    s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items,
-            (shape.before + shape.after()) / region_.page_len + 2);
+    s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items, pages_a_window);
     bool empty = false;
     if (request.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
       *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
@@ -291,7 +295,8 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
     if (is_interrupted()) return Status(Code::kInterrupted);
   }
   // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
-  if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite) {
+  if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite &&
+      !region_.has_records()) {
     // Pages all of whose items are used up go back; in vain at worst, for the batch is there.
     Locked locked(door_, Deadline::after(kLeastLockWait_s).deaf());
     if (locked.status().ok()) {

@@ -75,7 +75,7 @@ Status Table::move_all_pages(uint64_t* moved) {
 Status Table::pin_page(int64_t key, bool pin) {
   Entered entered(*this, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  RELIVE_RETURN_IF_ERROR(check_keys(&key, 1));
+  if (!region_.is_row_key(key)) return Status(Code::kForeignKey).with_int("position", 0).with_int("key", key);
   Locked locked(door_, own_deadline());
   RELIVE_RETURN_IF_ERROR(locked.status());
   const uint64_t page = region_.page_of(region_.key_slot(key));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "relive/pages/lock.hpp"
+#include "relive/pages/records.hpp"
 #include "relive/read/draw.hpp"
 #include "relive/read/gather.hpp"
 #include "relive/table/turn.hpp"
@@ -28,6 +29,14 @@ struct TableStats {
   std::vector<int64_t> live_items, inserted, sampled, in_flight;
   std::vector<double> total_mass, max_priority;
   std::vector<std::pair<const char*, uint64_t>> counters;
+};
+
+// Explicit items to be inserted: windows[0 .. num_windows[0]) are the first one's, and so on.
+struct NewItems {
+  size_t num_items = 0;
+  const uint32_t* num_windows = nullptr;  // of each
+  const WindowRows* windows = nullptr;
+  const float* priorities = nullptr;  // of each; null: none given, as for rows
 };
 
 class Tier;
@@ -68,7 +77,14 @@ class Table final {
   // Applied = how many were still there (pending ones included). All are checked before the first is applied.
   Status update_priorities(uint32_t index, const int64_t* keys, const float* priorities, size_t count,
                            int64_t* applied);
+  // A row's key: out of every index whose leaves are rows; its bytes stay, and so do explicit items that refer to it. An
+  // explicit item's: that item.
   Status delete_items(const int64_t* keys, size_t count, int64_t* deleted);
+  // Explicit items, in order: each lists windows of rows that are steps of the table now. Stores the first `stored` of
+  // them, whole, and their keys; what stops it says which item: kForeignKey (item, window: a key that is no row's),
+  // kInvalidConfig (of a window or an item that the index cannot hold), kRowGone (item, window: a row that is not there,
+  // or not yet, or no step). All are checked before the first is stored. Blocks while the limiter refuses.
+  Status insert_items(uint32_t index, const NewItems& items, double timeout_s, int64_t* keys, size_t* stored);
   Status clear();
 
   Status set_policy_version(uint32_t version);
@@ -126,7 +142,8 @@ class Table final {
   void leave_lanes(std::vector<uint32_t> lanes);  // of a writer that was dropped and did not get the lock
   void cut_left_lanes(Held& held);
   void note_thread(std::atomic<uint64_t>* who);
-  Status check_keys(const int64_t* keys, size_t count) const;
+  // Whether all could be keys of this index's items.
+  Status check_keys(uint32_t index, const int64_t* keys, size_t count) const;
   uint64_t find_key(int64_t key) const;
 
   // The sampler's steps, in sample.cpp.
@@ -153,6 +170,11 @@ class Table final {
   void release_claims(const int64_t* keys, size_t count);
   Status wait_for_bulk(const Deadline& deadline);
   void wake_spill_if_low();
+  // The inserter's, in insert.cpp.
+  Status check_items(uint32_t index, const NewItems& items) const;
+  Status wait_for_item_room(uint32_t index, const Deadline& deadline);
+  Status insert_held(Held& held, uint32_t index, const NewItems& items, const WindowRows** at, int64_t* keys,
+                     size_t* stored);
   // The updater's, in update.cpp.
 
   Region region_;
@@ -208,6 +230,9 @@ inline constexpr double kLastPatience_s = 5.0;
 
 // What an index's limiter asks for, with its numbers; for errors.
 std::string limiter_text(const IndexConfig& index);
+
+// The deadline came while explicit items that stand on the oldest rows were being ended, as many as one hold may.
+Status items_stand_error(const Deadline& deadline);
 
 // A region seen from outside: facts for `relive ls`, and removal of one nobody is attached to.
 struct Probe {

@@ -182,7 +182,7 @@ Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t co
     tier_->counters().rows_from_ram.fetch_add(copy_from_ram(r, plan, out, &g), kRelaxed);
     status = tier_->staging().deliver(ticket, &g.pieces, deadline, cancelled, g.stale.data());
     acquire_fence();
-    recheck(r, g.windows.data(), g.runs, g.which.data(), tried);
+    recheck(r, plan, g.windows.data(), g.runs, g.which.data(), tried);
     size_t left = 0;
     for (uint32_t i : g.which) {
       const bool is_whole = g.windows[i].ok && g.stale[i] == 0;

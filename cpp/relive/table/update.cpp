@@ -33,14 +33,16 @@ GatherScratch& scratch() {
 
 // What a key stands for now, in one index. Exact under the lock.
 Found find_item(const Region& r, uint32_t index, int64_t key) {
-  const uint64_t slot = r.key_slot(key);
-  const uint64_t page = r.page_of(slot);
-  const uint32_t offset = r.offset_of(slot);
-  const uint64_t word = r.words[page].load(kRelaxed);
+  const ItemMap& map = r.map(index);
+  const uint64_t slot = r.leaf_of_key(index, key);
+  const uint64_t word = map.word(slot);
   if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return Found::kGone;
   const Leaves leaves(r, index);
   const uint16_t state = leaves.state(slot);
   if (state == kStatePending) {  // of a row that is not written yet, or a tail's
+    if (map.is_explicit) return Found::kGone;
+    const uint64_t page = r.page_of(slot);
+    const uint32_t offset = r.offset_of(slot);
     const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
     const bool is_step = offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
     return is_step ? Found::kPending : Found::kGone;
@@ -54,12 +56,13 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
 size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys, Window* windows, Runs* runs,
                     uint32_t* which, size_t left, size_t batch, std::byte* const* out, uint8_t* present) {
   const Leaves leaves(r, plan.index);
+  const ItemMap map = r.map(plan.index);
   size_t tried = 0;
   runs->clear();
   for (size_t k = 0; k < left; ++k) {
     const uint32_t i = which[k];
     Window& w = windows[i];
-    w.word = r.words[r.page_of(w.slot)].load(std::memory_order_acquire);
+    w.word = map.word(w.slot);
     w.ok = Region::is_used(w.word) && Region::generation_of(w.word) == r.key_generation(keys[i]) &&
            leaves.is_published(w.slot);
     if (w.ok) which[tried++] = i;
@@ -73,7 +76,7 @@ size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys
     copy_rows(r, plan, windows, *runs, which + begin, size, batch, out);
   }
   acquire_fence();
-  recheck(r, windows, *runs, which, tried);
+  recheck(r, plan, windows, *runs, which, tried);
   left = 0;
   for (size_t k = 0; k < tried; ++k) {
     const uint32_t i = which[k];
@@ -90,11 +93,11 @@ size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys
 bool update_one(Held& held, uint32_t index, int64_t key, float priority, double mass) {
   Region& r = held.region;
   const Leaves leaves(r, index);
-  const uint64_t slot = r.key_slot(key);
+  const uint64_t slot = r.leaf_of_key(index, key);
   // Under the lock a leaf above 0 is an item that lives: whatever ends an item clears its leaf in the same hold, or
   // recovery does. So the usual case needs the page word and the leaf, no range, no tail and no state.
   if (RELIVE_RULE(H1_check_in_lock) && leaves.has_mass(slot)) {
-    const uint64_t word = r.words[r.page_of(slot)].load(kRelaxed);
+    const uint64_t word = r.map(index).word(slot);
     if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return false;
     Leaves::revalue(held, index, slot, mass);
     RELIVE_FAIL_POINT(update_leaf);
@@ -121,13 +124,24 @@ bool update_one(Held& held, uint32_t index, int64_t key, float priority, double 
   return true;
 }
 
-// One key out of every index, under the lock. True where it stood for a step in any of them.
+// One explicit item by its key, under the lock. False where it is gone.
+bool delete_record(Held& held, int64_t key) {
+  const Region& r = held.region;
+  for (const uint32_t i : r.record_indexes()) {
+    if (!r.is_item_key(i, key) || find_item(r, i, key) == Found::kGone) continue;
+    end_record(held, i, r.leaf_of_key(i, key), kStateRemoved);
+    return true;
+  }
+  return false;
+}
+
+// One row's key out of every index of rows, under the lock. True where it stood for a step in any of them.
 bool delete_one(Held& held, int64_t key) {
   Region& r = held.region;
   bool found_any = false, was_removed = false;  // whoever died in here left it removed in some of them
   const uint64_t slot = r.key_slot(key);
   const uint64_t page = r.page_of(slot);
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     if (find_item(r, i, key) == Found::kGone) {
       was_removed |= Leaves(r, i).state(slot) == kStateRemoved;
       continue;
@@ -145,9 +159,9 @@ bool delete_one(Held& held, int64_t key) {
 
 }  // namespace
 
-Status Table::check_keys(const int64_t* keys, size_t count) const {
+Status Table::check_keys(uint32_t index, const int64_t* keys, size_t count) const {
   for (size_t i = 0; i < count; ++i)
-    if (!region_.is_own_key(keys[i]))
+    if (!region_.is_item_key(index, keys[i]))
       return Status(Code::kForeignKey).with_int("position", static_cast<int64_t>(i)).with_int("key", keys[i]);
   return {};
 }
@@ -156,7 +170,7 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
                      uint8_t* present) {
   Entered entered(*this, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
+  RELIVE_RETURN_IF_ERROR(check_keys(plan.index, keys, count));
   if (plan.needs_bulk) return gather_tiered(plan, keys, count, out, present);
   const Region& r = region_;
   GatherScratch& s = scratch();
@@ -165,7 +179,7 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
   s.which.resize(count);
   for (size_t i = 0; i < count; ++i) {
     s.which[i] = static_cast<uint32_t>(i);
-    windows[i].slot = r.key_slot(keys[i]);
+    windows[i].slot = r.leaf_of_key(plan.index, keys[i]);
     windows[i].row = static_cast<uint32_t>(i);
     present[i] = 0;
   }
@@ -191,8 +205,9 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
   const IndexConfig& config = r.header->indexes[index];
   *applied = 0;
   const Leaves leaves(r, index);
+  const ItemMap map = r.map(index);
   if (!leaves.kind().has_priorities) return Status(Code::kNoPriorities).with_text("index", config.name);
-  RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
+  RELIVE_RETURN_IF_ERROR(check_keys(index, keys, count));
   std::vector<double>& masses = scratch().masses;
   masses.resize(count);
   float largest = 0.0f;
@@ -202,9 +217,9 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
           .with_int("position", static_cast<int64_t>(i))
           .with_double("value", priorities[i]);
     largest = std::max(largest, priorities[i]);
-    const uint64_t slot = r.key_slot(keys[i]);
-    leaves.prefetch(slot);
-    __builtin_prefetch(&r.words[r.page_of(slot)]);
+    const uint64_t leaf = r.leaf_of_key(index, keys[i]);
+    leaves.prefetch(leaf);
+    map.prefetch(leaf);
   }
   leaves.kind().leaves_of(config, priorities, count, masses.data());
   const Deadline deadline = own_deadline();
@@ -230,14 +245,17 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
 Status Table::delete_items(const int64_t* keys, size_t count, int64_t* deleted) {
   Entered entered(*this, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  RELIVE_RETURN_IF_ERROR(check_keys(keys, count));
+  const Region& r = region_;
+  for (size_t i = 0; i < count; ++i)
+    if (!r.is_own_key(keys[i]))
+      return Status(Code::kForeignKey).with_int("position", static_cast<int64_t>(i)).with_int("key", keys[i]);
   const Deadline deadline = own_deadline();
   *deleted = 0;
   for (size_t begin = 0; begin < count; begin += kChunk) {
     Locked locked(door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     for (size_t i = begin; i < std::min(count, begin + kChunk); ++i)
-      *deleted += delete_one(locked.held(), keys[i]) ? 1 : 0;
+      *deleted += (r.is_row_key(keys[i]) ? delete_one : delete_record)(locked.held(), keys[i]) ? 1 : 0;
     locked.room_came();
   }
   region_.header->counters.deleted.fetch_add(static_cast<uint64_t>(*deleted), kRelaxed);
@@ -252,10 +270,13 @@ Status Table::clear() {
   while (left > 0) {
     Locked locked(door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
+    const uint64_t before = region_.header->live_steps.load(kRelaxed);
     const uint64_t chunk = std::min<uint64_t>(left, kChunk);
-    evict_steps(locked.held(), chunk);
-    left = std::min(left - chunk, region_.header->live_steps.load(kRelaxed));
+    const bool is_done = evict_steps(locked.held(), chunk);
+    const uint64_t live = region_.header->live_steps.load(kRelaxed);
+    left = std::min(left - (is_done ? chunk : std::min(chunk, before - live)), live);
     locked.room_came();
+    if (!is_done && deadline.passed()) return items_stand_error(deadline);
   }
   return {};
 }

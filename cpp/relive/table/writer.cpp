@@ -157,7 +157,7 @@ void Writer::ask_for_words(const LaneWriter& lane) const {
   __builtin_prefetch(&r.pages[lane.page].live, 1);
   __builtin_prefetch(&r.frames[lane.page]);
   __builtin_prefetch(&r.tails[lane.page * r.geometry->tail_words]);
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     Leaves(r, i).prefetch(slot);
     Leaves(r, i).prefetch_state(slot);
   }
@@ -178,7 +178,11 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
   for (size_t m = 0; m < block.num_lanes;) {
     Locked locked(table.door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    make_room(locked.held(), rows_of_hold(block, m));
+    if (!make_room(locked.held(),
+                   rows_of_hold(block, m))) {  // explicit items end in several holds, the rows behind them
+      if (deadline.passed()) return items_stand_error(deadline);
+      continue;
+    }
     for (size_t rows = 0; m < block.num_lanes && rows < kRowsPerHold; ++m) {
       LaneWriter& lane = lane_of(block, m);
       const StepRun& run = lane.run;
@@ -215,7 +219,7 @@ Status Writer::note_given_priorities(const StepBlock& block, const Deadline& dea
     }
   Locked locked(table_->door_, deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
-  for (uint32_t i = 0; i < table_->region_.num_indexes; ++i) note_priority(locked.held(), i, largest);
+  for (const uint32_t i : table_->region_.row_indexes()) note_priority(locked.held(), i, largest);
   return {};
 }
 

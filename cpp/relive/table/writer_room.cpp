@@ -96,7 +96,10 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     return table_->wait_for_bulk(deadline);
   }
   if (locked->sweep_dead() > 0 && r.header->num_free_pages.load(kRelaxed) > 0) return {};
-  if (relieve_pressure(locked->held())) return {};
+  if (relieve_pressure(locked->held())) {
+    const bool is_done = r.header->num_free_pages.load(kRelaxed) > 0 || locked->held().ends_left > 0;
+    return is_done || !deadline.passed() ? Status() : items_stand_error(deadline);
+  }
   return Status(Code::kDeadlineExceeded)
       .with_text("needs", "a free page")
       .with_text("has", "every page open or pinned")
@@ -185,7 +188,7 @@ Writer::Admission Writer::ask_limiters(const StepBlock& block, size_t stored) co
   const int64_t left = static_cast<int64_t>(block.num_rows * block.num_lanes - stored);
   const int64_t reserved = r.reserved_rows();
   Admission admission{left, left, 0, false};
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     const LimiterConfig& limiter = r.header->indexes[i].limiter;
     if (limiter.kind == LimiterConfig::kMinSize) continue;
     const IndexState& state = r.header->index_state[i];
@@ -207,7 +210,7 @@ void Writer::split_admission(const StepBlock& block, size_t stored, Admission* a
   const auto width = static_cast<int64_t>(block.num_lanes);
   const auto first = static_cast<int64_t>(stored);
   bool goes_by_parts = stored > 0, steps_fit = true;
-  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+  for (const uint32_t i : r.row_indexes()) {
     const LimiterConfig& limiter = r.header->indexes[i].limiter;
     const int64_t draw = r.refused_draw(i);
     goes_by_parts |= !always_moves(limiter, admission->asked, draw);
@@ -265,8 +268,7 @@ Status Writer::admit(const StepBlock& block, size_t stored, const Deadline& dead
   Table& table = *table_;
   Region& r = table.region_;
   bool is_limited = false;
-  for (uint32_t i = 0; i < r.num_indexes; ++i)
-    is_limited |= r.header->indexes[i].limiter.kind != LimiterConfig::kMinSize;
+  for (const uint32_t i : r.row_indexes()) is_limited |= r.header->indexes[i].limiter.kind != LimiterConfig::kMinSize;
   while (is_limited) {
     if (table.closed_.load(kRelaxed)) return Status(Code::kTableClosed);
     {

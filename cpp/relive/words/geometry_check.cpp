@@ -38,6 +38,21 @@ bool are_slabs_sound(const Geometry& g, size_t num_bytes) {
              num_bytes;
 }
 
+// Records: as many as keys have numbers for, above every row's slot, and areas that hold all of them.
+template <class Lies>
+bool are_records_sound(const Geometry& g, const RecordGeometry& records, Wide first_leaf, const Lies& lies) {
+  if (!is_in(records.max_items, 1, Wide{1} << 31) || !is_in(records.max_windows, 1, kMaxWindows) ||
+      !is_in(records.max_rows, 1, kMaxWindow) || records.first_leaf != first_leaf ||
+      first_leaf + records.max_items > Wide{1} << g.slot_bits ||
+      records.pages_a_window != (records.max_rows + g.page_len - 2) / g.page_len + 1)
+    return false;
+  const Wide num_nodes = Wide{records.max_items} * records.max_windows * records.pages_a_window;
+  return num_nodes < ~uint32_t{0} && lies(records.words_offset, Wide{sizeof(uint64_t)} * records.max_items) &&
+         lies(records.windows_offset, Wide{sizeof(ItemWindow)} * records.max_items * records.max_windows) &&
+         lies(records.nodes_offset, sizeof(RecordNode) * num_nodes) &&
+         lies(records.heads_offset, Wide{sizeof(uint32_t)} * g.num_slots);
+}
+
 bool is_shape_sound(const Geometry& g, const ItemShape& shape) {
   return shape.before <= g.history && is_in(shape.spanned, 1, g.max_n_step) && shape.bootstrap == g.has_state &&
          Wide{shape.before} + shape.spanned <= kMaxWindow;
@@ -58,10 +73,18 @@ bool are_areas_sound(const Geometry& g) {
                lies(g.marks_offset, Wide{sizeof(Mark)} * g.num_slots) &&
                lies(g.free_frames_offset, Wide{sizeof(uint32_t)} * g.num_frames) &&
                lies(g.metadata_offset, g.metadata_bytes);
-  for (uint32_t i = 0; i < g.num_indexes && sound; ++i)
-    sound = lies(g.trees_offset[i], Tree::num_bytes(g.num_slots)) &&
-            lies(g.states_offset[i], Wide{sizeof(uint16_t)} * g.num_slots) &&
-            lies(g.cursors_offset[i], Wide{sizeof(Cursor)} * g.max_lanes) && is_shape_sound(g, g.shapes[i]);
+  Wide next_leaf = g.num_slots;
+  for (uint32_t i = 0; i < g.num_indexes && sound; ++i) {
+    const RecordGeometry& records = g.records[i];
+    const bool has_records = records.max_items != 0;
+    sound = has_records
+                ? are_records_sound(g, records, next_leaf, lies)
+                : is_shape_sound(g, g.shapes[i]) && lies(g.cursors_offset[i], Wide{sizeof(Cursor)} * g.max_lanes);
+    const uint64_t num_leaves = has_records ? records.max_items : g.num_slots;
+    sound = sound && lies(g.trees_offset[i], Tree::num_bytes(num_leaves)) &&
+            lies(g.states_offset[i], Wide{sizeof(uint16_t)} * num_leaves);
+    next_leaf += records.max_items;
+  }
   return sound;
 }
 

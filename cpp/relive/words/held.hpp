@@ -31,8 +31,11 @@ class Held final {
 
   Region& region;
   Dirty& dirty;
+  // Explicit items that may still end in this hold before their rows go (rule X7), each as many as eight of its nodes.
+  uint32_t ends_left = kEndsAHold;
 
  private:
+  static constexpr uint32_t kEndsAHold = 256;
   friend class Locked;  // the table lock
   friend class Alone;   // nobody else is attached: birth, and the first to attach after all others died
   Held(Region& r, Dirty& d) : region(r), dirty(d) {}

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "relive/words/bulk_layout.hpp"
+#include "relive/words/record_view.hpp"
 #include "relive/words/region.hpp"
 
 namespace relive {
@@ -21,7 +22,8 @@ constexpr uint64_t kGrowBytes = 32 * kMiB;
 constexpr uint64_t kMaxPageLen = 4096;
 constexpr uint64_t kMaxValueBytes = uint64_t{1} << 32;
 constexpr uint64_t kMaxRowBytes = uint64_t{1} << 36;  // a page of rows: 2^48 bytes at most
-constexpr long double kMaxRegionBytes = 0x1p62L;      // offsets are added up in 64 bits
+constexpr uint64_t kMaxRecords = uint64_t{1} << 31;
+constexpr long double kMaxRegionBytes = 0x1p62L;  // offsets are added up in 64 bits
 
 uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -43,6 +45,27 @@ Status check_column(const ColumnConfig& column, uint64_t* row_bytes) {
   *row_bytes += num_bytes;
   if (*row_bytes > kMaxRowBytes)
     return invalid("columns", "at most 2^36 bytes a step", static_cast<int64_t>(*row_bytes));
+  return {};
+}
+
+// What an explicit item is, is said when it is inserted; the index says how much of it there may be.
+Status check_map(const TableConfig& config, const IndexConfig& index) {
+  if (index.map == LeafMap::kImplicit) {
+    if (index.max_items == 0 && index.max_windows == 0 && index.max_rows == 0) return {};
+    return invalid("max_items, max_windows and max_rows", "0 where items are not explicit", index.max_rows);
+  }
+  if (index.map != LeafMap::kExplicit) return invalid("map", "0 or 1", static_cast<int64_t>(index.map));
+  if (config.tier.is_tiered()) return invalid("explicit items", "a table that is not tiered", 1);
+  if (index.n_step != 1 || std::any_of(index.stack, index.stack + kMaxColumns, [](uint32_t s) { return s > 1; }))
+    return invalid("explicit items", "n_step 1 and no stacks: their windows are what they are inserted with",
+                   index.n_step);
+  if (index.max_items < 1 || index.max_items > kMaxRecords)
+    return invalid("max_items", "1 to 2^31", static_cast<int64_t>(index.max_items));
+  if (index.max_windows < 1 || index.max_windows > kMaxWindows)
+    return invalid("max_windows", "1 to 256", index.max_windows);
+  if (index.max_rows < 1 || index.max_rows > kMaxWindow) return invalid("max_rows", "1 to 4096", index.max_rows);
+  if (index.max_windows * index.max_rows > kMaxItemRows)
+    return invalid("max_windows x max_rows", "at most 65536", index.max_windows * index.max_rows);
   return {};
 }
 
@@ -69,6 +92,7 @@ Status check_config(const TableConfig& config) {
           .with_text("what", "initial priority")
           .with_text("expected", "a number >= 0 that float32 holds")
           .with_double("got", index.initial_number);
+    RELIVE_RETURN_IF_ERROR(check_map(config, index));
   }
   return {};
 }
@@ -145,6 +169,38 @@ void place_frames(Layout* out) {
   g.grow_frames = std::max<uint64_t>(1, kGrowBytes / g.frame_bytes);
 }
 
+// Records: how many nodes each has follows from the page length, and which keys are theirs from the slots.
+Status number_records(const TableConfig& config, Geometry* g) {
+  uint64_t next_leaf = g->num_slots;
+  for (uint32_t i = 0; i < g->num_indexes; ++i) {
+    const IndexConfig& index = config.indexes[i];
+    if (index.map != LeafMap::kExplicit) continue;
+    RecordGeometry& records = g->records[i];
+    records.first_leaf = next_leaf;
+    records.max_items = index.max_items;
+    records.max_windows = index.max_windows;
+    records.max_rows = index.max_rows;
+    records.pages_a_window = (index.max_rows + g->page_len - 2) / g->page_len + 1;
+    if (index.max_items * records.nodes_a_record() >= ~uint32_t{0})  // nodes are named by 32 bits, 0 is none
+      return invalid("max_items", "fewer than 2^32 times pages that their windows can touch",
+                     static_cast<int64_t>(index.max_items));
+    next_leaf += index.max_items;
+  }
+  g->slot_bits = std::max(8u, static_cast<uint32_t>(std::bit_width(next_leaf - 1)) + 4);
+  g->page_bits = g->slot_bits - g->page_shift;
+  if (g->slot_bits > kLeafBits - 8)
+    return invalid("capacity", "fewer slots and items than 2^39", static_cast<int64_t>(next_leaf));
+  return {};
+}
+
+template <class Take>
+void place_records(const Take& take, uint64_t num_slots, RecordGeometry* records) {
+  records->words_offset = take(sizeof(uint64_t) * records->max_items);
+  records->windows_offset = take(sizeof(ItemWindow) * records->max_items * records->max_windows);
+  records->nodes_offset = take(sizeof(RecordNode) * records->max_items * records->nodes_a_record());
+  records->heads_offset = take(sizeof(uint32_t) * num_slots);
+}
+
 void place_areas(const TableConfig& config, Layout* out) {
   Geometry& g = out->geometry;
   uint64_t offset = round_up(sizeof(Header), 4096);
@@ -165,9 +221,12 @@ void place_areas(const TableConfig& config, Layout* out) {
   g.free_frames_offset = take(sizeof(uint32_t) * g.num_frames);
   if (has_bulk(out->bulk)) place_bulk_areas(take, g.num_pages, &out->bulk);
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
-    g.trees_offset[i] = take(Tree::num_bytes(g.num_slots));
-    g.states_offset[i] = take(sizeof(uint16_t) * g.num_slots);
-    g.cursors_offset[i] = take(sizeof(Cursor) * g.max_lanes);
+    const bool has_records = g.records[i].max_items != 0;
+    const uint64_t num_leaves = has_records ? g.records[i].max_items : g.num_slots;
+    g.trees_offset[i] = take(Tree::num_bytes(num_leaves));
+    g.states_offset[i] = take(sizeof(uint16_t) * num_leaves);
+    g.cursors_offset[i] = take(has_records ? 0 : sizeof(Cursor) * g.max_lanes);
+    if (has_records) place_records(take, g.num_slots, &g.records[i]);
   }
   g.metadata_bytes = config.metadata.size();
   g.metadata_offset = take(g.metadata_bytes);
@@ -196,7 +255,9 @@ Status make_layout(const TableConfig& config, Layout* out) {
     if (config.columns[c].name == "reward") g.reward_column = static_cast<int32_t>(c);
     if (config.columns[c].kind == ColumnKind::kState) g.has_state = 1;
   }
+  g.max_n_step = 1;
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
+    if (config.indexes[i].map == LeafMap::kExplicit) continue;
     ItemShape& shape = g.shapes[i];
     shape = {0, config.indexes[i].n_step, g.has_state};
     for (uint32_t c = 0; c < g.num_columns; ++c)
@@ -218,10 +279,7 @@ Status make_layout(const TableConfig& config, Layout* out) {
   g.num_pages =
       (config.capacity + config.capacity / 4 + g.page_len - 1) / g.page_len + 2 * uint64_t{config.max_lanes} + 2;
   g.num_slots = g.num_pages << g.page_shift;
-  g.slot_bits = std::max(8u, static_cast<uint32_t>(std::bit_width(g.num_slots - 1)) + 4);
-  g.page_bits = g.slot_bits - g.page_shift;
-  if (g.slot_bits > kLeafBits - 8)
-    return invalid("capacity", "fewer slots than 2^39", static_cast<int64_t>(g.num_slots));
+  RELIVE_RETURN_IF_ERROR(number_records(config, &g));
   place_frames(out);
   if (static_cast<long double>(g.num_frames) * static_cast<long double>(g.frame_bytes) > kMaxRegionBytes)
     return invalid("capacity", "fewer than 2^62 bytes of steps", static_cast<int64_t>(config.capacity));

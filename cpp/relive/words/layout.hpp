@@ -1,7 +1,8 @@
 // Where every byte of a table lies: a plain value that a remote peer or a GPU kernel can compute addresses from.
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
-// marks | free frames | per index: tree, leaf states, cursors | metadata | slabs. All positions are offsets from the region's start.
+// marks | free frames | per index: tree, leaf states, and of rows cursors, of records their words, windows, nodes and
+// heads | metadata | slabs. All positions are offsets from the region's start.
 // A slab is a run of frames, a frame holds the rows of one page:
 //   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
 //                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
@@ -27,8 +28,10 @@ inline constexpr uint32_t kPins = 4;           // pages one participant may pin 
 inline constexpr uint32_t kRecordHead = 4;     // bytes of the row's head in front of the packed columns
 inline constexpr uint32_t kLargeColumn = 256;  // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kFormatVersion = 3;
-inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together
-inline constexpr uint32_t kLeafBits = 51;     // a key is shard << 51 | generation and slot
+inline constexpr uint32_t kMaxWindow = 4096;     // rows before an item and of it, together; rows of a record's window
+inline constexpr uint32_t kMaxWindows = 256;     // of a record
+inline constexpr uint32_t kMaxItemRows = 65536;  // of all its windows, each as long as it may be
+inline constexpr uint32_t kLeafBits = 51;        // a key is shard << 51 | generation and slot
 inline constexpr uint32_t kStateBits = 2;
 inline constexpr uint32_t kMoveBits = 16;
 inline constexpr uint32_t kGenerationShift = kStateBits + kMoveBits;
@@ -63,6 +66,8 @@ enum class Sampling : uint32_t {
 enum class Removal : uint32_t { kFifo = 0 };
 enum class Initial : uint32_t { kMax = 0, kGiven = 1, kNumber = 2 };
 enum class StackPad : uint32_t { kRepeat = 0, kZeros = 1 };
+// What a leaf of an index stands for: the row slot where its window begins, or a record that lists windows.
+enum class LeafMap : uint32_t { kImplicit = 0, kExplicit = 1 };
 
 // What an item of an index needs of its lane: the rows that its stacks (or its burn-in) reach back over, the steps from
 // its own on, and whether the state after the last of them is needed too.
@@ -90,6 +95,10 @@ struct IndexConfig {
   LimiterConfig limiter;
   uint32_t max_times_sampled;   // 0: no limit
   uint32_t stack[kMaxColumns];  // frames of each state column, 1 = no stack
+  LeafMap map;                  // what its leaves stand for
+  uint64_t max_items;           // kExplicit, as the two below, 0 else: items that live at a time
+  uint32_t max_windows;         // of one item
+  uint32_t max_rows;            // of one window
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);
 
@@ -113,6 +122,23 @@ struct TableConfig {
   std::string metadata;
   TierConfig tier;
 };
+
+// The records of an index whose items are explicit; all zero where they are not.
+struct RecordGeometry {
+  uint64_t first_leaf;  // what their keys hold in a slot's place: first_leaf + record, above every row's slot
+  uint64_t max_items;   // records
+  uint32_t max_windows;
+  uint32_t max_rows;  // of one window
+  uint32_t pages_a_window;
+  uint32_t reserved;
+  uint64_t words_offset;    // generation and state of each record
+  uint64_t windows_offset;  // max_windows of each
+  uint64_t nodes_offset;    // max_windows x pages_a_window of each: where it hangs
+  uint64_t heads_offset;    // of each row slot: what hangs there
+
+  uint64_t nodes_a_record() const { return uint64_t{max_windows} * pages_a_window; }
+};
+static_assert(sizeof(RecordGeometry) == 64);
 
 // Sizes and offsets of one region. Lives in its header, never changes after birth.
 struct Geometry {
@@ -156,6 +182,7 @@ struct Geometry {
   uint64_t trees_offset[kMaxIndexes];
   uint64_t states_offset[kMaxIndexes];
   uint64_t cursors_offset[kMaxIndexes];
+  RecordGeometry records[kMaxIndexes];
   uint64_t metadata_offset;
   uint64_t metadata_bytes;
   uint64_t slabs_offset;

@@ -57,11 +57,25 @@ void Region::bind(std::byte* memory) {
   r->page_shift = g.page_shift;
   r->page_len = g.page_len;
   r->page_bits = g.page_bits;
-  for (uint32_t i = 0; i < g.num_indexes; ++i) {
-    r->trees_[i].bind(memory + g.trees_offset[i], g.num_slots, r->header->indexes[i].reduction);
-    r->states_[i] = at<std::atomic<uint16_t>>(memory, g.states_offset[i]);
-    r->cursors[i] = at<Cursor>(memory, g.cursors_offset[i]);
+  r->num_row_indexes_ = 0;
+  for (uint32_t i = 0; i < g.num_indexes; ++i) bind_index(i);
+}
+
+void Region::bind_index(uint32_t index) {
+  const Geometry& g = *geometry;
+  const RecordGeometry& of = g.records[index];
+  if (of.max_items == 0) {
+    maps_[index] = {words, 0, g.num_slots, g.page_shift, false};
+    cursors[index] = at<Cursor>(base, g.cursors_offset[index]);
+    row_indexes_[num_row_indexes_++] = index;
+  } else {
+    records[index] = {&of, at<std::atomic<uint64_t>>(base, of.words_offset), at<ItemWindow>(base, of.windows_offset),
+                      at<RecordNode>(base, of.nodes_offset), at<uint32_t>(base, of.heads_offset)};
+    maps_[index] = {records[index].words, of.first_leaf, of.max_items, 0, true};
+    record_indexes_[index - num_row_indexes_] = index;
   }
+  trees_[index].bind(base + g.trees_offset[index], maps_[index].num_leaves, header->indexes[index].reduction);
+  states_[index] = at<std::atomic<uint16_t>>(base, g.states_offset[index]);
 }
 
 void Region::create(std::byte* memory, const TableConfig& config, const Layout& layout) {
@@ -83,6 +97,8 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
     trees_[i].clear();
     h->index_state[i].max_priority.store(1.0, std::memory_order_relaxed);
     h->index_state[i].max_mass.store(1.0, std::memory_order_relaxed);
+    for (uint64_t record = 0; record < geometry->records[i].max_items; ++record)
+      records[i].words[record].store(uint64_t{1} << kGenerationShift);
   }
   h->ring_head.store(kNoPage);
   h->ring_tail.store(kNoPage);
@@ -127,7 +143,9 @@ Status Region::open(std::byte* memory, size_t num_bytes) {
 
 bool Region::is_own_key(int64_t key) const {
   if (key < 0 || static_cast<uint64_t>(key) >> kLeafBits != geometry->shard) return false;
-  return key_slot(key) < geometry->num_slots && key_generation(key) >= 1;
+  uint64_t num_leaves = geometry->num_slots;
+  for (const uint32_t i : record_indexes()) num_leaves += maps_[i].num_leaves;
+  return key_slot(key) < num_leaves && key_generation(key) >= 1;
 }
 
 uint64_t Region::alive(uint64_t ref) const {

@@ -6,12 +6,15 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "relive/words/bulk_view.hpp"
 #include "relive/words/layout.hpp"
+#include "relive/words/record_view.hpp"
 #include "relive/words/sync.hpp"
 #include "relive/words/testing.hpp"
 #include "relive/words/tree.hpp"
@@ -81,6 +84,9 @@ struct Mark {
     pending_priority.store(priority, std::memory_order_relaxed);
     lane.store(lane_uid, std::memory_order_relaxed);
   }
+  float priority_given() const {  // NaN: none
+    return std::bit_cast<float>(pending_priority.load(std::memory_order_relaxed));
+  }
 };
 static_assert(sizeof(Mark) == 16);
 
@@ -126,6 +132,7 @@ struct IndexState {
   std::atomic<int64_t> live_items;   // DERIVED
   std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
   std::atomic<double> max_mass;      // its mass
+  std::atomic<uint64_t> next_item;   // PRIMARY: records ever taken; the next one is that modulo their number
 };
 
 struct Header {
@@ -174,7 +181,8 @@ struct Region {
   PageRecord* pages = nullptr;
   std::atomic<uint64_t>* tails = nullptr;
   Mark* marks = nullptr;
-  Cursor* cursors[kMaxIndexes] = {};
+  Cursor* cursors[kMaxIndexes] = {};  // of the row indexes
+  Records records[kMaxIndexes] = {};  // of the record indexes
   std::atomic<uint32_t>* free_frames = nullptr;
   uint32_t num_indexes = 0;
   uint32_t page_shift = 0;
@@ -217,8 +225,13 @@ struct Region {
   uint64_t key_generation(int64_t key) const {
     return (static_cast<uint64_t>(key) & ((uint64_t{1} << kLeafBits) - 1)) >> geometry->slot_bits;
   }
-  // Whether the key could ever have come from this region.
+  // Whether the key could ever have come from this region: of a row, or of an explicit item.
   bool is_own_key(int64_t key) const;
+  bool is_row_key(int64_t key) const { return is_own_key(key) && key_slot(key) < geometry->num_slots; }
+  // Whether it could be of an item of this index.
+  bool is_item_key(uint32_t index, int64_t key) const {
+    return is_own_key(key) && key_slot(key) - maps_[index].first < maps_[index].num_leaves;  // below wraps to above
+  }
   // The page of a ref if it still is that very page and in use, else kNoPage.
   uint64_t alive(uint64_t ref) const;
 
@@ -255,6 +268,15 @@ struct Region {
   void clear_tails_from(uint64_t page, uint32_t offset);
 
   // ---- items: their leaves are the index room's (index/leaves.hpp) -------------------------------------------
+  // The indexes whose leaves are row slots, and those whose leaves are records. Most tables have none of these.
+  std::span<const uint32_t> row_indexes() const { return {row_indexes_, num_row_indexes_}; }
+  std::span<const uint32_t> record_indexes() const { return {record_indexes_, num_indexes - num_row_indexes_}; }
+  bool has_records() const { return num_row_indexes_ < num_indexes; }
+  const ItemMap& map(uint32_t index) const { return maps_[index]; }
+  uint64_t leaf_of_key(uint32_t index, int64_t key) const { return key_slot(key) - maps_[index].first; }
+  int64_t key_of_leaf(uint32_t index, uint64_t leaf, uint64_t word) const {
+    return key_of(maps_[index].first + leaf, word);
+  }
   uint32_t max_times(uint32_t index) const { return header->indexes[index].max_times_sampled; }
   const ItemShape& shape(uint32_t index) const { return geometry->shapes[index]; }
   std::atomic<uint64_t>& cursor(uint32_t index, uint32_t lane) const { return cursors[index][lane].place; }
@@ -273,7 +295,12 @@ struct Region {
 
   Tree trees_[kMaxIndexes];
   std::atomic<uint16_t>* states_[kMaxIndexes] = {};
+  ItemMap maps_[kMaxIndexes] = {};
+  uint32_t row_indexes_[kMaxIndexes] = {};
+  uint32_t record_indexes_[kMaxIndexes] = {};
+  uint32_t num_row_indexes_ = 0;
   void bind(std::byte* memory);
+  void bind_index(uint32_t index);
 };
 
 }  // namespace relive

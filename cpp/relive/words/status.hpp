@@ -32,11 +32,12 @@ enum class Code : uint32_t {
   kWriterClosed,
   kForkedHandle,
   kReadOnly,
-  kInUse,         // path: somebody is attached
-  kCheckFailed,   // what
-  kSystemError,   // what, errno
-  kInterrupted,   // a signal came
-  kInvalidConfig  // what, expected, got
+  kInUse,          // path: somebody is attached
+  kCheckFailed,    // what
+  kSystemError,    // what, errno
+  kInterrupted,    // a signal came
+  kInvalidConfig,  // what, expected, got
+  kRowGone         // item, window, key
 };
 
 // One field of a structured error: a name and a number or a text.

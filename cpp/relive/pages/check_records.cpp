@@ -1,0 +1,94 @@
+// The invariants of records: every item has its rows and hangs where it should, and nothing else hangs.
+#include <cmath>
+
+#include "relive/index/leaves.hpp"
+#include "relive/pages/records.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// A node and its neighbours, or the head that it begins.
+bool is_linked(const Records& records, uint64_t node) {
+  const RecordNode& at = records.nodes[node];
+  const auto name = static_cast<uint32_t>(node + 1);
+  const uint32_t before = at.prev == 0 ? records.heads[at.place - 1] : records.nodes[at.prev - 1].next;
+  return before == name && (at.next == 0 || records.nodes[at.next - 1].prev == name);
+}
+
+// Of one record: the nodes that should hang hang where they should, the others nowhere. Counts those that hang.
+const char* check_hanging(const Region& r, const Records& records, uint64_t record, uint64_t* num_hanging) {
+  const ItemWindow* const windows = records.windows_of(record);
+  const bool is_used = Region::is_used(records.words[record].load(kRelaxed));
+  bool goes_on = is_used;
+  for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
+    const uint32_t num_rows = windows[w].num_rows.load(kRelaxed);
+    goes_on = goes_on && num_rows != 0;
+    if (w == 0 && is_used && !goes_on) return "an explicit item without a window";
+    uint32_t part = 0;
+    bool hangs = true;
+    if (goes_on) {
+      if (num_rows > records.geometry->max_rows) return "an explicit item's window is too long";
+      const bool is_whole =
+          walk_rows(r, windows[w].key.load(kRelaxed), num_rows, [&](uint64_t page, uint32_t first, uint32_t) {
+            const uint64_t node = records.node_of(record, w, part++);
+            hangs = hangs && records.nodes[node].place == r.slot_of(page, first) + 1 && is_linked(records, node);
+            return true;
+          });
+      if (!is_whole) return "an explicit item outlives a row it needs";
+    }
+    if (!hangs) return "an explicit item does not hang at a row that it needs";
+    *num_hanging += part;
+    for (; part < records.geometry->pages_a_window; ++part)
+      if (records.nodes[records.node_of(record, w, part)].place != 0) return "a record hangs at a row that it has not";
+  }
+  return "";
+}
+
+const char* check_leaf(const Region& r, uint32_t index, uint64_t record, int64_t* live_items) {
+  const Leaves leaves(r, index);
+  const bool is_used = Region::is_used(r.map(index).word(record));
+  const uint16_t state = leaves.state(record);
+  const double mass = leaves.mass(record);
+  const bool is_item = is_used && leaves.is_drawable(state);
+  *live_items += is_item ? 1 : 0;
+  if (is_used && state != kStateAwaiting && !leaves.is_published(record)) return "a record in use stands for no item";
+  if (mass == leaves.nothing()) return "";
+  if (!is_item) return "a leaf that stands for no live explicit item has mass";
+  return std::isfinite(mass) && mass >= 0.0 ? "" : "a leaf is not a finite mass >= 0";
+}
+
+// What the heads lead to: as many nodes as hang, each at its own row.
+const char* check_heads(const Region& r, const Records& records, uint64_t num_hanging) {
+  uint64_t count = 0;
+  for (uint64_t slot = 0; slot < r.geometry->num_slots; ++slot)
+    for (uint32_t name = records.heads[slot]; name != 0; name = records.nodes[name - 1].next)
+      if (records.nodes[name - 1].place != slot + 1 || ++count > num_hanging) return "a row's list of items is broken";
+  return count == num_hanging ? "" : "an explicit item hangs on no list";
+}
+
+const char* check_index(const Region& r, uint32_t index) {
+  const Records& records = r.records[index];
+  uint64_t num_hanging = 0;
+  int64_t live_items = 0;
+  for (uint64_t record = 0; record < records.geometry->max_items; ++record) {
+    const char* broken = check_leaf(r, index, record, &live_items);
+    if (*broken == 0) broken = check_hanging(r, records, record, &num_hanging);
+    if (*broken != 0) return broken;
+  }
+  if (live_items != r.header->index_state[index].live_items.load(kRelaxed))
+    return "live_items of an explicit index differs from its records";
+  const char* const broken = check_heads(r, records, num_hanging);
+  return *broken != 0 ? broken : Leaves(r, index).broken_node();
+}
+
+}  // namespace
+
+const char* broken_records(const Region& r) {
+  for (const uint32_t i : r.record_indexes())
+    if (const char* broken = check_index(r, i); *broken != 0) return broken;
+  return "";
+}
+
+}  // namespace relive

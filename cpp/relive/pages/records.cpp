@@ -1,0 +1,181 @@
+#include "relive/pages/records.hpp"
+
+#include "relive/index/leaves.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr uint32_t kNodesAnEnd = 8;  // of one item's share of a hold
+
+uint64_t used_word(uint64_t word) {
+  return Region::generation_of(word) << kGenerationShift | static_cast<uint64_t>(PageState::kOpen);
+}
+
+bool is_used(const Records& records, uint64_t record) { return Region::is_used(records.words[record].load(kRelaxed)); }
+
+void hang(const Records& records, uint64_t node, uint64_t slot) {
+  RecordNode& at = records.nodes[node];
+  const auto name = static_cast<uint32_t>(node + 1);
+  at = {slot + 1, 0, records.heads[slot]};
+  if (at.next != 0) records.nodes[at.next - 1].prev = name;
+  records.heads[slot] = name;
+}
+
+void take_down(const Records& records, uint64_t node) {
+  RecordNode& at = records.nodes[node];
+  if (at.place == 0) return;
+  (at.prev == 0 ? records.heads[at.place - 1] : records.nodes[at.prev - 1].next) = at.next;
+  if (at.next != 0) records.nodes[at.next - 1].prev = at.prev;
+  at = {0, 0, 0};
+}
+
+// Hangs a record wherever its windows touch a page. False where a row of them is not there.
+bool hang_record(Held& held, uint32_t index, uint64_t record) {
+  const Region& r = held.region;
+  const Records& records = r.records[index];
+  const ItemWindow* const windows = records.windows_of(record);
+  for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
+    const uint32_t num_rows = windows[w].num_rows.load(kRelaxed);
+    if (num_rows == 0) return w > 0;
+    if (num_rows > records.geometry->max_rows) return false;
+    uint32_t part = 0;
+    const bool is_whole =
+        walk_rows(r, windows[w].key.load(kRelaxed), num_rows, [&](uint64_t page, uint32_t first, uint32_t) {
+          hang(records, records.node_of(record, w, part++), r.slot_of(page, first));
+          return true;
+        });
+    if (!is_whole) return false;
+  }
+  return true;
+}
+
+void take_record_down(const Records& records, uint64_t record) {
+  const uint64_t first = records.node_of(record, 0, 0);
+  for (uint64_t node = first; node < first + records.geometry->nodes_a_record(); ++node) take_down(records, node);
+}
+
+void write_windows(const Records& records, uint64_t record, const WindowRows* windows, uint32_t num_windows) {
+  ItemWindow* const to = records.windows_of(record);
+  for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
+    to[w].key.store(w < num_windows ? windows[w].key : 0, kRelaxed);
+    to[w].num_rows.store(w < num_windows ? windows[w].num_rows : 0, kRelaxed);
+  }
+}
+
+}  // namespace
+
+bool are_steps_there(const Region& r, const WindowRows& window) {
+  return walk_rows(r, window.key, window.num_rows, [&r](uint64_t page, uint32_t first, uint32_t count) {
+    return r.num_tails(page, first, first + count) == 0;
+  });
+}
+
+uint32_t cost_of_end(const Region& r, uint32_t index) {
+  const uint64_t nodes = r.records[index].geometry->nodes_a_record();
+  return static_cast<uint32_t>((nodes + kNodesAnEnd - 1) / kNodesAnEnd);
+}
+
+// State, leaf, word: who dies in between leaves a used record whose item is over, which recovery frees. Nothing of the
+// record is written again before its new generation is visible, as with a page (rule D3).
+void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state) {
+  Region& r = held.region;
+  const Records& records = r.records[index];
+  Leaves::retire(held, index, record, final_state);
+  RELIVE_FAIL_POINT(record_ended);
+  const uint64_t word = records.words[record].load(kRelaxed);
+  records.words[record].store(RELIVE_RULE(X4_generation) ? r.freed_word(word) : word & ~uint64_t{3},
+                              std::memory_order_release);
+  RELIVE_FAIL_POINT(record_word);
+  release_fence();
+  take_record_down(records, record);
+  RELIVE_FAIL_POINT(record_unhung);
+}
+
+// The cursor moves before anything of the record is written: it always stands at the oldest item, and who dies in
+// between has wasted a place.
+uint64_t take_record(Held& held, uint32_t index) {
+  const Region& r = held.region;
+  const Records& records = r.records[index];
+  const uint64_t max_items = records.geometry->max_items;
+  std::atomic<uint64_t>& next = r.header->index_state[index].next_item;
+  const uint32_t cost = cost_of_end(r, index);
+  for (uint64_t looks = 0; looks < max_items && held.ends_left > 0; ++looks) {
+    const uint64_t at = next.load(kRelaxed);
+    const uint64_t record = at % max_items;
+    if (is_used(records, record)) end_record(held, index, record, kStateEnded);
+    held.ends_left -= std::min(held.ends_left, cost);
+    next.store(at + 1, kRelaxed);
+    RELIVE_FAIL_POINT(insert_taken);
+    if (Region::state_of(records.words[record].load(kRelaxed)) == PageState::kFree) return record;
+  }
+  return kNoRecord;
+}
+
+int64_t fill_record(Held& held, uint32_t index, uint64_t record, const WindowRows* windows, uint32_t num_windows,
+                    float given, bool* is_item) {
+  const Region& r = held.region;
+  const Records& records = r.records[index];
+  const uint64_t word = used_word(records.words[record].load(kRelaxed));
+  Leaves::open(held, index, record, 1, 0);
+  if (RELIVE_RULE(X2_windows_first)) write_windows(records, record, windows, num_windows);
+  RELIVE_FAIL_POINT(insert_windows);
+  if (RELIVE_RULE(X2_windows_first)) hang_record(held, index, record);
+  RELIVE_FAIL_POINT(insert_hung);
+  records.words[record].store(word, std::memory_order_release);
+  RELIVE_FAIL_POINT(insert_word);
+  *is_item = Leaves::complete(held, index, record, given);
+  if (!RELIVE_RULE(X2_windows_first)) {
+    write_windows(records, record, windows, num_windows);
+    hang_record(held, index, record);
+  }
+  RELIVE_FAIL_POINT(insert_done);
+  return r.key_of_leaf(index, record, word);
+}
+
+bool end_records_at(Held& held, uint64_t slot) {
+  const Region& r = held.region;
+  if (!RELIVE_RULE(X3_rows)) return true;
+  for (const uint32_t i : r.record_indexes()) {
+    const Records& records = r.records[i];
+    const uint32_t cost = cost_of_end(r, i);
+    while (records.heads[slot] != 0) {
+      if (held.ends_left == 0) {
+        RELIVE_FAIL_POINT(evict_not_yet);
+        return false;
+      }
+      held.ends_left -= std::min(held.ends_left, cost);
+      end_record(held, i, records.record_of(records.heads[slot] - 1), kStateEnded);
+      RELIVE_FAIL_POINT(record_rows);
+    }
+  }
+  return true;
+}
+
+// Nodes and heads begin anew. What does not hang whole is an item without its rows, or was never finished.
+void recover_records(Held& held) {
+  Region& r = held.region;
+  for (const uint32_t i : r.record_indexes()) {
+    const Records& records = r.records[i];
+    const Leaves leaves(r, i);
+    const uint64_t max_items = records.geometry->max_items;
+    if (RELIVE_RULE(X6_hang)) {
+      std::fill_n(records.heads, r.geometry->num_slots, 0u);
+      std::fill_n(records.nodes, max_items * records.geometry->nodes_a_record(), RecordNode{0, 0, 0});
+    }
+    int64_t live_items = 0;
+    for (uint64_t record = 0; record < max_items; ++record) {
+      if (is_used(records, record)) {
+        const uint16_t state = leaves.state(record);
+        const bool is_made = state == kStateAwaiting || leaves.is_published(record);
+        const bool is_whole = !RELIVE_RULE(X6_hang) || hang_record(held, i, record);
+        if (RELIVE_RULE(X6_end) && !(is_made && is_whole)) end_record(held, i, record, kStateEnded);
+      }
+      live_items += Leaves::settle(held, i, record, is_used(records, record)) ? 1 : 0;
+      RELIVE_FAIL_POINT(recover_records);
+    }
+    r.header->index_state[i].live_items.store(live_items, kRelaxed);
+  }
+}
+
+}  // namespace relive

@@ -1,0 +1,163 @@
+// Explicit items come: checked, admitted by their limiter, and made under the lock, 256 a hold (rules X2, X7).
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "relive/index/leaves.hpp"
+#include "relive/table/table.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+Status refused(Code code, size_t item, uint32_t window, int64_t key) {
+  return Status(code).with_int("item", static_cast<int64_t>(item)).with_int("window", window).with_int("key", key);
+}
+
+Status too_much(const char* what, const char* expected, int64_t got, size_t item) {
+  return Status(Code::kInvalidConfig)
+      .with_text("what", what)
+      .with_text("expected", expected)
+      .with_int("got", got)
+      .with_int("item", static_cast<int64_t>(item));
+}
+
+// Whether the rows of one item are there; exact under the lock.
+Status check_rows(const Region& r, const WindowRows* windows, uint32_t num_windows, size_t item) {
+  for (uint32_t w = 0; w < num_windows; ++w)
+    if (!are_steps_there(r, windows[w])) return refused(Code::kRowGone, item, w, windows[w].key);
+  return {};
+}
+
+}  // namespace
+
+Status items_stand_error(const Deadline& deadline) {
+  return Status(Code::kDeadlineExceeded)
+      .with_text("needs", "the explicit items on the oldest rows to end, 256 in one hold of the lock")
+      .with_text("has", "some of them left")
+      .with_double("waited_s", deadline.waited_s());
+}
+
+// All that can be said without the lock; whether rows are there is asked again under it.
+Status Table::check_items(uint32_t index, const NewItems& items) const {
+  const Region& r = region_;
+  if (index >= r.num_indexes || !r.map(index).is_explicit)
+    return too_much("index", "one whose items are inserted (explicit)", index, 0);
+  const RecordGeometry& records = r.geometry->records[index];
+  if (items.priorities != nullptr && !Leaves(r, index).kind().has_priorities)
+    return Status(Code::kNoPriorities).with_text("index", r.header->indexes[index].name);
+  const WindowRows* windows = items.windows;
+  for (size_t k = 0; k < items.num_items; windows += items.num_windows[k], ++k) {
+    const uint32_t num_windows = items.num_windows[k];
+    if (num_windows < 1 || num_windows > records.max_windows)
+      return too_much("windows of an item", "1 to max_windows", num_windows, k);
+    for (uint32_t w = 0; w < num_windows; ++w) {
+      if (windows[w].num_rows < 1 || windows[w].num_rows > records.max_rows)
+        return too_much("rows of a window", "1 to max_rows", windows[w].num_rows, k);
+      if (!r.is_row_key(windows[w].key)) return refused(Code::kForeignKey, k, w, windows[w].key);
+    }
+    RELIVE_RETURN_IF_ERROR(check_rows(r, windows, num_windows, k));
+    if (items.priorities == nullptr) continue;
+    const float priority = items.priorities[k];
+    if (!(priority >= 0.0f) || !std::isfinite(priority))
+      return Status(Code::kInvalidPriority)
+          .with_int("position", static_cast<int64_t>(k))
+          .with_double("value", priority);
+  }
+  return {};
+}
+
+// One wait until the index's limiter lets an item in. Items come one by one where it must be, so whoever draws what
+// draw_always_moves() accepts and whoever inserts never wait for each other.
+Status Table::wait_for_item_room(uint32_t index, const Deadline& deadline) {
+  Region& r = region_;
+  const LimiterConfig& limiter = r.header->indexes[index].limiter;
+  const IndexState& state = r.header->index_state[index];
+  const auto ready = [&] {
+    return closed_.load(kRelaxed) ||
+           can_insert(limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed), r.sampled(index), 1);
+  };
+  if (ready()) return {};
+  const bool samples_itself = sampling_thread_.load(kRelaxed) != 0;
+  const bool waits_for_itself = !deadline.passed() && only_thread_hook != nullptr && is_alone() &&
+                                (samples_itself || storage_->is_local()) && only_thread_hook();
+  if (deadline.passed() || waits_for_itself)
+    return Status(waits_for_itself ? Code::kWaitsForItself : Code::kDeadlineExceeded)
+        .with_text("needs", limiter_text(r.header->indexes[index]))
+        .with_int("has", state.inserted.load(kRelaxed))
+        .with_double("waited_s", deadline.waited_s());
+  r.header->counters.writer_waits.fetch_add(1, kRelaxed);
+  const double before = deadline.waited_s();
+  wait_slice(&r.header->room_event, deadline, kWaitSlice_s, ready);
+  r.header->counters.writer_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
+  if (is_interrupted()) return Status(Code::kInterrupted);
+  if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
+    Locked locked(door_, deadline);
+    if (locked.status().code() == Code::kInterrupted) return locked.status();
+    if (locked.status().ok() && locked.sweep_dead() > 0) locked.room_came();
+  }
+  return {};
+}
+
+// One hold: as many items as the limiter lets in and as one hold may end (an item takes the place of the oldest). *at
+// goes on over the windows; stops at an item whose rows went meanwhile.
+Status Table::insert_held(Held& held, uint32_t index, const NewItems& items, const WindowRows** at, int64_t* keys,
+                          size_t* stored) {
+  const Region& r = held.region;
+  const IndexState& state = r.header->index_state[index];
+  const auto left = static_cast<int64_t>(items.num_items - *stored);
+  const int64_t admitted = most_insertable(r.header->indexes[index].limiter, state.live_items.load(kRelaxed),
+                                           state.inserted.load(kRelaxed), r.sampled(index), left);
+  for (int64_t k = 0; k < admitted; ++k) {
+    const uint32_t num_windows = items.num_windows[*stored];
+    RELIVE_RETURN_IF_ERROR(check_rows(r, *at, num_windows, *stored));
+    const uint64_t record = take_record(held, index);
+    if (record == kNoRecord && held.ends_left == 0) return {};
+    if (record == kNoRecord)
+      return Status(Code::kDeadlineExceeded)
+          .with_text("needs", "a record with a generation to come")
+          .with_text("has", "every record retired")
+          .with_double("waited_s", 0.0);
+    const float given =
+        items.priorities != nullptr ? items.priorities[*stored] : std::numeric_limits<float>::quiet_NaN();
+    bool is_item = false;
+    keys[*stored] = fill_record(held, index, record, *at, num_windows, given, &is_item);
+    if (is_item) Leaves::count_published(held, index, 1);
+    RELIVE_FAIL_POINT(insert_counted);
+    *at += num_windows;
+    *stored += 1;
+  }
+  return {};
+}
+
+Status Table::insert_items(uint32_t index, const NewItems& items, double timeout_s, int64_t* keys, size_t* stored) {
+  *stored = 0;
+  const Deadline deadline = Deadline::after(timeout_s);
+  Entered entered(*this, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  RELIVE_RETURN_IF_ERROR(check_items(index, items));
+  float largest = 0.0f;
+  for (size_t k = 0; items.priorities != nullptr && k < items.num_items; ++k)
+    largest = std::max(largest, items.priorities[k]);
+  const WindowRows* at = items.windows;
+  Status status;
+  while (*stored < items.num_items && status.ok()) {
+    const size_t before = *stored;
+    if (closed_.load(kRelaxed)) status = Status(Code::kTableClosed);
+    if (status.ok()) {
+      Locked locked(door_, deadline);
+      status = locked.status();
+      if (status.ok() && before == 0) note_priority(locked.held(), index, largest);
+      if (status.ok()) status = insert_held(locked.held(), index, items, &at, keys, stored);
+      if (*stored > before) locked.items_came();
+    }
+    if (status.ok() && *stored == before) status = wait_for_item_room(index, deadline);
+  }
+  if (status.ok() || *stored == 0) return status;
+  return std::move(status)
+      .with_int("stored", static_cast<int64_t>(*stored))
+      .with_int("num_items", static_cast<int64_t>(items.num_items));
+}
+
+}  // namespace relive

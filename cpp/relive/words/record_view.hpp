@@ -1,0 +1,62 @@
+// Records: what an index whose items are explicit keeps of each item, and where each hangs (rules X1 to X7).
+//
+// A record lists windows; an item's leaf is its record's number. The word of a record has the same bits as a page's:
+// used while the item is there, its generation moves when the item goes. A record *hangs*, for every page that each of
+// its windows touches, at the first row that the window has in that page. Rows go in order from the front of a page, so
+// what hangs at the row that goes is all that has to end with it.
+//
+// Owner:   the region owns the bytes; Records and ItemMap are views.
+// Locking: written under the table lock only. Words and windows are read at any time, nodes and heads under it alone.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "relive/words/layout.hpp"
+
+namespace relive {
+
+// One window of a record, PRIMARY. Written while the record is free, before its word says otherwise (rule X2).
+struct ItemWindow {
+  std::atomic<int64_t> key;        // of its first row
+  std::atomic<uint32_t> num_rows;  // 0: the record has no further window
+  uint32_t reserved;
+};
+static_assert(sizeof(ItemWindow) == 16);
+
+// One place where a record hangs, DERIVED. Nodes are named by number + 1, so that zeroed memory hangs nowhere.
+struct RecordNode {
+  uint64_t place;       // row slot + 1; 0: it does not hang
+  uint32_t prev, next;  // at the same row
+};
+static_assert(sizeof(RecordNode) == 16);
+
+struct Records {
+  const RecordGeometry* geometry = nullptr;
+  std::atomic<uint64_t>* words = nullptr;
+  ItemWindow* windows = nullptr;
+  RecordNode* nodes = nullptr;
+  uint32_t* heads = nullptr;  // of each row slot: the first node there, + 1
+
+  ItemWindow* windows_of(uint64_t record) const { return windows + record * geometry->max_windows; }
+  uint64_t node_of(uint64_t record, uint32_t window, uint32_t part) const {
+    return record * geometry->nodes_a_record() + uint64_t{window} * geometry->pages_a_window + part;
+  }
+  uint64_t record_of(uint64_t node) const { return node / geometry->nodes_a_record(); }
+};
+
+// How the leaves of an index stand to keys and to the words that hold their generations: row slots, a page's word for
+// all of its rows (implicit), or records, each with a word of its own (explicit).
+struct ItemMap {
+  const std::atomic<uint64_t>* words = nullptr;
+  uint64_t first = 0;  // what the key of leaf 0 holds in a slot's place
+  uint64_t num_leaves = 0;
+  uint32_t shift = 0;  // leaves of one word, as a power of two
+  bool is_explicit = false;
+
+  uint64_t word(uint64_t leaf) const { return words[leaf >> shift].load(std::memory_order_acquire); }
+  void prefetch(uint64_t leaf) const { __builtin_prefetch(words + (leaf >> shift)); }
+};
+
+}  // namespace relive

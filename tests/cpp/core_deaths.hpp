@@ -1,0 +1,46 @@
+// Deaths without processes: a call that goes no further at a fail point, and what others do about it.
+#pragma once
+
+#include "harness.hpp"
+#include "relive/pages/recover.hpp"
+#include "relive/table/table.hpp"
+
+namespace rig {
+
+using namespace relive;
+
+// What the next holder of the lock does for one who died.
+inline void recover_all(Table& table) {
+  Locked locked(table.door(), Deadline::after(1.0));
+  CHECK(locked.status().ok());
+  recover(locked.held(), table.door().scratch);
+}
+
+// Who is at `point` for the k-th time goes no further; what it held is then recovered, as after a death.
+template <class Call>
+void die_at(testing::FailPoint point, Table& table, Call&& call, int passages = 1) {
+  static testing::FailPoint wanted;
+  static int passages_left;
+  struct Death {};
+  wanted = point;
+  passages_left = passages;
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (at == wanted && passages_left > 0 && --passages_left == 0) throw Death{};
+  };
+  try {
+    call();
+  } catch (const Death&) {
+  }
+  testing::fail_point_hook = nullptr;
+  CHECK_EQ(passages_left, 0);
+  recover_all(table);
+}
+
+// What a sweep does for a writer's process that died.
+inline void end_writers(Table& table) {
+  Locked locked(table.door(), Deadline::after(1.0));
+  CHECK(locked.status().ok());
+  end_participant(locked.held(), table.door().me);
+}
+
+}  // namespace rig

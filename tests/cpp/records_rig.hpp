@@ -1,0 +1,300 @@
+// A table with an explicit index beside a naive model of it: a list of items, each a list of row keys, and nothing else.
+#pragma once
+
+#include <cmath>
+
+#include "core_rig.hpp"
+#include "relive/index/kinds.hpp"
+
+namespace rig {
+
+struct RecordSpec {
+  uint64_t max_items = 20;
+  uint32_t max_windows = 3;
+  uint32_t max_rows = 12;
+  bool prioritized = true;
+  Initial initial = Initial::kNumber;
+  uint32_t max_times = 0;
+};
+
+inline IndexConfig explicit_index(const RecordSpec& spec) {
+  IndexConfig index{};
+  std::snprintf(index.name, sizeof index.name, "items");
+  index.n_step = 1;
+  index.gamma = kGamma;
+  index.sampling = spec.prioritized ? Sampling::kPrioritized : Sampling::kUniform;
+  index.initial = spec.initial;
+  index.initial_number = 1.0;
+  index.priority_exponent = 0.6;
+  index.limiter = make_min_size(1);
+  index.max_times_sampled = spec.max_times;
+  for (uint32_t& frames : index.stack) frames = 1;
+  index.map = LeafMap::kExplicit;
+  index.max_items = spec.max_items;
+  index.max_windows = spec.max_windows;
+  index.max_rows = spec.max_rows;
+  return index;
+}
+
+inline Spec with_items(Spec spec, const RecordSpec& items) {
+  spec.explicit_indexes.push_back(explicit_index(items));
+  return spec;
+}
+
+struct ItemRow {
+  int64_t key;
+  uint64_t tag;  // of the lane
+  size_t episode, step;
+};
+
+struct ModelItem {
+  uint64_t number = 0;  // in order of insertion
+  std::vector<ItemRow> rows;
+  double mass = 0.0;
+  uint32_t uses = 0;
+  bool is_removed = false, is_awaiting = false;
+};
+
+class RecordsRig {
+ public:
+  RecordsRig(const Spec& spec, const RecordSpec& items)
+      : rig(with_items(spec, items)), spec_(items), has_state_(spec.has_state) {
+    index_ = static_cast<uint32_t>(spec.indexes.size());
+    std::vector<std::string> names = {"action",       "reward", "num_steps",     "lane",
+                                      "episode_step", "first",  "policy_version"};
+    if (has_state_) names.push_back("observation");
+    CHECK(table().make_plan(index_, names, &plan_).ok());
+  }
+
+  Table& table() { return *rig.table; }
+  const Region& region() { return rig.table->region(); }
+  uint32_t index() const { return index_; }
+
+  // The rows of a window of so many rows from a key on, as the model has them; empty where they are not all steps.
+  std::vector<ItemRow> rows_of(int64_t key, uint32_t num_rows) const;
+  // Inserts items of these windows; all must be insertable. Returns their keys.
+  std::vector<int64_t> insert(const std::vector<std::vector<WindowRows>>& items,
+                              const std::vector<float>& priorities = {});
+  Status try_insert(const std::vector<std::vector<WindowRows>>& items, const std::vector<float>& priorities,
+                    std::vector<int64_t>* keys, size_t* stored);
+  std::vector<int64_t> sample(size_t num_items);
+  void update(const std::vector<int64_t>& keys, const std::vector<float>& priorities);
+  void remove(const std::vector<int64_t>& keys);
+  // Everything that the table says of the items with the model, and check().
+  void verify();
+
+  bool is_row_there(int64_t key);
+  bool is_alive(const ModelItem& item);
+  bool is_live(const ModelItem& item) {
+    return is_alive(item) && !item.is_awaiting && (spec_.max_times == 0 || item.uses < spec_.max_times);
+  }
+  int64_t num_live() {
+    int64_t count = 0;
+    for (const auto& [key, item] : items) count += is_live(item) ? 1 : 0;
+    return count;
+  }
+
+  Rig rig;
+  std::map<int64_t, ModelItem> items;
+  std::vector<int64_t> item_keys;  // in order
+  uint64_t lost = 0;               // records that deaths and skips took out of the ring's turn
+
+ private:
+  void check_rows(const std::vector<std::vector<std::byte>>& out, size_t place, int64_t key);
+  std::vector<std::vector<std::byte>> buffers(size_t num_items, std::vector<std::byte*>* pointers) const {
+    std::vector<std::vector<std::byte>> out;
+    for (const Output& output : plan_.outputs) out.emplace_back(output.item_bytes * num_items, std::byte{0xee});
+    for (auto& buffer : out) pointers->push_back(buffer.data());
+    return out;
+  }
+
+  RecordSpec spec_;
+  bool has_state_;
+  uint32_t index_ = 0;
+  GatherPlan plan_;
+};
+
+inline std::vector<ItemRow> RecordsRig::rows_of(int64_t key, uint32_t num_rows) const {
+  const auto found = rig.places.find(key);
+  if (found == rig.places.end()) return {};
+  const ModelLane& lane = rig.lanes[found->second.lane];
+  size_t episode = found->second.episode, step = found->second.step;
+  std::vector<ItemRow> rows;
+  while (rows.size() < num_rows) {
+    if (step == lane.episodes[episode].steps.size()) {
+      if (has_state_ || episode + 1 >= lane.episodes.size()) return {};  // a tail, or nothing yet
+      ++episode, step = 0;
+      continue;
+    }
+    const int64_t at = lane.episodes[episode].steps[step].key;
+    if (!rig.is_step_alive(at)) return {};
+    rows.push_back({at, lane.tag, episode, step++});
+  }
+  return rows;
+}
+
+inline bool RecordsRig::is_row_there(int64_t key) {
+  const Region& r = region();
+  const uint64_t slot = r.key_slot(key), page = r.page_of(slot), word = r.words[page].load();
+  if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return false;
+  const Range range = Range::unpack(r.pages[page].range.load());
+  return r.offset_of(slot) >= range.step_begin && r.offset_of(slot) < range.step_end;
+}
+
+inline bool RecordsRig::is_alive(const ModelItem& item) {
+  if (item.is_removed || item_keys.size() + lost - item.number > spec_.max_items) return false;
+  return std::all_of(item.rows.begin(), item.rows.end(), [&](const ItemRow& row) { return is_row_there(row.key); });
+}
+
+inline Status RecordsRig::try_insert(const std::vector<std::vector<WindowRows>>& of,
+                                     const std::vector<float>& priorities, std::vector<int64_t>* keys, size_t* stored) {
+  std::vector<uint32_t> num_windows;
+  std::vector<WindowRows> windows;
+  for (const auto& item : of) {
+    num_windows.push_back(static_cast<uint32_t>(item.size()));
+    windows.insert(windows.end(), item.begin(), item.end());
+  }
+  keys->assign(of.size(), -1);
+  const NewItems asked{of.size(), num_windows.data(), windows.data(), priorities.empty() ? nullptr : priorities.data()};
+  return table().insert_items(index_, asked, 1.0, keys->data(), stored);
+}
+
+inline std::vector<int64_t> RecordsRig::insert(const std::vector<std::vector<WindowRows>>& of,
+                                               const std::vector<float>& priorities) {
+  std::vector<int64_t> keys;
+  size_t stored = 0;
+  CHECK(try_insert(of, priorities, &keys, &stored).ok());
+  CHECK_EQ(stored, of.size());
+  const IndexConfig& config = region().header->indexes[index_];
+  for (size_t k = 0; k < stored; ++k) {
+    CHECK(items.count(keys[k]) == 0 && !region().is_row_key(keys[k]) && region().is_item_key(index_, keys[k]));
+    ModelItem item;
+    item.number = item_keys.size() + lost;
+    for (const WindowRows& window : of[k]) {
+      const std::vector<ItemRow> rows = rows_of(window.key, window.num_rows);
+      CHECK(!rows.empty());
+      item.rows.insert(item.rows.end(), rows.begin(), rows.end());
+    }
+    item.is_awaiting = priorities.empty() && spec_.prioritized && spec_.initial == Initial::kGiven;
+    item.mass = !spec_.prioritized ? 1.0 : leaf_of(config, priorities.empty() ? 1.0f : priorities[k]);
+    items[keys[k]] = item;
+    item_keys.push_back(keys[k]);
+  }
+  return keys;
+}
+
+inline void RecordsRig::check_rows(const std::vector<std::vector<std::byte>>& out, size_t place, int64_t key) {
+  const ModelItem& item = items.at(key);
+  for (size_t o = 0; o < plan_.outputs.size(); ++o) {
+    const Output& output = plan_.outputs[o];
+    const std::byte* at = out[o].data() + place * output.item_bytes;
+    if (output.source == Source::kNumSteps) {
+      CHECK_EQ(*reinterpret_cast<const int64_t*>(at), static_cast<int64_t>(item.rows.size()));
+      continue;
+    }
+    const size_t most = static_cast<size_t>(output.shape[0]), n = output.item_bytes / most;
+    std::vector<std::byte> expected(n);
+    for (size_t k = 0; k < most; ++k, at += n) {
+      std::fill(expected.begin(), expected.end(), std::byte{0});
+      if (k < item.rows.size()) {
+        const ItemRow& row = item.rows[k];
+        const auto put = [&](auto value) { std::memcpy(expected.data(), &value, sizeof value); };
+        if (output.name == "lane")
+          put(static_cast<int64_t>(row.tag));
+        else if (output.name == "episode_step")
+          put(static_cast<int64_t>(row.step));
+        else if (output.name == "first")
+          put(static_cast<uint8_t>(row.step == 0));
+        else if (output.name == "reward")
+          put(reward_of(row.tag, row.episode, row.step));
+        else if (output.name != "policy_version")
+          write_cell(expected.data(), n, row.tag, row.episode, row.step, output.column);
+      }
+      if (std::memcmp(expected.data(), at, n) == 0) continue;
+      harness::fail(
+          __FILE__, __LINE__,
+          output.name + " of row " + std::to_string(k) + " of item " + std::to_string(item.number) + " differs");
+      return;
+    }
+  }
+}
+
+inline std::vector<int64_t> RecordsRig::sample(size_t num_items) {
+  std::vector<std::byte*> pointers;
+  const auto out = buffers(num_items, &pointers);
+  std::vector<int64_t> got(num_items);
+  std::vector<double> probabilities(num_items);
+  int64_t live = 0;
+  DrawRequest request;
+  request.index = index_;
+  request.num_items = num_items;
+  request.plan = &plan_;
+  request.out = pointers.data();
+  request.keys = got.data();
+  request.probabilities = probabilities.data();
+  request.num_live_items = &live;
+  const Status status = table().sample(request, 0.0);
+  if (!status.ok()) {
+    CHECK(status.code() == Code::kDeadlineExceeded);
+    return {};
+  }
+  for (size_t k = 0; k < num_items; ++k) {
+    CHECK(items.count(got[k]) == 1);
+    if (items.count(got[k]) == 0) continue;
+    CHECK(is_live(items[got[k]]));
+    check_rows(out, k, got[k]);
+    items[got[k]].uses += spec_.max_times != 0 ? 1 : 0;
+  }
+  return got;
+}
+
+inline void RecordsRig::update(const std::vector<int64_t>& keys, const std::vector<float>& priorities) {
+  const IndexConfig& config = region().header->indexes[index_];
+  int64_t applied = 0, expected = 0;
+  for (size_t k = 0; k < keys.size(); ++k) {
+    ModelItem& item = items.at(keys[k]);
+    const bool is_used_up = spec_.max_times != 0 && item.uses >= spec_.max_times;
+    if (!is_alive(item) || is_used_up) continue;
+    ++expected;
+    item.is_awaiting = false;
+    item.mass = leaf_of(config, priorities[k]);
+  }
+  CHECK(table().update_priorities(index_, keys.data(), priorities.data(), keys.size(), &applied).ok());
+  CHECK_EQ(applied, expected);
+}
+
+inline void RecordsRig::remove(const std::vector<int64_t>& keys) {
+  int64_t deleted = 0, expected = 0;
+  for (int64_t key : keys) {
+    ModelItem& item = items.at(key);
+    expected += is_alive(item) ? 1 : 0;
+    item.is_removed = true;
+  }
+  CHECK(table().delete_items(keys.data(), keys.size(), &deleted).ok());
+  CHECK_EQ(deleted, expected);
+}
+
+inline void RecordsRig::verify() {
+  const Status checked = table().check();
+  if (!checked.ok())
+    harness::fail(__FILE__, __LINE__, "check(): " + (checked.fields().empty() ? "?" : checked.fields()[0].text));
+  const size_t first = item_keys.size() > 100 ? item_keys.size() - 100 : 0;
+  const std::vector<int64_t> asked(item_keys.begin() + static_cast<std::ptrdiff_t>(first), item_keys.end());
+  std::vector<std::byte*> pointers;
+  const auto out = buffers(asked.size(), &pointers);
+  std::vector<uint8_t> present(asked.size());
+  CHECK(table().gather(plan_, asked.data(), asked.size(), pointers.data(), present.data()).ok());
+  for (size_t k = 0; k < asked.size(); ++k) {
+    const ModelItem& item = items.at(asked[k]);
+    CHECK_EQ(static_cast<bool>(present[k]), is_alive(item) && !item.is_awaiting);
+    if (present[k]) check_rows(out, k, asked[k]);
+  }
+  double mass = 0.0;
+  for (const auto& [key, item] : items) mass += is_live(item) ? item.mass : 0.0;
+  TableStats stats;
+  CHECK(table().stats(&stats).ok());
+  CHECK(std::abs(stats.total_mass.at(index_) - mass) < 1e-6);
+  CHECK_EQ(table().num_items(index_), num_live());
+}
+
+}  // namespace rig

@@ -1,0 +1,236 @@
+// Explicit items in the stress programme: who inserts, updates and deletes them, and who draws and verifies them.
+//
+// A writer notes what each of its rows holds, an inserter what each of its items was inserted with, both in the control.
+// So a sampler knows every row of an item that it is handed: which lane, which step, in which order. An item that was
+// not noted yet (or whose inserter was killed in between) is still verified in every byte of every row.
+#pragma once
+
+#include "stress_workers.hpp"
+
+namespace stress {
+
+inline constexpr uint32_t kItemWindows = 3, kItemRows = 20;
+
+// The step behind this one in its lane; false where a tail lies between them.
+inline bool advance(Identity* who, bool stateless) {
+  if (++who->step < length_of(who->tag, who->episode)) return true;
+  ++who->episode, who->step = 0;
+  return stateless;
+}
+
+class InserterWorker final : public Worker {
+ public:
+  using Worker::Worker;
+
+ private:
+  static constexpr size_t kMost = 4;
+  static constexpr size_t kCrowd = 300;  // items on one row: more than one hold may end
+
+  void step() override {
+    const uint32_t index = items_index(options_);
+    const uint64_t dice = random_.below(20);
+    if (dice < 13 || late_.empty()) return insert(index);
+    std::vector<int64_t> keys;
+    std::vector<float> priorities;
+    for (size_t k = 0; k < 16; ++k) {
+      keys.push_back(late_[late_.size() - 1 - random_.below(late_.size())]);
+      priorities.push_back(priority_of(keys.back()));
+    }
+    int64_t applied = 0;
+    if (dice == 13 && options_.with_deletes) {
+      expect(timed(10.0, "delete", [&] { return table().delete_items(keys.data(), 2, &applied); }), "deleting items");
+      control_.deleted.fetch_add(static_cast<uint64_t>(applied));
+    } else {
+      expect(timed(10.0, "update",
+                   [&] {
+                     return table().update_priorities(index, keys.data(), priorities.data(), keys.size(), &applied);
+                   }),
+             "updating items");
+      control_.updates_applied.fetch_add(static_cast<uint64_t>(applied));
+      control_.updates_stale.fetch_add(keys.size() - static_cast<size_t>(applied));
+    }
+  }
+
+  // A row that somebody wrote: one of the last few, or any that was ever noted, gone ones and the next to go among them.
+  bool choose(RowNote* row) {
+    const uint64_t recent = control_.recent_rows[random_.below(kRecentRows)].load();
+    return control_.find_row(random_.below(3) == 0 ? recent : random_.below(kRowNotes), row);
+  }
+
+  void insert(uint32_t index) {
+    std::vector<uint32_t> num_windows;
+    std::vector<WindowRows> windows;
+    std::vector<ItemNote> notes;
+    for (uint64_t left = 1 + random_.below(kMost); left > 0; --left) {
+      ItemNote note{};
+      for (uint64_t wanted = 1 + random_.below(kItemWindows); wanted > 0; --wanted) {
+        RowNote row;
+        if (!choose(&row)) continue;
+        uint32_t num_rows = 1 + static_cast<uint32_t>(random_.below(kItemRows));
+        const uint32_t to_end = length_of(row.tag, row.episode) - row.step;
+        if (!options_.stateless) num_rows = std::min(num_rows, to_end);
+        note.windows[note.num_windows++] = {row.tag, row.episode, row.step, num_rows};
+        windows.push_back({row.key, num_rows});
+      }
+      if (note.num_windows == 0) continue;
+      num_windows.push_back(note.num_windows);
+      notes.push_back(note);
+    }
+    if (notes.empty()) return;
+    if (random_.below(150) == 0) {
+      notes.assign(kCrowd, notes.front());
+      windows.assign(kCrowd, windows.front());
+      num_windows.assign(kCrowd, 1);
+      for (ItemNote& note : notes) note.num_windows = 1;
+    }
+    const std::vector<float> ones(notes.size(), 1.0f);
+    const bool gives = !options_.uniform && random_.below(2) == 0;
+    std::vector<int64_t> keys(notes.size());
+    size_t stored = 0;
+    const NewItems items{notes.size(), num_windows.data(), windows.data(), gives ? ones.data() : nullptr};
+    const Status status = timed(kTimeout_s, "insert",
+                                [&] { return table().insert_items(index, items, kTimeout_s, keys.data(), &stored); });
+    if (status.code() != Code::kRowGone) expect(status, "inserting items");
+    for (size_t k = 0; k < stored; ++k) {
+      notes[k].key = keys[k];
+      control_.note_item(table().region().leaf_of_key(index, keys[k]), notes[k]);
+      late_.push_back(keys[k]);
+    }
+    if (late_.size() > 600) late_.erase(late_.begin(), late_.begin() + 300);
+    control_.items_inserted.fetch_add(stored);
+  }
+
+  std::vector<int64_t> late_;
+};
+
+class ItemSamplerWorker final : public Worker {
+ public:
+  using Worker::Worker;
+
+ private:
+  static constexpr size_t kBatch = 16;
+  static constexpr size_t kMostRows = kItemWindows * kItemRows;
+  enum Place : size_t { kState, kPicture, kStep, kReward, kEpisodeStep, kFirst, kPolicyVersion, kNumSteps };
+
+  void begin() override {
+    index_ = items_index(options_);
+    plan_ = GatherPlan{};
+    expect(table().make_plan(
+               index_, {"state", "picture", "step", "reward", "episode_step", "first", "policy_version", "num_steps"},
+               &plan_),
+           "planning items");
+    buffers_.clear();
+    pointers_.clear();
+    for (const Output& output : plan_.outputs) buffers_.emplace_back(output.item_bytes * kBatch);
+    for (auto& buffer : buffers_) pointers_.push_back(buffer.data());
+  }
+
+  void step() override {
+    int64_t live = 0;
+    double probabilities[kBatch];
+    DrawRequest request;
+    request.index = index_;
+    request.num_items = kBatch;
+    request.plan = &plan_;
+    request.out = pointers_.data();
+    request.keys = keys_;
+    request.probabilities = probabilities;
+    request.num_live_items = &live;
+    const Status status = timed(kTimeout_s, "sample", [&] { return table().sample(request, kTimeout_s); });
+    if (!expect(status, "sampling items")) return;
+    for (size_t place = 0; place < kBatch; ++place) {
+      verify(place, &rows_[place]);
+      if (options_.max_times != 0)
+        control_.count_use(table().region().key_slot(keys_[place]), keys_[place], options_.max_times);
+      if (!(probabilities[place] > 0.0) || probabilities[place] > 1.0 + 1e-9)
+        control_.found_violation("a probability outside (0, 1]");
+    }
+    control_.windows.fetch_add(kBatch);
+    if (random_.below(3) == 0) gather_again();
+  }
+
+  // By their keys the same items come, or none.
+  void gather_again() {
+    uint8_t present[kBatch];
+    const std::vector<std::vector<Identity>> before(rows_, rows_ + kBatch);
+    const Status status =
+        timed(kTimeout_s, "gather", [&] { return table().gather(plan_, keys_, kBatch, pointers_.data(), present); });
+    if (!expect(status, "gathering items")) return;
+    for (size_t place = 0; place < kBatch; ++place) {
+      if (!present[place]) continue;
+      verify(place, &rows_[place]);
+      if (rows_[place] != before[place]) control_.found_violation("an item's key leads to other rows");
+      control_.gathered_again.fetch_add(1);
+    }
+  }
+
+  template <class T>
+  T value(size_t output, size_t place, size_t row) const {
+    T number;
+    std::memcpy(&number, buffers_[output].data() + place * plan_.outputs[output].item_bytes + row * sizeof number,
+                sizeof number);
+    return number;
+  }
+
+  void verify(size_t place, std::vector<Identity>* rows) {
+    const std::string wrong = find_wrong(place, rows);
+    if (!wrong.empty()) return control_.found_torn(wrong.c_str());
+    ItemNote note;
+    if (!control_.find_item(table().region().leaf_of_key(index_, keys_[place]), &note) || note.key != keys_[place])
+      return;
+    std::vector<Identity> expected;
+    for (uint32_t w = 0; w < note.num_windows; ++w) {
+      Identity who{note.windows[w].tag, note.windows[w].episode, note.windows[w].step};
+      for (uint32_t row = 0; row < note.windows[w].num_rows; ++row) {
+        expected.push_back(who);
+        advance(&who, options_.stateless);
+      }
+    }
+    if (expected != *rows) control_.found_violation("an item comes with other rows than it was inserted with");
+    control_.items_known.fetch_add(1);
+  }
+
+  // Every byte of every row, and zeros behind them; empty where all is right.
+  std::string find_wrong(size_t place, std::vector<Identity>* rows) {
+    rows->clear();
+    const auto num_rows = static_cast<size_t>(value<int64_t>(kNumSteps, place, 0));
+    if (num_rows < 1 || num_rows > kMostRows) return "an item of " + std::to_string(num_rows) + " rows";
+    for (size_t row = 0; row < kMostRows; ++row) {
+      Identity who;
+      const std::byte* step = cell(kStep, place, row);
+      std::memcpy(&who.tag, step, 8);
+      std::memcpy(&who.episode, step + 8, 4);
+      std::memcpy(&who.step, step + 12, 4);
+      for (const size_t output : {kState, kPicture, kStep}) {
+        const size_t num_bytes = plan_.outputs[output].item_bytes / kMostRows;
+        expected_.assign(num_bytes, std::byte{0});
+        if (row < num_rows)
+          write_cell(expected_.data(), num_bytes, who.tag, who.episode, who.step, plan_.outputs[output].column);
+        if (std::memcmp(expected_.data(), cell(output, place, row), num_bytes) != 0)
+          return "item: " + plan_.outputs[output].name + " of row " + std::to_string(row);
+      }
+      if (row >= num_rows) continue;
+      rows->push_back(who);
+      if (value<float>(kReward, place, row) != reward_of(who.tag, who.episode, who.step)) return "item: reward";
+      if (value<int64_t>(kEpisodeStep, place, row) != who.step) return "item: episode_step";
+      if (value<uint8_t>(kFirst, place, row) != (who.step == 0 ? 1 : 0)) return "item: first";
+      if (value<int64_t>(kPolicyVersion, place, row) != version_of(who.tag, who.episode)) return "item: policy_version";
+    }
+    return {};
+  }
+
+  const std::byte* cell(size_t output, size_t place, size_t row) const {
+    const size_t item_bytes = plan_.outputs[output].item_bytes;
+    return buffers_[output].data() + place * item_bytes + row * (item_bytes / kMostRows);
+  }
+
+  uint32_t index_ = 0;
+  GatherPlan plan_;
+  std::vector<std::vector<std::byte>> buffers_;
+  std::vector<std::byte*> pointers_;
+  std::vector<std::byte> expected_;
+  int64_t keys_[kBatch] = {};
+  std::vector<Identity> rows_[kBatch];
+};
+
+}  // namespace stress

@@ -1,0 +1,58 @@
+// What writers and inserters of the stress programme note for its samplers: which step a row's key means, which rows an
+// item was inserted with. Notes are overwritten by whoever gets the same place; a reader of one being written finds none.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace stress {
+
+struct RowNote {
+  int64_t key;
+  uint64_t tag;
+  uint32_t episode, step;
+};
+
+struct ItemNote {
+  int64_t key;
+  uint64_t num_windows;
+  struct {
+    uint64_t tag;
+    uint32_t episode, step;
+    uint64_t num_rows;
+  } windows[3];
+};
+
+// A value of whole words with a sum over them: what two writers mixed, or one did not finish, has another sum.
+template <class Note>
+class Noted final {
+ public:
+  void store(const Note& note) {
+    uint64_t words[kWords];
+    std::memcpy(words, &note, sizeof note);
+    for (size_t k = 0; k < kWords; ++k) words_[k].store(words[k]);
+    sum_.store(sum_of(words));
+  }
+  bool load(Note* note) const {
+    uint64_t words[kWords];
+    for (size_t k = 0; k < kWords; ++k) words[k] = words_[k].load();
+    std::memcpy(note, words, sizeof *note);
+    return sum_.load() == sum_of(words);
+  }
+  void clear() { sum_.store(0); }
+
+ private:
+  static_assert(std::is_trivially_copyable_v<Note> && sizeof(Note) % 8 == 0);
+  static constexpr size_t kWords = sizeof(Note) / 8;
+  static uint64_t sum_of(const uint64_t* words) {
+    uint64_t sum = 1;
+    for (size_t k = 0; k < kWords; ++k) sum = (sum ^ words[k]) * 0x9E3779B97F4A7C15u + (sum >> 29);
+    return sum | 1;
+  }
+  std::atomic<uint64_t> words_[kWords];
+  std::atomic<uint64_t> sum_;
+};
+
+}  // namespace stress

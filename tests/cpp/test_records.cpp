@@ -1,0 +1,435 @@
+// Explicit items in one thread on LocalMemory, against a naive model, check() after every operation; deaths at their
+// fail points.
+#include <cstdlib>
+
+#include "core_deaths.hpp"
+#include "records_rig.hpp"
+
+using namespace rig;
+
+namespace {
+
+std::vector<WindowRows> random_item(RecordsRig& rig, const RecordSpec& spec, bool* is_good) {
+  std::vector<WindowRows> windows;
+  *is_good = true;
+  const size_t count = 1 + rig.rig.below(spec.max_windows);
+  for (size_t w = 0; w < count; ++w) {
+    const std::vector<int64_t>& keys = rig.rig.keys;
+    const uint64_t back =
+        rig.rig.below(2) == 0 ? rig.rig.below(std::min<uint64_t>(keys.size(), 12)) : rig.rig.below(keys.size());
+    const int64_t key = keys[keys.size() - 1 - back];
+    auto num_rows = static_cast<uint32_t>(1 + rig.rig.below(spec.max_rows));
+    while (num_rows > 1 && rig.rig.below(12) != 0 && rig.rows_of(key, num_rows).empty()) --num_rows;
+    *is_good = *is_good && !rig.rows_of(key, num_rows).empty();
+    windows.push_back({key, num_rows});
+  }
+  return windows;
+}
+
+void append_some(RecordsRig& rig, const Spec& spec) {
+  const size_t num_rows = rig.rig.below(3) == 0 ? 1 + rig.rig.below(12) : 1;
+  std::vector<int32_t> which;
+  for (uint32_t m = 0; m < spec.num_lanes; ++m)
+    if (which.empty() || rig.rig.below(2) == 0) which.push_back(static_cast<int32_t>(m));
+  std::vector<int> ends(num_rows * which.size(), 0);
+  for (int& end : ends) end = rig.rig.below(9) == 0 ? 1 : 0;
+  CHECK(rig.rig.write(which, num_rows, ends, spec.has_state ? NextGiven::kYes : NextGiven::kNo) == Code::kOk);
+}
+
+void insert_some(RecordsRig& rig, const RecordSpec& items) {
+  if (rig.rig.keys.empty()) return;
+  std::vector<std::vector<WindowRows>> wanted;
+  std::vector<float> priorities;
+  bool all_good = true;
+  const bool gives = items.prioritized && rig.rig.below(2) == 0;
+  for (uint64_t k = 1 + rig.rig.below(6); k > 0; --k) {
+    bool is_good = true;
+    wanted.push_back(random_item(rig, items, &is_good));
+    all_good = all_good && is_good;
+    if (gives) priorities.push_back(static_cast<float>(rig.rig.below(7)));
+  }
+  if (all_good) {
+    (void)rig.insert(wanted, priorities);
+    return;
+  }
+  std::vector<int64_t> keys;
+  size_t stored = 7;
+  CHECK(rig.try_insert(wanted, priorities, &keys, &stored).code() == Code::kRowGone);
+  CHECK_EQ(stored, 0u);
+}
+
+std::vector<int64_t> some_items(RecordsRig& rig, size_t count) {
+  std::vector<int64_t> keys;
+  for (size_t k = 0; k < count && !rig.item_keys.empty(); ++k) {
+    const int64_t key =
+        rig.item_keys[rig.item_keys.size() - 1 - rig.rig.below(std::min<size_t>(60, rig.item_keys.size()))];
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+  }
+  return keys;
+}
+
+void run_programme(const Spec& spec, const RecordSpec& items, int num_operations) {
+  RecordsRig rig(spec, items);
+  for (int operation = 0; operation < num_operations && harness::failures() == 0; ++operation) {
+    const uint64_t kind = rig.rig.below(100);
+    if (kind < 40) {
+      append_some(rig, spec);
+    } else if (kind < 65) {
+      insert_some(rig, items);
+    } else if (kind < 78) {
+      (void)rig.sample(1 + rig.rig.below(6));
+    } else if (kind < 86 && items.prioritized) {
+      const std::vector<int64_t> keys = some_items(rig, 6);
+      std::vector<float> priorities;
+      for (size_t k = 0; k < keys.size(); ++k) priorities.push_back(static_cast<float>(rig.rig.below(7)));
+      rig.update(keys, priorities);
+    } else if (kind < 90) {
+      rig.remove(some_items(rig, 3));
+    } else if (kind < 93 && !rig.rig.keys.empty()) {  // a row's key: explicit items stay
+      rig.rig.remove(
+          {rig.rig.keys[rig.rig.keys.size() - 1 - rig.rig.below(std::min<size_t>(20, rig.rig.keys.size()))]});
+    } else if (kind < 96) {
+      uint64_t moved = 0;
+      CHECK(rig.table().move_all_pages(&moved).ok());
+    } else if (kind < 98) {
+      rig.rig.close_writer();
+      rig.rig.open_writer();
+    } else if (rig.rig.below(5) == 0) {
+      CHECK(rig.table().clear().ok());
+      CHECK_EQ(rig.num_live(), 0);
+    }
+    rig.verify();
+    if (operation % 20 == 0) rig.rig.verify();
+    if (harness::failures() != 0)
+      harness::fail(__FILE__, __LINE__,
+                    "seed " + std::to_string(spec.seed) + ", operation " + std::to_string(operation) + " of kind " +
+                        std::to_string(kind));
+  }
+}
+
+void run_programmes(Spec spec, const RecordSpec& items, int num_seeds, int num_operations) {
+#if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
+  num_seeds = num_seeds / 5 + 1;
+#endif
+  if (const char* times = std::getenv("RELIVE_SEEDS")) num_seeds *= std::atoi(times);  // a longer hunt
+  for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
+    spec.seed = static_cast<uint64_t>(seed);
+    run_programme(spec, items, num_operations);
+  }
+}
+
+// A table of one lane with 40 rows, and items of two windows over them.
+struct Small {
+  explicit Small(RecordSpec items = {}, uint64_t capacity = 64)
+      : rig({.capacity = capacity, .has_state = false}, items) {
+    CHECK(rig.rig.write({0}, 40, std::vector<int>(40, 0), NextGiven::kNo) == Code::kOk);
+  }
+  std::vector<WindowRows> item(size_t a, size_t b) const { return {{rig.rig.keys[a], 10}, {rig.rig.keys[b], 5}}; }
+  void append(size_t count) {
+    CHECK(rig.rig.write({0}, count, std::vector<int>(count, 0), NextGiven::kNo) == Code::kOk);
+  }
+
+  RecordsRig rig;
+};
+
+}  // namespace
+
+TEST(an_item_is_the_rows_of_its_windows) {
+  Small small;
+  const std::vector<int64_t> keys = small.rig.insert({small.item(3, 30), small.item(20, 0)});
+  small.rig.verify();
+  CHECK_EQ(small.rig.sample(8).size(), 8u);
+  small.append(24);  // rows 0 to 31 stand: 64 in all
+  small.rig.verify();
+  CHECK_EQ(small.rig.num_live(), 2);
+  small.append(1);  // row 0 goes, and the second item with it
+  small.rig.verify();
+  CHECK_EQ(small.rig.num_live(), 1);
+}
+
+TEST(programmes_of_items) {
+  run_programmes({.capacity = 60, .num_lanes = 2}, {}, 25, 300);
+  run_programmes({.capacity = 200, .num_lanes = 3}, {.max_items = 70, .max_windows = 2, .max_rows = 30}, 12, 300);
+  run_programmes({.capacity = 60, .num_lanes = 2, .has_state = false}, {.prioritized = false}, 20, 300);
+  run_programmes({.capacity = 30}, {.max_items = 5, .max_windows = 1, .max_rows = 1}, 12, 300);
+}
+
+TEST(programmes_of_items_with_use_counts) {
+  run_programmes({.capacity = 60, .num_lanes = 2}, {.max_times = 1}, 20, 300);
+  run_programmes({.capacity = 60, .indexes = {{.n_step = 3, .max_times = 1}}}, {.max_items = 40, .max_times = 3}, 20,
+                 300);
+}
+
+TEST(programmes_of_items_that_await_their_priority) {
+  run_programmes({.capacity = 60, .num_lanes = 2}, {.initial = Initial::kGiven}, 20, 300);
+}
+
+TEST(programmes_of_items_beside_indexes_of_rows) {
+  run_programmes({.capacity = 90,
+                  .num_lanes = 2,
+                  .indexes = {{.n_step = 3, .stack = 4, .prioritized = true}, {.n_step = 12, .max_times = 2}}},
+                 {.max_items = 33}, 20, 300);
+}
+
+TEST(two_explicit_indexes_have_keys_of_their_own) {
+  Spec spec{.capacity = 64, .has_state = false};
+  spec.explicit_indexes = {explicit_index({.max_items = 7})};
+  RecordsRig first(spec, {.max_items = 9});  // the rig's own index comes behind the other one
+  const Region& r = first.region();
+  CHECK_EQ(r.map(1).first, r.geometry->num_slots);
+  CHECK_EQ(r.map(2).first, r.geometry->num_slots + 7);
+  CHECK(r.geometry->slot_bits >= 8 && r.map(2).first + 9 <= uint64_t{1} << r.geometry->slot_bits);
+  const int64_t last = r.key_of_leaf(1, 6, r.map(1).word(6));
+  CHECK(r.is_own_key(last) && r.is_item_key(1, last) && !r.is_item_key(2, last) && !r.is_row_key(last));
+  CHECK(!r.is_own_key(r.key_of_leaf(2, 9, r.map(1).word(0))));
+  int64_t applied = 0;
+  const float priority = 1.0f;
+  CHECK(first.table().update_priorities(2, &last, &priority, 1, &applied).code() == Code::kForeignKey);
+}
+
+TEST(what_cannot_be_an_item_is_refused_by_name_and_nothing_of_the_call_is_stored) {
+  Small small;
+  const auto refused = [&](std::vector<WindowRows> bad) {
+    std::vector<int64_t> keys;
+    size_t stored = 9;
+    const Status status = small.rig.try_insert({small.item(20, 30), std::move(bad)}, {}, &keys, &stored);
+    CHECK_EQ(stored, 0u);
+    for (const Field& field : status.fields())
+      if (field.name == "item") CHECK_EQ(field.integer, 1);
+    return status.code();
+  };
+  const std::vector<int64_t>& keys = small.rig.rig.keys;
+  CHECK(refused({{keys[0], 10}, {keys[35], 6}}) == Code::kRowGone);  // row 40 is not there yet
+  CHECK(refused({{keys[0] + 64 * 4096, 1}}) == Code::kRowGone);      // of a generation to come
+  CHECK(refused({{keys[0] | ((int64_t{1} << small.rig.region().geometry->slot_bits) - 1), 1}}) == Code::kForeignKey);
+  CHECK(refused({{-1, 1}}) == Code::kForeignKey);
+  CHECK(refused({}) == Code::kInvalidConfig);
+  CHECK(refused({{keys[0], 0}}) == Code::kInvalidConfig);
+  CHECK(refused({{keys[0], 13}}) == Code::kInvalidConfig);
+  CHECK(refused(std::vector<WindowRows>(4, {keys[0], 1})) == Code::kInvalidConfig);
+  const std::vector<int64_t> item = small.rig.insert({small.item(0, 10)});
+  CHECK(refused({{item[0], 1}}) == Code::kForeignKey);  // an item's key is no row's
+  small.append(30);
+  CHECK(refused({{keys[5], 1}}) == Code::kRowGone);
+  CHECK_EQ(small.rig.table().region().header->index_state[1].inserted.load(), 1);
+  const WindowRows window{keys[20], 1};
+  const uint32_t one = 1;
+  size_t stored = 0;
+  int64_t key = 0;
+  CHECK(small.rig.table().insert_items(0, {1, &one, &window, nullptr}, 0.0, &key, &stored).code() ==
+        Code::kInvalidConfig);
+}
+
+TEST(configurations_that_cannot_be_are_refused) {
+  const auto refused = [](auto&& change) {
+    Spec spec{.capacity = 64};
+    IndexConfig index = explicit_index({});
+    change(index);
+    spec.explicit_indexes = {index};
+    std::unique_ptr<Table> table;
+    return Table::create(make_config(spec), "", &table).code() == Code::kInvalidConfig;
+  };
+  CHECK(!refused([](IndexConfig&) {}));
+  CHECK(refused([](IndexConfig& index) { index.max_items = 0; }));
+  CHECK(refused([](IndexConfig& index) { index.max_windows = 0; }));
+  CHECK(refused([](IndexConfig& index) { index.max_rows = 4097; }));
+  CHECK(refused([](IndexConfig& index) { index.max_windows = 256, index.max_rows = 257; }));
+  CHECK(refused([](IndexConfig& index) { index.n_step = 2; }));
+  CHECK(refused([](IndexConfig& index) { index.stack[0] = 4; }));
+  CHECK(refused([](IndexConfig& index) { index.map = LeafMap::kImplicit; }));
+  CHECK(refused([](IndexConfig& index) { index.max_items = uint64_t{1} << 31, index.max_windows = 8; }));
+  TableConfig tiered = make_config(with_items({.capacity = 64}, {}));
+  tiered.tier.directory = "/dev/shm";
+  tiered.tier.ram_bytes = uint64_t{64} << 20;
+  std::unique_ptr<Table> table;
+  CHECK(Table::create(tiered, "", &table).code() == Code::kInvalidConfig);
+}
+
+TEST(what_is_computed_over_a_steps_window_is_refused_for_an_item) {
+  RecordsRig rig({.capacity = 64}, {});
+  for (const char* name : {"next_observation", "discount", "truncated", "staleness", "nothing"}) {
+    GatherPlan plan;
+    CHECK(rig.table().make_plan(rig.index(), {name}, &plan).code() == Code::kInvalidConfig);
+  }
+}
+
+TEST(a_record_whose_generations_are_used_up_is_passed_over) {
+  Small small({.max_items = 3});
+  const Region& r = small.rig.region();
+  const uint64_t last = (uint64_t{1} << (kLeafBits - r.geometry->slot_bits)) - 1;
+  r.records[1].words[1].store(last << kGenerationShift);
+  const std::vector<int64_t> keys = small.rig.insert({small.item(0, 20), small.item(1, 20), small.item(2, 20)});
+  CHECK_EQ(r.key_generation(keys[1]), last);
+  small.rig.verify();
+  small.rig.remove({keys[1]});
+  CHECK(Region::state_of(r.map(1).word(1)) == PageState::kRetired);
+  small.rig.verify();
+  for (int k = 0; k < 5; ++k) {
+    const int64_t key = small.rig.insert({small.item(3, 20)}).at(0);
+    CHECK(r.leaf_of_key(1, key) != 1);
+    if (r.leaf_of_key(1, key) == 2) ++small.rig.lost;  // it was passed over to come here
+    if (r.leaf_of_key(1, key) == 2) small.rig.items[key].number += 1;
+    small.rig.verify();
+  }
+}
+
+TEST(as_many_items_as_stand_on_a_row_end_before_it_goes_and_no_hold_ends_more_than_256) {
+  Small small({.max_items = 2000, .max_windows = 1});
+  static int ended, most;
+  ended = most = 0;
+  const auto watch = [] {
+    testing::fail_point_hook = [](testing::FailPoint at) {
+      if (at == testing::FailPoint::lock_taken) ended = 0;
+      if (at == testing::FailPoint::record_rows) most = std::max(most, ++ended);
+    };
+  };
+  const auto insert = [&](size_t row, size_t count) {
+    (void)small.rig.insert(std::vector<std::vector<WindowRows>>(count, {{small.rig.rig.keys[row], 9}}));
+  };
+  insert(0, 1100);
+  insert(5, 300);
+  CHECK_EQ(small.rig.table().num_items(1), 1400);
+  small.append(24);
+  watch();
+  small.append(1);
+  CHECK_EQ(most, 256);
+  CHECK_EQ(small.rig.table().num_items(1), 300);
+  CHECK(small.rig.table().check().ok());
+  insert(40, 700);
+  most = 0;
+  CHECK(small.rig.table().clear().ok());
+  testing::fail_point_hook = nullptr;
+  CHECK(most > 0 && most <= 256);
+  CHECK_EQ(small.rig.table().num_items(1), 0);
+  small.rig.verify();
+}
+
+TEST(items_come_by_the_limiter_like_rows) {
+  Spec spec{.capacity = 64, .has_state = false};
+  IndexConfig index = explicit_index({.max_items = 100});
+  index.limiter = make_samples_per_insert(1.0, 5, 8.0);  // inserted - sampled stays in [-3, 13]
+  spec.explicit_indexes = {index};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 20, std::vector<int>(20, 0), NextGiven::kNo) == Code::kOk);
+  std::vector<WindowRows> windows(30, {rig.keys[0], 2});
+  const std::vector<uint32_t> ones(30, 1);
+  std::vector<int64_t> keys(30);
+  size_t stored = 0;
+  const NewItems items{30, ones.data(), windows.data(), nullptr};
+  const Status status = rig.table->insert_items(1, items, 0.0, keys.data(), &stored);
+  CHECK(status.code() == Code::kDeadlineExceeded);
+  CHECK_EQ(stored, 16u);  // below min_size as much as the window holds
+  std::vector<double> probabilities(10);
+  DrawRequest request;
+  request.index = 1;
+  request.num_items = 10;
+  request.keys = keys.data();
+  request.probabilities = probabilities.data();
+  CHECK(rig.table->sample(request, 0.0).ok());
+  CHECK(!rig.table->insert_items(1, items, 0.0, keys.data(), &stored).ok());
+  CHECK_EQ(stored, 7u);  // 16 - 10 + 7 = 13
+  CHECK(rig.table->check().ok());
+}
+
+TEST(a_table_of_explicit_items_alone) {
+  Spec spec{.capacity = 60, .num_lanes = 2};
+  spec.indexes = {};
+  run_programmes(spec, {}, 10, 300);
+}
+
+TEST(records_that_lie_outside_of_their_place_are_refused) {
+  RecordsRig rig({.capacity = 64}, {});
+  const Region& r = rig.region();
+  const size_t num_bytes = r.geometry->region_bytes;
+  const auto refused = [&](auto&& change) {
+    const std::unique_ptr<std::byte[], void (*)(std::byte*)> copy(
+        static_cast<std::byte*>(std::aligned_alloc(4096, (num_bytes + 4095) / 4096 * 4096)),
+        [](std::byte* memory) { std::free(memory); });
+    std::memcpy(copy.get(), r.base, r.geometry->slabs_offset);
+    change(reinterpret_cast<Header*>(copy.get())->geometry.records[1]);
+    Region opened;
+    return opened.open(copy.get(), num_bytes).code();
+  };
+  CHECK(refused([](RecordGeometry&) {}) == Code::kOk);
+  CHECK(refused([](RecordGeometry& records) { records.max_items = uint64_t{1} << 40; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.max_items = 0; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.max_windows = 0; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.max_rows = 5000; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.pages_a_window = 1; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.first_leaf = 3; }) == Code::kNotARegion);
+  for (uint64_t RecordGeometry::* area : {&RecordGeometry::words_offset, &RecordGeometry::windows_offset,
+                                          &RecordGeometry::nodes_offset, &RecordGeometry::heads_offset})
+    CHECK(refused([&](RecordGeometry& records) { records.*area = num_bytes - 64; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.heads_offset += 64; }) == Code::kFormatMismatch);  // the checksum
+}
+
+TEST(a_step_that_becomes_a_tail_stays_a_row_of_the_items_it_has) {
+  RecordsRig rig({.capacity = 64}, {});
+  CHECK(rig.rig.write({0}, 6, std::vector<int>(6, 0), NextGiven::kNo) == Code::kOk);
+  const int64_t last = rig.rig.keys[5];
+  (void)rig.insert({{{rig.rig.keys[2], 4}}, {{last, 1}}});
+  rig.rig.close_writer();  // the last row becomes the state after the one before it
+  rig.verify();
+  CHECK_EQ(rig.num_live(), 2);
+  std::vector<int64_t> keys;
+  size_t stored = 0;
+  CHECK(rig.try_insert({{{last, 1}}}, {}, &keys, &stored).code() == Code::kRowGone);
+  rig.rig.open_writer();
+  CHECK(rig.table().clear().ok());
+  rig.verify();
+  CHECK_EQ(rig.num_live(), 0);
+}
+
+TEST(a_death_while_an_item_comes_leaves_the_item_or_nothing) {
+  using testing::FailPoint;
+  for (const FailPoint point : {FailPoint::insert_taken, FailPoint::insert_windows, FailPoint::insert_hung,
+                                FailPoint::insert_word, FailPoint::publish_leaf, FailPoint::insert_done,
+                                FailPoint::record_ended, FailPoint::record_word, FailPoint::record_unhung}) {
+    Small small({.max_items = 4});
+    (void)small.rig.insert({small.item(0, 20), small.item(1, 21), small.item(2, 22), small.item(3, 23)});
+    die_at(point, small.rig.table(), [&] { (void)small.rig.insert({small.item(4, 24)}); });
+    const Status checked = small.rig.table().check();
+    if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+    CHECK_EQ(small.rig.table().num_items(1), point == FailPoint::insert_done ? 4 : 3);
+    // The ring goes on, whether the dead moved its cursor or not.
+    for (int k = 0; k < 9; ++k) {
+      std::vector<int64_t> keys;
+      size_t stored = 0;
+      CHECK(small.rig.try_insert({small.item(5, 25)}, {}, &keys, &stored).ok());
+      CHECK(small.rig.table().check().ok());
+    }
+    CHECK_EQ(small.rig.table().num_items(1), 4);
+  }
+}
+
+TEST(a_death_while_items_end_with_their_row_leaves_the_row_or_neither) {
+  using testing::FailPoint;
+  for (const FailPoint point : {FailPoint::record_ended, FailPoint::record_word, FailPoint::record_unhung,
+                                FailPoint::record_rows, FailPoint::evict_range}) {
+    Small small;
+    (void)small.rig.insert({small.item(0, 20), small.item(0, 25), small.item(11, 22)});
+    small.append(24);
+    die_at(point, small.rig.table(), [&] { small.append(1); });
+    const Status checked = small.rig.table().check();
+    if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+    CHECK_EQ(small.rig.is_row_there(small.rig.rig.keys[0]), point != FailPoint::evict_range);
+    CHECK_EQ(small.rig.table().num_items(1), point == FailPoint::evict_range ? 1 : 2);
+  }
+}
+
+TEST(who_dies_recovering_is_recovered_from) {
+  Small small({.max_items = 50});
+  for (size_t k = 0; k < 20; ++k) (void)small.rig.insert({small.item(k, 20)});
+  testing::fail_point_hook = nullptr;
+  die_at(
+      testing::FailPoint::recover_records, small.rig.table(),
+      [&] {
+        Locked locked(small.rig.table().door(), Deadline::after(1.0));
+        recover(locked.held(), small.rig.table().door().scratch);
+      },
+      7);
+  small.rig.verify();
+  CHECK_EQ(small.rig.num_live(), 20);
+}
+
+TEST_MAIN()
