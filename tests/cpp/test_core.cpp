@@ -332,7 +332,7 @@ void die_at(testing::FailPoint point, Table& table, Call&& call, int passages = 
 void end_writers(Table& table) {
   Locked locked(table.door(), Deadline::after(1.0));
   CHECK(locked.status().ok());
-  end_participant(locked.held(), table.door().me);
+  CHECK(locked.end_me());
 }
 
 TEST(a_death_while_an_unused_page_is_given_up_costs_no_item) {

@@ -32,10 +32,24 @@ void publish_lane(Held& held, uint32_t lane_slot, bool ended);
 // Takes a free lane for a participant: a new uid, no page, nothing to publish.
 void open_lane(Held& held, uint32_t lane_slot, uint32_t participant);
 
+// After a death under the lock: what had been committed of the lane is published, and a page that is full gives way to
+// the one opened ahead of it. Nothing to do for a lane that the dead holder did not write to.
+void settle_lane(Held& held, uint32_t lane_slot);
+
+// Lanes that are cut in one hold: each publishes what its windows waited for (rule C3).
+#ifdef RELIVE_TESTING
+inline uint32_t lanes_per_hold() { return testing::lanes_per_hold; }
+#else
+inline constexpr uint32_t lanes_per_hold() { return 64; }
+#endif
+
 // Ends a lane whose writer was closed or died: the frozen cell, or else the last row, becomes a tail (without state
 // columns the last row says that it is the end); what is complete is published, shorter; the lane is free again.
 // Idempotent at every store.
 void cut_lane(Held& held, uint32_t lane_slot);
+
+// Whether the page is the one that its lane writes to, or the one opened ahead of it. word: the page's.
+bool is_named_by_its_lane(const Region& r, uint64_t page, uint64_t word);
 
 // Whether the state cell of row `offset` of the page is the lane's frozen one.
 bool is_seam(const Region& r, const Lane& lane, uint64_t page, uint32_t offset);

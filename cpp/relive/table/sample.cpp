@@ -77,11 +77,8 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
   if (is_interrupted()) return Status(Code::kInterrupted);
   if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
     Locked locked(door_, deadline);
+    if (locked.status().ok()) locked.sweep_dead();
     if (locked.status().code() == Code::kInterrupted) return locked.status();
-    if (locked.status().ok() && locked.sweep_dead() > 0) {
-      locked.items_came();
-      locked.room_came();
-    }
   }
   return {};
 }

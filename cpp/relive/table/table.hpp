@@ -114,6 +114,7 @@ class Table final {
 
   Table();
   Status join(const Deadline& deadline);  // shared regions: bytes 0 and 1, a participant slot (rule E1)
+  void recover_alone();
   Status take_slot(const Deadline& deadline);
   Status not_attached(const Deadline& deadline, const char* needs) const;
   void become_a_childs();
@@ -122,9 +123,10 @@ class Table final {
   bool wait_for_calls(const Deadline& deadline);
   Status leave_region();
   void drop_storage();
+  Code pin_under_lock(Held& held, int64_t key, bool pin);
   bool is_alone();                                // no other participant is attached
   void leave_lanes(std::vector<uint32_t> lanes);  // of a writer that was dropped and did not get the lock
-  void cut_left_lanes(Held& held);
+  Status cut_left_lanes(const Deadline& deadline);
   void note_thread(std::atomic<uint64_t>* who);
   Status check_keys(const int64_t* keys, size_t count) const;
   uint64_t find_key(int64_t key) const;

@@ -93,8 +93,11 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     locked->release();
     return table_->wait_for_bulk(deadline);
   }
-  if (locked->sweep_dead() > 0 && r.header->num_free_pages.load(kRelaxed) > 0) return {};
+  const bool any_ended = locked->sweep_dead();
+  RELIVE_RETURN_IF_ERROR(locked->status());
+  if (any_ended && r.header->num_free_pages.load(kRelaxed) > 0) return {};
   if (relieve_pressure(locked->held())) return {};
+  locked->release();
   return Status(Code::kDeadlineExceeded)
       .with_text("needs", "a free page")
       .with_text("has", "every page open or pinned")
@@ -252,8 +255,8 @@ Status Writer::wait_for_room(const StepBlock& block, size_t stored, const Deadli
   if (is_interrupted()) return Status(Code::kInterrupted);
   if (!table.storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
     Locked locked(table.door_, deadline);
+    if (locked.status().ok()) locked.sweep_dead();
     if (locked.status().code() == Code::kInterrupted) return locked.status();
-    if (locked.status().ok() && locked.sweep_dead() > 0) locked.room_came();
   }
   return {};
 }

@@ -22,6 +22,7 @@ Status Tier::create(const TierConfig& config, const BulkGeometry& geometry, Door
   const uint64_t frames = geometry.num_frames * geometry.frame_bytes;
   RELIVE_RETURN_IF_ERROR(Storage::create_local(frames + geometry.num_blocks * geometry.block_bytes, &tier->memory_));
   bind_bulk(door.region, &tier->geometry_, tier->memory_->base());
+  door.scratch.reserve_bulk(tier->geometry_);
   tier->staging_ =
       std::make_unique<Staging>(door.region, *tier->file_, tier->memory_->base() + frames, config.num_io_threads);
   tier->spill_thread_ = std::thread([raw = tier.get()] { raw->spill_loop(); });
