@@ -55,6 +55,7 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
     lane.slot = slot;
     open_lane(locked.held(), slot, table->me_);
   }
+  locked.release();  // what *out held before goes behind it
   table->open_writers_.fetch_add(1);
   writer->closed_ = false;
   *out = std::move(writer);
