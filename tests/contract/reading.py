@@ -225,6 +225,21 @@ class ReadingSuite(Suite):
                 drawn += 10
         assert drawn == 100
 
+    def test_what_is_drawn_does_not_depend_on_how_far_ahead(self, make_table: MakeTable) -> None:
+        """Batches that nobody was handed leave the next draw what it was."""
+        drawn = []
+        for prefetch in (1, 4, 2):
+            table = make_table(plain_spec(), 200, prioritized(), seed=3)
+            with table.writer() as writer:
+                write_steps(writer, 0, 100)
+            keys = []
+            for _ in range(2):
+                with table.batches(8, prefetch=prefetch) as batches:
+                    keys += [next(batches).item_keys for _ in range(3)]
+                keys.append(table.sample(8).item_keys)
+            drawn.append(np.concatenate(keys).tolist())
+        assert drawn[0] == drawn[1] == drawn[2]
+
     def test_prefetched_batches_keep_their_bytes(self, table: relive.Table) -> None:
         """A pooled buffer goes back only when the last array on it is gone."""
         with table.writer() as writer:

@@ -275,8 +275,7 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
     if (status.ok() && !empty) break;
     undo_claims(request, status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline, s);
     return_credit(request.index, n);
-    uint64_t after = call + 1;
-    calls_.compare_exchange_strong(after, call, kRelaxed);  // unless another thread of this handle has drawn since
+    (void)return_call(call);  // unless another thread of this handle has drawn since
     RELIVE_RETURN_IF_ERROR(std::move(status));
     if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
     // There is something, but not enough unused items for the whole batch: sleep until more come.

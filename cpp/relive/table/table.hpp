@@ -62,6 +62,13 @@ class Table final {
   Status sample(const DrawRequest& request, double timeout_s);
   // present[i] = 0 and zeros where a key's item is gone.
   Status gather(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out, uint8_t* present);
+  // The number that the next draw of this handle takes. A draw that was given back, and behind which no other of this
+  // handle came, may give its number back, too: then the next draw is the same. False where another came.
+  uint64_t next_call() const { return calls_.load(std::memory_order_relaxed); }
+  bool return_call(uint64_t call) {
+    uint64_t after = call + 1;
+    return calls_.compare_exchange_strong(after, call, std::memory_order_relaxed);
+  }
   Status commit_held(uint32_t index, int64_t num_items);
   Status return_held(uint32_t index, int64_t num_items);
 
