@@ -185,6 +185,41 @@ def test_a_draw_that_no_row_fits_beside_is_refused() -> None:
             table.draw(17, timeout_s=0.0)
 
 
+def test_who_waits_for_an_index_without_mass_is_told_so() -> None:
+    """The limiter stands at its upper end, and no draw takes it down while every priority is 0."""
+    index = relive.Index(sampler=relive.Prioritized(), limiter=relive.SamplesPerInsert(1.0, 10, 10.0))
+    with relive.Table(SPEC, 100, {"paced": index}) as table, table.writer() as writer:
+        keys = [writer.extend(**block(20))]
+        for key in keys:
+            table.update_priorities(key, np.zeros(len(key)))
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            writer.extend(**block(1, first=20), timeout_s=0.0)
+        assert "paced" in str(caught.value.has) and "20 live items" in str(caught.value.has)
+        assert "mass" in str(caught.value)
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            table.sample(4, timeout_s=0.0)
+        assert "mass" in str(caught.value.needs) and "20 live items" in str(caught.value.has)
+        table.update_priorities(keys[0][:1], [1.0])
+        table.sample(4)
+        writer.extend(**block(4, first=20), timeout_s=0.0)
+
+
+@pytest.mark.parametrize("ratio", [2.0, 2.5])
+def test_more_samples_of_an_item_than_its_uses_are_refused(ratio: float) -> None:
+    """inserted x 2.5 - sampled grows by half a sample an item at least, until writers wait for ever."""
+    if ratio > 2:
+        with pytest.raises(errors.InvalidConfig) as caught:
+            paced(ratio, 10, 10.0, max_times_sampled=2)
+        assert caught.value.what == "samples_per_insert" and caught.value.got == ratio
+        assert "max_times_sampled = 2" in str(caught.value) and "0.5" in str(caught.value)
+        return
+    with relive.Table(SPEC, 100, paced(ratio, 10, 20.0, max_times_sampled=2)) as table, table.writer() as writer:
+        for first in range(0, 500, 5):  # equal: all of every item's uses are drawn, and both go on
+            writer.extend(**block(5, first=first), timeout_s=0.0)
+            if first >= 10:
+                table.sample(10, timeout_s=0.0)
+
+
 def test_who_is_alone_is_told_at_once_in_the_middle_of_a_block() -> None:
     with relive.Table(SPEC, 1000, paced(8.0, 100, 64.0)) as table, table.writer() as writer:
         writer.extend(**block(100))

@@ -217,6 +217,8 @@ inline constexpr double kLastPatience_s = 5.0;
 
 // What an index's limiter asks for, with its numbers; for errors.
 std::string limiter_text(const IndexConfig& index);
+// Of an index that has live items and nothing to draw, since all their masses are 0: its name and how many; else empty.
+std::string massless_text(const Region& r, uint32_t index);
 
 // A region seen from outside: facts for `relive ls`, and removal of one nobody is attached to.
 struct Probe {

@@ -229,11 +229,15 @@ Status Writer::room_error(Code code, const Admission& admission, const Deadline&
         .with_double("window", window(index.limiter) / index.limiter.samples_per_insert)
         .with_text("arithmetic", limiter_text(index));
   const double inserted = static_cast<double>(state.inserted.load(kRelaxed) + admission.asked);
-  return Status(code)
-      .with_text("needs", "(inserted + n) x samples_per_insert - sampled <= " + std::to_string(index.limiter.hi))
-      .with_double("has",
-                   inserted * index.limiter.samples_per_insert - static_cast<double>(r.sampled(admission.refused)))
-      .with_double("waited_s", deadline.waited_s());
+  const double has = inserted * index.limiter.samples_per_insert - static_cast<double>(r.sampled(admission.refused));
+  const std::string needs = "(inserted + n) x samples_per_insert - sampled <= " + std::to_string(index.limiter.hi);
+  // Samplers cannot take it down again while there is nothing for them to draw: both sides stand still.
+  const std::string massless = massless_text(r, admission.refused);
+  Status status =
+      massless.empty()
+          ? Status(code).with_text("needs", needs).with_double("has", has)
+          : Status(code).with_text("needs", needs).with_text("has", std::to_string(has) + ", of " + massless);
+  return std::move(status).with_double("waited_s", deadline.waited_s());
 }
 
 Status Writer::wait_for_room(const StepBlock& block, size_t stored, const Deadline& deadline) {
