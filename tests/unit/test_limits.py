@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -148,6 +151,47 @@ def test_a_block_that_stops_in_the_middle_says_what_is_stored() -> None:
         batch = table.gather(np.concatenate([error.keys, more]), columns=["number", "state", "next_state"])
         assert batch.present.all() and batch["number"].tolist() == list(range(20, 32))
         assert batch["next_state"].tolist() == list(range(21, 33))
+
+
+class HeardError(Exception):
+    """What a signal's handler may raise."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, HeardError])
+def test_a_block_that_ctrl_c_stops_says_what_is_stored(kind: type[BaseException]) -> None:
+    """10 of 12 rows are in, the others wait for a draw; then the signal comes. Told as any other error tells it."""
+
+    def raise_it(*_: Any) -> None:
+        raise kind
+
+    before = signal.signal(signal.SIGINT, raise_it)
+    try:
+        with relive.Table(SPEC, 100, paced(1.0, 10, 10.0)) as table, table.writer() as writer:
+            writer.extend(**block(10))
+            table.draw(10)
+            with pytest.raises(errors.DeadlineExceeded):
+                table.draw(15, timeout_s=0.0)
+            writer.extend(**block(10, first=10))
+
+            def interrupt() -> None:
+                while len(table) < 30:
+                    time.sleep(0.001)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            other = threading.Thread(target=interrupt)
+            other.start()
+            rows = block(12, first=20)
+            with pytest.raises(kind) as caught:
+                writer.extend(**rows, timeout_s=BOUND_S)
+            other.join()
+            stored, keys = caught.value.stored, caught.value.keys  # type: ignore[attr-defined]
+            assert stored == 10 and len(table) == 30
+            assert table.gather(keys, columns=["number"])["number"].tolist() == list(range(20, 30))
+            table.draw(15)
+            writer.extend(**{name: array[stored:] for name, array in rows.items()}, timeout_s=0.0)
+            table.check()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_step_of_many_lanes_goes_in_lane_by_lane() -> None:
