@@ -154,7 +154,7 @@ class Writer(Closing):
         """Ends the episode of every lane, or of the lanes named, after the step that was appended last.
 
         Truncated unless terminated=True is given. next_columns: next_<state> [M, *shape], needed where truncated,
-        unless the last append gave them. Raises MissingNext, AlreadyPublished, and what append raises. More than 256
+        unless the last append gave them. Raises MissingNext, AlreadyPublished, and what append raises. More than 64
         lanes end in several holds of the table's lock: after a DeadlineExceeded some may have ended, and the same call
         goes on with the others.
         """
