@@ -89,13 +89,33 @@ size_t kept_batch_bytes() {
   return p.kept_bytes;
 }
 
+namespace {
+
+// Keys of the rows that are stored: the first ones.
+nb::object stored_keys(const nb::handle& keys, int64_t stored) {
+  return keys.attr("reshape")(-1)[nb::slice(nb::none(), nb::int_(stored), nb::none())];
+}
+
+// What a signal's handler raised, while the call waited or came to its own error, or KeyboardInterrupt. It is not ours:
+// of a block that stopped half way it is told what is stored, where it takes attributes.
+[[noreturn]] void raise_of_signal(const Status& status, const nb::handle& keys) {
+  if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
+  nb::python_error raised;
+  for (const Field& field : status.fields()) {
+    if (!keys.is_valid() || field.name != "stored") continue;
+    const nb::object value = nb::borrow(raised.value());
+    if (PyObject_SetAttrString(value.ptr(), "stored", nb::int_(field.integer).ptr()) != 0 ||
+        PyObject_SetAttrString(value.ptr(), "keys", stored_keys(keys, field.integer).ptr()) != 0)
+      PyErr_Clear();
+  }
+  throw raised;
+}
+
+}  // namespace
+
 void raise_if_error(const Status& status, const nb::handle& keys) {
   if (status.ok()) return;
-  if (PyErr_Occurred()) throw nb::python_error();  // a signal's handler raised while the call came to its own error
-  if (status.code() == Code::kInterrupted) {
-    PyErr_SetNone(PyExc_KeyboardInterrupt);
-    throw nb::python_error();
-  }
+  if (PyErr_Occurred() || status.code() == Code::kInterrupted) raise_of_signal(status, keys);
   static const char* const kNames[] = {"Ok",
                                        "DeadlineExceeded",
                                        "WaitsForItself",
@@ -137,7 +157,7 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
     fields[field.name.c_str()] = value;
   }
   if (keys.is_valid() && fields.contains("stored"))
-    fields["keys"] = keys.attr("reshape")(-1)[nb::slice(nb::none(), fields["stored"], nb::none())];
+    fields["keys"] = stored_keys(keys, nb::cast<int64_t>(fields["stored"]));
   nb::object error =
       nb::module_::import_("relive.errors").attr("from_core")(kNames[static_cast<uint32_t>(status.code())], fields);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());

@@ -298,6 +298,8 @@ void bind_core_table(nb::module_& module) {
                              int64_t n) { without_gil([&] { return self.table->commit_held(index, n); }); })
       .def("return_held", [](const CoreTable& self, uint32_t index,
                              int64_t n) { without_gil([&] { return self.table->return_held(index, n); }); })
+      .def_prop_ro("next_call", [](const CoreTable& self) { return self.table->next_call(); })
+      .def("return_call", [](const CoreTable& self, uint64_t call) { return self.table->return_call(call); })
       .def("update_priorities", &update_priorities, nb::arg("index"), nb::arg("keys"), nb::arg("priorities"))
       .def("delete", &delete_items, nb::arg("keys"))
       .def("clear", [](const CoreTable& self) { without_gil([&] { return self.table->clear(); }); })

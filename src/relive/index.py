@@ -37,6 +37,7 @@ class Index:
 
     items: Transitions. sampler: Uniform or Prioritized. limiter: MinSize or SamplesPerInsert. remover: Fifo.
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
+    A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
     """
 
@@ -55,6 +56,19 @@ class Index:
         if self.max_times_sampled is not None:
             times = integer("max_times_sampled", self.max_times_sampled, 1, MAX_TIMES_SAMPLED)
             object.__setattr__(self, "max_times_sampled", times)
+            self._check_uses(times)
+
+    def _check_uses(self, times: int) -> None:
+        if not isinstance(self.limiter, SamplesPerInsert) or self.limiter.samples_per_insert <= times:
+            return
+        ratio = self.limiter.samples_per_insert
+        raise InvalidConfig(
+            "samples_per_insert",
+            f"at most max_times_sampled = {times}: an item goes after {times} draws, so inserted x {ratio:g} - sampled"
+            f" grows by at least {ratio - times:g} with every item, and writers come to wait for draws of items that"
+            " are used up",
+            ratio,
+        )
 
     def check_against(self, spec: StepSpec) -> None:
         """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""

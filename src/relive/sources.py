@@ -11,7 +11,30 @@ from relive.batch import Batch, Selection
 from relive.batches import SLICE_S
 from relive.errors import DeadlineExceeded, TableClosed
 
-__all__ = ["PlannedSource", "SampledSource"]
+__all__ = ["DrawNumber", "PlannedSource", "SampledSource"]
+
+
+@final
+class DrawNumber:
+    """The number that a draw ahead of its use takes. Given back with the draw, it leaves the next draw what it was:
+
+    what a program draws then depends on what it was handed, and not on how far somebody drew ahead of it. The newest is
+    given back first; not where another draw of the handle came in between.
+    """
+
+    def __init__(self, core: CoreTable) -> None:
+        self._core = core
+        self._call = core.next_call
+
+    def taken(self) -> None:
+        """The draw is made."""
+        if self._core.next_call != self._call + 1:
+            self._call = -1  # another thread drew beside it: whose number this was is not known
+
+    def give_back(self) -> None:
+        """The draw was for nothing."""
+        if self._call >= 0 and not self._core.closed:
+            self._core.return_call(self._call)
 
 
 @final
@@ -22,14 +45,17 @@ class SampledSource:
         self._core = core
         self._selection = selection
         self._num_items = num_items
+        self._taken: deque[DrawNumber] = deque()  # of the batches that are in flight, the oldest first
 
     def ask(self, num_batches: int) -> None:
         """Nothing begins before take(), and that is short."""
 
     def take(self) -> Batch:
         """Draws and gathers."""
-        selection = self._selection
+        selection, number = self._selection, DrawNumber(self._core)
         arrays, keys, probabilities, num_live = self._core.sample(selection.core, self._num_items, SLICE_S, True)
+        number.taken()
+        self._taken.append(number)
         return Batch(selection.columns, arrays, keys, probabilities, num_live)
 
     def commit(self, was_late: bool) -> None:
@@ -37,9 +63,12 @@ class SampledSource:
         if self._core.closed:
             raise TableClosed()  # closing took everything back that was in flight
         self._core.commit_held(self._selection.number, self._num_items)
+        self._taken.popleft()
 
     def give_back(self, num_batches: int) -> None:
-        """Returns them to the limiter."""
+        """Returns them to the limiter, the newest first, with their numbers."""
+        for _ in range(num_batches):
+            self._taken.pop().give_back()
         if num_batches and not self._core.closed:
             self._core.return_held(self._selection.number, num_batches * self._num_items)
 
@@ -56,7 +85,8 @@ class PlannedSource:
         self._selection = selection
         self._num_items = num_items
         self._depth = depth
-        self._planned: deque[PlannedBatch] = deque()
+        self._planned: deque[tuple[PlannedBatch, DrawNumber]] = deque()
+        self._taken: deque[DrawNumber] = deque()  # of the batches that take() gave and nobody has yet, the oldest first
         self._lock = threading.Lock()  # over what follows
         self._current: PlannedBatch | None = None
         self._num_wanted = 0
@@ -74,7 +104,8 @@ class PlannedSource:
         with self._lock:
             if self._num_wanted <= 0:
                 return None
-            self._current = planned = self._planned.popleft()
+            planned, number = self._planned.popleft()
+            self._current = planned
         made = None
         try:
             made = self._core.gather_planned(planned, self._selection.core)
@@ -84,6 +115,8 @@ class PlannedSource:
                 self._num_wanted -= 0 if made is None else 1
             if made is None:
                 self._return(planned.num_held)
+            else:
+                self._taken.append(number)
         return None if made is None else Batch(self._selection.columns, *made)
 
     def commit(self, was_late: bool) -> None:
@@ -93,24 +126,31 @@ class PlannedSource:
         if was_late:
             self._core.note_late_batch()
         self._core.commit_held(self._selection.number, self._num_items)
+        self._taken.popleft()
 
     def give_back(self, num_batches: int) -> None:
         """Returns them to the limiter, and what was drawn and not taken."""
         while self._planned:
-            planned = self._planned.popleft()
+            planned, number = self._planned.pop()
             planned.drop()
             self._return(planned.num_held)
+            number.give_back()
+        for _ in range(num_batches):
+            self._taken.pop().give_back()
         self._return(num_batches * self._num_items)
 
     def _draw_ahead(self) -> None:
         while len(self._planned) < self._depth:
             timeout_s = 0.0 if self._planned else SLICE_S
+            number = DrawNumber(self._core)
             try:
-                self._planned.append(self._core.plan_batch(self._selection.core, self._num_items, timeout_s))
+                planned = self._core.plan_batch(self._selection.core, self._num_items, timeout_s)
             except DeadlineExceeded:
                 if not self._planned:
                     raise
                 return
+            number.taken()
+            self._planned.append((planned, number))
 
     def _return(self, num_items: int) -> None:
         if num_items and not self._core.closed:  # closing the table gives everything back

@@ -133,7 +133,9 @@ class Writer(Closing):
         Only one that the limiter lets in by parts (it does not fit the window beside a draw that waits), or that is
         written in several holds of the table's lock (more than 256 rows, or over the end of a page), may fail after
         some of it: then error.stored rows are stored, the first ones step by step, error.keys are theirs, and the rows
-        after them may be given next; the same block again would store the first ones twice.
+        after them may be given next; the same block again would store the first ones twice. Where Ctrl-C stops it there
+        KeyboardInterrupt, or what a signal's handler raised instead, has these two attributes, too (of a table of this
+        machine; where nothing is stored it has none).
         """
         keys: Keys = self._write(self._core.extend, columns, lanes, priority, timeout_s, axis=1)
         return keys
@@ -153,7 +155,7 @@ class Writer(Closing):
         """Ends the episode of every lane, or of the lanes named, after the step that was appended last.
 
         Truncated unless terminated=True is given. next_columns: next_<state> [M, *shape], needed where truncated,
-        unless the last append gave them. Raises MissingNext, AlreadyPublished, and what append raises. More than 256
+        unless the last append gave them. Raises MissingNext, AlreadyPublished, and what append raises. More than 64
         lanes end in several holds of the table's lock: after a DeadlineExceeded some may have ended, and the same call
         goes on with the others.
         """

@@ -28,6 +28,7 @@ struct IndexSpec {
   Initial initial = Initial::kMax;
   uint32_t max_times = 0;
   StackPad pad = StackPad::kRepeat;
+  LimiterConfig limiter = make_min_size(1);
 };
 
 struct Spec {
@@ -40,6 +41,7 @@ struct Spec {
   std::vector<IndexConfig> explicit_indexes = {};  // behind those
   uint64_t seed = 0;
   uint32_t reopens = 0;  // of a hundred operations so many are followed by a close and an open, some by a recovery
+  TierConfig tier = {};
 };
 
 inline constexpr double kGamma = 0.9;
@@ -66,7 +68,7 @@ inline TableConfig make_config(const Spec& spec) {
     to.initial = from.initial;
     to.initial_number = 1.0;
     to.priority_exponent = 0.6;
-    to.limiter = make_min_size(1);
+    to.limiter = from.limiter;
     to.max_times_sampled = from.max_times;
     for (uint32_t& frames : to.stack) frames = 1;
     if (spec.has_state) to.stack[spec.has_pixels ? 1 : 0] = from.stack;
@@ -77,6 +79,7 @@ inline TableConfig make_config(const Spec& spec) {
   config.max_lanes = spec.max_lanes;
   config.max_participants = 4;
   config.seed = spec.seed;
+  config.tier = spec.tier;
   return config;
 }
 

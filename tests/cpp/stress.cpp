@@ -183,6 +183,7 @@ int main(int argc, char** argv) {
   options.path = "/dev/shm/relive-stress-" + std::to_string(getpid());
   control = make_control();
   relive::testing::fail_point_hook = &at_point;
+  relive::testing::lanes_per_hold = 1;  // so that sweeps, too, take several holds and are left half done
   if (options.threads_only) return run_threads();
   new_orders = &take_orders;
   if (options.deaths_a_point > 0) return run_fail_points();

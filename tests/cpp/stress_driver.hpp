@@ -49,7 +49,7 @@ inline bool is_outside_lock(FailPoint point) {
   return point == FailPoint::commit_unlocked || point == FailPoint::draw_found || point == FailPoint::draw_word ||
          point == FailPoint::sample_reserved || point == FailPoint::sample_gathered ||
          point == FailPoint::sample_done_added || point == FailPoint::sample_in_flight ||
-         point == FailPoint::attach_byte || point == FailPoint::grow_committed;
+         point == FailPoint::attach_byte || point == FailPoint::grow_committed || point == FailPoint::cells_written;
 }
 
 // Now and then a worker is away for a while between two steps of the protocol, as on a machine with fewer cores.

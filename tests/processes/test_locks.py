@@ -17,8 +17,9 @@ import pytest
 
 import relive
 from processes.shm import needs_shared_memory, shared_files
-from processes.tools import checked_spec, checked_step, children
+from processes.tools import Child, checked_spec, checked_step, children
 from relive import errors
+from relive.protocol import ReplayTable, ReplayWriter
 
 pytestmark = needs_shared_memory
 
@@ -35,8 +36,8 @@ def check_for_ever(pipe: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def stopped_holder(name: str) -> Iterator[Callable[[], None]]:
-    """A process that is stopped while it holds the table lock; calling what comes ends it."""
+def stopped_holder(name: str) -> Iterator[Child]:
+    """A process that is stopped while it holds the table lock; kill() ends it, and recovery goes on from there."""
     with children() as start, relive.attach(name, timeout_s=0.0) as probe:
         child = start("fork", check_for_ever, name)
         child.answer()
@@ -51,7 +52,7 @@ def stopped_holder(name: str) -> Iterator[Callable[[], None]]:
             time.sleep(0.001 * random.random())  # so that it comes to another place
         else:
             raise AssertionError("it never held the lock when it was stopped")
-        yield child.kill
+        yield child
 
 
 @contextlib.contextmanager
@@ -92,19 +93,67 @@ def paced_table(name: str) -> relive.Table:
     return relive.Table(checked_spec(), 300, indexes, storage=relive.SharedMemory(name), max_lanes=4, timeout_s=60.0)
 
 
-WAITING: dict[str, Callable[[relive.Table, Any, Any, str], Any]] = {
-    "append": lambda table, writer, keys, name: writer.append(**checked_step(1), priority=3.0),
-    "end_episode": lambda table, writer, keys, name: writer.end_episode(terminated=True),
-    "close of a writer": lambda table, writer, keys, name: writer.close(),
-    "writer": lambda table, writer, keys, name: table.writer(),
-    "sample": lambda table, writer, keys, name: table.sample(4),
-    "claim": lambda table, writer, keys, name: table.sample(4, index="once"),
-    "update": lambda table, writer, keys, name: table.update_priorities(keys, np.ones(len(keys))),
-    "delete": lambda table, writer, keys, name: table.delete(keys),
-    "clear": lambda table, writer, keys, name: table.clear(),
-    "check": lambda table, writer, keys, name: table.check(),
-    "attach": lambda table, writer, keys, name: relive.attach(name, timeout_s=table.timeout_s),
+def block_of(count: int) -> dict[str, np.ndarray]:
+    rows = [checked_step(number) for number in range(100, 100 + count)]
+    return {column: np.stack([row[column] for row in rows]) for column in rows[0]}
+
+
+def next_of_batches(table: relive.Table) -> None:
+    with table.batches(4, prefetch=1) as batches:
+        next(batches)
+
+
+# Every way of a public call to the table lock: (the call of the interface, how it is made).
+Calls = dict[str, tuple[str, Callable[[relive.Table, Any, Any, str], Any]]]
+WAITING: Calls = {
+    "append": ("Writer.append", lambda table, writer, keys, name: writer.append(**checked_step(1), priority=3.0)),
+    "extend": ("Writer.extend", lambda table, writer, keys, name: writer.extend(**block_of(20))),
+    "end_episode": ("Writer.end_episode", lambda table, writer, keys, name: writer.end_episode(terminated=True)),
+    "close of a writer": ("Writer.close", lambda table, writer, keys, name: writer.close()),
+    "writer": ("Table.writer", lambda table, writer, keys, name: table.writer()),
+    "sample": ("Table.sample", lambda table, writer, keys, name: table.sample(4)),
+    "claim": ("Table.sample", lambda table, writer, keys, name: table.sample(4, index="once")),
+    "draw": ("Table.draw", lambda table, writer, keys, name: table.draw(4)),
+    "batches": ("Table.batches", lambda table, writer, keys, name: next_of_batches(table)),
+    "update": (
+        "Table.update_priorities",
+        lambda table, writer, keys, name: table.update_priorities(keys, np.ones(len(keys))),
+    ),
+    "delete": ("Table.delete", lambda table, writer, keys, name: table.delete(keys)),
+    "clear": ("Table.clear", lambda table, writer, keys, name: table.clear()),
+    "check": ("Table.check", lambda table, writer, keys, name: table.check()),
+    "attach": ("attach", lambda table, writer, keys, name: relive.attach(name, timeout_s=table.timeout_s)),
 }
+# The other calls: they look or store a word, and a holder of the lock that does not go on is nothing to them.
+PASSING: Calls = {
+    "spec": ("Table.spec", lambda table, writer, keys, name: table.spec),
+    "len": ("Table.__len__", lambda table, writer, keys, name: len(table)),
+    "stats": ("Table.stats", lambda table, writer, keys, name: table.stats()),
+    "version": ("Table.set_policy_version", lambda table, writer, keys, name: table.set_policy_version(3)),
+    "version of a writer": (
+        "Writer.set_policy_version",
+        lambda table, writer, keys, name: writer.set_policy_version(4),
+    ),
+    "gather": ("Table.gather", lambda table, writer, keys, name: table.gather(keys)),
+    # It waits its deadline and leaves the rest to a sweep.
+    "close": ("Table.close", lambda table, writer, keys, name: table.close()),
+}
+
+
+def call_it(calls: Calls, call: str, table: Any, writer: Any, keys: Any, name: str) -> Any:
+    return calls[call][1](table, writer, keys, name)
+
+
+def test_every_call_of_the_interface_has_its_row() -> None:
+    """A new verb says here how it meets a lock that is not to be had."""
+    named = {verb for calls in (WAITING, PASSING) for verb, _ in calls.values()}
+    interface = {
+        f"{kind}.{name}"
+        for kind, protocol in (("Table", ReplayTable), ("Writer", ReplayWriter))
+        for name in vars(protocol)
+        if not name.startswith("_") or name == "__len__"
+    }
+    assert named == interface | {"attach"}
 
 
 @pytest.mark.parametrize("call", WAITING)
@@ -114,11 +163,11 @@ def test_a_wait_for_the_lock_hears_signals(shm_name: Any, call: str) -> None:
     with paced_table(name) as table, table.writer() as writer:
         keys = np.array([writer.append(**checked_step(number)) for number in range(20)][:17])
         before = table.stats()
-        with stopped_holder(name) as go_on:
-            with interrupted(go_on):
-                WAITING[call](table, writer, keys, name)
+        with stopped_holder(name) as holder:
+            with interrupted(holder.kill):
+                call_it(WAITING, call, table, writer, keys, name)
             assert not writer.closed
-            go_on()
+            holder.kill()
         relive.attach(name).close()  # sweeps
         table.check()
         after = table.stats()
@@ -128,38 +177,60 @@ def test_a_wait_for_the_lock_hears_signals(shm_name: Any, call: str) -> None:
             assert after.indexes[index].num_items == before.indexes[index].num_items
             assert after.indexes[index].in_flight == 0
             assert after.indexes[index].sampled == before.indexes[index].sampled
-        WAITING[call](table, writer, keys, name)
+        call_it(WAITING, call, table, writer, keys, name)
         table.check()
     assert not shared_files(name)
 
 
-@pytest.mark.parametrize("call", [name for name in WAITING if name not in ("append", "sample")])
+@pytest.mark.parametrize("call", WAITING)
 def test_a_wait_for_the_lock_keeps_the_handles_deadline(shm_name: Any, call: str) -> None:
-    """Where a call takes no timeout_s the handle's own counts: 0 tries, where the lock's old deadline was 10 s."""
+    """The handle's own, where a call is given none, and the error says who has the lock."""
     name = shm_name()
-    with paced_table(name) as table, relive.attach(name, timeout_s=0.0) as other, other.writer() as writer:
+    with paced_table(name) as table, relive.attach(name, timeout_s=0.3) as other, other.writer() as writer:
         keys = np.array([writer.append(**checked_step(number), timeout_s=5.0) for number in range(20)][:17])
-        with stopped_holder(name) as go_on:
-            watch = threading.Timer(8.0, go_on)  # the call would then succeed
+        with stopped_holder(name) as holder:
+            watch = threading.Timer(20.0, holder.kill)  # the call would then succeed
             watch.start()
-            with pytest.raises(errors.DeadlineExceeded):
-                WAITING[call](other, writer, keys, name)
+            with pytest.raises(errors.DeadlineExceeded) as raised:
+                call_it(WAITING, call, other, writer, keys, name)
             watch.cancel()
             watch.join()
-            go_on()
+            assert type(raised.value) is errors.DeadlineExceeded
+            assert raised.value.holder_pid == holder.process.pid
+            assert raised.value.needs == "the table lock" and raised.value.waited_s > 0.0
+            holder.kill()
         table.check()
+
+
+@pytest.mark.parametrize("call", PASSING)
+def test_what_needs_no_lock_does_not_wait_for_it(shm_name: Any, call: str) -> None:
+    name = shm_name()
+    with paced_table(name) as table, relive.attach(name, timeout_s=0.3) as other:
+        writer = other.writer()
+        keys = np.array([writer.append(**checked_step(number), timeout_s=5.0) for number in range(20)][:17])
+        with stopped_holder(name) as holder:
+            watch = threading.Timer(20.0, holder.kill)
+            watch.start()
+            call_it(PASSING, call, other, writer, keys, name)
+            assert holder.process.is_alive()
+            watch.cancel()
+            watch.join()
+            holder.kill()
+        relive.attach(name).close()  # sweeps
+        table.check()
+        assert table.stats().num_participants == (1 if call == "close" else 2)
 
 
 def test_a_writer_that_could_not_close_is_closed_again(shm_name: Any) -> None:
     name = shm_name()
     with paced_table(name) as table, relive.attach(name, timeout_s=0.0) as other:
         writer = other.writer(num_lanes=4)
-        with stopped_holder(name) as go_on:
+        with stopped_holder(name) as holder:
             for _ in range(2):
                 with pytest.raises(errors.DeadlineExceeded):
                     writer.close()
                 assert not writer.closed
-            go_on()
+            holder.kill()
         table.check()
         assert table.stats().num_lanes == 4
         writer.close()
@@ -172,12 +243,12 @@ def test_a_writer_whose_block_could_not_close_it(shm_name: Any) -> None:
     name = shm_name()
     with paced_table(name) as table, relive.attach(name, timeout_s=0.0) as other:
         writer = other.writer(num_lanes=4)
-        with stopped_holder(name) as go_on:
+        with stopped_holder(name) as holder:
             with pytest.raises(errors.DeadlineExceeded), writer:
                 pass
             del writer
             gc.collect()
-            go_on()
+            holder.kill()
         assert table.stats().num_lanes == 4
         with other.writer(num_lanes=4) as again:
             again.append(**{column: np.stack([value] * 4) for column, value in checked_step(0).items()})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -262,6 +264,26 @@ def test_closing_a_server_ends_calls_and_frees_the_address(host: Host) -> None:
             assert len(remote) == 1
         writer.close()
         remote.close()
+
+
+ENDS_WITH_A_WRITER_OPEN = """
+import numpy as np
+import relive
+from relive.service import Streaming, serve
+spec = relive.StepSpec({"a": relive.ArraySpec((), "float32")})
+table = relive.Table(spec, 100)
+server = serve({"t": table}, "grpc://127.0.0.1:0")
+remote = relive.connect(server.address + "/t")
+writer = remote.writer(streaming=STREAMING)
+writer.append(a=1.0)
+"""
+
+
+@pytest.mark.parametrize("streaming", ["None", "Streaming()"])
+def test_a_process_that_writes_to_its_own_server_ends(streaming: str) -> None:
+    """Arrow ends a server by waiting for its streams, here those of the very process that ends: ours comes before."""
+    programme = ENDS_WITH_A_WRITER_OPEN.replace("STREAMING", streaming)
+    assert subprocess.run([sys.executable, "-c", programme], timeout=60).returncode == 0
 
 
 def test_closing_a_handle_gives_lanes_and_streams_back() -> None:

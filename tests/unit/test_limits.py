@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +153,47 @@ def test_a_block_that_stops_in_the_middle_says_what_is_stored() -> None:
         assert batch["next_state"].tolist() == list(range(21, 33))
 
 
+class HeardError(Exception):
+    """What a signal's handler may raise."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, HeardError])
+def test_a_block_that_ctrl_c_stops_says_what_is_stored(kind: type[BaseException]) -> None:
+    """10 of 12 rows are in, the others wait for a draw; then the signal comes. Told as any other error tells it."""
+
+    def raise_it(*_: Any) -> None:
+        raise kind
+
+    before = signal.signal(signal.SIGINT, raise_it)
+    try:
+        with relive.Table(SPEC, 100, paced(1.0, 10, 10.0)) as table, table.writer() as writer:
+            writer.extend(**block(10))
+            table.draw(10)
+            with pytest.raises(errors.DeadlineExceeded):
+                table.draw(15, timeout_s=0.0)
+            writer.extend(**block(10, first=10))
+
+            def interrupt() -> None:
+                while len(table) < 30:
+                    time.sleep(0.001)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            other = threading.Thread(target=interrupt)
+            other.start()
+            rows = block(12, first=20)
+            with pytest.raises(kind) as caught:
+                writer.extend(**rows, timeout_s=BOUND_S)
+            other.join()
+            stored, keys = caught.value.stored, caught.value.keys  # type: ignore[attr-defined]
+            assert stored == 10 and len(table) == 30
+            assert table.gather(keys, columns=["number"])["number"].tolist() == list(range(20, 30))
+            table.draw(15)
+            writer.extend(**{name: array[stored:] for name, array in rows.items()}, timeout_s=0.0)
+            table.check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_step_of_many_lanes_goes_in_lane_by_lane() -> None:
     """Window 20: no step of 12 lanes fits it beside a draw of 15. What is stored of it are its first lanes."""
     with relive.Table(SPEC, 200, paced(1.0, 10, 10.0), max_lanes=12) as table, table.writer(12) as writer:
@@ -183,6 +227,41 @@ def test_a_draw_that_no_row_fits_beside_is_refused() -> None:
             table.draw(18, timeout_s=0.0)
         with pytest.raises(errors.DeadlineExceeded):
             table.draw(17, timeout_s=0.0)
+
+
+def test_who_waits_for_an_index_without_mass_is_told_so() -> None:
+    """The limiter stands at its upper end, and no draw takes it down while every priority is 0."""
+    index = relive.Index(sampler=relive.Prioritized(), limiter=relive.SamplesPerInsert(1.0, 10, 10.0))
+    with relive.Table(SPEC, 100, {"paced": index}) as table, table.writer() as writer:
+        keys = [writer.extend(**block(20))]
+        for key in keys:
+            table.update_priorities(key, np.zeros(len(key)))
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            writer.extend(**block(1, first=20), timeout_s=0.0)
+        assert "paced" in str(caught.value.has) and "20 live items" in str(caught.value.has)
+        assert "mass" in str(caught.value)
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            table.sample(4, timeout_s=0.0)
+        assert "mass" in str(caught.value.needs) and "20 live items" in str(caught.value.has)
+        table.update_priorities(keys[0][:1], [1.0])
+        table.sample(4)
+        writer.extend(**block(4, first=20), timeout_s=0.0)
+
+
+@pytest.mark.parametrize("ratio", [2.0, 2.5])
+def test_more_samples_of_an_item_than_its_uses_are_refused(ratio: float) -> None:
+    """inserted x 2.5 - sampled grows by half a sample an item at least, until writers wait for ever."""
+    if ratio > 2:
+        with pytest.raises(errors.InvalidConfig) as caught:
+            paced(ratio, 10, 10.0, max_times_sampled=2)
+        assert caught.value.what == "samples_per_insert" and caught.value.got == ratio
+        assert "max_times_sampled = 2" in str(caught.value) and "0.5" in str(caught.value)
+        return
+    with relive.Table(SPEC, 100, paced(ratio, 10, 20.0, max_times_sampled=2)) as table, table.writer() as writer:
+        for first in range(0, 500, 5):  # equal: all of every item's uses are drawn, and both go on
+            writer.extend(**block(5, first=first), timeout_s=0.0)
+            if first >= 10:
+                table.sample(10, timeout_s=0.0)
 
 
 def test_who_is_alone_is_told_at_once_in_the_middle_of_a_block() -> None:

@@ -29,7 +29,7 @@ INDEXES = {
         relive.Transitions(3, 0.99, {"observation/camera": 4}, "zeros"),
         relive.Prioritized(0.7, initial=2.5),
         relive.SamplesPerInsert(8.0, 100, tolerance=900.5),
-        max_times_sampled=7,
+        max_times_sampled=9,
     ),
     "a": relive.Index(sampler=relive.Prioritized(initial="given")),
 }

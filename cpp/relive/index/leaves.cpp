@@ -148,7 +148,7 @@ const char* Leaves::broken_node() const {
       if (value != tree.node(level, node)) return "an inner node differs from the reduction of its children";
     }
   }
-  return "";
+  return nullptr;
 }
 
 void note_priority(Held& held, uint32_t index, float priority) {

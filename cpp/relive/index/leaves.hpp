@@ -96,7 +96,7 @@ class Leaves final {
   // Recovery: of a leaf that cannot be drawn, the value goes; returns whether it can. Inner nodes: rebuild().
   static bool settle(Held& held, uint32_t index, uint64_t slot, bool is_step);
   static void rebuild(Held& held, uint32_t index);
-  // What does not follow from the leaves below, in words; empty if all does.
+  // What does not follow from the leaves below, in words; null if all does.
   const char* broken_node() const;
 
  private:

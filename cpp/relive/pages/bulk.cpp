@@ -1,7 +1,5 @@
 #include "relive/pages/bulk.hpp"
 
-#include <vector>
-
 #include "relive/words/held.hpp"
 
 namespace relive {
@@ -152,11 +150,9 @@ void undo_spill(Held& held, const Leaving& one) {
   }
 }
 
-const char* broken_bulk(const Region& r) {
+const char* broken_bulk(const Region& r, uint8_t* frames, uint8_t* positions) {
   const Bulk& bulk = r.bulk;
-  if (!bulk) return "";
-  std::vector<uint8_t> frames(bulk.geometry->num_frames, 0);
-  std::vector<uint8_t> positions(bulk.geometry->num_positions, 0);
+  if (!bulk) return nullptr;
   for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
     const uint64_t word = r.words[page].load(kRelaxed);
     const BulkPlace place = bulk.place(page);
@@ -178,7 +174,7 @@ const char* broken_bulk(const Region& r) {
     if (frames[bulk.free_frames[f].load(kRelaxed)]++ != 0) return "a bulk frame is free and used, or free twice";
   for (uint64_t frame = 0; frame < bulk.geometry->num_frames; ++frame)
     if (frames[frame] == 0 && bulk.leaving[frame].load(kRelaxed) == 0) return "a bulk frame is lost";
-  return "";
+  return nullptr;
 }
 
 }  // namespace relive

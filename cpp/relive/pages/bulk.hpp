@@ -40,7 +40,7 @@ void undo_spill(Held& held, const Leaving& one);
 // One pin of a reader less; a page that only waited for it is freed.
 void unhold_bulk(Held& held, uint64_t ref);
 
-// The first thing about bulk that does not hold, empty if all does.
-const char* broken_bulk(const Region& r);
+// The first thing about bulk that does not hold, null if all does. frames, positions: a zero for each, to mark them in.
+const char* broken_bulk(const Region& r, uint8_t* frames, uint8_t* positions);
 
 }  // namespace relive

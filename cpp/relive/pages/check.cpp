@@ -1,8 +1,6 @@
 // The invariants of a region, as one reader of everything: broken_invariant().
 #include <algorithm>
 #include <cmath>
-#include <string>
-#include <vector>
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/publish.hpp"
@@ -14,9 +12,12 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-std::string at_page(const char* what, uint64_t page) {
-  return std::string(what) + " (page " + std::to_string(page) + ")";
+uint8_t* cleared(std::vector<uint8_t>& marks) {
+  std::fill(marks.begin(), marks.end(), uint8_t{0});
+  return marks.data();
 }
+
+Broken at_page(const char* what, uint64_t page) { return {what, page}; }
 
 // Whether all that an item of this row may need behind it is there, or still to be written.
 bool is_whole_behind(const Region& r, uint32_t i, uint64_t page, uint32_t offset) {
@@ -31,7 +32,7 @@ bool is_whole_behind(const Region& r, uint32_t i, uint64_t page, uint32_t offset
 }
 
 // Leaves of one page against its steps and their states.
-std::string check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_items) {
+Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_items) {
   const Leaves leaves(r, i);
   const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
   const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
@@ -56,7 +57,7 @@ std::string check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* li
 }
 
 // No item, published or awaiting, may need a page behind this one that is gone.
-std::string check_reach(const Region& r, uint32_t i, uint64_t page) {
+Broken check_reach(const Region& r, uint32_t i, uint64_t page) {
   const Leaves leaves(r, i);
   const uint64_t next = r.pages[page].next.load(kRelaxed);
   if (next == 0 || r.alive(next) != kNoPage) return {};
@@ -73,7 +74,7 @@ std::string check_reach(const Region& r, uint32_t i, uint64_t page) {
   return {};
 }
 
-std::string check_page(const Region& r, uint64_t page, uint64_t* live_steps, uint64_t* removed_steps) {
+Broken check_page(const Region& r, uint64_t page, uint64_t* live_steps, uint64_t* removed_steps) {
   const PageRecord& record = r.pages[page];
   const Range range = Range::unpack(record.range.load(kRelaxed));
   if (Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen && !is_named_by_its_lane(r, page))
@@ -90,7 +91,7 @@ std::string check_page(const Region& r, uint64_t page, uint64_t* live_steps, uin
 }
 
 // Behind the cursor of a lane nothing waits to be published.
-std::string check_cursors(const Region& r, uint32_t lane_slot) {
+Broken check_cursors(const Region& r, uint32_t lane_slot) {
   const Lane& lane = r.lanes[lane_slot];
   if (lane.state.load(kRelaxed) != LaneState::kLive && parked_page(r, lane_slot) == kNoPage) return {};
   for (const uint32_t i : r.row_indexes()) {
@@ -98,7 +99,7 @@ std::string check_cursors(const Region& r, uint32_t lane_slot) {
     const uint64_t place = r.cursor(i, lane_slot).load(kRelaxed);
     const uint64_t here = r.alive(r.place_ref(place));
     if (here == kNoPage) continue;
-    if (r.pages[here].lane_slot.load(kRelaxed) != lane_slot) return "a cursor stands on another lane";
+    if (r.pages[here].lane_slot.load(kRelaxed) != lane_slot) return {"a cursor stands on another lane"};
     uint32_t end = r.place_offset(place);
     for (uint64_t page = here; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed)), end = r.page_len) {
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
@@ -111,7 +112,7 @@ std::string check_cursors(const Region& r, uint32_t lane_slot) {
 }
 
 // In front of it nothing waits whose window is complete, as far back as the lane's pages hang together.
-std::string check_complete(const Region& r, uint32_t lane_slot) {
+Broken check_complete(const Region& r, uint32_t lane_slot) {
   const Lane& lane = r.lanes[lane_slot];
   const uint64_t open = r.alive(lane.open.load(kRelaxed));
   const bool is_over = parked_page(r, lane_slot) != kNoPage;  // then nothing waits for rows to come
@@ -135,13 +136,13 @@ std::string check_complete(const Region& r, uint32_t lane_slot) {
   return {};
 }
 
-std::string check_lists(const Region& r) {
+Broken check_lists(const Region& r, RecoverScratch& scratch) {
   const Header& h = *r.header;
-  std::vector<uint8_t> seen(r.geometry->num_pages, 0);
+  uint8_t* const seen = cleared(scratch.seen);
   uint64_t last_order = 0, count = 0;
   for (uint32_t page = h.ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
     if (page >= r.geometry->num_pages || seen[page]++ != 0 || ++count > r.geometry->num_pages)
-      return "the age ring is broken";
+      return {"the age ring is broken"};
     if (!Region::is_used(r.words[page].load(kRelaxed))) return at_page("a free page is on the age ring", page);
     if (r.pages[page].order.load(kRelaxed) <= last_order) return at_page("the age ring is out of order", page);
     last_order = r.pages[page].order.load(kRelaxed);
@@ -149,11 +150,11 @@ std::string check_lists(const Region& r) {
   count = 0;
   uint32_t page = h.free_head.load(kRelaxed);
   for (uint32_t left = h.num_free_pages.load(kRelaxed); left > 0; --left, page = r.pages[page].free_next) {
-    if (page >= r.geometry->num_pages || seen[page]++ != 0) return "the free list is broken";
+    if (page >= r.geometry->num_pages || seen[page]++ != 0) return {"the free list is broken"};
     if (Region::state_of(r.words[page].load(kRelaxed)) != PageState::kFree)
       return at_page("a used page is on the free list", page);
   }
-  std::vector<uint8_t> frames(r.geometry->num_frames, 0);
+  uint8_t* const frames = cleared(scratch.frames);
   for (uint64_t p = 0; p < r.geometry->num_pages; ++p) {
     const uint64_t word = r.words[p].load(kRelaxed);
     if (seen[p] == 0 && Region::state_of(word) != PageState::kRetired) return at_page("a page is on no list", p);
@@ -162,45 +163,45 @@ std::string check_lists(const Region& r) {
   }
   const uint64_t num_free = h.num_free_frames.load(kRelaxed);
   for (uint64_t f = 0; f < num_free; ++f)
-    if (frames[r.free_frames[f].load(kRelaxed)]++ != 0) return "a frame is free and used, or free twice";
+    if (frames[r.free_frames[f].load(kRelaxed)]++ != 0) return {"a frame is free and used, or free twice"};
   for (uint64_t f = 0; f < h.frames_committed.load(kRelaxed); ++f)
-    if (frames[f] == 0) return "a committed frame is lost";
+    if (frames[f] == 0) return {"a committed frame is lost"};
   return {};
 }
 
 }  // namespace
 
-std::string broken_invariant(const Region& r) {
+Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
   const Header& h = *r.header;
   uint64_t live_steps = 0, removed_steps = 0;
-  std::string broken;
+  Broken broken;
   for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
     if (!Region::is_used(r.words[page].load(kRelaxed))) continue;
     broken = check_page(r, page, &live_steps, &removed_steps);
-    if (!broken.empty()) return broken;
+    if (broken) return broken;
   }
-  if (live_steps != h.live_steps.load(kRelaxed)) return "live_steps differs from the steps in the pages";
-  if (live_steps > r.geometry->capacity) return "more live steps than capacity";
-  if (removed_steps != h.removed_steps.load(kRelaxed)) return "removed_steps differs from the steps in the pages";
+  if (live_steps != h.live_steps.load(kRelaxed)) return {"live_steps differs from the steps in the pages"};
+  if (live_steps > r.geometry->capacity) return {"more live steps than capacity"};
+  if (removed_steps != h.removed_steps.load(kRelaxed)) return {"removed_steps differs from the steps in the pages"};
   for (const uint32_t i : r.row_indexes()) {
     int64_t live_items = 0;
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       broken = check_leaves(r, i, page, &live_items);
-      if (broken.empty() && Region::is_used(r.words[page].load(kRelaxed))) broken = check_reach(r, i, page);
-      if (!broken.empty()) return broken;
+      if (!broken && Region::is_used(r.words[page].load(kRelaxed))) broken = check_reach(r, i, page);
+      if (broken) return broken;
     }
-    if (live_items != h.index_state[i].live_items.load(kRelaxed)) return "live_items differs from the leaves";
-    broken = Leaves(r, i).broken_node();
-    if (!broken.empty()) return broken;
+    if (live_items != h.index_state[i].live_items.load(kRelaxed)) return {"live_items differs from the leaves"};
+    broken = {Leaves(r, i).broken_node()};
+    if (broken) return broken;
   }
   for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {
     broken = check_cursors(r, lane);
-    if (broken.empty()) broken = check_complete(r, lane);
-    if (!broken.empty()) return broken;
+    if (!broken) broken = check_complete(r, lane);
+    if (broken) return broken;
   }
-  broken = broken_records(r);
-  if (broken.empty()) broken = broken_bulk(r);
-  return broken.empty() ? check_lists(r) : broken;
+  broken = {broken_records(r)};
+  if (!broken) broken = {broken_bulk(r, cleared(scratch.bulk_frames), cleared(scratch.positions))};
+  return broken ? broken : check_lists(r, scratch);
 }
 
 }  // namespace relive

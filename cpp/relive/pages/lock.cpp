@@ -1,6 +1,7 @@
 #include "relive/pages/lock.hpp"
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/publish.hpp"
 
 namespace relive {
 namespace {
@@ -9,18 +10,20 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 
 }  // namespace
 
-Locked::Locked(Door& door, const Deadline& deadline) : door_(door), held_(door.region, door.dirty) {
-  Region& r = door.region;
+Locked::Locked(Door& door, const Deadline& deadline)
+    : door_(door), held_(door.region, door.dirty), deadline_(deadline.at_least(kLeastLockWait_s)) {
+  take();
+}
+
+void Locked::take() {
+  Region& r = door_.region;
   const uint32_t nobody = r.geometry->max_participants;
-  const double remaining = deadline.remaining_s();
-  const bool is_short = remaining < kLeastLockWait_s;
-  const Deadline fresh = Deadline::after(is_short ? kLeastLockWait_s : remaining);
-  const Deadline least = deadline.is_deaf() ? fresh.deaf() : fresh;
   LockResult result = LockResult::kTaken;
-  const std::atomic<bool>* const is_over = least.is_deaf() ? nullptr : door.is_over;
-  if (RELIVE_RULE(C1_lock)) result = TableLock::lock(&r.header->lock, door.me, nobody, *door.storage, least, is_over);
+  const std::atomic<bool>* const is_over = deadline_.is_deaf() ? nullptr : door_.is_over;
+  if (RELIVE_RULE(C1_lock))
+    result = TableLock::lock(&r.header->lock, door_.me, nobody, *door_.storage, deadline_, is_over);
   if (result == LockResult::kEnded) {
-    status_ = Status(door.is_over->load() ? Code::kTableClosed : Code::kInterrupted);
+    status_ = Status(door_.is_over->load() ? Code::kTableClosed : Code::kInterrupted);
     return;
   }
   if (result == LockResult::kTimeout) {
@@ -29,17 +32,51 @@ Locked::Locked(Door& door, const Deadline& deadline) : door_(door), held_(door.r
     status_ = Status(Code::kDeadlineExceeded)
                   .with_text("needs", "the table lock")
                   .with_text("has", "held by another process")
-                  .with_double("waited_s", deadline.waited_s())
+                  .with_double("waited_s", deadline_.waited_s())
                   .with_int("holder_pid", known ? r.participants[holder - 1].pid.load(kRelaxed) : 0);
     return;
   }
   is_held_ = true;
+  num_cut_ = 0;
+  RELIVE_HOLD(true);
   RELIVE_FAIL_POINT(lock_taken);
   if (result == LockResult::kTakenFromDead) {
-    recover(held_, door.scratch);
-    sweep(held_, *door.storage, door.me);
+    recover(held_, door_.scratch);
+    door_.has_dead = true;
     items_ = room_ = true;
   }
+  if (door_.has_dead) sweep_some();
+}
+
+bool Locked::sweep_some() {
+  const Swept swept = sweep(held_, *door_.storage, door_.me, &num_cut_);
+  door_.has_dead = !swept.is_done;
+  if (swept.any) items_ = room_ = true;
+  return swept.any;
+}
+
+bool Locked::sweep_dead() {
+  bool any = sweep_some();
+  while (door_.has_dead && !deadline_.passed()) {
+    release();
+    take();  // which sweeps on
+    if (!status_.ok()) break;
+    any = true;
+  }
+  return any;
+}
+
+bool Locked::cut(uint32_t lane_slot) {
+  if (num_cut_ >= lanes_per_hold()) return false;
+  cut_lane(held_, lane_slot);
+  ++num_cut_;
+  items_ = room_ = true;
+  return true;
+}
+
+bool Locked::end_me() {
+  items_ = room_ = true;
+  return end_participant(held_, door_.me, &num_cut_);
 }
 
 void Locked::release() {
@@ -47,10 +84,12 @@ void Locked::release() {
   is_held_ = false;
   Leaves::flush_all(held_);
   RELIVE_FAIL_POINT(commit_ancestors);
+  RELIVE_HOLD(false);
   if (RELIVE_RULE(C1_lock)) TableLock::unlock(&door_.region.header->lock);
   RELIVE_FAIL_POINT(commit_unlocked);
   if (items_) notify(&door_.region.header->items_event);
   if (room_) notify(&door_.region.header->room_event);
+  items_ = room_ = false;
 }
 
 }  // namespace relive

@@ -21,6 +21,7 @@ struct Door {
   std::unique_ptr<Storage>& storage;
   uint32_t& me;                       // participant; max_participants while there is none yet
   const std::atomic<bool>*& is_over;  // raised: the handle closes, and waits for the lock end
+  bool has_dead = false;              // the last sweep stopped before its end: the handle's next hold goes on
   Dirty dirty{};
   RecoverScratch scratch{};
 };
@@ -36,14 +37,25 @@ class Locked final {
   Held& held() { return held_; }        // while status() is ok
   void items_came() { items_ = true; }  // something to draw may have come: samplers are woken after the unlock
   void room_came() { room_ = true; }    // room to insert may have come: writers are
-  // Ends lanes and credits of every participant that died. Returns how many.
-  uint32_t sweep_dead() { return sweep(held_, *door_.storage, door_.me); }
+  // Ends every participant that died, so many lanes a hold: gives the lock up in between and takes it again, until all
+  // is done or the deadline has passed; what is left then the handle's next holds do. True where anything ended. Look
+  // at status() behind it: the lock may be gone, and what was read under it before is old.
+  bool sweep_dead();
+  // Cuts a lane of a writer of this handle. False where this hold has cut its share: the next one does it.
+  bool cut(uint32_t lane_slot);
+  // Ends this handle's own participant, the same way.
+  bool end_me();
   void release();
 
  private:
+  void take();
+  bool sweep_some();
+
   Door& door_;
   Held held_;
+  Deadline deadline_;
   Status status_;
+  uint32_t num_cut_ = 0;  // lanes, in this hold
   bool is_held_ = false;
   bool items_ = false;
   bool room_ = false;
@@ -52,7 +64,10 @@ class Locked final {
 // The lock where nobody else can want it: a region at birth, or whose users all died.
 class Alone final {
  public:
-  explicit Alone(Door& door) : held_(door.region, door.dirty) {}
+  explicit Alone(Door& door) : held_(door.region, door.dirty) { RELIVE_HOLD(true); }
+  ~Alone() { RELIVE_HOLD(false); }
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
   Held& held() { return held_; }
 
  private:

@@ -91,13 +91,28 @@ void take_history_back(Held& held, uint64_t page) {
 
 // The page is full: it closes, and the page opened ahead of need (if any) takes its place.
 void turn_page(Held& held, Lane& lane, uint64_t page) {
-  close_page(held, page);
+  if (Region::state_of(held.region.words[page].load(kRelaxed)) == PageState::kOpen) close_page(held, page);
   RELIVE_FAIL_POINT(commit_closed);
   const uint64_t ahead = lane.ahead.load(kRelaxed);
   if (ahead == 0) return;
   lane.open.store(ahead, std::memory_order_release);
   RELIVE_FAIL_POINT(commit_next_page);
   lane.ahead.store(0, std::memory_order_release);
+}
+
+// The lane's open page, kNoPage where there is none. Who died between a page's end and its turn left the turn to us.
+uint64_t turned_page(Held& held, Lane& lane) {
+  const Region& r = held.region;
+  const uint64_t page = r.alive(lane.open.load(kRelaxed));
+  const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
+  if (page == kNoPage || ahead == kNoPage || range_of(r, page).step_end < r.page_len) return page;
+  if (ahead != page) {
+    RELIVE_FAIL_POINT(sweep_turn);
+    turn_page(held, lane, page);
+  } else {
+    lane.ahead.store(0, std::memory_order_release);  // died between the two stores of a turn
+  }
+  return ahead;
 }
 
 // The lane's last row, tails counted; kNoPage where it is gone.
@@ -263,17 +278,17 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
   RELIVE_FAIL_POINT(lane_live);
 }
 
+void settle_lane(Held& held, uint32_t lane_slot) {
+  Lane& lane = held.region.lanes[lane_slot];
+  if (lane.state.load(kRelaxed) != LaneState::kLive) return;
+  turned_page(held, lane);
+  publish_lane(held, lane_slot, false);
+}
+
 void cut_lane(Held& held, uint32_t lane_slot) {
   Region& r = held.region;
   Lane& lane = r.lanes[lane_slot];
-  uint64_t page = r.alive(lane.open.load(kRelaxed));
-  const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
-  if (page != kNoPage && ahead != kNoPage && ahead != page && range_of(r, page).step_end == r.page_len) {
-    if (is_open(r, page)) close_page(held, page);  // died between the page's end and its turn
-    RELIVE_FAIL_POINT(sweep_turn);
-    lane.open.store(lane.ahead.load(kRelaxed), std::memory_order_release);
-    page = ahead;
-  }
+  const uint64_t page = turned_page(held, lane);
   if (page != kNoPage && r.geometry->has_state != 0) {
     const uint32_t step_end = range_of(r, page).step_end;
     if (is_seam(r, lane, page, step_end)) {

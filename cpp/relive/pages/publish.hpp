@@ -35,6 +35,17 @@ void publish_lane(Held& held, uint32_t lane_slot, bool ended);
 // room (it is parked) this one goes on in it, behind rows that end in a mark: lane.open names it; else there is no page.
 void open_lane(Held& held, uint32_t lane_slot, uint32_t participant);
 
+// After a death under the lock: what had been committed of the lane is published, and a page that is full gives way to
+// the one opened ahead of it. Nothing to do for a lane that the dead holder did not write to.
+void settle_lane(Held& held, uint32_t lane_slot);
+
+// Lanes that are cut in one hold: each publishes what its windows waited for (rule C3).
+#ifdef RELIVE_TESTING
+inline uint32_t lanes_per_hold() { return testing::lanes_per_hold; }
+#else
+inline constexpr uint32_t lanes_per_hold() { return 64; }
+#endif
+
 // Ends a lane whose writer was closed or died: the frozen cell, or else the last row, becomes a tail (without state
 // columns the last row says that it is the end); what is complete is published, shorter; the lane is free again. Its page
 // stays OPEN, parked, where it has rows and room for more: a page closed with ten rows in it would waste the others.

@@ -139,19 +139,27 @@ void recover(Held& held, RecoverScratch& scratch) {
   recover_records(held);
   rebuild_lists(held, scratch);
   RELIVE_FAIL_POINT(recover_lists);
+  if (RELIVE_RULE(F5_lanes))
+    for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) settle_lane(held, lane);
+  RELIVE_FAIL_POINT(recover_lanes);
   if (RELIVE_RULE(F5_inner))
     for (uint32_t i = 0; i < r.num_indexes; ++i) Leaves::rebuild(held, i);
   RELIVE_FAIL_POINT(recover_inner);
   r.header->counters.recoveries.fetch_add(1, kRelaxed);
 }
 
-void end_participant(Held& held, uint32_t participant) {
+bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
   Region& r = held.region;
   RELIVE_FAIL_POINT(sweep_begin);
   for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {
     if (r.lanes[lane].state.load(kRelaxed) != LaneState::kLive) continue;
     if (r.lanes[lane].owner.load(kRelaxed) != participant) continue;
+    if (*num_cut >= lanes_per_hold()) {
+      Leaves::flush_all(held);  // this hold may go on to draw or check by the sums
+      return false;
+    }
     cut_lane(held, lane);
+    ++*num_cut;
     RELIVE_FAIL_POINT(sweep_lane);
   }
   Leaves::flush_all(held);
@@ -166,18 +174,22 @@ void end_participant(Held& held, uint32_t participant) {
   Leaves::flush_all(held);
   r.participants[participant].live.store(0, std::memory_order_release);
   RELIVE_FAIL_POINT(sweep_live);
+  return true;
 }
 
-uint32_t sweep(Held& held, const Storage& storage, uint32_t me) {
+Swept sweep(Held& held, const Storage& storage, uint32_t me, uint32_t* num_cut) {
   const Region& r = held.region;
-  uint32_t swept = 0;
+  const uint32_t cut_before = *num_cut;
+  Swept swept;
   for (uint32_t p = 0; p < r.geometry->max_participants; ++p) {
     if (p == me || r.participants[p].live.load(kRelaxed) == 0) continue;
     if (RELIVE_RULE(E2_lock_byte) && !storage.is_byte_free(kLifeByte + p)) continue;
-    end_participant(held, p);
+    swept.is_done = end_participant(held, p, num_cut);
+    if (!swept.is_done) break;
     r.header->counters.swept.fetch_add(1, kRelaxed);
-    ++swept;
+    swept.any = true;
   }
+  swept.any |= *num_cut > cut_before;
   return swept;
 }
 

@@ -16,28 +16,54 @@ inline constexpr uint64_t kLifeByte = 64;     // lock byte 64 + i: participant i
 inline constexpr uint64_t kAttachedByte = 0;  // shared: attached; exclusive: I am alone
 inline constexpr uint64_t kAttachingByte = 1;
 
-// Room to sort pages and to mark frames in: a handle reserves it when it attaches, since nothing is allocated under the
-// lock. Owner: the handle; used under the lock.
+// Room to sort pages and to mark what was seen: a handle reserves it when it attaches, since nothing is allocated under
+// the lock. Owner: the handle; used under the lock.
 struct RecoverScratch {
   std::vector<uint32_t> pages;
   std::vector<uint8_t> frames;
+  std::vector<uint8_t> seen;                    // of each page, by check()
+  std::vector<uint8_t> bulk_frames, positions;  // of a tiered table, by check()
 
   void reserve(const Geometry& g) {
     pages.resize(g.num_pages);
     frames.resize(g.num_frames);
+    seen.resize(g.num_pages);
+  }
+  void reserve_bulk(const BulkGeometry& g) {
+    bulk_frames.resize(g.num_frames);
+    positions.resize(g.num_positions);
   }
 };
 
 // Rebuilds lists, counts and inner nodes from the PRIMARY words after a holder of the lock died.
 void recover(Held& held, RecoverScratch& scratch);
 
-// Ends lanes and credits of every participant whose life byte is free. `me` is never looked at. Returns how many.
-uint32_t sweep(Held& held, const Storage& storage, uint32_t me);
+// What a sweep did in one hold.
+struct Swept {
+  bool any = false;     // a lane was cut, or a participant's slot is free now
+  bool is_done = true;  // else what is left is found again by the sweep of a later hold
+};
 
-// Ends lanes, credits and pins of one participant and frees its slot.
-void end_participant(Held& held, uint32_t participant);
+// Ends every participant whose life byte is free; `me` is never looked at. num_cut: lanes that this hold has cut so far;
+// at lanes_per_hold() of them it stops.
+Swept sweep(Held& held, const Storage& storage, uint32_t me, uint32_t* num_cut);
 
-// The first invariant that does not hold, in words; empty if all do. Under the lock.
-std::string broken_invariant(const Region& r);
+// Ends lanes, credits and pins of one participant and frees its slot, in as many holds as its lanes take: true where
+// that is done, false where this hold has cut its share. Idempotent at every store; the slot is freed last.
+bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut);
+
+// An invariant that does not hold, and of which page; what is null where all do.
+struct Broken {
+  const char* what = nullptr;
+  uint64_t page = kNoPage;
+
+  explicit operator bool() const { return what != nullptr; }
+  std::string text() const {  // behind the lock
+    return page == kNoPage ? what : std::string(what) + " (page " + std::to_string(page) + ")";
+  }
+};
+
+// The first invariant that does not hold. Under the lock.
+Broken broken_invariant(const Region& r, RecoverScratch& scratch);
 
 }  // namespace relive

@@ -204,15 +204,22 @@ Status Table::join(const Deadline& deadline) {
       h.items_event.waiters.store(0);
       h.room_event.waiters.store(0);
       h.clean.store(0);
-      Alone nobody_else(door_);
-      recover(nobody_else.held(), door_.scratch);
-      for (uint32_t p = 0; p < region_.geometry->max_participants; ++p)
-        if (region_.participants[p].live.load() != 0) end_participant(nobody_else.held(), p);
-      Leaves::flush_all(nobody_else.held());
+      recover_alone();
       storage.try_lock_byte(kAttachedByte, false);
     }
     return take_slot(deadline);
   }
+}
+
+// The first to attach after all others died: there is nobody whom a long hold could keep waiting.
+void Table::recover_alone() {
+  Alone nobody_else(door_);
+  recover(nobody_else.held(), door_.scratch);
+  for (uint32_t p = 0; p < region_.geometry->max_participants; ++p) {
+    if (region_.participants[p].live.load() == 0) continue;
+    for (uint32_t num_cut = 0; !end_participant(nobody_else.held(), p, &num_cut);) num_cut = 0;
+  }
+  Leaves::flush_all(nobody_else.held());
 }
 
 Status Table::take_slot(const Deadline& deadline) {
@@ -229,6 +236,10 @@ Status Table::take_slot(const Deadline& deadline) {
       return locked.status();
     }
     locked.sweep_dead();
+    if (!locked.status().ok()) {
+      storage.unlock_byte(kAttachingByte);
+      return locked.status();
+    }
     for (uint32_t p = 0; p < nobody && slot == nobody; ++p)
       if (region_.participants[p].live.load() == 0 && storage.try_lock_byte(kLifeByte + p, true)) slot = p;
     RELIVE_FAIL_POINT(attach_slot);
@@ -368,13 +379,11 @@ void Table::drop_storage() {
 
 Status Table::leave_region() {
   const bool counts = access_ == Access::kReadWrite;
-  if (counts) {
-    Locked locked(door_, Deadline::after(std::min(kLeaveWait_s, timeout_s())).deaf());
-    if (locked.status().ok()) {
-      end_participant(locked.held(), me_);
-      locked.items_came();
-      locked.room_came();
-    }
+  const Deadline deadline = Deadline::after(std::min(kLeaveWait_s, timeout_s())).deaf();
+  for (bool is_ended = !counts; !is_ended;) {
+    Locked locked(door_, deadline);
+    if (!locked.status().ok()) break;  // what is left a sweep ends
+    is_ended = locked.end_me();
   }
   if (storage_->is_local()) return {};
   if (counts) storage_->unlock_byte(kLifeByte + me_);

@@ -30,6 +30,9 @@ Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline
             " - sampled >= " + std::to_string(config.limiter.lo + static_cast<double>(n));
     has = std::to_string(static_cast<double>(inserted) * config.limiter.samples_per_insert -
                          static_cast<double>(r.sampled(index)));
+  } else if (live >= config.limiter.min_size && !massless_text(r, index).empty()) {
+    needs = "an item with a mass (a priority) above 0";
+    has = massless_text(r, index);
   } else if (live >= config.limiter.min_size && live > 0) {
     needs = "items with a mass above 0, enough of them unused for the batch";
   }
@@ -44,6 +47,13 @@ std::string limiter_text(const IndexConfig& index) {
          " - sampled stays in [" + std::to_string(limiter.lo) + ", " + std::to_string(limiter.hi) + "], " +
          std::to_string(window(limiter)) + " samples wide; a row is worth " +
          std::to_string(limiter.samples_per_insert);
+}
+
+std::string massless_text(const Region& r, uint32_t index) {
+  const int64_t live = r.header->index_state[index].live_items.load(kRelaxed);
+  if (live == 0 || Leaves(r, index).has_any()) return {};
+  return "index " + std::string(r.header->indexes[index].name) + " with " + std::to_string(live) +
+         " live items, whose mass (priority) is 0, every one, so that none can be drawn";
 }
 
 void Table::note_thread(std::atomic<uint64_t>* who) {
@@ -77,11 +87,8 @@ Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline
   if (is_interrupted()) return Status(Code::kInterrupted);
   if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
     Locked locked(door_, deadline);
+    if (locked.status().ok()) locked.sweep_dead();
     if (locked.status().code() == Code::kInterrupted) return locked.status();
-    if (locked.status().ok() && locked.sweep_dead() > 0) {
-      locked.items_came();
-      locked.room_came();
-    }
   }
   return {};
 }
@@ -282,8 +289,7 @@ Status Table::sample(const DrawRequest& request, double timeout_s) {
     if (status.ok() && !empty) break;
     undo_claims(request, status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline, s);
     return_credit(request.index, n);
-    uint64_t after = call + 1;
-    calls_.compare_exchange_strong(after, call, kRelaxed);  // unless another thread of this handle has drawn since
+    (void)return_call(call);  // unless another thread of this handle has drawn since
     RELIVE_RETURN_IF_ERROR(std::move(status));
     if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
     // There is something, but not enough unused items for the whole batch: sleep until more come.

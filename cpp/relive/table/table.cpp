@@ -28,14 +28,25 @@ void Table::leave_lanes(std::vector<uint32_t> lanes) {
   }
 }
 
-void Table::cut_left_lanes(Held& held) {
+// As many a hold as one may cut. What the deadline leaves stays noted.
+Status Table::cut_left_lanes(const Deadline& deadline) {
+  Status status;
   for (LeftLanes* left = left_lanes_.exchange(nullptr); left != nullptr;) {
-    for (uint32_t lane : left->lanes) cut_lane(held, lane);
-    open_writers_.fetch_sub(1);
     LeftLanes* const next = left->next;
+    while (!left->lanes.empty() && status.ok()) {
+      Locked locked(door_, deadline);
+      status = locked.status();
+      while (status.ok() && !left->lanes.empty() && locked.cut(left->lanes.back())) left->lanes.pop_back();
+    }
+    if (status.ok()) {
+      open_writers_.fetch_sub(1);
+    } else {
+      leave_lanes(std::move(left->lanes));
+    }
     delete left;
     left = next;
   }
+  return status;
 }
 
 Status Table::make_plan(uint32_t index, const std::vector<std::string>& names, GatherPlan* plan) {
@@ -56,8 +67,9 @@ Status Table::check() {
   RELIVE_RETURN_IF_ERROR(entered.status());
   Locked locked(door_, own_deadline());
   RELIVE_RETURN_IF_ERROR(locked.status());
-  const std::string broken = broken_invariant(region_);
-  return broken.empty() ? Status() : Status(Code::kCheckFailed).with_text("invariant", broken);
+  const Broken broken = broken_invariant(region_, door_.scratch);
+  locked.release();
+  return broken.what == nullptr ? Status() : Status(Code::kCheckFailed).with_text("invariant", broken.text());
 }
 
 Status Table::move_all_pages(uint64_t* moved) {
@@ -78,21 +90,28 @@ Status Table::pin_page(int64_t key, bool pin) {
   if (!region_.is_row_key(key)) return Status(Code::kForeignKey).with_int("position", 0).with_int("key", key);
   Locked locked(door_, own_deadline());
   RELIVE_RETURN_IF_ERROR(locked.status());
+  const Code refused = pin_under_lock(locked.held(), key, pin);
+  locked.release();
+  if (refused == Code::kForeignKey) return Status(refused).with_int("position", 0).with_int("key", key);
+  if (refused == Code::kOk) return {};
+  return Status(refused).with_int("requested", 1).with_int("window", pin ? kPins : 0);
+}
+
+Code Table::pin_under_lock(Held& held, int64_t key, bool pin) {
   const uint64_t page = region_.page_of(region_.key_slot(key));
   const uint64_t ref = region_.key_generation(key) << region_.page_bits | page;
   for (auto& slot : region_.participants[me_].pins) {
     if (slot.load(kRelaxed) != (pin ? 0 : ref)) continue;
-    if (pin && region_.alive(ref) == kNoPage)
-      return Status(Code::kForeignKey).with_int("position", 0).with_int("key", key);
+    if (pin && region_.alive(ref) == kNoPage) return Code::kForeignKey;
     if (pin) {
       region_.header->num_pins.fetch_add(1, kRelaxed);  // first: where it is 0 nobody looks at the pins
       slot.store(ref, kRelaxed);
     } else {
-      unpin(locked.held(), slot);
+      unpin(held, slot);
     }
-    return {};
+    return Code::kOk;
   }
-  return Status(Code::kRequestTooLarge).with_int("requested", 1).with_int("window", pin ? kPins : 0);
+  return Code::kRequestTooLarge;
 }
 
 }  // namespace relive

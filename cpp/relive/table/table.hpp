@@ -71,6 +71,13 @@ class Table final {
   Status sample(const DrawRequest& request, double timeout_s);
   // present[i] = 0 and zeros where a key's item is gone.
   Status gather(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out, uint8_t* present);
+  // The number that the next draw of this handle takes. A draw that was given back, and behind which no other of this
+  // handle came, may give its number back, too: then the next draw is the same. False where another came.
+  uint64_t next_call() const { return calls_.load(std::memory_order_relaxed); }
+  bool return_call(uint64_t call) {
+    uint64_t after = call + 1;
+    return calls_.compare_exchange_strong(after, call, std::memory_order_relaxed);
+  }
   Status commit_held(uint32_t index, int64_t num_items);
   Status return_held(uint32_t index, int64_t num_items);
 
@@ -130,6 +137,7 @@ class Table final {
 
   Table();
   Status join(const Deadline& deadline);  // shared regions: bytes 0 and 1, a participant slot (rule E1)
+  void recover_alone();
   Status take_slot(const Deadline& deadline);
   Status not_attached(const Deadline& deadline, const char* needs) const;
   void become_a_childs();
@@ -138,9 +146,10 @@ class Table final {
   bool wait_for_calls(const Deadline& deadline);
   Status leave_region();
   void drop_storage();
+  Code pin_under_lock(Held& held, int64_t key, bool pin);
   bool is_alone();                                // no other participant is attached
   void leave_lanes(std::vector<uint32_t> lanes);  // of a writer that was dropped and did not get the lock
-  void cut_left_lanes(Held& held);
+  Status cut_left_lanes(const Deadline& deadline);
   void note_thread(std::atomic<uint64_t>* who);
   // Whether all could be keys of this index's items.
   Status check_keys(uint32_t index, const int64_t* keys, size_t count) const;
@@ -230,6 +239,8 @@ inline constexpr double kLastPatience_s = 5.0;
 
 // What an index's limiter asks for, with its numbers; for errors.
 std::string limiter_text(const IndexConfig& index);
+// Of an index that has live items and nothing to draw, since all their masses are 0: its name and how many; else empty.
+std::string massless_text(const Region& r, uint32_t index);
 
 // The deadline came while explicit items that stand on the oldest rows were being ended, as many as one hold may.
 Status items_stand_error(const Deadline& deadline);

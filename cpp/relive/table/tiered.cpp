@@ -366,7 +366,7 @@ Status Table::spill_all_pages(uint64_t* spilled) {
   RELIVE_RETURN_IF_ERROR(entered.status());
   *spilled = 0;
   for (size_t count = 1; tier_ != nullptr && count > 0; *spilled += count)
-    RELIVE_RETURN_IF_ERROR(tier_->spill_some(64, &count));
+    RELIVE_RETURN_IF_ERROR(tier_->spill_some(64, own_deadline(), &count));
   return {};
 }
 

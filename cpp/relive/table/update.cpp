@@ -75,6 +75,7 @@ size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys
     resolve(r, plan, windows, which + begin, size, runs);
     copy_rows(r, plan, windows, *runs, which + begin, size, batch, out);
   }
+  RELIVE_FAIL_POINT(sample_gathered);
   acquire_fence();
   recheck(r, plan, windows, *runs, which, tried);
   left = 0;

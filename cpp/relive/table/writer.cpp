@@ -25,9 +25,10 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   writer->closed_ = true;  // until it has its lanes
   writer->lanes_.resize(num_lanes);
   writer->fork_epoch_ = fork_epoch();
-  Locked locked(table->door_, table->own_deadline());
+  const Deadline deadline = table->own_deadline();
+  RELIVE_RETURN_IF_ERROR(table->cut_left_lanes(deadline));
+  Locked locked(table->door_, deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
-  table->cut_left_lanes(locked.held());
   const auto count_open = [&] {
     uint32_t count = 0;
     for (uint32_t lane = 0; lane < g.max_lanes; ++lane)
@@ -35,21 +36,26 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
     return count;
   };
   if (g.max_lanes - count_open() < num_lanes) locked.sweep_dead();
+  RELIVE_RETURN_IF_ERROR(locked.status());
   const uint32_t open_lanes = count_open();
-  if (g.max_lanes - open_lanes < num_lanes)
-    return Status(Code::kTooManyLanes).with_int("asked", num_lanes).with_int("free", g.max_lanes - open_lanes);
-  if (needed_steps(g, open_lanes + num_lanes) > g.capacity)
+  const uint64_t needed = needed_steps(g, open_lanes + num_lanes);
+  const bool are_free = g.max_lanes - open_lanes >= num_lanes;
+  if (!are_free || needed > g.capacity) {
+    locked.release();
+    if (!are_free)
+      return Status(Code::kTooManyLanes).with_int("asked", num_lanes).with_int("free", g.max_lanes - open_lanes);
     return Status(Code::kCapacityTooSmall)
         .with_int("capacity", static_cast<int64_t>(g.capacity))
-        .with_int("needed", needed_steps(g, open_lanes + num_lanes))
+        .with_int("needed", static_cast<int64_t>(needed))
         .with_int("lanes", open_lanes + num_lanes);
-  size_t taken = 0;
-  for (const bool goes_on :
-       {true, false})  // first where a page is parked: as few slots as ever write at a time are used
+  }
+  size_t taken = 0;  // first where a page is parked: as few slots as ever write at a time are used
+  for (const bool goes_on : {true, false})
     for (uint32_t slot = 0; slot < g.max_lanes && taken < num_lanes; ++slot) {
       if (r.lanes[slot].state.load(kRelaxed) == LaneState::kLive) continue;
       if (!goes_on || parked_page(r, slot) != kNoPage) writer->take_lane(locked.held(), writer->lanes_[taken++], slot);
     }
+  locked.release();  // what *out held before goes behind it
   table->open_writers_.fetch_add(1);
   writer->closed_ = false;
   *out = std::move(writer);
@@ -90,9 +96,7 @@ Status Writer::cut_lanes(const Deadline& deadline) {
   while (num_cut_ < lanes_.size()) {
     Locked locked(table_->door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    for (size_t cut = 0; num_cut_ < lanes_.size() && cut < kLanesPerHold; ++cut)
-      cut_lane(locked.held(), lanes_[num_cut_++].slot);
-    locked.items_came();
+    while (num_cut_ < lanes_.size() && locked.cut(lanes_[num_cut_].slot)) ++num_cut_;
   }
   table_->open_writers_.fetch_sub(1);
   closed_ = true;
@@ -307,7 +311,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
   for (size_t m = 0; m < block.num_lanes;) {
     Locked locked(table_->door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());  // called again it goes on with the lanes that have not ended
-    for (size_t ended = 0; m < block.num_lanes && ended < kRowsPerHold; ++m)
+    for (size_t ended = 0; m < block.num_lanes && ended < lanes_per_hold(); ++m)
       ended += end_lane(locked.held(), lane_of(block, m), terminated) ? 1 : 0;
     locked.items_came();
   }

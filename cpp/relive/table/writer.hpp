@@ -65,7 +65,7 @@ class Writer final {
   // limiters let in by parts, or that takes several holds, may fail after some of them: then the status has the fields
   // stored, num_rows, and the first `stored` rows and keys are there, row-major. The rest may be written next.
   Status write(const StepBlock& block, double timeout_s, int64_t* keys);
-  // Ends the current episode of the lanes after its last row, kRowsPerHold of them in a hold; lanes whose episode has
+  // Ends the current episode of the lanes after its last row, so many in a hold as one may cut; lanes whose episode has
   // ended are passed over, so a call that met its deadline can be made again. next: [num_columns] state cells or absent.
   Status end_episode(const StepBlock& block, bool terminated, double timeout_s);
   void set_policy_version(int64_t version) { policy_version_ = version; }  // -1: the table's

@@ -9,7 +9,6 @@
 namespace relive {
 
 inline constexpr size_t kRowsPerHold = 256;  // rule C3
-inline constexpr size_t kLanesPerHold = 64;  // that are cut: each publishes what its windows waited for
 inline constexpr size_t kLanesAhead = 4;     // lanes whose words and rows are asked for ahead of their turn
 
 // Of an OPEN page: its bulk is in memory and stays where it is.

@@ -95,11 +95,15 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     locked->release();
     return table_->wait_for_bulk(deadline);
   }
-  if (locked->sweep_dead() > 0 && r.header->num_free_pages.load(kRelaxed) > 0) return {};
+  const bool any_ended = locked->sweep_dead();
+  RELIVE_RETURN_IF_ERROR(locked->status());
+  if (any_ended && r.header->num_free_pages.load(kRelaxed) > 0) return {};
   if (relieve_pressure(locked->held())) {
     const bool is_done = r.header->num_free_pages.load(kRelaxed) > 0 || locked->held().ends_left > 0;
+    locked->release();
     return is_done || !deadline.passed() ? Status() : items_stand_error(deadline);
   }
+  locked->release();
   return Status(Code::kDeadlineExceeded)
       .with_text("needs", "a free page")
       .with_text("has", "every page open or pinned")
@@ -231,11 +235,15 @@ Status Writer::room_error(Code code, const Admission& admission, const Deadline&
         .with_double("window", window(index.limiter) / index.limiter.samples_per_insert)
         .with_text("arithmetic", limiter_text(index));
   const double inserted = static_cast<double>(state.inserted.load(kRelaxed) + admission.asked);
-  return Status(code)
-      .with_text("needs", "(inserted + n) x samples_per_insert - sampled <= " + std::to_string(index.limiter.hi))
-      .with_double("has",
-                   inserted * index.limiter.samples_per_insert - static_cast<double>(r.sampled(admission.refused)))
-      .with_double("waited_s", deadline.waited_s());
+  const double has = inserted * index.limiter.samples_per_insert - static_cast<double>(r.sampled(admission.refused));
+  const std::string needs = "(inserted + n) x samples_per_insert - sampled <= " + std::to_string(index.limiter.hi);
+  // Samplers cannot take it down again while there is nothing for them to draw: both sides stand still.
+  const std::string massless = massless_text(r, admission.refused);
+  Status status =
+      massless.empty()
+          ? Status(code).with_text("needs", needs).with_double("has", has)
+          : Status(code).with_text("needs", needs).with_text("has", std::to_string(has) + ", of " + massless);
+  return std::move(status).with_double("waited_s", deadline.waited_s());
 }
 
 Status Writer::wait_for_room(const StepBlock& block, size_t stored, const Deadline& deadline) {
@@ -257,8 +265,8 @@ Status Writer::wait_for_room(const StepBlock& block, size_t stored, const Deadli
   if (is_interrupted()) return Status(Code::kInterrupted);
   if (!table.storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
     Locked locked(table.door_, deadline);
+    if (locked.status().ok()) locked.sweep_dead();
     if (locked.status().code() == Code::kInterrupted) return locked.status();
-    if (locked.status().ok() && locked.sweep_dead() > 0) locked.room_came();
   }
   return {};
 }

@@ -142,6 +142,7 @@ void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t ro
   if (!lane.run.ends) return;
   const uint32_t head = (lane.episode_step + lane.run.count) & kStepMask;
   std::memcpy(frame + offset * r.geometry->record_stride, &head, sizeof head);
+  RELIVE_FAIL_POINT(cells_written);
 }
 
 void Writer::write_rows(const StepBlock& block, size_t m) {
@@ -172,6 +173,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
   }
   if (r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends) && lane.run.count > 0)
     write_next_cell(block, lane, lane.done + lane.run.count - 1, m);
+  RELIVE_FAIL_POINT(cells_written);
 }
 
 }  // namespace relive

@@ -22,6 +22,7 @@ Status Tier::create(const TierConfig& config, const BulkGeometry& geometry, Door
   const uint64_t frames = geometry.num_frames * geometry.frame_bytes;
   RELIVE_RETURN_IF_ERROR(Storage::create_local(frames + geometry.num_blocks * geometry.block_bytes, &tier->memory_));
   bind_bulk(door.region, &tier->geometry_, tier->memory_->base());
+  door.scratch.reserve_bulk(tier->geometry_);
   tier->staging_ =
       std::make_unique<Staging>(door.region, *tier->file_, tier->memory_->base() + frames, config.num_io_threads);
   tier->spill_thread_ = std::thread([raw = tier.get()] { raw->spill_loop(); });
@@ -53,12 +54,12 @@ Status Tier::write_run(const Leaving* pages, size_t count) {
   return {};
 }
 
-Status Tier::spill_some(size_t most, size_t* count) {
+Status Tier::spill_some(size_t most, const Deadline& deadline, size_t* count) {
   Region& r = door_.region;
   std::vector<Leaving> pages(std::clamp<size_t>(most, 1, kMostPages));
   *count = 0;
   {
-    Locked locked(door_, Deadline::after(10.0));
+    Locked locked(door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     pages.resize(pick_for_spill(locked.held(), pages.size(), pages.data()));
   }
@@ -96,7 +97,8 @@ void Tier::spill_loop() {
     if (!wait_slice(&low_event_, idle, kIdle_s, [this] { return is_stopping_.load() || is_low(); })) continue;
     if (is_stopping_.load()) return;
     size_t count = 0;
-    const Status status = spill_some(at_once, &count);
+    // Its own thread has all the time until the handle closes.
+    const Status status = spill_some(at_once, Deadline::after(std::numeric_limits<double>::infinity()), &count);
     if (status.ok() && count > 0) continue;
     low_event_.waiters.store(1);
     futex_wait(&low_event_.count, low_event_.count.load(), status.ok() ? kNothingToSpill_s : kAfterError_s);

@@ -54,7 +54,7 @@ class Tier final {
   // Called without the table lock, after frames were taken.
   void wake_if_low();
   // Spills up to `most` pages in one write. *count: how many left memory.
-  Status spill_some(size_t most, size_t* count);
+  Status spill_some(size_t most, const Deadline& deadline, size_t* count);
   void stats(TierStats* out);
 
  private:

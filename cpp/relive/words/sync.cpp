@@ -96,6 +96,12 @@ Deadline Deadline::after(double seconds) {
   return deadline;
 }
 
+Deadline Deadline::at_least(double seconds) const {
+  Deadline longer = *this;
+  longer.end_ns_ = std::max(end_ns_, after(seconds).end_ns_);
+  return longer;
+}
+
 bool Deadline::passed() const {
   return end_ns_ <= start_ns_ || (end_ns_ != std::numeric_limits<int64_t>::max() && now_ns() >= end_ns_);
 }

@@ -34,6 +34,8 @@ class Deadline final {
     same.is_deaf_ = true;
     return same;
   }
+  // The same, but not before so many seconds from now.
+  Deadline at_least(double seconds) const;
   bool is_deaf() const { return is_deaf_; }
   bool passed() const;
   double remaining_s() const;  // 0 when passed, +inf when endless

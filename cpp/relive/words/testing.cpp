@@ -5,6 +5,8 @@ namespace relive::testing {
 
 void (*fail_point_hook)(FailPoint) = nullptr;
 bool rule_switched_off[static_cast<uint32_t>(Rule::kCount)] = {};
+void (*hold_hook)(bool begins) = nullptr;
+uint32_t lanes_per_hold = 64;
 
 const char* fail_point_name(uint32_t position) {
   static const char* const kNames[] = {

@@ -16,14 +16,15 @@
   X(close_published) X(close_page) X(close_lane) X(lane_tails) X(lane_fields) X(lane_live) X(update_leaf) X(update_ancestors) X(delete_one) \
   X(delete_done) X(sample_reserved) X(draw_found) X(draw_word) X(sample_gathered) X(claim_times) \
   X(claim_leaf) X(claim_back) X(sample_done_added) X(sample_in_flight) X(lock_taken) X(recover_begin) \
-  X(recover_pass1) X(recover_pass2) X(recover_pass3) X(recover_lists) X(recover_inner) X(sweep_begin) X(sweep_lane) X(sweep_turn) \
-  X(sweep_credit) X(sweep_live) X(attach_byte) X(attach_slot) X(attach_live) X(move_copied) X(move_frame) \
-  X(move_word) X(grow_committed) X(grow_counted) X(insert_taken) X(insert_windows) X(insert_hung) X(insert_word) \
-  X(insert_done) X(insert_counted) X(record_ended) X(record_word) X(record_unhung) X(record_rows) X(evict_not_yet) X(recover_records)
+  X(recover_pass1) X(recover_pass2) X(recover_pass3) X(recover_lists) X(recover_lanes) X(recover_inner) \
+  X(sweep_begin) X(sweep_lane) X(sweep_turn) X(sweep_credit) X(sweep_live) X(attach_byte) X(attach_slot) \
+  X(attach_live) X(move_copied) X(move_frame) X(move_word) X(grow_committed) X(grow_counted) X(cells_written) \
+  X(insert_taken) X(insert_windows) X(insert_hung) X(insert_word) X(insert_done) X(insert_counted) \
+  X(record_ended) X(record_word) X(record_unhung) X(record_rows) X(evict_not_yet) X(recover_records)
 
 #define RELIVE_RULES(X) \
   X(G2_word_before_leaf) X(G4_recheck) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
-  X(F2_pages) X(F5_free_list) X(F5_inner) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
+  X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_lanes) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
   X(W1_whole) X(D3_fence) X(E5_tails) X(E5_open) X(X2_windows_first) X(X3_rows) X(X4_generation) X(X5_recheck) \
   X(X6_end) X(X6_hang)
@@ -49,6 +50,10 @@ enum class Rule : uint32_t {
 // What happens at a fail point; null means nothing. Set once, before threads start, by the test programme.
 extern void (*fail_point_hook)(FailPoint);
 extern bool rule_switched_off[static_cast<uint32_t>(Rule::kCount)];
+// Called when a hold of the table lock begins and when it ends, on the thread that holds it; as fail_point_hook.
+extern void (*hold_hook)(bool begins);
+// Lanes that one hold may cut; fewer let a small table be swept in many holds.
+extern uint32_t lanes_per_hold;
 const char* fail_point_name(uint32_t position);
 const char* rule_name(uint32_t position);
 #endif
@@ -61,8 +66,13 @@ const char* rule_name(uint32_t position);
     if (::relive::testing::fail_point_hook != nullptr)                        \
       ::relive::testing::fail_point_hook(::relive::testing::FailPoint::name); \
   } while (0)
+#define RELIVE_HOLD(begins)                                                            \
+  do {                                                                                 \
+    if (::relive::testing::hold_hook != nullptr) ::relive::testing::hold_hook(begins); \
+  } while (0)
 #define RELIVE_RULE(name) (!::relive::testing::rule_switched_off[static_cast<uint32_t>(::relive::testing::Rule::name)])
 #else
 #define RELIVE_FAIL_POINT(name) ((void)0)
+#define RELIVE_HOLD(begins) ((void)0)
 #define RELIVE_RULE(name) true
 #endif

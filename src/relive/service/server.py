@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -70,6 +71,9 @@ class Server(Closing):
         self._thread = threading.Thread(target=self._flight.wait, name="relive-server", daemon=True)
         self._thread.start()
         _running.add(self)
+        # Arrow has just registered an end of its own that waits for every stream; what comes later is called first.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
 
     @property
     def address(self) -> str:

@@ -16,6 +16,7 @@ from relive.service.packing import DRAWN, PRESENT
 from relive.service.pipe import Pipe, StreamBroken, packed
 from relive.service.verbs import VERBS, Verb, arguments
 from relive.service.wire import Bytes
+from relive.sources import DrawNumber
 
 __all__ = ["CallSession", "HoldSession", "Session", "bound"]
 
@@ -162,7 +163,7 @@ class HoldSession(Session):
 
     def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
         super().__init__(pipe, hosted, options)
-        self._held: list[tuple[int, int]] = []  # (index, items) of each batch, oldest first
+        self._held: list[tuple[int, int, DrawNumber]] = []  # (index, items) of each batch, oldest first
 
     def handle(self, header: Header, body: Bytes) -> None:
         """Counts what was handed out, then draws one more batch if that is asked."""
@@ -170,16 +171,18 @@ class HoldSession(Session):
         if "after" in header:
             self.hosted.wait_for(header["after"], wire.seconds(header))
         for _ in range(wire.whole(header, "handed_out", 0, len(self._held))):
-            core.commit_held(*self._held[0])
+            core.commit_held(*self._held[0][:2])
             del self._held[0]
         op = wire.field(header, "op", str)
         if op == "sample":
             selection, number = self._selection(header)
             count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.gathered.item_bytes, self.options)
+            draw = DrawNumber(core)
             arrays, keys, probabilities, num_live = self.hosted.wait(
                 lambda slice_s: core.sample(selection.core, count, slice_s, True), wire.seconds(header), self.pipe.gone
             )
-            self._held.append((number, count))
+            draw.taken()
+            self._held.append((number, count, draw))
             send_sample(self.pipe, selection, arrays, keys, probabilities, {"live": num_live})
         elif op == "count":
             self.pipe.send({"value": len(self._held)})
@@ -190,8 +193,9 @@ class HoldSession(Session):
         """Gives back what was not handed out."""
         held, self._held = self._held, []
         if not self.hosted.table.closed:  # closing the table gives everything back
-            for number, count in held:
+            for number, count, draw in reversed(held):
                 self.hosted.table.core.return_held(number, count)
+                draw.give_back()
 
 
 def send_sample(
