@@ -43,7 +43,7 @@ const char* check_hanging(const Region& r, const Records& records, uint64_t reco
     for (; part < records.geometry->pages_a_window; ++part)
       if (records.nodes[records.node_of(record, w, part)].place != 0) return "a record hangs at a row that it has not";
   }
-  return "";
+  return nullptr;
 }
 
 const char* check_leaf(const Region& r, uint32_t index, uint64_t record, int64_t* live_items) {
@@ -54,9 +54,9 @@ const char* check_leaf(const Region& r, uint32_t index, uint64_t record, int64_t
   const bool is_item = is_used && leaves.is_drawable(state);
   *live_items += is_item ? 1 : 0;
   if (is_used && state != kStateAwaiting && !leaves.is_published(record)) return "a record in use stands for no item";
-  if (mass == leaves.nothing()) return "";
+  if (mass == leaves.nothing()) return nullptr;
   if (!is_item) return "a leaf that stands for no live explicit item has mass";
-  return std::isfinite(mass) && mass >= 0.0 ? "" : "a leaf is not a finite mass >= 0";
+  return std::isfinite(mass) && mass >= 0.0 ? nullptr : "a leaf is not a finite mass >= 0";
 }
 
 // What the heads lead to: as many nodes as hang, each at its own row.
@@ -65,7 +65,7 @@ const char* check_heads(const Region& r, const Records& records, uint64_t num_ha
   for (uint64_t slot = 0; slot < r.geometry->num_slots; ++slot)
     for (uint32_t name = records.heads[slot]; name != 0; name = records.nodes[name - 1].next)
       if (records.nodes[name - 1].place != slot + 1 || ++count > num_hanging) return "a row's list of items is broken";
-  return count == num_hanging ? "" : "an explicit item hangs on no list";
+  return count == num_hanging ? nullptr : "an explicit item hangs on no list";
 }
 
 const char* check_index(const Region& r, uint32_t index) {
@@ -74,21 +74,21 @@ const char* check_index(const Region& r, uint32_t index) {
   int64_t live_items = 0;
   for (uint64_t record = 0; record < records.geometry->max_items; ++record) {
     const char* broken = check_leaf(r, index, record, &live_items);
-    if (*broken == 0) broken = check_hanging(r, records, record, &num_hanging);
-    if (*broken != 0) return broken;
+    if (broken == nullptr) broken = check_hanging(r, records, record, &num_hanging);
+    if (broken != nullptr) return broken;
   }
   if (live_items != r.header->index_state[index].live_items.load(kRelaxed))
     return "live_items of an explicit index differs from its records";
   const char* const broken = check_heads(r, records, num_hanging);
-  return *broken != 0 ? broken : Leaves(r, index).broken_node();
+  return broken != nullptr ? broken : Leaves(r, index).broken_node();
 }
 
 }  // namespace
 
 const char* broken_records(const Region& r) {
   for (const uint32_t i : r.record_indexes())
-    if (const char* broken = check_index(r, i); *broken != 0) return broken;
-  return "";
+    if (const char* broken = check_index(r, i); broken != nullptr) return broken;
+  return nullptr;
 }
 
 }  // namespace relive

@@ -67,7 +67,7 @@ bool end_records_at(Held& held, uint64_t slot);
 // hangs it up anew.
 void recover_records(Held& held);
 
-// The first thing about records that does not hold, in words; empty if all does. Under the lock.
+// The first thing about records that does not hold, in words; null if all does. Under the lock.
 const char* broken_records(const Region& r);
 
 }  // namespace relive

@@ -133,7 +133,7 @@ void copy_output(const Region& r, const Output& output, const Window& w, const R
       return copy_column(w, runs, r.columns[output.column], to, output.item_bytes);
     case Source::kLane:
       return fill_rows<int64_t>(w, runs, to, output.item_bytes,
-                                [&](const Run& run, uint32_t) { return r.pages[run.page].lane_uid.load(kRelaxed); });
+                                [&](const Run& run, uint32_t row) { return r.lane_of(r.slot_of(run.page, row)); });
     case Source::kPolicyVersion:
       return fill_rows<int64_t>(w, runs, to, output.item_bytes, [&](const Run& run, uint32_t row) {
         return r.marks[r.slot_of(run.page, row)].policy_version.load(kRelaxed);
