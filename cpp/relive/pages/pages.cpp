@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/parked.hpp"
 #include "relive/pages/records.hpp"
 
 namespace relive {
@@ -148,48 +149,6 @@ bool is_reached_from_behind(const Region& r, uint32_t index, uint64_t page) {
 }
 
 }  // namespace
-
-bool is_named_by_its_lane(const Region& r, uint64_t page) {
-  const uint32_t slot = r.pages[page].lane_slot.load(kRelaxed);
-  if (slot >= r.geometry->max_lanes) return false;
-  const Lane& lane = r.lanes[slot];
-  const uint64_t ref = r.ref_of(page, r.words[page].load(kRelaxed));
-  if (lane.state.load(kRelaxed) == LaneState::kLive)
-    return lane.open.load(kRelaxed) == ref || lane.ahead.load(kRelaxed) == ref;
-  return lane.open.load(kRelaxed) == ref && state_of(r, page) == PageState::kOpen;
-}
-
-bool is_parked(const Region& r, uint64_t page) {
-  const uint32_t slot = r.pages[page].lane_slot.load(kRelaxed);
-  return slot < r.geometry->max_lanes && parked_page(r, slot) == page;
-}
-
-uint64_t parked_page(const Region& r, uint32_t lane_slot) {
-  const Lane& lane = r.lanes[lane_slot];
-  const uint64_t ref = lane.open.load(kRelaxed);
-  if (ref == 0 || lane.state.load(kRelaxed) == LaneState::kLive) return kNoPage;
-  const uint64_t page = r.alive(ref);
-  return page != kNoPage && state_of(r, page) == PageState::kOpen ? page : kNoPage;
-}
-
-bool can_go_on(const Region& r, uint64_t page) {
-  const Range range = range_of(r, page);
-  const uint64_t lanes_since = r.header->next_uid.load(kRelaxed) - r.pages[page].lane_uid.load(kRelaxed);
-  return range.step_begin < range.step_end && range.step_end < r.page_len && lanes_since >> 32 == 0 &&
-         first_row_there(r, page) + int64_t{r.geometry->history} <= int64_t{range.step_end};
-}
-
-bool close_oldest_parked(Held& held) {
-  const Region& r = held.region;
-  uint64_t oldest = kNoPage;
-  for (uint32_t slot = 0; slot < r.geometry->max_lanes; ++slot) {
-    const uint64_t page = parked_page(r, slot);
-    if (page == kNoPage) continue;
-    if (oldest == kNoPage || r.pages[page].order.load(kRelaxed) < r.pages[oldest].order.load(kRelaxed)) oldest = page;
-  }
-  if (oldest != kNoPage) close_page(held, oldest);
-  return oldest != kNoPage;
-}
 
 // An OPEN page takes the page opened ahead of it along: were that one older, its rows would go while windows of this
 // page still reach them. The later page is stamped first: a death in between leaves it younger.

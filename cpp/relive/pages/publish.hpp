@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "relive/pages/pages.hpp"
+#include "relive/pages/parked.hpp"
 
 namespace relive {
 

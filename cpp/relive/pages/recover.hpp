@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "relive/pages/pages.hpp"
+#include "relive/pages/parked.hpp"
 #include "relive/words/sync.hpp"
 
 namespace relive {
