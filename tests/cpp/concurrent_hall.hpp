@@ -26,11 +26,23 @@ struct Hall {
     workers.push_back(std::make_unique<Kind>(options, control, position, 77 + position, table.get()));
     threads.emplace_back([worker = workers.back().get()] { worker->run(); });
   }
+  // Until the seconds are over and everything to be seen was seen: a machine under load, or a sanitizer's build, has a
+  // minute more for the first of each.
+  template <class Seen>
+  bool goes_on(double end, Seen&& all_seen) const {
+    if (control->num_bad() > 0) return false;
+    const bool has_begun = control->windows.load() > 0 && control->steps.load() > 0 && all_seen();
+    return now_s() < end + (has_begun ? 0.0 : 60.0);
+  }
   // Lets them run, ends them, and looks at what is left.
-  void run() {
+  template <class Seen>
+  void run(Seen&& all_seen) {
     const double end = now_s() + seconds();
-    while (now_s() < end && control->num_bad() == 0) usleep(10000);
+    while (goes_on(end, all_seen)) usleep(10000);
     finish();
+  }
+  void run() {
+    run([] { return true; });
   }
   void finish() {
     control->is_over.store(1);
@@ -69,7 +81,10 @@ inline void run_everybody(Options options) {
     hall.start<InserterWorker>();
     hall.start<ItemSamplerWorker>();
   }
-  hall.run();
+  hall.run([&] {
+    return (hall.control->updates_applied.load() > 0 || options.uniform) &&
+           (hall.control->items_known.load() > 0 || !options.explicit_items);
+  });
   CHECK(hall.control->updates_applied.load() > 0 || options.uniform);
   CHECK(hall.control->items_known.load() > 0 || !options.explicit_items);
 }

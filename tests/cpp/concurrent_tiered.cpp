@@ -40,7 +40,12 @@ void run_spilling(const Options& options) {
   hall.start<CheckerWorker>();
   const double end = now_s() + seconds();
   uint64_t spilled = 0;
-  while (now_s() < end && hall.control->num_bad() == 0) {
+  const auto all_seen = [&] {
+    TierStats stats;
+    CHECK(hall.table->tier_stats(&stats).ok());
+    return spilled > 10 && stats.bytes_read > 0 && stats.units_wanted > 100;
+  };
+  while (hall.goes_on(end, all_seen)) {
     uint64_t count = 0;
     CHECK(hall.table->spill_all_pages(&count).ok());
     spilled += count;
@@ -114,11 +119,7 @@ TEST(planned_batches_beside_everybody) {
   std::atomic<uint64_t> gathered{0};
   std::thread planner([&] { plan_and_gather(*hall.table, is_over, &gathered); });
   const double end = now_s() + seconds();
-  // A sanitizer's build may need longer for the first of each.
-  const auto has_begun = [&] {
-    return hall.control->windows.load() > 0 && hall.control->steps.load() > 0 && gathered.load() > 0;
-  };
-  while ((now_s() < end || (!has_begun() && now_s() < end + 30.0)) && hall.control->num_bad() == 0) usleep(10000);
+  while (hall.goes_on(end, [&] { return gathered.load() > 0; })) usleep(10000);
   is_over.store(true);
   planner.join();
   hall.finish();
@@ -133,7 +134,12 @@ TEST(a_disk_that_fails_now_and_then_loses_nothing) {
   hall.start<SamplerWorker>();
   hall.start<CheckerWorker>();
   const double end = now_s() + seconds();
-  for (int round = 0; now_s() < end && hall.control->num_bad() == 0; ++round) {
+  const auto has_failed = [&] {
+    TierStats stats;
+    CHECK(hall.table->tier_stats(&stats).ok());
+    return stats.disk_errors > 0;
+  };
+  for (int round = 0; hall.goes_on(end, has_failed); ++round) {
     hall.table->fail_disk(0, round % 2 == 0 ? ENOSPC : 0);
     usleep(20000);
     uint64_t count = 0;

@@ -66,9 +66,13 @@ void write_windows(const Records& records, uint64_t record, const WindowRows* wi
 }  // namespace
 
 bool are_steps_there(const Region& r, const WindowRows& window) {
-  return walk_rows(r, window.key, window.num_rows, [&r](uint64_t page, uint32_t first, uint32_t count) {
-    return r.num_tails(page, first, first + count) == 0;
-  });
+  uint64_t last = 0;  // uids only rise from row to row, so first and last row tell whether all are of one lane
+  const bool are_steps =
+      walk_rows(r, window.key, window.num_rows, [&r, &last](uint64_t page, uint32_t first, uint32_t count) {
+        last = r.slot_of(page, first + count - 1);
+        return r.num_tails(page, first, first + count) == 0;
+      });
+  return are_steps && r.lane_of(r.key_slot(window.key)) == r.lane_of(last);
 }
 
 uint32_t cost_of_end(const Region& r, uint32_t index) {

@@ -27,7 +27,7 @@ from relive.service.transport import with_few_wakeups
 from relive.service.verbs import VERBS
 from relive.service.wire import Bytes
 
-__all__ = ["MIN_REPLY_S", "Answer", "Connection", "cutoff", "server_wait"]
+__all__ = ["MIN_REPLY_S", "Answer", "Connection", "close_connections", "cutoff", "server_wait"]
 
 MIN_REPLY_S = 1.0  # an answer is waited for at least so long, whatever the deadline: networks blink
 _LOOKS = frozenset({"select", "gather", *(verb.name for verb in VERBS.values() if verb.looks)})
@@ -87,6 +87,11 @@ class Connection:
         self.closed = False
         self.is_foreign = False  # in a forked child of the process that opened it: its streams are not ours
         _open.add(self)
+
+    @property
+    def port(self) -> str:
+        """Of the server."""
+        return self._location.rpartition(":")[2]
 
     def check_process(self, what: str) -> None:
         """Raises ForkedHandle in a forked child."""
@@ -251,9 +256,11 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 @at_end
-def _close_all() -> None:
+def close_connections(port: str | None = None) -> None:
+    """At the end of the process: all of them, or those to servers at this port."""
     for connection in list(_open):
-        connection.close()
+        if port is None or connection.port == port:
+            connection.close()
 
 
 def _short(problem: BaseException) -> str:

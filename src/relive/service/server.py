@@ -20,6 +20,7 @@ from relive._ending import at_end
 from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavailable
 from relive.service import wire
 from relive.service.address import parse_server
+from relive.service.connection import close_connections
 from relive.service.hosting import Hosted
 from relive.service.memory import keep_freed_memory
 from relive.service.options import ServerOptions
@@ -193,6 +194,8 @@ def _request(descriptor: Any) -> dict[str, Any]:
 @at_end
 def _close_all() -> None:
     for server in list(_running):
+        # This process's own writers first: one that lost its server would be trying to reach it when Python ends.
+        close_connections(server.address.rpartition(":")[2])
         server.close()
 
 
