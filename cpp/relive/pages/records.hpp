@@ -40,8 +40,9 @@ bool walk_rows(const Region& r, int64_t key, uint32_t num_rows, Each&& each) {
   }
 }
 
-// Whether the rows of a window are all there and are steps of one lane (another may go on in its page, rule E5): what an item may be inserted with. A tail is no step; a step
-// that becomes one later (rule E4) stays a row of the items that it has: its bytes do not change.
+// Whether the rows of a window are all there and are steps of one lane (another may go on in its page, rule E5): what an
+// item may be inserted with. A tail is no step; a step that becomes one later (rule E4) stays a row of the items that it
+// has: its bytes do not change.
 bool are_steps_there(const Region& r, const WindowRows& window);
 
 // How much of what one hold may end (Held::ends_left) a record of the index is.
