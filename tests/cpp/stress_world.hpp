@@ -104,7 +104,7 @@ inline TableConfig make_config(const Options& options) {
     index.max_times_sampled = options.max_times;
     index.limiter = make_min_size(1);
     index.map = LeafMap::kExplicit;
-    index.max_items = 1000;
+    index.max_items = 400;
     index.max_windows = 3;
     index.max_rows = 20;
     config.indexes.push_back(index);

@@ -130,6 +130,7 @@ int64_t fill_record(Held& held, uint32_t index, uint64_t record, const WindowRow
   RELIVE_FAIL_POINT(insert_word);
   *is_item = Leaves::complete(held, index, record, given);
   if (!RELIVE_RULE(X2_windows_first)) {
+    RELIVE_FAIL_POINT(insert_windows);
     write_windows(records, record, windows, num_windows);
     hang_record(held, index, record);
   }

@@ -91,14 +91,14 @@ size_t gather_round(const Region& r, const GatherPlan& plan, const int64_t* keys
 }
 
 // One priority, under the lock. True where the item was still there.
-bool update_one(Held& held, uint32_t index, int64_t key, float priority, double mass) {
+bool update_one(Held& held, const ItemMap& map, uint32_t index, int64_t key, float priority, double mass) {
   Region& r = held.region;
   const Leaves leaves(r, index);
-  const uint64_t slot = r.leaf_of_key(index, key);
+  const uint64_t slot = r.key_slot(key) - map.first;
   // Under the lock a leaf above 0 is an item that lives: whatever ends an item clears its leaf in the same hold, or
   // recovery does. So the usual case needs the page word and the leaf, no range, no tail and no state.
   if (RELIVE_RULE(H1_check_in_lock) && leaves.has_mass(slot)) {
-    const uint64_t word = r.map(index).word(slot);
+    const uint64_t word = map.word(slot);
     if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return false;
     Leaves::revalue(held, index, slot, mass);
     RELIVE_FAIL_POINT(update_leaf);
@@ -218,7 +218,7 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
           .with_int("position", static_cast<int64_t>(i))
           .with_double("value", priorities[i]);
     largest = std::max(largest, priorities[i]);
-    const uint64_t leaf = r.leaf_of_key(index, keys[i]);
+    const uint64_t leaf = r.key_slot(keys[i]) - map.first;
     leaves.prefetch(leaf);
     map.prefetch(leaf);
   }
@@ -234,7 +234,7 @@ Status Table::update_priorities(uint32_t index, const int64_t* keys, const float
     RELIVE_RETURN_IF_ERROR(locked.status());
     note_priority(locked.held(), index, largest);
     for (size_t i = begin; i < end; ++i)
-      *applied += update_one(locked.held(), index, keys[i], priorities[i], masses[i]) ? 1 : 0;
+      *applied += update_one(locked.held(), map, index, keys[i], priorities[i], masses[i]) ? 1 : 0;
     RELIVE_FAIL_POINT(update_ancestors);
     locked.items_came();
   }

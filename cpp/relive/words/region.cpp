@@ -142,10 +142,9 @@ Status Region::open(std::byte* memory, size_t num_bytes) {
 }
 
 bool Region::is_own_key(int64_t key) const {
-  if (key < 0 || static_cast<uint64_t>(key) >> kLeafBits != geometry->shard) return false;
   uint64_t num_leaves = geometry->num_slots;
   for (const uint32_t i : record_indexes()) num_leaves += maps_[i].num_leaves;
-  return key_slot(key) < num_leaves && key_generation(key) >= 1;
+  return is_key_in(0, num_leaves, key);
 }
 
 uint64_t Region::alive(uint64_t ref) const {

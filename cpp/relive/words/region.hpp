@@ -227,10 +227,10 @@ struct Region {
   }
   // Whether the key could ever have come from this region: of a row, or of an explicit item.
   bool is_own_key(int64_t key) const;
-  bool is_row_key(int64_t key) const { return is_own_key(key) && key_slot(key) < geometry->num_slots; }
+  bool is_row_key(int64_t key) const { return is_key_in(0, geometry->num_slots, key); }
   // Whether it could be of an item of this index.
   bool is_item_key(uint32_t index, int64_t key) const {
-    return is_own_key(key) && key_slot(key) - maps_[index].first < maps_[index].num_leaves;  // below wraps to above
+    return is_key_in(maps_[index].first, maps_[index].num_leaves, key);
   }
   // The page of a ref if it still is that very page and in use, else kNoPage.
   uint64_t alive(uint64_t ref) const;
@@ -299,6 +299,10 @@ struct Region {
   uint32_t row_indexes_[kMaxIndexes] = {};
   uint32_t record_indexes_[kMaxIndexes] = {};
   uint32_t num_row_indexes_ = 0;
+  bool is_key_in(uint64_t first, uint64_t count, int64_t key) const {
+    return key >= 0 && static_cast<uint64_t>(key) >> kLeafBits == geometry->shard && key_slot(key) - first < count &&
+           key_generation(key) >= 1;  // below `first` wraps to above
+  }
   void bind(std::byte* memory);
   void bind_index(uint32_t index);
 };
