@@ -24,6 +24,9 @@ SOAK = (
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --n-step 20 --stack 12 --two-indexes",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --n-step 20 --stateless --max-times 1",
     "--seconds 120 --random-kills 200 --stops 100 --uniform",
+    "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --rounds 0",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --rounds 0 --max-times 3",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --rounds 1 --n-step 20 --stack 12 --two-indexes",
     "--fail-points 20",
     "--fail-points 20 --max-times 3",
     "--fail-points 20 --n-step 20 --stack 12 --two-indexes",
@@ -38,6 +41,7 @@ RECIPES = (
     f"{KILLS} --max-times 3",
     f"{KILLS} --samples-per-insert 8",
     f"{KILLS} --n-step 20 --stack 12 --two-indexes",
+    f"{KILLS} --rounds 0",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",
 )

@@ -8,6 +8,7 @@
 //   stress --mutant RULE                             with one rule of the protocol switched off: should go red
 //   stress --n-step 20 --stack 12                    windows over four and more of the pages of 8 rows
 //   stress --stateless                               no state columns: ends are marks in rows
+//   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
 //            --capacity N --writers N --samplers N --updaters N --seed N --quiet
 #include "stress_driver.hpp"
@@ -60,10 +61,13 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (options.large_rows) options.capacity = 2000, options.with_moves = false;
   if (point.find("claim_") == 0 && given.max_times == 0) options.max_times = 3;  // else nothing is ever claimed
   if (point == "close_mark") options.stateless = true;
+  if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
        {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry"})
     if (point == of_state) options.stateless = false;
 }
+
+void found_broken_promise(const char* what) { control->found_violation(what); }
 
 int run_fail_points() {
   Random random{options.seed};
@@ -129,6 +133,8 @@ bool parse(int argc, char** argv) {
       options.seconds_a_point = std::atof(argv[++i]);
     else if (name == "--point")
       options.only_point = argv[++i];
+    else if (name == "--rounds")
+      options.rounds = static_cast<uint32_t>(std::atoi(argv[++i]));
     else if (name == "--n-step")
       options.n_step = static_cast<uint32_t>(std::atoi(argv[++i]));
     else if (name == "--stack")
@@ -170,6 +176,7 @@ int main(int argc, char** argv) {
   options.path = "/dev/shm/relive-stress-" + std::to_string(getpid());
   control = make_control();
   relive::testing::fail_point_hook = &at_point;
+  relive::testing::broken_promise_hook = &found_broken_promise;
   if (options.threads_only) return run_threads();
   new_orders = &take_orders;
   if (options.deaths_a_point > 0) return run_fail_points();

@@ -1,6 +1,7 @@
 #include "relive/pages/lock.hpp"
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/kept.hpp"
 
 namespace relive {
 namespace {
@@ -34,11 +35,17 @@ Locked::Locked(Door& door, const Deadline& deadline) : door_(door), held_(door.r
     return;
   }
   is_held_ = true;
+  RELIVE_LOCKS_HELD(+1);
   RELIVE_FAIL_POINT(lock_taken);
   if (result == LockResult::kTakenFromDead) {
     recover(held_, door.scratch);
     sweep(held_, *door.storage, door.me);
     items_ = room_ = true;
+  }
+  if (door.owed_holds.load(kRelaxed) != 0) {
+    lower_holds(held_, door.me, door.owed_holds.exchange(0, kRelaxed));
+    (void)free_kept(held_, kKeptPerHold);
+    room_ = true;
   }
 }
 
@@ -47,6 +54,7 @@ void Locked::release() {
   is_held_ = false;
   Leaves::flush_all(held_);
   RELIVE_FAIL_POINT(commit_ancestors);
+  RELIVE_LOCKS_HELD(-1);
   if (RELIVE_RULE(C1_lock)) TableLock::unlock(&door_.region.header->lock);
   RELIVE_FAIL_POINT(commit_unlocked);
   if (items_) notify(&door_.region.header->items_event);

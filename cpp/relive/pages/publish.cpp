@@ -148,7 +148,7 @@ void give_up_page(Held& held, uint64_t ref) {
   const bool is_open = Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
   if (is_open) close_page(held, page);
   RELIVE_FAIL_POINT(close_page);
-  if (is_open && range.step_begin == range.step_end && !is_pinned(r, page)) free_empty_page(held, page);
+  if (is_open && range.step_begin == range.step_end) free_empty_page(held, page);
 }
 
 }  // namespace

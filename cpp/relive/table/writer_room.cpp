@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "relive/pages/kept.hpp"
 #include "relive/table/writer_cells.hpp"
 
 namespace relive {
@@ -93,12 +94,34 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     locked->release();
     return table_->wait_for_bulk(deadline);
   }
-  if (locked->sweep_dead() > 0 && r.header->num_free_pages.load(kRelaxed) > 0) return {};
-  if (relieve_pressure(locked->held())) return {};
+  const auto has_room = [&r] {
+    return r.header->num_free_pages.load(kRelaxed) > 0 && r.header->num_free_frames.load(kRelaxed) > 0;
+  };
+  (void)locked->sweep_dead();
+  (void)free_kept(locked->held(), kKeptPerHold);
+  if (has_room() || relieve_pressure(locked->held())) return {};
+  if (is_held(r)) {
+    locked->release();
+    return wait_for_holders(deadline);
+  }
   return Status(Code::kDeadlineExceeded)
       .with_text("needs", "a free page")
       .with_text("has", "every page open or pinned")
       .with_double("waited_s", deadline.waited_s());
+}
+
+// While somebody reads with all pages held none goes; those that died meanwhile are swept by whoever asks next.
+Status Writer::wait_for_holders(const Deadline& deadline) {
+  const Region& r = table_->region_;
+  if (deadline.passed())
+    return Status(Code::kDeadlineExceeded)
+        .with_text("needs", "a free page")
+        .with_text("has", "all pages held by a reader")
+        .with_double("waited_s", deadline.waited_s());
+  const auto ready = [&] { return table_->closed_.load(kRelaxed) || !is_held(r); };
+  wait_slice(&r.header->room_event, deadline, kWaitSlice_s, ready);
+  if (table_->closed_.load(kRelaxed)) return Status(Code::kTableClosed);
+  return is_interrupted() ? Status(Code::kInterrupted) : Status();
 }
 
 // Before rows are written: a page for each lane's next row and, where a cell will fall on the page after it, that too.
