@@ -28,6 +28,9 @@ SOAK = (
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --short-lanes --n-step 20 --stateless",
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --explicit",
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --explicit --stateless --max-times 3",
+    "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --rounds 0",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --rounds 0 --max-times 3",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --rounds 1 --n-step 20 --stack 12 --two-indexes",
     "--fail-points 20",
     "--fail-points 20 --max-times 3",
     "--fail-points 20 --n-step 20 --stack 12 --two-indexes",
@@ -46,6 +49,7 @@ RECIPES = (
     f"{KILLS} --samples-per-insert 8",
     f"{KILLS} --n-step 20 --stack 12 --two-indexes",
     f"{KILLS} --explicit",
+    f"{KILLS} --rounds 0",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",
 )

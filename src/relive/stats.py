@@ -91,7 +91,7 @@ class TableStats:
     redraws_generation: int  # items evicted while they were read
     redraws_empty: int
     redraws_claimed: int
-    slow_draws: int  # batches finished under the lock
+    slow_draws: int  # batches for whose last items all pages were held where they are
     recoveries: int  # dead lock holders
     swept: int  # dead participants
     sampler_waits: int

@@ -20,6 +20,15 @@ TEST(use_counts) {
   run_everybody(options);
 }
 
+// Every draw and every gather holds all pages, and reads what it has chosen: nothing may go meanwhile.
+TEST(pages_are_held) {
+  Options options;
+  options.rounds = 0;
+  run_everybody(options);
+  options.max_times = 3;
+  run_everybody(options);
+}
+
 TEST(windows_over_many_pages) {
   Options options;
   options.n_step = 20;

@@ -16,9 +16,15 @@ inline double seconds() {
 
 struct Hall {
   explicit Hall(const Options& with) : options(with), control(make_control()) {
+    judge = control;
+    relive::testing::broken_promise_hook = [](const char* what) { judge->found_violation(what); };
     CHECK(Table::create(make_config(options), "", &table).ok());
   }
-  ~Hall() { munmap(control, sizeof(Control)); }
+  ~Hall() {
+    relive::testing::broken_promise_hook = nullptr;
+    relive::testing::most_rounds = ~0u;
+    munmap(control, sizeof(Control));
+  }
 
   template <class Kind>
   void start() {
@@ -60,6 +66,7 @@ struct Hall {
     CHECK_EQ(stats.num_open_lanes, 0u);
   }
 
+  inline static Control* judge = nullptr;
   Options options;
   Control* control;
   std::unique_ptr<Table> table;

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "concurrent_hall.hpp"
+#include "relive/pages/kept.hpp"
 #include "relive/tiers/tier.hpp"
 
 using namespace stress;
@@ -105,6 +106,39 @@ TEST(short_lanes_on_disk) {
   Options options = tiered_options(true);
   options.short_lanes = true;
   run_spilling(options);
+}
+
+// Every gather holds all pages still: no spill may finish under it.
+TEST(pages_on_disk_are_held) {
+  Options options = tiered_options(false);
+  options.rounds = 0;
+  run_spilling(options);
+}
+
+// A page that is being written when somebody begins to hold stays in memory; the write was for nothing.
+TEST(a_spill_does_not_finish_while_pages_are_held) {
+  Hall hall(tiered_options(false));
+  hall.start<WriterWorker>();
+  hall.start<SamplerWorker>();
+  hall.run();
+  Door& door = hall.table->door();
+  const Region& r = hall.table->region();
+  Leaving leaving[4];
+  {
+    Locked locked(door, Deadline::after(1.0));
+    const size_t count = pick_for_spill(locked.held(), 4, leaving);
+    CHECK(count > 0);
+    raise_hold(locked.held(), door.me);
+    for (size_t k = count; k-- > 0;) {
+      CHECK(!finish_spill(locked.held(), leaving[k]));
+      CHECK(r.bulk.place(leaving[k].page).kind == BulkKind::kRam);
+    }
+    CHECK_EQ(pick_for_spill(locked.held(), 4, leaving), 0u);
+    lower_holds(locked.held(), door.me, 1);
+    CHECK(pick_for_spill(locked.held(), 1, leaving) == 1 && finish_spill(locked.held(), leaving[0]));
+    CHECK(r.bulk.place(leaving[0].page).kind == BulkKind::kDisk);
+  }
+  CHECK(hall.table->check().ok());
 }
 
 TEST(planned_batches_beside_everybody) {

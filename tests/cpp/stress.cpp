@@ -10,6 +10,7 @@
 //   stress --stateless                               no state columns: ends are marks in rows
 //   stress --short-lanes                             writers of a few rows each: their lanes go on in parked pages
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
+//   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
 //            --capacity N --writers N --samplers N --updaters N --seed N --quiet
 #include "stress_driver.hpp"
@@ -69,10 +70,13 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point.find("insert_") == 0 || point.find("record_") == 0 || point == "recover_records" ||
       point == "evict_not_yet")
     options.explicit_items = true;
+  if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
        {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_turn"})
     if (point == of_state) options.stateless = false;
 }
+
+void found_broken_promise(const char* what) { control->found_violation(what); }
 
 int run_fail_points() {
   Random random{options.seed};
@@ -142,6 +146,8 @@ bool parse(int argc, char** argv) {
       options.seconds_a_point = std::atof(argv[++i]);
     else if (name == "--point")
       options.only_point = argv[++i];
+    else if (name == "--rounds")
+      options.rounds = static_cast<uint32_t>(std::atoi(argv[++i]));
     else if (name == "--n-step")
       options.n_step = static_cast<uint32_t>(std::atoi(argv[++i]));
     else if (name == "--stack")
@@ -184,6 +190,7 @@ int main(int argc, char** argv) {
   control = make_control();
   relive::testing::fail_point_hook = &at_point;
   relive::testing::lanes_per_hold = 1;  // so that sweeps, too, take several holds and are left half done
+  relive::testing::broken_promise_hook = &found_broken_promise;
   if (options.threads_only) return run_threads();
   new_orders = &take_orders;
   if (options.deaths_a_point > 0) return run_fail_points();

@@ -49,7 +49,8 @@ inline bool is_outside_lock(FailPoint point) {
   return point == FailPoint::commit_unlocked || point == FailPoint::draw_found || point == FailPoint::draw_word ||
          point == FailPoint::sample_reserved || point == FailPoint::sample_gathered ||
          point == FailPoint::sample_done_added || point == FailPoint::sample_in_flight ||
-         point == FailPoint::attach_byte || point == FailPoint::grow_committed || point == FailPoint::cells_written;
+         point == FailPoint::attach_byte || point == FailPoint::grow_committed || point == FailPoint::cells_written ||
+         point == FailPoint::hold_read;
 }
 
 // Now and then a worker is away for a while between two steps of the protocol, as on a machine with fewer cores.
@@ -119,6 +120,7 @@ inline int judge() {
   if (!table->stats(&stats).ok()) control->found_violation("no statistics at the end");
   for (int64_t in_flight : stats.in_flight)
     if (in_flight != 0) control->found_violation(("in flight at the end: " + std::to_string(in_flight)).c_str());
+  if (table->region().header->num_holding.load() != 0) control->found_violation("pages are held at the end");
   if (stats.num_open_lanes != 0)
     control->found_violation(("lanes open at the end: " + std::to_string(stats.num_open_lanes)).c_str());
   for (const std::string& wrong :

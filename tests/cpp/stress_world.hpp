@@ -26,6 +26,7 @@ struct Options {
   double seconds_a_point = 4.0;
   std::string only_point;          // force this one only
   uint32_t n_step = 3, stack = 4;  // pages hold 8 rows: 20 and 12 make windows over four and more pages
+  uint32_t rounds = ~0u;           // without the lock, before pages are held
   bool stateless = false;          // no state columns: no next outputs, no tails, an end is a mark in the last row
   uint32_t max_times = 0;
   double samples_per_insert = 0.0;

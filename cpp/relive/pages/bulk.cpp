@@ -1,5 +1,6 @@
 #include "relive/pages/bulk.hpp"
 
+#include "relive/pages/kept.hpp"
 #include "relive/words/held.hpp"
 
 namespace relive {
@@ -82,7 +83,7 @@ void release_bulk(Held& held, uint64_t page) {
   const BulkPlace place = r.bulk.place(page);
   list_remove(r, page);
   r.bulk.places[page].store(0, std::memory_order_release);
-  r.bulk.planned[2 * page].store(0, kRelaxed);
+  r.bulk.planned[page].store(0, kRelaxed);
   if (place.kind == BulkKind::kRam) {
     r.bulk.state->pages_in_ram.fetch_sub(1, kRelaxed);
     if (r.bulk.leaving[place.number].load(kRelaxed) == 0) push_free_frame(r, place.number);
@@ -106,7 +107,7 @@ size_t pick_for_spill(Held& held, size_t most, Leaving* out) {
   for (uint32_t page = bulk.state->list_head; page != kNoPage && count < most;) {
     const uint32_t next = bulk.links[page].next;
     if (position >= bulk.geometry->num_positions || bulk.positions[position].load(kRelaxed) != 0) break;
-    if (!bulk.is_pinned(page)) {
+    if (!must_stay(r, page)) {
       const uint64_t frame = bulk.place(page).number;
       list_remove(r, page);
       bulk.leaving[frame].store(1, kRelaxed);
@@ -123,6 +124,10 @@ bool finish_spill(Held& held, const Leaving& one) {
   Region& r = held.region;
   const uint64_t word = r.words[one.page].load(kRelaxed);
   const bool is_there = Region::generation_of(word) == Region::generation_of(one.word) && Region::is_used(word);
+  if (is_there && must_stay(r, one.page)) {
+    undo_spill(held, one);
+    return false;
+  }
   if (is_there) {
     r.bulk.places[one.page].store(BulkPlace{BulkKind::kDisk, one.position}.pack(), std::memory_order_release);
     if (RELIVE_RULE(D6_moves)) r.words[one.page].store(Region::moved_word(word), std::memory_order_release);

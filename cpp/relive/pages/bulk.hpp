@@ -32,13 +32,11 @@ struct Leaving {
 // Takes up to `most` pages off the front of the list, with consecutive positions. Their frames are marked.
 size_t pick_for_spill(Held& held, size_t most, Leaving* out);
 // The bytes are on disk: place, moves, fence, then the frame is free (rule D6). A page that went meanwhile only gives
-// back what it had. Returns whether the page was still there.
+// back what it had; one that somebody holds stays in memory and is written again some day (rule D7). Returns whether the
+// page is on disk now. Of several the last one first: those that stay keep their order.
 bool finish_spill(Held& held, const Leaving& one);
 // They are not: back to the front of the list, position free.
 void undo_spill(Held& held, const Leaving& one);
-
-// One pin of a reader less; a page that only waited for it is freed.
-void unhold_bulk(Held& held, uint64_t ref);
 
 // The first thing about bulk that does not hold, null if all does. frames, positions: a zero for each, to mark them in.
 const char* broken_bulk(const Region& r, uint8_t* frames, uint8_t* positions);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/kept.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 #include "relive/pages/recover.hpp"
@@ -84,9 +85,6 @@ Broken check_page(const Region& r, uint64_t page, uint64_t* live_steps, uint64_t
   *live_steps += living.steps;
   *removed_steps += living.removed_steps;
   if (living.pairs != record.live) return at_page("live count differs from its steps", page);
-  if (Region::state_of(r.words[page].load(kRelaxed)) == PageState::kClosed && range.step_begin == range.step_end &&
-      !is_pinned(r, page))
-    return at_page("a closed page without steps was not freed", page);
   return {};
 }
 
@@ -136,6 +134,12 @@ Broken check_complete(const Region& r, uint32_t lane_slot) {
   return {};
 }
 
+// A closed page without rows, which lies on the kept list and nowhere else.
+bool is_over(const Region& r, uint64_t page) {
+  const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+  return Region::state_of(r.words[page].load(kRelaxed)) == PageState::kClosed && range.step_begin == range.step_end;
+}
+
 Broken check_lists(const Region& r, RecoverScratch& scratch) {
   const Header& h = *r.header;
   uint8_t* const seen = cleared(scratch.seen);
@@ -144,10 +148,14 @@ Broken check_lists(const Region& r, RecoverScratch& scratch) {
     if (page >= r.geometry->num_pages || seen[page]++ != 0 || ++count > r.geometry->num_pages)
       return {"the age ring is broken"};
     if (!Region::is_used(r.words[page].load(kRelaxed))) return at_page("a free page is on the age ring", page);
+    if (is_over(r, page)) return at_page("a closed page without steps was not freed", page);
     if (r.pages[page].order.load(kRelaxed) <= last_order) return at_page("the age ring is out of order", page);
     last_order = r.pages[page].order.load(kRelaxed);
   }
-  count = 0;
+  for (uint32_t page = h.kept_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
+    if (page >= r.geometry->num_pages || seen[page]++ != 0) return {"the kept list is broken"};
+    if (!is_over(r, page)) return at_page("a page is kept that is not over", page);
+  }
   uint32_t page = h.free_head.load(kRelaxed);
   for (uint32_t left = h.num_free_pages.load(kRelaxed); left > 0; --left, page = r.pages[page].free_next) {
     if (page >= r.geometry->num_pages || seen[page]++ != 0) return {"the free list is broken"};
@@ -199,6 +207,7 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
     if (!broken) broken = check_complete(r, lane);
     if (broken) return broken;
   }
+  if (count_holding(r) != h.num_holding.load(kRelaxed)) return {"num_holding differs from what participants hold"};
   broken = {broken_records(r)};
   if (!broken) broken = {broken_bulk(r, cleared(scratch.bulk_frames), cleared(scratch.positions))};
   return broken ? broken : check_lists(r, scratch);

@@ -1,6 +1,7 @@
 #include "relive/pages/lock.hpp"
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/kept.hpp"
 #include "relive/pages/publish.hpp"
 
 namespace relive {
@@ -39,11 +40,17 @@ void Locked::take() {
   is_held_ = true;
   num_cut_ = 0;
   RELIVE_HOLD(true);
+  RELIVE_LOCKS_HELD(+1);
   RELIVE_FAIL_POINT(lock_taken);
   if (result == LockResult::kTakenFromDead) {
     recover(held_, door_.scratch);
     door_.has_dead = true;
     items_ = room_ = true;
+  }
+  if (door_.owed_holds.load(kRelaxed) != 0) {
+    lower_holds(held_, door_.me, door_.owed_holds.exchange(0, kRelaxed));
+    (void)free_kept(held_, kKeptPerHold);
+    room_ = true;
   }
   if (door_.has_dead) sweep_some();
 }
@@ -85,6 +92,7 @@ void Locked::release() {
   Leaves::flush_all(held_);
   RELIVE_FAIL_POINT(commit_ancestors);
   RELIVE_HOLD(false);
+  RELIVE_LOCKS_HELD(-1);
   if (RELIVE_RULE(C1_lock)) TableLock::unlock(&door_.region.header->lock);
   RELIVE_FAIL_POINT(commit_unlocked);
   if (items_) notify(&door_.region.header->items_event);

@@ -4,6 +4,7 @@
 // Cost:    5 ns uncontended; ancestors of the leaves touched are recomputed when it is given back.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "relive/pages/recover.hpp"
@@ -24,6 +25,7 @@ struct Door {
   bool has_dead = false;              // the last sweep stopped before its end: the handle's next hold goes on
   Dirty dirty{};
   RecoverScratch scratch{};
+  std::atomic<uint32_t> owed_holds{0};  // ended, but the lock was not to be had: the next Locked lowers them
 };
 
 class Locked final {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/kept.hpp"
 #include "relive/pages/parked.hpp"
 #include "relive/pages/records.hpp"
 
@@ -22,10 +23,11 @@ bool reaches_back(const Region& r, uint64_t page) { return (r.pages[page].flags.
 
 PageState state_of(const Region& r, uint64_t page) { return Region::state_of(r.words[page].load(kRelaxed)); }
 
-// Whether nobody writes the page or holds it: once it is empty it may go.
-bool may_go(const Region& r, uint64_t page) {
-  return (state_of(r, page) == PageState::kClosed || is_parked(r, page)) && !is_pinned(r, page);
+// Whether nobody writes the page; and whether no pin names it either, so that it is worth emptying.
+bool is_nobodys(const Region& r, uint64_t page) {
+  return state_of(r, page) == PageState::kClosed || is_parked(r, page);
 }
+bool may_go(const Region& r, uint64_t page) { return is_nobodys(r, page) && !is_pinned(r, page); }
 
 // Ends items [begin, end) of one page.
 void end_on_page(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
@@ -36,33 +38,6 @@ void end_on_page(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint
     const bool had_life = Leaves::retire(held, index, r.slot_of(page, offset), kStateEnded);
     if (had_life && offset < step_end) r.pages[page].live -= 1;
   }
-}
-
-void free_page(Held& held, uint64_t page) {
-  Region& r = held.region;
-  RELIVE_FAIL_POINT(free_masked);
-  const uint64_t word = r.words[page].load(kRelaxed);
-  const uint64_t freed = r.freed_word(word);
-  const uint64_t ref = r.ref_of(page, word);
-  r.words[page].store(freed, std::memory_order_release);
-  RELIVE_FAIL_POINT(free_word);
-  // Nothing of the page may be written before its new generation is visible (rule D3; a release store alone does not
-  // order the stores that follow it).
-  if (RELIVE_RULE(D3_fence)) release_fence();
-  RELIVE_FAIL_POINT(free_fence);
-  ring_remove(held, static_cast<uint32_t>(page));
-  for (const uint32_t i : r.row_indexes()) {
-    std::atomic<uint64_t>& cursor = r.cursor(i, r.pages[page].lane_slot.load(kRelaxed));
-    if (r.place_ref(cursor.load(kRelaxed)) == ref)
-      cursor.store(r.place_of(r.pages[page].next.load(kRelaxed), 0), std::memory_order_release);
-  }
-  const uint64_t free = r.header->num_free_frames.load(kRelaxed);
-  r.free_frames[free].store(r.frames[page].load(kRelaxed), kRelaxed);
-  r.header->num_free_frames.store(free + 1, kRelaxed);
-  if (r.bulk) release_bulk(held, page);
-  r.pages[page].live = 0;
-  if (Region::state_of(freed) != PageState::kRetired) free_push_back(held, static_cast<uint32_t>(page));
-  RELIVE_FAIL_POINT(free_listed);
 }
 
 // What became of an eviction: it may have to come again in another hold (rule X7).
@@ -104,11 +79,12 @@ Evicted evict_from_page(Held& held, uint64_t page, uint64_t count) {
     RELIVE_FAIL_POINT(evict_counts);
   }
   if (range.step_begin == range.step_end) {
-    if (may_go(r, page)) {
+    if (is_nobodys(r, page)) {
+      if (state_of(r, page) == PageState::kOpen && must_stay(r, page)) close_page(held, page);  // as all kept ones are
       RELIVE_FAIL_POINT(free_begin);
-      free_page(held, page);
+      free_or_keep(held, page);
     } else {
-      renew_age(held, page);  // a slow lane is never evicted under its owner; a pinned page waits at the back
+      renew_age(held, page);  // a slow lane is never evicted under its owner
     }
   }
   return {evicted, is_done};
@@ -163,6 +139,32 @@ void renew_age(Held& held, uint64_t page) {
   if (ahead == kNoPage) return;
   ring_remove(held, static_cast<uint32_t>(ahead));
   ring_push_back(held, static_cast<uint32_t>(ahead));
+}
+
+void free_page(Held& held, uint64_t page) {
+  Region& r = held.region;
+  RELIVE_FAIL_POINT(free_masked);
+  const uint64_t word = r.words[page].load(kRelaxed);
+  const uint64_t freed = r.freed_word(word);
+  const uint64_t ref = r.ref_of(page, word);
+  r.words[page].store(freed, std::memory_order_release);
+  RELIVE_FAIL_POINT(free_word);
+  // Nothing of the page may be written before its new generation is visible (rule D3; a release store alone does not
+  // order the stores that follow it).
+  if (RELIVE_RULE(D3_fence)) release_fence();
+  RELIVE_FAIL_POINT(free_fence);
+  for (const uint32_t i : r.row_indexes()) {
+    std::atomic<uint64_t>& cursor = r.cursor(i, r.pages[page].lane_slot.load(kRelaxed));
+    if (r.place_ref(cursor.load(kRelaxed)) == ref)
+      cursor.store(r.place_of(r.pages[page].next.load(kRelaxed), 0), std::memory_order_release);
+  }
+  const uint64_t free = r.header->num_free_frames.load(kRelaxed);
+  r.free_frames[free].store(r.frames[page].load(kRelaxed), kRelaxed);
+  r.header->num_free_frames.store(free + 1, kRelaxed);
+  if (r.bulk) release_bulk(held, page);
+  r.pages[page].live = 0;
+  if (Region::state_of(freed) != PageState::kRetired) free_push_back(held, static_cast<uint32_t>(page));
+  RELIVE_FAIL_POINT(free_listed);
 }
 
 int64_t first_row_there_before(const Region& r, uint64_t prev_ref, bool history_free) {
@@ -270,37 +272,6 @@ void free_push_back(Held& held, uint32_t page) {
   h.num_free_pages.fetch_add(1, kRelaxed);
 }
 
-bool is_pinned(const Region& r, uint64_t page) {
-  if (r.bulk && r.bulk.is_pinned(page)) return true;
-  if (r.header->num_pins.load(kRelaxed) == 0) return false;
-  const uint64_t ref = r.ref_of(page, r.words[page].load(kRelaxed));
-  for (uint32_t p = 0; p < r.geometry->max_participants; ++p)
-    for (const auto& pin : r.participants[p].pins)
-      if (pin.load(kRelaxed) == ref) return true;
-  return false;
-}
-
-void free_if_only_kept(Held& held, uint64_t page) {
-  const Region& r = held.region;
-  if (page == kNoPage || !may_go(r, page)) return;
-  const Range range = range_of(r, page);
-  if (range.step_begin == range.step_end) free_page(held, page);
-}
-
-void unpin(Held& held, std::atomic<uint64_t>& pin) {
-  Region& r = held.region;
-  const uint64_t page = r.alive(pin.load(kRelaxed));
-  pin.store(0, kRelaxed);
-  r.header->num_pins.fetch_sub(1, kRelaxed);
-  free_if_only_kept(held, page);
-}
-
-void unhold_bulk(Held& held, uint64_t ref) {
-  Region& r = held.region;
-  const uint64_t page = r.alive(ref);
-  if (page != kNoPage && r.bulk.planned[2 * page + 1].fetch_sub(1, kRelaxed) == 1) free_if_only_kept(held, page);
-}
-
 OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_free, uint64_t* ref) {
   Region& r = held.region;
   Header& h = *r.header;
@@ -374,6 +345,7 @@ bool evict_steps(Held& held, uint64_t count) {
 
 bool relieve_pressure(Held& held) {
   const Region& r = held.region;
+  if (is_held(r)) return false;  // its page would be kept
   for (uint32_t page = r.header->ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
     if (!may_go(r, page)) continue;
     if (evict_from_page(held, page, ~uint64_t{0}).is_done) r.header->counters.pool_pressure.fetch_add(1, kRelaxed);
@@ -386,6 +358,7 @@ void free_if_lifeless(Held& held, uint64_t page) {
   const Region& r = held.region;
   if (r.has_records()) return;  // a step that no item refers to may still be referred to
   if (r.pages[page].live != 0 || !may_go(r, page)) return;
+  if (range_of(r, page).step_begin == range_of(r, page).step_end) return;  // kept already
   if (r.bulk && r.bulk.is_claimed(page)) return;  // somebody has drawn of it for the last time and reads it yet
   const bool has_rows_behind = state_of(r, page) == PageState::kClosed;  // with a parked page its lane ends
   for (const uint32_t i : r.row_indexes())
@@ -406,7 +379,7 @@ void unlink_empty_page(Held& held, uint64_t page) {
 
 void free_empty_page(Held& held, uint64_t page) {
   unlink_empty_page(held, page);
-  free_page(held, page);
+  free_or_keep(held, page);
 }
 
 bool move_page(Held& held, uint64_t page) {
@@ -414,7 +387,7 @@ bool move_page(Held& held, uint64_t page) {
   Header& h = *r.header;
   const uint64_t word = r.words[page].load(kRelaxed);
   const uint64_t free_frames = h.num_free_frames.load(kRelaxed);
-  if (Region::state_of(word) != PageState::kClosed || free_frames == 0 || is_pinned(r, page)) return false;
+  if (Region::state_of(word) != PageState::kClosed || free_frames == 0 || must_stay(r, page)) return false;
   const uint32_t from = r.frames[page].load(kRelaxed);
   const uint32_t to = r.free_frames[free_frames - 1].load(kRelaxed);
   std::memcpy(r.frame_base(to), r.frame_base(from), r.geometry->frame_bytes);

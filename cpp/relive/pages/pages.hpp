@@ -25,16 +25,21 @@ void close_page(Held& held, uint64_t page);
 // To the back of the age ring, with the page opened ahead of it.
 void renew_age(Held& held, uint64_t page);
 
-// Removes the oldest `count` steps of the table; pages that empty on the way are freed. False where explicit items still
-// stand on them and this hold has ended as many as a hold may (rule X7): the caller gives the lock back and comes again.
+// Removes the oldest `count` steps of the table; pages that empty on the way are freed, or kept (kept.hpp). False where
+// explicit items still stand on them and this hold has ended as many as a hold may (rule X7): the caller gives the lock
+// back and comes again.
 bool evict_steps(Held& held, uint64_t count);
 
-// Pool pressure: evicts the oldest page that nobody writes whole, or as far as one hold may. False if there is none.
+// Pool pressure: evicts the oldest page that nobody writes whole, or as far as one hold may. False if there is none, or
+// while somebody holds them all.
 bool relieve_pressure(Held& held);
 
 // FREE(g + 1) for a page, CLOSED or parked, that holds no live item and into which no live window of a neighbour reaches.
 // Tries after deletions and used-up items; nothing happens where it must stay, nor where an index is explicit.
 void free_if_lifeless(Held& held, uint64_t page);
+
+// A CLOSED page without rows that lies on no list any more: CLOSED -> FREE(g + 1), whatever keeps it (kept.hpp asks).
+void free_page(Held& held, uint64_t page);
 
 // An empty page of a lane that goes away. Where it never held a row the page before it is the lane's last again, first
 // of all: a window must not look for a row behind it. Where its rows were evicted the link stays and says so.
@@ -42,7 +47,7 @@ void free_empty_page(Held& held, uint64_t page);
 void unlink_empty_page(Held& held, uint64_t page);
 
 // Copies a CLOSED page to a free frame (rule D6): the one place where rows are copied under the lock. False where there
-// is no free frame or the page is not CLOSED.
+// is no free frame, the page is not CLOSED or must stay.
 bool move_page(Held& held, uint64_t page);
 
 // The first row, counted from row 0 of the page, that is still there of those before and in it: step_begin, or below 0
@@ -69,10 +74,5 @@ void end_items_at_end(Held& held, uint64_t page);
 void ring_push_back(Held& held, uint32_t page);
 void ring_remove(Held& held, uint32_t page);
 void free_push_back(Held& held, uint32_t page);
-bool is_pinned(const Region& r, uint64_t page);
-// Clears one participant's pin; a page that only waited for it is freed.
-void unpin(Held& held, std::atomic<uint64_t>& pin);
-// A page that nobody needs any more but that was kept for readers: freed if nothing else holds it.
-void free_if_only_kept(Held& held, uint64_t page);
 
 }  // namespace relive

@@ -167,9 +167,7 @@ void give_up_page(Held& held, uint64_t ref) {
   const bool was_open = is_open(r, page);
   if (was_open) close_page(held, page);
   RELIVE_FAIL_POINT(close_page);
-  if (!was_open || range.step_begin < range.step_end) return;
-  unlink_empty_page(held, page);  // a pinned one, too: the lane may go on with the page before it
-  if (!is_pinned(r, page)) free_empty_page(held, page);
+  if (was_open && range.step_begin == range.step_end) free_empty_page(held, page);
 }
 
 // Whether the next lane of the slot can go on in this page, whose lane ends: OPEN, with rows in it and room for more.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/kept.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 
@@ -30,7 +31,7 @@ void settle_pages(Held& held) {
     if (!is_open && RELIVE_RULE(D6_moves)) r.words[page].store(Region::moved_word(word), std::memory_order_release);
     if (is_open && is_named_by_its_lane(r, page)) continue;
     if (is_empty) unlink_empty_page(held, page);  // open or closed: who gave it up may have died in between
-    if (is_empty && !is_pinned(r, page)) {
+    if (is_empty && !must_stay(r, page)) {
       bump_to_free(held, page);
     } else if (is_open) {
       close_page(held, page);
@@ -93,6 +94,7 @@ void rebuild_lists(Held& held, RecoverScratch& scratch) {
   std::fill_n(taken, r.geometry->num_frames, uint8_t{0});
   uint64_t live_steps = 0, removed_steps = 0, next_order = 1, next_ticket = 1;
   h.num_free_pages.store(0, kRelaxed);
+  h.kept_head.store(kNoPage, kRelaxed);
   for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
     const uint64_t word = r.words[page].load(kRelaxed);
     if (Region::state_of(word) == PageState::kFree) {
@@ -100,7 +102,12 @@ void rebuild_lists(Held& held, RecoverScratch& scratch) {
       if (RELIVE_RULE(F5_free_list)) free_push_back(held, static_cast<uint32_t>(page));
     }
     if (!Region::is_used(word)) continue;
-    used[num_used++] = static_cast<uint32_t>(page);
+    const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+    if (Region::state_of(word) == PageState::kClosed && range.step_begin >= range.step_end) {
+      kept_push(held, static_cast<uint32_t>(page));
+    } else {
+      used[num_used++] = static_cast<uint32_t>(page);
+    }
     taken[r.frames[page].load(kRelaxed)] = 1;
     count_page(held, page, &live_steps, &removed_steps);
     next_order = std::max(next_order, r.pages[page].order.load(kRelaxed) + 1);
@@ -119,10 +126,16 @@ void rebuild_lists(Held& held, RecoverScratch& scratch) {
   h.removed_steps.store(removed_steps, kRelaxed);
   h.next_order.store(std::max(h.next_order.load(kRelaxed), next_order), kRelaxed);
   h.next_ticket.store(std::max(h.next_ticket.load(kRelaxed), next_ticket), kRelaxed);
+}
+
+// What keeps pages where they are, counted first: the passes ask for it.
+void count_keepers(Held& held) {
+  Region& r = held.region;
   uint32_t num_pins = 0;
   for (uint32_t p = 0; p < r.geometry->max_participants; ++p)
     for (const auto& pin : r.participants[p].pins) num_pins += pin.load(kRelaxed) != 0 ? 1 : 0;
-  h.num_pins.store(num_pins, kRelaxed);
+  r.header->num_pins.store(num_pins, kRelaxed);
+  r.header->num_holding.store(count_holding(r), kRelaxed);
 }
 
 }  // namespace
@@ -130,6 +143,7 @@ void rebuild_lists(Held& held, RecoverScratch& scratch) {
 void recover(Held& held, RecoverScratch& scratch) {
   Region& r = held.region;
   RELIVE_FAIL_POINT(recover_begin);
+  count_keepers(held);
   if (RELIVE_RULE(F2_pages)) settle_pages(held);
   RELIVE_FAIL_POINT(recover_pass1);
   settle_items(held);
@@ -171,6 +185,9 @@ bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
   RELIVE_FAIL_POINT(sweep_credit);
   for (auto& pin : r.participants[participant].pins)
     if (pin.load(kRelaxed) != 0) unpin(held, pin);
+  if (RELIVE_RULE(E4_holding)) lower_holds(held, participant, ~0u);
+  RELIVE_FAIL_POINT(sweep_holding);
+  (void)free_kept(held, kKeptPerHold);
   Leaves::flush_all(held);
   r.participants[participant].live.store(0, std::memory_order_release);
   RELIVE_FAIL_POINT(sweep_live);

@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kAimed = 128;                        // points that descend to their leaves together
 constexpr size_t kBlock = 32;                         // windows whose rows are asked for ahead of the copy
 constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
+constexpr uint32_t kReadings = 16;                    // of rows that cannot go: each one more is a recovery's doing
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 
 // A round at work. Plain pointers: a thread's scratch costs a call each time it is named.
@@ -151,6 +152,7 @@ void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) 
   strata.resize(std::max(strata.size(), n));
   missing.resize(n);
   still_missing.reserve(n);
+  chosen.reserve(n);
   claimed.reserve(n);
   runs.reserve(kBlock * pages_a_window);
   points.resize(std::max(points.size(), n));
@@ -158,6 +160,52 @@ void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) 
   uint32_t* const rows = missing.data();
   shuffle_rows(rng, rows, n);
   for (size_t j = 0; j < n; ++j) strata[rows[j]] = static_cast<uint32_t>(j);
+}
+
+// Windows of a block that a recovery touched meanwhile, which gives every closed page a new word (rule D6): they are to
+// be read once more. Those that are whole are read again beside them. False where there is none.
+bool look_again(const Region& r, Window* windows, const uint32_t* rows, size_t count, bool* is_gone) {
+  bool any = false;
+  for (size_t k = 0; k < count; ++k) {
+    Window& w = windows[rows[k]];
+    if (w.ok) continue;
+    const uint64_t word = r.words[r.page_of(w.slot)].load(std::memory_order_acquire);
+    *is_gone |= !Region::is_used(word) || Region::generation_of(word) != Region::generation_of(w.word);
+    w.word = word;
+    w.ok = any = true;
+  }
+  return any;
+}
+
+bool is_noted_when_chosen(const GatherPlan& plan) { return plan.max_rows != 0; }
+
+bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
+  Window* const windows = scratch->windows.data();
+  const bool is_noted = is_noted_when_chosen(*request.plan);
+  for (size_t begin = 0; begin < scratch->chosen.size(); begin += kBlock) {
+    const uint32_t* const rows = scratch->chosen.data() + begin;
+    const size_t count = std::min(kBlock, scratch->chosen.size() - begin);
+    bool is_left = true, is_gone = false;
+    for (uint32_t reading = 0; is_left && !is_gone && reading < kReadings; ++reading) {
+      if (!is_noted) {
+        scratch->runs.clear();
+        locate(r, *request.plan, windows, rows, count);
+        resolve(r, *request.plan, windows, rows, count, &scratch->runs);
+      }
+      copy_rows(r, *request.plan, windows, scratch->runs, rows, count, request.num_items, request.out);
+      RELIVE_FAIL_POINT(sample_gathered);
+      acquire_fence();
+      if (is_noted) {
+        is_left = renew_runs(r, windows, rows, count, &scratch->runs, &is_gone);
+      } else {
+        recheck(r, *request.plan, windows, scratch->runs, rows, count);
+        is_left = look_again(r, windows, rows, count, &is_gone);
+      }
+    }
+    RELIVE_PROMISE(!is_left && !is_gone, "what was chosen went while every page was held");
+    if (is_left || is_gone) return false;
+  }
+  return true;
 }
 
 uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,

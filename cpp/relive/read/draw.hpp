@@ -39,6 +39,7 @@ struct DrawScratch {
   std::vector<uint32_t> strata;
   std::vector<uint32_t> missing;        // rows still to be drawn
   std::vector<uint32_t> still_missing;  // of these, rows the round did not bring
+  std::vector<uint32_t> chosen;         // rows whose items are chosen and still to be read, while pages are held
   std::vector<double> points;
   std::vector<uint64_t> drawn;
   std::vector<Claimed> claimed;
@@ -56,5 +57,11 @@ void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n);
 // total: of the index's tree, above 0.
 uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,
                     DrawScratch* scratch);
+
+// Whether where the rows of chosen items lie must be noted under the lock: a record may be rewritten behind it.
+bool is_noted_when_chosen(const GatherPlan& plan);
+// Reads the windows of scratch.chosen, which were drawn without a plan, while somebody holds every page since then (rule
+// D7): none of them can have gone. False where one has all the same; then there is no batch.
+bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch);
 
 }  // namespace relive

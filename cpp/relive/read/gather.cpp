@@ -183,6 +183,7 @@ void copy_listed(const Region& r, const GatherPlan& plan, const Listed& listed, 
 
 void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs, const uint32_t* which,
                size_t count, size_t batch, std::byte* const* out) {
+  RELIVE_NOT_LOCKED("rows are copied under the lock");
   if (plan.max_rows != 0) return copy_records(r, plan, windows, runs, which, count, out);
   Listed listed;
   listed.runs = runs.data();

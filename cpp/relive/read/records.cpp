@@ -207,4 +207,23 @@ void copy_records(const Region& r, const GatherPlan& plan, const Window* windows
       if (windows[which[k]].ok) copy_output(r, plan.outputs[o], windows[which[k]], runs, out[o]);
 }
 
+bool renew_runs(const Region& r, const Window* windows, const uint32_t* which, size_t count, Runs* runs,
+                bool* is_gone) {
+  bool any = false;
+  for (size_t k = 0; k < count; ++k) {
+    const Window& w = windows[which[k]];
+    *is_gone |= !w.ok;
+    for (uint32_t at = w.first_run; at < w.first_run + w.pages_after; ++at) {
+      Run& run = (*runs)[at];
+      const uint64_t word = r.words[run.page].load(std::memory_order_acquire);
+      if (word >> kStateBits == run.word >> kStateBits) continue;
+      *is_gone |= !Region::is_used(word) || Region::generation_of(word) != Region::generation_of(run.word);
+      run.word = word;
+      run.base = r.page_base(run.page);
+      any = true;
+    }
+  }
+  return any;
+}
+
 }  // namespace relive

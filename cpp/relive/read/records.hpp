@@ -29,4 +29,9 @@ void resolve_records(const Region& r, const GatherPlan& plan, Window* windows, c
 void copy_records(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs,
                   const uint32_t* which, size_t count, std::byte* const* out);
 
+// Of items whose runs were noted under the lock that began a hold, after their rows were copied: true where a page has a
+// new word since (a recovery's doing, rule D6); its run is noted anew, and the rows are to be copied again. *is_gone where
+// a page went. The records themselves are not looked at: they may have been rewritten, the rows stay.
+bool renew_runs(const Region& r, const Window* windows, const uint32_t* which, size_t count, Runs* runs, bool* is_gone);
+
 }  // namespace relive

@@ -266,6 +266,7 @@ void Table::become_a_childs() {
   active_.store(0);
   turn_.reset();
   left_lanes_.store(nullptr);
+  door_.owed_holds.store(0);
   if (storage_ != nullptr) storage_->close_locks();
 }
 

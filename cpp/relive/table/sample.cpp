@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/hold.hpp"
 #include "relive/read/draw.hpp"
 #include "relive/table/table.hpp"
 
@@ -12,6 +13,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
+constexpr size_t kChunk = 256;  // items chosen in one hold of the lock (rule C3)
 
 DrawScratch& scratch() {
   thread_local DrawScratch mine;
@@ -164,7 +166,7 @@ void Table::return_credit(uint32_t index, int64_t n) {
 }
 
 // One attempt at every draw that is still missing. False where the index has nothing to draw.
-bool Table::draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, DrawScratch& s) {
+bool Table::draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, DrawScratch& s) {
   Region& r = region_;
   const Leaves leaves(r, request.index);
   const double total = leaves.total();
@@ -174,20 +176,17 @@ bool Table::draw_missing(const DrawRequest& request, uint64_t call, uint32_t att
   if (access_ == Access::kReadWrite && !s.still_missing.empty()) {
     r.header->counters.redraws_empty.fetch_add(empty, kRelaxed);
     r.header->counters.redraws_generation.fetch_add(s.still_missing.size() - empty, kRelaxed);
-    if (locked) r.header->counters.slow_draws.fetch_add(1, kRelaxed);
   }
   return true;
 }
 
 // Use counts: each item drawn this round is taken under the lock, or goes back among the missing (rule G7).
-Status Table::claim(const DrawRequest& request, Locked* locked, const Deadline& deadline, DrawScratch& s) {
-  if (region_.max_times(request.index) == 0 || access_ == Access::kReadOnly) return {};
-  if (locked != nullptr) {
-    claim_held(request, locked->held(), s);
-  } else if (RELIVE_RULE(G7_claim_in_lock)) {
-    Locked own(door_, deadline);
-    RELIVE_RETURN_IF_ERROR(own.status());
-    claim_held(request, own.held(), s);
+Status Table::claim(const DrawRequest& request, const Deadline& deadline, DrawScratch& s) {
+  if (!takes_claims(request.index)) return {};
+  if (RELIVE_RULE(G7_claim_in_lock)) {
+    Locked locked(door_, deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    claim_held(request, locked.held(), s);
   } else {
     Alone pretended(door_);
     claim_held(request, pretended.held(), s);
@@ -211,7 +210,7 @@ void Table::claim_held(const DrawRequest& request, Held& held, DrawScratch& s) {
       continue;
     }
     const uint64_t page = r.page_of(w.slot);  // of a row's item
-    if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_add(1, kRelaxed);
+    if (r.bulk && request.is_planned) r.bulk.planned[page].fetch_add(1, kRelaxed);
     s.claimed.push_back({w.slot, w.word, leaves.mass(w.slot)});  // a priority may have come since the draw
     if (Leaves::use(held, request.index, w.slot) && !map.is_explicit) r.pages[page].live -= 1;
   }
@@ -227,7 +226,7 @@ void Table::undo_claims(const DrawRequest& request, const Deadline& deadline, Dr
   for (const Claimed& c : s.claimed) {
     if (Region::generation_of(map.word(c.slot)) != Region::generation_of(c.word)) continue;
     const uint64_t page = r.page_of(c.slot);  // of a row's item
-    if (r.bulk && request.is_planned) r.bulk.planned[2 * page].fetch_sub(1, kRelaxed);
+    if (r.bulk && request.is_planned) r.bulk.planned[page].fetch_sub(1, kRelaxed);
     if (Leaves::give_back(locked.held(), request.index, c.slot, c.mass) && !map.is_explicit) r.pages[page].live += 1;
   }
   s.claimed.clear();
@@ -238,28 +237,55 @@ Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& de
   s.missing.resize(request.num_items);
   for (size_t j = 0; j < request.num_items; ++j) s.missing[j] = static_cast<uint32_t>(j);
   s.claimed.clear();
-  std::optional<Locked> locked;
+  const bool is_patient = access_ == Access::kReadOnly;  // it cannot hold pages
   for (uint32_t attempt = 0; !s.missing.empty(); ++attempt) {
-    const bool patient = access_ == Access::kReadOnly;
-    if (attempt >= kRoundsWithoutLock && !patient && !locked.has_value()) {
-      locked.emplace(door_, deadline);
-      RELIVE_RETURN_IF_ERROR(locked->status());
-    }
-    if (patient && attempt >= kRoundsWithoutLock && deadline.passed())
+    if (!is_patient && attempt >= RELIVE_ROUNDS(kRoundsWithoutLock))
+      return fill_held(request, call, deadline, s, empty);
+    if (is_patient && attempt >= kRoundsWithoutLock && deadline.passed())
       return deadline_error(region_, request.index, static_cast<int64_t>(request.num_items), deadline,
                             Code::kDeadlineExceeded);
-    if (!draw_missing(request, call, attempt, locked.has_value(), s)) {
+    if (!draw_missing(request, call, attempt, s)) {
       *empty = true;
       return {};
     }
-    RELIVE_RETURN_IF_ERROR(claim(request, locked.has_value() ? &*locked : nullptr, deadline, s));
-    if (locked.has_value()) Leaves::flush_all(locked->held());  // the next round descends by these sums
+    RELIVE_RETURN_IF_ERROR(claim(request, deadline, s));
     s.missing.swap(s.still_missing);
-    if (attempt >= kRoundsWithLock + kRoundsWithoutLock && !patient) {
-      *empty = true;
-      return {};
-    }
   }
+  return {};
+}
+
+// What the rounds without the lock did not bring: chosen (and claimed) under it, a few at a time, and read without it
+// while this participant holds every page where it is, so that nothing that was chosen can go (rules G5, D7).
+Status Table::fill_held(const DrawRequest& request, uint64_t call, const Deadline& deadline, DrawScratch& s,
+                        bool* empty) {
+  region_.header->counters.slow_draws.fetch_add(1, kRelaxed);
+  DrawRequest choice = request;
+  choice.plan = nullptr;
+  Hold hold(door_, deadline);
+  s.chosen.assign(s.missing.begin(), s.missing.end());
+  const bool is_noted = request.plan != nullptr && is_noted_when_chosen(*request.plan);
+  s.runs.clear();
+  if (is_noted) s.runs.reserve(s.chosen.size() * region_.geometry->records[request.index].nodes_a_record());
+  uint32_t attempt = kRoundsWithoutLock;
+  for (size_t begin = 0; begin < s.chosen.size(); begin += kChunk) {
+    const size_t end = std::min(s.chosen.size(), begin + kChunk);
+    s.missing.clear();
+    for (size_t k = begin; k < end; ++k) s.missing.push_back(s.chosen[k]);
+    Locked locked(door_, deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    if (request.plan != nullptr) hold.begin(locked);
+    for (uint32_t round = 0; !s.missing.empty(); ++round) {
+      if (round > kRoundsWithLock || !draw_missing(choice, call, attempt++, s)) {
+        *empty = true;
+        return {};
+      }
+      if (takes_claims(request.index)) claim_held(choice, locked.held(), s);
+      Leaves::flush_all(locked.held());  // the next round descends by these sums
+      s.missing.swap(s.still_missing);
+    }
+    if (is_noted) resolve(region_, *request.plan, s.windows.data(), s.chosen.data() + begin, end - begin, &s.runs);
+  }
+  if (request.plan != nullptr) *empty = !read_chosen(region_, request, &s);
   return {};
 }
 

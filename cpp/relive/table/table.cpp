@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "relive/pages/kept.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/recover.hpp"
 #include "relive/tiers/tier.hpp"

@@ -162,8 +162,10 @@ class Table final {
   void note_refused_draw(uint32_t index, int64_t n, Locked* locked);
   Status wait_for_items(uint32_t index, int64_t n, const Deadline& deadline);
   Status fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, DrawScratch& s, bool* empty);
-  bool draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, bool locked, DrawScratch& s);
-  Status claim(const DrawRequest& request, Locked* locked, const Deadline& deadline, DrawScratch& s);
+  Status fill_held(const DrawRequest& request, uint64_t call, const Deadline& deadline, DrawScratch& s, bool* empty);
+  bool draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, DrawScratch& s);
+  bool takes_claims(uint32_t index) const { return region_.max_times(index) != 0 && access_ == Access::kReadWrite; }
+  Status claim(const DrawRequest& request, const Deadline& deadline, DrawScratch& s);
   void claim_held(const DrawRequest& request, Held& held, DrawScratch& s);
   void undo_claims(const DrawRequest& request, const Deadline& deadline, DrawScratch& s);
   void count_in_flight(uint32_t index, int64_t n) {
@@ -184,7 +186,6 @@ class Table final {
   Status wait_for_item_room(uint32_t index, const Deadline& deadline);
   Status insert_held(Held& held, uint32_t index, const NewItems& items, const WindowRows** at, int64_t* keys,
                      size_t* stored);
-  // The updater's, in update.cpp.
 
   Region region_;
   std::unique_ptr<Storage> storage_;

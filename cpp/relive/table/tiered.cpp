@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/hold.hpp"
 #include "relive/read/rows.hpp"
 #include "relive/table/table.hpp"
 #include "relive/tiers/tier.hpp"
@@ -109,6 +110,7 @@ size_t find_windows(const Region& r, const GatherPlan& plan, const int64_t* keys
 
 // Copies what is in memory and lists what is not. Returns the rows copied.
 uint64_t copy_from_ram(const Region& r, const GatherPlan& plan, std::byte* const* out, Gathering* g) {
+  RELIVE_NOT_LOCKED("rows are copied under the lock");
   uint64_t copied = 0;
   g->pieces.clear();
   for (uint32_t i : g->which) {
@@ -133,49 +135,23 @@ uint64_t copy_from_ram(const Region& r, const GatherPlan& plan, std::byte* const
   return copied;
 }
 
-// Pages of the windows left, held where they are while a gather that failed too often reads them.
-void hold_pages(Held& lock, const GatherPlan& plan, const int64_t* keys, const Gathering& g,
-                std::vector<uint64_t>* held) {
-  Region& r = lock.region;
-  const auto hold = [&](uint64_t ref) {
-    const uint64_t page = r.alive(ref);
-    if (page == kNoPage) return;
-    r.bulk.planned[2 * page + 1].fetch_add(1, kRelaxed);
-    held->push_back(ref);
-  };
-  for (uint32_t i : g.which) {
-    const uint64_t page = r.page_of(r.key_slot(keys[i]));
-    const uint64_t ref = r.key_generation(keys[i]) << r.page_bits | page;
-    if (r.alive(ref) == kNoPage) continue;
-    hold(ref);
-    const auto hold_along = [&](std::atomic<uint64_t> PageRecord::* link, int64_t rows) {
-      for (uint64_t at = page; rows > 0 && at != kNoPage; rows -= r.page_len) {
-        hold((r.pages[at].*link).load(kRelaxed));
-        at = r.alive((r.pages[at].*link).load(kRelaxed));
-      }
-    };
-    hold_along(&PageRecord::prev, plan.before);
-    hold_along(&PageRecord::next, plan.after);
-  }
-}
-
 }  // namespace
 
 Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out,
                           uint8_t* present, uint64_t ticket, const std::atomic<bool>* cancelled) {
-  Region& r = region_;
+  const Region& r = region_;
   const Deadline deadline = Deadline::after(kReadTimeout_s);
   Gathering g;
   begin_gathering(r, keys, count, &g);
   std::fill_n(present, count, uint8_t{0});
-  std::vector<uint64_t> held;
+  Hold hold(door_, own_deadline());
+  const uint32_t patience = RELIVE_ROUNDS(kRounds);
   Status status;
-  for (uint32_t round = 0; round <= kRounds && !g.which.empty() && status.ok(); ++round) {
-    if (round == kRounds) {  // pages that go faster than they are read
-      held.reserve(((plan.before + plan.after) / r.page_len + 3) * g.which.size());
+  for (uint32_t round = 0; round <= patience && !g.which.empty() && status.ok(); ++round) {
+    if (round == patience) {  // pages that go faster than they are read
       Locked locked(door_, own_deadline());
-      if (!locked.status().ok()) return locked.status();
-      hold_pages(locked.held(), plan, keys, g, &held);
+      RELIVE_RETURN_IF_ERROR(locked.status());
+      hold.begin(locked);
     }
     const size_t tried = find_windows(r, plan, keys, &g);
     copy_rows(r, plan, g.windows.data(), g.runs, g.which.data(), tried, count, out);
@@ -195,11 +171,9 @@ Status Table::gather_rows(const GatherPlan& plan, const int64_t* keys, size_t co
     }
     g.which.resize(left);
   }
-  if (!held.empty()) {
-    Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()).deaf());
-    for (uint64_t ref : held) unhold_bulk(locked.held(), ref);
-  }
+  hold.end();
   if (!status.ok()) return status;
+  RELIVE_PROMISE(g.which.empty(), "an item went while every page was held");
   for (size_t i = 0; i < count; ++i)
     if (!present[i]) zero_row(plan, static_cast<uint32_t>(i), out);
   return {};
@@ -321,7 +295,7 @@ void Table::release_claims(const int64_t* keys, size_t count) {
     const int64_t key = keys[k];
     const uint64_t page = region_.page_of(region_.key_slot(key));
     if (Region::generation_of(region_.words[page].load(kRelaxed)) != region_.key_generation(key)) continue;
-    std::atomic<uint32_t>& claims = region_.bulk.planned[2 * page];
+    std::atomic<uint32_t>& claims = region_.bulk.planned[page];
     if (claims.load(kRelaxed) > 0 && claims.fetch_sub(1, kRelaxed) == 1) free_if_lifeless(locked.held(), page);
   }
   locked.room_came();

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/hold.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/table/table.hpp"
 
@@ -185,13 +186,19 @@ Status Table::gather(const GatherPlan& plan, const int64_t* keys, size_t count, 
     present[i] = 0;
   }
   size_t left = count;
-  const uint32_t patience = access_ == Access::kReadOnly ? kReadOnlyRounds : kGatherRounds;
+  const uint32_t patience = access_ == Access::kReadOnly ? kReadOnlyRounds : RELIVE_ROUNDS(kGatherRounds);
   for (uint32_t round = 0; round < patience && left > 0; ++round)
     left = gather_round(r, plan, keys, windows, &s.runs, s.which.data(), left, count, out, present);
   if (left > 0 && access_ == Access::kReadWrite) {  // pages that move faster than they are read: hold them still
-    Locked locked(door_, own_deadline());
-    RELIVE_RETURN_IF_ERROR(locked.status());
-    gather_round(r, plan, keys, windows, &s.runs, s.which.data(), left, count, out, present);
+    Hold hold(door_, own_deadline());
+    {
+      Locked locked(door_, own_deadline());
+      RELIVE_RETURN_IF_ERROR(locked.status());
+      hold.begin(locked);
+    }
+    for (uint32_t round = 0; round < kGatherRounds && left > 0; ++round)  // the second is a recovery's doing (rule D6)
+      left = gather_round(r, plan, keys, windows, &s.runs, s.which.data(), left, count, out, present);
+    RELIVE_PROMISE(left == 0, "an item went while every page was held");
   }
   for (size_t i = 0; i < count; ++i)
     if (!present[i]) zero_row(plan, static_cast<uint32_t>(i), out);

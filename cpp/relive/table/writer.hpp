@@ -133,6 +133,7 @@ class Writer final {
   void take_lane(Held& held, LaneWriter& lane, uint32_t slot);
   void advance(LaneWriter& lane, bool has_tail);
   Status relieve(OpenResult result, Locked* locked, const Deadline& deadline);
+  Status wait_for_holders(const Deadline& deadline);
   Status grow(const Deadline& deadline);
   void write_rows(const StepBlock& block, size_t m);
   void write_next_cell(const StepBlock& block, LaneWriter& lane, size_t row, size_t m);

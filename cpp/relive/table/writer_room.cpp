@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "relive/pages/kept.hpp"
 #include "relive/table/writer_cells.hpp"
 
 namespace relive {
@@ -95,19 +96,39 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     locked->release();
     return table_->wait_for_bulk(deadline);
   }
-  const bool any_ended = locked->sweep_dead();
+  const auto has_room = [&r] {
+    return r.header->num_free_pages.load(kRelaxed) > 0 && r.header->num_free_frames.load(kRelaxed) > 0;
+  };
+  (void)locked->sweep_dead();
   RELIVE_RETURN_IF_ERROR(locked->status());
-  if (any_ended && r.header->num_free_pages.load(kRelaxed) > 0) return {};
+  (void)free_kept(locked->held(), kKeptPerHold);
+  if (has_room()) return {};
   if (relieve_pressure(locked->held())) {
     const bool is_done = r.header->num_free_pages.load(kRelaxed) > 0 || locked->held().ends_left > 0;
     locked->release();
     return is_done || !deadline.passed() ? Status() : items_stand_error(deadline);
   }
+  const bool waits = is_held(r);
   locked->release();
+  if (waits) return wait_for_holders(deadline);
   return Status(Code::kDeadlineExceeded)
       .with_text("needs", "a free page")
       .with_text("has", "every page open or pinned")
       .with_double("waited_s", deadline.waited_s());
+}
+
+// While somebody reads with all pages held none goes; those that died meanwhile are swept by whoever asks next.
+Status Writer::wait_for_holders(const Deadline& deadline) {
+  const Region& r = table_->region_;
+  if (deadline.passed())
+    return Status(Code::kDeadlineExceeded)
+        .with_text("needs", "a free page")
+        .with_text("has", "all pages held by a reader")
+        .with_double("waited_s", deadline.waited_s());
+  const auto ready = [&] { return table_->closed_.load(kRelaxed) || !is_held(r); };
+  wait_slice(&r.header->room_event, deadline, kWaitSlice_s, ready);
+  if (table_->closed_.load(kRelaxed)) return Status(Code::kTableClosed);
+  return is_interrupted() ? Status(Code::kInterrupted) : Status();
 }
 
 // Before rows are written: a page for each lane's next row and, where a cell will fall on the page after it, that too.

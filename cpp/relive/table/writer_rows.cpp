@@ -124,6 +124,7 @@ Status Writer::check_seams(const StepBlock& block, size_t m) const {
 
 // The state cells of the row after the run: the frozen cell of a seam, or the tail of an episode that ended.
 void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t row, size_t m) {
+  RELIVE_NOT_LOCKED("cells are written under the lock");
   const Region& r = table_->region_;
   const uint32_t at = lane.run.first + lane.run.count;
   std::byte* frame = at < r.page_len ? lane.frame : lane.ahead_frame;
@@ -146,6 +147,7 @@ void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t ro
 }
 
 void Writer::write_rows(const StepBlock& block, size_t m) {
+  RELIVE_NOT_LOCKED("rows are written under the lock");
   LaneWriter& lane = lane_of(block, m);
   if (lane.run.count == 0 && !lane.run.ends) return;
   const Region& r = table_->region_;

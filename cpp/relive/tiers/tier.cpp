@@ -70,11 +70,12 @@ Status Tier::spill_some(size_t most, const Deadline& deadline, size_t* count) {
   {
     Locked locked(door_, Deadline::after(std::numeric_limits<double>::infinity()).deaf());
     RELIVE_RETURN_IF_ERROR(locked.status());
-    if (written.ok()) {
-      for (const Leaving& one : pages)
-        if (finish_spill(locked.held(), one)) spilled.push_back(r.ref_of(one.page, one.word));
-    } else {
-      for (size_t k = pages.size(); k-- > 0;) undo_spill(locked.held(), pages[k]);
+    for (size_t k = pages.size(); k-- > 0;) {
+      if (!written.ok()) {
+        undo_spill(locked.held(), pages[k]);
+      } else if (finish_spill(locked.held(), pages[k])) {
+        spilled.push_back(r.ref_of(pages[k].page, pages[k].word));
+      }
     }
   }
   for (uint64_t ref : spilled) staging_->spilled(ref);

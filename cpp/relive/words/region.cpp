@@ -102,6 +102,7 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
   }
   h->ring_head.store(kNoPage);
   h->ring_tail.store(kNoPage);
+  h->kept_head.store(kNoPage);
   h->next_order.store(1);
   h->next_ticket.store(1);
   h->next_uid.store(1);

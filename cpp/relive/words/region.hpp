@@ -53,7 +53,7 @@ struct PageRecord {
   uint64_t ticket;                           // PRIMARY: order of sealing
   std::atomic<uint32_t> lane_slot;           // PRIMARY
   std::atomic<uint32_t> flags;               // PRIMARY
-  uint32_t ring_prev, ring_next, free_next;  // DERIVED
+  uint32_t ring_prev, ring_next, free_next;  // DERIVED; the ring's two are the kept list's while the page is on it
   uint32_t live;                             // DERIVED: (step, index) pairs still live or pending
   uint32_t reserved[4];
 };
@@ -108,7 +108,10 @@ struct alignas(64) Participant {
   std::atomic<int64_t> pid;  // with the namespace: for messages only
   std::atomic<uint64_t> pid_namespace;
   std::atomic<uint64_t> pins[kPins];  // page refs
+  std::atomic<uint32_t> holding;      // its threads that hold all pages where they are (rule D7)
+  uint32_t reserved;
 };
+static_assert(sizeof(Participant) == 64);
 
 // A line of its own: each is written by one participant with every batch.
 struct alignas(64) Credit {
@@ -159,6 +162,8 @@ struct Header {
   std::atomic<uint32_t> ring_head, ring_tail;                  // DERIVED
   std::atomic<uint32_t> num_pins;                              // DERIVED
   std::atomic<uint32_t> policy_version;
+  std::atomic<uint32_t> num_holding;  // DERIVED: the sum of holding over all participants
+  std::atomic<uint32_t> kept_head;    // DERIVED: CLOSED pages without rows, kept for who holds or pins them
   alignas(64) IndexState index_state[kMaxIndexes];
   alignas(64) Counters counters;
 };

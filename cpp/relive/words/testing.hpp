@@ -17,8 +17,9 @@
   X(delete_done) X(sample_reserved) X(draw_found) X(draw_word) X(sample_gathered) X(claim_times) \
   X(claim_leaf) X(claim_back) X(sample_done_added) X(sample_in_flight) X(lock_taken) X(recover_begin) \
   X(recover_pass1) X(recover_pass2) X(recover_pass3) X(recover_lists) X(recover_lanes) X(recover_inner) \
-  X(sweep_begin) X(sweep_lane) X(sweep_turn) X(sweep_credit) X(sweep_live) X(attach_byte) X(attach_slot) \
-  X(attach_live) X(move_copied) X(move_frame) X(move_word) X(grow_committed) X(grow_counted) X(cells_written) \
+  X(sweep_begin) X(sweep_lane) X(sweep_turn) X(sweep_credit) X(sweep_holding) X(sweep_live) X(attach_byte) \
+  X(attach_slot) X(attach_live) X(move_copied) X(move_frame) X(move_word) X(grow_committed) X(grow_counted) \
+  X(cells_written) X(hold_counted) X(hold_raised) X(hold_read) X(hold_lowered) X(kept_removed) \
   X(insert_taken) X(insert_windows) X(insert_hung) X(insert_word) X(insert_done) X(insert_counted) \
   X(record_ended) X(record_word) X(record_unhung) X(record_rows) X(evict_not_yet) X(recover_records)
 
@@ -26,8 +27,8 @@
   X(G2_word_before_leaf) X(G4_recheck) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
   X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_lanes) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
-  X(W1_whole) X(D3_fence) X(E5_tails) X(E5_open) X(X2_windows_first) X(X3_rows) X(X4_generation) X(X5_recheck) \
-  X(X6_end) X(X6_hang)
+  X(W1_whole) X(D3_fence) X(D7_hold) X(E4_holding) X(E5_tails) X(E5_open) X(X2_windows_first) X(X3_rows) \
+  X(X4_generation) X(X5_recheck) X(X6_end) X(X6_hang)
 // clang-format on
 
 namespace relive::testing {
@@ -54,6 +55,12 @@ extern bool rule_switched_off[static_cast<uint32_t>(Rule::kCount)];
 extern void (*hold_hook)(bool begins);
 // Lanes that one hold may cut; fewer let a small table be swept in many holds.
 extern uint32_t lanes_per_hold;
+// Told of what the protocol rules out and the code survives all the same; null: nobody. Must not come back to the core.
+extern void (*broken_promise_hook)(const char* what);
+// Rounds that a draw or a gather tries before it holds pages still; lower, and every call comes there.
+extern uint32_t most_rounds;
+// How many table locks this thread has.
+extern thread_local uint32_t locks_held;
 const char* fail_point_name(uint32_t position);
 const char* rule_name(uint32_t position);
 #endif
@@ -71,8 +78,19 @@ const char* rule_name(uint32_t position);
     if (::relive::testing::hold_hook != nullptr) ::relive::testing::hold_hook(begins); \
   } while (0)
 #define RELIVE_RULE(name) (!::relive::testing::rule_switched_off[static_cast<uint32_t>(::relive::testing::Rule::name)])
+#define RELIVE_PROMISE(is_kept, what)                                                                                  \
+  do {                                                                                                                 \
+    if (!(is_kept) && ::relive::testing::broken_promise_hook != nullptr) ::relive::testing::broken_promise_hook(what); \
+  } while (0)
+#define RELIVE_NOT_LOCKED(what) RELIVE_PROMISE(::relive::testing::locks_held == 0, what)
+#define RELIVE_LOCKS_HELD(change) (::relive::testing::locks_held += (change))
+#define RELIVE_ROUNDS(most) (::relive::testing::most_rounds < (most) ? ::relive::testing::most_rounds : (most))
 #else
 #define RELIVE_FAIL_POINT(name) ((void)0)
 #define RELIVE_HOLD(begins) ((void)0)
 #define RELIVE_RULE(name) true
+#define RELIVE_PROMISE(is_kept, what) ((void)0)
+#define RELIVE_NOT_LOCKED(what) ((void)0)
+#define RELIVE_LOCKS_HELD(change) ((void)0)
+#define RELIVE_ROUNDS(most) (most)
 #endif

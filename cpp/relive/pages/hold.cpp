@@ -1,0 +1,38 @@
+#include "relive/pages/hold.hpp"
+
+#include "relive/pages/kept.hpp"
+
+namespace relive {
+
+void Hold::begin(Locked& locked) {
+  if (has_begun_) return;
+  raise_hold(locked.held(), door_.me);
+  process_ = process_id();
+  has_begun_ = true;
+}
+
+void Hold::end() {
+  if (!has_begun_) return;
+  has_begun_ = false;
+  if (process_id() != process_) return;  // the child of a fork made in the call: the hold is the parent's
+  RELIVE_FAIL_POINT(hold_read);
+  bool is_more = false;
+  {
+    Locked locked(door_, deadline_);
+    if (!locked.status().ok()) {
+      door_.owed_holds.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    lower_holds(locked.held(), door_.me, 1);
+    is_more = free_kept(locked.held(), kKeptPerHold);
+    locked.room_came();
+  }
+  while (is_more) {  // what is left where the lock is not to be had goes with the next hold, or when a page is needed
+    Locked locked(door_, deadline_);
+    if (!locked.status().ok()) return;
+    is_more = free_kept(locked.held(), kKeptPerHold);
+    locked.room_came();
+  }
+}
+
+}  // namespace relive

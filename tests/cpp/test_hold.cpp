@@ -1,0 +1,265 @@
+// Pages that somebody holds: they stay, what waited for them goes on, and no row is copied under the lock (rules C4, D7).
+#include <thread>
+
+#include "core_rig.hpp"
+#include "relive/pages/hold.hpp"
+#include "relive/pages/kept.hpp"
+
+using namespace rig;
+
+namespace {
+
+Spec small_spec() {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 1}};
+  return spec;
+}
+
+Header& header(Rig& rig) { return *rig.table->region().header; }
+
+void fill(Rig& rig, size_t steps) {
+  CHECK(rig.write({0}, steps, std::vector<int>(steps, 0), NextGiven::kYes) == Code::kOk);
+}
+
+void begin(Hold& hold, Rig& rig) {
+  Locked locked(rig.table->door(), Deadline::after(1.0));
+  CHECK(locked.status().ok());
+  hold.begin(locked);
+}
+
+uint32_t count_kept(Rig& rig) {
+  const Region& r = rig.table->region();
+  uint32_t count = 0;
+  for (uint32_t page = r.header->kept_head.load(); page != kNoPage; page = r.pages[page].ring_next) ++count;
+  return count;
+}
+
+void check(Rig& rig) {
+  const Status checked = rig.table->check();
+  if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+}
+
+// What the core told of what cannot be, counted while one exists.
+struct Promises {
+  Promises() {
+    broken = 0;
+    testing::broken_promise_hook = [](const char*) { ++broken; };
+  }
+  ~Promises() {
+    testing::broken_promise_hook = nullptr;
+    testing::most_rounds = ~0u;
+  }
+  inline static int broken = 0;
+};
+
+}  // namespace
+
+TEST(what_is_evicted_while_somebody_holds_stays_until_the_last_one_ends) {
+  Rig rig(small_spec());
+  fill(rig, 40);
+  const uint32_t free_before = header(rig).num_free_pages.load();
+  const uint64_t word = rig.table->region().words[0].load();
+  {
+    Hold first(rig.table->door(), Deadline::after(1.0));
+    begin(first, rig);
+    {
+      Hold second(rig.table->door(), Deadline::after(1.0));
+      begin(second, rig);
+      CHECK(rig.table->clear().ok());
+      CHECK_EQ(rig.table->num_steps(), 0u);
+      CHECK_EQ(header(rig).num_free_pages.load(), free_before);
+      CHECK_EQ(count_kept(rig), 5u);  // 40 steps on pages of 8; the page behind them is open
+      CHECK_EQ(rig.table->region().words[0].load(), word);
+      uint64_t moved = 1;
+      CHECK(rig.table->move_all_pages(&moved).ok());
+      CHECK_EQ(moved, 0u);
+      check(rig);
+    }
+    CHECK_EQ(header(rig).num_holding.load(), 1u);
+    CHECK_EQ(count_kept(rig), 5u);
+  }
+  CHECK_EQ(header(rig).num_holding.load(), 0u);
+  CHECK_EQ(count_kept(rig), 0u);
+  CHECK_EQ(header(rig).num_free_pages.load(), free_before + 5);
+  check(rig);
+}
+
+TEST(a_pin_outlives_a_hold) {
+  Rig rig(small_spec());
+  fill(rig, 40);
+  CHECK(rig.table->pin_page(rig.keys[0], true).ok());
+  {
+    Hold hold(rig.table->door(), Deadline::after(1.0));
+    begin(hold, rig);
+    CHECK(rig.table->clear().ok());
+  }
+  CHECK_EQ(count_kept(rig), 1u);
+  check(rig);
+  CHECK(rig.table->pin_page(rig.keys[0], false).ok());
+  CHECK_EQ(count_kept(rig), 0u);
+  check(rig);
+}
+
+TEST(more_pages_than_one_hold_of_the_lock_frees_all_go) {
+  Spec spec = small_spec();
+  spec.capacity = 4096;
+  spec.max_lanes = 64;  // pages of 8 rows
+  Rig rig(spec);
+  const uint32_t page_len = rig.table->region().page_len;
+  for (int block = 0; block < 16; ++block) fill(rig, 256);
+  const uint32_t pages = 4096 / page_len;
+  CHECK(pages > kKeptPerHold);
+  {
+    Hold hold(rig.table->door(), Deadline::after(1.0));
+    begin(hold, rig);
+    CHECK(rig.table->clear().ok());
+    CHECK_EQ(count_kept(rig), pages);
+  }
+  CHECK_EQ(count_kept(rig), 0u);
+  check(rig);
+}
+
+TEST(a_writer_without_a_free_page_waits_for_who_holds_them) {
+  Rig rig(small_spec());
+  const Promises promises;
+  Hold hold(rig.table->door(), Deadline::after(1.0));
+  begin(hold, rig);
+  Code code = Code::kOk;  // with timeout 1 s each: the last one comes to its end without a page
+  for (int block = 0; code == Code::kOk && block < 100; ++block)
+    code = rig.write({0}, 8, std::vector<int>(8, 0), NextGiven::kYes);
+  CHECK(code == Code::kDeadlineExceeded);
+  CHECK_EQ(header(rig).num_free_pages.load(), 0u);
+  check(rig);
+  std::thread other([&] {
+    while (header(rig).room_event.waiters.load() == 0) std::this_thread::yield();
+    hold.end();
+  });
+  CHECK(rig.write({0}, 8, std::vector<int>(8, 0), NextGiven::kYes) == Code::kOk);
+  other.join();
+  check(rig);
+  CHECK_EQ(Promises::broken, 0);
+}
+
+TEST(the_holds_of_a_dead_participant_end) {
+  Rig rig(small_spec());
+  fill(rig, 40);
+  {
+    Locked locked(rig.table->door(), Deadline::after(1.0));
+    raise_hold(locked.held(), 3);
+    raise_hold(locked.held(), 3);
+  }
+  CHECK(rig.table->clear().ok());
+  CHECK_EQ(count_kept(rig), 5u);
+  {
+    Locked locked(rig.table->door(), Deadline::after(1.0));
+    uint32_t num_cut = 0;
+    CHECK(end_participant(locked.held(), 3, &num_cut));
+  }
+  CHECK_EQ(header(rig).num_holding.load(), 0u);
+  CHECK_EQ(count_kept(rig), 0u);
+  check(rig);
+}
+
+TEST(recovery_counts_holds_anew_and_keeps_what_they_hold) {
+  Rig rig(small_spec());
+  fill(rig, 40);
+  Hold hold(rig.table->door(), Deadline::after(1.0));
+  begin(hold, rig);
+  CHECK(rig.table->clear().ok());
+  header(rig).num_holding.fetch_add(1);  // who raised its hold died between the sum and its own word
+  {
+    Locked locked(rig.table->door(), Deadline::after(1.0));
+    recover(locked.held(), rig.table->door().scratch);
+  }
+  CHECK_EQ(header(rig).num_holding.load(), 1u);
+  CHECK_EQ(count_kept(rig), 5u);
+  check(rig);
+  hold.end();
+  CHECK_EQ(count_kept(rig), 0u);
+  check(rig);
+}
+
+TEST(a_hold_that_does_not_get_the_lock_ends_with_the_next_that_does) {
+  Rig rig(small_spec());
+  fill(rig, 40);
+  Hold hold(rig.table->door(), Deadline::after(0.0));
+  begin(hold, rig);
+  CHECK(rig.table->clear().ok());
+  {
+    Locked locked(rig.table->door(), Deadline::after(1.0));
+    std::thread([&] { hold.end(); }).join();
+    CHECK_EQ(header(rig).num_holding.load(), 1u);
+  }
+  {
+    Locked locked(rig.table->door(), Deadline::after(1.0));
+  }
+  CHECK_EQ(header(rig).num_holding.load(), 0u);
+  CHECK_EQ(count_kept(rig), 0u);
+  check(rig);
+}
+
+// What was chosen under the lock is delivered, whatever is evicted, deleted or moved before it is read.
+TEST(what_is_chosen_is_read_though_its_page_is_emptied) {
+  Spec spec = small_spec();
+  spec.indexes = {{.n_step = 3, .stack = 2}};
+  Rig rig(spec);
+  fill(rig, 40);
+  const Promises promises;
+  static Rig* seen;
+  seen = &rig;
+  testing::most_rounds = 0;
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (at != testing::FailPoint::sample_gathered) return;
+    testing::fail_point_hook = nullptr;
+    CHECK(seen->table->clear().ok());
+  };
+  CHECK_EQ(rig.sample(0, 16).size(), 16u);  // checked in every byte
+  CHECK_EQ(Promises::broken, 0);
+  CHECK_EQ(rig.table->num_steps(), 0u);
+  CHECK_EQ(count_kept(rig), 0u);
+  TableStats stats;
+  CHECK(rig.table->stats(&stats).ok());
+  for (const auto& [name, value] : stats.counters)
+    if (std::string(name) == "slow_draws") CHECK_EQ(value, 1u);
+  check(rig);
+}
+
+// A recovery gives every closed page a new word: what was chosen is read once more, and no claim is lost.
+TEST(what_is_chosen_is_read_again_after_a_recovery) {
+  Spec spec = small_spec();
+  spec.indexes = {{.n_step = 1, .max_times = 1}};
+  Rig rig(spec);
+  fill(rig, 40);
+  const Promises promises;
+  static Rig* seen;
+  seen = &rig;
+  testing::most_rounds = 0;
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (at != testing::FailPoint::sample_gathered) return;
+    testing::fail_point_hook = nullptr;
+    Locked locked(seen->table->door(), Deadline::after(1.0));
+    recover(locked.held(), seen->table->door().scratch);
+  };
+  CHECK_EQ(rig.sample(0, 16).size(), 16u);
+  CHECK_EQ(Promises::broken, 0);
+  CHECK_EQ(rig.table->num_items(0), 24u);
+  rig.has_holes = true;
+  rig.verify();
+}
+
+TEST(rows_copied_under_the_lock_are_noticed) {
+  Rig rig(small_spec());
+  fill(rig, 8);
+  const Promises promises;
+  const GatherPlan plan = rig.make_plan(0);
+  const Runs runs;
+  {
+    Locked locked(rig.table->door(), Deadline::after(1.0));
+    copy_rows(rig.table->region(), plan, nullptr, runs, nullptr, 0, 0, nullptr);
+  }
+  CHECK_EQ(Promises::broken, 1);
+  copy_rows(rig.table->region(), plan, nullptr, runs, nullptr, 0, 0, nullptr);
+  CHECK_EQ(Promises::broken, 1);
+}
+
+TEST_MAIN()
