@@ -7,7 +7,6 @@ namespace relive {
 void Hold::begin(Locked& locked) {
   if (has_begun_) return;
   raise_hold(locked.held(), door_.me);
-  process_ = process_id();
   has_begun_ = true;
 }
 

@@ -23,7 +23,7 @@ class Hold final {
  private:
   Door& door_;
   const Deadline deadline_;
-  int64_t process_ = 0;
+  const int64_t process_ = process_id();  // asked before the lock is taken
   bool has_begun_ = false;
 };
 
