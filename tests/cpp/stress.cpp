@@ -50,7 +50,7 @@ int run_threads() {
   while (now_s() < end && control->num_bad() <= enough_bad()) usleep(10000);
   control->is_over.store(1);
   for (std::thread& thread : threads) thread.join();
-  if (!table->check().ok()) control->found_violation("check() at the end");
+  if (!relive::check(*table).ok()) control->found_violation("check() at the end");
   return summary("threads", 0, 0, 0);
 }
 

@@ -19,15 +19,16 @@ constexpr uint64_t kRowAhead = 512;  // bytes of them
 Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* out) {
   Entered entered(*table, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  Region& r = table->region_;
+  Region& r = table->region();
   const Geometry& g = *r.geometry;
   std::unique_ptr<Writer> writer(new Writer(table));
   writer->closed_ = true;  // until it has its lanes
   writer->lanes_.resize(num_lanes);
   writer->fork_epoch_ = fork_epoch();
-  Locked locked(table->door_, table->own_deadline());
+  Locked locked(table->door(), table->own_deadline());
   RELIVE_RETURN_IF_ERROR(locked.status());
-  table->cut_left_lanes(locked.held());
+  const int32_t left = table->left_lanes().take([&](uint32_t lane) { cut_lane(locked.held(), lane); });
+  table->count_writers(-left);
   const auto count_open = [&] {
     uint32_t count = 0;
     for (uint32_t lane = 0; lane < g.max_lanes; ++lane)
@@ -47,9 +48,9 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   for (LaneWriter& lane : writer->lanes_) {
     while (r.lanes[slot].state.load(kRelaxed) == LaneState::kLive) ++slot;
     lane.slot = slot;
-    open_lane(locked.held(), slot, table->me_);
+    open_lane(locked.held(), slot, table->participant());
   }
-  table->open_writers_.fetch_add(1);
+  table->count_writers(+1);
   writer->closed_ = false;
   *out = std::move(writer);
   return {};
@@ -59,7 +60,7 @@ Writer::~Writer() {
   if (cut_lanes(Deadline::after(0.0).deaf()).ok()) return;
   std::vector<uint32_t> slots;
   for (size_t m = num_cut_; m < lanes_.size(); ++m) slots.push_back(lanes_[m].slot);
-  table_->leave_lanes(std::move(slots));
+  table_->left_lanes().leave(std::move(slots));
 }
 
 Status Writer::close() { return cut_lanes(table_->own_deadline()); }
@@ -75,13 +76,13 @@ Status Writer::cut_lanes(const Deadline& deadline) {
   if (closed_) return {};
   RELIVE_RETURN_IF_ERROR(entered.status());
   while (num_cut_ < lanes_.size()) {
-    Locked locked(table_->door_, deadline);
+    Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     for (size_t cut = 0; num_cut_ < lanes_.size() && cut < kLanesPerHold; ++cut)
       cut_lane(locked.held(), lanes_[num_cut_++].slot);
     locked.items_came();
   }
-  table_->open_writers_.fetch_sub(1);
+  table_->count_writers(-1);
   closed_ = true;
   return {};
 }
@@ -89,7 +90,7 @@ Status Writer::cut_lanes(const Deadline& deadline) {
 // The next rows of a lane that fit one page and one episode.
 void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
   LaneWriter& lane = lane_of(block, m);
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   lane.run = StepRun{};
   lane.run.lane_slot = lane.slot;
   lane.run.first = lane.page == kNoPage ? 0 : lane.end;
@@ -110,7 +111,7 @@ void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
 // the block, in order of time and then of lane. Returns how many rows.
 size_t Writer::plan_round(const StepBlock& block, size_t stored, size_t upto) {
   const size_t lanes = block.num_lanes;
-  const size_t capacity = table_->region_.geometry->capacity;
+  const size_t capacity = table_->region().geometry->capacity;
   const size_t begin = stored % lanes;
   const bool is_whole = begin == 0 && upto - stored >= lanes;
   const size_t end = is_whole ? lanes : std::min(lanes, begin + upto - stored);
@@ -136,7 +137,7 @@ size_t Writer::rows_of_hold(const StepBlock& block, size_t m) {
 // The shared words that committing the lane will touch, while another lane's are at hand.
 void Writer::ask_for_words(const LaneWriter& lane) const {
   if (lane.page == kNoPage) return;
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const uint64_t slot = r.slot_of(lane.page, lane.end);
   __builtin_prefetch(&r.lanes[lane.slot], 1);
   __builtin_prefetch(&r.words[lane.page]);
@@ -153,17 +154,17 @@ void Writer::ask_for_words(const LaneWriter& lane) const {
 // The record that writing the lane will fill.
 void Writer::ask_for_row(const LaneWriter& lane) const {
   if (lane.page == kNoPage) return;
-  const uint64_t stride = table_->region_.geometry->record_stride;
+  const uint64_t stride = table_->region().geometry->record_stride;
   const std::byte* row = lane.frame + lane.end * stride;
-  __builtin_prefetch(&table_->region_.marks[table_->region_.slot_of(lane.page, lane.end)], 1);
+  __builtin_prefetch(&table_->region().marks[table_->region().slot_of(lane.page, lane.end)], 1);
   for (uint64_t at = 0; at < 2 * stride && at < kRowAhead; at += 64) __builtin_prefetch(row + at, 1);
 }
 
 Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t* keys) {
   Table& table = *table_;
-  Region& r = table.region_;
+  Region& r = table.region();
   for (size_t m = 0; m < block.num_lanes;) {
-    Locked locked(table.door_, deadline);
+    Locked locked(table.door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     make_room(locked.held(), rows_of_hold(block, m));
     for (size_t rows = 0; m < block.num_lanes && rows < kRowsPerHold; ++m) {
@@ -182,7 +183,7 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
       lane.episode_step = run.ends ? 0 : lane.episode_step + run.count;
       advance(lane, run.ends && r.geometry->has_state != 0);
       if (rows_left_admitted_ > 0) {
-        table.region_.credit(table.me_, 0).reserved.fetch_sub(run.count, kRelaxed);
+        table.region().credit(table.participant(), 0).reserved.fetch_sub(run.count, kRelaxed);
         rows_left_admitted_ -= run.count;
       }
     }
@@ -200,9 +201,9 @@ Status Writer::note_given_priorities(const StepBlock& block, const Deadline& dea
       std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
       largest = std::max(largest, priority);
     }
-  Locked locked(table_->door_, deadline);
+  Locked locked(table_->door(), deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
-  for (uint32_t i = 0; i < table_->region_.num_indexes; ++i) note_priority(locked.held(), i, largest);
+  for (uint32_t i = 0; i < table_->region().num_indexes; ++i) note_priority(locked.held(), i, largest);
   return {};
 }
 
@@ -231,9 +232,9 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
     }
   }
   if (rows_left_admitted_ > 0) {
-    table_->region_.credit(table_->me_, 0).reserved.fetch_sub(rows_left_admitted_, kRelaxed);
+    table_->region().credit(table_->participant(), 0).reserved.fetch_sub(rows_left_admitted_, kRelaxed);
     rows_left_admitted_ = 0;
-    notify(&table_->region_.header->room_event);
+    notify(&table_->region().header->room_event);
   }
   return status.ok() ? Status() : with_rows_stored(block, std::move(status));
 }
@@ -265,7 +266,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
   if (closed_) return Status(Code::kWriterClosed);
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  Region& r = table_->region_;
+  Region& r = table_->region();
   const bool has_state = r.geometry->has_state != 0;
   for (size_t m = 0; m < block.num_lanes; ++m) {
     LaneWriter& lane = lane_of(block, m);
@@ -291,7 +292,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     }
   }
   for (size_t m = 0; m < block.num_lanes;) {
-    Locked locked(table_->door_, deadline);
+    Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());  // called again it goes on with the lanes that have not ended
     for (size_t ended = 0; m < block.num_lanes && ended < kRowsPerHold; ++m)
       ended += end_lane(locked.held(), lane_of(block, m), terminated) ? 1 : 0;

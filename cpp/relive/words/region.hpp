@@ -218,6 +218,19 @@ struct Region {
   uint64_t key_generation(int64_t key) const {
     return (static_cast<uint64_t>(key) & ((uint64_t{1} << kLeafBits) - 1)) >> geometry->slot_bits;
   }
+  // The word of the page that a key names; 0 where that page is not in use any more, or by another generation.
+  uint64_t word_of_key(int64_t key) const {
+    const uint64_t word = words[page_of(key_slot(key))].load(std::memory_order_acquire);
+    return is_used(word) && generation_of(word) == key_generation(key) ? word : 0;
+  }
+  // Whether the page of a slot is of the generation that it had when `word` was read. Exact under the lock.
+  bool is_same_page(uint64_t slot, uint64_t word) const {
+    return generation_of(words[page_of(slot)].load(std::memory_order_relaxed)) == generation_of(word);
+  }
+  bool is_step(uint64_t page, uint32_t offset) const {
+    const Range range = Range::unpack(pages[page].range.load(std::memory_order_relaxed));
+    return offset >= range.step_begin && offset < range.step_end && !is_tail(page, offset);
+  }
   // Whether the key could ever have come from this region.
   bool is_own_key(int64_t key) const;
   // The page of a ref if it still is that very page and in use, else kNoPage.
