@@ -17,6 +17,7 @@ inline double seconds() {
 struct Hall {
   explicit Hall(const Options& with) : options(with), control(make_control()) {
     judge = control;
+    relive::testing::most_rounds = options.rounds;
     relive::testing::broken_promise_hook = [](const char* what) { judge->found_violation(what); };
     CHECK(Table::create(make_config(options), "", &table).ok());
   }

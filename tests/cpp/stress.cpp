@@ -40,6 +40,7 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
 int run_threads() {
   std::unique_ptr<Table> table;
   if (!Table::create(make_config(options), "", &table).ok()) return 2;
+  relive::testing::most_rounds = options.rounds;
   std::vector<std::thread> threads;
   const int count = options.writers + options.samplers + options.updaters + 1;
   for (int position = 0; position < count; ++position)

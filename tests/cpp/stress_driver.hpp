@@ -183,6 +183,7 @@ inline void Phase::start(size_t position) {
   child.progress_at = now_s();
   if (control->workers[position].stops.load() % 2 != 0) control->workers[position].stops.fetch_add(1);
   const uint64_t seed = random_.next();
+  relive::testing::most_rounds = options.rounds;
   child.pid = spawn([&] { return make_worker(static_cast<int>(position), seed, nullptr)->run(); });
 }
 

@@ -27,7 +27,6 @@ class Worker {
   virtual ~Worker() = default;
 
   int run() {
-    relive::testing::most_rounds = options_.rounds;
     while (control_.is_over.load() == 0) {
       if (new_orders != nullptr) new_orders(&random_);
       if (!attach()) continue;
