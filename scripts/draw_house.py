@@ -38,7 +38,7 @@ NOTES = {
     "_error_base": "the base of all errors",
 }
 ROOMS = {
-    "table": "a handle of a table: draw, gather, update, delete; writers and their lanes",
+    "table": "a handle; reading, changing and looking apart; tiers that wrap it; writers and their lanes",
     "tiers": "bulk of pages on disk: the page file, staging, the threads that spill and read",
     "read": "from leaves to windows to rows, without the lock; no window but a whole one",
     "pages": "the lock; the life of pages and lanes; publication, eviction, recovery",

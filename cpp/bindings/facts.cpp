@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"
+#include "relive/table/looking.hpp"
 
 namespace relive::bindings {
 namespace {
@@ -122,7 +123,7 @@ nb::list layout(const CoreTable& self) {
 
 nb::dict stats(const CoreTable& self) {
   TableStats s;
-  without_gil([&] { return self.table->stats(&s); });
+  without_gil([&] { return relive::stats(*self.table, &s); });
   const OpenRegion open(self);
   nb::dict d;
   d["num_steps"] = s.num_steps;
@@ -138,7 +139,7 @@ nb::dict stats(const CoreTable& self) {
   d["num_free_pages"] = s.num_free_pages;
   d["frames_committed"] = s.frames_committed;
   d["frames_used"] = s.frames_used;
-  d["policy_version"] = self.table->policy_version();
+  d["policy_version"] = relive::policy_version(*self.table);
   for (const auto& [name, value] : s.counters) d[name] = value;
   nb::list indexes;
   for (size_t i = 0; i < s.live_items.size(); ++i) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "relive/read/gather.hpp"
 #include "relive/table/table.hpp"
 #include "relive/table/writer.hpp"
 

@@ -8,6 +8,10 @@
 
 #include "module.hpp"
 #include "relive/index/leaves.hpp"
+#include "relive/table/changing.hpp"
+#include "relive/table/hooks.hpp"
+#include "relive/table/looking.hpp"
+#include "relive/table/reading.hpp"
 #include "relive/words/power.hpp"
 
 namespace relive::bindings {
@@ -62,7 +66,7 @@ CoreTable* attach_table(const std::string& path, bool read_only, std::optional<u
 
 CoreSelection* make_selection(const CoreTable& self, uint32_t index, const std::vector<std::string>& names) {
   auto made = std::make_unique<CoreSelection>();
-  without_gil([&] { return self.table->make_plan(index, names, &made->plan); });
+  without_gil([&] { return relive::make_plan(*self.table, index, names, &made->plan); });
   for (const Output& output : made->plan.outputs) {
     made->descrs.push_back(descr_of(output.dtype));
     std::vector<npy_intp> dims{0};
@@ -96,7 +100,7 @@ nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n
   request.probabilities = reinterpret_cast<double*>(probabilities);
   request.num_live_items = &num_live;
   request.hold = hold;
-  without_gil([&] { return self.table->sample(request, timeout_s); });
+  without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   return nb::make_tuple(outputs.arrays(selection, n), outputs.buffer.array(int64_descr(), 1, dims, keys),
                         outputs.buffer.array(float64_descr(), 1, dims, probabilities), num_live);
@@ -115,7 +119,7 @@ nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s
   request.keys = static_cast<int64_t*>(keys);
   request.probabilities = static_cast<double*>(probabilities);
   request.num_live_items = &num_live;
-  without_gil([&] { return self.table->sample(request, timeout_s); });
+  without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
   return nb::make_tuple(key_array, probability_array, num_live);
 }
 
@@ -174,8 +178,8 @@ nb::tuple gather(const CoreTable& self, const CoreSelection& selection, nb::hand
   void* present = nullptr;
   nb::object present_array = new_array(NPY_BOOL, 1, dims, &present);
   without_gil([&] {
-    return self.table->gather(selection.plan, static_cast<const int64_t*>(wanted.data), n, outputs.data.data(),
-                              static_cast<uint8_t*>(present));
+    return relive::gather(*self.table, selection.plan, static_cast<const int64_t*>(wanted.data), n, outputs.data.data(),
+                          static_cast<uint8_t*>(present));
   });
   return nb::make_tuple(out.is_none() ? outputs.arrays(selection, n) : nb::list(out), present_array);
 }
@@ -195,7 +199,8 @@ int64_t update_priorities(const CoreTable& self, uint32_t index, nb::handle keys
   }
   int64_t applied = 0;
   without_gil([&] {
-    return self.table->update_priorities(index, static_cast<const int64_t*>(wanted.data), data, wanted.size, &applied);
+    return relive::update_priorities(*self.table, index, static_cast<const int64_t*>(wanted.data), data, wanted.size,
+                                     &applied);
   });
   return applied;
 }
@@ -203,8 +208,9 @@ int64_t update_priorities(const CoreTable& self, uint32_t index, nb::handle keys
 int64_t delete_items(const CoreTable& self, nb::handle keys) {
   const Given wanted = given(keys, NPY_INT64);
   int64_t deleted = 0;
-  without_gil(
-      [&] { return self.table->delete_items(static_cast<const int64_t*>(wanted.data), wanted.size, &deleted); });
+  without_gil([&] {
+    return relive::delete_items(*self.table, static_cast<const int64_t*>(wanted.data), wanted.size, &deleted);
+  });
   return deleted;
 }
 
@@ -231,7 +237,7 @@ uint64_t stream_of(const CoreTable& self) {
 
 uint64_t move_all_pages(const CoreTable& self) {
   uint64_t moved = 0;
-  without_gil([&] { return self.table->move_all_pages(&moved); });
+  without_gil([&] { return relive::move_all_pages(*self.table, &moved); });
   return moved;
 }
 
@@ -295,23 +301,23 @@ void bind_core_table(nb::module_& module) {
       .def("draw", &draw, nb::arg("index"), nb::arg("num_items"), nb::arg("timeout_s"))
       .def("gather", &gather, nb::arg("selection"), nb::arg("keys"), nb::arg("out").none())
       .def("commit_held", [](const CoreTable& self, uint32_t index,
-                             int64_t n) { without_gil([&] { return self.table->commit_held(index, n); }); })
+                             int64_t n) { without_gil([&] { return relive::commit_held(*self.table, index, n); }); })
       .def("return_held", [](const CoreTable& self, uint32_t index,
-                             int64_t n) { without_gil([&] { return self.table->return_held(index, n); }); })
-      .def_prop_ro("next_call", [](const CoreTable& self) { return self.table->next_call(); })
-      .def("return_call", [](const CoreTable& self, uint64_t call) { return self.table->return_call(call); })
+                             int64_t n) { without_gil([&] { return relive::return_held(*self.table, index, n); }); })
+      .def_prop_ro("next_call", [](const CoreTable& self) { return self.table->next_draw(); })
+      .def("return_call", [](const CoreTable& self, uint64_t call) { return self.table->give_back_draw(call); })
       .def("update_priorities", &update_priorities, nb::arg("index"), nb::arg("keys"), nb::arg("priorities"))
       .def("delete", &delete_items, nb::arg("keys"))
-      .def("clear", [](const CoreTable& self) { without_gil([&] { return self.table->clear(); }); })
+      .def("clear", [](const CoreTable& self) { without_gil([&] { return relive::clear(*self.table); }); })
       .def("num_steps",
            [](const CoreTable& self) {
              const OpenRegion open(self);
-             return self.table->num_steps();
+             return relive::num_steps(*self.table);
            })
       .def("num_items",
            [](const CoreTable& self, uint32_t index) {
              const OpenRegion open(self);
-             return self.table->num_items(index);
+             return relive::num_items(*self.table, index);
            })
       .def("total",
            [](const CoreTable& self, uint32_t index) {
@@ -319,10 +325,10 @@ void bind_core_table(nb::module_& module) {
              return Leaves(*open, index).total();
            })
       .def("stats", &stats)
-      .def("check", [](const CoreTable& self) { without_gil([&] { return self.table->check(); }); })
+      .def("check", [](const CoreTable& self) { without_gil([&] { return relive::check(*self.table); }); })
       .def("set_policy_version",
            [](const CoreTable& self, uint32_t version) {
-             without_gil([&] { return self.table->set_policy_version(version); });
+             without_gil([&] { return relive::set_policy_version(*self.table, version); });
            })
       .def("close",
            [](CoreTable& self) {
@@ -330,10 +336,10 @@ void bind_core_table(nb::module_& module) {
              self.memory.close();
            })
       .def("move_all_pages", &move_all_pages)
-      .def("pin_page",
-           [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, true); }); })
-      .def("unpin_page",
-           [](const CoreTable& self, int64_t key) { without_gil([&] { return self.table->pin_page(key, false); }); })
+      .def("pin_page", [](const CoreTable& self,
+                          int64_t key) { without_gil([&] { return relive::pin_page(*self.table, key, true); }); })
+      .def("unpin_page", [](const CoreTable& self,
+                            int64_t key) { without_gil([&] { return relive::pin_page(*self.table, key, false); }); })
       .def("address_of", &address_of, nb::arg("key"))
       .def("region_bytes", &region_bytes, nb::keep_alive<0, 1>());
   bind_tier(module, table);

@@ -3,7 +3,8 @@
 #include <limits>
 
 #include "module.hpp"
-#include "relive/tiers/tier.hpp"
+#include "relive/table/hooks.hpp"
+#include "relive/table/tiered.hpp"
 
 namespace relive::bindings {
 namespace {
@@ -15,7 +16,7 @@ struct CorePlannedBatch {
   bool is_over = false;
 
   void drop() {
-    if (!is_over) table->drop_batch(*batch);
+    if (!is_over) StagedReader(*table).drop_batch(*batch);
     is_over = true;
   }
   ~CorePlannedBatch() { drop(); }
@@ -25,7 +26,7 @@ CorePlannedBatch* plan_batch(const CoreTable& self, const CoreSelection& selecti
   auto planned = std::make_unique<CorePlannedBatch>();
   planned->table = self.table;
   planned->is_over = true;  // until there is one
-  without_gil([&] { return self.table->plan_batch(selection.plan, n, timeout_s, &planned->batch); });
+  without_gil([&] { return StagedReader(*self.table).plan_batch(selection.plan, n, timeout_s, &planned->batch); });
   planned->is_over = false;
   return planned.release();
 }
@@ -39,8 +40,8 @@ nb::object gather_planned(const CoreTable& self, CorePlannedBatch& planned, cons
   planned.is_over = true;
   {
     const ReleasedGil released;
-    status =
-        self.table->gather_batch(batch, selection.plan, outputs.data.data(), std::numeric_limits<double>::infinity());
+    status = StagedReader(*self.table)
+                 .gather_batch(batch, selection.plan, outputs.data.data(), std::numeric_limits<double>::infinity());
   }
   if (status.code() == Code::kInterrupted) return nb::none();
   raise_if_error(status);
@@ -56,7 +57,7 @@ nb::object gather_planned(const CoreTable& self, CorePlannedBatch& planned, cons
 
 uint64_t spill_all_pages(const CoreTable& self) {
   uint64_t spilled = 0;
-  without_gil([&] { return self.table->spill_all_pages(&spilled); });
+  without_gil([&] { return relive::spill_all_pages(*self.table, &spilled); });
   return spilled;
 }
 
@@ -64,7 +65,7 @@ uint64_t spill_all_pages(const CoreTable& self) {
 
 nb::dict tier_stats(const CoreTable& self) {
   TierStats s;
-  without_gil([&] { return self.table->tier_stats(&s); });
+  without_gil([&] { return relive::tier_stats(*self.table, &s); });
   nb::dict d;
   d["ram_bytes"] = s.ram_bytes;
   d["staging_bytes"] = s.staging_bytes;
@@ -100,10 +101,10 @@ void bind_tier(nb::module_& module, nb::class_<CoreTable>& table) {
       .def("plan_batch", &plan_batch, nb::arg("selection"), nb::arg("num_items"), nb::arg("timeout_s"),
            nb::rv_policy::take_ownership)
       .def("gather_planned", &gather_planned, nb::arg("planned"), nb::arg("selection"))
-      .def("note_late_batch", [](const CoreTable& self) { self.table->note_late_batch(); })
+      .def("note_late_batch", [](const CoreTable& self) { relive::note_late_batch(*self.table); })
       .def("spill_all_pages", &spill_all_pages)
       .def("fail_disk", [](const CoreTable& self, int read_error, int write_error) {
-        self.table->fail_disk(read_error, write_error);
+        relive::fail_disk(*self.table, read_error, write_error);
       });
 }
 

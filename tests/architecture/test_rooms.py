@@ -14,6 +14,18 @@ ROOMS = ["words", "index", "pages", "read", "tiers", "table"]
 INCLUDE = re.compile(r'^#include "relive/(?:(\w+)/)?(\w+\.hpp)"', re.MULTILINE)
 
 
+# The table's room, from the ground up: the handle knows nothing of what is done with it, and what reads frames nothing
+# of tiers, which wrap it. A file may include its own floor and those below.
+TABLE = [
+    {"turn", "left_lanes"},
+    {"table", "handle", "probe"},
+    {"credits", "waiting"},
+    {"draws", "sample", "by_key", "staged_source"},
+    {"tiered"},
+    {"reading", "changing", "update", "looking", "hooks", "writer", "writer_cells", "writer_room", "writer_rows"},
+]
+
+
 def files() -> list[Path]:
     return sorted(path for path in CORE.rglob("*.[ch]pp"))
 
@@ -25,6 +37,19 @@ def test_includes_go_down_only(path: Path) -> None:
     for room, name in INCLUDE.findall(path.read_text()):
         assert room in ROOMS, f"{path.name} includes {name}, which lies in no room"
         assert ROOMS.index(room) <= ROOMS.index(here), f"{path.name}: {here} includes {room}/{name}, which is above it"
+
+
+@pytest.mark.parametrize("path", sorted((CORE / "table").iterdir()), ids=lambda path: path.name)
+def test_the_table_room_has_floors(path: Path) -> None:
+    floor = {name: height for height, names in enumerate(TABLE) for name in names}
+    assert path.stem in floor, f"{path.name} stands on no floor of the table's room"
+    for room, name in INCLUDE.findall(path.read_text()):
+        below = floor.get(name.removesuffix(".hpp"), -1) if room == "table" else -1
+        assert below <= floor[path.stem], f"{path.name} includes {name}, which stands above it"
+
+
+def test_the_handle_has_no_friends() -> None:
+    assert "friend" not in (CORE / "table" / "table.hpp").read_text()
 
 
 def test_nobody_but_the_index_room_names_a_tree() -> None:

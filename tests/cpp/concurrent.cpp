@@ -88,7 +88,7 @@ TEST(every_page_to_another_frame_while_samplers_run) {
   uint64_t moved = 0, rounds = 0;
   while (now_s() < end && hall.control->num_bad() == 0) {
     uint64_t count = 0;
-    CHECK(hall.table->move_all_pages(&count).ok());
+    CHECK(relive::move_all_pages(*hall.table, &count).ok());
     moved += count;
     ++rounds;
     usleep(500);
@@ -121,11 +121,11 @@ TEST(threads_take_turns_on_one_writer) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  CHECK_EQ(hall.table->num_steps(), 600u);
+  CHECK_EQ(relive::num_steps(*hall.table), 600u);
   std::sort(keys[0].begin(), keys[0].end());
   for (int64_t key : keys[1]) CHECK(!std::binary_search(keys[0].begin(), keys[0].end(), key));
   CHECK(writer->close().ok());
-  CHECK(hall.table->check().ok());
+  CHECK(relive::check(*hall.table).ok());
 }
 
 TEST(close_ends_a_wait) {
@@ -138,7 +138,7 @@ TEST(close_ends_a_wait) {
     request.num_items = 4;
     request.keys = keys;
     request.probabilities = probabilities;
-    code.store(static_cast<uint32_t>(hall.table->sample(request, 30.0).code()));
+    code.store(static_cast<uint32_t>(relive::sample(*hall.table, request, 30.0).code()));
   });
   usleep(30000);
   const double begin = now_s();

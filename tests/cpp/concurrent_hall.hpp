@@ -17,6 +17,7 @@ inline double seconds() {
 struct Hall {
   explicit Hall(const Options& with) : options(with), control(make_control()) {
     judge = control;
+    relive::testing::most_rounds = options.rounds;
     relive::testing::broken_promise_hook = [](const char* what) { judge->found_violation(what); };
     CHECK(Table::create(make_config(options), "", &table).ok());
   }
@@ -59,9 +60,9 @@ struct Hall {
     CHECK_EQ(control->violations.load(), 0u);
     CHECK_EQ(control->overruns.load(), 0u);
     CHECK(control->windows.load() > 0 && control->steps.load() > 0);
-    CHECK(table->check().ok());
+    CHECK(relive::check(*table).ok());
     TableStats stats;
-    CHECK(table->stats(&stats).ok());
+    CHECK(relive::stats(*table, &stats).ok());
     CHECK_EQ(stats.in_flight.at(0), 0);
     CHECK_EQ(stats.num_open_lanes, 0u);
   }

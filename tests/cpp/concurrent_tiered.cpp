@@ -7,7 +7,7 @@
 
 #include "concurrent_hall.hpp"
 #include "relive/pages/kept.hpp"
-#include "relive/tiers/tier.hpp"
+#include "relive/table/tiered.hpp"
 
 using namespace stress;
 
@@ -43,18 +43,18 @@ void run_spilling(const Options& options) {
   uint64_t spilled = 0;
   const auto all_seen = [&] {
     TierStats stats;
-    CHECK(hall.table->tier_stats(&stats).ok());
+    CHECK(relive::tier_stats(*hall.table, &stats).ok());
     return spilled > 10 && stats.bytes_read > 0 && stats.units_wanted > 100;
   };
   while (hall.goes_on(end, all_seen)) {
     uint64_t count = 0;
-    CHECK(hall.table->spill_all_pages(&count).ok());
+    CHECK(relive::spill_all_pages(*hall.table, &count).ok());
     spilled += count;
     usleep(2000);
   }
   hall.finish();
   TierStats stats;
-  CHECK(hall.table->tier_stats(&stats).ok());
+  CHECK(relive::tier_stats(*hall.table, &stats).ok());
   CHECK(spilled > 10 && stats.bytes_read > 0 && stats.units_wanted > 100 && stats.disk_errors == 0);
 }
 
@@ -62,7 +62,7 @@ void run_spilling(const Options& options) {
 void plan_and_gather(Table& table, const std::atomic<bool>& is_over, std::atomic<uint64_t>* gathered) {
   constexpr size_t kItems = 16;
   GatherPlan plan;
-  CHECK(table.make_plan(0, {"state", "next_picture", "step"}, &plan).ok());
+  CHECK(relive::make_plan(table, 0, {"state", "next_picture", "step"}, &plan).ok());
   std::vector<std::vector<std::byte>> memory;
   std::vector<std::byte*> out;
   for (const Output& output : plan.outputs) memory.emplace_back(output.item_bytes * kItems);
@@ -71,20 +71,20 @@ void plan_and_gather(Table& table, const std::atomic<bool>& is_over, std::atomic
     std::vector<std::unique_ptr<PlannedBatch>> batches;
     for (int ahead = 0; ahead < 4; ++ahead) {
       std::unique_ptr<PlannedBatch> batch;
-      if (table.plan_batch(plan, kItems, 0.05, &batch).ok()) batches.push_back(std::move(batch));
+      if (StagedReader(table).plan_batch(plan, kItems, 0.05, &batch).ok()) batches.push_back(std::move(batch));
     }
     for (size_t k = 0; k < batches.size(); ++k) {
       PlannedBatch& batch = *batches[k];
       if ((round + k) % 4 == 0) batch.cancel();
       const bool is_dropped = (round + k) % 4 == 1;
-      const Status status = is_dropped ? Status() : table.gather_batch(batch, plan, out.data(), 1.0);
-      if (is_dropped) table.drop_batch(batch);
+      const Status status = is_dropped ? Status() : StagedReader(table).gather_batch(batch, plan, out.data(), 1.0);
+      if (is_dropped) StagedReader(table).drop_batch(batch);
       if (status.ok() && !is_dropped) {
-        CHECK(table.commit_held(0, batch.num_held).ok());
+        CHECK(relive::commit_held(table, 0, batch.num_held).ok());
         gathered->fetch_add(1);
       } else {
         CHECK(is_dropped || status.code() == Code::kInterrupted || status.code() == Code::kDeadlineExceeded);
-        CHECK(table.return_held(0, batch.num_held).ok());
+        CHECK(relive::return_held(table, 0, batch.num_held).ok());
       }
     }
   }
@@ -138,7 +138,7 @@ TEST(a_spill_does_not_finish_while_pages_are_held) {
     CHECK(pick_for_spill(locked.held(), 1, leaving) == 1 && finish_spill(locked.held(), leaving[0]));
     CHECK(r.bulk.place(leaving[0].page).kind == BulkKind::kDisk);
   }
-  CHECK(hall.table->check().ok());
+  CHECK(relive::check(*hall.table).ok());
 }
 
 TEST(planned_batches_beside_everybody) {
@@ -170,19 +170,19 @@ TEST(a_disk_that_fails_now_and_then_loses_nothing) {
   const double end = now_s() + seconds();
   const auto has_failed = [&] {
     TierStats stats;
-    CHECK(hall.table->tier_stats(&stats).ok());
+    CHECK(relive::tier_stats(*hall.table, &stats).ok());
     return stats.disk_errors > 0;
   };
   for (int round = 0; hall.goes_on(end, has_failed); ++round) {
-    hall.table->fail_disk(0, round % 2 == 0 ? ENOSPC : 0);
+    relive::fail_disk(*hall.table, 0, round % 2 == 0 ? ENOSPC : 0);
     usleep(20000);
     uint64_t count = 0;
-    (void)hall.table->spill_all_pages(&count);
+    (void)relive::spill_all_pages(*hall.table, &count);
   }
-  hall.table->fail_disk(0, 0);
+  relive::fail_disk(*hall.table, 0, 0);
   hall.finish();
   TierStats stats;
-  CHECK(hall.table->tier_stats(&stats).ok());
+  CHECK(relive::tier_stats(*hall.table, &stats).ok());
   CHECK(stats.disk_errors > 0);
 }
 

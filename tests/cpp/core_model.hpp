@@ -13,7 +13,10 @@
 
 #include "harness.hpp"
 #include "relive/pages/publish.hpp"
-#include "relive/table/table.hpp"
+#include "relive/table/changing.hpp"
+#include "relive/table/hooks.hpp"
+#include "relive/table/looking.hpp"
+#include "relive/table/reading.hpp"
 #include "relive/table/writer.hpp"
 
 namespace rig {

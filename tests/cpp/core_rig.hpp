@@ -279,7 +279,7 @@ inline GatherPlan Rig::make_plan(uint32_t index) {
   if (spec_.has_state) names.insert(names.end(), {"observation", "next_observation"});
   if (spec_.has_pixels) names.insert(names.end(), {"pixels", "next_pixels"});
   GatherPlan plan;
-  CHECK(table->make_plan(index, names, &plan).ok());
+  CHECK(relive::make_plan(*table, index, names, &plan).ok());
   return plan;
 }
 
@@ -351,7 +351,7 @@ inline std::string Rig::where(int64_t key) const {
 }
 
 inline void Rig::verify(size_t most) {
-  const Status checked = table->check();
+  const Status checked = relive::check(*table);
   if (!checked.ok())
     harness::fail(__FILE__, __LINE__, "check(): " + (checked.fields().empty() ? "?" : checked.fields()[0].text));
   const size_t first = keys.size() > most ? keys.size() - most : 0;
@@ -365,7 +365,7 @@ inline void Rig::verify(size_t most) {
       pointers.push_back(out[o].data());
     }
     std::vector<uint8_t> present(asked.size());
-    CHECK(table->gather(plan, asked.data(), asked.size(), pointers.data(), present.data()).ok());
+    CHECK(relive::gather(*table, plan, asked.data(), asked.size(), pointers.data(), present.data()).ok());
     for (size_t k = 0; k < asked.size(); ++k) {
       const Place place = places.at(asked[k]);
       const ModelEpisode& episode = lanes[place.lane].episodes[place.episode];
@@ -406,7 +406,7 @@ inline std::vector<int64_t> Rig::sample(uint32_t index, size_t num_items) {
   request.keys = got.data();
   request.probabilities = probabilities.data();
   request.num_live_items = &live;
-  const Status status = table->sample(request, 0.0);
+  const Status status = relive::sample(*table, request, 0.0);
   if (!status.ok()) {
     CHECK(status.code() == Code::kDeadlineExceeded);
     return {};
@@ -427,7 +427,7 @@ inline std::vector<int64_t> Rig::sample(uint32_t index, size_t num_items) {
 
 inline void Rig::remove(const std::vector<int64_t>& which) {
   int64_t deleted = 0;
-  CHECK(table->delete_items(which.data(), which.size(), &deleted).ok());
+  CHECK(relive::delete_items(*table, which.data(), which.size(), &deleted).ok());
   for (int64_t key : which) {
     const Place place = places.at(key);
     lanes[place.lane].episodes[place.episode].steps[place.step].is_removed = true;

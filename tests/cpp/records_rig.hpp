@@ -63,7 +63,7 @@ class RecordsRig {
     std::vector<std::string> names = {"action",       "reward", "num_steps",     "lane",
                                       "episode_step", "first",  "policy_version"};
     if (has_state_) names.push_back("observation");
-    CHECK(table().make_plan(index_, names, &plan_).ok());
+    CHECK(relive::make_plan(table(), index_, names, &plan_).ok());
   }
 
   Table& table() { return *rig.table; }
@@ -156,7 +156,7 @@ inline Status RecordsRig::try_insert(const std::vector<std::vector<WindowRows>>&
   }
   keys->assign(of.size(), -1);
   const NewItems asked{of.size(), num_windows.data(), windows.data(), priorities.empty() ? nullptr : priorities.data()};
-  return table().insert_items(index_, asked, 1.0, keys->data(), stored);
+  return relive::insert_items(table(), index_, asked, 1.0, keys->data(), stored);
 }
 
 inline std::vector<int64_t> RecordsRig::insert(const std::vector<std::vector<WindowRows>>& of,
@@ -233,7 +233,7 @@ inline std::vector<int64_t> RecordsRig::sample(size_t num_items) {
   request.keys = got.data();
   request.probabilities = probabilities.data();
   request.num_live_items = &live;
-  const Status status = table().sample(request, 0.0);
+  const Status status = relive::sample(table(), request, 0.0);
   if (!status.ok()) {
     CHECK(status.code() == Code::kDeadlineExceeded);
     return {};
@@ -259,7 +259,7 @@ inline void RecordsRig::update(const std::vector<int64_t>& keys, const std::vect
     item.is_awaiting = false;
     item.mass = leaf_of(config, priorities[k]);
   }
-  CHECK(table().update_priorities(index_, keys.data(), priorities.data(), keys.size(), &applied).ok());
+  CHECK(relive::update_priorities(table(), index_, keys.data(), priorities.data(), keys.size(), &applied).ok());
   CHECK_EQ(applied, expected);
 }
 
@@ -270,12 +270,12 @@ inline void RecordsRig::remove(const std::vector<int64_t>& keys) {
     expected += is_alive(item) ? 1 : 0;
     item.is_removed = true;
   }
-  CHECK(table().delete_items(keys.data(), keys.size(), &deleted).ok());
+  CHECK(relive::delete_items(table(), keys.data(), keys.size(), &deleted).ok());
   CHECK_EQ(deleted, expected);
 }
 
 inline void RecordsRig::verify() {
-  const Status checked = table().check();
+  const Status checked = relive::check(table());
   if (!checked.ok())
     harness::fail(__FILE__, __LINE__, "check(): " + (checked.fields().empty() ? "?" : checked.fields()[0].text));
   const size_t first = item_keys.size() > 100 ? item_keys.size() - 100 : 0;
@@ -283,7 +283,7 @@ inline void RecordsRig::verify() {
   std::vector<std::byte*> pointers;
   const auto out = buffers(asked.size(), &pointers);
   std::vector<uint8_t> present(asked.size());
-  CHECK(table().gather(plan_, asked.data(), asked.size(), pointers.data(), present.data()).ok());
+  CHECK(relive::gather(table(), plan_, asked.data(), asked.size(), pointers.data(), present.data()).ok());
   for (size_t k = 0; k < asked.size(); ++k) {
     const ModelItem& item = items.at(asked[k]);
     CHECK_EQ(static_cast<bool>(present[k]), is_alive(item) && !item.is_awaiting);
@@ -292,9 +292,9 @@ inline void RecordsRig::verify() {
   double mass = 0.0;
   for (const auto& [key, item] : items) mass += is_live(item) ? item.mass : 0.0;
   TableStats stats;
-  CHECK(table().stats(&stats).ok());
+  CHECK(relive::stats(table(), &stats).ok());
   CHECK(std::abs(stats.total_mass.at(index_) - mass) < 1e-6);
-  CHECK_EQ(table().num_items(index_), num_live());
+  CHECK_EQ(relive::num_items(table(), index_), num_live());
 }
 
 }  // namespace rig

@@ -45,6 +45,7 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
 int run_threads() {
   std::unique_ptr<Table> table;
   if (!Table::create(make_config(options), "", &table).ok()) return 2;
+  relive::testing::most_rounds = options.rounds;
   std::vector<std::thread> threads;
   const int count = num_workers();
   for (int position = 0; position < count; ++position)
@@ -55,7 +56,7 @@ int run_threads() {
   while (now_s() < end && control->num_bad() <= enough_bad()) usleep(10000);
   control->is_over.store(1);
   for (std::thread& thread : threads) thread.join();
-  if (!table->check().ok()) control->found_violation("check() at the end");
+  if (!relive::check(*table).ok()) control->found_violation("check() at the end");
   return summary("threads", 0, 0, 0);
 }
 

@@ -75,7 +75,7 @@ class CheckerWorker final : public Worker {
     {
       const Deadline deadline = Deadline::after(2.0);
       Status checked;
-      checked = timed(10.0, "check", [&] { return table().check(); });
+      checked = timed(10.0, "check", [&] { return relive::check(table()); });
       if (expect(checked, "check()")) control_.checks.fetch_add(1);
       Locked locked(table().door(), deadline);
       if (locked.status().ok()) {

@@ -113,11 +113,11 @@ inline int judge() {
   std::unique_ptr<Table> table;
   Status status = Table::attach(options.path, Access::kReadWrite, 0, 5.0, &table);
   if (!status.ok()) return control->found_violation("the last attach failed"), 1;
-  status = table->check();
+  status = relive::check(*table);
   if (!status.ok())
     control->found_violation(("at the end: " + (status.fields().empty() ? "?" : status.fields()[0].text)).c_str());
   TableStats stats;
-  if (!table->stats(&stats).ok()) control->found_violation("no statistics at the end");
+  if (!relive::stats(*table, &stats).ok()) control->found_violation("no statistics at the end");
   for (int64_t in_flight : stats.in_flight)
     if (in_flight != 0) control->found_violation(("in flight at the end: " + std::to_string(in_flight)).c_str());
   if (table->region().header->num_holding.load() != 0) control->found_violation("pages are held at the end");
@@ -199,6 +199,7 @@ inline void Phase::start(size_t position) {
   child.progress_at = now_s();
   if (control->workers[position].stops.load() % 2 != 0) control->workers[position].stops.fetch_add(1);
   const uint64_t seed = random_.next();
+  relive::testing::most_rounds = options.rounds;
   child.pid = spawn([&] { return make_worker(static_cast<int>(position), seed, nullptr)->run(); });
 }
 

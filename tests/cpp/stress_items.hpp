@@ -38,12 +38,14 @@ class InserterWorker final : public Worker {
     }
     int64_t applied = 0;
     if (dice == 13 && options_.with_deletes) {
-      expect(timed(10.0, "delete", [&] { return table().delete_items(keys.data(), 2, &applied); }), "deleting items");
+      expect(timed(10.0, "delete", [&] { return relive::delete_items(table(), keys.data(), 2, &applied); }),
+             "deleting items");
       control_.deleted.fetch_add(static_cast<uint64_t>(applied));
     } else {
       expect(timed(10.0, "update",
                    [&] {
-                     return table().update_priorities(index, keys.data(), priorities.data(), keys.size(), &applied);
+                     return relive::update_priorities(table(), index, keys.data(), priorities.data(), keys.size(),
+                                                      &applied);
                    }),
              "updating items");
       control_.updates_applied.fetch_add(static_cast<uint64_t>(applied));
@@ -88,8 +90,9 @@ class InserterWorker final : public Worker {
     std::vector<int64_t> keys(notes.size());
     size_t stored = 0;
     const NewItems items{notes.size(), num_windows.data(), windows.data(), gives ? ones.data() : nullptr};
-    const Status status = timed(kTimeout_s, "insert",
-                                [&] { return table().insert_items(index, items, kTimeout_s, keys.data(), &stored); });
+    const Status status = timed(kTimeout_s, "insert", [&] {
+      return relive::insert_items(table(), index, items, kTimeout_s, keys.data(), &stored);
+    });
     if (status.code() != Code::kRowGone) expect(status, "inserting items");
     for (size_t k = 0; k < stored; ++k) {
       notes[k].key = keys[k];
@@ -115,9 +118,9 @@ class ItemSamplerWorker final : public Worker {
   void begin() override {
     index_ = items_index(options_);
     plan_ = GatherPlan{};
-    expect(table().make_plan(
-               index_, {"state", "picture", "step", "reward", "episode_step", "first", "policy_version", "num_steps"},
-               &plan_),
+    expect(relive::make_plan(
+               table(), index_,
+               {"state", "picture", "step", "reward", "episode_step", "first", "policy_version", "num_steps"}, &plan_),
            "planning items");
     buffers_.clear();
     pointers_.clear();
@@ -136,7 +139,7 @@ class ItemSamplerWorker final : public Worker {
     request.keys = keys_;
     request.probabilities = probabilities;
     request.num_live_items = &live;
-    const Status status = timed(kTimeout_s, "sample", [&] { return table().sample(request, kTimeout_s); });
+    const Status status = timed(kTimeout_s, "sample", [&] { return relive::sample(table(), request, kTimeout_s); });
     if (!expect(status, "sampling items")) return;
     for (size_t place = 0; place < kBatch; ++place) {
       verify(place, &rows_[place]);
@@ -153,8 +156,8 @@ class ItemSamplerWorker final : public Worker {
   void gather_again() {
     uint8_t present[kBatch];
     const std::vector<std::vector<Identity>> before(rows_, rows_ + kBatch);
-    const Status status =
-        timed(kTimeout_s, "gather", [&] { return table().gather(plan_, keys_, kBatch, pointers_.data(), present); });
+    const Status status = timed(
+        kTimeout_s, "gather", [&] { return relive::gather(table(), plan_, keys_, kBatch, pointers_.data(), present); });
     if (!expect(status, "gathering items")) return;
     for (size_t place = 0; place < kBatch; ++place) {
       if (!present[place]) continue;

@@ -27,7 +27,6 @@ class Worker {
   virtual ~Worker() = default;
 
   int run() {
-    relive::testing::most_rounds = options_.rounds;
     while (control_.is_over.load() == 0) {
       if (new_orders != nullptr) new_orders(&random_);
       if (!attach()) continue;
@@ -251,13 +250,13 @@ class SamplerWorker final : public Worker {
     request.probabilities = batch_->probabilities.data();
     request.num_live_items = &live;
     request.hold = hold;
-    const Status status = timed(kTimeout_s, "sample", [&] { return table().sample(request, kTimeout_s); });
+    const Status status = timed(kTimeout_s, "sample", [&] { return relive::sample(table(), request, kTimeout_s); });
     if (!expect(status, "sample")) return;
     verify_all();
     if (hold && random_.below(2) == 0) {
-      expect(table().return_held(index_, kBatch), "giving back");
+      expect(relive::return_held(table(), index_, kBatch), "giving back");
     } else if (hold) {
-      expect(table().commit_held(index_, kBatch), "handing out");
+      expect(relive::commit_held(table(), index_, kBatch), "handing out");
     }
     if (random_.below(4) == 0) gather_again();
   }
@@ -281,7 +280,8 @@ class SamplerWorker final : public Worker {
   // By their keys the same items come, or none.
   void gather_again() {
     const Status status = timed(kTimeout_s, "gather", [&] {
-      return table().gather(again_->plan, batch_->keys.data(), kBatch, again_->pointers.data(), again_->present.data());
+      return relive::gather(table(), again_->plan, batch_->keys.data(), kBatch, again_->pointers.data(),
+                            again_->present.data());
     });
     if (!expect(status, "gather")) return;
     for (size_t row = 0; row < kBatch; ++row) {
@@ -313,7 +313,7 @@ class UpdaterWorker final : public Worker {
   void step() override {
     if (options_.with_moves && random_.below(40) == 0) {
       uint64_t moved = 0;
-      expect(timed(12.0, "moving pages", [&] { return table().move_all_pages(&moved); }), "moving pages");
+      expect(timed(12.0, "moving pages", [&] { return relive::move_all_pages(table(), &moved); }), "moving pages");
       control_.moved.fetch_add(moved);
     }
     int64_t keys[kBatch];
@@ -325,7 +325,8 @@ class UpdaterWorker final : public Worker {
     request.probabilities = probabilities;
     request.num_live_items = &live;
     if (options_.max_times == 0 || random_.below(8) == 0) {
-      if (!expect(timed(kTimeout_s, "draw", [&] { return table().sample(request, kTimeout_s); }), "draw")) return;
+      if (!expect(timed(kTimeout_s, "draw", [&] { return relive::sample(table(), request, kTimeout_s); }), "draw"))
+        return;
       late_.insert(late_.end(), keys, keys + kBatch);
       if (options_.max_times != 0)
         for (int64_t key : keys)
@@ -345,12 +346,14 @@ class UpdaterWorker final : public Worker {
     }
     int64_t applied = 0;
     if (options_.with_deletes && random_.below(30) == 0) {
-      expect(timed(10.0, "delete", [&] { return table().delete_items(chosen.data(), 4, &applied); }), "delete");
+      expect(timed(10.0, "delete", [&] { return relive::delete_items(table(), chosen.data(), 4, &applied); }),
+             "delete");
       control_.deleted.fetch_add(static_cast<uint64_t>(applied));
     } else if (!options_.uniform) {
       expect(timed(10.0, "update",
                    [&] {
-                     return table().update_priorities(0, chosen.data(), priorities.data(), chosen.size(), &applied);
+                     return relive::update_priorities(table(), 0, chosen.data(), priorities.data(), chosen.size(),
+                                                      &applied);
                    }),
              "update");
       control_.updates_applied.fetch_add(static_cast<uint64_t>(applied));

@@ -9,7 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "relive/table/table.hpp"
+#include "relive/table/changing.hpp"
+#include "relive/table/hooks.hpp"
+#include "relive/table/looking.hpp"
+#include "relive/table/reading.hpp"
 
 namespace stress {
 
@@ -196,7 +199,7 @@ class Batch final {
                                       "episode_step", "policy_version", "lane"};
     stateless = table->region().geometry->has_state == 0;
     if (!stateless) names.insert(names.end(), {"next_state", "next_picture"});
-    RELIVE_RETURN_IF_ERROR(table->make_plan(index, names, &plan));
+    RELIVE_RETURN_IF_ERROR(relive::make_plan(*table, index, names, &plan));
     n_step = table->region().header->indexes[index].n_step;
     for (const Output& output : plan.outputs) {
       buffers.emplace_back(output.item_bytes * num_items);

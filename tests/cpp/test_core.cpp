@@ -55,7 +55,8 @@ void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
         std::vector<float> priorities;
         for (size_t k = 0; k < updated.size(); ++k) priorities.push_back(static_cast<float>(rig.below(7)));
         int64_t applied = 0;
-        CHECK(rig.table->update_priorities(index, updated.data(), priorities.data(), updated.size(), &applied).ok());
+        CHECK(relive::update_priorities(*rig.table, index, updated.data(), priorities.data(), updated.size(), &applied)
+                  .ok());
       }
     } else if (kind < 93) {
       std::vector<int64_t> removed;
@@ -68,9 +69,9 @@ void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
       rig.open_writer();
     } else if (kind < 98) {
       uint64_t moved = 0;
-      CHECK(rig.table->move_all_pages(&moved).ok());
+      CHECK(relive::move_all_pages(*rig.table, &moved).ok());
     } else if (rig.below(4) == 0) {
-      CHECK(rig.table->clear().ok());
+      CHECK(relive::clear(*rig.table).ok());
     }
     if (spec.reopens != 0 && rig.below(100) < spec.reopens) {
       rig.close_writer();
@@ -108,8 +109,8 @@ TEST(one_step_appended_with_next_can_be_sampled_at_once) {
   CHECK_EQ(static_cast<uint32_t>(rig.write({0}, 1, {0}, NextGiven::kYes)), 0u);
   rig.verify();
   CHECK_EQ(rig.sample(0, 4).size(), 4u);
-  CHECK_EQ(rig.table->num_steps(), 1u);
-  CHECK_EQ(rig.table->num_items(0), 1);
+  CHECK_EQ(relive::num_steps(*rig.table), 1u);
+  CHECK_EQ(relive::num_items(*rig.table, 0), 1);
 }
 
 TEST(capacity_one) {
@@ -119,7 +120,7 @@ TEST(capacity_one) {
   for (int step = 0; step < 50; ++step) {
     CHECK_EQ(static_cast<uint32_t>(rig.write({0}, 1, {step % 7 == 6 ? 1 : 0}, NextGiven::kYes)), 0u);
     rig.verify();
-    CHECK_EQ(rig.table->num_steps(), 1u);
+    CHECK_EQ(relive::num_steps(*rig.table), 1u);
     const std::vector<int64_t> keys = rig.sample(0, 3);
     CHECK_EQ(keys.size(), 3u);
     for (int64_t key : keys) CHECK_EQ(key, rig.keys.back());
@@ -133,7 +134,7 @@ TEST(one_lane_keeps_exactly_the_newest_steps) {
   for (int step = 0; step < 300; ++step) {
     CHECK_EQ(static_cast<uint32_t>(rig.write({0}, 1, {step % 11 == 10 ? 1 : 0}, NextGiven::kYes)), 0u);
     const size_t count = std::min<size_t>(37, rig.keys.size());
-    CHECK_EQ(rig.table->num_steps(), count);
+    CHECK_EQ(relive::num_steps(*rig.table), count);
     for (size_t k = 0; k < rig.keys.size(); ++k) CHECK_EQ(rig.is_step_alive(rig.keys[k]), k + count >= rig.keys.size());
     rig.verify();
   }
@@ -145,7 +146,7 @@ TEST(a_pinned_page_keeps_its_rows_and_goes_when_unpinned) {
   Rig rig(spec);
   CHECK(rig.write({0}, 8, std::vector<int>(8, 0), NextGiven::kYes) == Code::kOk);
   const int64_t first = rig.keys.front();
-  CHECK(rig.table->pin_page(first, true).ok());
+  CHECK(relive::pin_page(*rig.table, first, true).ok());
   const Region& r = rig.table->region();
   const uint64_t page = r.page_of(r.key_slot(first));
   const uint64_t word = r.words[page].load();
@@ -155,7 +156,7 @@ TEST(a_pinned_page_keeps_its_rows_and_goes_when_unpinned) {
     CHECK_EQ(rig.is_step_alive(first), block == 0);  // evicted, but its bytes are nobody else's
     CHECK_EQ(Region::generation_of(r.words[page].load()), Region::generation_of(word));
   }
-  CHECK(rig.table->pin_page(first, false).ok());
+  CHECK(relive::pin_page(*rig.table, first, false).ok());
   CHECK(Region::generation_of(r.words[page].load()) > Region::generation_of(word));
   rig.verify();
 }
@@ -168,11 +169,11 @@ TEST(very_short_episodes_exhaust_the_pages_and_the_oldest_steps_go_early) {
   Rig rig(spec);
   for (int step = 0; step < 1500; ++step) {
     CHECK(rig.write({0, 1}, 1, {1 + step % 2, 2}, NextGiven::kYes) == Code::kOk);
-    CHECK(rig.table->num_steps() <= spec.capacity);
+    CHECK(relive::num_steps(*rig.table) <= spec.capacity);
     if (step % 50 == 0) rig.verify();
   }
   CHECK(rig.table->region().header->counters.pool_pressure.load() > 0);
-  CHECK(rig.table->num_steps() > spec.capacity / 2);
+  CHECK(relive::num_steps(*rig.table) > spec.capacity / 2);
   CHECK_EQ(rig.sample(0, 50).size(), 50u);
 }
 
@@ -269,14 +270,14 @@ TEST(programmes_of_the_highest_and_the_lowest) {
       return kind == Sampling::kHighest ? priorities[a] > priorities[b] : priorities[a] < priorities[b];
     });
     int64_t applied = 0;
-    CHECK(rig.table->update_priorities(0, rig.keys.data(), priorities.data(), rig.keys.size(), &applied).ok());
+    CHECK(relive::update_priorities(*rig.table, 0, rig.keys.data(), priorities.data(), rig.keys.size(), &applied).ok());
     CHECK_EQ(applied, 20);
     for (size_t place : order) {
       const std::vector<int64_t> drawn = rig.sample(0, 3);
       CHECK_EQ(drawn.size(), 3u);
       for (int64_t key : drawn) CHECK_EQ(key, rig.keys[place]);
       rig.remove({rig.keys[place]});
-      CHECK(rig.table->check().ok());
+      CHECK(relive::check(*rig.table).ok());
     }
     CHECK(rig.sample(0, 1).empty());
   }
@@ -295,9 +296,9 @@ TEST(claims_given_back_revive_no_item_whose_rows_went) {
   request.num_items = 8;
   request.keys = drawn.data();
   request.probabilities = probabilities.data();
-  CHECK(rig.table->sample(request, 0.0).ok());  // some of the first page's may be among them
+  CHECK(relive::sample(*rig.table, request, 0.0).ok());  // some of the first page's may be among them
   for (int batch = 0; batch < 14; ++batch) (void)rig.sample(0, 1);
-  CHECK(rig.table->check().ok());
+  CHECK(relive::check(*rig.table).ok());
   const GatherPlan plan = rig.make_plan(0);
   std::vector<std::vector<std::byte>> out(plan.outputs.size());
   std::vector<std::byte*> pointers;
@@ -306,7 +307,7 @@ TEST(claims_given_back_revive_no_item_whose_rows_went) {
     pointers.push_back(out[o].data());
   }
   std::vector<uint8_t> present(drawn.size());
-  CHECK(rig.table->gather(plan, drawn.data(), drawn.size(), pointers.data(), present.data()).ok());
+  CHECK(relive::gather(*rig.table, plan, drawn.data(), drawn.size(), pointers.data(), present.data()).ok());
   for (size_t k = 0; k < drawn.size(); ++k)
     if (present[k]) rig.check_item(0, plan, out, k, drawn[k]);
 }
@@ -322,7 +323,7 @@ TEST(publication_goes_on_behind_a_page_that_went_early) {
   CHECK(!rig.is_step_alive(rig.keys[16]) && rig.is_step_alive(rig.keys[15]));
   CHECK(rig.write({0}, 24, std::vector<int>(24, 0), NextGiven::kNo) == Code::kOk);
   rig.verify();
-  CHECK_EQ(rig.table->num_items(0), 5u + 13u);
+  CHECK_EQ(relive::num_items(*rig.table, 0), 5u + 13u);
 }
 
 TEST(a_death_while_an_unused_page_is_given_up_costs_no_item) {
@@ -335,9 +336,9 @@ TEST(a_death_while_an_unused_page_is_given_up_costs_no_item) {
          [&] { (void)rig.write({0}, 1, std::vector<int>(1, 0), NextGiven::kYes); });
   die_at(testing::FailPoint::close_page, *rig.table, [&] { end_writers(*rig.table); }, 2);
   end_writers(*rig.table);
-  CHECK(rig.table->check().ok());
-  CHECK_EQ(rig.table->num_steps(), 7u);
-  CHECK_EQ(rig.table->num_items(0), 7u);
+  CHECK(relive::check(*rig.table).ok());
+  CHECK_EQ(relive::num_steps(*rig.table), 7u);
+  CHECK_EQ(relive::num_items(*rig.table, 0), 7u);
 }
 
 TEST(a_death_at_the_end_of_a_page_leaves_none_open_that_nobody_writes) {
@@ -348,9 +349,9 @@ TEST(a_death_at_the_end_of_a_page_leaves_none_open_that_nobody_writes) {
   die_at(testing::FailPoint::commit_seam, *rig.table,
          [&] { (void)rig.write({0}, 1, std::vector<int>(1, 0), NextGiven::kYes); });
   end_writers(*rig.table);
-  const Status checked = rig.table->check();
+  const Status checked = relive::check(*rig.table);
   if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
-  CHECK_EQ(rig.table->num_items(0), 8u);
+  CHECK_EQ(relive::num_items(*rig.table, 0), 8u);
 }
 
 TEST(a_writer_for_each_episode_strands_no_page) {
@@ -370,8 +371,8 @@ TEST(a_writer_for_each_episode_strands_no_page) {
       if (episode % 500 == 0) rig.verify();
     }
     rig.verify(3000);
-    CHECK(rig.table->num_steps() >= spec.capacity * 97 / 100);
-    CHECK(rig.table->num_items(0) >= static_cast<int64_t>(spec.capacity * 97 / 100));
+    CHECK(relive::num_steps(*rig.table) >= spec.capacity * 97 / 100);
+    CHECK(relive::num_items(*rig.table, 0) >= static_cast<int64_t>(spec.capacity * 97 / 100));
     CHECK_EQ(rig.table->region().header->counters.pool_pressure.load(), 0u);
   }
 }
@@ -386,10 +387,10 @@ TEST(a_lane_that_was_never_ended_leaves_no_tail_to_the_next_one) {
   end_writers(*rig.table);
   rig.forget_writer();
   rig.open_writer();
-  CHECK_EQ(rig.table->num_steps(), 3u);
+  CHECK_EQ(relive::num_steps(*rig.table), 3u);
   CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
   rig.verify();
-  CHECK_EQ(rig.table->num_items(0), 6u);
+  CHECK_EQ(relive::num_items(*rig.table, 0), 6u);
 }
 
 TEST(recovery_keeps_a_parked_page) {
@@ -418,16 +419,16 @@ TEST(a_parked_page_goes_with_its_last_row) {
       CHECK(rig.write({0}, 4, std::vector<int>(4, 0), NextGiven::kYes) == Code::kOk);
       rig.close_writer();
       CHECK_EQ(rig.table->region().header->num_free_pages.load(), num_free - 1);
-      CHECK_EQ(rig.table->num_items(0), 4u);
+      CHECK_EQ(relive::num_items(*rig.table, 0), 4u);
       if (round == 1) {
         rig.remove({rig.keys.end() - 4, rig.keys.end()});
       } else if (max_times == 0) {
-        CHECK(rig.table->clear().ok());
+        CHECK(relive::clear(*rig.table).ok());
       } else {
         CHECK_EQ(rig.sample(0, 4).size(), 4u);
       }
       CHECK_EQ(rig.table->region().header->num_free_pages.load(), num_free);
-      CHECK_EQ(rig.table->num_steps(), 0u);
+      CHECK_EQ(relive::num_steps(*rig.table), 0u);
       rig.has_holes = max_times != 0;
       rig.verify();
     }
@@ -450,7 +451,7 @@ TEST(a_lane_begins_anew_where_what_it_would_reach_is_gone) {
   rig.open_writer();
   CHECK(rig.write({0}, 1, {1}, NextGiven::kYes) == Code::kOk);
   rig.verify();
-  CHECK(rig.table->num_items(0) >= 16);
+  CHECK(relive::num_items(*rig.table, 0) >= 16);
 }
 
 TEST(a_death_in_the_middle_of_a_deletion_counts_the_step_once) {
@@ -459,14 +460,15 @@ TEST(a_death_in_the_middle_of_a_deletion_counts_the_step_once) {
   Rig rig(spec);
   CHECK(rig.write({0}, 10, std::vector<int>(10, 0), NextGiven::kYes) == Code::kOk);
   int64_t deleted = 0;
-  die_at(testing::FailPoint::delete_one, *rig.table, [&] { (void)rig.table->delete_items(&rig.keys[3], 1, &deleted); });
-  CHECK(rig.table->check().ok());
-  CHECK_EQ(rig.table->num_items(0), 9u);
-  CHECK(rig.table->delete_items(&rig.keys[3], 1, &deleted).ok());
-  const Status checked = rig.table->check();
+  die_at(testing::FailPoint::delete_one, *rig.table,
+         [&] { (void)relive::delete_items(*rig.table, &rig.keys[3], 1, &deleted); });
+  CHECK(relive::check(*rig.table).ok());
+  CHECK_EQ(relive::num_items(*rig.table, 0), 9u);
+  CHECK(relive::delete_items(*rig.table, &rig.keys[3], 1, &deleted).ok());
+  const Status checked = relive::check(*rig.table);
   if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
-  CHECK_EQ(rig.table->num_items(1), 8u);
-  CHECK_EQ(rig.table->num_steps(), 9u);
+  CHECK_EQ(relive::num_items(*rig.table, 1), 8u);
+  CHECK_EQ(relive::num_steps(*rig.table), 9u);
 }
 
 TEST(a_death_while_claims_are_given_back_leaves_no_item_that_cannot_be_drawn) {
@@ -475,10 +477,10 @@ TEST(a_death_while_claims_are_given_back_leaves_no_item_that_cannot_be_drawn) {
   Rig rig(spec);
   CHECK(rig.write({0}, 4, std::vector<int>(4, 0), NextGiven::kYes) == Code::kOk);
   die_at(testing::FailPoint::claim_back, *rig.table, [&] { (void)rig.sample(0, 5); });  // one more than there are
-  CHECK(rig.table->check().ok());
-  const uint64_t live = rig.table->num_items(0);
+  CHECK(relive::check(*rig.table).ok());
+  const uint64_t live = relive::num_items(*rig.table, 0);
   for (uint64_t item = 0; item < live; ++item) CHECK_EQ(rig.sample(0, 1).size(), 1u);
-  CHECK_EQ(rig.table->num_items(0), 0u);
+  CHECK_EQ(relive::num_items(*rig.table, 0), 0u);
 }
 
 TEST(a_claim_given_back_keeps_the_priority_that_came_between_draw_and_claim) {
@@ -495,14 +497,14 @@ TEST(a_claim_given_back_keeps_the_priority_that_came_between_draw_and_claim) {
     is_updated = true;
     const std::vector<float> priorities(4, 5.0f);
     int64_t applied = 0;
-    CHECK(seen->table->update_priorities(0, seen->keys.data(), priorities.data(), 4, &applied).ok());
+    CHECK(relive::update_priorities(*seen->table, 0, seen->keys.data(), priorities.data(), 4, &applied).ok());
     CHECK_EQ(applied, 4);
   };
   CHECK(rig.sample(0, 5).empty());  // one more than there are: what was claimed goes back
   testing::fail_point_hook = nullptr;
   CHECK(is_updated);
   TableStats stats;
-  CHECK(rig.table->stats(&stats).ok());
+  CHECK(relive::stats(*rig.table, &stats).ok());
   const double mass = leaf_of(rig.table->region().header->indexes[0], 5.0f);
   CHECK(std::abs(stats.total_mass.at(0) - 4.0 * mass) < 1e-9);
 }

@@ -35,7 +35,7 @@ uint32_t count_kept(Rig& rig) {
 }
 
 void check(Rig& rig) {
-  const Status checked = rig.table->check();
+  const Status checked = relive::check(*rig.table);
   if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
 }
 
@@ -65,13 +65,13 @@ TEST(what_is_evicted_while_somebody_holds_stays_until_the_last_one_ends) {
     {
       Hold second(rig.table->door(), Deadline::after(1.0));
       begin(second, rig);
-      CHECK(rig.table->clear().ok());
-      CHECK_EQ(rig.table->num_steps(), 0u);
+      CHECK(relive::clear(*rig.table).ok());
+      CHECK_EQ(relive::num_steps(*rig.table), 0u);
       CHECK_EQ(header(rig).num_free_pages.load(), free_before);
       CHECK_EQ(count_kept(rig), 5u);  // 40 steps on pages of 8; the page behind them is open
       CHECK_EQ(rig.table->region().words[0].load(), word);
       uint64_t moved = 1;
-      CHECK(rig.table->move_all_pages(&moved).ok());
+      CHECK(relive::move_all_pages(*rig.table, &moved).ok());
       CHECK_EQ(moved, 0u);
       check(rig);
     }
@@ -87,15 +87,15 @@ TEST(what_is_evicted_while_somebody_holds_stays_until_the_last_one_ends) {
 TEST(a_pin_outlives_a_hold) {
   Rig rig(small_spec());
   fill(rig, 40);
-  CHECK(rig.table->pin_page(rig.keys[0], true).ok());
+  CHECK(relive::pin_page(*rig.table, rig.keys[0], true).ok());
   {
     Hold hold(rig.table->door(), Deadline::after(1.0));
     begin(hold, rig);
-    CHECK(rig.table->clear().ok());
+    CHECK(relive::clear(*rig.table).ok());
   }
   CHECK_EQ(count_kept(rig), 1u);
   check(rig);
-  CHECK(rig.table->pin_page(rig.keys[0], false).ok());
+  CHECK(relive::pin_page(*rig.table, rig.keys[0], false).ok());
   CHECK_EQ(count_kept(rig), 0u);
   check(rig);
 }
@@ -112,7 +112,7 @@ TEST(more_pages_than_one_hold_of_the_lock_frees_all_go) {
   {
     Hold hold(rig.table->door(), Deadline::after(1.0));
     begin(hold, rig);
-    CHECK(rig.table->clear().ok());
+    CHECK(relive::clear(*rig.table).ok());
     CHECK_EQ(count_kept(rig), pages);
   }
   CHECK_EQ(count_kept(rig), 0u);
@@ -148,7 +148,7 @@ TEST(the_holds_of_a_dead_participant_end) {
     raise_hold(locked.held(), 3);
     raise_hold(locked.held(), 3);
   }
-  CHECK(rig.table->clear().ok());
+  CHECK(relive::clear(*rig.table).ok());
   CHECK_EQ(count_kept(rig), 5u);
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
@@ -165,7 +165,7 @@ TEST(recovery_counts_holds_anew_and_keeps_what_they_hold) {
   fill(rig, 40);
   Hold hold(rig.table->door(), Deadline::after(1.0));
   begin(hold, rig);
-  CHECK(rig.table->clear().ok());
+  CHECK(relive::clear(*rig.table).ok());
   header(rig).num_holding.fetch_add(1);  // who raised its hold died between the sum and its own word
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
@@ -184,7 +184,7 @@ TEST(a_hold_that_does_not_get_the_lock_ends_with_the_next_that_does) {
   fill(rig, 40);
   Hold hold(rig.table->door(), Deadline::after(0.0));
   begin(hold, rig);
-  CHECK(rig.table->clear().ok());
+  CHECK(relive::clear(*rig.table).ok());
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
     std::thread([&] { hold.end(); }).join();
@@ -211,14 +211,14 @@ TEST(what_is_chosen_is_read_though_its_page_is_emptied) {
   testing::fail_point_hook = [](testing::FailPoint at) {
     if (at != testing::FailPoint::sample_gathered) return;
     testing::fail_point_hook = nullptr;
-    CHECK(seen->table->clear().ok());
+    CHECK(relive::clear(*seen->table).ok());
   };
   CHECK_EQ(rig.sample(0, 16).size(), 16u);  // checked in every byte
   CHECK_EQ(Promises::broken, 0);
-  CHECK_EQ(rig.table->num_steps(), 0u);
+  CHECK_EQ(relive::num_steps(*rig.table), 0u);
   CHECK_EQ(count_kept(rig), 0u);
   TableStats stats;
-  CHECK(rig.table->stats(&stats).ok());
+  CHECK(relive::stats(*rig.table, &stats).ok());
   for (const auto& [name, value] : stats.counters)
     if (std::string(name) == "slow_draws") CHECK_EQ(value, 1u);
   check(rig);
@@ -242,7 +242,7 @@ TEST(what_is_chosen_is_read_again_after_a_recovery) {
   };
   CHECK_EQ(rig.sample(0, 16).size(), 16u);
   CHECK_EQ(Promises::broken, 0);
-  CHECK_EQ(rig.table->num_items(0), 24u);
+  CHECK_EQ(relive::num_items(*rig.table, 0), 24u);
   rig.has_holes = true;
   rig.verify();
 }

@@ -106,7 +106,7 @@ struct Shared {
   ~Shared() { CHECK(table->close().ok()); }
   uint32_t open_lanes() const {
     TableStats stats;
-    CHECK(table->stats(&stats).ok());
+    CHECK(relive::stats(*table, &stats).ok());
     return static_cast<uint32_t>(stats.num_open_lanes);
   }
   std::string path;
@@ -129,7 +129,7 @@ TEST(the_lanes_of_the_dead_are_cut_in_several_holds) {
   CHECK_EQ(seen.cut, kLanes);
   CHECK_EQ(seen.most_cut, kShare);
   CHECK(seen.holds >= kLanes / kShare + 1);
-  CHECK(shared.table->check().ok());
+  CHECK(relive::check(*shared.table).ok());
   CHECK_EQ(shared.table->region().header->counters.swept.load(), 1u);
 }
 
@@ -175,14 +175,14 @@ TEST(a_sweep_that_stops_in_the_middle_is_gone_on_with_by_anybody) {
   }
   CHECK_EQ(num_cut, kShare);
   CHECK_EQ(shared.open_lanes(), kLanes - kShare);
-  CHECK(shared.table->check().ok());
+  CHECK(relive::check(*shared.table).ok());
   TableStats stats;
-  CHECK(shared.table->stats(&stats).ok());
+  CHECK(relive::stats(*shared.table, &stats).ok());
   CHECK_EQ(stats.num_participants, 2u);  // its slot is given out once its last lane is cut
   std::unique_ptr<Table> other;
   CHECK(Table::attach(shared.path, Access::kReadWrite, std::nullopt, 5.0, &other).ok());
   CHECK_EQ(shared.open_lanes(), 0u);
-  CHECK(shared.table->check().ok());
+  CHECK(relive::check(*shared.table).ok());
   CHECK(other->close().ok());
 }
 
@@ -200,7 +200,7 @@ TEST(a_handle_that_closes_ends_its_lanes_in_several_holds) {
   CHECK_EQ(seen.cut, kLanes);
   CHECK_EQ(seen.most_cut, kShare);
   CHECK_EQ(shared.open_lanes(), 0u);
-  CHECK(shared.table->check().ok());
+  CHECK(relive::check(*shared.table).ok());
 }
 
 TEST(a_writer_that_closes_cuts_its_lanes_in_several_holds) {
@@ -237,7 +237,7 @@ TEST(lanes_that_a_dropped_writer_left_are_cut_in_several_holds) {
   }
   CHECK_EQ(seen.cut, kLanes);
   CHECK_EQ(seen.most_cut, kShare);
-  CHECK(shared.table->check().ok());
+  CHECK(relive::check(*shared.table).ok());
 }
 
 TEST(episodes_end_in_several_holds) {
@@ -294,10 +294,10 @@ TEST(an_end_of_episodes_that_met_its_deadline_goes_on) {
     ended_first = seen.ended;
     CHECK(ended_first > 0 && ended_first < kLanes);
   }
-  const int64_t items_first = shared.table->num_items(0);
+  const int64_t items_first = relive::num_items(*shared.table, 0);
   CHECK(items_first < 7 * kLanes);
   stolen.reset();
-  CHECK(shared.table->check().ok());
+  CHECK(relive::check(*shared.table).ok());
   {
     const Watched watched;
     CHECK(writer->end_episode(block, false, 5.0).ok());
@@ -305,13 +305,13 @@ TEST(an_end_of_episodes_that_met_its_deadline_goes_on) {
     CHECK(writer->end_episode(block, false, 5.0).ok());  // none is open: nothing is done twice
     CHECK_EQ(seen.ended, kLanes - ended_first);
   }
-  CHECK_EQ(shared.table->num_steps(), 7u * kLanes);
-  CHECK_EQ(shared.table->num_items(0), int64_t{7} * kLanes);
+  CHECK_EQ(relive::num_steps(*shared.table), 7u * kLanes);
+  CHECK_EQ(relive::num_items(*shared.table, 0), int64_t{7} * kLanes);
   CHECK_EQ(r.header->index_state[0].inserted.load(), int64_t{7} * kLanes);
-  CHECK(shared.table->check().ok());
+  CHECK(relive::check(*shared.table).ok());
   write_rows(*writer, r, 1);
-  CHECK_EQ(shared.table->num_steps(), 8u * kLanes);
-  CHECK(shared.table->check().ok());
+  CHECK_EQ(relive::num_steps(*shared.table), 8u * kLanes);
+  CHECK(relive::check(*shared.table).ok());
   CHECK(writer->close().ok());
   CHECK(other->close().ok());
 }

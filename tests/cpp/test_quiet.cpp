@@ -190,19 +190,19 @@ void live(Rig& rig, const Spec& spec, int rounds) {
       const std::vector<int64_t> updated(rig.keys.end() - 60, rig.keys.end());  // live, pending, awaiting, used up
       const std::vector<float> priorities(updated.size(), 2.0f);
       int64_t applied = 0;
-      CHECK(rig.table->update_priorities(i, updated.data(), priorities.data(), updated.size(), &applied).ok());
+      CHECK(relive::update_priorities(*rig.table, i, updated.data(), priorities.data(), updated.size(), &applied).ok());
     }
     rig.remove({rig.keys[rig.keys.size() - 3], rig.keys[rig.keys.size() - 30]});
     uint64_t moved = 0;
-    CHECK(rig.table->move_all_pages(&moved).ok());
+    CHECK(relive::move_all_pages(*rig.table, &moved).ok());
     rig.verify();
   }
   const int64_t newest = rig.keys.back();
-  CHECK(rig.table->pin_page(newest, true).ok());
-  CHECK(rig.table->clear().ok());
-  CHECK(rig.table->pin_page(newest, false).ok());
-  CHECK(rig.table->pin_page(newest, false).code() == Code::kRequestTooLarge);
-  CHECK(rig.table->pin_page(rig.keys.front(), true).code() == Code::kForeignKey);
+  CHECK(relive::pin_page(*rig.table, newest, true).ok());
+  CHECK(relive::clear(*rig.table).ok());
+  CHECK(relive::pin_page(*rig.table, newest, false).ok());
+  CHECK(relive::pin_page(*rig.table, newest, false).code() == Code::kRequestTooLarge);
+  CHECK(relive::pin_page(*rig.table, rig.keys.front(), true).code() == Code::kForeignKey);
   rig.close_writer();
   rig.verify();
   rig.open_writer();
@@ -220,7 +220,7 @@ void move_meanwhile(testing::FailPoint point) {
   const bool is_held = moving->region().header->num_holding.load() > 0;
   reads_held += is_held ? 1 : 0;
   uint64_t moved = 0;
-  CHECK(moving->move_all_pages(&moved).ok());
+  CHECK(relive::move_all_pages(*moving, &moved).ok());
   CHECK(moved == 0 || !is_held);
 }
 
@@ -257,7 +257,7 @@ TEST(a_limiter_that_lets_in_by_parts_and_refuses) {
   CHECK(rig.write(all, 10, std::vector<int>(30, 0), NextGiven::kYes) == Code::kOk);
   CHECK(rig.sample(0, 90).empty());  // refused, and noted
   CHECK(rig.write(all, 30, std::vector<int>(90, 0), NextGiven::kYes) == Code::kDeadlineExceeded);
-  CHECK(rig.table->check().ok());  // the first rows of the block are there, and the model knows nothing of it
+  CHECK(relive::check(*rig.table).ok());  // the first rows of the block are there, and the model knows nothing of it
 }
 
 TEST(reading_while_all_pages_are_held) {
@@ -293,7 +293,7 @@ TEST(a_table_on_disk) {
     CHECK(rig.write(all, 20, std::vector<int>(40, 0), NextGiven::kLastRow) == Code::kOk);
     CHECK(rig.end_episode(all, false, true) == Code::kOk);
     uint64_t spilled = 0;
-    CHECK(rig.table->spill_all_pages(&spilled).ok());
+    CHECK(relive::spill_all_pages(*rig.table, &spilled).ok());
     for (uint32_t i = 0; i < 2; ++i) (void)rig.sample(i, 20);
     rig.has_holes = true;
     rig.verify();
@@ -302,11 +302,11 @@ TEST(a_table_on_disk) {
   testing::fail_point_hook = move_meanwhile;
   rig.verify();
   testing::fail_point_hook = nullptr;
-  rig.table->fail_disk(0, 5);
+  relive::fail_disk(*rig.table, 0, 5);
   uint64_t spilled = 0;
-  (void)rig.table->spill_all_pages(&spilled);
-  rig.table->fail_disk(0, 0);
-  CHECK(rig.table->check().ok());
+  (void)relive::spill_all_pages(*rig.table, &spilled);
+  relive::fail_disk(*rig.table, 0, 0);
+  CHECK(relive::check(*rig.table).ok());
   rig.close_writer();
   CHECK(rig.table->close().ok());
 }
@@ -344,8 +344,8 @@ TEST(handles_that_come_and_go_and_what_the_dead_leave) {
     processes::kill_and_wait(child);
     std::unique_ptr<Table> other;
     CHECK(Table::attach(path, Access::kReadWrite, std::nullopt, 5.0, &other).ok());
-    CHECK(table->check().ok());
-    CHECK_EQ(table->num_items(0), int64_t{2} * kLanes * (dies_as_holder ? 2 : 1));
+    CHECK(relive::check(*table).ok());
+    CHECK_EQ(relive::num_items(*table, 0), int64_t{2} * kLanes * (dies_as_holder ? 2 : 1));
     std::unique_ptr<Writer> writer;
     CHECK(Writer::open(other.get(), kLanes / 2, &writer).ok());
     writer.reset();
@@ -372,7 +372,7 @@ TEST(the_first_to_attach_after_all_others_died) {
   processes::kill_and_wait(child);
   std::unique_ptr<Table> table;
   CHECK(Table::attach(path, Access::kReadWrite, std::nullopt, 5.0, &table).ok());
-  CHECK(table->check().ok());
+  CHECK(relive::check(*table).ok());
   CHECK(table->close().ok());
 }
 

@@ -90,12 +90,12 @@ void run_programme(const Spec& spec, const RecordSpec& items, int num_operations
           {rig.rig.keys[rig.rig.keys.size() - 1 - rig.rig.below(std::min<size_t>(20, rig.rig.keys.size()))]});
     } else if (kind < 96) {
       uint64_t moved = 0;
-      CHECK(rig.table().move_all_pages(&moved).ok());
+      CHECK(relive::move_all_pages(rig.table(), &moved).ok());
     } else if (kind < 98) {
       rig.rig.close_writer();
       rig.rig.open_writer();
     } else if (rig.rig.below(5) == 0) {
-      CHECK(rig.table().clear().ok());
+      CHECK(relive::clear(rig.table()).ok());
       CHECK_EQ(rig.num_live(), 0);
     }
     rig.verify();
@@ -184,7 +184,7 @@ TEST(two_explicit_indexes_have_keys_of_their_own) {
   CHECK(!r.is_own_key(r.key_of_leaf(2, 9, r.map(1).word(0))));
   int64_t applied = 0;
   const float priority = 1.0f;
-  CHECK(first.table().update_priorities(2, &last, &priority, 1, &applied).code() == Code::kForeignKey);
+  CHECK(relive::update_priorities(first.table(), 2, &last, &priority, 1, &applied).code() == Code::kForeignKey);
 }
 
 TEST(what_cannot_be_an_item_is_refused_by_name_and_nothing_of_the_call_is_stored) {
@@ -216,7 +216,7 @@ TEST(what_cannot_be_an_item_is_refused_by_name_and_nothing_of_the_call_is_stored
   const uint32_t one = 1;
   size_t stored = 0;
   int64_t key = 0;
-  CHECK(small.rig.table().insert_items(0, {1, &one, &window, nullptr}, 0.0, &key, &stored).code() ==
+  CHECK(relive::insert_items(small.rig.table(), 0, {1, &one, &window, nullptr}, 0.0, &key, &stored).code() ==
         Code::kInvalidConfig);
 }
 
@@ -249,7 +249,7 @@ TEST(what_is_computed_over_a_steps_window_is_refused_for_an_item) {
   RecordsRig rig({.capacity = 64}, {});
   for (const char* name : {"next_observation", "discount", "truncated", "staleness", "nothing"}) {
     GatherPlan plan;
-    CHECK(rig.table().make_plan(rig.index(), {name}, &plan).code() == Code::kInvalidConfig);
+    CHECK(relive::make_plan(rig.table(), rig.index(), {name}, &plan).code() == Code::kInvalidConfig);
   }
 }
 
@@ -288,19 +288,19 @@ TEST(as_many_items_as_stand_on_a_row_end_before_it_goes_and_no_hold_ends_more_th
   };
   insert(0, 1100);
   insert(5, 300);
-  CHECK_EQ(small.rig.table().num_items(1), 1400);
+  CHECK_EQ(relive::num_items(small.rig.table(), 1), 1400);
   small.append(24);
   watch();
   small.append(1);
   CHECK_EQ(most, 256);
-  CHECK_EQ(small.rig.table().num_items(1), 300);
-  CHECK(small.rig.table().check().ok());
+  CHECK_EQ(relive::num_items(small.rig.table(), 1), 300);
+  CHECK(relive::check(small.rig.table()).ok());
   insert(40, 700);
   most = 0;
-  CHECK(small.rig.table().clear().ok());
+  CHECK(relive::clear(small.rig.table()).ok());
   testing::fail_point_hook = nullptr;
   CHECK(most > 0 && most <= 256);
-  CHECK_EQ(small.rig.table().num_items(1), 0);
+  CHECK_EQ(relive::num_items(small.rig.table(), 1), 0);
   small.rig.verify();
 }
 
@@ -316,7 +316,7 @@ TEST(items_come_by_the_limiter_like_rows) {
   std::vector<int64_t> keys(30);
   size_t stored = 0;
   const NewItems items{30, ones.data(), windows.data(), nullptr};
-  const Status status = rig.table->insert_items(1, items, 0.0, keys.data(), &stored);
+  const Status status = relive::insert_items(*rig.table, 1, items, 0.0, keys.data(), &stored);
   CHECK(status.code() == Code::kDeadlineExceeded);
   CHECK_EQ(stored, 16u);  // below min_size as much as the window holds
   std::vector<double> probabilities(10);
@@ -325,10 +325,10 @@ TEST(items_come_by_the_limiter_like_rows) {
   request.num_items = 10;
   request.keys = keys.data();
   request.probabilities = probabilities.data();
-  CHECK(rig.table->sample(request, 0.0).ok());
-  CHECK(!rig.table->insert_items(1, items, 0.0, keys.data(), &stored).ok());
+  CHECK(relive::sample(*rig.table, request, 0.0).ok());
+  CHECK(!relive::insert_items(*rig.table, 1, items, 0.0, keys.data(), &stored).ok());
   CHECK_EQ(stored, 7u);  // 16 - 10 + 7 = 13
-  CHECK(rig.table->check().ok());
+  CHECK(relive::check(*rig.table).ok());
 }
 
 TEST(a_table_of_explicit_items_alone) {
@@ -375,7 +375,7 @@ TEST(a_step_that_becomes_a_tail_stays_a_row_of_the_items_it_has) {
   size_t stored = 0;
   CHECK(rig.try_insert({{{last, 1}}}, {}, &keys, &stored).code() == Code::kRowGone);
   rig.rig.open_writer();
-  CHECK(rig.table().clear().ok());
+  CHECK(relive::clear(rig.table()).ok());
   rig.verify();
   CHECK_EQ(rig.num_live(), 0);
 }
@@ -388,17 +388,17 @@ TEST(a_death_while_an_item_comes_leaves_the_item_or_nothing) {
     Small small({.max_items = 4});
     (void)small.rig.insert({small.item(0, 20), small.item(1, 21), small.item(2, 22), small.item(3, 23)});
     die_at(point, small.rig.table(), [&] { (void)small.rig.insert({small.item(4, 24)}); });
-    const Status checked = small.rig.table().check();
+    const Status checked = relive::check(small.rig.table());
     if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
-    CHECK_EQ(small.rig.table().num_items(1), point == FailPoint::insert_done ? 4 : 3);
+    CHECK_EQ(relive::num_items(small.rig.table(), 1), point == FailPoint::insert_done ? 4 : 3);
     // The ring goes on, whether the dead moved its cursor or not.
     for (int k = 0; k < 9; ++k) {
       std::vector<int64_t> keys;
       size_t stored = 0;
       CHECK(small.rig.try_insert({small.item(5, 25)}, {}, &keys, &stored).ok());
-      CHECK(small.rig.table().check().ok());
+      CHECK(relive::check(small.rig.table()).ok());
     }
-    CHECK_EQ(small.rig.table().num_items(1), 4);
+    CHECK_EQ(relive::num_items(small.rig.table(), 1), 4);
   }
 }
 
@@ -410,10 +410,10 @@ TEST(a_death_while_items_end_with_their_row_leaves_the_row_or_neither) {
     (void)small.rig.insert({small.item(0, 20), small.item(0, 25), small.item(11, 22)});
     small.append(24);
     die_at(point, small.rig.table(), [&] { small.append(1); });
-    const Status checked = small.rig.table().check();
+    const Status checked = relive::check(small.rig.table());
     if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
     CHECK_EQ(small.rig.is_row_there(small.rig.rig.keys[0]), point != FailPoint::evict_range);
-    CHECK_EQ(small.rig.table().num_items(1), point == FailPoint::evict_range ? 1 : 2);
+    CHECK_EQ(relive::num_items(small.rig.table(), 1), point == FailPoint::evict_range ? 1 : 2);
   }
 }
 

@@ -42,7 +42,7 @@ struct Output {
   Source source = Source::kColumn;
   uint32_t column = 0;
   uint32_t stack = 1;
-  bool is_bulk = false;  // of a tiered table's large column: tiered.cpp brings it
+  bool is_bulk = false;  // of a tiered table's large column: a source brings it that knows the tier
 };
 
 struct GatherPlan {

@@ -3,10 +3,12 @@
 #include <chrono>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "relive/index/leaves.hpp"
 #include "relive/table/table.hpp"
 #include "relive/tiers/tier.hpp"
+#include "relive/words/rng.hpp"
 
 namespace relive {
 namespace {
@@ -99,8 +101,6 @@ Table::Table() {
 Table::~Table() {
   // A handle that is dropped without close() still gives its slot back; what a kill would leave, a sweep cleans.
   close_at_last();
-  for (LeftLanes* left = left_lanes_.exchange(nullptr); left != nullptr;)  // ended with the handle
-    delete std::exchange(left, left->next);
   const std::lock_guard<std::mutex> guard(handles().mutex);
   std::erase(handles().all, this);
 }
@@ -265,7 +265,7 @@ Status Table::take_slot(const Deadline& deadline) {
 void Table::become_a_childs() {
   active_.store(0);
   turn_.reset();
-  left_lanes_.store(nullptr);
+  left_lanes_.forget();
   door_.owed_holds.store(0);
   if (storage_ != nullptr) storage_->close_locks();
 }
@@ -296,13 +296,20 @@ Status Table::reattach_in_child() {
   me_ = fresh.me_;
   stream_ = fresh.stream_;
   counts_stream_ = true;
-  calls_.store(0);
+  draws_.store(0);
   joined_ = true;
   fresh.joined_ = false;
   open_writers_.store(0);
-  sampling_thread_.store(0);
+  has_sampled_.store(false);
   fork_epoch_.store(fresh.fork_epoch_.load(), std::memory_order_release);
   return {};
+}
+
+bool Table::is_alone() const {
+  if (storage_->is_local()) return true;
+  for (uint32_t p = 0; p < region_.geometry->max_participants; ++p)
+    if (p != me_ && region_.participants[p].live.load(kRelaxed) != 0) return false;
+  return true;
 }
 
 Status Table::enter(bool needs_write) {
@@ -400,30 +407,6 @@ Status Table::leave_region() {
   for (uint32_t p = 0; p < region_.geometry->max_participants; ++p)
     if (region_.participants[p].live.load() != 0) return {};
   return storage_->unlink();
-}
-
-Status probe_region(const std::string& path, Probe* out) {
-  std::unique_ptr<Storage> storage;
-  RELIVE_RETURN_IF_ERROR(Storage::open_file(path, Access::kReadOnly, sizeof(Header), &storage));
-  Region region;
-  RELIVE_RETURN_IF_ERROR(with_path(region.open(storage->base(), storage->num_bytes()), path));
-  const Header& h = *region.header;
-  out->num_bytes = end_of_frame(*region.geometry, std::max<uint64_t>(1, h.frames_committed.load()) - 1);
-  out->num_steps = h.live_steps.load() - h.removed_steps.load();
-  out->capacity = region.geometry->capacity;
-  for (uint32_t p = 0; p < region.geometry->max_participants; ++p)
-    out->num_attached += region.participants[p].live.load() != 0 && !storage->is_byte_free(kLifeByte + p) ? 1 : 0;
-  out->is_attached = !storage->is_byte_free(kAttachedByte);
-  return {};
-}
-
-Status remove_region(const std::string& path) {
-  std::unique_ptr<Storage> storage;
-  RELIVE_RETURN_IF_ERROR(Storage::open_file(path, Access::kReadWrite, sizeof(Header), &storage));
-  Region region;
-  RELIVE_RETURN_IF_ERROR(with_path(region.open(storage->base(), storage->num_bytes()), path));
-  if (!storage->try_lock_byte(kAttachedByte, true)) return Status(Code::kInUse).with_text("path", path);
-  return storage->unlink();
 }
 
 }  // namespace relive

@@ -4,7 +4,8 @@
 #include <limits>
 
 #include "relive/index/leaves.hpp"
-#include "relive/table/table.hpp"
+#include "relive/table/changing.hpp"
+#include "relive/table/waiting.hpp"
 
 namespace relive {
 namespace {
@@ -30,18 +31,8 @@ Status check_rows(const Region& r, const WindowRows* windows, uint32_t num_windo
   return {};
 }
 
-}  // namespace
-
-Status items_stand_error(const Deadline& deadline) {
-  return Status(Code::kDeadlineExceeded)
-      .with_text("needs", "the explicit items on the oldest rows to end, 256 in one hold of the lock")
-      .with_text("has", "some of them left")
-      .with_double("waited_s", deadline.waited_s());
-}
-
 // All that can be said without the lock; whether rows are there is asked again under it.
-Status Table::check_items(uint32_t index, const NewItems& items) const {
-  const Region& r = region_;
+Status check_items(const Region& r, uint32_t index, const NewItems& items) {
   if (index >= r.num_indexes || !r.map(index).is_explicit)
     return too_much("index", "one whose items are inserted (explicit)", index, 0);
   const RecordGeometry& records = r.geometry->records[index];
@@ -70,40 +61,28 @@ Status Table::check_items(uint32_t index, const NewItems& items) const {
 
 // One wait until the index's limiter lets an item in. Items come one by one where it must be, so whoever draws what
 // draw_always_moves() accepts and whoever inserts never wait for each other.
-Status Table::wait_for_item_room(uint32_t index, const Deadline& deadline) {
-  Region& r = region_;
-  const LimiterConfig& limiter = r.header->indexes[index].limiter;
+Status wait_for_room(Table& table, uint32_t index, const Deadline& deadline) {
+  Region& r = table.region();
+  const IndexConfig& config = r.header->indexes[index];
   const IndexState& state = r.header->index_state[index];
   const auto ready = [&] {
-    return closed_.load(kRelaxed) ||
-           can_insert(limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed), r.sampled(index), 1);
+    return can_insert(config.limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed), r.sampled(index),
+                      1);
   };
-  if (ready()) return {};
-  const bool samples_itself = sampling_thread_.load(kRelaxed) != 0;
-  const bool waits_for_itself = !deadline.passed() && only_thread_hook != nullptr && is_alone() &&
-                                (samples_itself || storage_->is_local()) && only_thread_hook();
-  if (deadline.passed() || waits_for_itself)
-    return Status(waits_for_itself ? Code::kWaitsForItself : Code::kDeadlineExceeded)
-        .with_text("needs", limiter_text(r.header->indexes[index]))
+  Counters& counters = r.header->counters;
+  const LimiterWait wait{r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table.has_sampled()};
+  return wait_for_limiter(table, wait, deadline, ready, [&](Code code) {
+    return Status(code)
+        .with_text("needs", limiter_text(config))
         .with_int("has", state.inserted.load(kRelaxed))
         .with_double("waited_s", deadline.waited_s());
-  r.header->counters.writer_waits.fetch_add(1, kRelaxed);
-  const double before = deadline.waited_s();
-  wait_slice(&r.header->room_event, deadline, kWaitSlice_s, ready);
-  r.header->counters.writer_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
-  if (is_interrupted()) return Status(Code::kInterrupted);
-  if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
-    Locked locked(door_, deadline);
-    if (locked.status().code() == Code::kInterrupted) return locked.status();
-    if (locked.status().ok() && locked.sweep_dead() > 0) locked.room_came();
-  }
-  return {};
+  });
 }
 
 // One hold: as many items as the limiter lets in and as one hold may end (an item takes the place of the oldest). *at
 // goes on over the windows; stops at an item whose rows went meanwhile.
-Status Table::insert_held(Held& held, uint32_t index, const NewItems& items, const WindowRows** at, int64_t* keys,
-                          size_t* stored) {
+Status insert_held(Held& held, uint32_t index, const NewItems& items, const WindowRows** at, int64_t* keys,
+                   size_t* stored) {
   const Region& r = held.region;
   const IndexState& state = r.header->index_state[index];
   const auto left = static_cast<int64_t>(items.num_items - *stored);
@@ -131,12 +110,22 @@ Status Table::insert_held(Held& held, uint32_t index, const NewItems& items, con
   return {};
 }
 
-Status Table::insert_items(uint32_t index, const NewItems& items, double timeout_s, int64_t* keys, size_t* stored) {
+}  // namespace
+
+Status items_stand_error(const Deadline& deadline) {
+  return Status(Code::kDeadlineExceeded)
+      .with_text("needs", "the explicit items on the oldest rows to end, 256 in one hold of the lock")
+      .with_text("has", "some of them left")
+      .with_double("waited_s", deadline.waited_s());
+}
+
+Status insert_items(Table& table, uint32_t index, const NewItems& items, double timeout_s, int64_t* keys,
+                    size_t* stored) {
   *stored = 0;
   const Deadline deadline = Deadline::after(timeout_s);
-  Entered entered(*this, true);
+  Entered entered(table, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  RELIVE_RETURN_IF_ERROR(check_items(index, items));
+  RELIVE_RETURN_IF_ERROR(check_items(table.region(), index, items));
   float largest = 0.0f;
   for (size_t k = 0; items.priorities != nullptr && k < items.num_items; ++k)
     largest = std::max(largest, items.priorities[k]);
@@ -144,15 +133,15 @@ Status Table::insert_items(uint32_t index, const NewItems& items, double timeout
   Status status;
   while (*stored < items.num_items && status.ok()) {
     const size_t before = *stored;
-    if (closed_.load(kRelaxed)) status = Status(Code::kTableClosed);
+    if (table.is_closed()) status = Status(Code::kTableClosed);
     if (status.ok()) {
-      Locked locked(door_, deadline);
+      Locked locked(table.door(), deadline);
       status = locked.status();
       if (status.ok() && before == 0) note_priority(locked.held(), index, largest);
       if (status.ok()) status = insert_held(locked.held(), index, items, &at, keys, stored);
       if (*stored > before) locked.items_came();
     }
-    if (status.ok() && *stored == before) status = wait_for_item_room(index, deadline);
+    if (status.ok() && *stored == before) status = wait_for_room(table, index, deadline);
   }
   if (status.ok() || *stored == 0) return status;
   return std::move(status)

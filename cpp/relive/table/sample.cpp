@@ -1,11 +1,12 @@
-// The sampler: reserve, draw without the lock, gather, re-check, claim, commit (rules G1 to G8, I1).
+#include "relive/table/draws.hpp"
+
 #include <algorithm>
-#include <optional>
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/hold.hpp"
-#include "relive/read/draw.hpp"
-#include "relive/table/table.hpp"
+#include "relive/table/credits.hpp"
+#include "relive/table/waiting.hpp"
+#include "relive/words/limiter.hpp"
 
 namespace relive {
 namespace {
@@ -14,11 +15,6 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
 constexpr size_t kChunk = 256;  // items chosen in one hold of the lock (rule C3)
-
-DrawScratch& scratch() {
-  thread_local DrawScratch mine;
-  return mine;
-}
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
   const IndexConfig& config = r.header->indexes[index];
@@ -41,307 +37,274 @@ Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline
   return Status(code).with_text("needs", needs).with_text("has", has).with_double("waited_s", deadline.waited_s());
 }
 
-}  // namespace
+// One draw: what is asked for, where it goes and what of it is still missing.
+class Draw final {
+ public:
+  Draw(Table& table, const DrawRequest& request, const Deadline& deadline, DrawScratch& scratch)
+      : table_(table), r_(table.region()), request_(request), deadline_(deadline), s_(scratch) {}
+  Status run();
 
-std::string limiter_text(const IndexConfig& index) {
-  const LimiterConfig& limiter = index.limiter;
-  return std::string("index ") + index.name + ": inserted x " + std::to_string(limiter.samples_per_insert) +
-         " - sampled stays in [" + std::to_string(limiter.lo) + ", " + std::to_string(limiter.hi) + "], " +
-         std::to_string(window(limiter)) + " samples wide; a row is worth " +
-         std::to_string(limiter.samples_per_insert);
-}
+ private:
+  int64_t num_items() const { return static_cast<int64_t>(request_.num_items); }
+  bool takes_claims() const { return r_.max_times(request_.index) != 0 && !table_.is_read_only(); }
+  Status late(Code code) const { return deadline_error(r_, request_.index, num_items(), deadline_, code); }
+  Status wait_for_items();
+  void note_refused_draw(Locked* locked);
+  Status reserve();
+  Status fill(bool* empty);
+  Status fill_held(bool* empty);
+  bool draw_missing(const DrawRequest& request, uint32_t attempt);
+  Status claim();
+  void claim_held(Held& held);
+  void undo_claims(const Deadline& deadline);
+  Status give_up(Status status);
+  Status wait_for_unused();
+  void free_used_up();
 
-std::string massless_text(const Region& r, uint32_t index) {
-  const int64_t live = r.header->index_state[index].live_items.load(kRelaxed);
-  if (live == 0 || Leaves(r, index).has_any()) return {};
-  return "index " + std::string(r.header->indexes[index].name) + " with " + std::to_string(live) +
-         " live items, whose mass (priority) is 0, every one, so that none can be drawn";
-}
+  Table& table_;
+  Region& r_;
+  const DrawRequest& request_;
+  const Deadline& deadline_;
+  DrawScratch& s_;
+  uint64_t call_ = 0;  // its number, which its random numbers follow from
+};
 
-void Table::note_thread(std::atomic<uint64_t>* who) {
-  if (who->load(kRelaxed) == 0) who->store(thread_id(), kRelaxed);
-}
-
-// One wait until the index may have something to draw. Sweeps the dead every slice.
-Status Table::wait_for_items(uint32_t index, int64_t n, const Deadline& deadline) {
-  Region& r = region_;
+// One wait until the index may have something to draw.
+Status Draw::wait_for_items() {
+  const IndexState& state = r_.header->index_state[request_.index];
+  const LimiterConfig& limiter = r_.header->indexes[request_.index].limiter;
   const auto ready = [&] {
-    const IndexState& state = r.header->index_state[index];
     const int64_t live = state.live_items.load(kRelaxed);
-    return closed_.load(kRelaxed) ||
-           (live > 0 && Leaves(r, index).has_any() &&
-            can_sample(r.header->indexes[index].limiter, live, state.inserted.load(kRelaxed), r.sampled(index), n));
+    return live > 0 && Leaves(r_, request_.index).has_any() &&
+           can_sample(limiter, live, state.inserted.load(kRelaxed), r_.sampled(request_.index), num_items());
   };
-  if (ready()) return {};
-  if (deadline.passed()) return deadline_error(r, index, n, deadline, Code::kDeadlineExceeded);
-  if (access_ == Access::kReadOnly) {
-    futex_wait(&r.header->items_event.count, r.header->items_event.count.load(),
-               std::min(deadline.remaining_s(), kWaitSlice_s));
-    return {};
-  }
-  const bool writes_itself = open_writers_.load(kRelaxed) > 0;
-  if (only_thread_hook != nullptr && is_alone() && (writes_itself || storage_->is_local()) && only_thread_hook())
-    return deadline_error(r, index, n, deadline, Code::kWaitsForItself);
-  r.header->counters.sampler_waits.fetch_add(1, kRelaxed);
-  const double before = deadline.waited_s();
-  wait_slice(&r.header->items_event, deadline, kWaitSlice_s, ready);
-  r.header->counters.sampler_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
-  if (is_interrupted()) return Status(Code::kInterrupted);
-  if (!storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
-    Locked locked(door_, deadline);
-    if (locked.status().ok()) locked.sweep_dead();
-    if (locked.status().code() == Code::kInterrupted) return locked.status();
-  }
-  return {};
+  Counters& counters = r_.header->counters;
+  const LimiterWait wait{r_.header->items_event, counters.sampler_waits, counters.sampler_wait_ns,
+                         table_.has_writers()};
+  return wait_for_limiter(table_, wait, deadline_, ready, [&](Code code) { return late(code); });
 }
 
 // Writers whose blocks do not fit the window beside this draw look again: they go on by parts.
-void Table::note_refused_draw(uint32_t index, int64_t n, Locked* locked) {
-  std::atomic<int64_t>& noted = region_.credit(me_, index).refused_draw;
-  if (noted.load(kRelaxed) >= n) return;
-  noted.store(n, kRelaxed);
+void Draw::note_refused_draw(Locked* locked) {
+  std::atomic<int64_t>& noted = r_.credit(table_.participant(), request_.index).refused_draw;
+  if (noted.load(kRelaxed) >= num_items()) return;
+  noted.store(num_items(), kRelaxed);
   locked->room_came();
 }
 
-Status Table::reserve(uint32_t index, int64_t n, const Deadline& deadline) {
-  Region& r = region_;
-  const LimiterConfig& limiter = r.header->indexes[index].limiter;
-  const IndexState& state = r.header->index_state[index];
+Status Draw::reserve() {
+  const uint32_t index = request_.index;
+  const int64_t n = num_items();
+  const LimiterConfig& limiter = r_.header->indexes[index].limiter;
+  const IndexState& state = r_.header->index_state[index];
   if (!draw_always_moves(limiter, n))
     return Status(Code::kRequestTooLarge)
         .with_int("requested", n)
         .with_double("window", window(limiter))
-        .with_text("arithmetic", limiter_text(r.header->indexes[index]));
+        .with_text("arithmetic", limiter_text(r_.header->indexes[index]));
   while (true) {
-    if (closed_.load(kRelaxed)) return Status(Code::kTableClosed);
-    if (access_ == Access::kReadOnly && Leaves(r, index).has_any()) return {};
+    if (table_.is_closed()) return Status(Code::kTableClosed);
+    if (table_.is_read_only() && Leaves(r_, index).has_any()) return {};
     const int64_t live = state.live_items.load(kRelaxed);
-    if (live > 0 && live >= limiter.min_size && Leaves(r, index).has_any()) {
+    if (live > 0 && live >= limiter.min_size && Leaves(r_, index).has_any()) {
       if (limiter.kind == LimiterConfig::kMinSize) {
-        count_in_flight(index, n);
+        count_in_flight(table_, index, n);
         RELIVE_FAIL_POINT(sample_reserved);
         return {};
       }
-      Locked locked(door_, deadline);
+      Locked locked(table_.door(), deadline_);
       RELIVE_RETURN_IF_ERROR(locked.status());
-      if (can_sample(limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed), r.sampled(index), n)) {
-        count_in_flight(index, n);
+      if (can_sample(limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed), r_.sampled(index), n)) {
+        count_in_flight(table_, index, n);
         RELIVE_FAIL_POINT(sample_reserved);
         locked.room_came();
         return {};
       }
-      note_refused_draw(index, n, &locked);
+      note_refused_draw(&locked);
     }
-    RELIVE_RETURN_IF_ERROR(wait_for_items(index, n, deadline));
+    RELIVE_RETURN_IF_ERROR(wait_for_items());
   }
 }
 
-Status Table::commit_held(uint32_t index, int64_t n) {
-  Entered entered(*this, false);
-  RELIVE_RETURN_IF_ERROR(entered.status());
-  commit_credit(index, n);
-  return {};
-}
-
-Status Table::return_held(uint32_t index, int64_t n) {
-  Entered entered(*this, false);
-  RELIVE_RETURN_IF_ERROR(entered.status());
-  return_credit(index, n);
-  return {};
-}
-
-void Table::commit_credit(uint32_t index, int64_t n) {
-  if (access_ == Access::kReadOnly) return;
-  Credit& credit = region_.credit(me_, index);
-  credit.done.fetch_add(n, std::memory_order_relaxed);
-  RELIVE_FAIL_POINT(sample_done_added);
-  if (RELIVE_RULE(G6_in_flight)) credit.in_flight.fetch_sub(n, std::memory_order_acq_rel);
-  RELIVE_FAIL_POINT(sample_in_flight);
-}
-
-void Table::return_credit(uint32_t index, int64_t n) {
-  if (access_ == Access::kReadOnly || fork_epoch_.load(kRelaxed) != fork_epoch()) return;  // the parent's credit
-  region_.credit(me_, index).in_flight.fetch_sub(n, std::memory_order_acq_rel);
-  if (region_.header->indexes[index].limiter.kind != LimiterConfig::kMinSize) notify(&region_.header->items_event);
-}
-
 // One attempt at every draw that is still missing. False where the index has nothing to draw.
-bool Table::draw_missing(const DrawRequest& request, uint64_t call, uint32_t attempt, DrawScratch& s) {
-  Region& r = region_;
-  const Leaves leaves(r, request.index);
+bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
+  const Leaves leaves(r_, request.index);
   const double total = leaves.total();
   if (!leaves.is_mass(total)) return false;
-  const CounterRng rng(r.geometry->seed, stream_, call, attempt);
-  const uint64_t empty = draw_round(r, request, rng, total, &s);
-  if (access_ == Access::kReadWrite && !s.still_missing.empty()) {
-    r.header->counters.redraws_empty.fetch_add(empty, kRelaxed);
-    r.header->counters.redraws_generation.fetch_add(s.still_missing.size() - empty, kRelaxed);
+  const CounterRng rng(r_.geometry->seed, table_.stream(), call_, attempt);
+  const uint64_t empty = draw_round(r_, request, rng, total, &s_);
+  if (!table_.is_read_only() && !s_.still_missing.empty()) {
+    r_.header->counters.redraws_empty.fetch_add(empty, kRelaxed);
+    r_.header->counters.redraws_generation.fetch_add(s_.still_missing.size() - empty, kRelaxed);
   }
   return true;
 }
 
 // Use counts: each item drawn this round is taken under the lock, or goes back among the missing (rule G7).
-Status Table::claim(const DrawRequest& request, const Deadline& deadline, DrawScratch& s) {
-  if (!takes_claims(request.index)) return {};
+Status Draw::claim() {
+  if (!takes_claims()) return {};
   if (RELIVE_RULE(G7_claim_in_lock)) {
-    Locked locked(door_, deadline);
+    Locked locked(table_.door(), deadline_);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    claim_held(request, locked.held(), s);
+    claim_held(locked.held());
   } else {
-    Alone pretended(door_);
-    claim_held(request, pretended.held(), s);
+    Alone pretended(table_.door());
+    claim_held(pretended.held());
   }
   return {};
 }
 
-void Table::claim_held(const DrawRequest& request, Held& held, DrawScratch& s) {
-  Region& r = region_;
-  const Leaves leaves(r, request.index);
-  const ItemMap& map = r.map(request.index);
-  Window* const windows = s.windows.data();
-  for (uint32_t j : s.missing) {
+void Draw::claim_held(Held& held) {
+  const uint32_t index = request_.index;
+  const Leaves leaves(r_, index);
+  const ItemMap& map = r_.map(index);
+  Window* const windows = s_.windows.data();
+  for (uint32_t j : s_.missing) {
     Window& w = windows[j];
     if (!w.ok) continue;
-    const bool same = Region::generation_of(map.word(w.slot)) == Region::generation_of(w.word);
-    if (!same || !leaves.is_drawable(leaves.state(w.slot))) {
+    if (!map.is_same(w.slot, w.word) || !leaves.is_drawable(leaves.state(w.slot))) {
       w.ok = false;
-      s.still_missing.push_back(j);
-      r.header->counters.redraws_claimed.fetch_add(1, kRelaxed);
+      s_.still_missing.push_back(j);
+      r_.header->counters.redraws_claimed.fetch_add(1, kRelaxed);
       continue;
     }
-    const uint64_t page = r.page_of(w.slot);  // of a row's item
-    if (r.bulk && request.is_planned) r.bulk.planned[page].fetch_add(1, kRelaxed);
-    s.claimed.push_back({w.slot, w.word, leaves.mass(w.slot)});  // a priority may have come since the draw
-    if (Leaves::use(held, request.index, w.slot) && !map.is_explicit) r.pages[page].live -= 1;
+    const uint64_t page = r_.page_of(w.slot);  // of a row's item
+    if (r_.bulk && request_.is_planned) r_.bulk.planned[page].fetch_add(1, kRelaxed);
+    s_.claimed.push_back({w.slot, w.word, leaves.mass(w.slot)});  // a priority may have come since the draw
+    if (Leaves::use(held, index, w.slot) && !map.is_explicit) r_.pages[page].live -= 1;
   }
 }
 
 // A batch that cannot be completed gives back what it claimed. An item that ended meanwhile stays ended.
-void Table::undo_claims(const DrawRequest& request, const Deadline& deadline, DrawScratch& s) {
-  Region& r = region_;
-  if (s.claimed.empty()) return;
-  Locked locked(door_, deadline.deaf());  // what was begun; where it is not to be had they count as used
+void Draw::undo_claims(const Deadline& deadline) {
+  if (s_.claimed.empty()) return;
+  Locked locked(table_.door(), deadline.deaf());  // what was begun; where it is not to be had they count as used
   if (!locked.status().ok()) return;
-  const ItemMap& map = r.map(request.index);
-  for (const Claimed& c : s.claimed) {
-    if (Region::generation_of(map.word(c.slot)) != Region::generation_of(c.word)) continue;
-    const uint64_t page = r.page_of(c.slot);  // of a row's item
-    if (r.bulk && request.is_planned) r.bulk.planned[page].fetch_sub(1, kRelaxed);
-    if (Leaves::give_back(locked.held(), request.index, c.slot, c.mass) && !map.is_explicit) r.pages[page].live += 1;
+  const ItemMap& map = r_.map(request_.index);
+  for (const Claimed& c : s_.claimed) {
+    if (!map.is_same(c.slot, c.word)) continue;
+    const uint64_t page = r_.page_of(c.slot);  // of a row's item
+    if (r_.bulk && request_.is_planned) r_.bulk.planned[page].fetch_sub(1, kRelaxed);
+    if (Leaves::give_back(locked.held(), request_.index, c.slot, c.mass) && !map.is_explicit) r_.pages[page].live += 1;
   }
-  s.claimed.clear();
+  s_.claimed.clear();
 }
 
-Status Table::fill(const DrawRequest& request, uint64_t call, const Deadline& deadline, DrawScratch& s, bool* empty) {
+Status Draw::fill(bool* empty) {
   *empty = false;
-  s.missing.resize(request.num_items);
-  for (size_t j = 0; j < request.num_items; ++j) s.missing[j] = static_cast<uint32_t>(j);
-  s.claimed.clear();
-  const bool is_patient = access_ == Access::kReadOnly;  // it cannot hold pages
-  for (uint32_t attempt = 0; !s.missing.empty(); ++attempt) {
-    if (!is_patient && attempt >= RELIVE_ROUNDS(kRoundsWithoutLock))
-      return fill_held(request, call, deadline, s, empty);
-    if (is_patient && attempt >= kRoundsWithoutLock && deadline.passed())
-      return deadline_error(region_, request.index, static_cast<int64_t>(request.num_items), deadline,
-                            Code::kDeadlineExceeded);
-    if (!draw_missing(request, call, attempt, s)) {
+  s_.missing.resize(request_.num_items);
+  for (size_t j = 0; j < request_.num_items; ++j) s_.missing[j] = static_cast<uint32_t>(j);
+  s_.claimed.clear();
+  const bool is_patient = table_.is_read_only();  // it cannot hold pages
+  for (uint32_t attempt = 0; !s_.missing.empty(); ++attempt) {
+    if (!is_patient && attempt >= RELIVE_ROUNDS(kRoundsWithoutLock)) return fill_held(empty);
+    if (is_patient && attempt >= kRoundsWithoutLock && deadline_.passed()) return late(Code::kDeadlineExceeded);
+    if (!draw_missing(request_, attempt)) {
       *empty = true;
       return {};
     }
-    RELIVE_RETURN_IF_ERROR(claim(request, deadline, s));
-    s.missing.swap(s.still_missing);
+    RELIVE_RETURN_IF_ERROR(claim());
+    s_.missing.swap(s_.still_missing);
   }
   return {};
 }
 
 // What the rounds without the lock did not bring: chosen (and claimed) under it, a few at a time, and read without it
 // while this participant holds every page where it is, so that nothing that was chosen can go (rules G5, D7).
-Status Table::fill_held(const DrawRequest& request, uint64_t call, const Deadline& deadline, DrawScratch& s,
-                        bool* empty) {
-  region_.header->counters.slow_draws.fetch_add(1, kRelaxed);
-  DrawRequest choice = request;
+Status Draw::fill_held(bool* empty) {
+  r_.header->counters.slow_draws.fetch_add(1, kRelaxed);
+  DrawRequest choice = request_;
   choice.plan = nullptr;
-  Hold hold(door_, deadline);
-  s.chosen.assign(s.missing.begin(), s.missing.end());
-  const bool is_noted = request.plan != nullptr && is_noted_when_chosen(*request.plan);
-  s.runs.clear();
-  if (is_noted) s.runs.reserve(s.chosen.size() * region_.geometry->records[request.index].nodes_a_record());
+  Hold hold(table_.door(), deadline_);
+  s_.chosen.assign(s_.missing.begin(), s_.missing.end());
+  const bool is_noted = request_.plan != nullptr && is_noted_when_chosen(*request_.plan);
+  s_.runs.clear();
+  if (is_noted) s_.runs.reserve(s_.chosen.size() * r_.geometry->records[request_.index].nodes_a_record());
   uint32_t attempt = kRoundsWithoutLock;
-  for (size_t begin = 0; begin < s.chosen.size(); begin += kChunk) {
-    const size_t end = std::min(s.chosen.size(), begin + kChunk);
-    s.missing.clear();
-    for (size_t k = begin; k < end; ++k) s.missing.push_back(s.chosen[k]);
-    Locked locked(door_, deadline);
+  for (size_t begin = 0; begin < s_.chosen.size(); begin += kChunk) {
+    const size_t end = std::min(s_.chosen.size(), begin + kChunk);
+    s_.missing.clear();
+    for (size_t k = begin; k < end; ++k) s_.missing.push_back(s_.chosen[k]);
+    Locked locked(table_.door(), deadline_);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    if (request.plan != nullptr) hold.begin(locked);
-    for (uint32_t round = 0; !s.missing.empty(); ++round) {
-      if (round > kRoundsWithLock || !draw_missing(choice, call, attempt++, s)) {
+    if (request_.plan != nullptr) hold.begin(locked);
+    for (uint32_t round = 0; !s_.missing.empty(); ++round) {
+      if (round > kRoundsWithLock || !draw_missing(choice, attempt++)) {
         *empty = true;
         return {};
       }
-      if (takes_claims(request.index)) claim_held(choice, locked.held(), s);
+      if (takes_claims()) claim_held(locked.held());
       Leaves::flush_all(locked.held());  // the next round descends by these sums
-      s.missing.swap(s.still_missing);
+      s_.missing.swap(s_.still_missing);
     }
-    if (is_noted) resolve(region_, *request.plan, s.windows.data(), s.chosen.data() + begin, end - begin, &s.runs);
+    if (is_noted) resolve(r_, *request_.plan, s_.windows.data(), s_.chosen.data() + begin, end - begin, &s_.runs);
   }
-  if (request.plan != nullptr) *empty = !read_chosen(region_, request, &s);
+  if (request_.plan != nullptr) *empty = !read_chosen(r_, request_, &s_);
   return {};
 }
 
-Status Table::sample(const DrawRequest& request, double timeout_s) {
-  if (request.plan != nullptr && request.plan->needs_bulk && request.num_items > 0)
-    return sample_tiered(request, timeout_s);
-  const Deadline deadline = Deadline::after(timeout_s);
-  Entered entered(*this, false);
-  RELIVE_RETURN_IF_ERROR(entered.status());
-  const auto n = static_cast<int64_t>(request.num_items);
-  if (n == 0) return {};
-  note_thread(&sampling_thread_);
-  DrawScratch& s = scratch();
-  const ItemShape& shape = region_.shape(request.index);
-  const size_t pages_a_window = region_.map(request.index).is_explicit
-                                    ? region_.geometry->records[request.index].nodes_a_record()
-                                    : (shape.before + shape.after()) / region_.page_len + 2;
+// Nothing of a batch that cannot be completed stays: neither claims nor credit, nor the number of the draw.
+Status Draw::give_up(Status status) {
+  undo_claims(status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline_);
+  return_credit(table_, request_.index, num_items());
+  (void)table_.give_back_draw(call_);
+  return status;
+}
+
+// There is something, but not enough unused items for the whole batch: sleeps until more come.
+Status Draw::wait_for_unused() {
+  if (deadline_.passed()) return late(Code::kDeadlineExceeded);
+  if (waits_for_itself(table_, true)) return late(Code::kWaitsForItself);
+  EventWords& event = r_.header->items_event;
+  const uint32_t seen = event.count.load();
+  if (!table_.is_read_only()) event.waiters.store(1);
+  futex_wait(&event.count, seen, std::min(deadline_.remaining_s(), kWaitSlice_s));
+  return is_interrupted() ? Status(Code::kInterrupted) : Status();
+}
+
+// Pages all of whose items are used up go back; in vain at worst, for the batch is there.
+void Draw::free_used_up() {
+  Locked locked(table_.door(), Deadline::after(kLeastLockWait_s).deaf());
+  if (!locked.status().ok()) return;
+  for (const Claimed& c : s_.claimed)
+    if (r_.map(request_.index).is_same(c.slot, c.word)) free_if_lifeless(locked.held(), r_.page_of(c.slot));
+  locked.room_came();
+}
+
+Status Draw::run() {
+  const ItemShape& shape = r_.shape(request_.index);
+  const size_t pages_a_window = r_.map(request_.index).is_explicit
+                                    ? r_.geometry->records[request_.index].nodes_a_record()
+                                    : (shape.before + shape.after()) / r_.page_len + 2;
   while (true) {
-    RELIVE_RETURN_IF_ERROR(reserve(request.index, n, deadline));
+    RELIVE_RETURN_IF_ERROR(reserve());
     // A wait takes no number: the same calls draw the same items, however long each had to wait.
-    const uint64_t call = calls_.fetch_add(1, kRelaxed);
-    s.begin(CounterRng(region_.geometry->seed, stream_, call, 0), request.num_items, pages_a_window);
+    call_ = table_.take_draw();
+    s_.begin(CounterRng(r_.geometry->seed, table_.stream(), call_, 0), request_.num_items, pages_a_window);
     bool empty = false;
-    if (request.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
-      *request.num_live_items = std::max<int64_t>(1, num_items(request.index));
-    Status status = fill(request, call, deadline, s, &empty);
+    if (request_.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
+      *request_.num_live_items = std::max<int64_t>(1, r_.header->index_state[request_.index].live_items.load(kRelaxed));
+    Status status = fill(&empty);
     if (status.ok() && !empty) break;
-    undo_claims(request, status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline, s);
-    return_credit(request.index, n);
-    (void)return_call(call);  // unless another thread of this handle has drawn since
-    RELIVE_RETURN_IF_ERROR(std::move(status));
-    if (deadline.passed()) return deadline_error(region_, request.index, n, deadline, Code::kDeadlineExceeded);
-    // There is something, but not enough unused items for the whole batch: sleep until more come.
-    if (only_thread_hook != nullptr && is_alone() && only_thread_hook())
-      return deadline_error(region_, request.index, n, deadline, Code::kWaitsForItself);
-    const uint32_t seen = region_.header->items_event.count.load();
-    if (access_ == Access::kReadWrite) region_.header->items_event.waiters.store(1);
-    futex_wait(&region_.header->items_event.count, seen, std::min(deadline.remaining_s(), kWaitSlice_s));
-    if (is_interrupted()) return Status(Code::kInterrupted);
+    RELIVE_RETURN_IF_ERROR(give_up(std::move(status)));
+    RELIVE_RETURN_IF_ERROR(wait_for_unused());
   }
   // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
-  if (request.plan != nullptr && region_.max_times(request.index) != 0 && access_ == Access::kReadWrite &&
-      !region_.has_records()) {
-    // Pages all of whose items are used up go back; in vain at worst, for the batch is there.
-    Locked locked(door_, Deadline::after(kLeastLockWait_s).deaf());
-    if (locked.status().ok()) {
-      for (const Claimed& c : s.claimed) {
-        const uint64_t page = region_.page_of(c.slot);
-        if (Region::generation_of(region_.words[page].load(kRelaxed)) == Region::generation_of(c.word))
-          free_if_lifeless(locked.held(), page);
-      }
-      locked.room_came();
-    }
-  }
-  if (!request.hold) commit_credit(request.index, n);
+  if (request_.plan != nullptr && takes_claims() && !r_.has_records()) free_used_up();
+  if (!request_.hold) commit_credit(table_, request_.index, num_items());
   return {};
+}
+
+}  // namespace
+
+Status draw_batch(Table& table, const DrawRequest& request, double timeout_s) {
+  const Deadline deadline = Deadline::after(timeout_s);
+  Entered entered(table, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  if (request.num_items == 0) return {};
+  table.note_sampling();
+  thread_local DrawScratch scratch;
+  return Draw(table, request, deadline, scratch).run();
 }
 
 }  // namespace relive

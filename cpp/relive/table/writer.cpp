@@ -6,6 +6,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/publish.hpp"
+#include "relive/table/changing.hpp"
 #include "relive/table/writer_cells.hpp"
 
 namespace relive {
@@ -14,20 +15,34 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint64_t kRowAhead = 512;  // bytes of them
 
+// Lanes of writers that were dropped without the lock, as many a hold as one may cut. What the deadline leaves stays noted.
+Status cut_left_lanes(Table& table, const Deadline& deadline) {
+  Status status;
+  const int32_t writers = table.left_lanes().end([&](std::vector<uint32_t>& lanes) {
+    while (!lanes.empty() && status.ok()) {
+      Locked locked(table.door(), deadline);
+      status = locked.status();
+      while (status.ok() && !lanes.empty() && locked.cut(lanes.back())) lanes.pop_back();
+    }
+  });
+  table.count_writers(-writers);
+  return status;
+}
+
 }  // namespace
 
 Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* out) {
   Entered entered(*table, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  Region& r = table->region_;
+  Region& r = table->region();
   const Geometry& g = *r.geometry;
   std::unique_ptr<Writer> writer(new Writer(table));
   writer->closed_ = true;  // until it has its lanes
   writer->lanes_.resize(num_lanes);
   writer->fork_epoch_ = fork_epoch();
   const Deadline deadline = table->own_deadline();
-  RELIVE_RETURN_IF_ERROR(table->cut_left_lanes(deadline));
-  Locked locked(table->door_, deadline);
+  RELIVE_RETURN_IF_ERROR(cut_left_lanes(*table, deadline));
+  Locked locked(table->door(), deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
   const auto count_open = [&] {
     uint32_t count = 0;
@@ -56,7 +71,7 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
       if (!goes_on || parked_page(r, slot) != kNoPage) writer->take_lane(locked.held(), writer->lanes_[taken++], slot);
     }
   locked.release();  // what *out held before goes behind it
-  table->open_writers_.fetch_add(1);
+  table->count_writers(+1);
   writer->closed_ = false;
   *out = std::move(writer);
   return {};
@@ -65,7 +80,7 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
 // A lane of this slot; where the one before left a page with room, its rows go on there as those of a new episode.
 void Writer::take_lane(Held& held, LaneWriter& lane, uint32_t slot) {
   const Region& r = held.region;
-  open_lane(held, slot, table_->me_);
+  open_lane(held, slot, table_->participant());
   lane.slot = slot;
   lane.uid = static_cast<uint32_t>(r.lanes[slot].uid.load(kRelaxed));
   const uint64_t open = r.lanes[slot].open.load(kRelaxed);
@@ -78,7 +93,7 @@ Writer::~Writer() {
   if (cut_lanes(Deadline::after(0.0).deaf()).ok()) return;
   std::vector<uint32_t> slots;
   for (size_t m = num_cut_; m < lanes_.size(); ++m) slots.push_back(lanes_[m].slot);
-  table_->leave_lanes(std::move(slots));
+  table_->left_lanes().leave(std::move(slots));
 }
 
 Status Writer::close() { return cut_lanes(table_->own_deadline()); }
@@ -94,11 +109,11 @@ Status Writer::cut_lanes(const Deadline& deadline) {
   if (closed_) return {};
   RELIVE_RETURN_IF_ERROR(entered.status());
   while (num_cut_ < lanes_.size()) {
-    Locked locked(table_->door_, deadline);
+    Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     while (num_cut_ < lanes_.size() && locked.cut(lanes_[num_cut_].slot)) ++num_cut_;
   }
-  table_->open_writers_.fetch_sub(1);
+  table_->count_writers(-1);
   closed_ = true;
   return {};
 }
@@ -106,7 +121,7 @@ Status Writer::cut_lanes(const Deadline& deadline) {
 // The next rows of a lane that fit one page and one episode.
 void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
   LaneWriter& lane = lane_of(block, m);
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   lane.run = StepRun{};
   lane.run.lane_slot = lane.slot;
   lane.run.first = lane.page == kNoPage ? 0 : lane.end;
@@ -127,7 +142,7 @@ void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
 // the block, in order of time and then of lane. Returns how many rows.
 size_t Writer::plan_round(const StepBlock& block, size_t stored, size_t upto) {
   const size_t lanes = block.num_lanes;
-  const size_t capacity = table_->region_.geometry->capacity;
+  const size_t capacity = table_->region().geometry->capacity;
   const size_t begin = stored % lanes;
   const bool is_whole = begin == 0 && upto - stored >= lanes;
   const size_t end = is_whole ? lanes : std::min(lanes, begin + upto - stored);
@@ -153,7 +168,7 @@ size_t Writer::rows_of_hold(const StepBlock& block, size_t m) {
 // The shared words that committing the lane will touch, while another lane's are at hand.
 void Writer::ask_for_words(const LaneWriter& lane) const {
   if (lane.page == kNoPage) return;
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const uint64_t slot = r.slot_of(lane.page, lane.end);
   __builtin_prefetch(&r.lanes[lane.slot], 1);
   __builtin_prefetch(&r.words[lane.page]);
@@ -170,17 +185,17 @@ void Writer::ask_for_words(const LaneWriter& lane) const {
 // The record that writing the lane will fill.
 void Writer::ask_for_row(const LaneWriter& lane) const {
   if (lane.page == kNoPage) return;
-  const uint64_t stride = table_->region_.geometry->record_stride;
+  const uint64_t stride = table_->region().geometry->record_stride;
   const std::byte* row = lane.frame + lane.end * stride;
-  __builtin_prefetch(&table_->region_.marks[table_->region_.slot_of(lane.page, lane.end)], 1);
+  __builtin_prefetch(&table_->region().marks[table_->region().slot_of(lane.page, lane.end)], 1);
   for (uint64_t at = 0; at < 2 * stride && at < kRowAhead; at += 64) __builtin_prefetch(row + at, 1);
 }
 
 Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t* keys) {
   Table& table = *table_;
-  Region& r = table.region_;
+  Region& r = table.region();
   for (size_t m = 0; m < block.num_lanes;) {
-    Locked locked(table.door_, deadline);
+    Locked locked(table.door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     if (!make_room(locked.held(),
                    rows_of_hold(block, m))) {  // explicit items end in several holds, the rows behind them
@@ -203,7 +218,7 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
       lane.episode_step = run.ends ? 0 : lane.episode_step + run.count;
       advance(lane, run.ends && r.geometry->has_state != 0);
       if (rows_left_admitted_ > 0) {
-        table.region_.credit(table.me_, 0).reserved.fetch_sub(run.count, kRelaxed);
+        table.region().credit(table.participant(), 0).reserved.fetch_sub(run.count, kRelaxed);
         rows_left_admitted_ -= run.count;
       }
     }
@@ -221,9 +236,9 @@ Status Writer::note_given_priorities(const StepBlock& block, const Deadline& dea
       std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
       largest = std::max(largest, priority);
     }
-  Locked locked(table_->door_, deadline);
+  Locked locked(table_->door(), deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
-  for (const uint32_t i : table_->region_.row_indexes()) note_priority(locked.held(), i, largest);
+  for (const uint32_t i : table_->region().row_indexes()) note_priority(locked.held(), i, largest);
   return {};
 }
 
@@ -252,9 +267,9 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
     }
   }
   if (rows_left_admitted_ > 0) {
-    table_->region_.credit(table_->me_, 0).reserved.fetch_sub(rows_left_admitted_, kRelaxed);
+    table_->region().credit(table_->participant(), 0).reserved.fetch_sub(rows_left_admitted_, kRelaxed);
     rows_left_admitted_ = 0;
-    notify(&table_->region_.header->room_event);
+    notify(&table_->region().header->room_event);
   }
   return status.ok() ? Status() : with_rows_stored(block, std::move(status));
 }
@@ -286,7 +301,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
   if (closed_) return Status(Code::kWriterClosed);
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  Region& r = table_->region_;
+  Region& r = table_->region();
   const bool has_state = r.geometry->has_state != 0;
   for (size_t m = 0; m < block.num_lanes; ++m) {
     LaneWriter& lane = lane_of(block, m);
@@ -309,7 +324,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     }
   }
   for (size_t m = 0; m < block.num_lanes;) {
-    Locked locked(table_->door_, deadline);
+    Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());  // called again it goes on with the lanes that have not ended
     for (size_t ended = 0; m < block.num_lanes && ended < lanes_per_hold(); ++m)
       ended += end_lane(locked.held(), lane_of(block, m), terminated) ? 1 : 0;

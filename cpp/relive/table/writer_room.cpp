@@ -4,7 +4,11 @@
 #include <algorithm>
 
 #include "relive/pages/kept.hpp"
+#include "relive/table/changing.hpp"
+#include "relive/table/waiting.hpp"
 #include "relive/table/writer_cells.hpp"
+#include "relive/tiers/tier.hpp"
+#include "relive/words/limiter.hpp"
 
 namespace relive {
 namespace {
@@ -18,13 +22,13 @@ bool Writer::needs_page(const LaneWriter& lane, bool* ahead) const {
   *ahead = lane.page != kNoPage;
   if (lane.run.count == 0 && !lane.run.ends) return false;
   if (lane.page == kNoPage) return true;
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const bool on_next = lane.run.first + lane.run.count == r.page_len;
   return on_next && lane.ahead_frame == nullptr && r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends);
 }
 
 void Writer::take_page(LaneWriter& lane, bool ahead, uint64_t ref) {
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const uint64_t page = r.ref_page(ref);
   if (ahead) {
     lane.ahead_frame = r.page_base(page);
@@ -41,7 +45,7 @@ void Writer::take_page(LaneWriter& lane, bool ahead, uint64_t ref) {
 
 // After commit_run: where the next row goes.
 void Writer::advance(LaneWriter& lane, bool has_tail) {
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const bool tail_here = has_tail && lane.end + lane.run.count < r.page_len;
   lane.end += lane.run.count + (tail_here ? 1 : 0);
   lane.is_frozen = lane.run.has_seam && !lane.run.ends;
@@ -60,7 +64,7 @@ void Writer::advance(LaneWriter& lane, bool has_tail) {
 
 // More frames of the slabs, really allocated, outside the lock (rule J1).
 Status Writer::grow(const Deadline& deadline) {
-  Region& r = table_->region_;
+  Region& r = table_->region();
   const Geometry& g = *r.geometry;
   const uint64_t from = r.header->frames_committed.load(std::memory_order_acquire);
   const uint64_t to = std::min(from + g.grow_frames, g.num_frames);
@@ -68,11 +72,11 @@ Status Writer::grow(const Deadline& deadline) {
     const uint64_t in_slab = uint64_t{1} << g.frames_per_slab_shift;
     const uint64_t end = std::min(to, (frame / in_slab + 1) * in_slab);
     const auto offset = static_cast<uint64_t>(r.frame_base(static_cast<uint32_t>(frame)) - r.base);
-    RELIVE_RETURN_IF_ERROR(table_->storage_->commit(offset, (end - frame) * g.frame_bytes));
+    RELIVE_RETURN_IF_ERROR(table_->storage().commit(offset, (end - frame) * g.frame_bytes));
     frame = end;
   }
   RELIVE_FAIL_POINT(grow_committed);
-  Locked locked(table_->door_, deadline);
+  Locked locked(table_->door(), deadline);
   RELIVE_RETURN_IF_ERROR(locked.status());
   if (r.header->frames_committed.load(kRelaxed) != from) return {};  // somebody else was faster
   r.header->frames_committed.store(to, std::memory_order_release);
@@ -85,7 +89,7 @@ Status Writer::grow(const Deadline& deadline) {
 
 // Makes one page or frame available. Called with the lock held; may let go of it.
 Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadline) {
-  Region& r = table_->region_;
+  Region& r = table_->region();
   if (result == OpenResult::kNoFrame && r.header->frames_committed.load(kRelaxed) < r.geometry->num_frames) {
     locked->release();
     return grow(deadline);
@@ -94,7 +98,7 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     // Frames of parked pages stay in memory: where nothing else can be spilled one of them closes.
     if (r.bulk.state->list_head == kNoPage) close_oldest_parked(locked->held());
     locked->release();
-    return table_->wait_for_bulk(deadline);
+    return table_->tier()->wait_for_frame(deadline);
   }
   const auto has_room = [&r] {
     return r.header->num_free_pages.load(kRelaxed) > 0 && r.header->num_free_frames.load(kRelaxed) > 0;
@@ -119,15 +123,15 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
 
 // While somebody reads with all pages held none goes; those that died meanwhile are swept by whoever asks next.
 Status Writer::wait_for_holders(const Deadline& deadline) {
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   if (deadline.passed())
     return Status(Code::kDeadlineExceeded)
         .with_text("needs", "a free page")
         .with_text("has", "all pages held by a reader")
         .with_double("waited_s", deadline.waited_s());
-  const auto ready = [&] { return table_->closed_.load(kRelaxed) || !is_held(r); };
+  const auto ready = [&] { return table_->is_closed() || !is_held(r); };
   wait_slice(&r.header->room_event, deadline, kWaitSlice_s, ready);
-  if (table_->closed_.load(kRelaxed)) return Status(Code::kTableClosed);
+  if (table_->is_closed()) return Status(Code::kTableClosed);
   return is_interrupted() ? Status(Code::kInterrupted) : Status();
 }
 
@@ -139,7 +143,7 @@ Status Writer::open_pages(const StepBlock& block, const Deadline& deadline) {
       ++m;
       continue;
     }
-    Locked locked(table_->door_, deadline);
+    Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     for (size_t opened = 0; m < block.num_lanes && opened < kRowsPerHold;) {
       LaneWriter& lane = lane_of(block, m);
@@ -159,14 +163,14 @@ Status Writer::open_pages(const StepBlock& block, const Deadline& deadline) {
       break;  // the lock may have been let go
     }
     locked.release();
-    table_->wake_spill_if_low();
+    if (Tier* const tier = table_->tier()) tier->wake_if_low();
   }
   return {};
 }
 
 // Pages that the rows of the block which are not stored yet will open, tails and the cell after the last row counted.
 size_t Writer::pages_needed(const StepBlock& block) const {
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const bool has_state = r.geometry->has_state != 0;
   size_t pages = 0;
   for (size_t m = 0; m < block.num_lanes; ++m) {
@@ -187,7 +191,7 @@ size_t Writer::pages_needed(const StepBlock& block) const {
 // A file system that has no room for the block says so before its first row, not in the middle. Where old rows go as
 // new ones come, their frames come back, so a block beyond the capacity needs no more than what is not full yet.
 Status Writer::take_frames(const StepBlock& block, const Deadline& deadline) {
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const Geometry& g = *r.geometry;
   size_t left = 0;
   for (size_t m = 0; m < block.num_lanes; ++m) left += block.num_rows - lane_of(block, m).done;
@@ -209,7 +213,7 @@ Status Writer::take_frames(const StepBlock& block, const Deadline& deadline) {
 // does not fit it beside the largest draw that was refused so far would wait for that draw as that draw for it: it goes
 // in by parts, as many rows as there is room for.
 Writer::Admission Writer::ask_limiters(const StepBlock& block, size_t stored) const {
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const int64_t left = static_cast<int64_t>(block.num_rows * block.num_lanes - stored);
   const int64_t reserved = r.reserved_rows();
   Admission admission{left, left, 0, false};
@@ -231,7 +235,7 @@ Writer::Admission Writer::ask_limiters(const StepBlock& block, size_t stored) co
 
 // Less than all would go in: by parts where it must be, in whole steps where a step fits beside the draws.
 void Writer::split_admission(const StepBlock& block, size_t stored, Admission* admission) const {
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const auto width = static_cast<int64_t>(block.num_lanes);
   const auto first = static_cast<int64_t>(stored);
   bool goes_by_parts = stored > 0, steps_fit = true;
@@ -247,7 +251,7 @@ void Writer::split_admission(const StepBlock& block, size_t stored, Admission* a
 }
 
 Status Writer::room_error(Code code, const Admission& admission, const Deadline& deadline) const {
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const IndexConfig& index = r.header->indexes[admission.refused];
   const IndexState& state = r.header->index_state[admission.refused];
   if (code == Code::kRequestTooLarge)
@@ -268,44 +272,31 @@ Status Writer::room_error(Code code, const Admission& admission, const Deadline&
 }
 
 Status Writer::wait_for_room(const StepBlock& block, size_t stored, const Deadline& deadline) {
-  Table& table = *table_;
-  Region& r = table.region_;
-  const auto ready = [&] { return table.closed_.load(kRelaxed) || ask_limiters(block, stored).rows > 0; };
+  const Region& r = table_->region();
   const Admission admission = ask_limiters(block, stored);
   if (admission.rows > 0) return {};
   if (admission.never) return room_error(Code::kRequestTooLarge, admission, deadline);
-  if (deadline.passed()) return room_error(Code::kDeadlineExceeded, admission, deadline);
-  const bool samples_itself = table.sampling_thread_.load(kRelaxed) != 0;
-  if (only_thread_hook != nullptr && table.is_alone() && (samples_itself || table.storage_->is_local()) &&
-      only_thread_hook())
-    return room_error(Code::kWaitsForItself, admission, deadline);
-  r.header->counters.writer_waits.fetch_add(1, kRelaxed);
-  const double before = deadline.waited_s();
-  wait_slice(&r.header->room_event, deadline, kWaitSlice_s, ready);
-  r.header->counters.writer_wait_ns.fetch_add(static_cast<uint64_t>((deadline.waited_s() - before) * 1e9), kRelaxed);
-  if (is_interrupted()) return Status(Code::kInterrupted);
-  if (!table.storage_->is_local() && deadline.waited_s() - before > kWaitSlice_s / 2) {
-    Locked locked(table.door_, deadline);
-    if (locked.status().ok()) locked.sweep_dead();
-    if (locked.status().code() == Code::kInterrupted) return locked.status();
-  }
-  return {};
+  Counters& counters = r.header->counters;
+  const LimiterWait wait{r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table_->has_sampled()};
+  return wait_for_limiter(
+      *table_, wait, deadline, [&] { return ask_limiters(block, stored).rows > 0; },
+      [&](Code code) { return room_error(code, admission, deadline); });
 }
 
 // Reserves what the limiters of all indexes let in of the rows that are left; waits until that is something.
 Status Writer::admit(const StepBlock& block, size_t stored, const Deadline& deadline, size_t* upto) {
   Table& table = *table_;
-  Region& r = table.region_;
+  Region& r = table.region();
   bool is_limited = false;
   for (const uint32_t i : r.row_indexes()) is_limited |= r.header->indexes[i].limiter.kind != LimiterConfig::kMinSize;
   while (is_limited) {
-    if (table.closed_.load(kRelaxed)) return Status(Code::kTableClosed);
+    if (table.is_closed()) return Status(Code::kTableClosed);
     {
-      Locked locked(table.door_, deadline);
+      Locked locked(table.door(), deadline);
       RELIVE_RETURN_IF_ERROR(locked.status());
       const int64_t rows = ask_limiters(block, stored).rows;
       if (rows > 0) {
-        r.credit(table.me_, 0).reserved.fetch_add(rows, kRelaxed);
+        r.credit(table.participant(), 0).reserved.fetch_add(rows, kRelaxed);
         rows_left_admitted_ = rows;
         *upto = stored + static_cast<size_t>(rows);
         return {};

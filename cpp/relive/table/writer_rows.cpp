@@ -36,7 +36,7 @@ void copy_cell(std::byte* to, const std::byte* from, size_t num_bytes) {
 }  // namespace
 
 Writer::Writer(Table* table) : table_(table) {
-  const Region& r = table->region_;
+  const Region& r = table->region();
   for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
     const ColumnLayout& column = r.columns[c];
     const bool is_state = column.kind == ColumnKind::kState;
@@ -59,7 +59,7 @@ bool Writer::has_next_cell(const StepBlock& block, size_t row, bool ends) const 
 
 // Everything that can be wrong with a block is found here, before anything changes.
 Status Writer::check_block(const StepBlock& block) {
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const Geometry& g = *r.geometry;
   const uint32_t extra = g.has_state != 0 && !block.has_next && !block.has_last_state && block.num_rows > 0 ? 1 : 0;
   uint32_t open_lanes = 0;
@@ -95,7 +95,9 @@ Status Writer::check_block(const StepBlock& block) {
 
 Status Writer::seam_mismatch(const StepBlock& block, uint32_t column, size_t m) const {
   const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
-  return Status(Code::kSeamMismatch).with_int("lane", number).with_text("column", table_->region_.columns[column].name);
+  return Status(Code::kSeamMismatch)
+      .with_int("lane", number)
+      .with_text("column", table_->region().columns[column].name);
 }
 
 // What is written into the frozen cell of a lane, against the states given for it: the first row of `given`.
@@ -125,7 +127,7 @@ Status Writer::check_seams(const StepBlock& block, size_t m) const {
 // The state cells of the row after the run: the frozen cell of a seam, or the tail of an episode that ended.
 void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t row, size_t m) {
   RELIVE_NOT_LOCKED("cells are written under the lock");
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const uint32_t at = lane.run.first + lane.run.count;
   std::byte* frame = at < r.page_len ? lane.frame : lane.ahead_frame;
   std::byte* bulk = at < r.page_len ? lane.bulk : lane.ahead_bulk;
@@ -150,7 +152,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
   RELIVE_NOT_LOCKED("rows are written under the lock");
   LaneWriter& lane = lane_of(block, m);
   if (lane.run.count == 0 && !lane.run.ends) return;
-  const Region& r = table_->region_;
+  const Region& r = table_->region();
   const uint32_t version =
       policy_version_ >= 0 ? static_cast<uint32_t>(policy_version_) : r.header->policy_version.load(kRelaxed);
   for (uint32_t k = 0; k < lane.run.count; ++k) {

@@ -56,6 +56,16 @@ struct ItemMap {
   bool is_explicit = false;
 
   uint64_t word(uint64_t leaf) const { return words[leaf >> shift].load(std::memory_order_acquire); }
+  // The word of a leaf's page or record; 0 where that is not in use any more, or by another generation.
+  uint64_t word_of(uint64_t leaf, uint64_t generation) const {
+    const uint64_t now = word(leaf);
+    const bool is_used = (now & 3) == 1 || (now & 3) == 2;
+    return is_used && now >> kGenerationShift == generation ? now : 0;
+  }
+  // Whether it is of the generation that it had when `then` was read. Exact under the lock.
+  bool is_same(uint64_t leaf, uint64_t then) const {
+    return word(leaf) >> kGenerationShift == then >> kGenerationShift;
+  }
   void prefetch(uint64_t leaf) const { __builtin_prefetch(words + (leaf >> shift)); }
 };
 

@@ -230,6 +230,11 @@ struct Region {
   uint64_t key_generation(int64_t key) const {
     return (static_cast<uint64_t>(key) & ((uint64_t{1} << kLeafBits) - 1)) >> geometry->slot_bits;
   }
+  // Whether a row is a step: committed, not evicted, no tail. Exact under the lock.
+  bool is_step(uint64_t page, uint32_t offset) const {
+    const Range range = Range::unpack(pages[page].range.load(std::memory_order_relaxed));
+    return offset >= range.step_begin && offset < range.step_end && !is_tail(page, offset);
+  }
   // Whether the key could ever have come from this region: of a row, or of an explicit item.
   bool is_own_key(int64_t key) const;
   bool is_row_key(int64_t key) const { return is_key_in(0, geometry->num_slots, key); }

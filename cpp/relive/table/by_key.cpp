@@ -1,0 +1,75 @@
+#include "relive/table/by_key.hpp"
+
+#include <algorithm>
+
+#include "relive/pages/hold.hpp"
+
+namespace relive {
+namespace {
+
+constexpr uint32_t kGatherRounds = 16;
+constexpr uint32_t kReadOnlyRounds = 4096;  // it cannot hold pages; each failed round is somebody else's progress
+
+// One attempt at the keys of which[0 .. left). *left: how many changed while they were read, now at the front of which.
+Status gather_round(const Region& r, const ByKey& asked, RowSource& source, ByKeyScratch* s, size_t* left) {
+  Window* const windows = s->windows.data();
+  uint32_t* const which = s->which.data();
+  s->runs.clear();
+  const size_t tried = look_up(r, asked.plan.index, asked.keys, windows, which, *left);
+  RELIVE_RETURN_IF_ERROR(source.read(asked.plan, windows, which, tried, asked.count, &s->runs, asked.out));
+  RELIVE_FAIL_POINT(sample_gathered);
+  acquire_fence();
+  recheck(r, asked.plan, windows, s->runs, which, tried);
+  *left = 0;
+  for (size_t k = 0; k < tried; ++k) {
+    const uint32_t i = which[k];
+    if (windows[i].ok) {
+      asked.present[i] = 1;
+    } else {
+      which[(*left)++] = i;  // gone, moved or spilled meanwhile: the next round tells
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_keys(const Region& r, uint32_t index, const int64_t* keys, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    if (!r.is_item_key(index, keys[i]))
+      return Status(Code::kForeignKey).with_int("position", static_cast<int64_t>(i)).with_int("key", keys[i]);
+  return {};
+}
+
+Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyScratch* s) {
+  const Region& r = table.region();
+  const size_t count = asked.count;
+  s->windows.resize(std::max(s->windows.size(), count));
+  s->which.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    s->which[i] = static_cast<uint32_t>(i);
+    s->windows[i].slot = r.leaf_of_key(asked.plan.index, asked.keys[i]);
+    s->windows[i].row = static_cast<uint32_t>(i);
+    asked.present[i] = 0;
+  }
+  size_t left = count;
+  const uint32_t patience = table.is_read_only() ? kReadOnlyRounds : RELIVE_ROUNDS(kGatherRounds);
+  for (uint32_t round = 0; round < patience && left > 0; ++round)
+    RELIVE_RETURN_IF_ERROR(gather_round(r, asked, source, s, &left));
+  if (left > 0 && !table.is_read_only()) {  // pages that move faster than they are read: hold them still
+    Hold hold(table.door(), table.own_deadline());
+    {
+      Locked locked(table.door(), table.own_deadline());
+      RELIVE_RETURN_IF_ERROR(locked.status());
+      hold.begin(locked);
+    }
+    for (uint32_t round = 0; round < kGatherRounds && left > 0; ++round)  // the second is a recovery's doing (rule D6)
+      RELIVE_RETURN_IF_ERROR(gather_round(r, asked, source, s, &left));
+    RELIVE_PROMISE(left == 0, "an item went while every page was held");
+  }
+  for (size_t i = 0; i < count; ++i)
+    if (!asked.present[i]) zero_row(asked.plan, static_cast<uint32_t>(i), asked.out);
+  return {};
+}
+
+}  // namespace relive

@@ -1,0 +1,35 @@
+// Items gathered by their keys, from whatever source their rows come (rules G2 to G5).
+//
+// Owner:   a ByKeyScratch is a thread's or a call's, reused; a RowSource is the call's.
+// Locking: none for 16 rounds; then all pages are held for one more (rule D7), and still no row is read under the lock.
+#pragma once
+
+#include <vector>
+
+#include "relive/read/source.hpp"
+#include "relive/table/table.hpp"
+
+namespace relive {
+
+// What is asked for, and where it goes: out as the plan's outputs, present[count].
+struct ByKey {
+  const GatherPlan& plan;
+  const int64_t* keys;
+  size_t count;
+  std::byte* const* out;
+  uint8_t* present;
+};
+
+struct ByKeyScratch {
+  std::vector<Window> windows;
+  Runs runs;
+  std::vector<uint32_t> which;  // rows not delivered yet
+};
+
+// kForeignKey for the first key that cannot be of this region.
+Status check_keys(const Region& r, uint32_t index, const int64_t* keys, size_t count);
+
+// present[i] = 0 and zeros where a key's item is gone. What the source says when it cannot read ends the call.
+Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyScratch* scratch);
+
+}  // namespace relive

@@ -1,0 +1,38 @@
+// What changes items that are there: their priorities, their end; and what the learner says of its policy.
+//
+// Locking: under the table lock, 256 leaves a hold (rule C3); what must be refused is refused before the first.
+// Cost:    about 35 ns a key that was just drawn.
+#pragma once
+
+#include "relive/pages/records.hpp"
+#include "relive/table/table.hpp"
+
+namespace relive {
+
+// Applied = how many were still there (pending ones included). All are checked before the first is applied.
+Status update_priorities(Table& table, uint32_t index, const int64_t* keys, const float* priorities, size_t count,
+                         int64_t* applied);
+// A row's key: out of every index whose leaves are rows; its bytes stay, and so do explicit items that refer to it. An
+// explicit item's: that item.
+Status delete_items(Table& table, const int64_t* keys, size_t count, int64_t* deleted);
+Status clear(Table& table);
+Status set_policy_version(Table& table, uint32_t version);
+
+// Explicit items to be inserted: windows[0 .. num_windows[0]) are the first one's, and so on.
+struct NewItems {
+  size_t num_items = 0;
+  const uint32_t* num_windows = nullptr;  // of each
+  const WindowRows* windows = nullptr;
+  const float* priorities = nullptr;  // of each; null: none given, as for rows
+};
+// Explicit items, in order: each lists windows of rows that are steps of the table now. Stores the first `stored` of
+// them, whole, and their keys; what stops it says which item: kForeignKey (item, window: a key that is no row's),
+// kInvalidConfig (of a window or an item that the index cannot hold), kRowGone (item, window: a row that is not there, or
+// not yet, or no step). All are checked before the first is stored. Blocks while the limiter refuses.
+Status insert_items(Table& table, uint32_t index, const NewItems& items, double timeout_s, int64_t* keys,
+                    size_t* stored);
+
+// The deadline came while explicit items that stand on the oldest rows were being ended, as many as one hold may.
+Status items_stand_error(const Deadline& deadline);
+
+}  // namespace relive

@@ -1,0 +1,30 @@
+// What this handle's participant has drawn and not handed out: its credit with an index's limiter (rule G6).
+//
+// Locking: two atomic adds, no lock; whoever sums reads in_flight before done, so no item is missed.
+#pragma once
+
+#include "relive/table/table.hpp"
+
+namespace relive {
+
+inline void count_in_flight(Table& table, uint32_t index, int64_t n) {
+  table.region().credit(table.participant(), index).in_flight.fetch_add(n, std::memory_order_acq_rel);
+}
+
+inline void commit_credit(Table& table, uint32_t index, int64_t n) {
+  if (table.is_read_only()) return;
+  Credit& credit = table.region().credit(table.participant(), index);
+  credit.done.fetch_add(n, std::memory_order_relaxed);
+  RELIVE_FAIL_POINT(sample_done_added);
+  if (RELIVE_RULE(G6_in_flight)) credit.in_flight.fetch_sub(n, std::memory_order_acq_rel);
+  RELIVE_FAIL_POINT(sample_in_flight);
+}
+
+inline void return_credit(Table& table, uint32_t index, int64_t n) {
+  if (table.is_read_only() || !table.is_of_this_process()) return;  // the parent's credit
+  Region& r = table.region();
+  r.credit(table.participant(), index).in_flight.fetch_sub(n, std::memory_order_acq_rel);
+  if (r.header->indexes[index].limiter.kind != LimiterConfig::kMinSize) notify(&r.header->items_event);
+}
+
+}  // namespace relive

@@ -1,0 +1,29 @@
+// What a table can say of itself: counts, statistics, the invariants that must hold.
+//
+// Locking: check() takes the table lock and reads everything; the others take none and are exact where nobody writes.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "relive/table/table.hpp"
+
+namespace relive {
+
+struct TableStats {
+  uint64_t num_steps = 0, num_participants = 0, num_open_lanes = 0, num_free_pages = 0, num_pages = 0;
+  uint64_t frames_committed = 0, frames_used = 0, bytes_committed = 0;
+  std::vector<int64_t> live_items, inserted, sampled, in_flight;
+  std::vector<double> total_mass, max_priority;
+  std::vector<std::pair<const char*, uint64_t>> counters;
+};
+
+uint64_t num_steps(const Table& table);  // deleted ones not counted
+int64_t num_items(const Table& table, uint32_t index);
+uint32_t policy_version(const Table& table);
+Status stats(Table& table, TableStats* out);
+// kCheckFailed with the first invariant that does not hold.
+Status check(Table& table);
+
+}  // namespace relive

@@ -1,0 +1,49 @@
+// Where the rows of a call come from: frames, or, where its plan needs bulk, what is staged.
+#include "relive/table/reading.hpp"
+
+#include "relive/read/source.hpp"
+#include "relive/table/by_key.hpp"
+#include "relive/table/credits.hpp"
+#include "relive/table/draws.hpp"
+#include "relive/table/tiered.hpp"
+
+namespace relive {
+
+Status make_plan(Table& table, uint32_t index, const std::vector<std::string>& names, GatherPlan* plan) {
+  Entered entered(table, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  return make_plan(table.region(), index, names, plan);
+}
+
+Status sample(Table& table, const DrawRequest& request, double timeout_s) {
+  if (request.plan != nullptr && request.plan->needs_bulk && request.num_items > 0)
+    return StagedReader(table).sample(request, timeout_s);
+  return draw_batch(table, request, timeout_s);
+}
+
+Status gather(Table& table, const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out,
+              uint8_t* present) {
+  Entered entered(table, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  RELIVE_RETURN_IF_ERROR(check_keys(table.region(), plan.index, keys, count));
+  if (plan.needs_bulk) return StagedReader(table).gather(plan, keys, count, out, present);
+  FrameSource frames(table.region());
+  thread_local ByKeyScratch scratch;
+  return gather_by_key(table, {plan, keys, count, out, present}, frames, &scratch);
+}
+
+Status commit_held(Table& table, uint32_t index, int64_t n) {
+  Entered entered(table, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  commit_credit(table, index, n);
+  return {};
+}
+
+Status return_held(Table& table, uint32_t index, int64_t n) {
+  Entered entered(table, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  return_credit(table, index, n);
+  return {};
+}
+
+}  // namespace relive

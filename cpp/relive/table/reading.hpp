@@ -1,0 +1,27 @@
+// Reading a table: batches drawn, items gathered by their keys, credits handed out or given back.
+//
+// Owner:   outputs, keys and presence are the caller's memory. Locking: none is held while rows are copied (rule C4).
+// Cost:    about 90 ns an item of a small transition; large rows at the speed of memory, or of the disk (tiered.hpp).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "relive/read/draw.hpp"
+#include "relive/read/gather.hpp"
+#include "relive/table/table.hpp"
+
+namespace relive {
+
+Status make_plan(Table& table, uint32_t index, const std::vector<std::string>& names, GatherPlan* plan);
+// Draws num_items with replacement in proportion to mass, stratified, in permuted rows; with a plan also gathers.
+// Blocks until limiter and min_size allow, at most timeout_s.
+Status sample(Table& table, const DrawRequest& request, double timeout_s);
+// present[i] = 0 and zeros where a key's item is gone.
+Status gather(Table& table, const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out,
+              uint8_t* present);
+// Of a draw with `hold`: its items were handed out, or will not be.
+Status commit_held(Table& table, uint32_t index, int64_t num_items);
+Status return_held(Table& table, uint32_t index, int64_t num_items);
+
+}  // namespace relive

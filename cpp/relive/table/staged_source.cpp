@@ -1,0 +1,125 @@
+// The rows that a tiered table reads: what of them lies in memory, and what of it is to be staged.
+#include "relive/table/staged_source.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "relive/read/rows.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Where one row of a bulk column lies.
+struct BulkRow {
+  uint64_t page;
+  uint64_t word;
+  uint32_t column;
+  uint32_t row;
+};
+
+BulkRow row_of(const Region& r, const Window& w, const Runs& runs, int64_t offset, uint32_t column) {
+  const Run run = run_at(r, w, runs.data(), offset);
+  return {run.page, run.word, column, static_cast<uint32_t>(offset & (r.page_len - 1))};
+}
+
+// Calls each(row, destination) for every bulk row a window needs, and zeros what padding leaves empty. out may be null.
+template <class Each>
+void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, const Runs& runs, std::byte* const* out,
+                  Each&& each) {
+  for (size_t o = 0; o < plan.outputs.size(); ++o) {
+    const Output& output = plan.outputs[o];
+    if (!output.is_bulk) continue;
+    const uint64_t num_bytes = r.columns[output.column].num_bytes;
+    const uint32_t ahead = output.source == Source::kNext ? w.num_steps : 0;
+    const int64_t newest = int64_t{r.offset_of(w.slot)} + ahead;
+    const uint32_t before = w.episode_step + ahead;
+    std::byte* to = out == nullptr ? nullptr : out[o] + w.row * output.item_bytes;
+    const bool pads_zeros = r.header->indexes[plan.index].stack_pad == StackPad::kZeros;
+    for (uint32_t back = output.stack; back-- > 0;) {
+      if (output.stack > 1 && back > before && pads_zeros) {
+        if (to != nullptr) std::memset(to, 0, num_bytes);
+      } else {
+        const uint32_t reach = output.stack > 1 ? std::min(back, before) : 0;
+        each(row_of(r, w, runs, newest - reach, output.column), to);
+      }
+      if (to != nullptr) to += num_bytes;
+    }
+  }
+}
+
+// Calls each(unit, offset in it, bytes of the row in it) for the units a row lies in.
+template <class Each>
+void for_each_unit(const Region& r, const BulkRow& row, Each&& each) {
+  const uint64_t unit_bytes = r.bulk.geometry->unit_bytes(row.column);
+  uint64_t at = row.row * r.columns[row.column].stride, left = r.columns[row.column].num_bytes;
+  while (left > 0) {
+    const uint64_t offset = at % unit_bytes, size = std::min(left, unit_bytes - offset);
+    each(UnitId{r.ref_of(row.page, row.word),
+                r.bulk.geometry->first_unit[row.column] + static_cast<uint32_t>(at / unit_bytes)},
+         offset, size);
+    at += size;
+    left -= size;
+  }
+}
+
+}  // namespace
+
+// Copies what is in memory and lists what is not. Returns the rows copied.
+uint64_t StagedSource::copy_from_ram(const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count,
+                                     const Runs& runs, std::byte* const* out) {
+  RELIVE_NOT_LOCKED("rows are copied under the lock");
+  uint64_t copied = 0;
+  pieces_.clear();
+  for (size_t k = 0; k < count; ++k) {
+    const uint32_t i = which[k];
+    Window& w = windows[i];
+    if (!w.ok) continue;
+    for_each_row(r_, plan, w, runs, out, [&](const BulkRow& row, std::byte* to) {
+      const BulkPlace place = r_.bulk.place(row.page);
+      const ColumnLayout& column = r_.columns[row.column];
+      if (place.kind == BulkKind::kRam) {
+        copy_bytes(to, r_.bulk.frame(place.number) + column.offset + row.row * column.stride, column.num_bytes);
+        ++copied;
+      } else if (place.kind == BulkKind::kNone) {
+        w.ok = false;
+      } else {
+        for_each_unit(r_, row, [&](const UnitId& id, uint64_t offset, uint64_t size) {
+          pieces_.push_back({id, offset, size, to, i});
+          to += size;
+        });
+      }
+    });
+  }
+  return copied;
+}
+
+Status StagedSource::read(const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count, size_t batch,
+                          Runs* runs, std::byte* const* out) {
+  locate(r_, plan, windows, which, count);
+  resolve(r_, plan, windows, which, count, runs);
+  copy_rows(r_, plan, windows, *runs, which, count, batch, out);
+  tier_.counters().rows_from_ram.fetch_add(copy_from_ram(plan, windows, which, count, *runs, out), kRelaxed);
+  stale_.resize(batch);
+  const Status status = tier_.staging().deliver(ticket_, &pieces_, deadline_, cancelled_, stale_.data());
+  for (size_t k = 0; k < count; ++k) {
+    if (stale_[which[k]] != 0) windows[which[k]].ok = false;
+    stale_[which[k]] = 0;
+  }
+  return status;
+}
+
+void list_units(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which, size_t count,
+                const Runs& runs, std::vector<UnitId>* units) {
+  for (size_t k = 0; k < count; ++k) {
+    if (!windows[which[k]].ok) continue;
+    for_each_row(r, plan, windows[which[k]], runs, nullptr, [&](const BulkRow& row, std::byte*) {
+      for_each_unit(r, row, [&](const UnitId& id, uint64_t, uint64_t) { units->push_back(id); });
+    });
+  }
+  std::sort(units->begin(), units->end());
+  units->erase(std::unique(units->begin(), units->end()), units->end());
+}
+
+}  // namespace relive

@@ -1,0 +1,51 @@
+// Waiting for a limiter: samplers for items, writers for room. One slice at a time; the caller looks again in between.
+//
+// Locking: none while it sleeps. After a slice that came to its end the dead are swept, who may be what it waits for.
+#pragma once
+
+#include <string>
+
+#include "relive/table/table.hpp"
+
+namespace relive {
+
+inline constexpr double kWaitSlice_s = 0.1;
+
+// What an index's limiter asks for, with its numbers; for errors.
+std::string limiter_text(const IndexConfig& index);
+// Of an index that has live items and nothing to draw, since all their masses are 0: its name and how many; else empty.
+std::string massless_text(const Region& r, uint32_t index);
+
+// Where one side waits, and what it counts.
+struct LimiterWait {
+  EventWords& event;
+  std::atomic<uint64_t>& waits;
+  std::atomic<uint64_t>& wait_ns;
+  bool serves_itself;  // this handle has done the other side's work, too
+};
+
+// Whether nobody can end a wait of this thread but itself.
+bool waits_for_itself(const Table& table, bool serves_itself);
+// After a slice of the wait: a signal is told, the dead are swept where the slice came to its end.
+Status after_slice(Table& table, double slept_s, const Deadline& deadline);
+
+// Waits until ready(), a slice at most. error(code): what is said at the deadline, and to a thread that waits for itself.
+template <class Ready, class Error>
+Status wait_for_limiter(Table& table, const LimiterWait& wait, const Deadline& deadline, Ready&& ready, Error&& error) {
+  const auto ends = [&] { return table.is_closed() || ready(); };
+  if (ends()) return {};
+  if (deadline.passed()) return error(Code::kDeadlineExceeded);
+  if (table.is_read_only()) {  // it may not raise the flag of those who wait
+    futex_wait(&wait.event.count, wait.event.count.load(), std::min(deadline.remaining_s(), kWaitSlice_s));
+    return {};
+  }
+  if (waits_for_itself(table, wait.serves_itself)) return error(Code::kWaitsForItself);
+  wait.waits.fetch_add(1, std::memory_order_relaxed);
+  const double before = deadline.waited_s();
+  wait_slice(&wait.event, deadline, kWaitSlice_s, ends);
+  const double slept_s = deadline.waited_s() - before;
+  wait.wait_ns.fetch_add(static_cast<uint64_t>(slept_s * 1e9), std::memory_order_relaxed);
+  return after_slice(table, slept_s, deadline);
+}
+
+}  // namespace relive
