@@ -22,7 +22,18 @@ TABLE = [
     {"credits", "waiting"},
     {"draws", "sample", "by_key", "staged_source"},
     {"tiered"},
-    {"reading", "changing", "update", "looking", "hooks", "writer", "writer_cells", "writer_room", "writer_rows"},
+    {
+        "reading",
+        "changing",
+        "insert",
+        "update",
+        "looking",
+        "hooks",
+        "writer",
+        "writer_cells",
+        "writer_room",
+        "writer_rows",
+    },
 ]
 
 

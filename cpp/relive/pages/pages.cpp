@@ -12,6 +12,7 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr uint64_t kMostAHold = 256;  // rows that pool pressure evicts in one hold (rule C3)
 
 Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
 
@@ -348,7 +349,10 @@ bool relieve_pressure(Held& held) {
   if (is_held(r)) return false;  // its page would be kept
   for (uint32_t page = r.header->ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
     if (!may_go(r, page)) continue;
-    if (evict_from_page(held, page, ~uint64_t{0}).is_done) r.header->counters.pool_pressure.fetch_add(1, kRelaxed);
+    const uint64_t word = r.words[page].load(kRelaxed);
+    (void)evict_from_page(held, page, kMostAHold);
+    const bool is_free = Region::generation_of(r.words[page].load(kRelaxed)) != Region::generation_of(word);
+    if (is_free) r.header->counters.pool_pressure.fetch_add(1, kRelaxed);
     return true;
   }
   return false;

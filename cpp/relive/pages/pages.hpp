@@ -30,8 +30,8 @@ void renew_age(Held& held, uint64_t page);
 // back and comes again.
 bool evict_steps(Held& held, uint64_t count);
 
-// Pool pressure: evicts the oldest page that nobody writes whole, or as far as one hold may. False if there is none, or
-// while somebody holds them all.
+// Pool pressure: evicts the oldest page that nobody writes, as far as one hold may: the caller comes again until a page
+// is free. False if there is none, or while somebody holds them all.
 bool relieve_pressure(Held& held);
 
 // FREE(g + 1) for a page, CLOSED or parked, that holds no live item and into which no live window of a neighbour reaches.
