@@ -66,13 +66,13 @@ def test_point_1_every_page_moves_while_samplers_run() -> None:
         thread.start()
     try:
         moved = sum(table.move_all_pages() for _ in range(300))
-        while drawn[0] < 50_000:
+        while drawn[0] < 50_000 or moved < 300 * 100:  # none moves while a gather holds them all (rule D7)
             moved += table.move_all_pages()
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    assert not wrong and moved > 300 * 100
+    assert not wrong
     after = gather(table, keys)
     for name, values in before.items():
         np.testing.assert_array_equal(after[name], values)
