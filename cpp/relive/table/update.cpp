@@ -133,6 +133,7 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
     leaves.prefetch(leaf);
     map.prefetch(leaf);
   }
+  const double* const mass_of = masses.data();  // a thread's scratch costs a call each time that it is named
   leaves.kind().leaves_of(config, priorities, count, masses.data());
   const Deadline deadline = table.own_deadline();
   for (size_t begin = 0; begin < count; begin += kChunk) {
@@ -144,8 +145,10 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
     Locked locked(table.door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     note_priority(locked.held(), index, largest);
+    int64_t there = 0;
     for (size_t i = begin; i < end; ++i)
-      *applied += update_one(locked.held(), map, index, keys[i], priorities[i], masses[i], &scratch) ? 1 : 0;
+      there += update_one(locked.held(), map, index, keys[i], priorities[i], mass_of[i], &scratch) ? 1 : 0;
+    *applied += there;
     RELIVE_FAIL_POINT(update_ancestors);
     locked.items_came();
   }
