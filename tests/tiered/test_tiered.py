@@ -436,3 +436,35 @@ def test_parked_pages_give_their_memory_to_who_writes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(table.gather(keys)["next_blob"], blobs[1:])
         assert len(table) == 104
         table.check()
+
+
+def test_a_page_parked_while_a_writer_waits_gives_its_memory(tmp_path: Path) -> None:
+    spec = relive.StepSpec(
+        {"x": relive.ArraySpec((5,), "int64"), "observation": relive.ArraySpec((2,), "int64", kind="state")}
+    )
+    row = {"x": np.zeros(5, np.int64), "observation": np.zeros(2, np.int64)}
+    storage = relive.Tiered(tmp_path, 2**16, min_column_bytes=0)
+    with relive.Table(spec, 400, storage=storage, max_lanes=16, timeout_s=20.0) as table:
+        frames = table.stats().tiers.free_frames
+        writers = [table.writer() for _ in range(frames)]  # an open page each: all the memory there is
+        for writer in writers:
+            for _ in range(2):
+                writer.append(**row)
+        failed: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                with table.writer() as late:
+                    late.append(**row)
+            except errors.ReliveError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        while thread.is_alive() and not table.stats().tiers.frame_waits:
+            time.sleep(0.001)
+        writers[0].close()  # its page is parked now, and the writer that waits has looked before
+        thread.join()
+        assert not failed
+        assert table.stats().tiers.pages_on_disk == 1
+        table.check()

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "relive/pages/parked.hpp"
+
 namespace relive {
 namespace {
 
@@ -13,6 +15,18 @@ constexpr double kIdle_s = 0.5;
 constexpr double kNothingToSpill_s = 0.02;  // every page in memory is open: the writer that closes one wakes us
 constexpr double kAfterError_s = 0.05;
 constexpr double kWait_s = 0.02;
+
+// Counts a writer in while it waits, whichever way it leaves.
+class Waiting {
+ public:
+  explicit Waiting(std::atomic<uint32_t>* count) : count_(count) { count_->fetch_add(1); }
+  ~Waiting() { count_->fetch_sub(1); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  std::atomic<uint32_t>* count_;
+};
 
 }  // namespace
 
@@ -61,6 +75,9 @@ Status Tier::spill_some(size_t most, const Deadline& deadline, size_t* count) {
   {
     Locked locked(door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
+    // A page may be parked, or a frame be taken by somebody faster, while a writer waits: it can not look again itself.
+    const bool is_short = num_waiting_.load() > 0 && r.bulk.state->num_free_frames.load(kRelaxed) == 0;
+    if (is_short && r.bulk.state->list_head == kNoPage) (void)close_oldest_parked(locked.held());
     pages.resize(pick_for_spill(locked.held(), pages.size(), pages.data()));
   }
   if (pages.empty()) return {};
@@ -110,6 +127,7 @@ Status Tier::wait_for_frame(const Deadline& deadline) {
   const BulkState& state = *door_.region.bulk.state;
   const uint64_t errors_before = num_errors_.load();
   counters_.frame_waits.fetch_add(1, kRelaxed);
+  const Waiting waiting(&num_waiting_);
   notify(&low_event_);
   while (state.num_free_frames.load(std::memory_order_acquire) == 0) {
     if (is_stopping_.load()) return Status(Code::kTableClosed);

@@ -53,7 +53,8 @@ class Tier final {
   Status wait_for_frame(const Deadline& deadline);
   // Called without the table lock, after frames were taken.
   void wake_if_low();
-  // Spills up to `most` pages in one write. *count: how many left memory.
+  // Spills up to `most` pages in one write. *count: how many left memory. Where a writer waits for a frame and no page
+  // is CLOSED in memory, the oldest parked one is closed and goes (rule E5).
   Status spill_some(size_t most, const Deadline& deadline, size_t* count);
   void stats(TierStats* out);
 
@@ -71,6 +72,7 @@ class Tier final {
   std::mutex error_mutex_;
   Status last_error_;
   std::atomic<uint64_t> num_errors_{0};
+  std::atomic<uint32_t> num_waiting_{0};  // writers in wait_for_frame
   std::atomic<bool> is_stopping_{false};
   EventWords low_event_{};     // frames were taken
   EventWords frames_event_{};  // frames came free, or the disk failed
