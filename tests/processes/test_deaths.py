@@ -63,6 +63,23 @@ def test_a_writer_killed_in_mid_episode(shm_name: Any, gives_next: bool) -> None
         table.check()
 
 
+def test_lanes_of_the_dead_take_no_capacity(shm_name: Any) -> None:
+    """As many lanes as the capacity holds windows for can be opened, however many a killed process had."""
+    name = shm_name()
+    with checked_table(name, max_lanes=200) as table, children() as start:
+        with pytest.raises(errors.CapacityTooSmall) as caught:
+            table.writer(num_lanes=100)
+        most = table.capacity // (caught.value.needed // 100)
+        child = start("fork", write_and_wait, name, 30, False)
+        child.answer()
+        with pytest.raises(errors.CapacityTooSmall):
+            table.writer(num_lanes=most)
+        child.kill()
+        with table.writer(num_lanes=most):
+            assert table.stats().num_lanes == most
+        table.check()
+
+
 def test_a_restarted_writer_gets_new_lanes(shm_name: Any) -> None:
     """Windows never join two incarnations."""
     name = shm_name()

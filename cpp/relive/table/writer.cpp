@@ -50,7 +50,9 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
       count += r.lanes[lane].state.load(kRelaxed) == LaneState::kLive ? 1 : 0;
     return count;
   };
-  if (g.max_lanes - count_open() < num_lanes) locked.sweep_dead();
+  // Lanes of the dead take no slots from the living, and no room of the capacity.
+  const uint32_t with_dead = count_open();
+  if (g.max_lanes - with_dead < num_lanes || needed_steps(g, with_dead + num_lanes) > g.capacity) locked.sweep_dead();
   RELIVE_RETURN_IF_ERROR(locked.status());
   const uint32_t open_lanes = count_open();
   const uint64_t needed = needed_steps(g, open_lanes + num_lanes);
