@@ -80,6 +80,23 @@ def test_lanes_of_the_dead_take_no_capacity(shm_name: Any) -> None:
         table.check()
 
 
+def test_rows_are_not_refused_for_lanes_of_the_dead(shm_name: Any) -> None:
+    """Without its next state each lane needs a row more; those of a killed process need none."""
+    name = shm_name()
+    with checked_table(name, max_lanes=200) as table, children() as start:
+        with pytest.raises(errors.CapacityTooSmall) as caught:
+            table.writer(num_lanes=100)
+        window = caught.value.needed // 100
+        living = table.capacity // (window + 1)
+        child = start("fork", write_and_wait, name, 1, True)
+        child.answer()
+        with table.writer(num_lanes=living) as writer:
+            child.kill()
+            columns = {column: np.stack([value] * living) for column, value in checked_step(0).items()}
+            assert len(writer.append(**columns)) == living
+        table.check()
+
+
 def test_a_restarted_writer_gets_new_lanes(shm_name: Any) -> None:
     """Windows never join two incarnations."""
     name = shm_name()

@@ -103,6 +103,7 @@ class Writer final {
   }
   LaneWriter& lane_of(const StepBlock& block, size_t m) { return lanes_[block.lanes == nullptr ? m : block.lanes[m]]; }
   Status check_block(const StepBlock& block);
+  Status check_capacity();
   Status check_seams(const StepBlock& block, size_t m) const;
   Status check_frozen(const StepBlock& block, const std::vector<Cells>& given, size_t m) const;
   Status seam_mismatch(const StepBlock& block, uint32_t column, size_t m) const;

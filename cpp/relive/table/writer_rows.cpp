@@ -57,21 +57,38 @@ bool Writer::has_next_cell(const StepBlock& block, size_t row, bool ends) const 
   return !ends;
 }
 
+// Where the state after a row is not given with it each open lane needs a row more. Lanes of the dead are nobody's: they
+// are swept before anything is refused for them.
+Status Writer::check_capacity() {
+  const Region& r = table_->region();
+  const Geometry& g = *r.geometry;
+  uint32_t open_lanes = 0;
+  const auto is_short = [&] {
+    open_lanes = 0;
+    for (uint32_t lane = 0; lane < g.max_lanes; ++lane)
+      open_lanes += r.lanes[lane].state.load(kRelaxed) == LaneState::kLive ? 1 : 0;
+    return needed_steps(g, open_lanes) + open_lanes > g.capacity;
+  };
+  if (!is_short()) return {};
+  {
+    Locked locked(table_->door(), table_->own_deadline());
+    if (locked.status().ok()) (void)locked.sweep_dead();
+    RELIVE_RETURN_IF_ERROR(locked.status());
+  }
+  if (!is_short()) return {};
+  return Status(Code::kCapacityTooSmall)
+      .with_int("capacity", static_cast<int64_t>(g.capacity))
+      .with_int("needed", static_cast<int64_t>(needed_steps(g, open_lanes) + open_lanes))
+      .with_int("lanes", open_lanes);
+}
+
 // Everything that can be wrong with a block is found here, before anything changes.
 Status Writer::check_block(const StepBlock& block) {
   const Region& r = table_->region();
   const Geometry& g = *r.geometry;
   const uint32_t extra = g.has_state != 0 && !block.has_next && !block.has_last_state && block.num_rows > 0 ? 1 : 0;
-  uint32_t open_lanes = 0;
-  if (extra != 0 && g.capacity < 2 * uint64_t{g.max_lanes} * (g.history + g.max_n_step + 1)) {
-    for (uint32_t lane = 0; lane < g.max_lanes; ++lane)
-      open_lanes += r.lanes[lane].state.load(kRelaxed) == LaneState::kLive;
-    if (needed_steps(g, open_lanes) + open_lanes > g.capacity)
-      return Status(Code::kCapacityTooSmall)
-          .with_int("capacity", static_cast<int64_t>(g.capacity))
-          .with_int("needed", needed_steps(g, open_lanes) + open_lanes)
-          .with_int("lanes", open_lanes);
-  }
+  if (extra != 0 && g.capacity < 2 * uint64_t{g.max_lanes} * (g.history + g.max_n_step + 1))
+    RELIVE_RETURN_IF_ERROR(check_capacity());
   for (size_t m = 0; m < block.num_lanes; ++m) {
     const auto lane_number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
     for (size_t row = 0; row < block.num_rows; ++row) {
