@@ -174,24 +174,29 @@ class CoreWriter final {
 
   // Puts what a call gives in order of slots. Calls mostly name the same columns in the same order by the same strings,
   // so each name is compared with the one at its place in the last call: a look-up for every input cost 0.1 us a row.
-  // Returns whether all of them were the same.
+  // Returns whether all of them were the same. A look-up may run Python (a subclass of str with a hash of its own), and
+  // so come back here: nothing is held over it, and such a name is never the same as the last one.
   bool take_given(const nb::dict& columns, std::vector<Name>* names, Call* call) {
     PyObject *name, *value;
     Py_ssize_t at = 0;
     size_t k = 0;
     bool alike = true;
     for (; PyDict_Next(columns.ptr(), &at, &name, &value) != 0; ++k) {
-      if (k == names->size()) names->push_back({nb::none(), kNoSlot});
-      Name& last = (*names)[k];
-      if (last.name.ptr() != name) {
-        PyObject* slot = PyDict_GetItemWithError(slots_.ptr(), name);
-        if (slot == nullptr && PyErr_Occurred()) throw nb::python_error();
-        last = {nb::borrow(name), slot == nullptr ? kNoSlot : nb::cast<size_t>(nb::handle(slot))};
+      size_t slot = k < names->size() ? (*names)[k].slot : kNoSlot;
+      if (k >= names->size() || (*names)[k].name.ptr() != name) {
         alike = false;
+        slot = slot_of(name);
+        if (k >= names->size()) names->resize(k + 1, {nb::none(), kNoSlot});
+        (*names)[k] = {PyUnicode_CheckExact(name) ? nb::borrow(name) : nb::none(), slot};
       }
-      if (last.slot != kNoSlot) call->given[last.slot] = value;
+      if (slot != kNoSlot) call->given[slot] = value;
     }
     return alike && k == names->size();
+  }
+  size_t slot_of(PyObject* name) const {
+    PyObject* slot = PyDict_GetItemWithError(slots_.ptr(), name);
+    if (slot == nullptr && PyErr_Occurred()) throw nb::python_error();
+    return slot == nullptr ? kNoSlot : nb::cast<size_t>(nb::handle(slot));
   }
 
   // The cells of one input; rows: how many it has along time.

@@ -11,7 +11,7 @@ from relive.spec import StepSpec
 __all__ = ["bytes_per_step", "num_steps", "steps_in_bytes"]
 
 MAX_STEPS = 2**36  # the core's own limit
-_HEADER_BYTES = 16  # of each row: 4 in front of it, 12 in its mark
+_HEADER_BYTES = 16  # of each row, for its head of 4 and its mark of 16, which large rows outweigh
 _LARGE_BYTES = 256  # larger columns have rows of their own
 
 

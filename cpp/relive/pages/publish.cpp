@@ -89,9 +89,13 @@ void take_history_back(Held& held, uint64_t page) {
     if (first_there + r.shape(i).before > 0) end_items(held, i, page, 0, first_there + r.shape(i).before);
 }
 
+bool is_open(const Region& r, uint64_t page) {
+  return Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
+}
+
 // The page is full: it closes, and the page opened ahead of need (if any) takes its place.
 void turn_page(Held& held, Lane& lane, uint64_t page) {
-  if (Region::state_of(held.region.words[page].load(kRelaxed)) == PageState::kOpen) close_page(held, page);
+  if (is_open(held.region, page)) close_page(held, page);
   RELIVE_FAIL_POINT(commit_closed);
   const uint64_t ahead = lane.ahead.load(kRelaxed);
   if (ahead == 0) return;
@@ -152,10 +156,6 @@ void mark_last_row(Held& held, uint64_t page) {
   const uint64_t slot = r.slot_of(page, offset);
   if ((r.head_of(slot).load(kRelaxed) & kTerminatedBit) == 0) r.head_of(slot).fetch_or(kTruncatedBit);
   RELIVE_FAIL_POINT(close_mark);
-}
-
-bool is_open(const Region& r, uint64_t page) {
-  return Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
 }
 
 // A page of a lane that goes: kept as it is if it holds rows, else given back.

@@ -24,11 +24,11 @@ Status too_much(const char* what, const char* expected, int64_t got, size_t item
       .with_int("item", static_cast<int64_t>(item));
 }
 
-// Whether the rows of one item are there; exact under the lock.
-Status check_rows(const Region& r, const WindowRows* windows, uint32_t num_windows, size_t item) {
-  for (uint32_t w = 0; w < num_windows; ++w)
-    if (!are_steps_there(r, windows[w])) return refused(Code::kRowGone, item, w, windows[w].key);
-  return {};
+// The first window of an item whose rows are not there, num_windows where all are. Exact under the lock.
+uint32_t first_gone(const Region& r, const WindowRows* windows, uint32_t num_windows) {
+  uint32_t w = 0;
+  while (w < num_windows && are_steps_there(r, windows[w])) ++w;
+  return w;
 }
 
 // All that can be said without the lock; whether rows are there is asked again under it.
@@ -48,7 +48,8 @@ Status check_items(const Region& r, uint32_t index, const NewItems& items) {
         return too_much("rows of a window", "1 to max_rows", windows[w].num_rows, k);
       if (!r.is_row_key(windows[w].key)) return refused(Code::kForeignKey, k, w, windows[w].key);
     }
-    RELIVE_RETURN_IF_ERROR(check_rows(r, windows, num_windows, k));
+    if (const uint32_t w = first_gone(r, windows, num_windows); w < num_windows)
+      return refused(Code::kRowGone, k, w, windows[w].key);
     if (items.priorities == nullptr) continue;
     const float priority = items.priorities[k];
     if (!(priority >= 0.0f) || !std::isfinite(priority))
@@ -79,10 +80,16 @@ Status wait_for_room(Table& table, uint32_t index, const Deadline& deadline) {
   });
 }
 
+// What a hold came to: items stored, or why it stopped. A plain value, for under the lock nothing is allocated.
+struct Inserted {
+  Code code = Code::kOk;
+  uint32_t window = 0;  // of kRowGone
+};
+
 // One hold: as many items as the limiter lets in and as one hold may end (an item takes the place of the oldest). *at
 // goes on over the windows; stops at an item whose rows went meanwhile.
-Status insert_held(Held& held, uint32_t index, const NewItems& items, const WindowRows** at, int64_t* keys,
-                   size_t* stored) {
+Inserted insert_held(Held& held, uint32_t index, const NewItems& items, const WindowRows** at, int64_t* keys,
+                     size_t* stored) {
   const Region& r = held.region;
   const IndexState& state = r.header->index_state[index];
   const auto left = static_cast<int64_t>(items.num_items - *stored);
@@ -90,14 +97,9 @@ Status insert_held(Held& held, uint32_t index, const NewItems& items, const Wind
                                            state.inserted.load(kRelaxed), r.sampled(index), left);
   for (int64_t k = 0; k < admitted; ++k) {
     const uint32_t num_windows = items.num_windows[*stored];
-    RELIVE_RETURN_IF_ERROR(check_rows(r, *at, num_windows, *stored));
+    if (const uint32_t w = first_gone(r, *at, num_windows); w < num_windows) return {Code::kRowGone, w};
     const uint64_t record = take_record(held, index);
-    if (record == kNoRecord && held.ends_left == 0) return {};
-    if (record == kNoRecord)
-      return Status(Code::kDeadlineExceeded)
-          .with_text("needs", "a record with a generation to come")
-          .with_text("has", "every record retired")
-          .with_double("waited_s", 0.0);
+    if (record == kNoRecord) return {held.ends_left == 0 ? Code::kOk : Code::kDeadlineExceeded, 0};
     const float given =
         items.priorities != nullptr ? items.priorities[*stored] : std::numeric_limits<float>::quiet_NaN();
     bool is_item = false;
@@ -108,6 +110,17 @@ Status insert_held(Held& held, uint32_t index, const NewItems& items, const Wind
     *stored += 1;
   }
   return {};
+}
+
+// Why a hold stopped, in words, behind the lock.
+Status why_stopped(const Inserted& inserted, size_t item, const WindowRows* windows, const Deadline& deadline) {
+  if (inserted.code == Code::kOk) return {};
+  if (inserted.code == Code::kRowGone)
+    return refused(Code::kRowGone, item, inserted.window, windows[inserted.window].key);
+  return Status(inserted.code)
+      .with_text("needs", "a record with a generation to come")
+      .with_text("has", "every record retired")
+      .with_double("waited_s", deadline.waited_s());
 }
 
 }  // namespace
@@ -138,10 +151,16 @@ Status insert_items(Table& table, uint32_t index, const NewItems& items, double 
       Locked locked(table.door(), deadline);
       status = locked.status();
       if (status.ok() && before == 0) note_priority(locked.held(), index, largest);
-      if (status.ok()) status = insert_held(locked.held(), index, items, &at, keys, stored);
+      Inserted inserted;
+      if (status.ok()) inserted = insert_held(locked.held(), index, items, &at, keys, stored);
       if (*stored > before) locked.items_came();
+      locked.release();
+      if (status.ok()) status = why_stopped(inserted, *stored, at, deadline);
     }
-    if (status.ok() && *stored == before) status = wait_for_room(table, index, deadline);
+    if (status.ok() && *stored == before) {
+      status = wait_for_room(table, index, deadline);
+      if (status.ok() && deadline.passed()) status = items_stand_error(deadline);
+    }
   }
   if (status.ok() || *stored == 0) return status;
   return std::move(status)

@@ -199,8 +199,8 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
   for (size_t m = 0; m < block.num_lanes;) {
     Locked locked(table.door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    if (!make_room(locked.held(),
-                   rows_of_hold(block, m))) {  // explicit items end in several holds, the rows behind them
+    if (!make_room(locked.held(), rows_of_hold(block, m))) {
+      locked.release();  // explicit items on the oldest rows end in several holds, the rows behind them
       if (deadline.passed()) return items_stand_error(deadline);
       continue;
     }
