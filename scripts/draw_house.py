@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "images" / "house.svg"
 INK, SOFT, PAPER = "#1f2933", "#66788a", "#ffffff"
 PYTHON, BINDINGS, CORE, BYTES = ("#dcefe2", "#3f8f5f"), ("#f6e6d2", "#b0722a"), ("#d9e8f3", "#2f6f9f"), ("#eef2f6", INK)
-WIDTH, LEFT, NAMES, ROW, GAP = 980, 30, 330, 27, 4
+WIDTH, LEFT, NAMES, ROW, GAP = 980, 30, 365, 27, 4
 
 # What each floor or room knows, by one of its names.
 NOTES = {
@@ -35,7 +35,8 @@ NOTES = {
     "spec": "what a step holds; casting and checking of what is given",
     "_checks": "numbers and names checked, what must be closed",
     "errors": "what is told when something is refused: type and fields",
-    "_error_base": "the base of all errors",
+    "_name_errors": "errors of wrong names and of storage",
+    "_error_base": "the base of errors; words of other libraries; trees; extras",
 }
 ROOMS = {
     "table": "a handle; reading, changing and looking apart; tiers that wrap it; writers and their lanes",

@@ -1,6 +1,9 @@
 """relive: experience replay, paged, shared between processes, prioritized."""
 
+from typing import TYPE_CHECKING, Any
+
 from relive import errors
+from relive._wrong_names import unknown_attribute
 from relive.batch import Batch, Draw
 from relive.batches import Batches
 from relive.config import TableConfig
@@ -51,3 +54,8 @@ __all__ = [
     "list_tables",
     "remove",
 ]
+
+if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
+
+    def __getattr__(name: str) -> Any:
+        raise unknown_attribute("relive", name, __all__)

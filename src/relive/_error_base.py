@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ReliveError", "bytes_text", "hint", "plain", "shown"]
+__all__ = ["ReliveError", "bytes_text", "plain", "shown"]
 
 _MAX_REPR = 400
 
@@ -35,6 +33,8 @@ class ReliveError(Exception):
         fields = dict(self.__dict__)
         if isinstance(self, OSError):
             fields["errno"] = self.errno  # OSError keeps it outside __dict__
+        if isinstance(self, ImportError):
+            fields["name"] = self.name  # so does this one
         return _restore, (type(self), self.args, fields)
 
 
@@ -44,12 +44,6 @@ def _restore(kind: type[ReliveError], args: tuple[Any, ...], fields: dict[str, A
     for name, value in fields.items():
         setattr(error, name, value)
     return error
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """The nearest known name as half a sentence, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def plain(value: object) -> object:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, final
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,10 @@ import numpy.typing as npt
 from relive import _core
 from relive._checks import finite
 from relive._error_base import plain
-from relive.errors import InvalidConfig, NoProbabilities, UnknownColumn
+from relive._pytrees import Tree, register_loaded, trees
+from relive._slips import for_column
+from relive._wrong_names import names_arguments, unknown_attribute
+from relive.errors import InvalidConfig, MissingPackage, NoProbabilities, UnknownAttribute, UnknownColumn
 from relive.spec import StepSpec, nest
 from relive.table_core import SelectedColumns
 
@@ -35,10 +40,12 @@ class Columns:
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
 
-    def group(self, name: str, arrays: list[Any]) -> Any:
+    def group(self, name: Any, arrays: list[Any]) -> Any:
         """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
         if not isinstance(name, str):
-            raise UnknownColumn(str(plain(name)), self.names)
+            is_rows = isinstance(name, (int, np.integer, slice, np.ndarray))
+            instead = "batch.rows(slice or indices): batch[...] names a column" if is_rows else ""
+            raise UnknownColumn(str(plain(name)), self.names, instead)
         below = {path: arrays[position] for path, position in self.positions.items() if path.startswith(name + "/")}
         if not below:
             raise UnknownColumn(name, self.names)
@@ -87,6 +94,11 @@ class Draw:
         """The draw of some of its items: a slice (a view) or an index array."""
         return Draw(self.item_keys[which], self.probabilities[which], self.num_live_items, self.index)
 
+    if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute("Draw", name, dir(Draw))
+
     def __repr__(self) -> str:
         return f"Draw({self.num_items} of {self.num_live_items} live items of index {self.index!r})"
 
@@ -98,6 +110,9 @@ class Batch(Mapping[str, Any]):
     Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
     item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
     a sample, whose items all are. Arrays are the caller's own; pooled memory returns when the last of them is gone.
+    A pytree of torch and of jax, whose leaves are the columns: tree_map over a batch gives a batch, with the item_keys
+    and probabilities of the one it was made from as long as each leaf still has B rows; after that, and coming out of
+    a function traced by jax, it has none, and asking for them is an error.
     """
 
     __slots__ = ("_arrays", "_columns", "_device", "_num_live_items", "_probabilities", "item_keys", "present")
@@ -119,11 +134,15 @@ class Batch(Mapping[str, Any]):
         self._num_live_items = num_live_items
         self.present = present
         self._device = device
+        register_loaded()
 
     # ---- a mapping of columns --------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        position = self._columns.positions.get(name)
+        try:
+            position = self._columns.positions.get(name)
+        except TypeError:  # a slice, an array: no name
+            position = None
         return self._columns.group(name, self._arrays) if position is None else self._arrays[position]
 
     def __iter__(self) -> Iterator[str]:
@@ -163,6 +182,7 @@ class Batch(Mapping[str, Any]):
             raise NoProbabilities()
         return self._probabilities
 
+    @names_arguments
     def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> Any:
         """Importance weights float32[B]: (N p) ** -beta, divided by their maximum in this batch.
 
@@ -195,6 +215,7 @@ class Batch(Mapping[str, Any]):
             self._device,
         )
 
+    @names_arguments
     def to_torch(self, device: Any = None) -> Batch:
         """The same batch with torch tensors as columns; item_keys and probabilities stay numpy.
 
@@ -206,25 +227,88 @@ class Batch(Mapping[str, Any]):
             target = torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError, ValueError) as error:
             raise InvalidConfig("device", "one that torch knows, such as 'cpu' or 'cuda:0'", device) from error
-        return Batch(
-            self._columns,
-            [_to_tensor(array, target) for array in self._arrays],
-            self.item_keys,
-            self._probabilities,
-            self._num_live_items,
-            self.present,
-            target,
-        )
+        return self._with([_to_tensor(array, target) for array in self._arrays], target)
+
+    def _with(self, arrays: list[Any], device: Any) -> Batch:
+        """The same items with other arrays."""
+        batch = copy.copy(self)
+        batch._arrays = arrays
+        batch._device = device
+        return batch
+
+    if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            slip = for_column(name, self._columns.names)
+            if slip is not None and slip.instead in self:
+                raise UnknownAttribute("Batch", name, f"batch[{slip.instead!r}]", slip.why)
+            if slip is not None and slip.why:
+                raise UnknownAttribute("Batch", name, *slip)
+            raise unknown_attribute("Batch", name, dir(Batch))
 
     __eq__ = object.__eq__  # of a mapping it would compare arrays, which have no truth value
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         columns = ", ".join(
-            f"{name}: {getattr(array, 'dtype', '?')}{tuple(array.shape)}"
+            f"{name}: {getattr(array, 'dtype', '?')}{tuple(getattr(array, 'shape', ()))}"
             for name, array in zip(self._columns.names, self._arrays, strict=True)
         )
-        return f"Batch({self.num_items} items, {columns})"
+        return f"Batch({self.num_items if hasattr(self, 'item_keys') else 'no'} items, {columns})"
+
+
+# ---- as a tree -----------------------------------------------------------------------------------------------------
+
+
+@final
+class _Rest:
+    """What of a batch is no leaf. Batches of the same columns have equal ones: no function is compiled twice for them.
+
+    It holds no array of the batch's columns, whose memory is free when they are gone.
+    """
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Rest):
+            return NotImplemented
+        mine, theirs = self.batch._columns, other.batch._columns
+        return mine is theirs or (mine.names == theirs.names and mine.spec == theirs.spec)
+
+    def __hash__(self) -> int:
+        return hash(self.batch._columns.names)
+
+    def __repr__(self) -> str:
+        return f"columns {', '.join(self.batch._columns.names)}"
+
+
+def _rest(batch: Batch) -> _Rest:
+    return _Rest(batch._with([], None))
+
+
+def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
+    """The batch with these leaves, which may be anything. Its rows are the items only where no leaf says otherwise.
+
+    In a function that is traced once for many batches, item_keys would be those of the first of them, for ever.
+    """
+    arrays = list(leaves)
+    torch = sys.modules.get("torch")
+    device = arrays[0].device if arrays and torch is not None and isinstance(arrays[0], torch.Tensor) else None
+    batch = rest.batch._with(arrays, device)
+    if hasattr(batch, "item_keys"):
+        shapes = [getattr(array, "shape", None) for array in arrays]
+        is_other = any(shape is not None and tuple(shape[:1]) != batch.item_keys.shape for shape in shapes)
+        if is_traced or is_other:
+            del batch.item_keys, batch.present, batch._probabilities, batch._num_live_items
+    return batch
+
+
+trees[Batch] = Tree(lambda batch: batch._columns.names, lambda batch: batch._arrays, _rest, _rebuilt)
 
 
 def _to_tensor(array: Any, device: Any) -> Any:
@@ -238,4 +322,7 @@ def _to_tensor(array: Any, device: Any) -> Any:
 
 
 def _torch() -> Any:
-    return importlib.import_module("torch")  # here and not above: the library itself needs numpy only
+    try:
+        return importlib.import_module("torch")  # here and not above: the library itself needs numpy only
+    except ModuleNotFoundError as problem:
+        raise MissingPackage("to_torch", problem.name or "torch", "pip install torch") from None

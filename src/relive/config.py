@@ -11,6 +11,7 @@ from typing import Any, final
 
 from relive._checks import integer, timeout
 from relive._parts import from_parts, refuse_unknown, to_parts
+from relive._wrong_names import names_arguments
 from relive.capacity import num_steps
 from relive.errors import FormatMismatch, InvalidConfig
 from relive.index import Index, check_min_sizes, named_indexes
@@ -24,6 +25,7 @@ MAX_PARTICIPANTS = 256
 MAX_LANES = 2**20  # the core's own limit
 
 
+@names_arguments
 @final
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class TableConfig:
@@ -54,7 +56,9 @@ class TableConfig:
         seed: int = 0,
     ) -> None:
         if not isinstance(spec, StepSpec):
-            raise InvalidConfig("spec", "a StepSpec", spec)
+            raise InvalidConfig(
+                "spec", "a StepSpec, such as StepSpec.from_spaces(observation_space, action_space)", spec
+            )
         if storage is not None and not isinstance(storage, STORAGES):
             raise InvalidConfig("storage", "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)", storage)
         indexes = named_indexes(index, spec)

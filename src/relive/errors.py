@@ -7,15 +7,22 @@ The core knows codes and numbers only: it calls from_core, which chooses the cla
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 from relive._error_base import ReliveError
-from relive._error_base import bytes_text as _bytes_text
-from relive._error_base import hint as _hint
 from relive._error_base import plain as _plain
 from relive._error_base import shown as _shown
+from relive._name_errors import MissingColumn, UnknownArgument, UnknownAttribute, UnknownColumn, UnnamedColumns
+from relive._storage_errors import (
+    FormatMismatch,
+    InUse,
+    NameTaken,
+    NoSuchTable,
+    NotARegion,
+    StorageFull,
+    SystemFailure,
+)
 
 __all__ = [
     "AlreadyPublished",
@@ -33,6 +40,7 @@ __all__ = [
     "LaneError",
     "MissingColumn",
     "MissingNext",
+    "MissingPackage",
     "NameTaken",
     "NoPriorities",
     "NoProbabilities",
@@ -52,7 +60,10 @@ __all__ = [
     "TooManyLanes",
     "TooManyParticipants",
     "Unacknowledged",
+    "UnknownArgument",
+    "UnknownAttribute",
     "UnknownColumn",
+    "UnnamedColumns",
     "WaitsForItself",
     "WriterClosed",
     "from_core",
@@ -148,15 +159,33 @@ class InvalidConfig(ReliveError, ValueError):
 
 @final
 class ShapeMismatch(ReliveError, ValueError):
-    """An array of another shape than its column asks for."""
+    """An array of another shape than its column, or argument, asks for."""
 
     def __init__(self, column: str, expected: object, got: object) -> None:
         self.column = column
         self.expected = _plain(expected)
         self.got = _plain(got)
-        super().__init__(
-            f"column {column!r}: expected shape {self.expected}, got {self.got}; axes are (lanes, ...) in append and"
-            " (time, lanes, ...) in extend, without a lane axis for a writer of one lane"
+        is_argument = column in ("priorities", "item_keys") or column.startswith("out[")
+        what = column if is_argument else f"column {column!r}"
+        super().__init__(f"{what}: expected shape {self.expected}, got {self.got}; {self._way_out(is_argument)}")
+
+    def _way_out(self, is_argument: bool) -> str:
+        expected, got = self.expected, self.got
+        if isinstance(expected, tuple) and isinstance(got, tuple):
+            if got == (*expected, 1):
+                return "drop the last axis, which is of size 1: .squeeze(-1)"
+            if got == (1, *expected) and not is_argument:
+                return (
+                    "drop the first axis, which is of size 1: [0]; where it is the lane axis, a writer that has one is"
+                    " made by table.writer(num_lanes=1)"
+                )
+            if got != expected and sorted(map(str, got)) == sorted(map(str, expected)):
+                return "the axes stand in another order: np.moveaxis, or .permute of a tensor"
+        if is_argument:
+            return "one for each item, without further axes"
+        return (
+            "axes are (lanes, ...) in append and (time, lanes, ...) in extend, without a lane axis for a writer of one"
+            " lane"
         )
 
 
@@ -171,33 +200,6 @@ class DtypeMismatch(ReliveError, TypeError):
         super().__init__(
             f"column {column!r}: expected {expected}, got {self.got}; only lossless casts and numpy's same_kind casts"
             " (float64 to float32) are made, so convert it before the call or declare another dtype"
-        )
-
-
-@final
-class MissingColumn(ReliveError, ValueError):
-    """A declared column that a call left out. given are the columns that came."""
-
-    def __init__(self, column: str, given: Iterable[str] = ()) -> None:
-        self.column = column
-        self.given = tuple(given)
-        super().__init__(
-            f"column {column!r} is declared but was not given"
-            + (f" (given: {', '.join(self.given)})" if self.given else "")
-            + _hint(column, self.given)
-        )
-
-
-@final
-class UnknownColumn(ReliveError, KeyError):
-    """A column name that nobody declared. known are the names that would do."""
-
-    def __init__(self, column: str, known: Iterable[str] = ()) -> None:
-        self.column = column
-        self.known = tuple(known)
-        super().__init__(
-            f"unknown column {column!r}{_hint(column, self.known)}"
-            + (f" (known: {', '.join(self.known)})" if self.known else "")
         )
 
 
@@ -325,96 +327,19 @@ class AlreadyPublished(ReliveError, ValueError):
         )
 
 
-# ---- storage and names ---------------------------------------------------------------------------------------------
+# ---- packages ------------------------------------------------------------------------------------------------------
 
 
 @final
-class StorageFull(ReliveError, OSError):
-    """The file system of the table has no room for it."""
+class MissingPackage(ReliveError, ModuleNotFoundError):
+    """A part of the library needs a package that is not installed; command installs it."""
 
-    def __init__(self, path: str, needs_bytes: int, has_bytes: int) -> None:
-        self.path = path
-        self.needs_bytes = needs_bytes
-        self.has_bytes = has_bytes
-        super().__init__(
-            f"{path}: needs {_bytes_text(needs_bytes)}, {'this machine' if path == 'memory' else 'the file system'} has"
-            f" {_bytes_text(has_bytes)}; "
-            + (
-                "give the container a larger /dev/shm (docker run --shm-size=8g, or a memory-backed emptyDir), a"
-                " smaller capacity, or use LocalMemory() where one process is enough; `relive ls` shows tables left"
-                " behind"
-                if path.startswith("/dev/shm")
-                else "free some, or give a smaller capacity"
-            )
-        )
-
-
-@final
-class NameTaken(ReliveError, FileExistsError):
-    """A table of this name exists and somebody is attached to it."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        super().__init__(
-            f"{path} exists and is in use; choose another name, attach({_table_name(path)!r}) to it, or close it where"
-            " it is used"
-        )
-
-
-@final
-class NoSuchTable(ReliveError, FileNotFoundError):
-    """No table of this name."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        super().__init__(
-            f"{path}: no such table; it was not created yet, or its last user closed it (`relive ls` lists those there"
-            " are)"
-        )
-
-
-@final
-class NotARegion(ReliveError, ValueError):
-    """A file that is no table, or a damaged one."""
-
-    def __init__(self, path: str, what: str = "") -> None:
-        self.path = path
+    def __init__(self, what: str, package: str, command: str) -> None:
         self.what = what
-        super().__init__(f"{path} is no relive table" + (f": {what}" if what else "") + "; see what wrote this file")
-
-
-@final
-class FormatMismatch(ReliveError, ValueError):
-    """A region of another format version, ABI or layout."""
-
-    def __init__(self, what: str, expected: object, got: object) -> None:
-        self.what = what
-        self.expected = _plain(expected)
-        self.got = _plain(got)
-        super().__init__(
-            f"the region's {what} is {_shown(self.got)}, this build reads {_shown(self.expected)}; use the relive"
-            " version that made it, or make it anew"
-        )
-
-
-@final
-class InUse(ReliveError, OSError):
-    """A table that cannot be removed because somebody is attached."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        super().__init__(f"{path} is in use: somebody is attached; close it there first, or force the removal")
-
-
-@final
-class SystemFailure(ReliveError, OSError):
-    """A call to the operating system failed. what names the call, errno is what it left (0: nothing)."""
-
-    def __init__(self, what: str, errno: int = 0) -> None:
-        self.what = what
-        reason = f"{os.strerror(errno)} (errno {errno})" if errno else "the system left no error number"
-        super().__init__(f"{what} failed: {reason}")
-        self.errno = int(errno)
+        self.package = package
+        self.command = command
+        super().__init__(f"{what} needs {package}: {command}")
+        self.name = package
 
 
 # ---- handles -------------------------------------------------------------------------------------------------------
@@ -555,6 +480,8 @@ _CLASS_OF_CODE: dict[str, type[ReliveError]] = {
     name: globals()[name] for name in __all__ if name not in ("ReliveError", "from_core")
 }
 _CLASS_OF_CODE["SystemError"] = SystemFailure
+for _kind in _CLASS_OF_CODE.values():
+    _kind.__module__ = __name__  # a traceback names the place where programs find them, wherever they are written
 
 
 def from_core(code: str, fields: Mapping[str, Any]) -> ReliveError:
@@ -587,7 +514,3 @@ def _what_is_stored(stored: int, fields: Mapping[str, Any]) -> str:
         f"the first {stored} of {fields.get('num_rows', 'the')} rows are stored, step by step, under the error's keys:"
         " go on with the rows after them, not with the whole block again"
     )
-
-
-def _table_name(path: str) -> str:
-    return os.path.basename(path).removeprefix("relive-")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,17 @@ import numpy.typing as npt
 from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import integer, timeout
 from relive._closing import Closing
+from relive._wrong_names import names_arguments, unknown_attribute
 from relive.batch import Batch, Columns, Draw, Selection
 from relive.batches import Batches, BatchSource
 from relive.config import TableConfig
-from relive.errors import InvalidConfig, ReliveError, RequestTooLarge, ShapeMismatch, UnknownColumn
+from relive.errors import (
+    InvalidConfig,
+    ReliveError,
+    RequestTooLarge,
+    ShapeMismatch,
+    UnknownColumn,
+)
 from relive.index import Index
 from relive.limiters import SamplesPerInsert
 from relive.spec import DERIVED_NAMES, StepSpec
@@ -57,6 +64,7 @@ class TableHandle(Closing):
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
+    @names_arguments
     def sample(
         self,
         num_items: int,
@@ -83,6 +91,7 @@ class TableHandle(Closing):
             raise self._explained(error, index) from None
         return Batch(selection.columns, arrays, keys, probabilities, num_live)
 
+    @names_arguments
     def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> Draw:
         """Draws without moving data; blocks and counts as sample does. gather(draw) brings the rows."""
         number = self.index_number(index)
@@ -95,6 +104,7 @@ class TableHandle(Closing):
             raise self._explained(error, index) from None
         return Draw(keys, probabilities, num_live, self._index_names[number])
 
+    @names_arguments
     def gather(
         self,
         items: Draw | npt.ArrayLike,
@@ -119,6 +129,7 @@ class TableHandle(Closing):
             return Batch(selection.columns, arrays, keys, None, 0, present)
         return Batch(selection.columns, arrays, keys, drawn.probabilities, drawn.num_live_items, present)
 
+    @names_arguments
     def batches(
         self,
         num_items: int,
@@ -148,6 +159,7 @@ class TableHandle(Closing):
 
     # ---- changing what is there ------------------------------------------------------------------------------------
 
+    @names_arguments
     def update_priorities(self, item_keys: npt.ArrayLike, priorities: Any, *, index: str | None = None) -> int:
         """Sets priorities [B] (finite, >= 0, taken as given) of items [B]; returns how many were still there.
 
@@ -165,6 +177,7 @@ class TableHandle(Closing):
         number = 0 if index is None else self.index_number(index)
         return self._core.update_priorities(number, item_keys, priorities)
 
+    @names_arguments
     def delete(self, item_keys: npt.ArrayLike) -> int:
         """Removes these steps from every index at once; returns how many were there. Raises ForeignKey, ReadOnly."""
         return self._core.delete(as_keys(item_keys))
@@ -182,6 +195,11 @@ class TableHandle(Closing):
     def __len__(self) -> int:
         """Live steps. Raises TableClosed."""
         return self._core.num_steps()
+
+    if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute("Table", name, dir(type(self)))
 
     def __bool__(self) -> bool:
         """True: `if table:` asks whether there is a handle, not whether it holds steps."""

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, final
 
 from relive._checks import integer, is_text
 from relive._parts import from_parts, refuse_unknown, to_parts
+from relive._wrong_names import names_arguments
 from relive.errors import CapacityTooSmall, InvalidConfig, SpecError
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
@@ -30,6 +31,7 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
 }
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class Index:
@@ -52,7 +54,10 @@ class Index:
             value = getattr(self, what)
             if not isinstance(value, kinds):
                 names = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
-                raise InvalidConfig(f"{what} of an Index", names, value)
+                part = next((part for part, others in _KINDS.items() if isinstance(value, others)), "")
+                raise InvalidConfig(
+                    f"{what} of an Index", names + (f"; this one is given as {part}=" if part else ""), value
+                )
         if self.max_times_sampled is not None:
             times = integer("max_times_sampled", self.max_times_sampled, 1, MAX_TIMES_SAMPLED)
             object.__setattr__(self, "max_times_sampled", times)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final, get_args
 
 from relive._checks import finite, integer
+from relive._wrong_names import names_arguments
 from relive.errors import InvalidConfig
 from relive.spec import StepSpec
 
@@ -16,6 +17,7 @@ StackPad = Literal["repeat", "zeros"]
 MAX_STACK = 4096  # of a window, in the core
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class Transitions:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from relive._checks import finite, integer
+from relive._wrong_names import names_arguments
 from relive.errors import InvalidConfig
 
 __all__ = ["MinSize", "SamplesPerInsert"]
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class MinSize:
@@ -26,6 +28,7 @@ class MinSize:
         return {"limiter": "min_size", "min_size": self.min_size}
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class SamplesPerInsert:

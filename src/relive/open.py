@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, cast, final
 
 from relive import _core
 from relive._checks import is_text
-from relive.errors import NoSuchTable, ReliveError, SystemFailure
+from relive._holders import holders
+from relive._wrong_names import names_arguments
+from relive.errors import InUse, NoSuchTable, ReliveError, SystemFailure
 from relive.spec import StepSpec
 from relive.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
 from relive.table import Table, attach_path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["TableRow", "attach", "connect", "list_tables", "remove"]
 
 
+@names_arguments
 def attach(name: str, stream: int | None = None, timeout_s: float | None = None, read_only: bool = False) -> Table:
     """A handle on the table SharedMemory(name), made here or by another process.
 
@@ -36,12 +39,13 @@ def attach(name: str, stream: int | None = None, timeout_s: float | None = None,
     return attach_path(SharedMemory(name).path, stream, timeout_s, read_only)
 
 
+@names_arguments
 def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None = None) -> RemoteTable:
-    """A handle on a table that a server has: grpc://host:port/name. Needs the extra: pip install 'relive[service]'.
+    """A handle on a table that a server has: grpc://host:port/name. Needs the extra `service`.
 
     timeout_s: the default of this handle's calls, None: the table's. spec: what a step is expected to hold.
     Waits for the server at most timeout_s, or 10 s. Raises ServiceUnavailable, NoSuchTable, FormatMismatch (a server of
-    another version), InvalidConfig (no such address, another spec), ImportError without the extra.
+    another version), InvalidConfig (no such address, another spec), MissingPackage without the extra.
     """
     service = importlib.import_module("relive.service")  # here and not above: the library itself needs numpy only
     return cast("RemoteTable", service.connect(address, timeout_s, spec))
@@ -94,6 +98,7 @@ def list_tables() -> list[TableRow]:
     return rows
 
 
+@names_arguments
 def remove(name: str, force: bool = False) -> None:
     """Removes the shared table of this name from the machine.
 
@@ -110,7 +115,10 @@ def remove(name: str, force: bool = False) -> None:
             raise SystemFailure(f"removing {path}", error.errno or 0) from None
         return
     _core.probe(path)  # refuses what is no table
-    _core.remove(path)
+    try:
+        _core.remove(path)
+    except InUse as error:
+        raise InUse(error.path, holders(error.path)) from None
 
 
 def _used_bytes(path: str) -> int:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
 from relive._checks import MAX_FLOAT32, finite
+from relive._wrong_names import names_arguments
 
 __all__ = ["REMOVERS", "SAMPLERS", "Fifo", "InitialPriority", "Prioritized", "Remover", "Sampler", "Uniform"]
 
 InitialPriority: TypeAlias = Literal["max", "given"] | float
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class Uniform:
@@ -22,6 +24,7 @@ class Uniform:
         return {"sampler": "uniform"}
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class Prioritized:
@@ -49,6 +52,7 @@ class Prioritized:
         return {"sampler": "prioritized", "priority_exponent": self.priority_exponent, "initial": initial}
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class Fifo:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from relive import _spaces
 from relive._checks import is_text
 from relive._error_base import plain
+from relive._wrong_names import names_arguments
 from relive.errors import ReliveError, SpecError, UnknownColumn
 
 __all__ = ["DERIVED_NAMES", "RESERVED_NAMES", "ArraySpec", "Kind", "StepSpec"]
@@ -40,6 +41,7 @@ MAX_VALUE_BYTES = 2**32  # of one value, here and in the core
 _MAX_STACK = 4096
 
 
+@names_arguments
 @final
 @dataclass(frozen=True, init=False, repr=False)
 class ArraySpec:
@@ -77,6 +79,7 @@ class ArraySpec:
 NestedSpecs: TypeAlias = "ArraySpec | Mapping[str, NestedSpecs] | Sequence[NestedSpecs]"
 
 
+@names_arguments
 @final
 class StepSpec:
     """The columns of one step, in order, with their nesting.
@@ -106,6 +109,7 @@ class StepSpec:
         self._unstack = MappingProxyType(self._expand_stacks({} if unstack is None else unstack, "unstack"))
 
     @classmethod
+    @names_arguments
     def from_spaces(
         cls,
         observation_space: object,
@@ -375,7 +379,10 @@ def _check_top_name(name: object) -> None:
         raise SpecError("name of a column", "text", name)
     if name in ("terminated", "truncated", "discount"):
         raise SpecError(f"column {name!r}", "it not to be declared: every append takes it", name)
-    if name in RESERVED_NAMES or name.startswith("next_"):
+    if name.startswith("next_"):
+        expected = f"no column for it: {name[5:]!r} with kind='state' yields it, and every append takes it"
+        raise SpecError(f"column {name!r}", expected, name)
+    if name in RESERVED_NAMES:
         raise SpecError(f"column {name!r}", "a name that is not reserved (next_*, lanes, priority, ...)", name)
 
 

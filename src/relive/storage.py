@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-from relive._checks import finite, integer, is_text, num_bytes
+from relive._checks import finite, flag, integer, is_text, num_bytes
+from relive._wrong_names import names_arguments
 from relive.errors import InvalidConfig
 
 __all__ = [
@@ -25,6 +26,7 @@ MAX_NAME_BYTES = 200
 _MAX_PATH_BYTES = 4095
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class LocalMemory:
@@ -40,6 +42,7 @@ class LocalMemory:
         return {}
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class SharedMemory:
@@ -48,15 +51,21 @@ class SharedMemory:
     Others attach by name or by a pickled handle. The last clean close removes it, as does the end of the last process
     that did not close; after a kill it stays until the name is opened again or `relive rm`. A reader that closes last
     leaves it where a writer was killed, and where it may not write the file. In containers /dev/shm is often 64 MB:
-    docker run --shm-size. Raises InvalidConfig.
+    docker run --shm-size.
+    overwrite: making a table replaces one of this name that nobody but this process is attached to; this process's own
+    handles on it are closed first, so a notebook's cell may run again. Where another process is attached NameTaken
+    names it, and nothing is changed. Without it only a table that nobody is attached to is replaced.
+    Raises InvalidConfig.
     """
 
     name: str
+    overwrite: bool = False
 
     def __post_init__(self) -> None:
         name = self.name
         if not is_text(name, MAX_NAME_BYTES) or "/" in name:
             raise InvalidConfig("name of SharedMemory", f"1 to {MAX_NAME_BYTES} bytes of text without '/'", name)
+        object.__setattr__(self, "overwrite", flag("overwrite of SharedMemory", self.overwrite))
 
     @property
     def path(self) -> str:
@@ -68,6 +77,7 @@ class SharedMemory:
         return {}
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class Tiered:

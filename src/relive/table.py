@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsFloat, final
 
 from relive import _core
 from relive._checks import integer, timeout
+from relive._holders import holders
+from relive._wrong_names import names_arguments
 from relive.batch import Selection
 from relive.batches import BatchSource
 from relive.config import TableConfig
-from relive.errors import InvalidConfig, NotShareable
+from relive.errors import InvalidConfig, NameTaken, NotShareable
 from relive.handle import TableHandle
 from relive.index import Index
 from relive.protocol import ReplayTable
 from relive.sources import PlannedSource, SampledSource
 from relive.spec import StepSpec
-from relive.storage import Storage, Tiered
+from relive.storage import SharedMemory, Storage, Tiered
 from relive.writer import Writer
 
 __all__ = ["Table", "attach_path"]
 
+_handles: weakref.WeakSet[Table] = weakref.WeakSet()  # of this process, as long as somebody has them
 
+
+@names_arguments
 @final
 class Table(TableHandle):
     """Steps in, items out: a bounded store of experience with one or more ways to sample it.
@@ -57,12 +64,19 @@ class Table(TableHandle):
         return table
 
     def _build(self, config: TableConfig) -> None:
-        self._local = _core.create_table(config.core_config(), config.storage.path)
+        if isinstance(config.storage, SharedMemory) and config.storage.overwrite:
+            _close_own(config.storage.path)
+        try:
+            self._local = _core.create_table(config.core_config(), config.storage.path)
+        except NameTaken as error:
+            raise NameTaken(error.path, holders(error.path)) from None
         self._local.timeout_s = config.timeout_s
         self._bind(self._local, config, config.timeout_s)
+        _handles.add(self)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
+    @names_arguments
     def writer(self, num_lanes: int | None = None) -> Writer:
         """Opens num_lanes lanes, one an environment; None: one lane, whose arrays have no lane axis.
 
@@ -141,4 +155,14 @@ def attach_path(
     table._local = _core.attach_table(path, bool(read_only), told, 60.0 if given is None else given)
     table._bind_to(table._local, given)
     table._local.timeout_s = table.timeout_s
+    _handles.add(table)
     return table
+
+
+def _close_own(path: str) -> None:
+    """Closes this process's handles on a shared table, unless another process has one: then NameTaken."""
+    pids = holders(path)
+    if set(pids) - {os.getpid()}:
+        raise NameTaken(path, pids)
+    for table in [one for one in list(_handles) if not one.closed and one.path == path]:
+        table.close()

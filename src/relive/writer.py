@@ -12,6 +12,7 @@ import numpy.typing as npt
 from relive._casting import Normaliser, as_array
 from relive._checks import flag, integer, timeout
 from relive._closing import Closing
+from relive._wrong_names import columns_by_name, refuses_attributes
 from relive.errors import (
     DtypeMismatch,
     InvalidConfig,
@@ -21,6 +22,7 @@ from relive.errors import (
     ShapeMismatch,
     SpecError,
     UnknownColumn,
+    UnnamedColumns,
 )
 from relive.spec import StepSpec, groups_of, spread
 from relive.table_core import OpensWriters
@@ -35,6 +37,7 @@ _MAX_REMEMBERED = 64
 _MAX_LANES = 2**20  # of any table
 
 
+@refuses_attributes("Writer")
 @final
 class Writer(Closing):
     """Lanes of a table, one an environment; made by table.writer(num_lanes). Used by one thread at a time.
@@ -99,8 +102,9 @@ class Writer(Closing):
         ) -> Any: ...
 
     else:
-        # Python matches each keyword against each named argument: naming three here would cost 0.2 us a call.
-        def append(self, **columns):
+        # Python matches each keyword against each named argument: naming three here would cost 0.2 us a call; values
+        # without a name cost nothing where there are none.
+        def append(self, *values, **columns):
             """Appends one step to every lane, or to the lanes named; returns keys int64[M] in lane order, or an int.
 
             columns: every declared column, [M, *shape], nested ones as dicts and tuples; terminated and truncated
@@ -110,6 +114,8 @@ class Writer(Closing):
             SeamMismatch, MissingNext, RequestTooLarge, DeadlineExceeded, StorageFull, WriterClosed.
             Cost: one lock, one copy of the rows.
             """
+            if values:
+                raise UnnamedColumns("append", len(values), self._spec.columns)
             try:
                 keys = self._append_alike(columns, self._timeout_s)
             except RequestTooLarge as error:
@@ -119,6 +125,7 @@ class Writer(Closing):
             lanes, priority, timeout_s = (columns.pop(name, None) for name in ("lanes", "priority", "timeout_s"))
             return self._write(self._core.append, columns, lanes, priority, timeout_s, axis=0)
 
+    @columns_by_name
     def extend(
         self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
         **columns: Any

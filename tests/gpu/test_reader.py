@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from processes.shm import needs_shared_memory
 import relive
 from gpu.tools import DeviceReader, numbered_rows, numbered_spec, torch
 from relive import errors
+from relive._extras import install_command
 from relive.gpu.layout_args import ColumnCopy, RegionLayout, tree_levels
 from relive.gpu.region_view import DeviceFailure, HostRegistration, RegionView
 
@@ -41,7 +43,7 @@ def test_only_the_interpreter_runs_on_the_cpu_and_only_a_gpu_is_a_gpu(
 
 
 def run_python(program: str) -> str:
-    environment = {"PATH": "/usr/bin:/bin"}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -55,7 +57,7 @@ def test_without_the_extra_the_error_names_it(package: str) -> None:
         "try: import relive.gpu\n"
         "except ModuleNotFoundError as error: print(error.name, error)\n"
     )
-    assert run_python(program).strip() == f"{package} relive.gpu needs {package}: pip install 'relive[gpu]'"
+    assert run_python(program).strip() == f"{package} relive.gpu needs {package}: {install_command('gpu')}"
 
 
 def test_columns_are_tensors_nested_as_declared(table: relive.Table) -> None:

@@ -20,6 +20,10 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.DtypeMismatch("action", "int64", "float64"),
     errors.MissingColumn("observation", ["observations", "action"]),
     errors.UnknownColumn("obervation", ["observation", "action"]),
+    errors.UnknownArgument("Prioritized", "alpha", ["priority_exponent", "initial"]),
+    errors.UnknownAttribute("Batch", "obs", "batch['observation']"),
+    errors.UnnamedColumns("append", 2, ["observation/camera", "observation/speed", "action"]),
+    errors.MissingPackage("relive.service", "pyarrow", "pip install '.[service]' in a checkout of relive"),
     errors.LaneError("mask of lanes", "bool[8]", "bool[7]"),
     errors.InvalidPriority(3, float("nan")),
     errors.ForeignKey(0, 77),
@@ -34,7 +38,7 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.NoSuchTable("/dev/shm/relive-pong"),
     errors.NotARegion("/dev/shm/relive-pong", "magic"),
     errors.FormatMismatch("format version", 1, 2),
-    errors.InUse("/dev/shm/relive-pong"),
+    errors.InUse("/dev/shm/relive-pong", [4242, 4243]),
     errors.SystemFailure("mmap", 12),
     errors.TooManyLanes(8, 3),
     errors.TooManyParticipants(256),
@@ -61,7 +65,9 @@ def test_pickles_with_its_fields_and_sentence(error: errors.ReliveError) -> None
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert repr(again.__dict__) == repr(error.__dict__)
-    assert getattr(again, "errno", None) == getattr(error, "errno", None)
+    for kept_elsewhere in ("errno", "name"):  # by OSError, ImportError
+        assert getattr(again, kept_elsewhere, None) == getattr(error, kept_elsewhere, None)
+    assert type(again).__module__ == "relive.errors" or type(again) is errors.ReliveError
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)

@@ -3,16 +3,19 @@
     reader = relive.gpu.DeviceReader(table, device="cuda")
     batch = reader.sample(256)          # tensors on the device; rows are read in place, no host call per window
 
-Needs torch and triton: `pip install 'relive[gpu]'`. `import relive` alone does not import this module.
+Needs torch and triton, the extra `gpu`. `import relive` alone does not import this module.
 """
 
 from __future__ import annotations
 
 import importlib.util
 
+from relive._extras import install_command
+from relive.errors import MissingPackage
+
 for _package in ("torch", "triton"):
     if importlib.util.find_spec(_package) is None:
-        raise ModuleNotFoundError(f"relive.gpu needs {_package}: pip install 'relive[gpu]'", name=_package)
+        raise MissingPackage("relive.gpu", _package, install_command("gpu"))
 
 from relive.gpu.batch import DeviceBatch, DeviceDraw  # noqa: E402  (after the check above, whose error names the extra)
 from relive.gpu.reader import DeviceReader  # noqa: E402

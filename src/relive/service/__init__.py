@@ -1,11 +1,12 @@
 """Tables on another machine, over Arrow Flight: serve() them there, connect() to them here. Extra: relive[service]."""
 
+from relive._extras import install_command as _install_command
+from relive.errors import MissingPackage as _MissingPackage
+
 try:
     import pyarrow.flight as _flight  # noqa: F401
 except ImportError as _problem:
-    raise ImportError(
-        f"relive.service needs {_problem.name or 'pyarrow'}: pip install 'relive[service]'", name=_problem.name
-    ) from _problem
+    raise _MissingPackage("relive.service", _problem.name or "pyarrow", _install_command("service")) from _problem
 
 from relive.service.blocks import StreamedKeys
 from relive.service.options import ServerOptions, Streaming

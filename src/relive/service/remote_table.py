@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final, overload
 
 from relive._checks import timeout
+from relive._wrong_names import names_arguments
 from relive.batch import Selection
 from relive.batches import BatchSource
 from relive.errors import InvalidConfig
@@ -66,6 +67,7 @@ class RemoteTable(TableHandle):
     @overload
     def writer(self, num_lanes: int | None = None, *, streaming: Streaming) -> StreamingWriter: ...
 
+    @names_arguments
     def writer(self, num_lanes: int | None = None, streaming: Streaming | None = None) -> Writer | StreamingWriter:
         """Opens num_lanes lanes over there; None: one lane, whose arrays have no lane axis.
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from relive._checks import integer, timeout
 from relive._closing import Closing
+from relive._wrong_names import columns_by_name, refuses_attributes
 from relive.protocol import ReplayWriter
 from relive.service.blocks import StreamedKeys
 from relive.service.encoding import RowEncoder
@@ -21,6 +22,7 @@ from relive.writer import Writer
 __all__ = ["StreamingWriter"]
 
 
+@refuses_attributes("Writer")
 @final
 class StreamingWriter(Closing):
     """Lanes over there; made by table.writer(num_lanes, streaming=Streaming()). Used by one thread at a time.
@@ -38,6 +40,7 @@ class StreamingWriter(Closing):
         opener = _Opener(core, spec, streaming)
         self._writer = Writer(opener, spec, num_lanes, core.timeout_s, lambda error: error)
         self._core = opener.opened
+        self._spec = spec
 
     if TYPE_CHECKING:
 
@@ -52,14 +55,17 @@ class StreamingWriter(Closing):
 
     else:
 
-        def append(self, **columns):
+        def append(self, *values, **columns):
             """As Writer.append, but waits only while max_in_flight blocks are unanswered; returns StreamedKeys.
 
             timeout_s: how long the server may wait for the limiter with each of these steps, and this call for room.
             """
+            if values:
+                return self._writer.append(*values)
             keys = self._core.append_alike(columns, self._core.timeout_s)
             return self._writer.append(**columns) if keys is None else keys
 
+    @columns_by_name
     def extend(
         self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
         **columns: Any
