@@ -1,10 +1,12 @@
-"""The command line: `relive train dqn`, `relive serve`, `relive ls`, `relive rm`.
+"""The command line: `relive ls`, `relive rm`, `relive serve`, `relive train dqn`.
 
-Commands load what they need when they run: `relive ls` does not wait for torch.
+ls and rm need nothing but the library. The others read their options with typer, which their extras bring, and load
+what they need when they run: `relive ls` does not wait for torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -17,30 +19,63 @@ from typing import TYPE_CHECKING, Annotated, Any
 try:
     import typer
     from rich.console import Console
-    from rich.table import Table as Grid
 except ImportError as _problem:  # the library itself needs numpy only
     _missing: str | None = _problem.name
 else:
     _missing = None
 
-from relive.errors import ReliveError
+from relive import __version__
+from relive._extras import install_command
+from relive.errors import InUse, MissingPackage, NoSuchTable, ReliveError
 from relive.open import list_tables, remove
 
 if TYPE_CHECKING:
     from relive.train.config import TrainConfig
 
-_EXTRA = "pip install 'relive[train]'"
 _EXIT_STOPPED = 130
+# What typer reads: the command, its extra, what it does.
+_WITH_EXTRAS = {
+    "serve": ("service", "serve tables to other machines"),
+    "train": ("train", "train an agent through a shared table"),
+}
 
 
 def main() -> None:
     """The entry point of the `relive` command."""
-    if _missing is not None:
-        sys.exit(f"relive: the command line needs {_missing}: {_EXTRA}")
+    arguments = sys.argv[1:]
     try:
-        _application()()
+        if arguments and arguments[0] in _WITH_EXTRAS:
+            if _missing is not None:
+                raise MissingPackage(f"relive {arguments[0]}", _missing, install_command(_WITH_EXTRAS[arguments[0]][0]))
+            _application()()
+        else:
+            sys.exit(_plain_command(arguments))
     except (ReliveError, OSError) as problem:  # an OSError names its file
         sys.exit(f"relive: {problem}")
+
+
+def _plain_command(arguments: list[str]) -> int:
+    """Runs a command that needs no extra, or says which commands there are; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="relive", description="Experience replay that many processes share.")
+    parser.add_argument("--version", action="version", version=f"relive {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    listing = commands.add_parser("ls", help="list the shared tables of this machine")
+    listing.set_defaults(run=lambda given: _list())
+    removal = commands.add_parser("rm", help="remove shared tables, such as those left behind by a killed process")
+    removal.add_argument("names", nargs="*", metavar="NAME", help="a name that `relive ls` shows")
+    removal.add_argument("--all-unused", action="store_true", help="all tables that nobody is attached to")
+    removal.add_argument(
+        "--force", action="store_true", help="also where somebody is attached, or the file is no table"
+    )
+    removal.set_defaults(run=lambda given: _remove(removal, given))
+    for name, (extra, what) in _WITH_EXTRAS.items():
+        commands.add_parser(name, add_help=False, help=f"{what} (extra {extra})")
+    given = parser.parse_args(arguments)
+    if not hasattr(given, "run"):
+        parser.print_help()
+        return 0 if arguments else 2
+    status: int = given.run(given)
+    return status
 
 
 def _application() -> typer.Typer:
@@ -51,8 +86,6 @@ def _application() -> typer.Typer:
     training.callback()(_training_group)
     training.command("dqn")(_train_dqn)
     app.command("serve")(_serve)
-    app.command("ls")(_list)
-    app.command("rm")(_remove)
     return app
 
 
@@ -95,7 +128,7 @@ def _train_dqn(
         from relive.train.config import preset
         from relive.train.run import train
     except ImportError as problem:
-        sys.exit(f"relive: training needs {problem.name}: {_EXTRA}")
+        raise MissingPackage("relive train", str(problem.name), install_command("train")) from None
     changes: dict[str, dict[str, Any]] = {
         "environment": {"seed": seed},
         "acting": {"num_actors": actors},
@@ -155,11 +188,9 @@ def _serve(
 
     Tables that lie in shared memory already, as after a kill, are served on with what they hold.
     """
-    try:
-        from relive.service import serve
-        from relive.service.config import load_config, open_table
-    except ImportError as problem:
-        sys.exit(f"relive: {problem}")
+    from relive.service import serve
+    from relive.service.config import load_config, open_table
+
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
@@ -173,39 +204,50 @@ def _serve(
         stopped.wait()
 
 
-def _list() -> None:
-    """List the shared tables of this machine."""
-    grid = Grid()
-    for name, justify in (
-        ("name", "left"),
-        ("steps", "right"),
-        ("capacity", "right"),
-        ("memory", "right"),
-        ("attached", "right"),
-        ("state", "left"),
-    ):
-        grid.add_column(name, justify=justify)  # type: ignore[arg-type]
-    rows = list_tables()
-    for row in rows:
+def _list() -> int:
+    """Lists the shared tables of this machine."""
+    lines: list[tuple[str, ...]] = [("name", "steps", "capacity", "memory", "attached", "state")]
+    for row in list_tables():
         state = row.problem or ("in use" if row.alive else "left behind: relive rm removes it")
-        grid.add_row(
-            row.name, f"{row.num_steps:,}", f"{row.capacity:,}", _size(row.num_bytes), str(row.num_attached), state
-        )
-    console = Console()
-    if rows:
-        console.print(grid)
-    else:
-        console.print("no shared tables on this machine")
+        numbers = f"{row.num_steps:,}", f"{row.capacity:,}", _size(row.num_bytes), str(row.num_attached)
+        lines.append((row.name, *numbers, state))
+    if len(lines) == 1:
+        _say("no shared tables on this machine")
+        return 0
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    for line in lines:
+        aligned = (cell.rjust(width) for cell, width in zip(line[1:5], widths[1:], strict=True))
+        _say("  ".join((line[0].ljust(widths[0]), *aligned, line[5])))
+    return 0
 
 
-def _remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names that `relive ls` shows.")],
-    force: Annotated[bool, typer.Option(help="Also where somebody is attached, or the file is no table.")] = False,
-) -> None:
-    """Remove shared tables from this machine, such as those left behind by a killed process."""
+def _remove(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    """Removes shared tables; goes on where one cannot be removed, and says so in the end."""
+    if bool(given.names) == given.all_unused:
+        parser.error("give the names of tables, or --all-unused")
+    if given.all_unused and given.force:
+        parser.error("--force is for tables that are named: --all-unused removes none that is in use")
+    names = given.names
+    if given.all_unused:
+        names = [row.name for row in list_tables() if not row.alive and not row.problem]
+        if not names:
+            _say("no unused tables on this machine")
+    status = 0
     for name in names:
-        remove(name, force=force)
-        Console().print(f"removed {name}", highlight=False)
+        try:
+            remove(name, force=given.force)
+        except (ReliveError, OSError) as problem:
+            if given.all_unused and isinstance(problem, (InUse, NoSuchTable)):
+                continue  # somebody attached to it meanwhile, or removed it
+            sys.stderr.write(f"relive: {problem}\n")
+            status = 1
+        else:
+            _say(f"removed {name}")
+    return status
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
 
 
 def _size(num_bytes: int) -> str:
