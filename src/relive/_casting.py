@@ -86,6 +86,9 @@ def as_array(column: str, value: object) -> npt.NDArray[Any]:
             value = value.detach().cpu()  # a meta tensor has no data: NotImplementedError, which is a RuntimeError
         array = np.asarray(value)
     except ValueError:
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
+            got = "a pair with a dict, as env.reset() returns it: observation, info = env.reset()"
+            raise ShapeMismatch(column, "of one array", got) from None
         raise ShapeMismatch(column, "equally long rows", "nested values of different lengths") from None
     except (TypeError, OverflowError, RuntimeError) as error:
         raise DtypeMismatch(column, "numbers", f"{type(value).__name__} ({error})") from None
@@ -118,6 +121,8 @@ def cast(column: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDAr
 
 def as_keys(items: Any) -> npt.NDArray[np.int64]:
     """Keys int64[B], C-contiguous, or ShapeMismatch / DtypeMismatch."""
+    if hasattr(items, "item_keys"):
+        raise InvalidConfig("item_keys", "keys int64[B]: the .item_keys of this one", items)
     keys = as_array("item_keys", items)
     if keys.ndim != 1:
         raise ShapeMismatch("item_keys", "(num_items,)", keys.shape)

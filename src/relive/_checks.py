@@ -44,6 +44,8 @@ def integer(what: str, value: SupportsIndex, least: int, most: int = _MAX_INTEGE
     bounds = f"an integer >= {least}" if most == _MAX_INTEGER else f"an integer from {least} to {most}"
     if isinstance(value, _NO_NUMBERS):
         raise InvalidConfig(what, bounds, value)
+    if isinstance(value, float) and value.is_integer():
+        raise InvalidConfig(what, f"{bounds}, written as one: {int(value):_}", value)
     try:
         number = operator.index(value)
     except (TypeError, RuntimeError):  # a RuntimeError of tensors that hold no data

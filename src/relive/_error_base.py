@@ -46,10 +46,51 @@ def _restore(kind: type[ReliveError], args: tuple[Any, ...], fields: dict[str, A
     return error
 
 
+def way_to_shape(expected: object, got: object, is_argument: bool) -> str:
+    """What to do about an array of the wrong shape, as half a sentence; is_argument: it is no column."""
+    if not isinstance(expected, tuple) or not isinstance(got, tuple):
+        return ""
+    if got == (*expected, 1):
+        return "; drop the last axis, which is of size 1: .squeeze(-1)"
+    if got != expected and _without_ones(got) == _without_ones(expected):
+        lane = (
+            "" if is_argument or got[:1] != (1,) else ", or open table.writer(num_lanes=1) if the first is the lanes'"
+        )
+        return f"; axes of size 1 are too many or missing: .reshape({expected}){lane}"
+    if is_argument:
+        is_square = len(got) == 2 and got[0] == got[1] and got[:1] == expected
+        broadcast = " ([B, 1] and [B] together make [B, B]: squeeze the one before)" if is_square else ""
+        return "; one for each item, without further axes" + broadcast
+    if got == expected[1:]:
+        return (
+            "; the first axis, of lanes or time, is missing; where the column has it by mistake, its spec came from the"
+            " spaces of a vector environment: take single_observation_space and single_action_space"
+        )
+    if len(got) == len(expected) + 1 and _one_more(expected, got):
+        return (
+            f"; an axis of {_one_more(expected, got)} too many: lanes are opened by table.writer(num_lanes=...), steps"
+            " of a block go to extend, stacks made by the environment are declared with StepSpec(..., unstack=...)"
+        )
+    if sorted(map(str, got)) == sorted(map(str, expected)):
+        return "; the axes stand in another order: np.moveaxis, or .permute of a tensor"
+    return "; axes are (lanes, ...) in append and (time, lanes, ...) in extend, without lanes for a writer of one lane"
+
+
+def _without_ones(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _one_more(expected: tuple[Any, ...], got: tuple[Any, ...]) -> object:
+    """The size of the axis without which got would be as expected; 0 where there is none."""
+    return next((got[at] for at in range(len(got)) if got[:at] + got[at + 1 :] == expected), 0)
+
+
 def plain(value: object) -> object:
     """The value where it certainly pickles and prints short, else its repr, as far as it has one."""
     if _is_plain(value) or (isinstance(value, tuple) and all(_is_plain(part) for part in value)):
         return value
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"<{value.dtype} array of shape {value.shape}>"
     if isinstance(value, int):
         return f"<an integer of {value.bit_length()} bits>"
     try:

@@ -95,6 +95,12 @@ _ARGUMENTS: tuple[tuple[str, str, str, str], ...] = (
     ("ArraySpec", "dims size", "shape=", ""),
     ("ArraySpec", "role", "kind=", "'step', 'state' or 'start'"),
     ("ArraySpec", "low high minimum maximum name", "ArraySpec(shape, dtype, kind)", "bounds and names are not its own"),
+    (
+        "StepSpec",
+        "observation obs state action reward next_observation",
+        "StepSpec({'observation': ArraySpec(shape, dtype, kind='state'), ...})",
+        "one dict",
+    ),
     ("from_spaces", "obs_space observation", "observation_space=", ""),
     ("from_spaces", "act_space action", "action_space=", ""),
     ("from_spaces", "dtype obs_dtype", "float64_as=", "the dtype in which float64 spaces are stored"),
@@ -226,6 +232,7 @@ _COLUMNS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("weight", "weights", "is_weight", "is_weights"), _WEIGHTS, "weights are made from a drawn batch"),
     (("index", "indices", "indexes", "idx", "idxs", "tree_idxs", "item_key", "item_keys"), "batch.item_keys", ""),
     (("probabilities", "probability", "probs"), "batch.probabilities", ""),
+    (("cuda", "cpu", "cuda:0"), "table.sample(...).to_torch(device)", "or table.batches(..., device=...)"),
     (("('next', 'observation')",), "next_observation", ""),
     (("('next', 'reward')",), "reward", "a row holds the reward that followed its action"),
     (("('next', 'done')", "('next', 'terminated')"), "discount", "0 after a termination"),
@@ -261,7 +268,8 @@ def for_column(name: str, known: Iterable[str]) -> Slip | None:
     for names, instead, why in _COLUMNS:
         if name in names and (instead in tops or not instead.isidentifier()):
             return Slip(instead, why)
-    near = _nearest(name, (*tops, *columns))
+    below = next((one for one in columns if one.endswith("/" + name)), "")
+    near = below or _nearest(name, (*tops, *columns))
     return Slip(near) if near else None
 
 
@@ -269,7 +277,7 @@ def for_missing(name: str, given: Iterable[str]) -> Slip | None:
     """Which of the columns that came was meant to be this one."""
     columns = tuple(given)
     same = next((one for one in columns if one in _SAME.get(name, ())), "")
-    near = same or _nearest(name, columns)
+    near = same or _nearest(name, columns, 0.8)
     return Slip(near) if near else None
 
 
@@ -283,9 +291,10 @@ def said(slip: Slip | None) -> str:
     )
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     is_next = name.startswith("next_")  # a state and the one after it are never each other's misspelling
-    close = difflib.get_close_matches(name, [one for one in known if one.startswith("next_") == is_next], n=1)
+    candidates = [one for one in known if one.startswith("next_") == is_next]
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
     return close[0] if close else ""
 
 

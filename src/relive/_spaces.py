@@ -32,5 +32,5 @@ def translate(space: object, path: str, convert: Callable[[str, Any, Any], Any])
     raise SpecError(
         f"space of {path!r}",
         "a Gymnasium Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",
-        type(space).__name__,
+        type(space).__name__ + (", whose spaces are wanted" if hasattr(space, "observation_space") else ""),
     )

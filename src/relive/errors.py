@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-from relive._error_base import ReliveError
+from relive._error_base import ReliveError, way_to_shape
 from relive._error_base import plain as _plain
 from relive._error_base import shown as _shown
 from relive._name_errors import MissingColumn, UnknownArgument, UnknownAttribute, UnknownColumn, UnnamedColumns
@@ -97,7 +97,10 @@ class DeadlineExceeded(ReliveError, TimeoutError):
         )
 
     def _balance(self) -> str:
-        return f"needs {self.needs}" + ("" if self.has == "" else f", has {self.has}")
+        what = f"needs {self.needs}" + ("" if self.has == "" else f", has {self.has}")
+        if str(self.needs).endswith("live items"):
+            what += " (a step is one once next_<state> was given, or the step after it appended)"
+        return what
 
 
 @final
@@ -165,42 +168,36 @@ class ShapeMismatch(ReliveError, ValueError):
         self.column = column
         self.expected = _plain(expected)
         self.got = _plain(got)
-        is_argument = column in ("priorities", "item_keys") or column.startswith("out[")
-        what = column if is_argument else f"column {column!r}"
-        super().__init__(f"{what}: expected shape {self.expected}, got {self.got}; {self._way_out(is_argument)}")
-
-    def _way_out(self, is_argument: bool) -> str:
-        expected, got = self.expected, self.got
-        if isinstance(expected, tuple) and isinstance(got, tuple):
-            if got == (*expected, 1):
-                return "drop the last axis, which is of size 1: .squeeze(-1)"
-            if got == (1, *expected) and not is_argument:
-                return (
-                    "drop the first axis, which is of size 1: [0]; where it is the lane axis, a writer that has one is"
-                    " made by table.writer(num_lanes=1)"
-                )
-            if got != expected and sorted(map(str, got)) == sorted(map(str, expected)):
-                return "the axes stand in another order: np.moveaxis, or .permute of a tensor"
-        if is_argument:
-            return "one for each item, without further axes"
-        return (
-            "axes are (lanes, ...) in append and (time, lanes, ...) in extend, without a lane axis for a writer of one"
-            " lane"
-        )
+        way_out = way_to_shape(self.expected, self.got, _is_argument(column))
+        super().__init__(f"{_what(column)}: expected shape {self.expected}, got {self.got}" + way_out)
 
 
 @final
 class DtypeMismatch(ReliveError, TypeError):
-    """Values that the column's dtype cannot hold without loss."""
+    """Values that the dtype of their column, or argument, cannot hold without loss."""
 
     def __init__(self, column: str, expected: str, got: object) -> None:
         self.column = column
         self.expected = expected
         self.got = _plain(got)
-        super().__init__(
-            f"column {column!r}: expected {expected}, got {self.got}; only lossless casts and numpy's same_kind casts"
-            " (float64 to float32) are made, so convert it before the call or declare another dtype"
+        is_image = expected.startswith("uint8") and str(self.got).startswith("float")
+        way_out = (
+            "store images as they are and scale them after sampling"
+            if is_image
+            else "convert it before the call or declare another dtype"
         )
+        super().__init__(
+            f"{_what(column)}: expected {expected}, got {self.got}; only lossless casts and numpy's same_kind casts"
+            f" (float64 to float32) are made, so {way_out}"
+        )
+
+
+def _is_argument(column: str) -> bool:
+    return column in ("priorities", "item_keys") or column.startswith("out[")
+
+
+def _what(column: str) -> str:
+    return column if _is_argument(column) else f"column {column!r}"
 
 
 @final

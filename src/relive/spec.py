@@ -137,7 +137,9 @@ class StepSpec:
             stack = next((k for name, k in stacks.items() if path == name or path.startswith(name + "/")), 1)
             if stack != 1:
                 if len(shape) == 0 or shape[0] != stack:
-                    raise SpecError(f"unstack of {path!r}", f"a space whose first axis is {stack}", shape)
+                    raise SpecError(
+                        f"unstack of {path!r}", f"a space whose first axis is {stack}, of the newest last", shape
+                    )
                 shape = shape[1:]
             if replacement is not None and dtype == np.float64:
                 dtype = replacement
@@ -347,12 +349,12 @@ def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str])
         tuples.add(path)
         parts = ((str(position), part) for position, part in enumerate(node))
     else:
-        raise SpecError(f"column {path!r}", "an ArraySpec, or a dict or tuple of them", node)
+        raise SpecError(f"column {path!r}", "an ArraySpec(shape, dtype), or a dict or tuple of them", node)
     if len(node) == 0:
         raise SpecError(f"column {path!r}" if path else "columns", "at least one column", "none")
     for key, part in parts:
         if not is_text(key, MAX_NAME_BYTES) or "/" in key:
-            expected = f"1 to {MAX_NAME_BYTES} bytes of text without '/'"
+            expected = f"1 to {MAX_NAME_BYTES} bytes of text without '/' (nested columns are declared as dicts)"
             raise SpecError("name of a column" + (f" in {path!r}" if path else ""), expected, key)
         _flatten(part, f"{path}/{key}" if path else key, flat, tuples)
 
@@ -420,6 +422,8 @@ def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     expected = "a bool, integer, float or complex dtype of fixed size (variable-size values are not stored)"
     if dtype is None:
         raise SpecError("dtype", expected, dtype)
+    if type(dtype).__module__ == "torch":
+        raise SpecError("dtype", f"a dtype of numpy, such as {str(dtype).removeprefix('torch.')!r}", dtype)
     try:
         checked = np.dtype(dtype)
     except (TypeError, ValueError, KeyError, SyntaxError, RecursionError):  # numpy has one for each way to be none
