@@ -198,6 +198,29 @@ class BadInputSuite(Suite):
                 seam = rows | {"observation": np.array([[0, 0], [4, 4], [0, 0]])}
                 writer.append(**seam)
 
+    def test_wrong_names(self, filled: Any) -> None:
+        """What other libraries call it is answered with its name here; it stays the error that Python raises."""
+        table, writer, keys = filled
+        with Unchanged(table, keys, errors.UnknownArgument, instead="num_items="):
+            table.sample(batch_size=4)
+        with Unchanged(table, keys, errors.UnknownArgument, instead="batch.weights(beta=...)"):
+            table.sample(4, beta=0.4)
+        with Unchanged(table, keys, errors.UnknownArgument, instead="item_keys="):
+            table.update_priorities(indices=keys, priorities=np.ones(10))
+        with Unchanged(table, keys, errors.UnknownArgument, instead="num_lanes="):
+            table.writer(num_envs=2)
+        with Unchanged(table, keys, errors.UnknownAttribute, instead="table.writer().append(...)"):
+            table.add(**step(10, 11))
+        with Unchanged(table, keys, errors.UnknownAttribute, instead="writer.append(...)"):
+            writer.add(**step(10, 11))
+        with Unchanged(table, keys, errors.UnknownAttribute, instead="batch['observation']"):
+            _ = table.gather(keys).obs
+        with Unchanged(table, keys, errors.UnknownColumn, instead="next_observation"):
+            writer.append(**step(10), next_obs=state(11))
+        with Unchanged(table, keys, errors.UnnamedColumns, num_values=3):
+            writer.append(state(10), 10, 10.0)
+        writer.append(**step(10, 11))
+
 
 def draw_probabilities(table: relive.Table) -> tuple[list[int], list[float]]:
     draw = table.draw(500)

@@ -267,6 +267,18 @@ class ReadingSuite(Suite):
         assert out["reward"].tolist() == list(range(8, 16)) and first["reward"].tolist() == list(range(8))
         assert np.shares_memory(second["observation"], out["observation"])
 
+    def test_trees(self, table: relive.Table) -> None:
+        """Columns are the leaves of a batch; its keys go with it as long as its rows are its items."""
+        pytree = pytest.importorskip("torch.utils._pytree", reason="torch is not installed here")
+        with table.writer() as writer:
+            write_steps(writer, 0, 20)
+        batch = table.sample(8)
+        mapped = pytree.tree_map(lambda array: array + 1, batch)
+        assert type(mapped) is type(batch) and mapped.item_keys.tolist() == batch.item_keys.tolist()
+        np.testing.assert_array_equal(mapped["reward"], batch["reward"] + 1)
+        with pytest.raises(errors.UnknownAttribute):
+            _ = pytree.tree_map(lambda array: array[:3], batch).item_keys
+
     def test_to_torch(self, table: relive.Table) -> None:
         torch = pytest.importorskip("torch", reason="torch is not installed here")
         with table.writer() as writer:

@@ -114,6 +114,17 @@ def test_a_name_that_is_taken(shm_name: Any) -> None:
     assert not shared_files(name)
 
 
+def test_a_name_given_anew(shm_name: Any) -> None:
+    """overwrite=True: what nobody but this process has makes way, and its handles are closed."""
+    name = shm_name()
+    table, _ = fill(name)
+    storage = relive.SharedMemory(name, overwrite=True)
+    with relive.Table(plain_spec(), 50, storage=storage) as again:
+        assert table.closed and len(again) == 0 and again.capacity == 50
+        again.check()
+    assert not shared_files(name)
+
+
 def test_a_name_that_nobody_has(shm_name: Any) -> None:
     with pytest.raises(errors.NoSuchTable):
         relive.attach(shm_name())

@@ -32,5 +32,6 @@ def _parse(address: str, form: str) -> tuple[str, int, str]:
     except (ValueError, TypeError, AttributeError):
         host, port = None, None
     if host is None or port is None or parts.scheme != "grpc" or parts.query or parts.fragment or parts.username:
-        raise InvalidConfig("address", form, address)
+        here = "" if "://" in str(address) else " (relive.attach(name) finds a table of this machine)"
+        raise InvalidConfig("address", form + here, address)
     return f"[{host}]" if ":" in host else host, port, unquote(parts.path.removeprefix("/"))
