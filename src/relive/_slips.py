@@ -260,7 +260,7 @@ def for_column(name: str, known: Iterable[str]) -> Slip | None:
     """Which of the known columns, or what else, is meant by this name."""
     columns = dict.fromkeys(known)
     tops = dict.fromkeys(one.partition("/")[0] for one in columns)
-    for meant in _SAME.get(name, ()):
+    for meant in (name, *_SAME.get(name, ())):
         if meant in tops:
             return Slip(meant)
     if name.startswith("next_") and name[5:] in tops:

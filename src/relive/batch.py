@@ -22,7 +22,7 @@ from relive.errors import InvalidConfig, MissingPackage, NoProbabilities, Unknow
 from relive.spec import StepSpec, nest
 from relive.table_core import SelectedColumns
 
-__all__ = ["Batch", "Columns", "Draw", "Selection"]
+__all__ = ["Batch", "Columns", "Draw", "Selection", "unknown_in_batch"]
 
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
@@ -44,7 +44,7 @@ class Columns:
         """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
         if not isinstance(name, str):
             is_rows = isinstance(name, (int, np.integer, slice, np.ndarray))
-            instead = "batch.rows(slice or indices): batch[...] names a column" if is_rows else ""
+            instead = "batch[column][rows], or batch.rows(rows) for all columns" if is_rows else ""
             raise UnknownColumn(str(plain(name)), self.names, instead)
         below = {path: arrays[position] for path, position in self.positions.items() if path.startswith(name + "/")}
         if not below:
@@ -101,6 +101,18 @@ class Draw:
 
     def __repr__(self) -> str:
         return f"Draw({self.num_items} of {self.num_live_items} live items of index {self.index!r})"
+
+
+def unknown_in_batch(batch: Any, name: str) -> AttributeError:
+    """What a batch's __getattr__ raises: a column is named by batch[...], whatever other libraries call it."""
+    if name.startswith("_"):
+        return AttributeError(name)
+    slip = for_column(name, batch._columns.names)
+    if slip is not None and slip.instead in batch:
+        return UnknownAttribute("Batch", name, f"batch[{slip.instead!r}]", slip.why)
+    if slip is not None and slip.why:
+        return UnknownAttribute("Batch", name, *slip)
+    return unknown_attribute("Batch", name, dir(type(batch)))
 
 
 @final
@@ -239,14 +251,7 @@ class Batch(Mapping[str, Any]):
     if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
 
         def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):
-                raise AttributeError(name)
-            slip = for_column(name, self._columns.names)
-            if slip is not None and slip.instead in self:
-                raise UnknownAttribute("Batch", name, f"batch[{slip.instead!r}]", slip.why)
-            if slip is not None and slip.why:
-                raise UnknownAttribute("Batch", name, *slip)
-            raise unknown_attribute("Batch", name, dir(Batch))
+            raise unknown_in_batch(self, name)
 
     __eq__ = object.__eq__  # of a mapping it would compare arrays, which have no truth value
     __hash__ = object.__hash__

@@ -85,7 +85,7 @@ class StepSpec:
     """The columns of one step, in order, with their nesting.
 
     columns: {name: ArraySpec}, values may be dicts or tuples of further ones. Names are any text without '/', except
-    reserved ones at the top: terminated, truncated, discount (given at append, never declared), next_*, lanes,
+    reserved ones at the top: terminated, truncated, discount (given at append, never declared), done, next_*, lanes,
     priority, timeout_s, and the derived names. A top-level step column named 'reward' is the one that n-step returns
     sum. unstack: {column: k} for state columns whose environment delivers stacks of the last k values, [k, *shape],
     newest last: append takes such stacks and stores the newest. A group's name ('observation') speaks of all below it.
@@ -381,6 +381,9 @@ def _check_top_name(name: object) -> None:
         raise SpecError("name of a column", "text", name)
     if name in ("terminated", "truncated", "discount"):
         raise SpecError(f"column {name!r}", "it not to be declared: every append takes it", name)
+    if name in ("done", "dones"):  # a table whose episodes never end would be learnt from without an error
+        expected = "no column for it: an end is given to every append, as terminated= or, by a time limit, truncated="
+        raise SpecError(f"column {name!r}", expected, name)
     if name.startswith("next_"):
         expected = f"no column for it: {name[5:]!r} with kind='state' yields it, and every append takes it"
         raise SpecError(f"column {name!r}", expected, name)

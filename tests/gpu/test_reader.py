@@ -60,6 +60,19 @@ def test_without_the_extra_the_error_names_it(package: str) -> None:
     assert run_python(program).strip() == f"{package} relive.gpu needs {package}: {install_command('gpu')}"
 
 
+def test_wrong_names_of_a_batch_are_answered(table: relive.Table) -> None:
+    with DeviceReader(table, "cpu") as reader:
+        batch = reader.sample(4)
+        for name in batch:
+            with pytest.raises(errors.UnknownAttribute) as caught:
+                getattr(batch, name)
+            assert caught.value.instead == f"batch[{name!r}]"
+        with pytest.raises(errors.UnknownColumn):
+            batch[0:2]
+        with pytest.raises(errors.UnknownArgument):
+            reader.sample(batch_size=4)
+
+
 def test_columns_are_tensors_nested_as_declared(table: relive.Table) -> None:
     camera, flag = relive.ArraySpec((4, 4), "uint8", kind="state"), relive.ArraySpec((), "bool")
     spec = relive.StepSpec({"observation": {"camera": camera, "two": (camera, camera)}, "flag": flag})

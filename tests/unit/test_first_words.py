@@ -157,7 +157,11 @@ class Space:
         (lambda: relive.StepSpec(observation=STATE), "StepSpec({'observation': "),
         (lambda: relive.StepSpec({"observation/camera": STATE}), "nested columns are declared as dicts"),
         (lambda: relive.StepSpec({"next_obs": STATE}), "'obs' with kind='state' yields it"),
-        (lambda: relive.StepSpec({"done": STATE, "terminated": STATE}), "every append takes it"),
+        (lambda: relive.StepSpec({"terminated": STATE}), "every append takes it"),
+        (
+            lambda: relive.StepSpec({"done": relive.ArraySpec((), "bool")}),
+            "as terminated= or, by a time limit, truncated=",
+        ),
         (lambda: relive.StepSpec.from_spaces(Space(), Space()), "whose spaces are wanted"),
         (lambda: relive.Table(Space(), 100), "StepSpec.from_spaces"),
         (lambda: relive.Index(relive.Prioritized()), "this one is given as sampler="),

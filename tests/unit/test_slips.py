@@ -135,6 +135,19 @@ def test_every_class_and_function_of_the_public_face_names_its_arguments() -> No
     assert not silent, f"decorate {silent} with names_arguments"
 
 
+def test_of_the_service_too() -> None:
+    service = pytest.importorskip("relive.service", reason="pyarrow is not installed here (the extra `service`)")
+    for called in (
+        service.serve,
+        service.connect,
+        service.Streaming,
+        service.ServerOptions,
+        service.RemoteTable.writer,
+    ):
+        with pytest.raises(errors.UnknownArgument):
+            called(nobody_has_an_argument_of_this_name=1)
+
+
 def test_rows_of_arguments_are_true() -> None:
     """Each callee is there, takes none of the names that are tried, and takes the one that is told."""
     known = callees()
@@ -186,7 +199,8 @@ def test_a_batch_with_other_columns_names_those() -> None:
     with relive.Table(spec, 10) as table, table.writer() as writer:
         writer.append(obs=[0, 0], cost=1.0, terminated=True)
         batch = table.sample(1)
-        for wrong, right in (("observation", "obs"), ("next_state", "next_obs"), ("cost", "cost")):
+        pairs = (("observation", "obs"), ("next_state", "next_obs"), ("cost", "cost"), ("next_obs", "next_obs"))
+        for wrong, right in pairs:
             with pytest.raises(errors.UnknownAttribute) as caught:
                 getattr(batch, wrong)
             assert caught.value.instead == f"batch[{right!r}]"
@@ -201,9 +215,9 @@ def test_a_batch_with_other_columns_names_those() -> None:
         ("indexes", "batch.item_keys"),
         (("next", "observation"), "next_observation"),
         ("next_action", "kind='state' in the ArraySpec of 'action'"),
-        (0, "batch.rows(slice or indices): batch[...] names a column"),
-        (slice(0, 2), "batch.rows(slice or indices): batch[...] names a column"),
-        (np.arange(2), "batch.rows(slice or indices): batch[...] names a column"),
+        (0, "batch[column][rows], or batch.rows(rows) for all columns"),
+        (slice(0, 2), "batch[column][rows], or batch.rows(rows) for all columns"),
+        (np.arange(2), "batch[column][rows], or batch.rows(rows) for all columns"),
     ],
 )
 def test_wrong_columns_of_a_batch(table: relive.Table, wrong: Any, instead: str) -> None:

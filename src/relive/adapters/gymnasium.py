@@ -27,6 +27,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 from relive._checks import integer
+from relive._wrong_names import names_arguments
 from relive.adapters._lanes import EnvironmentClosed, LaneRecorder, ResetNeeded, WritableTable, tell
 from relive.errors import InvalidConfig, ReliveError
 from relive.protocol import ReplayWriter
@@ -56,6 +57,7 @@ def record(
     num_envs: int,
     timeout_s: float | None = None,
 ) -> RecordedVectorEnv: ...
+@names_arguments
 def record(
     envs: Any,
     table: WritableTable,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
 
 from relive._checks import finite
-from relive.batch import Columns
+from relive._wrong_names import names_arguments
+from relive.batch import Columns, unknown_in_batch
 from relive.errors import InvalidConfig, NoProbabilities
 
 __all__ = ["DeviceBatch", "DeviceDraw", "Gathered"]
@@ -64,7 +65,10 @@ class DeviceBatch(Mapping[str, Any]):
         self._gathered = gathered
 
     def __getitem__(self, name: str) -> Any:
-        position = self._columns.positions.get(name)
+        try:
+            position = self._columns.positions.get(name)
+        except TypeError:  # a slice, a tensor: no name
+            position = None
         arrays = self._gathered.arrays
         return self._columns.group(name, arrays) if position is None else arrays[position]
 
@@ -110,6 +114,7 @@ class DeviceBatch(Mapping[str, Any]):
         """float64[B], mass / total of each item at the draw. Raises NoProbabilities after a gather by keys."""
         return self._drawn()
 
+    @names_arguments
     def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> torch.Tensor:
         """Importance weights float32[B] as relive.Batch.weights says, computed on the device."""
         if normalize not in ("batch", None):
@@ -124,6 +129,11 @@ class DeviceBatch(Mapping[str, Any]):
         if probabilities is None:
             raise NoProbabilities()
         return probabilities
+
+    if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_in_batch(self, name)
 
     __eq__ = object.__eq__  # of a mapping it would compare tensors, which have no truth value
     __hash__ = object.__hash__

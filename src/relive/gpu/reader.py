@@ -15,6 +15,7 @@ import triton
 from relive._casting import as_keys
 from relive._checks import integer, timeout
 from relive._closing import Closing
+from relive._wrong_names import names_arguments
 from relive.batch import Selection
 from relive.errors import DtypeMismatch, ForeignKey, InvalidConfig, ShapeMismatch, TableClosed
 from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
@@ -32,6 +33,7 @@ OWN_STREAMS = 1 << 63  # streams of device readers, beside those of handles
 _MAX_ITEMS = 2**31 - 1
 
 
+@names_arguments
 @final
 class DeviceReader(Closing):
     """Draws and gathers a table's items on a device, by kernels over the table's own memory.
@@ -77,6 +79,7 @@ class DeviceReader(Closing):
         """The random stream of its draws."""
         return self._stream
 
+    @names_arguments
     def sample(
         self,
         num_items: int,
@@ -95,12 +98,14 @@ class DeviceReader(Closing):
         gathered = Gathered(arrays, drawing.item_keys, None, drawing.probabilities, num_live)
         return DeviceBatch(plan.columns, gathered)
 
+    @names_arguments
     def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> DeviceDraw:
         """Draws without reading rows; blocks as sample does. gather(draw) brings the rows."""
         number = self._table.index_number(index)
         drawing, _, num_live = self._draw(number, num_items, timeout_s, None)
         return DeviceDraw(drawing.item_keys, drawing.probabilities, num_live, list(self._table.indexes)[number])
 
+    @names_arguments
     def gather(
         self,
         items: DeviceDraw | torch.Tensor | Any,

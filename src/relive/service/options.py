@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import final
 
 from relive._checks import finite, integer
+from relive._wrong_names import names_arguments
 
 __all__ = ["ServerOptions", "Streaming"]
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class ServerOptions:
@@ -27,6 +29,7 @@ class ServerOptions:
         finite("close_timeout_s", self.close_timeout_s, 0.0)
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class Streaming:

@@ -24,6 +24,7 @@ __all__ = ["RemoteTable", "connect"]
 _CONNECT_S = 10.0
 
 
+@names_arguments
 def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None = None) -> RemoteTable:
     """A handle on the table at grpc://host:port/name.
 

@@ -17,6 +17,7 @@ import pyarrow.flight as flight
 
 from relive._closing import Closing
 from relive._ending import at_end
+from relive._wrong_names import names_arguments
 from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavailable
 from relive.service import wire
 from relive.service.address import parse_server
@@ -35,6 +36,7 @@ __all__ = ["Server", "serve"]
 _running: set[Server] = set()  # for the end of the interpreter, which must not find threads of theirs in Arrow
 
 
+@names_arguments
 def serve(tables: Mapping[str, Table], address: str, options: ServerOptions | None = None) -> Server:
     """Serves these tables under their names until close(); port 0 takes a free one. Returns at once.
 
