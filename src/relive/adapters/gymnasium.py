@@ -21,16 +21,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, final, overload
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 from relive._checks import integer
+from relive._extras import install_command
 from relive._wrong_names import names_arguments
 from relive.adapters._lanes import EnvironmentClosed, LaneRecorder, ResetNeeded, WritableTable, tell
-from relive.errors import InvalidConfig, ReliveError
+from relive.errors import InvalidConfig, MissingPackage, ReliveError
 from relive.protocol import ReplayWriter
+
+try:
+    import gymnasium
+    from gymnasium.vector import AutoresetMode, VectorEnv
+except ImportError as _problem:
+    _package = _problem.name or "gymnasium"
+    raise MissingPackage("relive.adapters.gymnasium", _package, install_command("gymnasium")) from _problem
 
 __all__ = ["EnvironmentClosed", "RecordedEnv", "RecordedVectorEnv", "ResetNeeded", "record"]
 
