@@ -135,6 +135,18 @@ def test_a_forked_child_that_never_used_the_table_holds_nothing(shm_name: Callab
         child.join()
 
 
+def test_a_process_that_only_reads_the_file_holds_nothing(shm_name: Callable[[], str]) -> None:
+    name = shm_name()
+    path = relive.SharedMemory(name).path
+    with make(name):
+        program = f"file = open({path!r}, 'rb'); print('open', flush=True); input()"
+        line = [sys.executable, "-c", program]
+        with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None and reader.stdout.readline() == "open\n"
+            assert holders(path) == (os.getpid(),)
+            reader.communicate("\n", timeout=60)
+
+
 def test_without_overwrite_the_way_out_is_told(shm_name: Callable[[], str]) -> None:
     name = shm_name()
     with make(name) as first:
