@@ -6,6 +6,7 @@ the classes with those of the two that have been imported by then.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -43,7 +44,9 @@ def register_loaded() -> None:
             if name not in _registered and hasattr(module, "register_pytree_node"):
                 _registered.add(name)
                 for kind, tree in trees.items():
-                    register(module, kind, tree)
+                    # Of a version that registers in another way; a batch is then a leaf, and all else goes on.
+                    with contextlib.suppress(AttributeError, TypeError, ValueError):
+                        register(module, kind, tree)
 
 
 def _with_torch(pytree: Any, kind: type[Any], tree: Tree) -> None:
@@ -56,14 +59,13 @@ def _with_torch(pytree: Any, kind: type[Any], tree: Tree) -> None:
 
 
 def _with_jax(tree_util: Any, kind: type[Any], tree: Tree) -> None:
-    tracer = sys.modules["jax"].core.Tracer
-
     def with_keys(one: Any) -> tuple[list[Any], Any]:
         keys = map(tree_util.DictKey, tree.names(one))
         return list(zip(keys, tree.leaves(one), strict=True)), tree.context(one)
 
     def build(context: Any, leaves: Iterable[Any]) -> Any:
         arrays = list(leaves)
+        tracer = sys.modules["jax"].core.Tracer
         return tree.build(context, arrays, any(isinstance(array, tracer) for array in arrays))
 
     tree_util.register_pytree_with_keys(

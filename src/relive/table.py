@@ -25,7 +25,7 @@ from relive.writer import Writer
 
 __all__ = ["Table", "attach_path"]
 
-_handles: weakref.WeakSet[Table] = weakref.WeakSet()  # of this process, as long as somebody has them
+_handles: set[weakref.ref[Table]] = set()  # of this process, as long as somebody has them; list() of it is one step
 
 
 @names_arguments
@@ -72,7 +72,7 @@ class Table(TableHandle):
             raise NameTaken(error.path, holders(error.path)) from None
         self._local.timeout_s = config.timeout_s
         self._bind(self._local, config, config.timeout_s)
-        _handles.add(self)
+        _remember(self)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -155,8 +155,12 @@ def attach_path(
     table._local = _core.attach_table(path, bool(read_only), told, 60.0 if given is None else given)
     table._bind_to(table._local, given)
     table._local.timeout_s = table.timeout_s
-    _handles.add(table)
+    _remember(table)
     return table
+
+
+def _remember(table: Table) -> None:
+    _handles.add(weakref.ref(table, _handles.discard))
 
 
 def _close_own(path: str) -> None:
@@ -164,5 +168,6 @@ def _close_own(path: str) -> None:
     pids = holders(path)
     if set(pids) - {os.getpid()}:
         raise NameTaken(path, pids)
-    for table in [one for one in list(_handles) if not one.closed and one.path == path]:
-        table.close()
+    for table in [known() for known in list(_handles)]:
+        if table is not None and not table.closed and table.path == path:
+            table.close()
