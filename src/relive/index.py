@@ -124,9 +124,14 @@ def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> 
         if not is_text(name, 63):
             raise InvalidConfig("name of an index", "1 to 63 bytes of text", name)
         if not isinstance(one, Index):
-            raise InvalidConfig(f"index {name!r}", "an Index(...)", one)
+            raise InvalidConfig(f"index {name!r}", f"an Index({_part_of(one)}...)", one)
         one.check_against(spec)
     return named
+
+
+def _part_of(value: object) -> str:
+    """'sampler=' of a sampler, and so on: the argument of an Index that it is; '' of anything else."""
+    return next((f"{part}=" for part, kinds in _KINDS.items() if isinstance(value, kinds)), "")
 
 
 def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:

@@ -178,7 +178,7 @@ class Writer(Closing):
                 flat[name] = value
         for name in flat:
             if name not in self._states:
-                raise UnknownColumn(name, self._states)
+                raise UnknownColumn(name, (*self._states, "terminated", "truncated"))
         self._check_next(flat)
         ids: Lanes | None = None
         if lanes is not None:

@@ -165,6 +165,7 @@ class Space:
         (lambda: relive.StepSpec.from_spaces(Space(), Space()), "whose spaces are wanted"),
         (lambda: relive.Table(Space(), 100), "StepSpec.from_spaces"),
         (lambda: relive.Index(relive.Prioritized()), "this one is given as sampler="),
+        (lambda: relive.Table(SPEC, 100, relive.Prioritized()), "expected an Index(sampler=...)"),
         (lambda: relive.Index(relive.Uniform(), relive.MinSize(3)), "this one is given as sampler="),
         (lambda: relive.Index(limiter=relive.Prioritized()), "this one is given as sampler="),
     ],

@@ -315,6 +315,12 @@ def test_wrong_columns_of_a_writer(table: relive.Table, wrong: dict[str, Any], i
     assert len(table) == 10
 
 
+def test_the_end_of_an_episode(table: relive.Table) -> None:
+    with table.writer() as writer, pytest.raises(errors.UnknownColumn) as caught:
+        writer.end_episode(done=True)
+    assert caught.value.instead == "terminated"
+
+
 def test_columns_without_their_names(table: relive.Table) -> None:
     with table.writer() as writer:
         for call in (writer.append, writer.extend):
