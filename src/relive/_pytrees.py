@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ class Tree(NamedTuple):
 
 trees: dict[type[Any], Tree] = {}
 
-_lock = threading.Lock()
 _registered: set[str] = set()
 _num_modules = 0
 
@@ -36,17 +34,17 @@ def register_loaded() -> None:
     global _num_modules
     if len(sys.modules) == _num_modules:
         return
-    with _lock:
-        _num_modules = len(sys.modules)
-        for name, register in _FRAMEWORKS.items():
-            module = sys.modules.get(name)
-            # One that is being imported at the moment has its functions later.
-            if name not in _registered and hasattr(module, "register_pytree_node"):
-                _registered.add(name)
-                for kind, tree in trees.items():
-                    # Of a version that registers in another way; a batch is then a leaf, and all else goes on.
-                    with contextlib.suppress(AttributeError, TypeError, ValueError):
-                        register(module, kind, tree)
+    _num_modules = len(sys.modules)
+    for name, register in _FRAMEWORKS.items():
+        module = sys.modules.get(name)
+        # One that is being imported at the moment has its functions later.
+        if name not in _registered and hasattr(module, "register_pytree_node"):
+            _registered.add(name)
+            for kind, tree in trees.items():
+                # ValueError where another thread was faster (a lock would outlive a fork); the others of a version that
+                # registers in another way: a batch is then a leaf, and all else goes on.
+                with contextlib.suppress(AttributeError, TypeError, ValueError):
+                    register(module, kind, tree)
 
 
 def _with_torch(pytree: Any, kind: type[Any], tree: Tree) -> None:

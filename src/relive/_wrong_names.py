@@ -31,6 +31,8 @@ def names_arguments(called: Called) -> Called:
 
 def _named(function: Called, name: str) -> Called:
     parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return function  # no keyword is wrong
     known = tuple(one.name for one in parameters if one.kind in _BY_NAME and one.name not in ("self", "cls"))
 
     @functools.wraps(function)
