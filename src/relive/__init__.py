@@ -6,7 +6,7 @@ from relive.batches import Batches
 from relive.config import TableConfig
 from relive.errors import DeadlineExceeded, ReliveError
 from relive.index import Index
-from relive.items import Transitions
+from relive.items import Episodes, Sequences, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.open import attach, connect, list_tables, remove
 from relive.protocol import ReplayTable, ReplayWriter
@@ -25,6 +25,7 @@ __all__ = [
     "Batches",
     "DeadlineExceeded",
     "Draw",
+    "Episodes",
     "Fifo",
     "Index",
     "IndexStats",
@@ -35,6 +36,7 @@ __all__ = [
     "ReplayTable",
     "ReplayWriter",
     "SamplesPerInsert",
+    "Sequences",
     "SharedMemory",
     "StepSpec",
     "Table",
