@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/words/testing.hpp"
 
 namespace relive {
 namespace {
@@ -38,7 +39,8 @@ bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset
   // Steps of an episode follow each other: where the one `length` - 1 rows on has the number that it then must have, no
   // end lies in between.
   const uint64_t last = uint64_t{offset} + sequence.length - 1;
-  const bool is_whole = ahead.go_to(last) && !ahead.is_tail() && step_of(ahead.head()) == step + sequence.length - 1;
+  const bool is_whole = !RELIVE_RULE(S1_whole) ||
+                        (ahead.go_to(last) && !ahead.is_tail() && step_of(ahead.head()) == step + sequence.length - 1);
   const bool is_dropped = is_cut && sequence.only_ended != 0;
   if (is_whole)
     return (is_candidate && sequence.only_the_last == 0) || (shifts && !is_dropped && ends_behind(r, ahead, last));
@@ -51,7 +53,8 @@ int64_t num_decided(const Region& r, uint32_t index, int64_t num_rows, bool has_
   // it is an episode's last is known when the row behind it is a step for good: a lane's last row may become a tail yet.
   int64_t behind = r.shape(index).after();
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
-  if (sequence.at_end == AtEnd::kShift) behind = std::max(behind, int64_t{sequence.length} + r.geometry->has_state);
+  if (RELIVE_RULE(S2_last) && sequence.at_end == AtEnd::kShift)
+    behind = std::max(behind, int64_t{sequence.length} + r.geometry->has_state);
   return num_rows + (has_seam ? 1 : 0) - behind;
 }
 

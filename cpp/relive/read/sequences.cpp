@@ -51,6 +51,7 @@ Output column_output(const Region& r, const GatherPlan& plan, uint32_t column, S
   if (out.stack > 1) out.shape.push_back(out.stack);
   out.shape.insert(out.shape.end(), layout.dims, layout.dims + layout.num_dims);
   out.item_bytes = layout.num_bytes * out.stack;
+  out.is_bulk = layout.area == Area::kBulk;
   if (layout.kind != ColumnKind::kStart) set_time(plan.num_rows, out.item_bytes, &out);
   return out;
 }
@@ -88,8 +89,11 @@ bool walk(const Region& r, const GatherPlan& plan, uint32_t most, Window& w, Run
   w.has_tail = false;
   uint32_t m = 0;
   while (true) {
-    if (!steps.is_there()) return false;
-    if (steps.is_tail()) {
+    if (m > 0 && !steps.is_there()) {
+      if (RELIVE_RULE(W1_whole)) return false;
+      break;
+    }
+    if (m > 0 && steps.is_tail()) {
       w.has_tail = true;
       break;
     }
@@ -116,45 +120,8 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs)
 
 // ---- their bytes ---------------------------------------------------------------------------------------------------
 
-// A window as its columns are copied: row t of it, t < num_rows, lies `first + t` rows behind row 0 of the item's page.
-struct Rows {
-  const Region& r;
-  const Window& w;
-  const Run* runs;
-  int64_t first;       // of the window's first row
-  uint32_t in_front;   // rows of padding
-  uint32_t num_steps;  // rows that are steps, burn-in included
-  uint32_t num_rows;   // and the tail, where bootstrap leaves a row for it
-
-  Rows(const Region& region, const GatherPlan& plan, const Window& window, const Run* list)
-      : r(region),
-        w(window),
-        runs(list),
-        first(int64_t{region.offset_of(window.slot)} - window.lead),
-        num_steps(window.lead + window.num_steps) {
-    const SequenceConfig& sequence = r.header->indexes[plan.index].sequence;
-    const bool shows_tail = w.has_tail && sequence.bootstrap > 0 && w.num_steps < sequence.length + sequence.bootstrap;
-    num_rows = num_steps + (shows_tail ? 1 : 0);
-    in_front = sequence.pad == PadSide::kLeft ? plan.num_rows - num_rows : sequence.burn_in - w.lead;
-  }
-  uint32_t episode_step(uint32_t t) const { return w.episode_step - w.lead + t; }
-
-  // Calls each(base, row in it, slot) for rows [begin, begin + count) of the window, in order.
-  template <class Each>
-  void for_each(int64_t begin, uint32_t count, Each&& each) const {
-    for (int64_t offset = first + begin; count > 0;) {
-      const Run run = run_at(r, w, runs, offset);
-      const auto row = static_cast<uint32_t>(offset & (r.page_len - 1));
-      const uint32_t here = std::min(count, r.page_len - row);
-      for (uint32_t k = 0; k < here; ++k) each(run.base, row + k, r.slot_of(run.page, row + k));
-      offset += here;
-      count -= here;
-    }
-  }
-};
-
 template <class T, class Value>
-std::byte* fill(const Rows& rows, std::byte* to, Value&& value) {
+std::byte* fill(const SequenceRows& rows, std::byte* to, Value&& value) {
   rows.for_each(0, rows.num_steps, [&](const std::byte* base, uint32_t row, uint64_t slot) {
     const T number = static_cast<T>(value(load_head(base + row * rows.r.geometry->record_stride), slot));
     std::memcpy(to, &number, sizeof(T));
@@ -163,70 +130,23 @@ std::byte* fill(const Rows& rows, std::byte* to, Value&& value) {
   return to;
 }
 
-std::byte* copy_column(const Rows& rows, const ColumnLayout& column, int64_t begin, uint32_t count, bool streamed,
-                       std::byte* to) {
+void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* to) {
+  const ColumnLayout& column = rows.r.columns[output.column];
   const uint64_t num_bytes = column.num_bytes, stride = column.stride, offset = column.offset;
   const auto run = [&](auto&& copy) {
-    rows.for_each(begin, count, [&](const std::byte* base, uint32_t row, uint64_t) {
-      copy(to, base + offset + row * stride);
-      to += num_bytes;
+    rows.for_each_cell(plan, output, to, [&](int64_t at, std::byte* into) {
+      const RowPlace row = row_at(rows.r, rows.w, rows.runs, at);
+      copy(into, row.base + offset + row.offset * stride);
     });
   };
-  if (streamed) {
-    run([num_bytes](std::byte* into, const std::byte* from) { stream_bytes(into, from, num_bytes); });
-  } else if (num_bytes == 4) {
-    run([](std::byte* into, const std::byte* from) { copy_bytes(into, from, 4); });
-  } else if (num_bytes == 8) {
-    run([](std::byte* into, const std::byte* from) { copy_bytes(into, from, 8); });
-  } else {
-    run([num_bytes](std::byte* into, const std::byte* from) { copy_bytes(into, from, num_bytes); });
-  }
-  return to;
+  if (is_streamed(column, output.item_bytes, batch))
+    return run([num_bytes](std::byte* into, const std::byte* from) { stream_bytes(into, from, num_bytes); });
+  if (num_bytes == 4) return run([](std::byte* into, const std::byte* from) { copy_bytes(into, from, 4); });
+  if (num_bytes == 8) return run([](std::byte* into, const std::byte* from) { copy_bytes(into, from, 8); });
+  run([num_bytes](std::byte* into, const std::byte* from) { copy_bytes(into, from, num_bytes); });
 }
 
-// Frames newest last, one stack a row; before the episode's first frame that frame again, or zeros.
-std::byte* copy_stacks(const Rows& rows, const Output& output, StackPad pad, int64_t begin, uint32_t count,
-                       bool streamed, std::byte* to) {
-  const ColumnLayout& column = rows.r.columns[output.column];
-  for (uint32_t t = 0; t < count; ++t) {
-    const int64_t newest = begin + t;
-    const uint32_t before = rows.episode_step(static_cast<uint32_t>(newest));  // frames of the episode before it
-    for (uint32_t back = output.stack; back-- > 0; to += column.num_bytes) {
-      if (back > before && pad == StackPad::kZeros) {
-        std::memset(to, 0, column.num_bytes);
-        continue;
-      }
-      const RowPlace row = row_at(rows.r, rows.w, rows.runs, rows.first + newest - std::min(back, before));
-      const std::byte* from = row.base + column.offset + row.offset * column.stride;
-      streamed ? stream_bytes(to, from, column.num_bytes) : copy_bytes(to, from, column.num_bytes);
-    }
-  }
-  return to;
-}
-
-// Of a column with a time axis: its padding in front, its rows; the rest is the caller's to fill.
-std::byte* copy_rows_of(const Rows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* to) {
-  const ColumnLayout& column = rows.r.columns[output.column];
-  const bool streamed = is_streamed(column, output.item_bytes, batch);
-  const bool is_state = column.kind == ColumnKind::kState && output.source == Source::kColumn;
-  const int64_t begin = output.source == Source::kNext ? 1 : 0;
-  const uint32_t count = is_state ? rows.num_rows : rows.num_steps;
-  const StackPad pad = rows.r.header->indexes[plan.index].stack_pad;
-  const auto copy = [&](int64_t from, uint32_t num) {
-    to = output.stack > 1 ? copy_stacks(rows, output, pad, from, num, streamed, to)
-                          : copy_column(rows, column, from, num, streamed, to);
-  };
-  if (is_state) {
-    for (uint32_t t = 0; t < rows.in_front; ++t) copy(0, 1);
-  } else {
-    std::memset(to, 0, rows.in_front * output.row_bytes);
-    to += rows.in_front * output.row_bytes;
-  }
-  copy(begin, count);
-  return to;
-}
-
-std::byte* fill_rows_of(const Rows& rows, const GatherPlan& plan, const Output& output, std::byte* to) {
+std::byte* fill_rows_of(const SequenceRows& rows, const GatherPlan& plan, const Output& output, std::byte* to) {
   const Region& r = rows.r;
   const double gamma = r.header->indexes[plan.index].gamma;
   const uint32_t last = rows.num_steps - 1;
@@ -254,7 +174,7 @@ std::byte* fill_rows_of(const Rows& rows, const GatherPlan& plan, const Output& 
 }
 
 // One value an item.
-void fill_item(const Rows& rows, const Output& output, std::byte* to) {
+void fill_item(const SequenceRows& rows, const Output& output, std::byte* to) {
   const Region& r = rows.r;
   const auto store = [&to](int64_t number) {
     std::memcpy(to, &number, sizeof number);
@@ -283,17 +203,13 @@ void fill_item(const Rows& rows, const Output& output, std::byte* to) {
   }
 }
 
-void copy_output(const Rows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* out) {
-  std::byte* to = out + rows.w.row * output.item_bytes;
-  std::byte* const end = to + output.item_bytes;
-  const bool is_column = output.source == Source::kColumn || output.source == Source::kNext;
-  if (output.row_bytes == 0) {
-    if (!is_column) return fill_item(rows, output, to);
-    copy_column(rows, rows.r.columns[output.column], 0, 1, false, to);  // of kind start
-    return;
-  }
-  to = is_column ? copy_rows_of(rows, plan, output, batch, to) : fill_rows_of(rows, plan, output, to);
-  std::memset(to, 0, static_cast<size_t>(end - to));
+void copy_output(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* out) {
+  std::byte* const to = out + rows.w.row * output.item_bytes;
+  if (output.source == Source::kColumn || output.source == Source::kNext)
+    return copy_cells(rows, plan, output, batch, to);
+  if (output.row_bytes == 0) return fill_item(rows, output, to);
+  std::byte* const end = fill_rows_of(rows, plan, output, to);
+  std::memset(end, 0, static_cast<size_t>(to + output.item_bytes - end));
 }
 
 }  // namespace
@@ -309,6 +225,7 @@ Status make_sequence_plan(const Region& r, const std::vector<std::string>& names
     RELIVE_RETURN_IF_ERROR(find_output(r, *plan, name, &output));
     plan->before = std::max(plan->before, sequence.burn_in + output.stack - 1);
     plan->needs_next |= output.source == Source::kNext || output.source == Source::kTruncated;
+    plan->needs_bulk |= output.is_bulk;
     plan->outputs.push_back(std::move(output));
   }
   return {};
@@ -328,8 +245,9 @@ void copy_sequences(const Region& r, const GatherPlan& plan, const Window* windo
   for (size_t k = 0; k < count; ++k) {
     const Window& w = windows[which[k]];
     if (!w.ok) continue;
-    const Rows rows(r, plan, w, runs.data());
-    for (size_t o = 0; o < plan.outputs.size(); ++o) copy_output(rows, plan, plan.outputs[o], batch, out[o]);
+    const SequenceRows rows(r, plan, w, runs.data());
+    for (size_t o = 0; o < plan.outputs.size(); ++o)
+      if (!plan.outputs[o].is_bulk) copy_output(rows, plan, plan.outputs[o], batch, out[o]);
   }
   end_stream();
 }

@@ -69,11 +69,10 @@ Status check_map(const TableConfig& config, const IndexConfig& index) {
   return {};
 }
 
-Status check_sequence(const TableConfig& config, const IndexConfig& index) {
+Status check_sequence(const IndexConfig& index) {
   const SequenceConfig& sequence = index.sequence;
   if (!sequence.is_set()) return {};
   if (index.map != LeafMap::kImplicit) return invalid("sequences", "an index whose items are not explicit", 1);
-  if (config.tier.is_tiered()) return invalid("sequences and episodes", "a table that is not tiered", 1);
   if (index.n_step != 1) return invalid("n_step of sequences", "1", index.n_step);
   if (sequence.at_end > AtEnd::kDrop) return invalid("at_end", "0, 1 or 2", static_cast<int64_t>(sequence.at_end));
   if (sequence.pad > PadSide::kLeft) return invalid("pad", "0 or 1", static_cast<int64_t>(sequence.pad));
@@ -106,7 +105,7 @@ Status check_config(const TableConfig& config) {
           .with_text("expected", "a number >= 0 that float32 holds")
           .with_double("got", index.initial_number);
     RELIVE_RETURN_IF_ERROR(check_map(config, index));
-    RELIVE_RETURN_IF_ERROR(check_sequence(config, index));
+    RELIVE_RETURN_IF_ERROR(check_sequence(index));
   }
   return {};
 }
