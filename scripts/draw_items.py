@@ -60,9 +60,7 @@ def picture() -> str:
     shapes += episode()
     for number in range(len(ITEMS)):
         shapes += item(number)
-    legend = (
-        "red edge: the step whose key the item has; green: carries loss; yellow: burn-in or stack; white: read behind"
-    )
+    legend = "red edge: the step whose key the item has; green: loss; yellow: burn-in or stack; white: read behind"
     shapes.append(text(24, height - 20, legend, 12, SOFT))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
     label = 'aria-label="An episode and the rows that each kind of item reads of it"'
