@@ -1,17 +1,19 @@
 """The cases' verbs in relive's words: one table, its indexes named as Reverb's tables, an item a row.
 
-What relive decided on and does not have yet raises NotYet in `_coming` or in one of the tables at the top: those are
-the places to change when it comes.
+What relive decided on and does not have yet raises NotYet: in relive_tables, in relive_trajectories, and here in
+`read`, `open` and `save_and_load`. Those are the places to change when it comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import numpy as np
 
 import relive
+from conformance.relive_tables import NoWord, index_of, spec_of
+from conformance.relive_trajectories import MAX_ROWS, Trajectories
 from conformance.system import (
     DONE,
     NO_WORD,
@@ -21,26 +23,13 @@ from conformance.system import (
     WAITS,
     NotYet,
     System,
+    in_order,
+    label_of,
 )
-from conformance.words import Limit, Part, Pattern, Setup, TableSetup
+from conformance.words import Call, Part, Pattern, Setup
 
 __all__ = ["ReliveSystem"]
 
-# What is to come, by the words of a case; a class further is a line less here, and one more below.
-SAMPLERS_TO_COME = {
-    "fifo": "Fifo as a sampler",
-    "lifo": "Lifo as a sampler",
-    "min_heap": "MinPriority as a sampler",
-    "max_heap": "MaxPriority as a sampler",
-}
-REMOVERS_TO_COME = {
-    "lifo": "Lifo as a remover",
-    "uniform": "Uniform as a remover",
-    "prioritized": "Prioritized as a remover",
-    "min_heap": "MinPriority as a remover",
-    "max_heap": "MaxPriority as a remover",
-}
-LIMITERS_TO_COME = {"queue": "the limiter Queue", "stack": "the limiter Queue over a Lifo sampler"}
 LABEL = {"label": ("int64", ())}
 
 
@@ -53,6 +42,7 @@ class ReliveSystem(System):
         self._seed = seed
         self._setup = Setup(())
         self._table: relive.Table | None = None
+        self._trajectories: Trajectories | None = None
         self._keys: dict[int, int] = {}  # of labels, the newest item's
         self._all_keys: list[int] = []
         self._done: list[tuple[str, tuple[Any, ...]]] = []  # what changed the table, to do again on another one
@@ -61,15 +51,32 @@ class ReliveSystem(System):
 
     # ---- tables ----------------------------------------------------------------------------------------------------
 
+    def read(self, calls: Sequence[Call]) -> None:
+        if any(call.verb == "patterns" for call in calls):
+            raise NotYet("patterns: items that write themselves as steps come")
+        if any(call.options.get("partial") for call in calls):
+            raise NotYet("late columns: parts of a step that are filled in later")
+        if any(call.verb in ("write", "item_of_last") for call in calls):
+            self._trajectories = Trajectories(calls)
+
     def open(self, setup: Setup) -> str:
-        self._setup = setup
+        self._setup, trajectories = setup, self._trajectories
         try:
-            indexes = {one.name: _index(one) for one in setup.tables}
-            spec = relive.StepSpec(_spec(setup.tables[0].signature or LABEL) if setup.tables else LABEL)
-            sizes = {one.max_size for one in setup.tables} or {1}
-            if len(sizes) > 1:
-                raise NotYet("max_items of an index")
-            self._table = relive.Table(spec, sizes.pop(), indexes, seed=self._seed, timeout_s=PATIENCE_S)
+            if trajectories is None:
+                indexes = {one.name: index_of(one, relive.Transitions()) for one in setup.tables}
+                columns: Mapping[str, Any] = setup.tables[0].signature or LABEL if setup.tables else LABEL
+                sizes = {one.max_size for one in setup.tables} or {1}
+                if len(sizes) > 1:
+                    raise NotYet("max_items of an index")
+                capacity = sizes.pop()
+            else:
+                indexes = {
+                    one.name: index_of(one, trajectories.explicit(one.name, one.max_size, one.signature))
+                    for one in setup.tables
+                }
+                columns, capacity = trajectories.columns or LABEL, MAX_ROWS
+            spec = relive.StepSpec(spec_of(columns))
+            self._table = relive.Table(spec, capacity, indexes, seed=self._seed, timeout_s=PATIENCE_S)
             self._writer = self._table.writer()
         except NoWord as absent:
             return self._no_word(str(absent))
@@ -119,6 +126,11 @@ class ReliveSystem(System):
         return DONE
 
     def contents(self, table: str = TABLE) -> list[Any]:
+        if self._trajectories is not None:
+            batch = self._live.gather(np.array(self._trajectories.items.get(table, []), np.int64), index=table)
+            assert batch.present is not None
+            found = [self._trajectories.shown(batch, int(row), table) for row in np.flatnonzero(batch.present)]
+            return sorted(found, key=in_order)
         if not self._all_keys:
             return []
         batch = self._live.gather(np.array(self._all_keys, np.int64), index=table)
@@ -147,6 +159,8 @@ class ReliveSystem(System):
         except relive.ReliveError as error:
             return self._refused(error)
         self._done.append(("batch", (num_items, table)))
+        if self._trajectories is not None:
+            return [self._trajectories.shown(batch, row, table) for row in range(num_items)]
         return [int(label) for label in batch["label"]]
 
     def fields(self, names: Sequence[str], num_draws: int = 1, table: str = TABLE) -> Any:
@@ -258,35 +272,56 @@ class ReliveSystem(System):
     def change_what_was_taken(self) -> str:
         return _zeroed(self._taken)
 
-    # ---- trajectories: to come --------------------------------------------------------------------------------------
+    # ---- trajectories ----------------------------------------------------------------------------------------------
 
     def write(self, keep: int = 10) -> str:
-        self._coming("Explicit")
+        return DONE if keep > 0 else self._no_word("rows are kept by the table, not by a writer")
 
     def step(self, partial: bool = False, **columns: Any) -> str:
-        self._coming("Explicit")
+        try:
+            self._windowed.keys.append(int(self._writer.append(**columns, timeout_s=0.0)))
+        except relive.ReliveError as error:
+            return self._refused(error)
+        return DONE
 
     def item(self, parts: Mapping[str, Part], priority: float = 1.0, table: str = TABLE, stored: bool = True) -> str:
-        self._coming("Explicit")
+        has_priorities = any(one.name == table and one.sampler == "prioritized" for one in self._setup.tables)
+        given = priority if has_priorities else None
+        try:
+            rows = self._windowed.rows(parts)
+            keys = self._live.create_items(rows, index=table, priority=given, timeout_s=0.0)
+        except relive.DeadlineExceeded:
+            return WAITS
+        except (relive.ReliveError, IndexError) as error:  # an index beyond the list of keys is Python's to refuse
+            return self._refused(error)
+        self._windowed.items.setdefault(table, []).extend(keys.tolist())
+        made = self._windowed.shown(self._live.gather(keys, index=table), 0, table)
+        self._keys[label_of(made)] = int(keys[0])
+        return DONE
 
     def item_of_last(self, num_steps: int) -> str:
-        self._coming("Explicit")
+        for value in range(3):
+            self.step(a=value)
+        keys = np.array(self._windowed.keys[-1:], np.int64)
+        try:
+            made = self._live.create_items({"a": (keys, -num_steps)}, timeout_s=0.0)
+        except relive.ReliveError as error:
+            return self._refused(error)
+        self._windowed.items[TABLE] = made.tolist()
+        return DONE
 
     def flush(self) -> str:
-        self._coming("Explicit")
+        return DONE  # create_items comes back when its items are there, or makes none
 
     def end_episode(self, keep_steps: bool = False) -> str:
-        self._coming("Explicit")
+        self._writer.end_episode(truncated=True)
+        return DONE
 
-    def episode_steps(self) -> int:
-        self._coming("Explicit")
+    def episode_steps(self) -> Any:
+        return self._no_word("rows know their episode_step, which comes with a batch")
 
     def patterns(self, patterns: Sequence[Pattern]) -> str:
         raise NotYet("patterns: items that write themselves as steps come")
-
-    def _coming(self, items: str) -> NoReturn:
-        """The one place to change when explicit items are there: the verbs above then write through a table of them."""
-        raise NotYet(f"explicit items (relive.{items}): windows with strides and slices of single columns")
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
@@ -296,53 +331,21 @@ class ReliveSystem(System):
         return self._table
 
     @property
+    def _windowed(self) -> Trajectories:
+        assert self._trajectories is not None, "the case writes no trajectories"
+        return self._trajectories
+
+    @property
     def _given(self) -> bool:
         return any(one.sampler == "prioritized" for one in self._setup.tables)
 
-    def _refused(self, error: relive.ReliveError) -> str:
+    def _refused(self, error: Exception) -> str:
         self.notes.append(f"{type(error).__name__}: {error}")
         return REFUSED
 
     def _no_word(self, why: str) -> str:
         self.notes.append(why)
         return NO_WORD
-
-
-class NoWord(Exception):
-    """What the case asks for has no word in relive, on purpose."""
-
-
-def _index(setup: TableSetup) -> relive.Index:
-    for what, value, coming in (
-        ("sampler", setup.sampler, SAMPLERS_TO_COME),
-        ("remover", setup.remover, REMOVERS_TO_COME),
-        ("limiter", setup.limit.kind, LIMITERS_TO_COME),
-    ):
-        if value in coming:
-            raise NotYet(coming[value])
-        assert value in ("uniform", "prioritized", "fifo", "min_size", "ratio"), f"{what} {value!r}"
-    sampler = relive.Prioritized(setup.exponent) if setup.sampler == "prioritized" else relive.Uniform()
-    uses = setup.max_times_sampled if setup.max_times_sampled > 0 else None
-    return relive.Index(sampler=sampler, limiter=_limiter(setup.limit), max_times_sampled=uses)
-
-
-def _limiter(limit: Limit) -> relive.MinSize | relive.SamplesPerInsert:
-    if limit.kind == "min_size":
-        return relive.MinSize(limit.size)
-    buffer = limit.buffer
-    if isinstance(buffer, tuple):
-        middle, half = sum(buffer) / 2, (buffer[1] - buffer[0]) / 2
-        if middle != limit.ratio * limit.size:
-            raise NoWord("the window lies around samples_per_insert x min_size")
-        buffer = half
-    return relive.SamplesPerInsert(limit.ratio, limit.size, tolerance=buffer)
-
-
-def _spec(signature: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _spec(one) if isinstance(one, Mapping) else relive.ArraySpec(one[1], one[0])
-        for name, one in signature.items()
-    }
 
 
 def _arrays(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,19 +13,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before tensorflow is impor
 
 import numpy as np
 import reverb
-import tensorflow as tf
 import tree
-from reverb import structured_writer
 
-from conformance.system import DONE, REFUSED, TABLE, WAITS, System
-from conformance.words import Condition, Limit, Part, Pattern, Setup, TableSetup, TdError
+from conformance.reverb_tables import columns_looked_at, config_of, table_of
+from conformance.system import DONE, REFUSED, TABLE, WAITS, System, in_order, label_of
+from conformance.words import Part, Pattern, Setup
 
 __all__ = ["ReverbSystem"]
 
 TOLD = (ValueError, RuntimeError, TypeError, IndexError, reverb.errors.ReverbError)
 FLUSH_MS = 250
+STORED_MS = 3000
 MOST_LOOKS = 5000
-TYPES = {"str": tf.string}  # by the names that numpy has for them
 
 
 @final
@@ -51,7 +50,7 @@ class ReverbSystem(System):
         return self._told(lambda: self._serve(None))
 
     def _serve(self, checkpointer: Any) -> None:
-        self._tables = {one.name: _table(one) for one in self._setup.tables}
+        self._tables = {one.name: table_of(one) for one in self._setup.tables}
         if checkpointer is None:
             self._server = reverb.Server(list(self._tables.values()))
         else:
@@ -100,7 +99,7 @@ class ReverbSystem(System):
             self._labels.append({"label": np.int64(label)})
             for name in names:
                 self._labels.create_item(name, priority, {"label": self._labels.history["label"][-1]})
-            self._labels.flush(timeout_ms=4 * FLUSH_MS)
+            self._labels.flush(timeout_ms=STORED_MS)
 
         answer = self._told(write)
         if answer != DONE:  # its stream is broken
@@ -114,7 +113,7 @@ class ReverbSystem(System):
                 break
             drawn = next(self._client.sample(table, 1, emit_timesteps=False))
             found[drawn.info.key] = self._shown(drawn, table)
-        return sorted(found.values(), key=_by_value)
+        return sorted(found.values(), key=in_order)
 
     def _shown(self, drawn: Any, table: str) -> Any:
         names = self._names.get(table)
@@ -126,8 +125,8 @@ class ReverbSystem(System):
 
     def _draw(self, table: str) -> Any:
         drawn = next(self._client.sample(table, 1, emit_timesteps=False))
-        if table not in self._names and self._setup.tables[0].signature is None:  # an item that is a label
-            self._keys[int(drawn.data[0])] = drawn.info.key
+        if self._setup.tables[0].signature is None:
+            self._keys[label_of(self._shown(drawn, table))] = drawn.info.key
         return drawn
 
     def _draw_or_wait(self, table: str) -> Any:
@@ -228,7 +227,7 @@ class ReverbSystem(System):
             writer.append(self._put)
             last = tree.map_structure(lambda column: column[-1], writer.history)
             writer.create_item(self._setup.tables[0].name, 1.0, last)
-            writer.flush(timeout_ms=4 * FLUSH_MS)
+            writer.flush(timeout_ms=STORED_MS)
 
         return self._told(write)
 
@@ -267,7 +266,7 @@ class ReverbSystem(System):
                 table, priority, {name: history[part.column][part.steps] for name, part in parts.items()}
             )
             if stored:
-                self._writer.flush(timeout_ms=4 * FLUSH_MS)
+                self._writer.flush(timeout_ms=STORED_MS)
 
         return self._told(make)
 
@@ -290,20 +289,20 @@ class ReverbSystem(System):
         return DONE
 
     def end_episode(self, keep_steps: bool = False) -> str:
-        return self._told(lambda: self._writer.end_episode(clear_buffers=not keep_steps, timeout_ms=4 * FLUSH_MS))
+        return self._told(lambda: self._writer.end_episode(clear_buffers=not keep_steps, timeout_ms=STORED_MS))
 
     def episode_steps(self) -> int:
         return int(self._writer.episode_steps)
 
     def patterns(self, patterns: Sequence[Pattern]) -> str:
-        columns = sorted({part.column for one in patterns for part in one.parts.values()} | _conditioned(patterns))
+        columns = sorted({part.column for one in patterns for part in one.parts.values()} | columns_looked_at(patterns))
         step_structure = dict.fromkeys(columns)
 
         def make() -> None:
             self._structured = columns
             for one in patterns:
                 self._names[one.table] = sorted(one.parts)
-            self._writer = self._client.structured_writer([_config(one, step_structure) for one in patterns])
+            self._writer = self._client.structured_writer([config_of(one, step_structure) for one in patterns])
 
         return self._told(make)
 
@@ -321,53 +320,6 @@ class ReverbSystem(System):
     def _refused(self, error: BaseException) -> str:
         self.notes.append(f"{type(error).__name__}: {error}"[:300])
         return REFUSED
-
-
-def _by_value(item: Any) -> Any:
-    """Items in order: labels, or the data of trajectories column by column."""
-    if not isinstance(item, dict):
-        return item
-    return [value if isinstance(value, list) else [value] for value in item.values()]
-
-
-def _table(setup: TableSetup) -> Any:
-    return reverb.Table(
-        setup.name,
-        sampler=_selector(setup.sampler, setup.exponent),
-        remover=_selector(setup.remover, setup.exponent),
-        max_size=setup.max_size,
-        rate_limiter=_limiter(setup.limit),
-        max_times_sampled=setup.max_times_sampled,
-        signature=None if setup.signature is None else _signature(setup.signature),
-    )
-
-
-def _selector(name: str, exponent: float) -> Any:
-    if name == "prioritized":
-        return reverb.selectors.Prioritized(exponent)
-    kinds = {
-        "uniform": reverb.selectors.Uniform,
-        "fifo": reverb.selectors.Fifo,
-        "lifo": reverb.selectors.Lifo,
-        "min_heap": reverb.selectors.MinHeap,
-        "max_heap": reverb.selectors.MaxHeap,
-    }
-    return kinds[name]()
-
-
-def _limiter(limit: Limit) -> Any:
-    if limit.kind == "min_size":
-        return reverb.rate_limiters.MinSize(limit.size)
-    if limit.kind == "ratio":
-        return reverb.rate_limiters.SampleToInsertRatio(limit.ratio, limit.size, limit.buffer)
-    return (reverb.rate_limiters.Queue if limit.kind == "queue" else reverb.rate_limiters.Stack)(limit.size)
-
-
-def _signature(signature: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _signature(one) if isinstance(one, Mapping) else tf.TensorSpec(one[1], TYPES.get(one[0], one[0]))
-        for name, one in signature.items()
-    }
 
 
 def _arrays(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -394,44 +346,3 @@ def _zeroed(data: Any) -> str:
         else:
             one[...] = 0
     return DONE
-
-
-def _conditioned(patterns: Sequence[Pattern]) -> set[str]:
-    """The columns that conditions and priorities of these patterns look at."""
-    names = {condition.left for one in patterns for condition in one.conditions if condition.of_data}
-    return names | {one.priority.column for one in patterns if isinstance(one.priority, TdError)}
-
-
-def _config(pattern: Pattern, step_structure: Mapping[str, None]) -> Any:
-    reference = structured_writer.create_reference_step(dict(step_structure))
-    priority = pattern.priority
-    return structured_writer.create_config(
-        {name: reference[part.column][part.steps] for name, part in pattern.parts.items()},
-        pattern.table,
-        [_condition(one, step_structure) for one in pattern.conditions],
-        structured_writer.td_error(priority.weight, dict(step_structure), lambda step: step[priority.column])
-        if isinstance(priority, TdError)
-        else structured_writer.constant_priority_fn(priority),
-    )
-
-
-def _condition(condition: Condition, step_structure: Mapping[str, None]) -> Any:
-    kinds = structured_writer.Condition
-    if condition.left == "end_episode":
-        return kinds.is_end_episode()
-    if condition.of_data:
-        left = kinds.data(dict(step_structure))[condition.left]
-    else:
-        left = getattr(kinds, condition.left)()
-    if condition.modulo is not None:
-        left = left % condition.modulo
-    right = condition.right
-    compared = {
-        "==": lambda: left == right,
-        "!=": lambda: left != right,
-        "<=": lambda: left <= right,
-        ">=": lambda: left >= right,
-        "<": lambda: left < right,
-        ">": lambda: left > right,
-    }
-    return compared[condition.compare]()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from conformance.words import Part, Pattern, Setup
+from conformance.words import Call, Part, Pattern, Setup
 
-__all__ = ["DONE", "NO_WORD", "REFUSED", "WAITS", "NotYet", "System"]
+__all__ = ["DONE", "NO_WORD", "REFUSED", "WAITS", "NotYet", "System", "in_order", "label_of"]
 
 DONE, WAITS, REFUSED, NO_WORD = "done", "waits", "refused", "no word"
 TABLE = "table"
@@ -27,6 +27,21 @@ class NotYet(Exception):
     """What the case needs is decided for relive and not built yet; the message names it."""
 
 
+def in_order(item: Any) -> Any:
+    """Sorts contents: labels, or the data of trajectories part by part."""
+    if not isinstance(item, dict):
+        return item
+    return [value if isinstance(value, list) else [value] for value in item.values()]
+
+
+def label_of(item: Any) -> int:
+    """What a case calls an item: its label, or the first value of a trajectory's first part."""
+    if isinstance(item, dict):
+        value = next(iter(item.values()))
+        return int(value[0] if isinstance(value, list) else value)
+    return int(item)
+
+
 class System(ABC):
     """Tables of one system. notes: sentences of refusals, for readers; nothing is compared with them."""
 
@@ -36,6 +51,10 @@ class System(ABC):
         self._thread: threading.Thread | None = None
 
     # ---- tables ----------------------------------------------------------------------------------------------------
+
+    def read(self, calls: Sequence[Call]) -> None:
+        """The whole programme, before it begins: for a system whose tables are told what they will hold."""
+        return
 
     @abstractmethod
     def open(self, setup: Setup) -> str:
@@ -126,7 +145,7 @@ class System(ABC):
 
     @abstractmethod
     def mutate(self, updates: Mapping[int, float], deletes: Sequence[int] = (), table: str = TABLE) -> str:
-        """New priorities by label, then removals. Keys must be known: from a draw, or by learn."""
+        """New priorities by label (label_of), then removals. Keys must be known: from a draw, or by learn."""
 
     def update(self, updates: Mapping[int, float], table: str = TABLE) -> str:
         """New priorities by label."""
@@ -153,7 +172,7 @@ class System(ABC):
     def settle(self) -> Any:
         """What the call that was begun gives once it is through; "waits" if it still does."""
         assert self._pending is not None, "nothing was begun"
-        return self._answer(SETTLED_S if self._pending.done() else PATIENCE_S / 5)
+        return self._answer(SETTLED_S if self._pending.done() else PATIENCE_S / 2)
 
     def _begin(self, call: Callable[[], Any]) -> Any:
         pending: Future[Any] = Future()
@@ -215,6 +234,11 @@ class System(ABC):
     def step(self, partial: bool = False, **columns: Any) -> str:
         """Appends a step; partial: the next one fills in the columns that are left."""
 
+    def walk(self, num_steps: int) -> str:
+        """So many steps, a counting from 0 and b ten times as much; the first answer but "done"."""
+        answers = (self.step(a=t, b=10 * t) for t in range(num_steps))
+        return next((answer for answer in answers if answer != DONE), DONE)
+
     @abstractmethod
     def item(self, parts: Mapping[str, Part], priority: float = 1.0, table: str = TABLE, stored: bool = True) -> str:
         """Makes an item of parts of the steps so far; stored: and waits until it is in the table."""
@@ -232,7 +256,7 @@ class System(ABC):
         """Ends the episode; keep_steps: later items may reach back over its end."""
 
     @abstractmethod
-    def episode_steps(self) -> int:
+    def episode_steps(self) -> Any:
         """Steps of the episode so far."""
 
     @abstractmethod

@@ -40,6 +40,7 @@ def run_case(case: Case, name: str, system: System) -> Outcome:
     """Runs one case on 'reverb' or 'relive', and closes the system."""
     observed: list[Any] = []
     try:
+        system.read(case.calls)
         for call in _calls(case):
             expected = call.expected_of(name)
             given = getattr(system, call.verb)(*call.arguments, **call.options)

@@ -16,7 +16,9 @@ from conformance.cases import (
     tables,
     trajectories,
     trajectory_rules,
+    trajectory_tables,
     uses,
+    walks,
 )
 from conformance.words import Case
 
@@ -25,7 +27,7 @@ __all__ = ["TOPICS", "by_name", "topic_of"]
 # The topics of the page, in its order; a long one lies in two files.
 TOPICS: dict[str, tuple[Case, ...]] = {
     "selectors": selectors.CASES + shares.CASES,
-    "limiters": limiters.CASES + ratios.CASES,
+    "limiters": limiters.CASES + ratios.CASES + walks.CASES,
     "use counts": uses.CASES,
     "removal": removal.CASES,
     "priorities": priorities.CASES,
@@ -33,7 +35,7 @@ TOPICS: dict[str, tuple[Case, ...]] = {
     "resetting and saving": resets.CASES,
     "several tables": tables.CASES,
     "data": data.CASES,
-    "trajectories": trajectories.CASES + trajectory_rules.CASES,
+    "trajectories": trajectories.CASES + trajectory_tables.CASES + trajectory_rules.CASES,
     "patterns": patterns.CASES,
 }
 

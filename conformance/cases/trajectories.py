@@ -6,19 +6,19 @@ from conformance.calls import (
     contents,
     counted,
     item,
-    item_of_last,
-    min_size,
     one,
-    sample,
     size,
-    step,
     two,
     write,
 )
 from conformance.sources import CLIENT, TABLE, TABLES, TRAJECTORY_WRITER
-from conformance.words import Case, Column, Limit
+from conformance.words import Case, Column
 
 a, b = Column("a"), Column("b")
+IN_ORDER_OF_TIME = (
+    "A window of relive's is rows in their order of time, a stride apart, which are copied as runs of memory."
+    " Another order, or the same row again, is made of the batch by an index."
+)
 
 CASES = (
     Case(
@@ -64,10 +64,11 @@ CASES = (
         (
             write(),
             *counted(4),
-            item({"x": a[1:4]}).gives("refused"),
+            item({"x": a[1:4]}).gives("refused", relive="done"),
             item({"x": a[1:]}),
-            contents().gives([{"x": [1, 2, 3]}]),
+            contents().gives([{"x": [1, 2, 3]}], relive=[{"x": [1, 2, 3]}] * 2),
         ),
+        differs="In relive the slice is Python's own, of a list of keys.",
     ),
     Case(
         "a trajectory that ends before the newest step",
@@ -95,7 +96,13 @@ CASES = (
         "History takes Python's slices: a negative step turns the order round.",
         TRAJECTORY_WRITER,
         one(),
-        (write(), *counted(4), item({"x": a[::-1]}), contents().gives([{"x": [3, 2, 1, 0]}])),
+        (
+            write(),
+            *counted(4),
+            item({"x": a[::-1]}).gives("done", relive="refused"),
+            contents().gives([{"x": [3, 2, 1, 0]}], relive=[]),
+        ),
+        differs=IN_ORDER_OF_TIME,
     ),
     Case(
         "a trajectory of chosen steps",
@@ -109,7 +116,13 @@ CASES = (
         "A column is a list of references to data, and may hold one of them again.",
         TRAJECTORY_WRITER,
         one(),
-        (write(), *counted(3), item({"x": a[[-1, -2, -1]]}), contents().gives([{"x": [2, 1, 2]}])),
+        (
+            write(),
+            *counted(3),
+            item({"x": a[[-1, -2, -1]]}).gives("done", relive="refused"),
+            contents().gives([{"x": [2, 1, 2]}], relive=[]),
+        ),
+        differs=IN_ORDER_OF_TIME,
     ),
     Case(
         "columns of one trajectory have slices of their own",
@@ -246,118 +259,5 @@ CASES = (
         CLIENT,
         one(),
         (write(), *counted(5), size().gives(0)),
-    ),
-    # ---- what a table does with them -------------------------------------------------------------------------------
-    Case(
-        "a table counts items, not steps",
-        "The size of a table is in items, whatever they reference.",
-        TABLE,
-        one(),
-        (write(), *counted(9), item({"x": a[-9:]}), item({"x": a[-2:]}), size().gives(2)),
-    ),
-    Case(
-        "max_size counts items, not steps",
-        "The size of a table is in items, whatever they reference.",
-        TABLE,
-        one(max_size=2),
-        (
-            write(),
-            *counted(4),
-            item({"x": a[0:2]}),
-            item({"x": a[1:3]}),
-            item({"x": a[-2:]}),
-            contents().gives([{"x": [1, 2]}, {"x": [2, 3]}]),
-        ),
-    ),
-    Case(
-        "min size counts items, not steps",
-        "min_size_to_sample is a number of items.",
-        TABLE,
-        one(limit=min_size(2)),
-        (
-            write(),
-            *counted(6),
-            item({"x": a[-3:]}),
-            sample(1).gives(["waits"]),
-            item({"x": a[-3:]}),
-            sample(1).gives([{"x": [3, 4, 5]}]),
-        ),
-    ),
-    Case(
-        "an item is whole although its neighbour over the same steps was evicted",
-        "A data element is only removed when there is no item that references it.",
-        TABLES,
-        one(max_size=1),
-        (write(), *counted(3), item({"x": a[0:2]}), item({"x": a[-2:]}), contents().gives([{"x": [1, 2]}])),
-    ),
-    Case(
-        "an item of old steps is kept whole beside many newer ones",
-        "An item holds its data for as long as it is in the table.",
-        TABLES,
-        one(sampler="max_heap", remover="min_heap", max_size=2),
-        (
-            write(2),
-            *counted(2),
-            item({"x": a[-2:]}, priority=9.0),
-            *[call for t in range(2, 30) for call in (step(a=t, b=0), item({"x": a[-2:]}, priority=1.0))],
-            sample(1).gives([{"x": [0, 1]}]),
-        ),
-    ),
-    Case(
-        "trajectories have priorities of their own",
-        "priority: determines the sample probability of the new item.",
-        TRAJECTORY_WRITER,
-        one(sampler="prioritized"),
-        (
-            write(),
-            *counted(3),
-            item({"x": a[-1:]}, priority=0.0),
-            item({"x": a[-2:]}, priority=1.0),
-            sample(3).gives([{"x": [1, 2]}] * 3),
-        ),
-    ),
-    Case(
-        "trajectories have use counts of their own",
-        "max_times_sampled is of an item, not of its steps.",
-        TABLE,
-        one(max_times_sampled=1, sampler="fifo"),
-        (
-            write(),
-            *counted(3),
-            item({"x": a[-2:]}),
-            item({"x": a[-2:]}),
-            sample(3).gives([{"x": [1, 2]}, {"x": [1, 2]}, "waits"]),
-        ),
-    ),
-    Case(
-        "a queue of trajectories",
-        "A queue of whole sequences, as IMPALA and PPO use it.",
-        TABLES,
-        one(sampler="fifo", max_size=2, max_times_sampled=1, limit=Limit("queue", 2)),
-        (
-            write(),
-            *counted(2),
-            item({"x": a[-2:]}),
-            *counted(2, 2),
-            item({"x": a[-2:]}),
-            *counted(2, 4),
-            sample(1).gives([{"x": [0, 1]}]),
-            item({"x": a[-2:]}),
-            sample(2).gives([{"x": [2, 3]}, {"x": [4, 5]}]),
-        ),
-    ),
-    Case(
-        "the older writer makes items of whole steps",
-        "num_timesteps: the number of most recently added steps that the item references.",
-        CLIENT,
-        one(),
-        (item_of_last(2), contents().gives([{"a": [1, 2]}])),
-    ),
-    Case(
-        "the older writer refuses items of no steps",
-        "num_timesteps must be a positive integer.",
-        CLIENT,
-        one(),
-        (item_of_last(0).gives("refused"), size().gives(0)),
     ),
 )

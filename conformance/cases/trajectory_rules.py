@@ -20,6 +20,23 @@ from conformance.sources import CLIENT, TRAJECTORY_WRITER
 from conformance.words import Case, Column
 
 a, b = Column("a"), Column("b")
+NO_BUFFER = (
+    "Reverb's items are made of a buffer in the writer. relive's rows lie in the table, and an item may be made of any"
+    " that are still there, by their keys and from any process; there is no buffer to give a length."
+)
+LANES_GO_ON = (
+    "Reverb's history is of an episode unless its steps are kept. In relive whoever makes an item names"
+    " its rows: a lane"
+    " goes on over the end of an episode, and `first` of a window's rows says where one begins."
+)
+WHOLE_ROWS = (
+    "A row of relive's has every column of its spec, from which its place is known; a step that lacks one is refused."
+    " What may be missing is said by a column of its own."
+)
+WAITS_ITSELF = (
+    "Reverb's create_item queues the item, whose fate flush tells. relive's create_items waits for the limiter itself,"
+    " and a call that met its deadline has made nothing that could come later."
+)
 
 CASES = (
     # ---- how far back ----------------------------------------------------------------------------------------------
@@ -35,21 +52,29 @@ CASES = (
         "A reference that was popped from the buffer can no longer be referenced by new items.",
         CLIENT,
         one(),
-        (write(3), *counted(8), item({"x": a[-4:]}).gives("refused"), size().gives(0)),
+        (write(3), *counted(8), item({"x": a[-4:]}).gives("refused", relive="done"), size().gives(0, relive=1)),
+        differs=NO_BUFFER,
     ),
     Case(
         "one column that reaches too far refuses the whole item",
         "All data references of a trajectory must be alive.",
         TRAJECTORY_WRITER,
         one(),
-        (write(3), *counted(8), item({"x": a[-1], "y": b[-6]}).gives("refused"), size().gives(0)),
+        (
+            write(3),
+            *counted(8),
+            item({"x": a[-1], "y": b[-6]}).gives("refused", relive="done"),
+            size().gives(0, relive=1),
+        ),
+        differs=NO_BUFFER,
     ),
     Case(
         "a writer that keeps nothing is refused",
         "num_keep_alive_refs must be a positive integer.",
         CLIENT,
         one(),
-        (write(0).gives("refused"),),
+        (write(0).gives("refused", relive="no word"),),
+        differs=NO_BUFFER,
     ),
     Case(
         "a writer goes on after an item that was refused",
@@ -59,7 +84,7 @@ CASES = (
         (
             write(3),
             *counted(5),
-            item({"x": a[-4:]}).gives("refused"),
+            item({"x": a[-9]}).gives("refused"),
             item({"x": a[-2:]}),
             contents().gives([{"x": [3, 4]}]),
         ),
@@ -76,15 +101,24 @@ CASES = (
             end_episode(),
             *counted(2, 10),
             item({"x": a[:]}),
-            contents().gives([{"x": [10, 11]}]),
+            contents().gives([{"x": [10, 11]}], relive=[{"x": [0, 1, 2, 10, 11]}]),
         ),
+        differs=LANES_GO_ON,
     ),
     Case(
         "an item over the end of an episode is refused",
         "end_episode clears the buffers; what was before cannot be referenced.",
         TRAJECTORY_WRITER,
         one(),
-        (write(), *counted(3), end_episode(), *counted(1, 10), item({"x": a[-2:]}).gives("refused"), size().gives(0)),
+        (
+            write(),
+            *counted(3),
+            end_episode(),
+            *counted(1, 10),
+            item({"x": a[-2:]}).gives("refused", relive="done"),
+            size().gives(0, relive=1),
+        ),
+        differs=LANES_GO_ON,
     ),
     Case(
         "an item over the end of an episode whose steps were kept",
@@ -121,12 +155,14 @@ CASES = (
         (
             write(2),
             *counted(4),
-            episode_steps().gives(4),
+            episode_steps().gives(4, relive="no word"),
             end_episode(),
-            episode_steps().gives(0),
+            episode_steps().gives(0, relive="no word"),
             *counted(1),
-            episode_steps().gives(1),
+            episode_steps().gives(1, relive="no word"),
         ),
+        differs="A writer of relive's has no count of its own: rows know their episode_step, and a batch"
+        " has it by that name.",
     ),
     # ---- steps by parts --------------------------------------------------------------------------------------------
     Case(
@@ -179,19 +215,27 @@ CASES = (
         one(),
         (
             write(),
-            step(a=0),
+            step(a=0).gives("done", relive="refused"),
             step(a=1, b=10),
             step(a=2, b=20),
             item({"x": a[1:], "y": b[1:]}),
-            contents().gives([{"x": [1, 2], "y": [10, 20]}]),
+            contents().gives([{"x": [1, 2], "y": [10, 20]}], relive=[{"x": [2], "y": [20]}]),
         ),
+        differs=WHOLE_ROWS,
     ),
     Case(
         "an item of steps that a column does not have is refused",
         "A trajectory cannot contain references to data that was not given.",
         TRAJECTORY_WRITER,
         one(),
-        (write(), step(a=0), step(a=1, b=10), item({"x": a[-2:], "y": b[-2:]}).gives("refused"), size().gives(0)),
+        (
+            write(),
+            step(a=0).gives("done", relive="refused"),
+            step(a=1, b=10),
+            item({"x": a[-2:], "y": b[-2:]}).gives("refused", relive="done"),
+            size().gives(0, relive=1),
+        ),
+        differs=WHOLE_ROWS,
     ),
     Case(
         "a step may leave a column out",
@@ -201,11 +245,12 @@ CASES = (
         (
             write(),
             step(a=0, b=0),
-            step(a=1),
+            step(a=1).gives("done", relive="refused"),
             step(a=2, b=20),
-            item({"x": a[-3:], "y": b[[-3, -1]]}),
-            contents().gives([{"x": [0, 1, 2], "y": [0, 20]}]),
+            item({"x": a[-3:], "y": b[-1]}),
+            contents().gives([{"x": [0, 1, 2], "y": 20}], relive=[{"x": [0, 2], "y": 20}]),
         ),
+        differs=WHOLE_ROWS,
     ),
     # ---- what is refused -------------------------------------------------------------------------------------------
     Case(
@@ -254,10 +299,11 @@ CASES = (
             *counted(1),
             item({"x": a[-1]}),
             item({"x": a[-1]}),
-            item({"x": a[-1]}, stored=False),
-            flush().gives("waits"),
+            item({"x": a[-1]}, stored=False).gives("done", relive="waits"),
+            flush().gives("waits", relive="done"),
             size().gives(2),
         ),
+        differs=WAITS_ITSELF,
     ),
     Case(
         "an item whose flush timed out is stored when the limiter lets it in",
@@ -269,11 +315,12 @@ CASES = (
             *counted(1),
             item({"x": a[-1]}),
             item({"x": a[-1]}),
-            item({"x": a[-1]}, stored=False),
-            flush().gives("waits"),
+            item({"x": a[-1]}, stored=False).gives("done", relive="waits"),
+            flush().gives("waits", relive="done"),
             drain(1).gives(1),
             flush(),
-            size().gives(3),
+            size().gives(3, relive=2),
         ),
+        differs=WAITS_ITSELF,
     ),
 )

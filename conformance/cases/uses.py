@@ -124,8 +124,8 @@ CASES = (
             insert(1),
             fields(["times_sampled"], 3).gives([[1], [2], [3]], relive="no word"),
         ),
-        differs="Reverb sends the count with every sample. relive counts uses only where max_times_sampled asks for it,"
-        " in a word that samplers take from; the number belongs to no learner's update and is not handed out.",
+        differs="Reverb sends the count with every sample. relive keeps what is left of an item's uses where"
+        " max_times_sampled asks for it, and hands it to nobody: no update of a learner needs it.",
     ),
     Case(
         "asking for more draws than there are uses left",
