@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.cases import TOPICS, by_name
+from conformance.cases import TOPICS
 from conformance.verdicts import DIFFERS, FAILED, MET, TO_COME
+from conformance.words import SAME, Case, in_words
 
 __all__ = ["as_markdown", "as_text", "table"]
 
 WIDTH = 118
+MOST_SHOWN = 60  # characters of an answer
 COLUMNS = ("topic", "cases", "Reverb: as expected", "relive: the same", DIFFERS, TO_COME, "failed")
 
 
@@ -92,12 +94,24 @@ def as_markdown(values: Mapping[str, Any]) -> str:
 
 
 def _differences(values: Mapping[str, Any]) -> str:
-    cases = by_name()
     parts = []
-    for name, row in values["cases"].items():
-        if row["relive"]["verdict"] == DIFFERS:
-            parts.append(_item(f"**{name}.** {cases[name].says} {cases[name].differs}"))
-    return "\n".join(parts)
+    for topic, cases in TOPICS.items():
+        names = {name for name, row in values["cases"].items() if row["relive"]["verdict"] == DIFFERS}
+        found = [case for case in cases if case.name in names]
+        if found:
+            parts += [f"### {topic.capitalize()}", "\n".join(_difference(case) for case in found)]
+    return "\n\n".join(parts)
+
+
+def _difference(case: Case) -> str:
+    apart = [call for call in case.calls if call.relive is not SAME]
+    shown = [f"`{call}`: Reverb {_short(call.expected)}, relive {_short(call.relive)}" for call in apart]
+    return _item(f"**{case.name}.** {case.says} {case.differs} ({'; '.join(dict.fromkeys(shown))})")
+
+
+def _short(expected: Any) -> str:
+    words = in_words(expected)
+    return words if len(words) <= MOST_SHOWN else words[: MOST_SHOWN - 3] + "..."
 
 
 def _to_come(values: Mapping[str, Any]) -> str:

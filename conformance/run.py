@@ -100,11 +100,23 @@ def main() -> int:
     if arguments.names:
         _print_cases(values)
     else:
-        VERDICTS.write_text(json.dumps(values, indent=1) + "\n")
+        VERDICTS.write_text(json.dumps(_without_notes(values), indent=1) + "\n")
         PAGE.write_text(page.as_markdown(values))
     for sentence in wrong:
         print(f"WRONG {sentence}", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def _without_notes(values: dict[str, Any]) -> dict[str, Any]:
+    """The same without the sentences of refusals, in which numbers of processes and memory stand."""
+    rows = {
+        name: {
+            part: {key: value for key, value in outcome.items() if key != "notes"} if part != "topic" else outcome
+            for part, outcome in row.items()
+        }
+        for name, row in values["cases"].items()
+    }
+    return {**values, "cases": rows}
 
 
 def _print_cases(values: dict[str, Any]) -> None:
