@@ -47,7 +47,7 @@ bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS
 bench-report: setup ## rewrites the table of README.md from benchmarks/results
 	@$(RUN) -m benchmarks.report
 
-conformance: setup ## Reverb's semantics: every case on dm-reverb and on relive (about 3 minutes): docs/conformance.md
+conformance: setup ## Reverb's semantics: every case on dm-reverb and on relive (a minute; 3 more the first time)
 	@$(RUN) -m conformance.run
 
 soak: setup ## the stress programmes at full length (about an hour)

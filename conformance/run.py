@@ -25,8 +25,8 @@ from conformance.verdicts import FAILED, TO_COME, conflicts, run_case
 ROOT = Path(__file__).resolve().parent.parent
 VERDICTS = ROOT / "conformance" / "verdicts.json"
 PAGE = ROOT / "docs" / "conformance.md"
-REVERB = "dm-reverb 0.14.0"
-RUN_LIMIT_S = 1800
+PINS = peers.FOLDER / "constraints" / "reverb.txt"
+REVERB = next(line.replace("==", " ") for line in PINS.read_text().splitlines() if line.startswith("dm-reverb=="))
 
 
 def run_relive(names: Sequence[str], seed: int) -> dict[str, dict[str, Any]]:
@@ -55,7 +55,7 @@ def run_reverb(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _reverb_process(results: Path, names: Sequence[str]) -> str:
     command = [str(peers.python_of("reverb")), "-m", "conformance.worker", "reverb", "0", str(results), *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=RUN_LIMIT_S)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")  # cases have limits
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     return f"status {done.returncode}, {lines[-1] if lines else 'without a word'}"
 
@@ -84,6 +84,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of relive's draws; Reverb's have seeds of their own")
     arguments = parser.parse_args()
     asked = [name for name in by_name() if not arguments.names or any(word in name for word in arguments.names)]
+    if not asked:
+        parser.error(f"no case's name holds {' or '.join(map(repr, arguments.names))}")
     if arguments.relive_only:
         known = json.loads(VERDICTS.read_text())["cases"]
         asked = [name for name in asked if name in known]
@@ -93,17 +95,20 @@ def main() -> int:
         if problem is not None:
             print(f"the environment of {REVERB} could not be set up: {problem}", file=sys.stderr)
             return 1
+        print(f"{len(asked)} cases on {REVERB}", flush=True)
         reverb = run_reverb(asked)
     relive = run_relive(asked, arguments.seed)
     values, wrong = put_together(reverb, relive)
     print(page.as_text(values))
     if arguments.names:
         _print_cases(values)
-    else:
+    elif not wrong:
         VERDICTS.write_text(json.dumps(_without_notes(values), indent=1) + "\n")
         PAGE.write_text(page.as_markdown(values))
     for sentence in wrong:
         print(f"WRONG {sentence}", file=sys.stderr)
+    if wrong and not arguments.names:
+        print("nothing was written down", file=sys.stderr)
     return 1 if wrong else 0
 
 

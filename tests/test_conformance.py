@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,12 +105,49 @@ def test_answers_that_differ_are_seen_although_each_system_was_content() -> None
     assert len(conflicts(case, outcomes[0], outcomes[1])) == 1
 
 
-def test_a_failure_is_wrong_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_wrong_and_told() -> None:
     name = next(iter(CASES))
     good, bad = {"verdict": MET, "observed": []}, {"verdict": FAILED, "detail": "why"}
     assert run.put_together({name: good}, {name: good})[1] == []
     assert run.put_together({name: bad}, {name: good})[1] == [f"{name}: reverb: why"]
     assert run.put_together({name: good}, {name: bad})[1] == [f"{name}: relive: why"]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A run that writes into an empty folder, with what dm-reverb did from the last run."""
+    reverb = {name: row["reverb"] for name, row in WRITTEN["cases"].items()}
+    monkeypatch.setattr(run, "run_reverb", lambda names: {name: reverb[name] for name in names})
+    monkeypatch.setattr(run.peers, "set_up", lambda peer: None)
+    monkeypatch.setattr(run, "VERDICTS", tmp_path / "verdicts.json")
+    monkeypatch.setattr(run, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr("sys.argv", ["run"])
+    return tmp_path
+
+
+def test_a_run_writes_down_what_is_committed(elsewhere: Path) -> None:
+    assert run.main() == 0
+    assert json.loads((elsewhere / "verdicts.json").read_text()) == WRITTEN
+    assert (elsewhere / "page.md").read_text() == page.as_markdown(WRITTEN)
+
+
+def test_a_run_that_went_wrong_says_so_and_writes_nothing(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = next(iter(CASES))
+    outcomes = {one: WRITTEN["cases"][one]["relive"] for one in CASES} | {name: {"verdict": FAILED, "detail": "why"}}
+    monkeypatch.setattr(run, "run_relive", lambda names, seed: outcomes)
+    assert run.main() == 1
+    assert f"WRONG {name}: relive: why" in capsys.readouterr().err
+    assert not list(elsewhere.iterdir())
+
+
+def test_an_environment_that_cannot_be_set_up_is_told(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run.peers, "set_up", lambda peer: "no wheel for this machine")
+    assert run.main() == 1
+    assert "no wheel for this machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

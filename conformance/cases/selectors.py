@@ -17,6 +17,11 @@ from conformance.calls import (
 from conformance.sources import FIFO, HEAP, LIFO, SAMPLE_INFO, SELECTORS
 from conformance.words import Case, Near
 
+NO_PRIORITIES = (
+    "An index that does not look at priorities has none in relive, which refuses their update: a learner that sends them"
+    " expects them to count. The item's place is the same."
+)
+
 CASES = (
     # ---- Fifo ------------------------------------------------------------------------------------------------------
     Case(
@@ -52,7 +57,13 @@ CASES = (
         "An update is a no-op for a Fifo selector.",
         FIFO,
         one(sampler="fifo"),
-        (insert_all([1, 2]), sample(1).gives([1]), update({1: 50.0}), sample(1).gives([1])),
+        (
+            insert_all([1, 2]),
+            sample(1).gives([1]),
+            update({1: 50.0}).gives("done", relive="refused"),
+            sample(1).gives([1]),
+        ),
+        differs=NO_PRIORITIES,
     ),
     Case(
         "fifo with one use each hands items out in the order of their insertion",
@@ -111,7 +122,14 @@ CASES = (
         "An update is a no-op for a Lifo selector.",
         LIFO,
         one(sampler="lifo"),
-        (insert(1), sample(1).gives([1]), insert(2), update({1: 50.0}), sample(1).gives([2])),
+        (
+            insert(1),
+            sample(1).gives([1]),
+            insert(2),
+            update({1: 50.0}).gives("done", relive="refused"),
+            sample(1).gives([2]),
+        ),
+        differs=NO_PRIORITIES,
     ),
     Case(
         "lifo with one use each hands items out in reverse",
@@ -182,7 +200,11 @@ CASES = (
         "A heap compares priorities; nothing is said of their sign.",
         HEAP,
         one(sampler="max_heap"),
-        (insert_all({1: -3.0, 2: -1.0, 3: -2.0}), sample(1).gives([2])),
+        (
+            insert_all({1: -3.0, 2: -1.0, 3: -2.0}).gives("done", relive="refused"),
+            sample(1).gives([2], relive=["waits"]),
+        ),
+        differs="Reverb leaves it to the selector what a priority may be. In relive it is a finite number >= 0 in every index.",
     ),
     # ---- MinHeap ---------------------------------------------------------------------------------------------------
     Case(
