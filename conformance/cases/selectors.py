@@ -18,7 +18,8 @@ from conformance.sources import FIFO, HEAP, LIFO, SAMPLE_INFO, SELECTORS
 from conformance.words import Case, Near
 
 NO_PRIORITIES = (
-    "An index that does not look at priorities has none in relive, which refuses their update: a learner that sends them"
+    "An index that does not look at priorities has none in relive, which refuses their update: a learner"
+    " that sends them"
     " expects them to count. The item's place is the same."
 )
 
@@ -204,7 +205,8 @@ CASES = (
             insert_all({1: -3.0, 2: -1.0, 3: -2.0}).gives("done", relive="refused"),
             sample(1).gives([2], relive=["waits"]),
         ),
-        differs="Reverb leaves it to the selector what a priority may be. In relive it is a finite number >= 0 in every index.",
+        differs="Reverb leaves it to the selector what a priority may be. In relive it is a finite number"
+        " >= 0 in every index.",
     ),
     # ---- MinHeap ---------------------------------------------------------------------------------------------------
     Case(
