@@ -63,19 +63,14 @@ def ratio(samples_per_insert: float, size: int, buffer: float | tuple[float, flo
     return Limit("ratio", size, samples_per_insert, buffer)
 
 
-def queue(size: int, sampler: str = "fifo", remover: str = "fifo") -> Setup:
-    """Reverb's Table.queue; with other selectors what its documentation advises against."""
-    return one(sampler=sampler, remover=remover, max_size=size, max_times_sampled=1, limit=Limit("queue", size))
+def queue(size: int) -> Setup:
+    """Reverb's Table.queue."""
+    return one(sampler="fifo", remover="fifo", max_size=size, max_times_sampled=1, limit=Limit("queue", size))
 
 
 def stack(size: int) -> Setup:
     """Reverb's Table.stack."""
     return one(sampler="lifo", remover="lifo", max_size=size, max_times_sampled=1, limit=Limit("stack", size))
-
-
-def steps(*values: dict[str, Any]) -> tuple[Call, ...]:
-    """Several steps, each a dict of columns."""
-    return tuple(step(**value) for value in values)
 
 
 def counted(num_steps: int, begin: int = 0) -> tuple[Call, ...]:

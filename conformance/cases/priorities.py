@@ -59,9 +59,8 @@ CASES = (
         CLIENT,
         one(sampler="prioritized"),
         (insert(1, None).gives("refused", relive="done"), size().gives(0, relive=1)),
-        differs="In Reverb a priority is what puts data into a table. In relive it may be left to the"
-        " index: the largest"
-        " given so far, a number, or none until update_priorities gives one.",
+        differs="In Reverb a priority is what puts data into a table. In relive it may be left to the index: the"
+        " largest given so far, a number, or none until update_priorities gives one.",
     ),
     Case(
         "a priority given to a uniform table",

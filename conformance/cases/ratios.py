@@ -253,11 +253,9 @@ CASES = (
             delete([1, 3]),
             can_insert(2).gives(False, relive=True),
         ),
-        differs="Reverb inserts one item at a time. relive's writers bring a step of many lanes at once:"
-        " below min_size,"
-        " where no draw can pass, such a block could wait for good, and one that is worth no more than"
-        " the window is let"
-        " in; it exceeds the edge once, by less than a window.",
+        differs="Reverb inserts one item at a time. relive's writers bring a step of many lanes at once: below"
+        " min_size, where no draw can pass, such a block could wait for good, and one that is worth no more than the"
+        " window is let in; it exceeds the edge once, by less than a window.",
     ),
     Case(
         "eviction is a deletion to min size and nothing to the error",

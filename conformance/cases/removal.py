@@ -67,9 +67,8 @@ CASES = (
         one(max_size=3),
         (insert_all([1, 2, 3]), learn([2]), delete([2]), insert(4), contents().gives([1, 3, 4], relive=[3, 4])),
         differs="Reverb's max_size counts the items that are there. relive's capacity counts rows, which lie in their"
-        " order of time: one that was deleted keeps its place until those before it have gone, so that a"
-        " row is found by"
-        " where it lies and none is ever moved.",
+        " order of time: one that was deleted keeps its place until those before it have gone, so that a row is found"
+        " by where it lies and none is ever moved.",
     ),
     Case(
         "the oldest goes next when what was older is deleted",

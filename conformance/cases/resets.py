@@ -27,9 +27,8 @@ from conformance.sources import CHECKPOINTS, CLIENT, TABLE_STATE
 from conformance.words import Case, Shares
 
 COUNTS_GO_ON = (
-    " relive's clear removes all steps as delete would: its counters say what happened since the table"
-    " was made, so that"
-    " a replay ratio is of the whole run."
+    " relive's clear removes all steps as delete would: its counters say what happened since the table was made, so"
+    " that a replay ratio is of the whole run."
 )
 
 CASES = (
@@ -131,8 +130,7 @@ CASES = (
         CLIENT,
         two(),
         (insert_all([1, 2]), reset("left"), size("left").gives(0), size("right").gives(2, relive=0)),
-        differs="Reverb's tables hold items of their own over shared data. relive's indexes are views of"
-        " the same steps:"
-        " clear removes the steps, and with them the items of every index.",
+        differs="Reverb's tables hold items of their own over shared data. relive's indexes are views of the same"
+        " steps: clear removes the steps, and with them the items of every index.",
     ),
 )

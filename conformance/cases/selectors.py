@@ -18,9 +18,8 @@ from conformance.sources import FIFO, HEAP, LIFO, SAMPLE_INFO, SELECTORS
 from conformance.words import Case, Near
 
 NO_PRIORITIES = (
-    "An index that does not look at priorities has none in relive, which refuses their update: a learner"
-    " that sends them"
-    " expects them to count. The item's place is the same."
+    "An index that does not look at priorities has none in relive, which refuses their update: a learner that sends"
+    " them expects them to count. The item's place is the same."
 )
 
 CASES = (

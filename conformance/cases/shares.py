@@ -83,10 +83,9 @@ CASES = (
             insert_all(range(10)),
             tally(1000).gives(Other(EACH_100_TIMES), relive=EACH_100_TIMES),  # by chance: once in 10 ** 12
         ),
-        differs="Reverb's draws are independent of each other. A batch of relive's is one draw from each"
-        " of n equal parts"
-        " of the total mass, at permuted positions: the same expectation for every item, with less variance; of n items"
-        " with equal probabilities a batch of n has each once.",
+        differs="Reverb's draws are independent of each other. A batch of relive's is one draw from each of n equal"
+        " parts of the total mass, at permuted positions: the same expectation for every item, with less variance; of"
+        " n items with equal probabilities a batch of n has each once.",
     ),
     # ---- Prioritized -----------------------------------------------------------------------------------------------
     Case(

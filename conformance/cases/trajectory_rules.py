@@ -25,9 +25,8 @@ NO_BUFFER = (
     " that are still there, by their keys and from any process; there is no buffer to give a length."
 )
 LANES_GO_ON = (
-    "Reverb's history is of an episode unless its steps are kept. In relive whoever makes an item names"
-    " its rows: a lane"
-    " goes on over the end of an episode, and `first` of a window's rows says where one begins."
+    "Reverb's history is of an episode unless its steps are kept. In relive whoever makes an item names its rows: a"
+    " lane goes on over the end of an episode, and `first` of a window's rows says where one begins."
 )
 WHOLE_ROWS = (
     "A row of relive's has every column of its spec, from which its place is known; a step that lacks one is refused."

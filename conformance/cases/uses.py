@@ -23,9 +23,8 @@ from conformance.sources import LIMITER, SAMPLE_INFO, TABLE, TABLE_STATE, TABLES
 from conformance.words import Case
 
 KEEPS_ITS_PLACE = (
-    "Reverb's max_size counts the items that are there. relive's capacity counts rows, which lie in their"
-    " order of time:"
-    " one that was used up keeps its place until those before it have gone."
+    "Reverb's max_size counts the items that are there. relive's capacity counts rows, which lie in their order of"
+    " time: one that was used up keeps its place until those before it have gone."
 )
 
 CASES = (
