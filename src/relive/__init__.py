@@ -9,6 +9,7 @@ from relive.index import Index
 from relive.items import Episodes, Sequences, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.open import attach, connect, list_tables, remove
+from relive.priorities import sequence_priority
 from relive.protocol import ReplayTable, ReplayWriter
 from relive.samplers import Fifo, Prioritized, Uniform
 from relive.spec import ArraySpec, StepSpec
@@ -52,4 +53,5 @@ __all__ = [
     "errors",
     "list_tables",
     "remove",
+    "sequence_priority",
 ]
