@@ -16,9 +16,10 @@ SOURCE = ROOT / "src" / "relive"
 # Floors from the ground up. A module may import modules of lower floors, and of its own where that is said.
 FLOORS: list[set[str]] = [
     {"_error_base", "_slips", "_pytrees", "_holders", "_extras"},
-    {"_name_errors", "_storage_errors"},
+    {"_item_errors", "_name_errors", "_storage_errors"},
     {"errors"},
     {"_checks", "_closing", "_ending", "_wrong_names", "_parts"},
+    {"priorities"},
     {"spec", "_spaces", "_casting"},
     {"protocol", "table_core"},
     {"items", "samplers", "limiters", "storage"},

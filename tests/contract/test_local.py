@@ -16,6 +16,7 @@ from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -37,6 +38,9 @@ class TestWriting(Local, WritingSuite): ...
 
 
 class TestItems(Local, ItemsSuite): ...
+
+
+class TestSequences(Local, SequencesSuite): ...
 
 
 class TestReading(Local, ReadingSuite): ...

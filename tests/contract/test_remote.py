@@ -26,6 +26,7 @@ from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -61,6 +62,9 @@ class TestRemoteWriting(Remote, WritingSuite): ...
 
 
 class TestRemoteItems(Remote, ItemsSuite): ...
+
+
+class TestRemoteSequences(Remote, SequencesSuite): ...
 
 
 class TestRemoteReading(Remote, ReadingSuite): ...

@@ -17,6 +17,7 @@ from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -68,6 +69,9 @@ class TestWriting(Shared, WritingSuite): ...
 class TestItems(Shared, ItemsSuite): ...
 
 
+class TestSequences(Shared, SequencesSuite): ...
+
+
 class TestReading(Shared, ReadingSuite): ...
 
 
@@ -84,6 +88,9 @@ class TestAttachedWriting(Attached, WritingSuite): ...
 
 
 class TestAttachedItems(Attached, ItemsSuite): ...
+
+
+class TestAttachedSequences(Attached, SequencesSuite): ...
 
 
 class TestAttachedReading(Attached, ReadingSuite):
