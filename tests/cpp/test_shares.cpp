@@ -316,4 +316,43 @@ TEST(an_end_of_episodes_that_met_its_deadline_goes_on) {
   CHECK(other->close().ok());
 }
 
+namespace {
+
+// Rows evicted in the holds of the table that is watched.
+const Region* pressed = nullptr;
+uint64_t evicted_at_begin = 0, most_evicted = 0;
+
+void on_pressed_hold(bool begins) {
+  const uint64_t evicted = pressed->header->counters.evicted.load();
+  if (begins) evicted_at_begin = evicted;
+  most_evicted = std::max(most_evicted, evicted - evicted_at_begin);
+}
+
+}  // namespace
+
+TEST(pool_pressure_takes_so_many_rows_a_hold) {
+  // Episodes of one step take two rows each, so the pages of this table run out before its capacity does; each of them
+  // has more rows than one hold may take.
+  Spec spec;
+  spec.capacity = 40000;
+  spec.max_lanes = spec.num_lanes = 1;
+  Rig rig(spec);
+  const Region& r = rig.table->region();
+  CHECK(r.page_len > 4 * 256);
+  const std::vector<uint8_t> ones(100, 1);
+  std::vector<int64_t> keys(100);
+  pressed = &r;
+  most_evicted = 0;
+  testing::hold_hook = on_pressed_hold;
+  for (int round = 0; round < 500; ++round) {
+    StepBlock block = zeros_for(*rig.writer, r, keys.size(), true);
+    block.terminated = Cells{reinterpret_cast<const std::byte*>(ones.data()), 1, 0};
+    CHECK(rig.writer->write(block, 5.0, keys.data()).ok());
+  }
+  testing::hold_hook = nullptr;
+  CHECK(r.header->counters.pool_pressure.load() > 0);
+  CHECK(most_evicted > 100 && most_evicted <= 256 + 100);  // and what the commit of a block takes for itself
+  CHECK(relive::check(*rig.table).ok());
+}
+
 TEST_MAIN()
