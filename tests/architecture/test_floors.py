@@ -19,7 +19,7 @@ FLOORS: list[set[str]] = [
     {"errors"},
     {"_checks", "_closing", "_ending", "_parts"},
     {"spec", "_spaces", "_casting"},
-    {"protocol", "table_core"},
+    {"protocol", "table_core", "late"},
     {"items", "samplers", "limiters", "storage"},
     {"index", "capacity"},
     {"config"},

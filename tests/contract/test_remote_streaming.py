@@ -20,6 +20,7 @@ from service.hosts import Host
 import relive
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
+from contract.late import LateSuite
 from contract.tools import MakeTable
 from contract.writing import WritingSuite
 from relive.service import Streaming, connect
@@ -86,3 +87,6 @@ class TestStreamedItems(Streamed, ItemsSuite):
 
 
 class TestStreamedChanges(Streamed, ChangesSuite): ...
+
+
+class TestStreamedLate(Streamed, LateSuite): ...

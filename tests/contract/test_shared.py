@@ -15,6 +15,7 @@ import relive
 from contract.bad_input import BadInputSuite
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
+from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.tools import MakeTable, plain_spec, write_steps
@@ -75,6 +76,9 @@ class TestLimits(Shared, LimitsSuite): ...
 
 
 class TestChanges(Shared, ChangesSuite): ...
+
+
+class TestLate(Shared, LateSuite): ...
 
 
 class TestBadInput(Shared, BadInputSuite): ...

@@ -38,6 +38,7 @@ struct Options {
   bool with_moves = true;
   bool two_indexes = false;     // a second one, uniform over single steps without stacks
   bool explicit_items = false;  // a last one, whose items list up to three windows of up to 20 rows
+  bool late = false;            // rewards and verdicts come later, from completers
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
@@ -45,12 +46,15 @@ struct Options {
   uint64_t capacity = 1000;
   int writers = 3, samplers = 3, updaters = 2;
   int inserters = 2, item_samplers = 2;  // with explicit_items only
+  int completers = 2;                    // with late only
   uint64_t seed = 1;
   std::string mutant;
   TierConfig tier;          // not tiered by default
   bool disk_fails = false;  // writes may meet a full disk
   std::string path;
 };
+
+inline constexpr int64_t kVerdictBytes = 64;  // the late column beside the reward
 
 inline uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -70,7 +74,8 @@ inline TableConfig make_config(const Options& options) {
   add("state", "|u1", {96}, 1, kind);
   add("picture", "|u1", {options.large_rows ? 65536 : 320}, 1, kind);
   add("step", "|u1", {96}, 1, ColumnKind::kStep);
-  add("reward", "<f4", {}, 4, ColumnKind::kStep);
+  add("reward", "<f4", {}, 4, options.late ? ColumnKind::kLate : ColumnKind::kStep);
+  if (options.late) add("verdict", "|u1", {kVerdictBytes}, 1, ColumnKind::kLate);
   IndexConfig index{};
   std::snprintf(index.name, sizeof index.name, "main");
   index.n_step = options.n_step;
@@ -136,6 +141,17 @@ inline void write_cell(std::byte* to, size_t num_bytes, uint64_t tag, uint32_t e
   }
 }
 
+// A verdict: of its row, and of the call that gave it (salt).
+inline void write_verdict(std::byte* to, uint64_t tag, uint32_t episode, uint32_t step, uint64_t salt) {
+  write_cell(to, kVerdictBytes, tag, episode, step, mix(salt));
+  std::memcpy(to + 16, &salt, 8);
+}
+inline uint64_t salt_of(const std::byte* verdict) {
+  uint64_t salt;
+  std::memcpy(&salt, verdict + 16, 8);
+  return salt;
+}
+
 // Most episodes are of a page or two; one in eight runs over up to twelve, for windows that do.
 inline uint32_t length_of(uint64_t tag, uint32_t episode) {
   const uint32_t longest = mix(tag * 61 + episode) % 8 == 0 ? 96 : 24;
@@ -199,6 +215,9 @@ class Batch final {
                                       "episode_step", "policy_version", "lane"};
     stateless = table->region().geometry->has_state == 0;
     if (!stateless) names.insert(names.end(), {"next_state", "next_picture"});
+    num_checked = names.size();
+    is_late = table->region().late_bytes != 0;
+    if (is_late) names.push_back("verdict");
     RELIVE_RETURN_IF_ERROR(relive::make_plan(*table, index, names, &plan));
     n_step = table->region().header->indexes[index].n_step;
     for (const Output& output : plan.outputs) {
@@ -212,12 +231,15 @@ class Batch final {
   }
 
   int64_t lane(size_t row) const { return value<int64_t>(kLane, row); }
+  // Which call completed the row; 0 without late columns.
+  uint64_t salt(size_t row) const { return is_late ? salt_of(at(num_checked, row)) : 0; }
   // Empty if the window in this row is right in every byte; `torn` says whether bytes or logic are wrong.
   std::string verify(size_t row, Identity* who, bool* torn) const;
 
   GatherPlan plan;
   uint32_t n_step = 0;
-  bool stateless = false;
+  bool stateless = false, is_late = false;
+  size_t num_checked = 0;  // outputs before the verdict
   std::vector<std::vector<std::byte>> buffers;
   std::vector<std::byte*> pointers;
   std::vector<int64_t> keys;
@@ -311,9 +333,13 @@ inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
     if (!wrong.empty()) return name(wrong);
   }
   const bool may_be_zero = who->step + num_steps == length && is_terminated(who->tag, who->episode);
-  for (size_t output = kNextState; output < plan.outputs.size(); ++output) {
+  for (size_t output = kNextState; output < num_checked; ++output) {
     const std::string wrong = verify_stack(output, row, *who, who->step + num_steps, may_be_zero);
     if (!wrong.empty()) return name(wrong + " over " + std::to_string(num_steps) + " steps");
+  }
+  if (is_late) {
+    write_verdict(expected, who->tag, who->episode, who->step, salt(row));
+    if (std::memcmp(expected, at(num_checked, row), kVerdictBytes) != 0) return name("verdict");
   }
   *torn = false;
   const std::string wrong = verify_numbers(row, *who, num_steps);

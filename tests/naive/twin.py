@@ -25,6 +25,7 @@ class NaiveStep:
     truncated: bool
     version: int
     order: int  # number of rows that were written before it, in the whole table
+    is_filled: bool = True  # its late columns came; cells holds them from the beginning
 
 
 @dataclass
@@ -54,8 +55,9 @@ class NaiveItems:
 class NaiveReplay:
     """Episodes by lane, and where each key is."""
 
-    def __init__(self, state_columns: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    def __init__(self, state_columns: dict[str, tuple[tuple[int, ...], str]], has_late: bool = False) -> None:
         self.state_columns = state_columns
+        self.has_late = has_late
         self.lanes: dict[int, list[NaiveEpisode]] = {}
         self.where: dict[int, tuple[NaiveEpisode, int]] = {}
         self.keys: list[int] = []
@@ -92,13 +94,25 @@ class NaiveReplay:
         if not episode.has_seam:
             episode.states.append(state)
         given = 1.0 - float(terminated) if discount is None else discount
-        step = NaiveStep(key, cells, given, terminated, truncated, version, self.num_rows)
+        step = NaiveStep(key, cells, given, terminated, truncated, version, self.num_rows, not self.has_late)
         self.num_rows += 1
         episode.steps.append(step)
         assert key not in self.where, f"key {key} was given twice"
         self.where[key] = (episode, len(episode.steps) - 1)
         self.keys.append(key)
         self._end(episode, next_state, terminated, truncated)
+
+    def waiting(self) -> list[int]:
+        """Keys of steps whose late columns are still to come, in the order of their writing."""
+        steps = [(episode.steps[t], key) for key, (episode, t) in self.where.items()]
+        return [key for step, key in steps if not step.is_filled]
+
+    def complete(self, keys: list[int]) -> list[Cells]:
+        """The late columns of these steps come; all cells of each."""
+        steps = [self.where[key][0].steps[self.where[key][1]] for key in keys]
+        for step in steps:
+            step.is_filled = True
+        return [step.cells for step in steps]
 
     def end_episode(self, lane: int, next_state: Cells | None, terminated: bool, truncated: bool) -> None:
         episode = self.open_episode(lane)
@@ -150,6 +164,8 @@ class NaiveReplay:
         if len(episode.states) <= t + m:
             return None
         window = episode.steps[t : t + m]
+        if not all(step.is_filled for step in window):
+            return None
         reward, discount = 0.0, 1.0
         for step in window:
             reward += discount * float(step.cells.get("reward", np.float32(0.0)))

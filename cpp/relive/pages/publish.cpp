@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/late.hpp"
 
 namespace relive {
 namespace {
@@ -15,6 +16,7 @@ Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[pa
 void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   const Leaves leaves(r, index);
+  FilledRows filled(r, index);
   int64_t published = 0;
   uint64_t skipped = 0;
   for (uint32_t offset = begin; offset < end; ++offset) {
@@ -24,7 +26,12 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
     skipped += state == kStateEnded ? 1 : 0;
     // Deleted while it was pending, or a row that it needs went before its window was complete.
     if (RELIVE_RULE(D2d_pending) ? state != kStatePending : state == kStateRemoved) continue;
-    published += Leaves::complete(held, index, slot) ? 1 : 0;
+    if (filled.has_all_of(page, offset)) {
+      published += Leaves::complete(held, index, slot) ? 1 : 0;
+    } else {
+      Leaves::keep_unfilled(held, index, slot);
+      RELIVE_FAIL_POINT(publish_unfilled);
+    }
   }
   RELIVE_FAIL_POINT(publish_item_end);
   if (published > 0) Leaves::count_published(held, index, published);

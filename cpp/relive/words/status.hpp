@@ -32,12 +32,13 @@ enum class Code : uint32_t {
   kWriterClosed,
   kForkedHandle,
   kReadOnly,
-  kInUse,          // path: somebody is attached
-  kCheckFailed,    // what
-  kSystemError,    // what, errno
-  kInterrupted,    // a signal came
-  kInvalidConfig,  // what, expected, got
-  kRowGone         // item, window, key
+  kInUse,            // path: somebody is attached
+  kCheckFailed,      // what
+  kSystemError,      // what, errno
+  kInterrupted,      // a signal came
+  kInvalidConfig,    // what, expected, got
+  kRowGone,          // item, window, key
+  kAlreadyCompleted  // position, key, column, [applied]
 };
 
 // One field of a structured error: a name and a number or a text.
