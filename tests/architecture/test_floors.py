@@ -16,6 +16,7 @@ SOURCE = ROOT / "src" / "relive"
 # Floors from the ground up. A module may import modules of lower floors, and of its own where that is said.
 FLOORS: list[set[str]] = [
     {"_error_base"},
+    {"_late_errors"},
     {"errors"},
     {"_checks", "_closing", "_ending", "_parts"},
     {"spec", "_spaces", "_casting"},

@@ -99,6 +99,9 @@ class TestAttachedReading(Attached, ReadingSuite):
 class TestAttachedChanges(Attached, ChangesSuite): ...
 
 
+class TestAttachedLate(Attached, LateSuite): ...
+
+
 def fill(name: str, **options: Any) -> tuple[relive.Table, np.ndarray]:
     table = relive.Table(plain_spec(), 200, storage=relive.SharedMemory(name), **options)
     with table.writer() as writer:
