@@ -209,6 +209,17 @@ class LateSuite(Suite):
             check_batch(table.sample(8, timeout_s=20.0))
             later.join()
 
+    def test_batches_of_late_columns(self, make_table: MakeTable) -> None:
+        """Gathered ahead in the background, while further steps are written and completed."""
+        table = make_table(late_spec(), 1000, transitions(2))
+        with table.writer() as writer:
+            table.complete(write(writer, 0, 40), **columns(range(40)))
+            with table.batches(16, timeout_s=20.0) as batches:
+                for first in range(40, 80, 4):
+                    keys = write(writer, first, 4)
+                    check_batch(next(batches), 2)
+                    table.complete(keys[::-1], **columns(range(first + 3, first - 1, -1)))
+
     def test_many_late_columns_at_once(self, make_table: MakeTable) -> None:
         """More than one hold of the lock takes, shuffled."""
         table = make_table(late_spec(), 5000, transitions(5))

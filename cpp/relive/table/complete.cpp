@@ -7,6 +7,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/late.hpp"
+#include "relive/read/rows.hpp"
 #include "relive/table/changing.hpp"
 
 namespace relive {
@@ -50,13 +51,14 @@ bool is_removed(const Region& r, uint64_t slot) {
 }
 
 Found find_row(const Region& r, int64_t key) {
-  const uint64_t slot = r.key_slot(key);
-  const std::atomic<uint64_t>& word = r.words[r.page_of(slot)];
+  const uint64_t slot = r.key_slot(key), page = r.page_of(slot);
+  const std::atomic<uint64_t>& word = r.words[page];
   const uint64_t seen = word.load(std::memory_order_acquire);
   if (!Region::is_used(seen) || Region::generation_of(seen) != r.key_generation(key)) return Found::kGone;
-  if (!r.is_step(r.page_of(slot), r.offset_of(slot))) return Found::kGone;
-  const bool is_late = (r.head_of(slot).load(std::memory_order_acquire) & kLateBit) != 0;
-  if (is_late) return Found::kUnfilled;
+  const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));  // behind the row's head
+  const uint32_t offset = r.offset_of(slot);
+  if (offset < range.step_begin || offset >= range.step_end || r.is_tail(page, offset)) return Found::kGone;
+  if (load_head(r.page_base(page) + offset * r.geometry->record_stride) & kLateBit) return Found::kUnfilled;
   // Without the lock the page may have moved or gone meanwhile, and this was the head of another row.
   acquire_fence();
   if (word.load(kRelaxed) >> kStateBits != seen >> kStateBits) return Found::kUnfilled;
