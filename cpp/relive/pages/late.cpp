@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/words/row_bytes.hpp"
 
 namespace relive {
 namespace {
@@ -12,7 +13,7 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
 
 uint32_t head_at(const Region& r, uint64_t page, uint32_t offset) {
-  return r.head_of(r.slot_of(page, offset)).load(kRelaxed);
+  return load_head(r.page_base(page) + offset * r.geometry->record_stride);
 }
 
 // Rows in front of an item's own whose step columns it delivers. A transition delivers none: of the rows that its stacks

@@ -42,7 +42,8 @@ class FilledRows final {
   Front front_ = Front::kStops;
 };
 
-// Whether rows [first, first + count) of a page have their late columns: of tables without any they do.
+// Whether rows [first, first + count) of a page have their late columns: of tables without any they do. Also without the
+// lock, where the rows are known to be there (behind their range); the answer may be old then.
 bool has_late_columns(const Region& r, uint64_t page, uint32_t first, uint32_t count);
 
 // Rows of the lane around one whose late columns came that an item of some index may have in common with it.

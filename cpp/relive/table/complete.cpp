@@ -7,8 +7,8 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/late.hpp"
-#include "relive/read/rows.hpp"
 #include "relive/table/changing.hpp"
+#include "relive/words/row_bytes.hpp"
 
 namespace relive {
 namespace {
