@@ -105,9 +105,22 @@ ColumnConfig column_config(nb::handle row) {
 
 // ---- an index, part by part; each reads what the class of its name says in core_config() ---------------------------
 
+void read_sequence(const Part& from, SequenceConfig* sequence) {
+  sequence->length = from.get<uint32_t>("length");
+  sequence->burn_in = from.get<uint32_t>("burn_in");
+  sequence->bootstrap = from.get<uint32_t>("bootstrap");
+  sequence->period = from.get<uint32_t>("period");
+  sequence->at_end =
+      from.kind<AtEnd>("at_end", {{"pad", AtEnd::kPad}, {"shift", AtEnd::kShift}, {"drop", AtEnd::kDrop}});
+  sequence->pad = from.kind<PadSide>("pad", {{"right", PadSide::kRight}, {"left", PadSide::kLeft}});
+  sequence->only_ended = from.get<bool>("only_ended") ? 1 : 0;
+  sequence->only_the_last = from.get<bool>("only_the_last") ? 1 : 0;
+  sequence->longest = from.get<uint32_t>("longest");
+}
+
 void read_items(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index) {
-  from.kind<bool>("items", {{"transitions", true}});
-  index->n_step = from.get<uint32_t>("n_step");
+  if (from.kind<bool>("items", {{"transitions", false}, {"sequences", true}})) read_sequence(from, &index->sequence);
+  index->n_step = from.get_or<uint32_t>("n_step", 1);
   index->gamma = from.get<double>("gamma");
   index->stack_pad = from.kind<StackPad>("stack_pad", {{"repeat", StackPad::kRepeat}, {"zeros", StackPad::kZeros}});
   const auto stack = from.get<nb::dict>("stack");
@@ -150,8 +163,30 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
   const Part from(row, "index" + name,
-                  {"name", "items", "n_step", "gamma", "stack", "stack_pad", "sampler", "priority_exponent", "initial",
-                   "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"});
+                  {"name",
+                   "items",
+                   "n_step",
+                   "gamma",
+                   "stack",
+                   "stack_pad",
+                   "sampler",
+                   "priority_exponent",
+                   "initial",
+                   "limiter",
+                   "min_size",
+                   "samples_per_insert",
+                   "tolerance",
+                   "remover",
+                   "max_times_sampled",
+                   "length",
+                   "burn_in",
+                   "bootstrap",
+                   "period",
+                   "at_end",
+                   "pad",
+                   "only_ended",
+                   "only_the_last",
+                   "longest"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");

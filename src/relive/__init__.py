@@ -6,9 +6,10 @@ from relive.batches import Batches
 from relive.config import TableConfig
 from relive.errors import DeadlineExceeded, ReliveError
 from relive.index import Index
-from relive.items import Transitions
+from relive.items import Episodes, Sequences, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.open import attach, connect, list_tables, remove
+from relive.priorities import sequence_priority
 from relive.protocol import ReplayTable, ReplayWriter
 from relive.samplers import Fifo, Prioritized, Uniform
 from relive.spec import ArraySpec, StepSpec
@@ -25,6 +26,7 @@ __all__ = [
     "Batches",
     "DeadlineExceeded",
     "Draw",
+    "Episodes",
     "Fifo",
     "Index",
     "IndexStats",
@@ -35,6 +37,7 @@ __all__ = [
     "ReplayTable",
     "ReplayWriter",
     "SamplesPerInsert",
+    "Sequences",
     "SharedMemory",
     "StepSpec",
     "Table",
@@ -50,4 +53,5 @@ __all__ = [
     "errors",
     "list_tables",
     "remove",
+    "sequence_priority",
 ]

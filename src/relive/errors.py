@@ -16,6 +16,7 @@ from relive._error_base import bytes_text as _bytes_text
 from relive._error_base import hint as _hint
 from relive._error_base import plain as _plain
 from relive._error_base import shown as _shown
+from relive._item_errors import EpisodeTooLong
 from relive._late_errors import AlreadyCompleted, LateColumn
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "CheckFailed",
     "DeadlineExceeded",
     "DtypeMismatch",
+    "EpisodeTooLong",
     "ForeignKey",
     "ForkedHandle",
     "FormatMismatch",

@@ -16,9 +16,10 @@ SOURCE = ROOT / "src" / "relive"
 # Floors from the ground up. A module may import modules of lower floors, and of its own where that is said.
 FLOORS: list[set[str]] = [
     {"_error_base"},
-    {"_late_errors"},
+    {"_item_errors", "_late_errors"},
     {"errors"},
     {"_checks", "_closing", "_ending", "_parts"},
+    {"priorities"},
     {"spec", "_spaces", "_casting"},
     {"protocol", "table_core", "late"},
     {"items", "samplers", "limiters", "storage"},

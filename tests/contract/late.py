@@ -81,6 +81,26 @@ class LateSuite(Suite):
             assert np.flatnonzero(present(table, keys)).tolist() == [8, 9, 10, 18, 19]
             check_batch(table.sample(64), 3, 20)
 
+    @pytest.mark.parametrize("bootstrap", [0, 1])
+    def test_late_columns_of_sequences(self, make_table: MakeTable, bootstrap: int) -> None:
+        """A window waits for every step that it delivers: burn-in, loss and bootstrap rows."""
+        items = relive.Sequences(4, burn_in=2, period=2, bootstrap=bootstrap)
+        table = make_table(late_spec(), 1000, relive.Index(items))
+        with table.writer() as writer:
+            keys = write(writer, 0, 12, terminated=True)
+            done: set[int] = set()
+            for chosen in ([0, 5, 1, 3], [2, 4], [7], [6], [11, 8, 10], [9]):
+                table.complete(keys[chosen], **columns(chosen))
+                done |= set(chosen)
+                expected = [
+                    x for x in range(0, 12, 2) if set(range(max(0, x - 2), min(12, x + 4 + bootstrap))) <= done
+                ]
+                assert np.flatnonzero(present(table, keys)).tolist() == expected
+            batch = table.sample(32)
+            mask = np.asarray(batch["mask"])
+            assert np.array_equal(batch["reward"][mask], batch["action"][mask] / 4)
+        table.check()
+
     def test_late_columns_in_any_shape(self, make_table: MakeTable) -> None:
         """Keys as append and extend return them, and values of that shape; what can be cast is."""
         table = make_table(late_spec(), 1000)

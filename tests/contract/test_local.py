@@ -17,6 +17,7 @@ from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -38,6 +39,9 @@ class TestWriting(Local, WritingSuite): ...
 
 
 class TestItems(Local, ItemsSuite): ...
+
+
+class TestSequences(Local, SequencesSuite): ...
 
 
 class TestReading(Local, ReadingSuite): ...

@@ -27,6 +27,7 @@ from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -62,6 +63,9 @@ class TestRemoteWriting(Remote, WritingSuite): ...
 
 
 class TestRemoteItems(Remote, ItemsSuite): ...
+
+
+class TestRemoteSequences(Remote, SequencesSuite): ...
 
 
 class TestRemoteReading(Remote, ReadingSuite): ...

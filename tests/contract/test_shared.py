@@ -18,6 +18,7 @@ from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -69,6 +70,9 @@ class TestWriting(Shared, WritingSuite): ...
 class TestItems(Shared, ItemsSuite): ...
 
 
+class TestSequences(Shared, SequencesSuite): ...
+
+
 class TestReading(Shared, ReadingSuite): ...
 
 
@@ -88,6 +92,9 @@ class TestAttachedWriting(Attached, WritingSuite): ...
 
 
 class TestAttachedItems(Attached, ItemsSuite): ...
+
+
+class TestAttachedSequences(Attached, SequencesSuite): ...
 
 
 class TestAttachedReading(Attached, ReadingSuite):

@@ -22,6 +22,7 @@ from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -49,6 +50,9 @@ class TestWriting(OnDisk, WritingSuite): ...
 
 
 class TestItems(OnDisk, ItemsSuite): ...
+
+
+class TestSequences(OnDisk, SequencesSuite): ...
 
 
 class TestReading(OnDisk, ReadingSuite): ...

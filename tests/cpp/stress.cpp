@@ -9,6 +9,7 @@
 //   stress --n-step 20 --stack 12                    windows over four and more of the pages of 8 rows
 //   stress --stateless                               no state columns: ends are marks in rows
 //   stress --short-lanes                             writers of a few rows each: their lanes go on in parked pages
+//   stress --sequences pad|shift|drop|head|tail      items with a time axis: windows of one episode (of whole ones)
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   stress --late                                    late columns: completers give them, in any order, some never
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
@@ -125,6 +126,8 @@ bool parse(int argc, char** argv) {
       options.with_moves = false;
     else if (name == "--two-indexes")
       options.two_indexes = true;
+    else if (name == "--sequences" && has_value)
+      options.sequences = argv[++i];
     else if (name == "--explicit")
       options.explicit_items = true;
     else if (name == "--late")

@@ -16,9 +16,9 @@ uint32_t head_at(const Region& r, uint64_t page, uint32_t offset) {
   return load_head(r.page_base(page) + offset * r.geometry->record_stride);
 }
 
-// Rows in front of an item's own whose step columns it delivers. A transition delivers none: of the rows that its stacks
-// reach back over only states are read, so it does not wait for what else is in them.
-uint32_t late_before(const Region&, uint32_t) { return 0; }
+// Rows in front of an item's own whose step columns it delivers: its burn-in. Of the rows that stacks reach back over only
+// states are read, so no item waits for what else is in them.
+uint32_t late_before(const Region& r, uint32_t index) { return r.header->indexes[index].sequence.burn_in; }
 
 // Items of rows [begin, end) of one page that waited for late columns and have them all now; how many can be drawn.
 int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin, int64_t end) {

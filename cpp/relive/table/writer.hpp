@@ -116,9 +116,12 @@ class Writer final {
   struct Admission {
     int64_t rows = 0;      // let in now
     int64_t asked = 0;     // how many must be let in at once
-    uint32_t refused = 0;  // the index that does not
+    int64_t items = 0;     // that they can begin in the index that does not let them in
+    uint32_t refused = 0;  // which one that is
     bool never = false;    // nor ever will
   };
+  int64_t most_items(const StepBlock& block, uint32_t index, size_t stored, size_t rows) const;
+  int64_t rows_of_items(const StepBlock& block, uint32_t index, size_t stored, size_t rows, int64_t allowed) const;
   Admission ask_limiters(const StepBlock& block, size_t stored) const;
   void split_admission(const StepBlock& block, size_t stored, Admission* admission) const;
   Status admit(const StepBlock& block, size_t stored, const Deadline& deadline, size_t* upto);
@@ -152,6 +155,7 @@ class Writer final {
   size_t num_cut_ = 0;  // of them, by a close() that may not have come to its end
   TurnWord turn_;
   uint64_t fork_epoch_ = 0;
+  uint32_t longest_episode_ = ~0u;  // steps that some index lets an episode have
   int64_t policy_version_ = -1;
   int64_t rows_left_admitted_ = 0;
   std::atomic<bool> closed_{false};

@@ -38,6 +38,7 @@ enum class Code : uint32_t {
   kInterrupted,      // a signal came
   kInvalidConfig,    // what, expected, got
   kRowGone,          // item, window, key
+  kEpisodeTooLong,   // lane, max_length
   kAlreadyCompleted  // position, key, column, [applied]
 };
 
