@@ -36,18 +36,23 @@ SOAK = (
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sequences drop --stateless",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sequences tail --short-lanes",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sequences head --max-times 1",
+    "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --late --two-indexes",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --late --n-step 20 --stateless --max-times 3",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --late --explicit --short-lanes",
     "--fail-points 20",
     "--fail-points 20 --max-times 3",
     "--fail-points 20 --n-step 20 --stack 12 --two-indexes",
     "--fail-points 20 --n-step 20 --stateless",
     "--fail-points 20 --explicit --max-times 3",
     "--fail-points 20 --sequences shift",
+    "--fail-points 20 --late --max-times 3",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
 RECIPES = (
     "--seconds 6",
     "--seconds 6 --explicit",
+    "--seconds 6 --late",
     "--seconds 30 --max-times 1 --stateless --n-step 6",
     "--seconds 6 --sequences drop",
     "--seconds 6 --sequences shift --short-lanes",
@@ -58,6 +63,7 @@ RECIPES = (
     f"{KILLS} --n-step 20 --stack 12 --two-indexes",
     f"{KILLS} --explicit",
     f"{KILLS} --sequences shift",
+    f"{KILLS} --late",
     f"{KILLS} --rounds 0",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",

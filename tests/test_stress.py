@@ -16,7 +16,18 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "cpp-unit"
 # Rules whose absence shows within a second: were they not noticed, the green runs below would mean nothing.
-QUICK_MUTANTS = ("G4_recheck", "H1_check_in_lock", "E2_lock_byte", "D6_moves", "C1_lock", "X3_rows", "X5_recheck")
+QUICK_MUTANTS = (
+    "G4_recheck",
+    "H1_check_in_lock",
+    "E2_lock_byte",
+    "D6_moves",
+    "C1_lock",
+    "X3_rows",
+    "X5_recheck",
+    "L1_bit",
+    "L2_rows",
+    "L4_once",
+)
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("cmake") is None or shutil.which("ninja") is None,
@@ -49,6 +60,7 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --two-indexes",
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --short-lanes",
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --explicit",
+        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --late",
         "--fail-points 1 --seconds-a-point 10 --max-times 3",
     ],
 )
@@ -61,6 +73,6 @@ def test_nothing_is_torn_lost_or_stuck(stress: Path, options: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rule", QUICK_MUTANTS)
 def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
-    items = "--explicit" if rule.startswith("X") else ""
+    items = {"X": "--explicit", "L": "--late"}.get(rule[0], "")
     status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 {items} --mutant {rule}")
     assert status != 0, output

@@ -144,7 +144,8 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
                                        "Interrupted",
                                        "InvalidConfig",
                                        "RowGone",
-                                       "EpisodeTooLong"};
+                                       "EpisodeTooLong",
+                                       "AlreadyCompleted"};
   nb::dict fields;
   for (const Field& field : status.fields()) {
     nb::object value;

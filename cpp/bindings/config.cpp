@@ -89,9 +89,11 @@ ColumnConfig column_config(nb::handle row) {
     column.name = nb::cast<std::string>(entry[0]);
     column.dtype = nb::cast<std::string>(entry[1]);
     for (nb::handle dim : nb::cast<nb::tuple>(entry[2])) column.shape.push_back(nb::cast<int64_t>(dim));
-    column.kind = kind_of<ColumnKind>(
-        "kind of column '" + column.name + "'", nb::cast<std::string>(entry[3]),
-        {{"step", ColumnKind::kStep}, {"state", ColumnKind::kState}, {"start", ColumnKind::kStart}});
+    column.kind = kind_of<ColumnKind>("kind of column '" + column.name + "'", nb::cast<std::string>(entry[3]),
+                                      {{"step", ColumnKind::kStep},
+                                       {"state", ColumnKind::kState},
+                                       {"start", ColumnKind::kStart},
+                                       {"late", ColumnKind::kLate}});
   } catch (const nb::cast_error&) {
     refuse("column", "(name, dtype, shape, kind)", shown(row));
   }
@@ -182,7 +184,9 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
                    "period",
                    "at_end",
                    "pad",
-                   "only_ended", "only_the_last", "longest"});
+                   "only_ended",
+                   "only_the_last",
+                   "longest"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");

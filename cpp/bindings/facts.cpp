@@ -9,6 +9,11 @@
 namespace relive::bindings {
 namespace {
 
+const char* kind_name(ColumnKind kind) {
+  constexpr const char* kNames[] = {"step", "state", "start", "late"};
+  return kNames[static_cast<uint32_t>(kind)];
+}
+
 // Where the words lie inside the structs of docs/format.md, for readers that share no code with the core.
 nb::dict structs() {
   nb::dict page, lane, mark, header, all;
@@ -113,7 +118,7 @@ nb::list layout(const CoreTable& self) {
     d["offset"] = column.offset;
     d["stride"] = column.stride;
     d["num_bytes"] = column.num_bytes;
-    d["kind"] = column.kind == ColumnKind::kState ? "state" : column.kind == ColumnKind::kStart ? "start" : "step";
+    d["kind"] = kind_name(column.kind);
     d["area"] = column.area == Area::kBulk ? "bulk" : column.area == Area::kLarge ? "large" : "record";
     d["block_rows"] = column.block_rows;
     columns.append(d);

@@ -214,6 +214,17 @@ int64_t delete_items(const CoreTable& self, nb::handle keys) {
   return deleted;
 }
 
+int64_t complete_rows(const CoreTable& self, nb::handle keys, nb::handle cells) {
+  const Given wanted = given(keys, NPY_INT64);
+  const Given bytes = given(cells, NPY_UINT8);
+  int64_t applied = 0;
+  without_gil([&] {
+    return relive::complete_rows(*self.table, static_cast<const int64_t*>(wanted.data), wanted.size,
+                                 static_cast<const std::byte*>(bytes.data), bytes.size, &applied);
+  });
+  return applied;
+}
+
 // w_i = (N p_i)^-beta, over the batch's maximum where asked (Schaul et al. 2016, section 3.4). float32[B].
 nb::object importance_weights(nb::handle probabilities, int64_t num_items, double beta, bool normalize) {
   const Given from = given(probabilities, NPY_DOUBLE);
@@ -308,6 +319,7 @@ void bind_core_table(nb::module_& module) {
       .def("return_call", [](const CoreTable& self, uint64_t call) { return self.table->give_back_draw(call); })
       .def("update_priorities", &update_priorities, nb::arg("index"), nb::arg("keys"), nb::arg("priorities"))
       .def("delete", &delete_items, nb::arg("keys"))
+      .def("complete", &complete_rows, nb::arg("keys"), nb::arg("cells"))
       .def("clear", [](const CoreTable& self) { without_gil([&] { return relive::clear(*self.table); }); })
       .def("num_steps",
            [](const CoreTable& self) {

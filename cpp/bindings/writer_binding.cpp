@@ -15,6 +15,7 @@ struct Input {
   std::vector<npy_intp> dims;
   size_t num_bytes = 0;
   bool is_state = false;
+  bool is_late = false;  // comes later, by table.complete
   size_t slot = 0;       // its value's place among those given to a call; of `next`: next_slot
   size_t next_slot = 0;  // state columns only
 };
@@ -60,6 +61,7 @@ class CoreWriter final {
     discount_ = flag("discount", NPY_FLOAT, 4);
     priority_ = flag("priority", NPY_DOUBLE, 8);
     for (Input& input : inputs_) {
+      if (input.is_late) continue;
       input.slot = add_slot(input.name);
       if (input.is_state) input.next_slot = add_slot(input.next_name);
     }
@@ -149,6 +151,7 @@ class CoreWriter final {
     Input input;
     input.name = nb::steal(PyUnicode_InternFromString(column.name));
     input.is_state = column.kind == ColumnKind::kState;
+    input.is_late = column.kind == ColumnKind::kLate;
     if (input.is_state)
       input.next_name = nb::steal(PyUnicode_InternFromString((std::string("next_") + column.name).c_str()));
     PyArray_Descr* descr = descr_of(column.dtype);
@@ -255,6 +258,7 @@ class CoreWriter final {
     };
     npy_intp states = -1;
     for (const Input& input : inputs_) {
+      if (input.is_late) continue;
       PyObject* value = call.given[input.slot];
       const npy_intp size = value == nullptr ? -1 : length(value);
       if (!input.is_state && size >= 0) return size;
@@ -284,6 +288,7 @@ class CoreWriter final {
     npy_intp state_rows = -1;
     for (size_t c = 0; c < inputs_.size(); ++c) {
       const Input& input = inputs_[c];
+      if (input.is_late) continue;
       PyObject* value = call->given[input.slot];
       if (value == nullptr) {
         PyErr_Format(PyExc_KeyError, "column %R is missing", input.name.ptr());

@@ -14,6 +14,7 @@ from relive._error_base import ReliveError, way_to_shape
 from relive._error_base import plain as _plain
 from relive._error_base import shown as _shown
 from relive._item_errors import EpisodeTooLong
+from relive._late_errors import AlreadyCompleted, LateColumn
 from relive._name_errors import MissingColumn, UnknownArgument, UnknownAttribute, UnknownColumn, UnnamedColumns
 from relive._storage_errors import (
     FormatMismatch,
@@ -26,6 +27,7 @@ from relive._storage_errors import (
 )
 
 __all__ = [
+    "AlreadyCompleted",
     "AlreadyPublished",
     "BadMessage",
     "CapacityTooSmall",
@@ -40,6 +42,7 @@ __all__ = [
     "InvalidConfig",
     "InvalidPriority",
     "LaneError",
+    "LateColumn",
     "MissingColumn",
     "MissingNext",
     "MissingPackage",

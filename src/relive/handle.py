@@ -25,6 +25,7 @@ from relive.errors import (
 )
 from relive.index import Index
 from relive.items import Items
+from relive.late import LateRows
 from relive.limiters import SamplesPerInsert
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
@@ -52,6 +53,7 @@ class TableHandle(Closing):
         self._index_names = tuple(config.index)
         self._timeout_s = timeout_s
         self._selections: dict[tuple[str | None, tuple[str, ...] | None], Selection] = {}
+        self._late = LateRows(config.spec)
         self._default_selection = self.select(None, None)
 
     def _bind_to(self, core: TableCore, timeout_s: float | None) -> None:
@@ -178,6 +180,17 @@ class TableHandle(Closing):
             raise ShapeMismatch("priorities", item_keys.shape, priorities.shape)
         number = 0 if index is None else self.index_number(index)
         return self._core.update_priorities(number, item_keys, priorities)
+
+    def complete(self, item_keys: npt.ArrayLike, /, **columns: Any) -> int:
+        """Gives steps their late columns, once; returns how many of the steps were still there.
+
+        item_keys: what append and extend returned, in any order, from any process: of any shape, or one key. columns:
+        every late column, [*keys' shape, *column's shape], nested ones as dicts and tuples. An item can be drawn once
+        all of its steps have theirs. Of more than 256 steps, other calls may see some completed before the others.
+        All are checked before the first is applied: raises AlreadyCompleted, ForeignKey, UnknownColumn, MissingColumn,
+        LateColumn, ShapeMismatch, DtypeMismatch, ReadOnly, TableClosed. Never waits for a limiter.
+        """
+        return self._core.complete(*self._late.pack(item_keys, columns))
 
     @names_arguments
     def delete(self, item_keys: npt.ArrayLike) -> int:

@@ -192,6 +192,10 @@ class ReplayTable(Protocol):
         """Sets the priorities [B] of items [B]; returns how many were still there."""
         ...
 
+    def complete(self, item_keys: Any, /, **columns: Any) -> int:
+        """Gives steps their late columns; returns how many were still there."""
+        ...
+
     def delete(self, item_keys: Any) -> int:
         """Removes steps by key; returns how many were still there."""
         ...

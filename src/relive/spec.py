@@ -40,6 +40,7 @@ MAX_COLUMNS = 128
 MAX_NAME_BYTES = 120
 MAX_DIMS = 8
 MAX_VALUE_BYTES = 2**32  # of one value, here and in the core
+MAX_LATE_BYTES = 256  # of the late columns of one step together, here and in the core
 _MAX_STACK = 4096
 
 
@@ -52,25 +53,37 @@ class ArraySpec:
     shape: of one value, without lane or time axes; () for a scalar. dtype: a fixed-size bool, integer, float or complex
     dtype (native byte order). kind: 'step', one value a step (action, reward); 'state', one more after the last step of
     an episode, and yields next_<name> (observations); 'start', kept for the step an item starts at (recurrent state).
-    Raises SpecError.
+    late: a step column that append does not take: table.complete(keys, <name>=...) gives it afterwards, and no item is
+    drawn before all of its steps have theirs. Raises SpecError.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     kind: Kind
+    late: bool
 
-    def __init__(self, shape: int | Sequence[int], dtype: npt.DTypeLike, kind: Kind = "step") -> None:
+    def __init__(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike, kind: Kind = "step", late: bool = False
+    ) -> None:
         object.__setattr__(self, "shape", _checked_shape(shape))
         object.__setattr__(self, "dtype", _checked_dtype(dtype))
         if self.num_bytes > MAX_VALUE_BYTES:
             raise SpecError("shape", f"a value of at most {MAX_VALUE_BYTES} bytes", self.shape)
         if not isinstance(kind, str) or kind not in get_args(Kind):
             raise SpecError("kind", "'step', 'state' or 'start'", kind)
+        if not isinstance(late, (bool, np.bool_)):
+            raise SpecError("late", "True or False", late)
+        if late and kind != "step":
+            raise SpecError("kind of a late column", "'step'", kind)
+        if late and self.num_bytes > MAX_LATE_BYTES:
+            raise SpecError("shape of a late column", f"a value of at most {MAX_LATE_BYTES} bytes", self.shape)
         object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "late", bool(late))
 
     def __repr__(self) -> str:
         kind = "" if self.kind == "step" else f", kind={self.kind!r}"
-        return f"ArraySpec({self.shape}, {self.dtype.name!r}{kind})"
+        late = ", late=True" if self.late else ""
+        return f"ArraySpec({self.shape}, {self.dtype.name!r}{kind}{late})"
 
     @property
     def num_bytes(self) -> int:
@@ -106,6 +119,11 @@ class StepSpec:
         _flatten(columns, "", flat, tuples)
         if len(flat) > MAX_COLUMNS:
             raise SpecError("columns", f"at most {MAX_COLUMNS} columns", len(flat))
+        late = [column.num_bytes for column in flat.values() if column.late]
+        if sum(late) > MAX_LATE_BYTES:
+            raise SpecError("late columns", f"at most {MAX_LATE_BYTES} bytes a step together", sum(late))
+        if len(late) == len(flat):
+            raise SpecError("columns", "at least one that is not late, for append to take", ", ".join(flat))
         self._columns = MappingProxyType(flat)
         self._tuples = frozenset(tuples)
         self._unstack = MappingProxyType(self._expand_stacks({} if unstack is None else unstack, "unstack"))
@@ -180,6 +198,11 @@ class StepSpec:
         return tuple(name for name, column in self._columns.items() if column.kind == "state")
 
     @property
+    def late_columns(self) -> tuple[str, ...]:
+        """Flat names of the late columns: those that table.complete takes, and append does not."""
+        return tuple(name for name, column in self._columns.items() if column.late)
+
+    @property
     def is_flat(self) -> bool:
         """Whether no column is nested."""
         return not any("/" in name for name in self._columns)
@@ -229,12 +252,14 @@ class StepSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON and TOML can hold; from_dict gives an equal spec back.
 
-        columns: as they were declared, dicts for groups, lists for tuples, {'shape', 'dtype', 'kind'} for an ArraySpec.
+        columns: as they were declared, dicts for groups, lists for tuples, {'shape', 'dtype', 'kind'} for an ArraySpec,
+        and 'late' where it is.
         """
 
         def plain(node: Any) -> Any:
             if isinstance(node, ArraySpec):
-                return {"shape": list(node.shape), "dtype": node.dtype.name, "kind": node.kind}
+                late = {"late": True} if node.late else {}
+                return {"shape": list(node.shape), "dtype": node.dtype.name, "kind": node.kind, **late}
             if isinstance(node, tuple):
                 return [plain(part) for part in node]
             return {name: plain(part) for name, part in node.items()}
@@ -243,7 +268,7 @@ class StepSpec:
 
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> StepSpec:
-        """The spec that to_dict wrote. shape is () and kind 'step' where they are left out. Raises SpecError."""
+        """The spec that to_dict wrote; shape (), kind 'step' and late False may be left out. Raises SpecError."""
         if not isinstance(parts, Mapping) or "columns" not in parts or set(parts) - {"columns", "unstack"}:
             got = sorted(map(str, parts)) if isinstance(parts, Mapping) else parts
             raise SpecError("a StepSpec", "columns, and unstack where that is wanted", got)
@@ -268,7 +293,10 @@ class StepSpec:
 
     def core_config(self) -> dict[str, Any]:
         """The columns as the core reads them."""
-        return {"columns": [(name, one.dtype.str, one.shape, one.kind) for name, one in self._columns.items()]}
+        columns = self._columns.items()
+        return {
+            "columns": [(name, one.dtype.str, one.shape, "late" if one.late else one.kind) for name, one in columns]
+        }
 
     def _expand_stacks(self, stacks: Mapping[str, int], what: str) -> dict[str, int]:
         """{flat state column: k} from {column or group: k}. Shared by unstack here and stack of an index."""
@@ -369,10 +397,10 @@ def _declared(node: Any, path: str) -> Any:
         raise SpecError(f"column {path!r}", "{'dtype': ...}, or a dict or list of columns", node)
     if not isinstance(node.get("dtype"), str):
         return {name: _declared(part, f"{path}/{name}" if path else str(name)) for name, part in node.items()}
-    unknown = sorted(set(node) - {"shape", "dtype", "kind"})
+    unknown = sorted(set(node) - {"shape", "dtype", "kind", "late"})
     if unknown:
-        raise SpecError(f"column {path!r}", "shape, dtype and kind", ", ".join(map(str, unknown)))
-    return ArraySpec(tuple(node.get("shape", ())), node["dtype"], node.get("kind", "step"))
+        raise SpecError(f"column {path!r}", "shape, dtype, kind and late", ", ".join(map(str, unknown)))
+    return ArraySpec(tuple(node.get("shape", ())), node["dtype"], node.get("kind", "step"), node.get("late", False))
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------

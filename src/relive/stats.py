@@ -92,6 +92,9 @@ class TableStats:
     redraws_empty: int
     redraws_claimed: int
     slow_draws: int  # batches for whose last items all pages were held where they are
+    completed: int  # steps that complete() gave their late columns
+    completions_stale: int  # steps that were gone when complete() came
+    incomplete_items: int  # items that went before all of their steps had their late columns
     recoveries: int  # dead lock holders
     swept: int  # dead participants
     sampler_waits: int

@@ -65,6 +65,7 @@ class InBody:
 IndexNumber = Annotated[int, IndexOf()]
 ItemKeys = Annotated[Keys, InBody(("<i8",))]
 Priorities = Annotated[npt.NDArray[Any], InBody(("<f4", "<f8"))]
+LateCells = Annotated[npt.NDArray[np.uint8], InBody(("|u1",))]
 PolicyVersion = Annotated[int, Whole(0, 2**32 - 1)]
 
 
@@ -108,6 +109,10 @@ class SimpleCalls(Protocol):
 
     def update_priorities(self, index: IndexNumber, keys: ItemKeys, priorities: Priorities) -> int:
         """Sets priorities; how many of the items were still there."""
+        ...
+
+    def complete(self, keys: ItemKeys, cells: LateCells) -> int:
+        """Gives rows their late columns, packed one behind the other; how many of the rows were still there."""
         ...
 
     def delete(self, keys: ItemKeys) -> int:

@@ -17,6 +17,7 @@ from relive.errors import (
     DtypeMismatch,
     InvalidConfig,
     LaneError,
+    LateColumn,
     MissingColumn,
     RequestTooLarge,
     ShapeMismatch,
@@ -82,7 +83,7 @@ class Writer(Closing):
         self._core = core.open_writer(self._num_lanes, self._single, Normaliser(spec, self._single))
         self._append_alike = self._core.append_alike
         self._timeout_s = timeout_s
-        self._required = frozenset(spec.columns)
+        self._required = frozenset(spec.columns) - set(spec.late_columns)
         self._states = tuple(f"next_{name}" for name in spec.state_columns)
         self._optional = frozenset((*self._states, *_ALWAYS_TAKEN))
         self._groups = groups_of((*spec.columns, *self._states))
@@ -107,11 +108,12 @@ class Writer(Closing):
         def append(self, *values, **columns):
             """Appends one step to every lane, or to the lanes named; returns keys int64[M] in lane order, or an int.
 
-            columns: every declared column, [M, *shape], nested ones as dicts and tuples; terminated and truncated
-            bool[M], default False, a scalar speaks of every lane; discount float[M], default 1 - terminated;
-            next_<state>, all of them or none: needed where truncated; given, the item can be sampled at once.
+            columns: every declared column that is not late, [M, *shape], nested ones as dicts and tuples; terminated
+            and truncated bool[M], default False, a scalar speaks of every lane; discount float[M], default
+            1 - terminated; next_<state>, all of them or none: needed where truncated; given, the item can be sampled
+            at once (where no column is late).
             Raises MissingColumn, UnknownColumn, ShapeMismatch, DtypeMismatch, LaneError, InvalidPriority,
-            SeamMismatch, MissingNext, RequestTooLarge, DeadlineExceeded, StorageFull, WriterClosed.
+            LateColumn, SeamMismatch, MissingNext, RequestTooLarge, DeadlineExceeded, StorageFull, WriterClosed.
             Cost: one lock, one copy of the rows.
             """
             if values:
@@ -261,11 +263,13 @@ class Writer(Closing):
         for name in columns:
             if name in self._required or name in self._optional:
                 continue
+            if name in self._spec.late_columns:
+                raise LateColumn(name)
             if name in self._groups or any(known.startswith(name + "/") for known in self._required):
                 raise SpecError(f"column {name!r}", "a dict or tuple, as it was declared", columns[name])
             raise UnknownColumn(name, (*self._spec.columns, *self._states, *_ALWAYS_TAKEN))
         for name in self._spec.columns:
-            if name not in columns:
+            if name in self._required and name not in columns:
                 raise MissingColumn(name, columns)
         self._check_next(columns)
 

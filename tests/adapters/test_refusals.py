@@ -438,3 +438,17 @@ def test_a_deadline_that_is_none_drops_nothing(timeout_s: Any) -> None:
         env.finish_step()
         env.close()
         assert times(table) == {(0, 0, 1)}
+
+
+def test_late_columns_are_refused_by_name() -> None:
+    """A recorder gives out no keys, so nobody could complete what it stores."""
+    world = World()
+    spec = relive.StepSpec.from_spaces(
+        world.observation_space, world.action_space, extras={"verdict": relive.ArraySpec((), "float32", late=True)}
+    )
+    assert spec.late_columns == ("verdict",)
+    with relive.Table(spec, 100) as table:
+        with pytest.raises(errors.InvalidConfig) as refused:
+            record(world, table)
+        assert refused.value.what == "column 'verdict'" and "table.writer()" in str(refused.value)
+        assert table.stats().num_lanes == 0

@@ -16,12 +16,12 @@ SOURCE = ROOT / "src" / "relive"
 # Floors from the ground up. A module may import modules of lower floors, and of its own where that is said.
 FLOORS: list[set[str]] = [
     {"_error_base", "_slips", "_pytrees", "_holders", "_extras"},
-    {"_item_errors", "_name_errors", "_storage_errors"},
+    {"_item_errors", "_late_errors", "_name_errors", "_storage_errors"},
     {"errors"},
     {"_checks", "_closing", "_ending", "_wrong_names", "_parts"},
     {"priorities"},
     {"spec", "_spaces", "_casting"},
-    {"protocol", "table_core"},
+    {"protocol", "table_core", "late"},
     {"items", "samplers", "limiters", "storage"},
     {"index", "capacity"},
     {"config"},

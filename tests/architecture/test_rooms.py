@@ -27,6 +27,7 @@ TABLE = [
         "changing",
         "insert",
         "update",
+        "complete",
         "looking",
         "hooks",
         "writer",

@@ -14,6 +14,7 @@ from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
+from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -50,6 +51,9 @@ class TestLimits(Local, LimitsSuite): ...
 
 
 class TestChanges(Local, ChangesSuite): ...
+
+
+class TestLate(Local, LateSuite): ...
 
 
 class TestBadInput(Local, BadInputSuite): ...

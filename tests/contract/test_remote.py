@@ -24,6 +24,7 @@ from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
+from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -74,6 +75,9 @@ class TestRemoteLimits(Remote, LimitsSuite): ...
 
 
 class TestRemoteChanges(Remote, ChangesSuite): ...
+
+
+class TestRemoteLate(Remote, LateSuite): ...
 
 
 class TestRemoteBadInput(Remote, BadInputSuite): ...

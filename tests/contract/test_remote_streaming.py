@@ -20,6 +20,7 @@ from service.hosts import Host
 import relive
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
+from contract.late import LateSuite
 from contract.sequences import SequencesSuite
 from contract.tools import MakeTable
 from contract.writing import WritingSuite
@@ -92,3 +93,6 @@ class TestStreamedSequences(Streamed, SequencesSuite):
 
 
 class TestStreamedChanges(Streamed, ChangesSuite): ...
+
+
+class TestStreamedLate(Streamed, LateSuite): ...

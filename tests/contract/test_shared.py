@@ -15,6 +15,7 @@ import relive
 from contract.bad_input import BadInputSuite
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
+from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -81,6 +82,9 @@ class TestLimits(Shared, LimitsSuite): ...
 class TestChanges(Shared, ChangesSuite): ...
 
 
+class TestLate(Shared, LateSuite): ...
+
+
 class TestBadInput(Shared, BadInputSuite): ...
 
 
@@ -100,6 +104,9 @@ class TestAttachedReading(Attached, ReadingSuite):
 
 
 class TestAttachedChanges(Attached, ChangesSuite): ...
+
+
+class TestAttachedLate(Attached, LateSuite): ...
 
 
 def fill(name: str, **options: Any) -> tuple[relive.Table, np.ndarray]:

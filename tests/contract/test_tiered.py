@@ -19,6 +19,7 @@ from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
+from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -61,6 +62,9 @@ class TestLimits(OnDisk, LimitsSuite): ...
 
 
 class TestChanges(OnDisk, ChangesSuite): ...
+
+
+class TestLate(OnDisk, LateSuite): ...
 
 
 class TestBadInput(OnDisk, BadInputSuite): ...

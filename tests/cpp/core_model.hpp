@@ -40,6 +40,7 @@ struct Spec {
   uint32_t max_lanes = 4;
   bool has_state = true;
   bool has_pixels = false;
+  bool has_late = false;  // the reward comes later
   std::vector<IndexSpec> indexes = {IndexSpec{}};
   std::vector<IndexConfig> explicit_indexes = {};  // behind those
   uint64_t seed = 0;
@@ -59,7 +60,7 @@ inline TableConfig make_config(const Spec& spec) {
   if (spec.has_state) config.columns.push_back(column("observation", "<f4", {11}, 4, ColumnKind::kState));
   if (spec.has_pixels) config.columns.push_back(column("pixels", "|u1", {84, 84}, 1, ColumnKind::kState));
   config.columns.push_back(column("action", "<f4", {3}, 4, ColumnKind::kStep));
-  config.columns.push_back(column("reward", "<f4", {}, 4, ColumnKind::kStep));
+  config.columns.push_back(column("reward", "<f4", {}, 4, spec.has_late ? ColumnKind::kLate : ColumnKind::kStep));
   for (size_t i = 0; i < spec.indexes.size(); ++i) {
     const IndexSpec& from = spec.indexes[i];
     IndexConfig to{};
@@ -111,6 +112,7 @@ struct ModelStep {
   bool terminated = false, truncated = false;
   float discount = 1.0f;
   bool is_removed = false;
+  bool is_filled = true;  // has its late columns
 };
 
 struct ModelEpisode {

@@ -43,6 +43,8 @@ class Rig {
     dead_.push_back(std::move(writer));
   }
   void remove(const std::vector<int64_t>& keys);
+  // Gives these rows their rewards; how many of them were applied is what the model says.
+  void complete(const std::vector<int64_t>& keys);
   // Compares all that the table says of the newest `most` keys with the model; runs check().
   void verify(size_t most = 300);
   std::vector<int64_t> sample(uint32_t index, size_t num_items);
@@ -188,7 +190,7 @@ inline Code Rig::write(const std::vector<int32_t>& which, size_t num_rows, const
       const int64_t key = got[at];
       CHECK(key > 0 && places.count(key) == 0);
       places[key] = {current_[static_cast<size_t>(which[m])], lane.episodes.size() - 1, episode.steps.size()};
-      episode.steps.push_back({key, ends[at] == 1, ends[at] == 2, discounts[at], false});
+      episode.steps.push_back({key, ends[at] == 1, ends[at] == 2, discounts[at], false, !spec_.has_late});
       ++lane.rows;
       const bool is_known = block.has_next || (t + 1 == num_rows && block.has_last_state);
       lane.has_seam = is_known && spec_.has_state;
@@ -268,6 +270,8 @@ inline bool Rig::is_complete(const IndexSpec& index, const Place& place) const {
   const ModelEpisode& episode = lane.episodes[place.episode];
   const size_t length = episode.steps.size();
   const size_t end = place.step + index.n_step;
+  for (size_t step = place.step; step < std::min(end, length); ++step)
+    if (!episode.steps[step].is_filled) return false;
   if (episode.ended) return true;
   if (!spec_.has_state) return end <= length;
   return end < length || (end == length && lane.has_seam);
@@ -423,6 +427,24 @@ inline std::vector<int64_t> Rig::sample(uint32_t index, size_t num_items) {
     check_item(index, plan, out, k, got[k]);
   }
   return got;
+}
+
+inline void Rig::complete(const std::vector<int64_t>& which) {
+  std::vector<float> rewards;
+  int64_t expected = 0, applied = 0;
+  for (int64_t key : which) {
+    const Place place = places.at(key);
+    ModelStep& step = lanes[place.lane].episodes[place.episode].steps[place.step];
+    rewards.push_back(reward_of(lanes[place.lane].tag, place.episode, place.step));
+    if (!is_step_alive(key)) continue;
+    expected += step.is_removed ? 0 : 1;
+    step.is_filled = true;
+  }
+  const auto* cells = reinterpret_cast<const std::byte*>(rewards.data());
+  const Status status =
+      relive::complete_rows(*table, which.data(), which.size(), cells, sizeof(float) * which.size(), &applied);
+  CHECK_EQ(static_cast<uint32_t>(status.code()), 0u);
+  CHECK_EQ(applied, expected);
 }
 
 inline void Rig::remove(const std::vector<int64_t>& which) {

@@ -11,6 +11,7 @@
 //   stress --short-lanes                             writers of a few rows each: their lanes go on in parked pages
 //   stress --sequences pad|shift|drop|head|tail      items with a time axis: windows of one episode (of whole ones)
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
+//   stress --late                                    late columns: completers give them, in any order, some never
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
 //            --capacity N --writers N --samplers N --updaters N --seed N --quiet
@@ -24,12 +25,14 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
   const auto number = [](const std::atomic<uint64_t>& value) { return static_cast<unsigned long long>(value.load()); };
   const uint32_t num_messages = std::min<uint32_t>(control->num_messages.load(), 24);
   for (uint32_t k = 0; k < num_messages; ++k) std::printf("  %s\n", control->messages[k]);
-  const bool none_known = options.explicit_items && control->items_known.load() == 0;
+  const bool none_known = (options.explicit_items && control->items_known.load() == 0) ||
+                          (options.late && control->rows_completed.load() == 0);
   const bool good = control->num_bad() == 0 && control->windows.load() > 0 && !none_known;
   std::printf(
       "%s %s: kills %llu + %llu at fail points, in the lock %llu, stops %llu; steps %llu, windows verified %llu, "
       "gathered again "
-      "%llu, updates applied %llu stale %llu, items inserted %llu known %llu, deleted %llu, pages moved %llu, checks "
+      "%llu, updates applied %llu stale %llu, items inserted %llu known %llu, rows completed %llu, deleted %llu, pages "
+      "moved %llu, checks "
       "%llu, deadlines passed %llu, "
       "longest call "
       "%.0f ms; torn %llu, violations %llu, hangs %llu, crashes %llu, overruns %llu\n",
@@ -37,9 +40,9 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
       number(control->deaths_in_lock), static_cast<unsigned long long>(stops), number(control->steps),
       number(control->windows), number(control->gathered_again), number(control->updates_applied),
       number(control->updates_stale), number(control->items_inserted), number(control->items_known),
-      number(control->deleted), number(control->moved), number(control->checks), number(control->timeouts),
-      static_cast<double>(control->longest_call_us.load()) / 1000.0, number(control->torn), number(control->violations),
-      number(control->hangs), number(control->crashes), number(control->overruns));
+      number(control->rows_completed), number(control->deleted), number(control->moved), number(control->checks),
+      number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0, number(control->torn),
+      number(control->violations), number(control->hangs), number(control->crashes), number(control->overruns));
   return good ? 0 : 1;
 }
 
@@ -72,6 +75,7 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point.find("insert_") == 0 || point.find("record_") == 0 || point == "recover_records" ||
       point == "evict_not_yet")
     options.explicit_items = true;
+  if (point.find("late_") == 0 || point == "publish_unfilled") options.late = true;
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
        {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_turn"})
@@ -126,6 +130,8 @@ bool parse(int argc, char** argv) {
       options.sequences = argv[++i];
     else if (name == "--explicit")
       options.explicit_items = true;
+    else if (name == "--late")
+      options.late = true;
     else if (name == "--threads-only")
       options.threads_only = true;
     else if (name == "--stateless")

@@ -3,6 +3,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "stress_items.hpp"
+#include "stress_late.hpp"
 #include "stress_workers.hpp"
 
 namespace stress {

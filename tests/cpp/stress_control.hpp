@@ -54,6 +54,8 @@ struct Control {
   Noted<RowNote> rows[kRowNotes];
   Noted<ItemNote> items[kItemNotes];
   std::atomic<uint64_t> recent_rows[kRecentRows];
+  std::atomic<uint64_t> rows_completed;
+  std::atomic<int64_t> completed[kRowNotes];  // keys of rows that have their late columns, by the place of their note
   std::atomic<uint64_t> next_recent;
 
   void note_row(uint64_t slot, const RowNote& note) {
@@ -70,6 +72,7 @@ struct Control {
     for (auto& lane : lanes) lane.store(0);
     for (auto& row : rows) row.clear();
     for (auto& item : items) item.clear();
+    for (auto& key : completed) key.store(0);
   }
   // Whether this lane's rows have this tag, and no others, as far as it is remembered.
   bool is_lane_of(uint64_t tag, int64_t lane) {

@@ -72,11 +72,12 @@ inline void at_point(FailPoint point) {
 // A mutant is caught by the first thing that goes wrong.
 inline uint64_t enough_bad() { return options.mutant.empty() ? 50 : 0; }
 
-enum class Role { kWriter, kSampler, kUpdater, kInserter, kItemSampler, kChecker };
+enum class Role { kWriter, kSampler, kUpdater, kCompleter, kInserter, kItemSampler, kChecker };
 
 inline int num_workers() {
   const int of_items = options.explicit_items ? options.inserters + options.item_samplers : 0;
-  return options.writers + options.samplers + options.updaters + of_items + 1;
+  const int of_late = options.late ? options.completers : 0;
+  return options.writers + options.samplers + options.updaters + of_late + of_items + 1;
 }
 
 inline Role role_of(int position) {
@@ -86,6 +87,8 @@ inline Role role_of(int position) {
   position -= options.samplers;
   if (position < options.updaters) return Role::kUpdater;
   position -= options.updaters;
+  if (options.late && position < options.completers) return Role::kCompleter;
+  position -= options.late ? options.completers : 0;
   if (!options.explicit_items || position >= options.inserters + options.item_samplers) return Role::kChecker;
   return position < options.inserters ? Role::kInserter : Role::kItemSampler;
 }
@@ -99,6 +102,8 @@ inline std::unique_ptr<Worker> make_worker(int position, uint64_t seed, Table* s
       return std::make_unique<SamplerWorker>(options, control, at, seed, shared);
     case Role::kUpdater:
       return std::make_unique<UpdaterWorker>(options, control, at, seed, shared);
+    case Role::kCompleter:
+      return std::make_unique<CompleterWorker>(options, control, at, seed, shared);
     case Role::kInserter:
       return std::make_unique<InserterWorker>(options, control, at, seed, shared);
     case Role::kItemSampler:

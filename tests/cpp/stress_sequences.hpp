@@ -70,6 +70,7 @@ inline std::string Batch::verify_sequence(size_t row, Identity* who, bool* torn)
     if (is_step) {
       const std::string wrong = verify_row(row, t, at_row);
       if (!wrong.empty()) return name(wrong + " of row " + std::to_string(t));
+      if (is_late && !is_verdict_of(at(num_checked, row) + t * kVerdictBytes, at_row)) return name("verdict");
       continue;
     }
     for (size_t output = kState; output < plan.outputs.size(); ++output) {

@@ -144,9 +144,9 @@ class WriterWorker final : public Worker {
     if (count == left) ++lane.episode, lane.step = 0;
   }
 
-  // For who inserts explicit items: what each of these keys means.
+  // For who inserts explicit items and who completes rows: what each of these keys means.
   void note_rows(const LaneState& lane, uint32_t count) {
-    for (uint32_t k = 0; options_.explicit_items && k < count; ++k)
+    for (uint32_t k = 0; (options_.explicit_items || options_.late) && k < count; ++k)
       control_.note_row(table().region().key_slot(keys_[k]), {keys_[k], lane.tag, lane.episode, lane.step + k});
   }
 
@@ -293,6 +293,7 @@ class SamplerWorker final : public Worker {
         torn ? control_.found_torn(("gather: " + wrong).c_str())
              : control_.found_violation(("gather: " + wrong).c_str());
       if (!(who == who_[row])) control_.found_violation("a key leads to another item");
+      if (again_->salt(row) != batch_->salt(row)) control_.found_violation("a row was completed twice");
       control_.gathered_again.fetch_add(1);
     }
   }

@@ -39,6 +39,7 @@ struct Options {
   bool two_indexes = false;     // a second one, uniform over single steps without stacks
   std::string sequences;        // items with a time axis: pad, shift, drop, head or tail (of episodes); empty: none
   bool explicit_items = false;  // a last one, whose items list up to three windows of up to 20 rows
+  bool late = false;            // rewards and verdicts come later, from completers
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
@@ -46,12 +47,15 @@ struct Options {
   uint64_t capacity = 1000;
   int writers = 3, samplers = 3, updaters = 2;
   int inserters = 2, item_samplers = 2;  // with explicit_items only
+  int completers = 2;                    // with late only
   uint64_t seed = 1;
   std::string mutant;
   TierConfig tier;          // not tiered by default
   bool disk_fails = false;  // writes may meet a full disk
   std::string path;
 };
+
+inline constexpr int64_t kVerdictBytes = 64;  // the late column beside the reward
 
 inline uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -86,7 +90,8 @@ inline TableConfig make_config(const Options& options) {
   add("state", "|u1", {96}, 1, kind);
   add("picture", "|u1", {options.large_rows ? 65536 : 320}, 1, kind);
   add("step", "|u1", {96}, 1, ColumnKind::kStep);
-  add("reward", "<f4", {}, 4, ColumnKind::kStep);
+  add("reward", "<f4", {}, 4, options.late ? ColumnKind::kLate : ColumnKind::kStep);
+  if (options.late) add("verdict", "|u1", {kVerdictBytes}, 1, ColumnKind::kLate);
   IndexConfig index{};
   std::snprintf(index.name, sizeof index.name, "main");
   index.n_step = options.n_step;
@@ -155,6 +160,17 @@ inline void write_cell(std::byte* to, size_t num_bytes, uint64_t tag, uint32_t e
   }
 }
 
+// A verdict: of its row, and of the call that gave it (salt).
+inline void write_verdict(std::byte* to, uint64_t tag, uint32_t episode, uint32_t step, uint64_t salt) {
+  write_cell(to, kVerdictBytes, tag, episode, step, mix(salt));
+  std::memcpy(to + 16, &salt, 8);
+}
+inline uint64_t salt_of(const std::byte* verdict) {
+  uint64_t salt;
+  std::memcpy(&salt, verdict + 16, 8);
+  return salt;
+}
+
 // Most episodes are of a page or two; one in eight runs over up to twelve, for windows that do.
 inline uint32_t length_of(uint64_t tag, uint32_t episode) {
   const uint32_t longest = mix(tag * 61 + episode) % 8 == 0 ? 96 : 24;
@@ -192,6 +208,12 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
+inline bool is_verdict_of(const std::byte* verdict, const Identity& who) {
+  std::byte expected[kVerdictBytes];
+  write_verdict(expected, who.tag, who.episode, who.step, salt_of(verdict));
+  return std::memcmp(expected, verdict, kVerdictBytes) == 0;
+}
+
 // Places of a batch's outputs; the last two only where there are state columns.
 enum Place : size_t {
   kState,
@@ -218,6 +240,9 @@ class Batch final {
                                       "episode_step", "policy_version", "lane"};
     stateless = table->region().geometry->has_state == 0;
     if (!stateless) names.insert(names.end(), {"next_state", "next_picture"});
+    num_checked = names.size();
+    is_late = table->region().late_bytes != 0;
+    if (is_late) names.push_back("verdict");
     sequence = table->region().header->indexes[index].sequence;
     if (sequence.is_set()) names.push_back("mask");  // the last of them
     RELIVE_RETURN_IF_ERROR(relive::make_plan(*table, index, names, &plan));
@@ -233,13 +258,16 @@ class Batch final {
   }
 
   int64_t lane(size_t row) const { return value<int64_t>(kLane, row); }
+  // Which call completed the row; 0 without late columns.
+  uint64_t salt(size_t row) const { return is_late ? salt_of(at(num_checked, row)) : 0; }
   // Empty if the window in this row is right in every byte; `torn` says whether bytes or logic are wrong.
   std::string verify(size_t row, Identity* who, bool* torn) const;
 
   GatherPlan plan;
   SequenceConfig sequence{};
   uint32_t n_step = 0;
-  bool stateless = false;
+  bool stateless = false, is_late = false;
+  size_t num_checked = 0;  // outputs before the verdict
   std::vector<std::vector<std::byte>> buffers;
   std::vector<std::byte*> pointers;
   std::vector<int64_t> keys;
@@ -342,10 +370,11 @@ inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
     if (!wrong.empty()) return name(wrong);
   }
   const bool may_be_zero = who->step + num_steps == length && is_terminated(who->tag, who->episode);
-  for (size_t output = kNextState; output < plan.outputs.size(); ++output) {
+  for (size_t output = kNextState; output < num_checked; ++output) {
     const std::string wrong = verify_stack(output, at(output, row), *who, who->step + num_steps, may_be_zero);
     if (!wrong.empty()) return name(wrong + " over " + std::to_string(num_steps) + " steps");
   }
+  if (is_late && !is_verdict_of(at(num_checked, row), *who)) return name("verdict");
   *torn = false;
   const std::string wrong = verify_numbers(row, *who, num_steps);
   return wrong.empty() ? "" : name(wrong);

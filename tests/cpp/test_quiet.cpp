@@ -248,6 +248,26 @@ TEST(a_table_without_state_columns) {
   live(rig, spec, 8);
 }
 
+TEST(late_columns_and_who_completes_them) {
+  const Quiet quiet;
+  Spec spec{.capacity = 300, .has_late = true};
+  spec.indexes = {{.n_step = 3, .stack = 4, .prioritized = true}, {.max_times = 2}};
+  Rig rig(spec);
+  size_t done = 0;
+  for (int round = 0; round < 8; ++round) {
+    CHECK(rig.write({0}, 60, std::vector<int>(60, 0), NextGiven::kLastRow) == Code::kOk);
+    rig.complete({rig.keys.rbegin(), rig.keys.rend() - static_cast<std::ptrdiff_t>(done)});
+    done = rig.keys.size();
+    for (uint32_t i = 0; i < 2; ++i) (void)rig.sample(i, 40);
+    rig.has_holes = true;
+    rig.verify();
+  }
+  int64_t applied = 0;
+  const float reward = 0.0f;
+  const auto* cells = reinterpret_cast<const std::byte*>(&reward);
+  CHECK(relive::complete_rows(*rig.table, &rig.keys.back(), 1, cells, 4, &applied).code() == Code::kAlreadyCompleted);
+}
+
 TEST(a_limiter_that_lets_in_by_parts_and_refuses) {
   const Quiet quiet;
   Spec spec{.capacity = 300, .num_lanes = 3, .max_lanes = 4};

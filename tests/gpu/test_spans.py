@@ -60,7 +60,7 @@ def test_windows_of_seven_pages_are_what_the_core_gathers(blocks: object) -> Non
             assert_same(table.gather(keys, all_columns(table)), device)
 
 
-@pytest.mark.parametrize("seed", [300, 302, 303, 309])
+@pytest.mark.parametrize("seed", [303, 304, 307, 311])
 def test_random_programmes_with_long_windows_gather_the_same_bytes(seed: int) -> None:
     """Ends, tails, closed lanes and evictions on every side of page borders, in pages of eight rows."""
     programme = random_programme(seed, 90, None)

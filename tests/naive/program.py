@@ -14,7 +14,7 @@ import numpy as np
 import relive
 from naive.twin import Cells, NaiveItems, NaiveReplay
 
-# name -> (shape, dtype, kind); a name with "/" is nested
+# name -> (shape, dtype, kind); a name with "/" is nested; kind "late": a step column that comes later
 Columns = dict[str, tuple[tuple[int, ...], str, str]]
 
 SPECS: dict[str, Columns] = {
@@ -48,6 +48,13 @@ SPECS: dict[str, Columns] = {
         "reward": ((), "float32", "step"),
         "action": ((3,), "int32", "step"),
     },
+    "late": {
+        "observation": ((3,), "float32", "state"),
+        "action": ((), "int64", "step"),
+        "reward": ((), "float32", "late"),
+        "judge/verdict": ((3,), "int16", "late"),
+        "judge/sure": ((), "bool", "late"),
+    },
 }
 
 DISCOUNTS = (None, 1.0, 0.5, 0.0)
@@ -57,7 +64,7 @@ DISCOUNTS = (None, 1.0, 0.5, 0.0)
 class Op:
     """One call. Bits are read lane by lane; what would be illegal where it is applied is made legal."""
 
-    kind: str  # append | extend | end | reopen | version
+    kind: str  # append | extend | end | reopen | version | complete
     writer: int = 0
     lanes: int = ~0
     terminations: int = 0
@@ -95,7 +102,11 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_spec(columns: Columns) -> relive.StepSpec:
-    return relive.StepSpec(nested({n: relive.ArraySpec(s, d, kind=k) for n, (s, d, k) in columns.items()}))
+    return relive.StepSpec(nested({n: _column(*column) for n, column in columns.items()}))
+
+
+def _column(shape: tuple[int, ...], dtype: str, kind: str) -> relive.ArraySpec:
+    return relive.ArraySpec(shape, dtype, late=True) if kind == "late" else relive.ArraySpec(shape, dtype, kind=kind)
 
 
 def make_items(items: NaiveItems) -> relive.Transitions | relive.Sequences | relive.Episodes:
@@ -122,9 +133,10 @@ class Driver:
         self.columns = columns
         self.all_items = all_items
         self.states = {n: (s, d) for n, (s, d, k) in columns.items() if k == "state"}
+        self.late = [n for n, (_, _, k) in columns.items() if k == "late"]
         self.table = table
         starts = frozenset(n for n, (_, _, k) in columns.items() if k == "start")
-        self.twin = NaiveReplay(self.states, starts)
+        self.twin = NaiveReplay(self.states, starts, bool(self.late))
         self.sizes = list(writers)
         self.writers = [table.writer(num_lanes=size) for size in writers]
         self.lanes = [[self.twin.open_lane() for _ in range(size or 1)] for size in writers]
@@ -219,6 +231,25 @@ class Driver:
         for i, lane in enumerate(ending):
             self.twin.end_episode(lane, None if omits else nexts[i], terminated, not terminated)
 
+    def _complete(self, op: Op) -> None:
+        """Late columns of some steps that wait for them, of any lanes, in an order of their own."""
+        waiting = self.twin.waiting()
+        if not waiting:
+            return
+        bits = op.terminations | op.lanes
+        chosen = [key for place, key in enumerate(waiting) if bits >> place % 24 & 1][:: -1 if op.by_ids else 1]
+        chosen = chosen or waiting[-1:]
+        cells = self.twin.complete(chosen)
+        columns = {name: np.stack([cell[name] for cell in cells]) for name in self.late}
+        keys = np.asarray(chosen, np.int64)
+        if op.scalar_end and len(chosen) == 1:
+            keys, columns = keys[0], {name: value[0] for name, value in columns.items()}
+        elif op.full_size and len(chosen) % 2 == 0:
+            keys = keys.reshape(2, -1)
+            columns = {name: value.reshape(2, -1, *value.shape[1:]) for name, value in columns.items()}
+        applied = self.table.complete(keys, **nested(columns))
+        assert 0 <= applied <= len(chosen)
+
     def _append(self, op: Op) -> None:
         self._extend(op, single=True)
 
@@ -276,6 +307,7 @@ class Driver:
             return {n: np.stack([a[n] for a in arranged]) for n in arranged[0]} if not single else arranged[0]
 
         flat: dict[str, Any] = rows_of(states) | rows_of(steps)
+        flat = {name: value for name, value in flat.items() if name not in self.late}
         if gives_next:
             flat |= {f"next_{n}": v for n, v in rows_of(nexts).items()}
         for which, name in enumerate(("terminated", "truncated")):

@@ -25,6 +25,7 @@ class NaiveStep:
     truncated: bool
     version: int
     order: int  # number of rows that were written before it, in the whole table
+    is_filled: bool = True  # its late columns came; cells holds them from the beginning
 
 
 @dataclass
@@ -111,10 +112,14 @@ class NaiveReplay:
     """Episodes by lane, and where each key is."""
 
     def __init__(
-        self, state_columns: dict[str, tuple[tuple[int, ...], str]], start_columns: frozenset[str] = frozenset()
+        self,
+        state_columns: dict[str, tuple[tuple[int, ...], str]],
+        start_columns: frozenset[str] = frozenset(),
+        has_late: bool = False,
     ) -> None:
         self.state_columns = state_columns
         self.start_columns = start_columns
+        self.has_late = has_late
         self.lanes: dict[int, list[NaiveEpisode]] = {}
         self.where: dict[int, tuple[NaiveEpisode, int]] = {}
         self.keys: list[int] = []
@@ -151,13 +156,25 @@ class NaiveReplay:
         if not episode.has_seam:
             episode.states.append(state)
         given = 1.0 - float(terminated) if discount is None else discount
-        step = NaiveStep(key, cells, given, terminated, truncated, version, self.num_rows)
+        step = NaiveStep(key, cells, given, terminated, truncated, version, self.num_rows, not self.has_late)
         self.num_rows += 1
         episode.steps.append(step)
         assert key not in self.where, f"key {key} was given twice"
         self.where[key] = (episode, len(episode.steps) - 1)
         self.keys.append(key)
         self._end(episode, next_state, terminated, truncated)
+
+    def waiting(self) -> list[int]:
+        """Keys of steps whose late columns are still to come, in the order of their writing."""
+        steps = [(episode.steps[t], key) for key, (episode, t) in self.where.items()]
+        return [key for step, key in steps if not step.is_filled]
+
+    def complete(self, keys: list[int]) -> list[Cells]:
+        """The late columns of these steps come; all cells of each."""
+        steps = [self.where[key][0].steps[self.where[key][1]] for key in keys]
+        for step in steps:
+            step.is_filled = True
+        return [step.cells for step in steps]
 
     def end_episode(self, lane: int, next_state: Cells | None, terminated: bool, truncated: bool) -> None:
         episode = self.open_episode(lane)
@@ -205,13 +222,18 @@ class NaiveReplay:
         episode, t = self.where[key]
         if items.window is not None:
             starts = items.window.starts(episode, bool(self.state_columns))
-            return self._sequence(episode, t, items, items.window) if t in starts else None
+            first = t - min(items.window.burn_in, t)
+            steps = episode.steps[first : t + items.window.length + items.window.bootstrap]
+            is_there = t in starts and all(step.is_filled for step in steps)
+            return self._sequence(episode, t, items, items.window) if is_there else None
         m = min(items.n_step, len(episode.steps) - t)
         if m < items.n_step and not episode.over:
             return None
         if self.state_columns and len(episode.states) <= t + m:
             return None
         window = episode.steps[t : t + m]
+        if not all(step.is_filled for step in window):
+            return None
         reward, discount = 0.0, 1.0
         for step in window:
             reward += discount * float(step.cells.get("reward", np.float32(0.0)))

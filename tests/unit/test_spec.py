@@ -278,3 +278,41 @@ def test_from_spaces_of_gymnasium_itself() -> None:
     assert spec.is_tuple("action")
     with pytest.raises(SpecError):
         StepSpec.from_spaces(spaces.Sequence(spaces.Discrete(3)), spaces.Discrete(2))
+
+
+LATE = StepSpec(
+    {
+        "action": ArraySpec((), "int64"),
+        "reward": ArraySpec((), "float32", late=True),
+        "judge": {"verdict": ArraySpec((3,), "int16", late=True), "name": ArraySpec((), "uint8")},
+    }
+)
+
+
+def test_late_columns_are_said_and_remembered() -> None:
+    assert LATE.late_columns == ("reward", "judge/verdict") and FLAT.late_columns == ()
+    assert repr(ArraySpec((), "float32", late=True)) == "ArraySpec((), 'float32', late=True)"
+    assert eval(repr(LATE)) == LATE == StepSpec.from_json(LATE.to_json()) == pickle.loads(pickle.dumps(LATE))
+    assert ArraySpec((), "float32", late=True) != ArraySpec((), "float32")
+    assert LATE.to_dict()["columns"]["reward"] == {"shape": [], "dtype": "float32", "kind": "step", "late": True}
+    assert "late" not in FLAT.to_dict()["columns"]["reward"]
+    assert [kind for *_, kind in LATE.core_config()["columns"]] == ["step", "late", "late", "step"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ArraySpec((), "float32", kind="state", late=True),
+        lambda: ArraySpec((), "float32", kind="start", late=True),
+        lambda: ArraySpec((), "float32", late="yes"),  # type: ignore[arg-type]
+        lambda: ArraySpec((), "float32", late=1),  # type: ignore[arg-type]
+        lambda: ArraySpec((65,), "float32", late=True),
+        lambda: StepSpec(
+            {"a": ArraySpec((64,), "f4", late=True), "b": ArraySpec((), "u1", late=True), "c": ArraySpec((), "u1")}
+        ),
+        lambda: StepSpec({"a": ArraySpec((), "float32", late=True)}),
+    ],
+)
+def test_impossible_late_columns_are_refused(make: Any) -> None:
+    with pytest.raises(SpecError):
+        make()

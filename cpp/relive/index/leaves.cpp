@@ -98,6 +98,8 @@ bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_st
   const Leaves leaves(held.region, index);
   const uint16_t state = leaves.states()[slot].load(kRelaxed);
   if (state == kStateEnded || state == kStateRemoved) return false;
+  if (state == kStateUnfilled && final_state == kStateEnded)
+    held.region.header->counters.incomplete_items.fetch_add(1, kRelaxed);
   leaves.set_state(slot, final_state);
   RELIVE_FAIL_POINT(retire_state);
   leaves.clear_mass(held, slot);

@@ -6,8 +6,10 @@
 //
 //   page opens          window complete            last use
 //   ---------> pending ----------------> live ----------------> used up
-//                 | priority to come    ^ |  ^    given back    |
-//                 +-----> awaiting -----+ |  +------------------+
+//               |   | priority to come  ^ |  ^    given back    |
+//               |   +-----> awaiting ---+ |  +------------------+
+//               | late columns to come  ^ |
+//               +-----> unfilled -------+-+ (or awaiting) when the last of its rows has them
 //   any of them: deleted -> removed; a row that it needs goes -> ended
 //
 // Owner:   a Leaves is a view of one index of a region, made where it is used.
@@ -51,7 +53,7 @@ class Leaves final {
   }
   // Whether a leaf of this state still is, or may become, an item.
   bool has_life(uint16_t state) const {
-    return state == kStatePending || state == kStateAwaiting || is_drawable(state);
+    return state == kStatePending || state == kStateUnfilled || state == kStateAwaiting || is_drawable(state);
   }
   void prefetch(uint64_t slot) const { tree().prefetch(slot); }
   void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
@@ -73,6 +75,10 @@ class Leaves final {
   // ---- under the lock: one leaf's life ------------------------------------------------------------------------------
   // A page opened: its slots may become items, the first num_ended of them never.
   static void open(Held& held, uint32_t index, uint64_t first_slot, uint32_t count, uint32_t num_ended);
+  // The window is complete, late columns of its rows are still to come.
+  static void keep_unfilled(Held& held, uint32_t index, uint64_t slot) {
+    Leaves(held.region, index).set_state(slot, kStateUnfilled);
+  }
   // The window is complete. True where the leaf is an item now, false where its priority has still to come.
   static bool complete(Held& held, uint32_t index, uint64_t slot);
   // The same for an explicit item: its priority comes with it, or not (NaN).
@@ -88,6 +94,7 @@ class Leaves final {
   // A use given back. True where the item can be drawn again.
   static bool give_back(Held& held, uint32_t index, uint64_t slot, double mass);
   // Deleted (kStateRemoved), or a row that it needs is gone (kStateEnded): never an item again. True where it had life.
+  // What ends unfilled is counted.
   static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state);
 
   // ---- under the lock: all of them ----------------------------------------------------------------------------------

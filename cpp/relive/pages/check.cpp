@@ -5,6 +5,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/pages/begins.hpp"
 #include "relive/pages/kept.hpp"
+#include "relive/pages/late.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 #include "relive/pages/recover.hpp"
@@ -39,6 +40,7 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_it
   const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
   const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
   const int64_t first_item = is_used ? first_row_there(r, page) + r.shape(i).before : 0;
+  FilledRows filled(r, i);
   const SequenceConfig& sequence = leaves.config().sequence;
   RowAhead ahead(r, page);
   for (uint32_t offset = 0; offset < r.page_len; ++offset) {
@@ -61,6 +63,12 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_it
     if (is_step && offset >= first_item && state == kStateEnded && begins == sequence.is_set() &&
         is_whole_behind(r, i, page, offset))
       return at_page("an item ended that had all it needs", page);
+    if (!is_step || r.late_bytes == 0) continue;
+    const bool is_published = state == kStateAwaiting || state <= kMostUses;
+    if ((is_published || state == kStateUnfilled) && filled.has_all_of(page, offset) != is_published)
+      return at_page(is_published ? "an item is published, late columns of its rows are still to come"
+                                  : "an item waits for late columns that its rows have",
+                     page);
   }
   return {};
 }

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/begins.hpp"
+#include "relive/pages/late.hpp"
 
 namespace relive {
 namespace {
@@ -16,6 +17,7 @@ Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[pa
 void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   const Leaves leaves(r, index);
+  FilledRows filled(r, index);
   int64_t published = 0;
   uint64_t skipped = 0;
   for (uint32_t offset = begin; offset < end; ++offset) {
@@ -25,7 +27,12 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
     skipped += state == kStateEnded ? 1 : 0;
     // Deleted while it was pending, or a row that it needs went before its window was complete.
     if (RELIVE_RULE(D2d_pending) ? state != kStatePending : state == kStateRemoved) continue;
-    published += Leaves::complete(held, index, slot) ? 1 : 0;
+    if (filled.has_all_of(page, offset)) {
+      published += Leaves::complete(held, index, slot) ? 1 : 0;
+    } else {
+      Leaves::keep_unfilled(held, index, slot);
+      RELIVE_FAIL_POINT(publish_unfilled);
+    }
   }
   RELIVE_FAIL_POINT(publish_item_end);
   if (published > 0) Leaves::count_published(held, index, published);
@@ -38,14 +45,18 @@ void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
   Region& r = held.region;
   const Leaves leaves(r, index);
   RowAhead ahead(r, page);
+  FilledRows filled(r, index);
   int64_t published = 0;
   for (uint32_t offset = begin; offset < end; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (leaves.state(slot) != kStatePending || r.is_tail(page, offset)) continue;
-    if (begins_item(r, index, page, offset, ahead, is_cut)) {
+    if (!begins_item(r, index, page, offset, ahead, is_cut)) {
+      r.pages[page].live -= Leaves::retire(held, index, slot, kStateEnded) ? 1 : 0;
+    } else if (filled.has_all_of(page, offset)) {
       published += Leaves::complete(held, index, slot) ? 1 : 0;
     } else {
-      r.pages[page].live -= Leaves::retire(held, index, slot, kStateEnded) ? 1 : 0;
+      Leaves::keep_unfilled(held, index, slot);
+      RELIVE_FAIL_POINT(publish_unfilled);
     }
   }
   RELIVE_FAIL_POINT(publish_item_end);

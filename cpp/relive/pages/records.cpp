@@ -1,6 +1,7 @@
 #include "relive/pages/records.hpp"
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/late.hpp"
 
 namespace relive {
 namespace {
@@ -70,7 +71,7 @@ bool are_steps_there(const Region& r, const WindowRows& window) {
   const bool are_steps =
       walk_rows(r, window.key, window.num_rows, [&r, &last](uint64_t page, uint32_t first, uint32_t count) {
         last = r.slot_of(page, first + count - 1);
-        return r.num_tails(page, first, first + count) == 0;
+        return r.num_tails(page, first, first + count) == 0 && has_late_columns(r, page, first, count);
       });
   return are_steps && r.lane_of(r.key_slot(window.key)) == r.lane_of(last);
 }

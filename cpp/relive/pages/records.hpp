@@ -41,7 +41,7 @@ bool walk_rows(const Region& r, int64_t key, uint32_t num_rows, Each&& each) {
 }
 
 // Whether the rows of a window are all there and are steps of one lane (another may go on in its page, rule E5): what an
-// item may be inserted with. A tail is no step; a step that becomes one later (rule E4) stays a row of the items that it
+// item may be inserted with; where there are late columns each of them has them (rule L2). A tail is no step; a step that becomes one later (rule E4) stays a row of the items that it
 // has: its bytes do not change.
 bool are_steps_there(const Region& r, const WindowRows& window);
 

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/kept.hpp"
+#include "relive/pages/late.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 
@@ -155,6 +156,7 @@ void recover(Held& held, RecoverScratch& scratch) {
   RELIVE_FAIL_POINT(recover_lists);
   if (RELIVE_RULE(F5_lanes))
     for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) settle_lane(held, lane);
+  if (RELIVE_RULE(L5_recover)) publish_all_filled(held);
   RELIVE_FAIL_POINT(recover_lanes);
   if (RELIVE_RULE(F5_inner))
     for (uint32_t i = 0; i < r.num_indexes; ++i) Leaves::rebuild(held, i);

@@ -9,23 +9,9 @@
 #endif
 
 #include "relive/read/gather.hpp"
-
-// gcc's ThreadSanitizer ignores fences: row bytes are copied outside its sight there, the generation checks stay in it.
-#ifdef RELIVE_TSAN
-#define RELIVE_ROW_COPY __attribute__((no_sanitize("thread"), noinline)) inline
-#else
-#define RELIVE_ROW_COPY inline
-#endif
+#include "relive/words/row_bytes.hpp"
 
 namespace relive {
-
-RELIVE_ROW_COPY void copy_bytes(std::byte* to, const std::byte* from, size_t num_bytes) {
-#ifdef RELIVE_TSAN
-  for (size_t i = 0; i < num_bytes; ++i) to[i] = from[i];
-#else
-  std::memcpy(to, from, num_bytes);
-#endif
-}
 
 // A size that stays the same over a batch: kWords whole words, the last one overlapping the one before it.
 template <size_t kWord, size_t kWords>
@@ -79,12 +65,6 @@ inline bool follow(const Region& r, const std::atomic<uint64_t>& link, Run* run)
   if (RELIVE_RULE(A1_link_generation) && Region::generation_of(word) != r.ref_generation(ref)) return false;
   *run = {page, word, r.page_base(page)};
   return true;
-}
-
-RELIVE_ROW_COPY uint32_t load_head(const std::byte* record) {
-  uint32_t head;
-  copy_bytes(reinterpret_cast<std::byte*>(&head), record, sizeof head);
-  return head;
 }
 
 }  // namespace relive

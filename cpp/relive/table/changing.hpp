@@ -16,6 +16,12 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
 // explicit item's: that item.
 Status delete_items(Table& table, const int64_t* keys, size_t count, int64_t* deleted);
 Status clear(Table& table);
+// The late columns of rows: given[count], each the late columns in their order, one behind the other. *applied: rows that
+// were still there; of deleted ones their neighbours' windows get them all the same. Items whose rows all have theirs now
+// are published. kForeignKey: a key that is no row's. kAlreadyCompleted (position, key, column): a row that has them, or
+// that is named twice; nothing is applied, unless another call came between two holds of this one (applied).
+Status complete_rows(Table& table, const int64_t* keys, size_t count, const std::byte* given, size_t num_bytes,
+                     int64_t* applied);
 Status set_policy_version(Table& table, uint32_t version);
 
 // Explicit items to be inserted: windows[0 .. num_windows[0]) are the first one's, and so on.

@@ -79,6 +79,9 @@ Status stats(Table& table, TableStats* out) {
   add("writer_waits", c.writer_waits);
   add("sampler_wait_ns", c.sampler_wait_ns);
   add("writer_wait_ns", c.writer_wait_ns);
+  add("completed", c.completed);
+  add("completions_stale", c.completions_stale);
+  add("incomplete_items", c.incomplete_items);
   return {};
 }
 

@@ -28,6 +28,7 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
   if (map.word_of(leaf, r.key_generation(key)) == 0) return Found::kGone;
   const Leaves leaves(r, index);
   const uint16_t state = leaves.state(leaf);
+  if (state == kStateUnfilled) return Found::kPending;
   if (state == kStatePending) {  // or of a row that is not written yet, or a tail's
     const bool is_step = !map.is_explicit && r.is_step(r.page_of(leaf), r.offset_of(leaf));
     return is_step ? Found::kPending : Found::kGone;

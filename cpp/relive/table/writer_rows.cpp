@@ -39,6 +39,7 @@ Writer::Writer(Table* table) : table_(table) {
   const Region& r = table->region();
   for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
     const ColumnLayout& column = r.columns[c];
+    if (column.kind == ColumnKind::kLate) continue;
     const bool is_state = column.kind == ColumnKind::kState;
     cells_.push_back({column.offset, column.stride, column.num_bytes, c, is_state, column.area == Area::kBulk});
     if (is_state) state_cells_.push_back(cells_.back());
@@ -179,6 +180,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
   const Region& r = table_->region();
   const uint32_t version =
       policy_version_ >= 0 ? static_cast<uint32_t>(policy_version_) : r.header->policy_version.load(kRelaxed);
+  const uint32_t late = r.late_bytes != 0 && RELIVE_RULE(L1_bit) ? kLateBit : 0;
   for (uint32_t k = 0; k < lane.run.count; ++k) {
     const size_t row = lane.done + k;
     const uint32_t offset = lane.run.first + k;
@@ -190,7 +192,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
     if (block.discount.base != nullptr) std::memcpy(&discount, block.discount.at(row, m), sizeof discount);
     if (block.priority.base != nullptr) std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
     const uint32_t head = ((lane.episode_step + k) & kStepMask) | (terminated ? kTerminatedBit : 0) |
-                          (truncated ? kTruncatedBit : 0) | (discount != usual ? kDiscountBit : 0);
+                          (truncated ? kTruncatedBit : 0) | (discount != usual ? kDiscountBit : 0) | late;
     std::memcpy(lane.frame + offset * r.geometry->record_stride, &head, sizeof head);
     r.marks[r.slot_of(lane.page, offset)].write(version, discount, priority, lane.uid);
     const bool is_frozen = k == 0 && lane.is_frozen;

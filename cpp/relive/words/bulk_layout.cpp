@@ -21,8 +21,10 @@ uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple 
 }  // namespace
 
 bool is_bulk(const TableConfig& config, const ColumnConfig& column, uint64_t num_bytes) {
-  // Scalars stay packed, whatever their size: returns are summed from the records.
-  return config.tier.is_tiered() && !column.shape.empty() && num_bytes > config.tier.min_column_bytes;
+  // Scalars stay packed, whatever their size: returns are summed from the records. So do late columns: under the lock
+  // they are written where memory is.
+  return config.tier.is_tiered() && column.kind != ColumnKind::kLate && !column.shape.empty() &&
+         num_bytes > config.tier.min_column_bytes;
 }
 
 void choose_block(const TableConfig& config, Layout* out) {

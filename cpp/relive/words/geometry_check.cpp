@@ -90,7 +90,7 @@ bool are_areas_sound(const Geometry& g) {
 
 bool is_column_sound(const Geometry& g, const ColumnLayout& column) {
   const bool lies = Wide{column.offset} + Wide{g.page_len - 1} * column.stride + column.num_bytes <= g.frame_bytes;
-  return lies && column.num_dims <= kMaxDims && column.area <= Area::kLarge && column.kind <= ColumnKind::kStart &&
+  return lies && column.num_dims <= kMaxDims && column.area <= Area::kLarge && column.kind <= ColumnKind::kLate &&
          std::memchr(column.name, 0, sizeof column.name) != nullptr &&
          std::memchr(column.dtype, 0, sizeof column.dtype) != nullptr;
 }

@@ -32,7 +32,7 @@ Status invalid(const std::string& what, const std::string& expected, int64_t got
 }
 
 // The bytes of one value, which must not wrap round to few; of all columns they make up a row.
-Status check_column(const ColumnConfig& column, uint64_t* row_bytes) {
+Status check_column(const ColumnConfig& column, uint64_t* row_bytes, uint64_t* late_bytes) {
   if (column.name.empty() || column.name.size() > 127) return invalid("column name", "1 to 127 bytes", 0);
   if (column.shape.size() > kMaxDims)
     return invalid("dimensions of " + column.name, "at most 8", static_cast<int64_t>(column.shape.size()));
@@ -42,6 +42,9 @@ Status check_column(const ColumnConfig& column, uint64_t* row_bytes) {
       return invalid("shape of " + column.name, "sizes >= 1 and a value of at most 2^32 bytes", size);
     num_bytes *= static_cast<uint64_t>(size);
   }
+  if (column.kind == ColumnKind::kLate) *late_bytes += num_bytes;
+  if (*late_bytes > kMostLateBytes)
+    return invalid("late columns", "at most 256 bytes a row", static_cast<int64_t>(*late_bytes));
   *row_bytes += num_bytes;
   if (*row_bytes > kMaxRowBytes)
     return invalid("columns", "at most 2^36 bytes a step", static_cast<int64_t>(*row_bytes));
@@ -92,8 +95,9 @@ Status check_config(const TableConfig& config) {
   if (config.max_participants < 1 || config.max_participants > 65536)
     return invalid("max_participants", "1 to 65536", config.max_participants);
   if (config.shard >= 4096) return invalid("shard", "0 to 4095", static_cast<int64_t>(config.shard));
-  uint64_t row_bytes = 0;
-  for (const ColumnConfig& column : config.columns) RELIVE_RETURN_IF_ERROR(check_column(column, &row_bytes));
+  uint64_t row_bytes = 0, late_bytes = 0;
+  for (const ColumnConfig& column : config.columns)
+    RELIVE_RETURN_IF_ERROR(check_column(column, &row_bytes, &late_bytes));
   for (const IndexConfig& index : config.indexes) {
     if (index.n_step < 1 || index.n_step > 1024) return invalid("n_step", "1 to 1024", index.n_step);
     if (index.max_times_sampled > kMostUses)

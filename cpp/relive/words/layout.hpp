@@ -24,9 +24,10 @@ namespace relive {
 inline constexpr uint32_t kMaxIndexes = 8;
 inline constexpr uint32_t kMaxColumns = 128;
 inline constexpr uint32_t kMaxDims = 8;
-inline constexpr uint32_t kPins = 4;           // pages one participant may pin at a time
-inline constexpr uint32_t kRecordHead = 4;     // bytes of the row's head in front of the packed columns
-inline constexpr uint32_t kLargeColumn = 256;  // a column of more bytes a row has rows of its own, 64-byte aligned
+inline constexpr uint32_t kPins = 4;             // pages one participant may pin at a time
+inline constexpr uint32_t kRecordHead = 4;       // bytes of the row's head in front of the packed columns
+inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
+inline constexpr uint32_t kMostLateBytes = 256;  // of a row's late columns together: they are written under the lock
 inline constexpr uint32_t kFormatVersion = 4;
 inline constexpr uint32_t kMaxWindow = 4096;     // rows before an item and of it, together; rows of a record's window
 inline constexpr uint32_t kMaxWindows = 256;     // of a record
@@ -36,7 +37,8 @@ inline constexpr uint32_t kStateBits = 2;
 inline constexpr uint32_t kMoveBits = 16;
 inline constexpr uint32_t kGenerationShift = kStateBits + kMoveBits;
 
-enum class ColumnKind : uint32_t { kStep = 0, kState = 1, kStart = 2 };
+// kLate: a step column that nobody gives when its row is written; it comes later, by the row's key.
+enum class ColumnKind : uint32_t { kStep = 0, kState = 1, kStart = 2, kLate = 3 };
 enum class Area : uint32_t { kRecord = 0, kLarge = 1, kBulk = 2 };  // kBulk: a large column of a tiered table
 
 struct ColumnLayout {
@@ -221,8 +223,9 @@ static_assert(std::is_trivially_copyable_v<Geometry>);
 // The head of a row, in front of its packed columns: all that most batches ask of a step beside its columns.
 inline constexpr uint32_t kTerminatedBit = 1u << 31;
 inline constexpr uint32_t kTruncatedBit = 1u << 30;
-inline constexpr uint32_t kDiscountBit = 1u << 29;       // a discount of its own: in the row's mark
-inline constexpr uint32_t kStepMask = kDiscountBit - 1;  // step of the episode
+inline constexpr uint32_t kDiscountBit = 1u << 29;   // a discount of its own: in the row's mark
+inline constexpr uint32_t kLateBit = 1u << 28;       // its late columns are still to come
+inline constexpr uint32_t kStepMask = kLateBit - 1;  // step of the episode
 inline constexpr uint32_t kNoPriority = 0x7fc00000u;
 
 struct Layout {

@@ -57,6 +57,9 @@ void Region::bind(std::byte* memory) {
   r->page_shift = g.page_shift;
   r->page_len = g.page_len;
   r->page_bits = g.page_bits;
+  r->late_bytes = 0;
+  for (uint32_t c = 0; c < g.num_columns; ++c)
+    if (columns[c].kind == ColumnKind::kLate) r->late_bytes += static_cast<uint32_t>(columns[c].num_bytes);
   r->num_row_indexes_ = 0;
   for (uint32_t i = 0; i < g.num_indexes; ++i) bind_index(i);
 }

@@ -28,6 +28,7 @@ inline constexpr uint32_t kNoPage = ~0u;
 
 // The state of a leaf, PRIMARY, 16 bits: what the step of that slot is to the index. Mass 0 is not a state.
 inline constexpr uint16_t kMostUses = 0xfff9;       // 0 .. this: published, and drawn so many times
+inline constexpr uint16_t kStateUnfilled = 0xfffb;  // its window is complete, late columns of its rows still to come
 inline constexpr uint16_t kStatePending = 0xfffc;   // the step is there, or will be; its window is not complete yet
 inline constexpr uint16_t kStateAwaiting = 0xfffd;  // its window is complete, its priority still to come
 inline constexpr uint16_t kStateRemoved = 0xfffe;   // deleted: never an item again
@@ -128,6 +129,7 @@ struct Counters {
   std::atomic<uint64_t> appended, evicted, pool_pressure, early_freed, deleted, cut_lanes, skipped_items;
   std::atomic<uint64_t> updates_applied, updates_stale, redraws_generation, redraws_empty, redraws_claimed, slow_draws;
   std::atomic<uint64_t> recoveries, swept, sampler_waits, writer_waits, sampler_wait_ns, writer_wait_ns;
+  std::atomic<uint64_t> completed, completions_stale, incomplete_items;
 };
 
 struct IndexState {
@@ -193,7 +195,8 @@ struct Region {
   uint32_t page_shift = 0;
   uint32_t page_len = 0;
   uint32_t page_bits = 0;
-  Bulk bulk;  // of a tiered table; empty in all others
+  uint32_t late_bytes = 0;  // of a row's late columns; 0: there are none
+  Bulk bulk;                // of a tiered table; empty in all others
 
   // Fills a fresh, zeroed region of layout.geometry.region_bytes and binds to it.
   void create(std::byte* memory, const TableConfig& config, const Layout& layout);

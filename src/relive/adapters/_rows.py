@@ -126,6 +126,12 @@ def _extra_columns(spec: StepSpec) -> tuple[str, ...]:
             expected="columns 'observation' of kind 'state', as StepSpec.from_spaces declares them",
             got=list(spec.columns),
         )
+    if spec.late_columns:
+        raise InvalidConfig(
+            what=f"column {spec.late_columns[0]!r}",
+            expected="columns that are not late: a recorder gives out no keys to complete steps by; use table.writer()",
+            got="late=True",
+        )
     extras = tuple(path for path in spec.columns if path.partition("/")[0] not in FROM_ENVIRONMENT)
     for path in spec.columns:
         if path not in observation and spec.columns[path].kind == "state":

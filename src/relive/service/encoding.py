@@ -51,7 +51,9 @@ class RowEncoder:
         self.layout = RowLayout(spec, None if single else num_lanes)
         self._single = single
         self._normalise = normalise
-        self._plain = tuple(name for name in spec.columns if name not in self.layout.states)
+        self._plain = tuple(
+            name for name in spec.columns if name in self.layout.cells and name not in self.layout.states
+        )
 
     def append(self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any) -> Operation:
         """One step of every lane, or of the lanes named."""

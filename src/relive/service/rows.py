@@ -36,6 +36,8 @@ class RowLayout:
             name: (np.dtype(kind), ()) for name, kind in _GIVEN.items()
         }
         for name, column in spec.columns.items():
+            if column.late:
+                continue
             cells[name] = (column.dtype, column.shape)
             if column.kind == "state":
                 cells[f"next_{name}"] = cells[name]

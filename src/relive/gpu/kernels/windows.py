@@ -179,7 +179,7 @@ def _walk_ahead(
         mark = region + fact(facts, MARKS_OFFSET) + (page * fact(facts, PAGE_LEN) + row) * fact(facts, MARK_BYTES)
         own = load_float32(mark + fact(facts, DISCOUNT_AT), is_step & has_own)
         discount = tl.where(has_own, own, tl.where(head < 0, 0.0, 1.0)).to(tl.float64)
-        episode_step = tl.where(is_step & is_first, (head & 0x1FFFFFFF).to(tl.int64), episode_step)
+        episode_step = tl.where(is_step & is_first, (head & 0x0FFFFFFF).to(tl.int64), episode_step)
         if fact(job, REWARD_OFFSET) >= 0:
             reward = _load_reward(job, frame, row, is_step, BLOCK)
             reward_sum = tl.where(is_step, reward_sum + product * reward, reward_sum)

@@ -1,0 +1,140 @@
+#include "relive/pages/late.hpp"
+
+#include <algorithm>
+
+#include "relive/index/leaves.hpp"
+#include "relive/words/row_bytes.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
+
+uint32_t head_at(const Region& r, uint64_t page, uint32_t offset) {
+  return load_head(r.page_base(page) + offset * r.geometry->record_stride);
+}
+
+// Rows in front of an item's own whose step columns it delivers: its burn-in. Of the rows that stacks reach back over only
+// states are read, so no item waits for what else is in them.
+uint32_t late_before(const Region& r, uint32_t index) { return r.header->indexes[index].sequence.burn_in; }
+
+// Items of rows [begin, end) of one page that waited for late columns and have them all now; how many can be drawn.
+int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin, int64_t end) {
+  const Region& r = held.region;
+  const Leaves leaves(r, index);
+  const Range range = range_of(r, page);
+  FilledRows filled(r, index);
+  int64_t published = 0;
+  const auto last = static_cast<uint32_t>(std::min<int64_t>(end, range.step_end));
+  for (auto offset = static_cast<uint32_t>(std::max<int64_t>(begin, range.step_begin)); offset < last; ++offset) {
+    const uint64_t slot = r.slot_of(page, offset);
+    if (leaves.state(slot) != kStateUnfilled || !filled.has_all_of(page, offset)) continue;
+    published += Leaves::complete(held, index, slot) ? 1 : 0;
+    RELIVE_FAIL_POINT(late_published);
+  }
+  return published;
+}
+
+}  // namespace
+
+FilledRows::FilledRows(const Region& r, uint32_t index)
+    : r_(r), is_asked_(r.late_bytes != 0), before_(late_before(r, index)), spanned_(r.shape(index).spanned) {}
+
+bool FilledRows::has_all_of(uint64_t page, uint32_t offset) {
+  if (!is_asked_) return true;
+  if (!RELIVE_RULE(L2_rows)) return has_late_columns(r_, page, offset, 1);
+  const int64_t episode_step = head_at(r_, page, offset) & kStepMask;
+  const int64_t begin = int64_t{offset} - std::min(before_, episode_step);
+  const bool is_over = front_ != Front::kGoesOn && int64_t{offset} >= next_ + (front_ == Front::kStops ? 1 : 0);
+  if (is_over || begin < begin_ || begin > next_) begin_at(page, begin);
+  while (front_ == Front::kGoesOn && next_ < offset + spanned_) look_at_next();
+  return next_ >= offset + spanned_ || (front_ == Front::kEnds && next_ > offset);
+}
+
+// The row `offset` rows from row 0 of the page, which may lie on a page before it.
+void FilledRows::begin_at(uint64_t page, int64_t offset) {
+  begin_ = next_ = offset;
+  front_ = Front::kGoesOn;
+  for (; offset < 0 && page != kNoPage; offset += r_.page_len) page = r_.alive(r_.pages[page].prev.load(kRelaxed));
+  page_ = page;
+  offset_ = static_cast<uint32_t>(std::max<int64_t>(offset, 0));
+  if (page == kNoPage) front_ = Front::kStops;
+}
+
+void FilledRows::look_at_next() {
+  if (offset_ == r_.page_len) {
+    page_ = r_.alive(r_.pages[page_].next.load(kRelaxed));
+    offset_ = 0;
+  }
+  if (page_ == kNoPage || offset_ < range_of(r_, page_).step_begin || offset_ >= range_of(r_, page_).step_end) {
+    front_ = Front::kStops;
+    return;
+  }
+  if (r_.is_tail(page_, offset_)) {
+    front_ = Front::kEnds;
+    return;
+  }
+  const uint32_t head = head_at(r_, page_, offset_);
+  if (head & kLateBit) {
+    front_ = Front::kStops;
+    return;
+  }
+  ++offset_;
+  ++next_;
+  if (head & (kTerminatedBit | kTruncatedBit)) front_ = Front::kEnds;
+}
+
+bool has_late_columns(const Region& r, uint64_t page, uint32_t first, uint32_t count) {
+  if (r.late_bytes == 0) return true;
+  for (uint32_t offset = first; offset < first + count; ++offset)
+    if (head_at(r, page, offset) & kLateBit) return false;
+  return true;
+}
+
+uint32_t late_reach(const Region& r) {
+  uint32_t reach = 0;
+  for (const uint32_t i : r.row_indexes()) reach = std::max(reach, r.shape(i).spanned - 1 + late_before(r, i));
+  return reach;
+}
+
+void publish_filled(Held& held, uint64_t page, uint32_t first, uint32_t count) {
+  const Region& r = held.region;
+  const int64_t len = r.page_len;
+  for (const uint32_t i : r.row_indexes()) {
+    // Items from that of the first row's window that begins earliest to that of the last row's that begins latest.
+    uint64_t at = page;
+    int64_t begin = int64_t{first} - (int64_t{r.shape(i).spanned} - 1);
+    int64_t end = int64_t{first} + count + late_before(r, i);
+    while (begin < 0) {
+      const uint64_t prev = r.alive(r.pages[at].prev.load(kRelaxed));
+      if (prev == kNoPage) break;
+      at = prev;
+      begin += len;
+      end += len;
+    }
+    int64_t published = 0;
+    while (at != kNoPage) {
+      published += publish_on_page(held, i, at, begin, end);
+      if (end <= len) break;
+      at = r.alive(r.pages[at].next.load(kRelaxed));
+      begin -= len;
+      end -= len;
+    }
+    if (published > 0) Leaves::count_published(held, i, published);
+  }
+}
+
+void publish_all_filled(Held& held) {
+  const Region& r = held.region;
+  if (r.late_bytes == 0) return;
+  for (const uint32_t i : r.row_indexes())
+    for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
+      if (!Region::is_used(r.words[page].load(kRelaxed))) continue;
+      const int64_t published = publish_on_page(held, i, page, 0, r.page_len);
+      if (published > 0) Leaves::count_published(held, i, published);
+    }
+}
+
+}  // namespace relive
