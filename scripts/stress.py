@@ -42,6 +42,7 @@ KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 RECIPES = (
     "--seconds 6",
     "--seconds 6 --explicit",
+    "--seconds 6 --explicit --rounds 0",
     "--seconds 30 --max-times 1 --stateless --n-step 6",
     KILLS,
     f"{KILLS} --short-lanes",

@@ -143,7 +143,8 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
                                        "SystemError",
                                        "Interrupted",
                                        "InvalidConfig",
-                                       "RowGone"};
+                                       "RowGone",
+                                       "RowsApart"};
   nb::dict fields;
   for (const Field& field : status.fields()) {
     nb::object value;

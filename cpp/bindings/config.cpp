@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
+#include <tuple>
 #include <utility>
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include "module.hpp"
 #include "relive/index/kinds.hpp"
@@ -103,8 +106,34 @@ ColumnConfig column_config(nb::handle row) {
 
 // ---- an index, part by part; each reads what the class of its name says in core_config() ---------------------------
 
-void read_items(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index) {
-  from.kind<bool>("items", {{"transitions", true}});
+// Windows as (name, length, stride), columns as a table's.
+void read_explicit(const Part& from, IndexConfig* index, std::vector<ColumnConfig>* item_columns) {
+  index->n_step = 1;
+  index->gamma = 1.0;
+  std::fill(std::begin(index->stack), std::end(index->stack), 1u);
+  index->map = LeafMap::kExplicit;
+  index->max_items = from.get<uint64_t>("max_items");
+  const auto windows = from.get<nb::list>("windows");
+  if (nb::len(windows) > kMaxWindows) refuse(from.of("windows"), "at most 32", std::to_string(nb::len(windows)));
+  for (nb::handle row : windows) {
+    WindowConfig& window = index->windows[index->num_windows++];
+    try {
+      const auto [name, length, stride] = nb::cast<std::tuple<std::string, uint32_t, uint32_t>>(row);
+      if (name.size() >= sizeof window.name) refuse(from.of("windows"), "names of at most 47 bytes", shown(row));
+      std::memcpy(window.name, name.data(), name.size());
+      window.length = length;
+      window.stride = stride;
+    } catch (const nb::cast_error&) {
+      refuse(from.of("windows"), "(name, length, stride)", shown(row));
+    }
+  }
+  for (nb::handle row : from.get<nb::list>("columns")) item_columns->push_back(column_config(row));
+}
+
+void read_items(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index,
+                std::vector<ColumnConfig>* item_columns) {
+  if (from.kind<bool>("items", {{"transitions", false}, {"explicit", true}}))
+    return read_explicit(from, index, item_columns);
   index->n_step = from.get<uint32_t>("n_step");
   index->gamma = from.get<double>("gamma");
   index->stack_pad = from.kind<StackPad>("stack_pad", {{"repeat", StackPad::kRepeat}, {"zeros", StackPad::kZeros}});
@@ -141,20 +170,22 @@ void read_limiter(const Part& from, IndexConfig* index) {
     index->limiter = make_min_size(min_size);
 }
 
-IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& columns) {
+IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& columns,
+                         std::vector<ColumnConfig>* item_columns) {
   std::string name;
   if (nb::isinstance<nb::dict>(row)) {
     const auto from = nb::borrow<nb::dict>(row);
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
   const Part from(row, "index" + name,
-                  {"name", "items", "n_step", "gamma", "stack", "stack_pad", "sampler", "priority_exponent", "initial",
-                   "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"});
+                  {"name", "items", "n_step", "gamma", "stack", "stack_pad", "windows", "columns", "max_items",
+                   "sampler", "priority_exponent", "initial", "limiter", "min_size", "samples_per_insert", "tolerance",
+                   "remover", "max_times_sampled"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");
   std::memcpy(index.name, text.data(), std::min(text.size(), sizeof index.name - 1));
-  read_items(from, columns, &index);
+  read_items(from, columns, &index, item_columns);
   read_sampler(from, &index);
   read_limiter(from, &index);
   std::string known;
@@ -172,7 +203,10 @@ TableConfig table_config(const nb::dict& given) {
       {"columns", "indexes", "capacity", "max_lanes", "max_participants", "seed", "shard", "metadata", "tier"});
   TableConfig config;
   for (nb::handle row : from.get<nb::list>("columns")) config.columns.push_back(column_config(row));
-  for (nb::handle row : from.get<nb::list>("indexes")) config.indexes.push_back(index_config(row, config.columns));
+  for (nb::handle row : from.get<nb::list>("indexes")) {
+    config.item_columns.emplace_back();
+    config.indexes.push_back(index_config(row, config.columns, &config.item_columns.back()));
+  }
   config.capacity = from.get<uint64_t>("capacity");
   config.max_lanes = from.get<uint32_t>("max_lanes");
   config.max_participants = from.get<uint32_t>("max_participants");

@@ -5,6 +5,7 @@ from relive.batch import Batch, Draw
 from relive.batches import Batches
 from relive.config import TableConfig
 from relive.errors import DeadlineExceeded, ReliveError
+from relive.explicit import Explicit, Window
 from relive.index import Index
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
@@ -25,6 +26,7 @@ __all__ = [
     "Batches",
     "DeadlineExceeded",
     "Draw",
+    "Explicit",
     "Fifo",
     "Index",
     "IndexStats",
@@ -44,6 +46,7 @@ __all__ = [
     "Tiered",
     "Transitions",
     "Uniform",
+    "Window",
     "Writer",
     "attach",
     "connect",

@@ -27,13 +27,14 @@ Probabilities = npt.NDArray[np.float64]
 class Columns:
     """The names of a batch's columns in order, with their nesting; one for all batches of a selection."""
 
-    __slots__ = ("names", "positions", "spec", "tops")
+    __slots__ = ("names", "positions", "spec", "tops", "windows")
 
-    def __init__(self, names: tuple[str, ...], spec: StepSpec) -> None:
+    def __init__(self, names: tuple[str, ...], spec: StepSpec, windows: tuple[str, ...] = ()) -> None:
         self.names = names
         self.positions = {name: position for position, name in enumerate(names)}
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
+        self.windows = windows  # names that stand before those of columns
 
     def group(self, name: str, arrays: list[Any]) -> Any:
         """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
@@ -49,10 +50,12 @@ class Columns:
 
     def _is_whole_tuple(self, path: str) -> bool:
         # A tuple of which only some members were gathered stays a dict by position: a shorter tuple would mislead.
-        if not self.spec.is_tuple(path):
+        window, _, rest = path.partition("/")
+        column = rest if window in self.windows else path
+        if not self.spec.is_tuple(column):
             return False
         gathered = sum(name.startswith(path + "/") for name in self.names)
-        return gathered == len(self.spec.expand(path.removeprefix("next_")))
+        return gathered == len(self.spec.expand(column.removeprefix("next_")))
 
 
 class Selection(NamedTuple):

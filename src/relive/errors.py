@@ -16,6 +16,7 @@ from relive._error_base import bytes_text as _bytes_text
 from relive._error_base import hint as _hint
 from relive._error_base import plain as _plain
 from relive._error_base import shown as _shown
+from relive._item_errors import RowGone, RowsApart
 
 __all__ = [
     "AlreadyPublished",
@@ -42,6 +43,8 @@ __all__ = [
     "ReadOnly",
     "ReliveError",
     "RequestTooLarge",
+    "RowGone",
+    "RowsApart",
     "SeamMismatch",
     "ServiceUnavailable",
     "ShapeMismatch",
@@ -583,6 +586,8 @@ def from_core(code: str, fields: Mapping[str, Any]) -> ReliveError:
 
 
 def _what_is_stored(stored: int, fields: Mapping[str, Any]) -> str:
+    if "num_items" in fields:
+        return f"the first {stored} of {fields['num_items']} items are made, under the error's keys: go on after them"
     return (
         f"the first {stored} of {fields.get('num_rows', 'the')} rows are stored, step by step, under the error's keys:"
         " go on with the rows after them, not with the whole block again"

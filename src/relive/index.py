@@ -8,7 +8,8 @@ from typing import Any, TypeAlias, final
 
 from relive._checks import integer, is_text
 from relive._parts import from_parts, refuse_unknown, to_parts
-from relive.errors import CapacityTooSmall, InvalidConfig, SpecError
+from relive.errors import CapacityTooSmall, InvalidConfig
+from relive.explicit import Explicit
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.samplers import REMOVERS, SAMPLERS, Fifo, Remover, Sampler, Uniform
@@ -23,7 +24,7 @@ MAX_INDEXES = 8
 MAX_TIMES_SAMPLED = 65_529
 # The parts of an Index, and the classes that each may be of.
 _KINDS: dict[str, tuple[type[Any], ...]] = {
-    "items": (Transitions,),
+    "items": (Transitions, Explicit),
     "sampler": SAMPLERS,
     "limiter": (MinSize, SamplesPerInsert),
     "remover": REMOVERS,
@@ -35,13 +36,14 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
 class Index:
     """One way to sample the steps of a table. A table may have several, over the same steps.
 
-    items: Transitions. sampler: Uniform or Prioritized. limiter: MinSize or SamplesPerInsert. remover: Fifo.
+    items: Transitions or Explicit. sampler: Uniform or Prioritized. limiter: MinSize or SamplesPerInsert.
+    remover: Fifo.
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
     """
 
-    items: Transitions = Transitions()
+    items: Transitions | Explicit = Transitions()
     sampler: Sampler = Uniform()
     limiter: Limiter = MinSize()
     remover: Remover = Fifo()
@@ -57,6 +59,12 @@ class Index:
             times = integer("max_times_sampled", self.max_times_sampled, 1, MAX_TIMES_SAMPLED)
             object.__setattr__(self, "max_times_sampled", times)
             self._check_uses(times)
+        if isinstance(self.items, Explicit) and self.limiter.min_size > self.items.max_items:
+            raise InvalidConfig(
+                "min_size",
+                f"at most max_items = {self.items.max_items}: the oldest item ends where one more comes",
+                self.limiter.min_size,
+            )
 
     def _check_uses(self, times: int) -> None:
         if not isinstance(self.limiter, SamplesPerInsert) or self.limiter.samples_per_insert <= times:
@@ -72,12 +80,7 @@ class Index:
 
     def check_against(self, spec: StepSpec) -> None:
         """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""
-        spec.expand_stack(self.items.stack)
-        reward = spec.columns.get("reward")
-        if self.items.n_step > 1 and reward is not None and (reward.kind != "step" or reward.dtype.kind != "f"):
-            raise SpecError(
-                "column 'reward'", f"a float step column, as n_step={self.items.n_step} sums it", repr(reward)
-            )
+        self.items.check_against(spec)
 
     def core_config(self, name: str, spec: StepSpec) -> dict[str, Any]:
         """The index as the core reads it: what each of its parts says."""
@@ -127,14 +130,16 @@ def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> 
 def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
     """Raises CapacityTooSmall where a min_size could never be reached.
 
-    A lane in a long episode keeps steps back that are stored and cannot be drawn: its oldest (stack - 1), whose stacks
-    reach further back, and its newest (n_step - 1), whose windows are not complete. Stacks of other indexes cost it
-    nothing. (A writer that gives no next keeps its newest step back, too.)
+    A lane in a long episode keeps steps back that are stored and cannot be drawn (kept_back). Stacks of other indexes
+    cost it nothing. (A writer that gives no next keeps its newest step back, too.) Of explicit items any number may
+    stand on one step: they are bounded by max_items.
     """
     for name, one in indexes.items():
-        stack = max(one.items.stack.values(), default=1)
-        needed = one.limiter.min_size + stack - 1 + one.items.n_step - 1
+        if isinstance(one.items, Explicit):
+            continue
+        needed = one.limiter.min_size + one.items.kept_back
         if needed > capacity:
+            stack = max(one.items.stack.values(), default=1)
             kept = f"stack {stack} - 1 and n_step {one.items.n_step} - 1 steps that no item begins at"
             arithmetic = f"index {name!r}: min_size {one.limiter.min_size}, and of one lane {kept}"
             raise CapacityTooSmall(capacity, needed, arithmetic=arithmetic)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final, get_args
 
 from relive._checks import finite, integer
-from relive.errors import InvalidConfig
+from relive.errors import InvalidConfig, SpecError
 from relive.spec import StepSpec
 
 __all__ = ["StackPad", "Transitions"]
@@ -46,6 +46,21 @@ class Transitions:
         object.__setattr__(self, "stack", stack)
         if not isinstance(self.stack_pad, str) or self.stack_pad not in get_args(StackPad):
             raise InvalidConfig("stack_pad", "'repeat' or 'zeros'", self.stack_pad)
+
+    @property
+    def kept_back(self) -> int:
+        """Steps of one lane, in a long episode, that are stored and that no item begins at.
+
+        Its oldest (stack - 1), whose stacks reach further back, and its newest (n_step - 1), whose windows are open.
+        """
+        return max(self.stack.values(), default=1) - 1 + self.n_step - 1
+
+    def check_against(self, spec: StepSpec) -> None:
+        """Raises SpecError or UnknownColumn where the spec lacks what these items need."""
+        spec.expand_stack(self.stack)
+        reward = spec.columns.get("reward")
+        if self.n_step > 1 and reward is not None and (reward.kind != "step" or reward.dtype.kind != "f"):
+            raise SpecError("column 'reward'", f"a float step column, as n_step={self.n_step} sums it", repr(reward))
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:
         """The items as the core reads them."""

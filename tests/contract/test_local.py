@@ -13,6 +13,7 @@ from contract.bad_config import BadConfigSuite
 from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
+from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
@@ -37,6 +38,12 @@ class TestWriting(Local, WritingSuite): ...
 
 
 class TestItems(Local, ItemsSuite): ...
+
+
+class TestExplicit(Local, ExplicitSuite): ...
+
+
+class TestBadExplicit(Local, BadExplicitSuite): ...
 
 
 class TestReading(Local, ReadingSuite): ...

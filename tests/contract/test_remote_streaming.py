@@ -19,6 +19,7 @@ from service.hosts import Host
 
 import relive
 from contract.changes import ChangesSuite
+from contract.explicit import ExplicitSuite
 from contract.items import ItemsSuite
 from contract.tools import MakeTable
 from contract.writing import WritingSuite
@@ -86,3 +87,6 @@ class TestStreamedItems(Streamed, ItemsSuite):
 
 
 class TestStreamedChanges(Streamed, ChangesSuite): ...
+
+
+class TestStreamedExplicit(Streamed, ExplicitSuite): ...

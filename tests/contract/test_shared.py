@@ -14,6 +14,7 @@ from processes.shm import needs_shared_memory, shared_files
 import relive
 from contract.bad_input import BadInputSuite
 from contract.changes import ChangesSuite
+from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
@@ -68,6 +69,12 @@ class TestWriting(Shared, WritingSuite): ...
 class TestItems(Shared, ItemsSuite): ...
 
 
+class TestExplicit(Shared, ExplicitSuite): ...
+
+
+class TestBadExplicit(Shared, BadExplicitSuite): ...
+
+
 class TestReading(Shared, ReadingSuite): ...
 
 
@@ -84,6 +91,9 @@ class TestAttachedWriting(Attached, WritingSuite): ...
 
 
 class TestAttachedItems(Attached, ItemsSuite): ...
+
+
+class TestAttachedExplicit(Attached, ExplicitSuite): ...
 
 
 class TestAttachedReading(Attached, ReadingSuite):

@@ -179,6 +179,13 @@ bool look_again(const Region& r, Window* windows, const uint32_t* rows, size_t c
 
 bool is_noted_when_chosen(const GatherPlan& plan) { return plan.max_rows != 0; }
 
+void note_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch, size_t begin, size_t end) {
+  Window* const windows = scratch->windows.data();
+  const uint32_t* const rows = scratch->chosen.data() + begin;
+  resolve(r, *request.plan, windows, rows, end - begin, &scratch->runs);
+  if (RELIVE_RULE(X5_values)) copy_record_values(r, *request.plan, windows, rows, end - begin, request.out);
+}
+
 bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
   Window* const windows = scratch->windows.data();
   const bool is_noted = is_noted_when_chosen(*request.plan);
@@ -192,7 +199,11 @@ bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scrat
         locate(r, *request.plan, windows, rows, count);
         resolve(r, *request.plan, windows, rows, count, &scratch->runs);
       }
-      copy_rows(r, *request.plan, windows, scratch->runs, rows, count, request.num_items, request.out);
+      if (is_noted && RELIVE_RULE(X5_values)) {
+        copy_record_rows(r, *request.plan, windows, scratch->runs, rows, count, request.out);
+      } else {
+        copy_rows(r, *request.plan, windows, scratch->runs, rows, count, request.num_items, request.out);
+      }
       RELIVE_FAIL_POINT(sample_gathered);
       acquire_fence();
       if (is_noted) {

@@ -237,7 +237,7 @@ Status Draw::fill_held(bool* empty) {
       Leaves::flush_all(locked.held());  // the next round descends by these sums
       s_.missing.swap(s_.still_missing);
     }
-    if (is_noted) resolve(r_, *request_.plan, s_.windows.data(), s_.chosen.data() + begin, end - begin, &s_.runs);
+    if (is_noted) note_chosen(r_, request_, &s_, begin, end);
   }
   if (request_.plan != nullptr) *empty = !read_chosen(r_, request_, &s_);
   return {};

@@ -37,7 +37,8 @@ enum class Code : uint32_t {
   kSystemError,    // what, errno
   kInterrupted,    // a signal came
   kInvalidConfig,  // what, expected, got
-  kRowGone         // item, window, key
+  kRowGone,        // item, window, key, why
+  kRowsApart       // item, window, key, why
 };
 
 // One field of a structured error: a name and a number or a text.
