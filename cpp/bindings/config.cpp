@@ -170,6 +170,13 @@ void read_limiter(const Part& from, IndexConfig* index) {
     index->limiter = make_min_size(min_size);
 }
 
+// What an index says differs with its items.
+bool is_explicit(nb::handle row) {
+  if (!nb::isinstance<nb::dict>(row)) return false;
+  const auto from = nb::borrow<nb::dict>(row);
+  return from.contains("items") && nb::object(from["items"]).equal(nb::str("explicit"));
+}
+
 IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& columns,
                          std::vector<ColumnConfig>* item_columns) {
   std::string name;
@@ -177,10 +184,14 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
     const auto from = nb::borrow<nb::dict>(row);
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
-  const Part from(row, "index" + name,
-                  {"name", "items", "n_step", "gamma", "stack", "stack_pad", "windows", "columns", "max_items",
-                   "sampler", "priority_exponent", "initial", "limiter", "min_size", "samples_per_insert", "tolerance",
-                   "remover", "max_times_sampled"});
+  const Part from =
+      is_explicit(row)
+          ? Part(row, "index" + name,
+                 {"name", "items", "windows", "columns", "max_items", "sampler", "priority_exponent", "initial",
+                  "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"})
+          : Part(row, "index" + name,
+                 {"name", "items", "n_step", "gamma", "stack", "stack_pad", "sampler", "priority_exponent", "initial",
+                  "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");

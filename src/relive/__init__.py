@@ -10,6 +10,7 @@ from relive.index import Index
 from relive.items import Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.open import attach, connect, list_tables, remove
+from relive.patterns import Condition, Pattern, PatternWriter
 from relive.protocol import ReplayTable, ReplayWriter
 from relive.samplers import Fifo, Prioritized, Uniform
 from relive.spec import ArraySpec, StepSpec
@@ -24,6 +25,7 @@ __all__ = [
     "ArraySpec",
     "Batch",
     "Batches",
+    "Condition",
     "DeadlineExceeded",
     "Draw",
     "Explicit",
@@ -32,6 +34,8 @@ __all__ = [
     "IndexStats",
     "LocalMemory",
     "MinSize",
+    "Pattern",
+    "PatternWriter",
     "Prioritized",
     "ReliveError",
     "ReplayTable",

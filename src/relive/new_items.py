@@ -49,7 +49,8 @@ def new_items(items: Explicit, windows: Any, priority: Any, columns: Mapping[str
     given = windows if isinstance(windows, Mapping) else {"": windows}
     for name in given:
         if not isinstance(name, str) or name not in items.windows:
-            raise InvalidConfig("name of a window", " or ".join(map(repr, items.windows)), name)
+            known = " or ".join(map(repr, items.windows)) if items.is_named else "none: the rows of the only window"
+            raise InvalidConfig("name of a window", known, name)
     if not given:
         raise InvalidConfig("windows", "rows of at least one window", windows)
     parts = {name: _window(_title(name), items.windows[name].length, value) for name, value in given.items()}

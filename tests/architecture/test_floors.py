@@ -27,7 +27,7 @@ FLOORS: list[set[str]] = [
     {"batch", "stats", "new_items"},
     {"batches"},
     {"handle"},
-    {"writer", "sources"},
+    {"writer", "sources", "patterns"},
     {"table"},
     {"service"},
     {"adapters"},

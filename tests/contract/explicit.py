@@ -225,6 +225,24 @@ class ExplicitSuite(Suite):
             assert table.num_items("items") == 0
             writer.create_item({"past": (keys[2], -3), "now": end}, **own())  # windows may be of several lanes
 
+    def test_patterns(self, make_table: MakeTable) -> None:
+        """Items that are made as steps come; a step of an open episode may be a row before it is an item itself."""
+        table = make_table(plain_spec(), 100, both(columns={"score": relive.ArraySpec((), "float32")}), max_lanes=2)
+        patterns = [
+            relive.Pattern({"past": 3, "now": 1}, every=2, columns={"score": "reward"}),
+            relive.Pattern({"far": slice(-11, None)}, at_end=True, columns={"score": "reward"}),
+        ]
+        with relive.PatternWriter(table, table.writer(), patterns) as writer:
+            for t in range(12):
+                writer.append(**step(t))
+            writer.end_episode(terminated=True)
+        assert table.num_items("items") == 6
+        batch = table.sample(64, index="items")
+        rows = {tuple(row[mask]) for row, mask in zip(batch["past/reward"], batch["past/mask"], strict=True)}
+        assert rows == {(), (0, 1, 2), (2, 3, 4), (4, 5, 6), (6, 7, 8), (8, 9, 10)}
+        ends = batch["far/mask"].any(axis=1)
+        assert ends.any() and (batch["far/action"][ends] == [1, 6, 11]).all() and (batch["score"][ends] == 11).all()
+
     def test_no_items_at_all(self, filled: Any) -> None:
         table, _, _ = filled
         assert table.create_items({"now": []}, score=[], tag=np.empty((0, 2), int)).shape == (0,)

@@ -56,8 +56,8 @@ Status wrong_error(const Region& r, uint32_t index, const NewItems& items, size_
 Status check_window(const Region& r, const WindowConfig& shape, const WindowRows& asked, size_t item) {
   const int64_t length = shape.length;
   if (asked.num_rows < -length || asked.num_rows > length)
-    return too_much("rows of window '" + std::string(shape.name) + "'", "at most " + std::to_string(length),
-                    asked.num_rows, item);
+    return too_much(shape.name[0] == 0 ? "rows of a window" : "rows of window '" + std::string(shape.name) + "'",
+                    "at most " + std::to_string(length), asked.num_rows, item);
   const auto refused = [&](int64_t key) {
     return Status(Code::kForeignKey)
         .with_int("position", static_cast<int64_t>(item))
