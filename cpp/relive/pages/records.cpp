@@ -8,7 +8,8 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint32_t kNodesAnEnd = 8;  // of one item's share of a hold
+constexpr uint32_t kNodesAnEnd = 8;    // of one item's share of a hold
+constexpr uint32_t kBytesAnEnd = 512;  // of own columns, where one comes
 
 uint64_t used_word(uint64_t word) {
   return Region::generation_of(word) << kGenerationShift | static_cast<uint64_t>(PageState::kOpen);
@@ -195,7 +196,7 @@ uint64_t take_record(Held& held, uint32_t index) {
   const Records& records = r.records[index];
   const uint64_t max_items = records.geometry->max_items;
   std::atomic<uint64_t>& next = r.header->index_state[index].next_item;
-  const uint32_t cost = cost_of_end(r, index);
+  const uint32_t cost = std::max(cost_of_end(r, index), records.geometry->value_stride / kBytesAnEnd);
   for (uint64_t looks = 0; looks < max_items && held.ends_left > 0; ++looks) {
     const uint64_t at = next.load(kRelaxed);
     const uint64_t record = at % max_items;

@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kAimed = 128;                        // points that descend to their leaves together
 constexpr size_t kBlock = 32;                         // windows whose rows are asked for ahead of the copy
 constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
+constexpr size_t kNotedBytes = size_t{128} << 10;     // of items' own columns, copied in one hold of the lock
 constexpr uint32_t kReadings = 16;                    // of rows that cannot go: each one more is a recovery's doing
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 
@@ -178,6 +179,10 @@ bool look_again(const Region& r, Window* windows, const uint32_t* rows, size_t c
 }
 
 bool is_noted_when_chosen(const GatherPlan& plan) { return plan.max_rows != 0; }
+
+size_t noted_a_hold(const Region& r, uint32_t index) {
+  return std::max<size_t>(1, kNotedBytes / std::max(1u, r.geometry->records[index].value_stride));
+}
 
 void note_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch, size_t begin, size_t end) {
   Window* const windows = scratch->windows.data();

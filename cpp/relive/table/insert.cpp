@@ -33,11 +33,17 @@ const WindowRows* windows_of(const Region& r, uint32_t index, const NewItems& it
   return items.windows + item * r.geometry->records[index].max_windows;
 }
 
+// Whether rows that were named one by one are looked at: once a call, without the lock. A page's links do not change
+// while it lives, so who finds its first row under the lock and all that it spans has found these rows again.
+enum class Named : uint32_t { kChecked, kTrusted };
+
 // The rows of all windows of an item, or the first of them that speaks against it. Exact under the lock.
-Wrong find_windows(const Region& r, uint32_t index, const WindowRows* asked, NewRecord* found) {
+Wrong find_windows(const Region& r, uint32_t index, const WindowRows* asked, Named named, NewRecord* found) {
   const Records& records = r.records[index];
   for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
-    found->windows[w] = find_window(r, records.shapes[w], asked[w]);
+    WindowRows window = asked[w];
+    if (named == Named::kTrusted) window.rows = nullptr;
+    found->windows[w] = find_window(r, records.shapes[w], window);
     if (found->windows[w].why != WhyNot::kNothing) return {found->windows[w].why, w};
   }
   return {};
@@ -87,7 +93,7 @@ Status check_items(const Region& r, uint32_t index, const NewItems& items) {
       has_window |= windows[w].num_rows != 0;
     }
     if (!has_window) return too_much("windows of an item", "at least one with a row", 0, k);
-    if (const Wrong wrong = find_windows(r, index, windows, &found); wrong.why != WhyNot::kNothing)
+    if (const Wrong wrong = find_windows(r, index, windows, Named::kChecked, &found); wrong.why != WhyNot::kNothing)
       return wrong_error(r, index, items, k, wrong);
     if (items.priorities == nullptr) continue;
     const float priority = items.priorities[k];
@@ -136,7 +142,7 @@ Inserted insert_held(Held& held, uint32_t index, const NewItems& items, int64_t*
   NewRecord found;
   found.columns = items.columns;
   for (int64_t k = 0; k < admitted; ++k) {
-    const Wrong wrong = find_windows(r, index, windows_of(r, index, items, *stored), &found);
+    const Wrong wrong = find_windows(r, index, windows_of(r, index, items, *stored), Named::kTrusted, &found);
     if (wrong.why != WhyNot::kNothing) return {false, wrong};
     const uint64_t record = take_record(held, index);
     if (record == kNoRecord) return {held.ends_left != 0, {}};
