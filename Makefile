@@ -11,7 +11,7 @@ CASES ?=
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
 
-.PHONY: help demo test quick bench bench-quick bench-gpu bench-compare bench-report soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test quick bench bench-quick bench-gpu bench-compare bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS
 
 bench-report: setup ## rewrites the table of README.md from benchmarks/results
 	@$(RUN) -m benchmarks.report
+
+conformance: setup ## Reverb's semantics: every case on dm-reverb and on relive (a minute; 3 more the first time)
+	@$(RUN) -m conformance.run
 
 soak: setup ## the stress programmes at full length (about an hour)
 	@$(RUN) scripts/stress.py soak

@@ -144,6 +144,7 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
                                        "Interrupted",
                                        "InvalidConfig",
                                        "RowGone",
+                                       "EpisodeTooLong",
                                        "RowsApart"};
   nb::dict fields;
   for (const Field& field : status.fields()) {

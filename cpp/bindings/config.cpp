@@ -130,11 +130,27 @@ void read_explicit(const Part& from, IndexConfig* index, std::vector<ColumnConfi
   for (nb::handle row : from.get<nb::list>("columns")) item_columns->push_back(column_config(row));
 }
 
+void read_sequence(const Part& from, SequenceConfig* sequence) {
+  sequence->length = from.get<uint32_t>("length");
+  sequence->burn_in = from.get<uint32_t>("burn_in");
+  sequence->bootstrap = from.get<uint32_t>("bootstrap");
+  sequence->period = from.get<uint32_t>("period");
+  sequence->at_end =
+      from.kind<AtEnd>("at_end", {{"pad", AtEnd::kPad}, {"shift", AtEnd::kShift}, {"drop", AtEnd::kDrop}});
+  sequence->pad = from.kind<PadSide>("pad", {{"right", PadSide::kRight}, {"left", PadSide::kLeft}});
+  sequence->only_ended = from.get<bool>("only_ended") ? 1 : 0;
+  sequence->only_the_last = from.get<bool>("only_the_last") ? 1 : 0;
+  sequence->longest = from.get<uint32_t>("longest");
+}
+
 void read_items(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index,
                 std::vector<ColumnConfig>* item_columns) {
-  if (from.kind<bool>("items", {{"transitions", false}, {"explicit", true}}))
-    return read_explicit(from, index, item_columns);
-  index->n_step = from.get<uint32_t>("n_step");
+  enum class Kind { kTransitions, kSequences, kExplicit };
+  const Kind kind = from.kind<Kind>(
+      "items", {{"transitions", Kind::kTransitions}, {"sequences", Kind::kSequences}, {"explicit", Kind::kExplicit}});
+  if (kind == Kind::kExplicit) return read_explicit(from, index, item_columns);
+  if (kind == Kind::kSequences) read_sequence(from, &index->sequence);
+  index->n_step = from.get_or<uint32_t>("n_step", 1);
   index->gamma = from.get<double>("gamma");
   index->stack_pad = from.kind<StackPad>("stack_pad", {{"repeat", StackPad::kRepeat}, {"zeros", StackPad::kZeros}});
   const auto stack = from.get<nb::dict>("stack");
@@ -190,8 +206,30 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
                  {"name", "items", "windows", "columns", "max_items", "sampler", "priority_exponent", "initial",
                   "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"})
           : Part(row, "index" + name,
-                 {"name", "items", "n_step", "gamma", "stack", "stack_pad", "sampler", "priority_exponent", "initial",
-                  "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"});
+                 {"name",
+                  "items",
+                  "n_step",
+                  "gamma",
+                  "stack",
+                  "stack_pad",
+                  "sampler",
+                  "priority_exponent",
+                  "initial",
+                  "limiter",
+                  "min_size",
+                  "samples_per_insert",
+                  "tolerance",
+                  "remover",
+                  "max_times_sampled",
+                  "length",
+                  "burn_in",
+                  "bootstrap",
+                  "period",
+                  "at_end",
+                  "pad",
+                  "only_ended",
+                  "only_the_last",
+                  "longest"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");

@@ -7,7 +7,7 @@ from relive.config import TableConfig
 from relive.errors import DeadlineExceeded, ReliveError
 from relive.explicit import Explicit, Window
 from relive.index import Index
-from relive.items import Transitions
+from relive.items import Episodes, Sequences, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.open import attach, connect, list_tables, remove
 from relive.patterns import Condition, Pattern, PatternWriter
@@ -28,6 +28,7 @@ __all__ = [
     "Condition",
     "DeadlineExceeded",
     "Draw",
+    "Episodes",
     "Explicit",
     "Fifo",
     "Index",
@@ -41,6 +42,7 @@ __all__ = [
     "ReplayTable",
     "ReplayWriter",
     "SamplesPerInsert",
+    "Sequences",
     "SharedMemory",
     "StepSpec",
     "Table",

@@ -14,7 +14,7 @@ from relive import _core
 from relive._checks import finite
 from relive._error_base import plain
 from relive.errors import InvalidConfig, NoProbabilities, UnknownColumn
-from relive.spec import StepSpec, nest
+from relive.spec import PER_ITEM_NAMES, StepSpec, nest
 from relive.table_core import SelectedColumns
 
 __all__ = ["Batch", "Columns", "Draw", "Selection"]
@@ -25,16 +25,45 @@ Probabilities = npt.NDArray[np.float64]
 
 @final
 class Columns:
-    """The names of a batch's columns in order, with their nesting; one for all batches of a selection."""
+    """The names of a batch's columns in order, with their nesting; one for all batches of a selection.
 
-    __slots__ = ("names", "positions", "spec", "tops", "windows")
+    is_trimmed: whether the time axis ends with the longest item of a batch (of Episodes); mask is among the names then.
+    num_behind: rows behind the last step that items show. untimed: names of columns that have no time axis there.
+    """
 
-    def __init__(self, names: tuple[str, ...], spec: StepSpec, windows: tuple[str, ...] = ()) -> None:
+    __slots__ = ("is_trimmed", "names", "num_behind", "positions", "spec", "tops", "untimed", "windows")
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        spec: StepSpec,
+        is_trimmed: bool = False,
+        num_behind: int = 0,
+        windows: tuple[str, ...] = (),
+    ) -> None:
+        self.is_trimmed = is_trimmed
+        self.num_behind = num_behind
+        starts = (name for name, column in spec.columns.items() if column.kind == "start")
+        self.untimed = frozenset((*starts, *PER_ITEM_NAMES))
         self.names = names
         self.positions = {name: position for position, name in enumerate(names)}
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
         self.windows = windows  # names that stand before those of columns
+
+    def trimmed(self, arrays: list[Any]) -> list[Any]:
+        """The arrays without the time steps in which no item has a row, as views. Tensors stay as they are."""
+        mask = arrays[self.positions["mask"]]
+        if not isinstance(mask, np.ndarray) or not mask.size:
+            return arrays
+        steps = np.flatnonzero(mask.any(axis=0))
+        first, end = (int(steps[0]), int(steps[-1]) + 1) if steps.size else (0, 0)
+        times = mask.shape[1]
+        end = min(times, end + self.num_behind)  # the row behind an episode's last step has its last state
+        if first == 0 and end == times:
+            return arrays
+        has_time = [name not in self.untimed for name in self.names]
+        return [a[:, first:end] if timed else a for a, timed in zip(arrays, has_time, strict=True)]
 
     def group(self, name: str, arrays: list[Any]) -> Any:
         """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
@@ -98,6 +127,8 @@ class Draw:
 class Batch(Mapping[str, Any]):
     """B gathered items: a mapping of column name -> array [B, ...] (stacked columns [B, k, ...], newest last).
 
+    Of Sequences and Episodes [B, T, ...] ([B, T, k, ...]), with mask and lengths.
+
     Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
     item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
     a sample, whose items all are. Arrays are the caller's own; pooled memory returns when the last of them is gone.
@@ -116,7 +147,7 @@ class Batch(Mapping[str, Any]):
         device: Any = None,
     ) -> None:
         self._columns = columns
-        self._arrays = arrays
+        self._arrays = columns.trimmed(arrays) if columns.is_trimmed else arrays
         self.item_keys = item_keys
         self._probabilities = probabilities
         self._num_live_items = num_live_items
@@ -144,6 +175,18 @@ class Batch(Mapping[str, Any]):
     def flat(self) -> dict[str, Any]:
         """{flat name: array}, nested columns as 'a/b'."""
         return dict(zip(self._columns.names, self._arrays, strict=True))
+
+    # ---- the time axis, where items have one -----------------------------------------------------------------------
+
+    @property
+    def mask(self) -> Any:
+        """bool[B, T]: which rows are steps. Raises UnknownColumn where it was not gathered."""
+        return self["mask"]
+
+    @property
+    def lengths(self) -> Any:
+        """int64[B]: steps of each item. Raises UnknownColumn where the mask was not gathered."""
+        return self["mask"].sum(1)
 
     # ---- the draw --------------------------------------------------------------------------------------------------
 

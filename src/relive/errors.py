@@ -16,7 +16,7 @@ from relive._error_base import bytes_text as _bytes_text
 from relive._error_base import hint as _hint
 from relive._error_base import plain as _plain
 from relive._error_base import shown as _shown
-from relive._item_errors import RowGone, RowsApart
+from relive._item_errors import EpisodeTooLong, RowGone, RowsApart
 
 __all__ = [
     "AlreadyPublished",
@@ -25,6 +25,7 @@ __all__ = [
     "CheckFailed",
     "DeadlineExceeded",
     "DtypeMismatch",
+    "EpisodeTooLong",
     "ForeignKey",
     "ForkedHandle",
     "FormatMismatch",

@@ -18,6 +18,7 @@ from relive.config import TableConfig
 from relive.errors import InvalidConfig, ReliveError, RequestTooLarge, ShapeMismatch, UnknownColumn
 from relive.explicit import Explicit
 from relive.index import Index
+from relive.items import Items
 from relive.limiters import SamplesPerInsert
 from relive.new_items import new_items
 from relive.spec import DERIVED_NAMES, StepSpec
@@ -73,7 +74,8 @@ class TableHandle(Closing):
 
         columns: names ('a/b' and groups too) of declared columns, next_<state>, discount, terminated, truncated,
         episode_step, first, lane, policy_version, staleness, num_steps; None: all declared, next_<state> and discount.
-        Of Explicit items: 'window/column', or a window's name; None: their windows' columns and masks, and their own.
+        Of Sequences and Episodes mask, too; None: all declared, discount and mask. Of Explicit items 'window/column',
+        or a window's name; None: their windows' columns and masks, and their own.
         Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded,
         WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
         """
@@ -284,8 +286,14 @@ class TableHandle(Closing):
         number = self.index_number(index)  # first: what is no name may not even have a hash
         selection = self._selections.get((index, asked))
         if selection is None:
-            names, windows = self._resolved(number, asked)
-            selection = Selection(self._core.select(number, list(names)), Columns(names, self._spec, windows), number)
+            items = self._config.index[self._index_names[number]].items
+            if isinstance(items, Explicit):
+                names = _expanded_items(items, self._spec, asked)
+                shown = Columns(names, self._spec, windows=tuple(items.windows) if items.is_named else ())
+            else:
+                names = self._default_columns(items) if asked is None else self._expanded(asked, items)
+                shown = Columns(names, self._spec, items.is_trimmed, items.rows_behind)
+            selection = Selection(self._core.select(number, list(names)), shown, number)
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[index, asked] = selection
         return selection
@@ -306,28 +314,25 @@ class TableHandle(Closing):
     ) -> tuple[BatchSource, int]:
         """Where batches come from, and how many of them wait here ready to be handed out."""
 
-    def _resolved(self, number: int, asked: tuple[str, ...] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The flat names of columns of an index, and the names of windows that stand before some of them."""
-        items = self._config.index[self._index_names[number]].items
-        if isinstance(items, Explicit):
-            names = _expanded_items(items, self._spec, asked)
-            return names, tuple(items.windows) if items.is_named else ()
-        return (self._default_columns() if asked is None else self._expanded(asked)), ()
-
-    def _default_columns(self) -> tuple[str, ...]:
+    def _default_columns(self, items: Items) -> tuple[str, ...]:
         spec = self._spec
+        if items.has_time:
+            return (*spec.columns, "discount", "mask")
         return (*spec.columns, *(f"next_{name}" for name in spec.state_columns), "discount")
 
-    def _expanded(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _expanded(self, names: tuple[str, ...], items: Items) -> tuple[str, ...]:
         spec = self._spec
         states = tuple(f"next_{name}" for name in spec.state_columns)
-        known = (*spec.columns, *states, "discount", "terminated", "truncated", *DERIVED_NAMES)
+        masks = ("mask",) if items.has_time else ()
+        known = (*spec.columns, *states, "discount", *masks, "terminated", "truncated", *DERIVED_NAMES)
         flat: dict[str, None] = {}
         for name in names:
             matches = [one for one in known if one == name or one.startswith(f"{name}/")]
             if not matches:
                 raise UnknownColumn(str(name), known)
             flat.update(dict.fromkeys(matches))
+        if items.is_trimmed:
+            flat["mask"] = None  # says how long the longest is
         return tuple(flat)
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:

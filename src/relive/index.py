@@ -10,7 +10,7 @@ from relive._checks import integer, is_text
 from relive._parts import from_parts, refuse_unknown, to_parts
 from relive.errors import CapacityTooSmall, InvalidConfig
 from relive.explicit import Explicit
-from relive.items import Transitions
+from relive.items import ITEMS, Items, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.samplers import REMOVERS, SAMPLERS, Fifo, Remover, Sampler, Uniform
 from relive.spec import StepSpec
@@ -24,7 +24,7 @@ MAX_INDEXES = 8
 MAX_TIMES_SAMPLED = 65_529
 # The parts of an Index, and the classes that each may be of.
 _KINDS: dict[str, tuple[type[Any], ...]] = {
-    "items": (Transitions, Explicit),
+    "items": (*ITEMS, Explicit),
     "sampler": SAMPLERS,
     "limiter": (MinSize, SamplesPerInsert),
     "remover": REMOVERS,
@@ -36,14 +36,15 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
 class Index:
     """One way to sample the steps of a table. A table may have several, over the same steps.
 
-    items: Transitions or Explicit. sampler: Uniform or Prioritized. limiter: MinSize or SamplesPerInsert.
+    items: Transitions, Sequences, Episodes or Explicit. sampler: Uniform or Prioritized. limiter: MinSize or
+    SamplesPerInsert.
     remover: Fifo.
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
     """
 
-    items: Transitions | Explicit = Transitions()
+    items: Items | Explicit = Transitions()
     sampler: Sampler = Uniform()
     limiter: Limiter = MinSize()
     remover: Remover = Fifo()
@@ -130,16 +131,15 @@ def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> 
 def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
     """Raises CapacityTooSmall where a min_size could never be reached.
 
-    A lane in a long episode keeps steps back that are stored and cannot be drawn (kept_back). Stacks of other indexes
-    cost it nothing. (A writer that gives no next keeps its newest step back, too.) Of explicit items any number may
-    stand on one step: they are bounded by max_items.
+    A lane in a long episode keeps steps back that are stored and that no item begins at (kept_back of the items).
+    Stacks of other indexes cost it nothing. (A writer that gives no next keeps its newest step back, too.) Of explicit
+    items any number may stand on one step: they are bounded by max_items.
     """
     for name, one in indexes.items():
         if isinstance(one.items, Explicit):
             continue
         needed = one.limiter.min_size + one.items.kept_back
         if needed > capacity:
-            stack = max(one.items.stack.values(), default=1)
-            kept = f"stack {stack} - 1 and n_step {one.items.n_step} - 1 steps that no item begins at"
+            kept = f"{one.items.kept_back} steps that no item begins at ({one.items})"
             arithmetic = f"index {name!r}: min_size {one.limiter.min_size}, and of one lane {kept}"
             raise CapacityTooSmall(capacity, needed, arithmetic=arithmetic)

@@ -4,16 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, final, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 from relive._checks import finite, integer
 from relive.errors import InvalidConfig, SpecError
 from relive.spec import StepSpec
 
-__all__ = ["StackPad", "Transitions"]
+__all__ = ["ITEMS", "AtEnd", "Episodes", "Items", "Pad", "Sequences", "StackPad", "TooLong", "Transitions"]
 
 StackPad = Literal["repeat", "zeros"]
+AtEnd = Literal["pad", "shift", "drop"]
+Pad = Literal["right", "left"]
+TooLong = Literal["refuse", "head", "tail"]
 MAX_STACK = 4096  # of a window, in the core
+MAX_ROWS = 4096  # of a window, in the core
+
+
+def _check_window(items: Any) -> None:
+    """gamma, stack and stack_pad, which all items over lanes have, checked and put in their usual types."""
+    object.__setattr__(items, "gamma", finite("gamma", items.gamma, 0.0, 1.0))
+    if not isinstance(items.stack, Mapping):
+        raise InvalidConfig("stack", "a dict {state column: frames}", items.stack)
+    for name in items.stack:
+        if not isinstance(name, str):
+            raise InvalidConfig("stack", "a dict {state column: frames}", items.stack)
+    stack = {name: integer(f"stack of {name!r}", frames, 1, MAX_STACK) for name, frames in items.stack.items()}
+    object.__setattr__(items, "stack", stack)
+    _check_choice("stack_pad", items.stack_pad, StackPad)
+
+
+def _check_choice(what: str, value: object, choices: Any) -> None:
+    names = get_args(choices)
+    if not isinstance(value, str) or value not in names:
+        raise InvalidConfig(what, " or ".join(map(repr, names)), value)
+
+
+def _check_whole(items: Any, name: str, least: int, most: int) -> None:
+    object.__setattr__(items, name, integer(name, getattr(items, name), least, most))
+
+
+def _check_timed(items: Any, spec: StepSpec) -> None:
+    spec.expand_stack(items.stack)
+    if "mask" in spec.columns:
+        raise SpecError("column 'mask'", "another name: items with a time axis have a mask of their own", "mask")
+
+
+def _window_config(items: Any, spec: StepSpec) -> dict[str, Any]:
+    return {"gamma": items.gamma, "stack": spec.expand_stack(items.stack), "stack_pad": items.stack_pad}
 
 
 @final
@@ -29,29 +66,23 @@ class Transitions:
     Raises InvalidConfig; the table checks the columns it names.
     """
 
+    has_time: ClassVar[bool] = False  # no time axis
+    is_trimmed: ClassVar[bool] = False
+    rows_behind: ClassVar[int] = 0
+
     n_step: int = 1
     gamma: float = 1.0
     stack: Mapping[str, int] = field(default_factory=dict, hash=False)
     stack_pad: StackPad = "repeat"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_step", integer("n_step", self.n_step, 1, 1024))
-        object.__setattr__(self, "gamma", finite("gamma", self.gamma, 0.0, 1.0))
-        if not isinstance(self.stack, Mapping):
-            raise InvalidConfig("stack", "a dict {state column: frames}", self.stack)
-        for name in self.stack:
-            if not isinstance(name, str):
-                raise InvalidConfig("stack", "a dict {state column: frames}", self.stack)
-        stack = {str(name): integer(f"stack of {name!r}", frames, 1, MAX_STACK) for name, frames in self.stack.items()}
-        object.__setattr__(self, "stack", stack)
-        if not isinstance(self.stack_pad, str) or self.stack_pad not in get_args(StackPad):
-            raise InvalidConfig("stack_pad", "'repeat' or 'zeros'", self.stack_pad)
+        _check_whole(self, "n_step", 1, 1024)
+        _check_window(self)
 
     @property
     def kept_back(self) -> int:
-        """Steps of one lane, in a long episode, that are stored and that no item begins at.
-
-        Its oldest (stack - 1), whose stacks reach further back, and its newest (n_step - 1), whose windows are open.
+        """Steps of one lane in a long episode that no item begins at: its oldest, whose stacks reach further back, and
+        its newest, whose windows are not complete.
         """
         return max(self.stack.values(), default=1) - 1 + self.n_step - 1
 
@@ -64,10 +95,154 @@ class Transitions:
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:
         """The items as the core reads them."""
+        return {"items": "transitions", "n_step": self.n_step, **_window_config(self, spec)}
+
+
+@final
+@dataclass(frozen=True)
+class Sequences:
+    """Items are windows of one episode with a time axis, T = burn_in + length + bootstrap rows (as in R2D2, IMPALA).
+
+    length: steps that carry loss. Loss begins at episode_step = k * period, period None: length, so that windows do not
+    overlap. burn_in: rows before those, to warm up a recurrent state. bootstrap: rows behind them, to bootstrap from.
+    Columns come as [B, T, ...], gamma * discount among them; kind="start" columns and lane as [B, ...], the start value
+    of the window's first row; policy_version as [B, 2], the lowest and the highest of the window. mask bool[B, T] says
+    which rows are steps. Where bootstrap leaves a row for it, the row behind an episode's last step has the state after
+    it (all else zero, not in the mask). next_<state> may be asked for.
+    at_end: what becomes of windows whose length an episode's end cuts short: 'pad' them; 'shift': one more window ends
+    with the episode instead; 'drop'. Episodes shorter than length are padded, but for 'drop'.
+    Burn-in that the episode's start leaves out is padded in front, always: state columns with the first state there,
+    all else with zeros. pad: where else padding stands, 'right' behind the rows or 'left' of them.
+    gamma, stack, stack_pad: as of Transitions; a stacked column comes as [B, T, k, ...].
+    The key of an item is that of its first step that carries loss. Raises InvalidConfig.
+    """
+
+    has_time: ClassVar[bool] = True  # columns come with a time axis
+    is_trimmed: ClassVar[bool] = False
+    rows_behind: ClassVar[int] = 0
+
+    length: int
+    burn_in: int = 0
+    bootstrap: int = 0
+    period: int | None = None
+    at_end: AtEnd = "pad"
+    pad: Pad = "right"
+    gamma: float = 1.0
+    stack: Mapping[str, int] = field(default_factory=dict, hash=False)
+    stack_pad: StackPad = "repeat"
+
+    def __post_init__(self) -> None:
+        _check_whole(self, "length", 1, MAX_ROWS)
+        _check_whole(self, "burn_in", 0, MAX_ROWS)
+        _check_whole(self, "bootstrap", 0, MAX_ROWS)
+        if self.period is not None:
+            _check_whole(self, "period", 1, MAX_ROWS)
+        if self.num_rows > MAX_ROWS:
+            raise InvalidConfig("burn_in + length + bootstrap", f"at most {MAX_ROWS} rows", self.num_rows)
+        _check_choice("at_end", self.at_end, AtEnd)
+        _check_choice("pad", self.pad, Pad)
+        _check_window(self)
+
+    @property
+    def num_rows(self) -> int:
+        """T."""
+        return self.burn_in + self.length + self.bootstrap
+
+    @property
+    def kept_back(self) -> int:
+        """Steps that no item begins at whatever the episodes are: none, as each may be an episode."""
+        return 0 if self.at_end != "drop" else self.length - 1
+
+    def check_against(self, spec: StepSpec) -> None:
+        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named mask."""
+        _check_timed(self, spec)
+
+    def core_config(self, spec: StepSpec) -> dict[str, Any]:
+        """The items as the core reads them."""
         return {
-            "items": "transitions",
-            "n_step": self.n_step,
-            "gamma": self.gamma,
-            "stack": spec.expand_stack(self.stack),
-            "stack_pad": self.stack_pad,
+            "items": "sequences",
+            "length": self.length,
+            "burn_in": self.burn_in,
+            "bootstrap": self.bootstrap,
+            "period": self.length if self.period is None else self.period,
+            "at_end": self.at_end,
+            "pad": self.pad,
+            "only_ended": False,
+            "only_the_last": False,
+            "longest": 0,
+            **_window_config(self, spec),
         }
+
+
+@final
+@dataclass(frozen=True)
+class Episodes:
+    """Items are whole episodes, T = max_length + bootstrap rows (as for PPO, decision transformers, rollouts).
+
+    An episode is an item when it has ended. One that its lane's end cuts off (the writer closes, or dies) is dropped.
+    too_long: of an episode of more than max_length steps, 'refuse' the step that would make it longer (EpisodeTooLong),
+    or keep its 'head' (then the item is there as soon as max_length steps are) or its 'tail' as the item.
+    Columns come as of Sequences: [B, T, ...] with a mask, T trimmed to the longest episode of the batch.
+    bootstrap=1: one row more, which has the state after the last step. pad, gamma, stack, stack_pad: as of Sequences.
+    The key of an item is that of its first step. Raises InvalidConfig.
+    """
+
+    has_time: ClassVar[bool] = True
+    is_trimmed: ClassVar[bool] = True  # it ends with the longest item of a batch
+
+    max_length: int
+    bootstrap: int = 0
+    too_long: TooLong = "refuse"
+    pad: Pad = "right"
+    gamma: float = 1.0
+    stack: Mapping[str, int] = field(default_factory=dict, hash=False)
+    stack_pad: StackPad = "repeat"
+
+    def __post_init__(self) -> None:
+        _check_whole(self, "max_length", 1, MAX_ROWS)
+        _check_whole(self, "bootstrap", 0, 1)
+        if self.num_rows > MAX_ROWS:
+            raise InvalidConfig("max_length + bootstrap", f"at most {MAX_ROWS} rows", self.num_rows)
+        _check_choice("too_long", self.too_long, TooLong)
+        _check_choice("pad", self.pad, Pad)
+        _check_window(self)
+
+    @property
+    def rows_behind(self) -> int:
+        """Rows behind an episode's last step that its item shows."""
+        return self.bootstrap
+
+    @property
+    def num_rows(self) -> int:
+        """T, before it is trimmed."""
+        return self.max_length + self.bootstrap
+
+    @property
+    def kept_back(self) -> int:
+        """Steps that no item begins at whatever the episodes are: none, as each may be an episode."""
+        return 0
+
+    def check_against(self, spec: StepSpec) -> None:
+        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named mask."""
+        _check_timed(self, spec)
+
+    def core_config(self, spec: StepSpec) -> dict[str, Any]:
+        """The items as the core reads them: a sequence that begins with each episode."""
+        return {
+            "items": "sequences",
+            "length": self.max_length,
+            "burn_in": 0,
+            "bootstrap": self.bootstrap,
+            "period": 0,
+            "at_end": "shift" if self.too_long == "tail" else "pad",
+            "pad": self.pad,
+            "only_ended": True,
+            "only_the_last": self.too_long == "tail",
+            "longest": self.max_length if self.too_long == "refuse" else 0,
+            **_window_config(self, spec),
+        }
+
+
+# What an Index takes; a class further is one name more here.
+Items: TypeAlias = Transitions | Sequences | Episodes
+ITEMS = (Transitions, Sequences, Episodes)

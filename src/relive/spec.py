@@ -22,12 +22,14 @@ from relive._checks import is_text
 from relive._error_base import plain
 from relive.errors import ReliveError, SpecError, UnknownColumn
 
-__all__ = ["DERIVED_NAMES", "RESERVED_NAMES", "ArraySpec", "Kind", "StepSpec"]
+__all__ = ["DERIVED_NAMES", "PER_ITEM_NAMES", "RESERVED_NAMES", "ArraySpec", "Kind", "StepSpec"]
 
 Kind: TypeAlias = Literal["step", "state", "start"]
 
 # Columns computed or kept by the table itself; they come when named in columns=.
 DERIVED_NAMES = ("episode_step", "first", "lane", "policy_version", "staleness", "num_steps")
+# Of these, the ones that come once an item where items have a time axis.
+PER_ITEM_NAMES = ("lane", "policy_version", "staleness", "num_steps")
 # Names of arguments and of columns that every table has: no user column may take them.
 RESERVED_NAMES = frozenset(
     {"terminated", "truncated", "discount", "lanes", "priority", "timeout_s", "self", *DERIVED_NAMES}

@@ -17,6 +17,7 @@ from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -44,6 +45,9 @@ class TestExplicit(Local, ExplicitSuite): ...
 
 
 class TestBadExplicit(Local, BadExplicitSuite): ...
+
+
+class TestSequences(Local, SequencesSuite): ...
 
 
 class TestReading(Local, ReadingSuite): ...

@@ -27,6 +27,7 @@ from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -68,6 +69,9 @@ class TestRemoteExplicit(Remote, ExplicitSuite): ...
 
 
 class TestRemoteBadExplicit(Remote, BadExplicitSuite): ...
+
+
+class TestRemoteSequences(Remote, SequencesSuite): ...
 
 
 class TestRemoteReading(Remote, ReadingSuite): ...

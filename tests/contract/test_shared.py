@@ -18,6 +18,7 @@ from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -75,6 +76,9 @@ class TestExplicit(Shared, ExplicitSuite): ...
 class TestBadExplicit(Shared, BadExplicitSuite): ...
 
 
+class TestSequences(Shared, SequencesSuite): ...
+
+
 class TestReading(Shared, ReadingSuite): ...
 
 
@@ -94,6 +98,9 @@ class TestAttachedItems(Attached, ItemsSuite): ...
 
 
 class TestAttachedExplicit(Attached, ExplicitSuite): ...
+
+
+class TestAttachedSequences(Attached, SequencesSuite): ...
 
 
 class TestAttachedReading(Attached, ReadingSuite):

@@ -21,6 +21,7 @@ from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
+from contract.sequences import SequencesSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -48,6 +49,9 @@ class TestWriting(OnDisk, WritingSuite): ...
 
 
 class TestItems(OnDisk, ItemsSuite): ...
+
+
+class TestSequences(OnDisk, SequencesSuite): ...
 
 
 class TestReading(OnDisk, ReadingSuite): ...

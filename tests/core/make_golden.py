@@ -1,4 +1,4 @@
-"""Writes the golden region file: a small table of format version 3, and what it must say for ever.
+"""Writes the golden region file: a small table of format version 4, and what it must say for ever.
 
 usage: python tests/core/make_golden.py        (after a change of the format, with a new format version)
 """
@@ -20,12 +20,25 @@ from relive import _core  # noqa: E402
 HERE = Path(__file__).resolve().parent
 REGION, EXPECTED = HERE / "golden.region.xz", HERE / "golden.npz"
 CALLS = (1, 16, 100)
+SEQUENCE = {
+    "items": "sequences",
+    "length": 12,
+    "burn_in": 5,
+    "bootstrap": 1,
+    "period": 8,
+    "at_end": "shift",
+    "pad": "right",
+    "only_ended": False,
+    "only_the_last": False,
+    "longest": 0,
+}
 DERIVED = ["terminated", "truncated", "num_steps", "policy_version", "lane"]
 
 
 def make_region(path: str) -> np.ndarray:
-    """Two indexes, two lanes in one page, ends of both sorts, priorities; the second lane is still in mid-episode."""
-    indexes = [make_index("one"), make_index("three", n_step=3, gamma=0.5, stack={"observation": 2, "frame": 3})]
+    """Three indexes, two lanes in one page, ends of both sorts, priorities; the second lane is still in mid-episode."""
+    stacked = make_index("three", n_step=3, gamma=0.5, stack={"observation": 2, "frame": 3})
+    indexes = [make_index("one"), stacked, make_index("windows", gamma=0.5, **SEQUENCE)]
     table = make_core(path, indexes=indexes, capacity=300, max_lanes=2, max_participants=4, seed=77, metadata=b"golden")
     earlier = table.open_writer(1, True, refuse)  # the next one goes on in its page
     keys = [earlier.extend(rows(3000, 11), None, None, 1.0)]
@@ -48,8 +61,9 @@ def read_region(path: str, keys: np.ndarray) -> dict[str, np.ndarray]:
     """Everything a read-only handle of stream 0 says."""
     table = _core.attach_table(path, True, 0, 1.0)
     said = {}
-    for index in range(2):
-        for name, values in gather(table, keys, [*NAMES, *DERIVED], index).items():
+    for index in range(3):
+        names = [*NAMES, *DERIVED, *(["mask"] if index == 2 else [])]
+        for name, values in gather(table, keys, names, index).items():
             said[f"gather{index}/{name}"] = values
         for call, size in enumerate(CALLS):
             drawn, probabilities, live = table.draw(index, size, 1.0)

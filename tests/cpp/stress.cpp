@@ -9,6 +9,7 @@
 //   stress --n-step 20 --stack 12                    windows over four and more of the pages of 8 rows
 //   stress --stateless                               no state columns: ends are marks in rows
 //   stress --short-lanes                             writers of a few rows each: their lanes go on in parked pages
+//   stress --sequences pad|shift|drop|head|tail      items with a time axis: windows of one episode (of whole ones)
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
@@ -121,6 +122,8 @@ bool parse(int argc, char** argv) {
       options.with_moves = false;
     else if (name == "--two-indexes")
       options.two_indexes = true;
+    else if (name == "--sequences" && has_value)
+      options.sequences = argv[++i];
     else if (name == "--explicit")
       options.explicit_items = true;
     else if (name == "--threads-only")

@@ -37,6 +37,7 @@ struct Options {
   bool with_deletes = true;
   bool with_moves = true;
   bool two_indexes = false;     // a second one, uniform over single steps without stacks
+  std::string sequences;        // items with a time axis: pad, shift, drop, head or tail (of episodes); empty: none
   bool explicit_items = false;  // a last one, of items of up to three windows and a column of their own
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
@@ -65,6 +66,21 @@ inline constexpr uint32_t kOwnBytes = 300;
 
 inline uint32_t items_index(const Options& options) { return options.two_indexes ? 2 : 1; }
 
+// Windows over two and three pages of 8 rows.
+inline SequenceConfig sequence_of(const Options& options) {
+  SequenceConfig sequence{};
+  if (options.sequences.empty()) return sequence;
+  sequence = {12, 6, 2, 5, AtEnd::kPad, PadSide::kRight, 0, 0, 0};
+  if (options.sequences == "shift") sequence.at_end = AtEnd::kShift, sequence.bootstrap = 0;
+  if (options.sequences == "drop") sequence.at_end = AtEnd::kDrop;
+  if (options.sequences == "head" || options.sequences == "tail") {
+    sequence = {24, 0, 1, 0, AtEnd::kPad, PadSide::kRight, 1, 0, 0};
+    sequence.only_the_last = options.sequences == "tail" ? 1 : 0;
+    if (options.sequences == "tail") sequence.at_end = AtEnd::kShift;
+  }
+  return sequence;
+}
+
 inline TableConfig make_config(const Options& options) {
   TableConfig config;
   const auto add = [&](const char* name, const char* dtype, std::vector<int64_t> shape, uint64_t item_bytes,
@@ -85,7 +101,10 @@ inline TableConfig make_config(const Options& options) {
   index.initial_number = 1.0;
   index.priority_exponent = 0.6;
   index.max_times_sampled = options.max_times;
-  const int64_t min_size = std::max<int64_t>(1, static_cast<int64_t>(options.capacity) / 20);
+  index.sequence = sequence_of(options);
+  if (index.sequence.is_set()) index.n_step = 1;
+  const int64_t rows_an_item = index.sequence.is_set() ? 200 : 20;
+  const int64_t min_size = std::max<int64_t>(1, static_cast<int64_t>(options.capacity) / rows_an_item);
   index.limiter = options.samples_per_insert > 0.0
                       ? make_samples_per_insert(options.samples_per_insert, min_size, 2000.0)
                       : make_min_size(min_size);
@@ -210,6 +229,8 @@ class Batch final {
                                       "episode_step", "policy_version", "lane"};
     stateless = table->region().geometry->has_state == 0;
     if (!stateless) names.insert(names.end(), {"next_state", "next_picture"});
+    sequence = table->region().header->indexes[index].sequence;
+    if (sequence.is_set()) names.push_back("mask");  // the last of them
     RELIVE_RETURN_IF_ERROR(relive::make_plan(*table, index, names, &plan));
     n_step = table->region().header->indexes[index].n_step;
     for (const Output& output : plan.outputs) {
@@ -227,6 +248,7 @@ class Batch final {
   std::string verify(size_t row, Identity* who, bool* torn) const;
 
   GatherPlan plan;
+  SequenceConfig sequence{};
   uint32_t n_step = 0;
   bool stateless = false;
   std::vector<std::vector<std::byte>> buffers;
@@ -245,18 +267,26 @@ class Batch final {
     std::memcpy(&number, at(output, row), sizeof number);
     return number;
   }
-  std::string verify_stack(size_t output, size_t row, const Identity& who, uint32_t newest,
+  // Of row `step` of a sequence; 0 of a transition.
+  template <class T>
+  T value(size_t output, size_t row, uint32_t step) const {
+    T number;
+    std::memcpy(&number, at(output, row) + step * sizeof number, sizeof number);
+    return number;
+  }
+  std::string verify_sequence(size_t row, Identity* who, bool* torn) const;  // stress_sequences.hpp
+  std::string verify_row(size_t row, uint32_t step, const Identity& who) const;
+  std::string verify_stack(size_t output, const std::byte* got, const Identity& who, uint32_t newest,
                            bool newest_may_be_zero) const;
   std::string verify_numbers(size_t row, const Identity& who, uint32_t num_steps) const;
 };
 
-inline std::string Batch::verify_stack(size_t output, size_t row, const Identity& who, uint32_t newest,
+inline std::string Batch::verify_stack(size_t output, const std::byte* got, const Identity& who, uint32_t newest,
                                        bool newest_may_be_zero) const {
   const Output& from = plan.outputs[output];
-  const size_t num_bytes = from.item_bytes / from.stack;
+  const size_t num_bytes = (from.row_bytes != 0 ? from.row_bytes : from.item_bytes) / from.stack;
   thread_local std::vector<std::byte> expected;
   expected.resize(num_bytes);
-  const std::byte* got = at(output, row);
   for (uint32_t back = from.stack; back-- > 0; got += num_bytes) {
     const uint32_t step = back > newest ? 0 : newest - back;
     write_cell(expected.data(), num_bytes, who.tag, who.episode, step, from.column);
@@ -303,6 +333,7 @@ inline std::string Batch::verify_numbers(size_t row, const Identity& who, uint32
 
 inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
   *torn = true;
+  if (sequence.is_set()) return verify_sequence(row, who, torn);
   const std::byte* step_cell = at(kStep, row);
   std::memcpy(&who->tag, step_cell, 8);
   std::memcpy(&who->episode, step_cell + 8, 4);
@@ -318,12 +349,12 @@ inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
   const auto num_steps = static_cast<uint32_t>(value<int64_t>(kNumSteps, row));
   if (who->step >= length) return name("a step beyond the end of its episode");
   for (size_t output : {kState, kPicture}) {
-    const std::string wrong = verify_stack(output, row, *who, who->step, false);
+    const std::string wrong = verify_stack(output, at(output, row), *who, who->step, false);
     if (!wrong.empty()) return name(wrong);
   }
   const bool may_be_zero = who->step + num_steps == length && is_terminated(who->tag, who->episode);
   for (size_t output = kNextState; output < plan.outputs.size(); ++output) {
-    const std::string wrong = verify_stack(output, row, *who, who->step + num_steps, may_be_zero);
+    const std::string wrong = verify_stack(output, at(output, row), *who, who->step + num_steps, may_be_zero);
     if (!wrong.empty()) return name(wrong + " over " + std::to_string(num_steps) + " steps");
   }
   *torn = false;
@@ -332,3 +363,5 @@ inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
 }
 
 }  // namespace stress
+
+#include "stress_sequences.hpp"

@@ -31,6 +31,18 @@ def top_level_names(driver: Driver) -> list[str]:
     return sorted({name.split("/")[0] for name in driver.columns} | {f"next_{name}" for name in states})
 
 
+def trimmed(expected: dict[str, Any], items: NaiveItems, columns: dict[str, Any]) -> dict[str, Any]:
+    """An episode's columns as long as the longest of its batch."""
+    window = items.window
+    if window is None or not window.is_episode:
+        return expected
+    num = columns["mask"].shape[1]
+    part = slice(0, num) if window.pad == "right" else slice(window.num_rows - num, None)
+    timed = [name for name in expected if expected[name] is not None and np.ndim(columns[name]) > 1]
+    timed = [n for n in timed if np.shape(expected[n])[:1] == (window.num_rows,) and columns[n].shape[1] == num]
+    return {name: value[part] if name in timed else value for name, value in expected.items()}
+
+
 def check_rows(driver: Driver, items: NaiveItems, keys: np.ndarray, batch: Any, positions: np.ndarray) -> None:
     """Rows `positions` of the batch are the items `keys` of the twin."""
     lanes: dict[int, int] = {}
@@ -41,12 +53,12 @@ def check_rows(driver: Driver, items: NaiveItems, keys: np.ndarray, batch: Any, 
         assert expected is not None, f"key {key} is given out, the twin does not know it as published"
         episode, t = driver.twin.where[key]
         where = f"lane {episode.lane}, step {t} of {len(episode.steps)}, {items}"
-        for name, value in expected.items():
+        for name, value in trimmed(expected, items, columns).items():
             got = columns[name][position]
             assert got.shape == np.shape(value), f"{name}: {got.shape} instead of {np.shape(value)}; {where}"
             if not np.array_equal(got, value):
                 raise AssertionError(f"{name} is {got} instead of {value}; {where}")
-        assert batch["staleness"][position] == driver.version - expected["policy_version"], where
+        assert batch["staleness"][position] == driver.version - np.min(expected["policy_version"]), where
         lane = int(batch["lane"][position])
         assert lanes.setdefault(episode.lane, lane) == lane, f"one lane has two names; {where}"
 
@@ -66,7 +78,7 @@ def check_dtypes(driver: Driver, batch: Any) -> None:
 def check_index(driver: Driver, items: NaiveItems, index: str, exact: bool, capacity: int, num_items: int = 24) -> None:
     """Everything one index says: by key, by draw, and what it must not have forgotten."""
     twin, table = driver.twin, driver.table
-    columns = top_level_names(driver) + list(DERIVED)
+    columns = top_level_names(driver) + list(DERIVED) + (["mask"] if items.window else [])
     live = twin.live_keys(items)
     present_keys: set[int] = set()
     if twin.keys:
@@ -81,7 +93,7 @@ def check_index(driver: Driver, items: NaiveItems, index: str, exact: bool, capa
     if exact:
         assert present_keys == live, f"missing: {sorted(live - present_keys)[:5]} of {len(live)}"
     else:
-        missing = must_be_there(twin, items, max_stack(driver), capacity) & live - present_keys
+        missing = must_be_there(twin, items, max_before(driver), capacity) & live - present_keys
         assert not missing, f"forgotten far too early: {sorted(missing)[:5]}"
     if present_keys:
         batch = table.sample(num_items, columns=columns, timeout_s=0.0, index=index)
@@ -95,17 +107,17 @@ def check_index(driver: Driver, items: NaiveItems, index: str, exact: bool, capa
             table.sample(num_items, timeout_s=0.0, index=index)
 
 
-def max_stack(driver: Driver) -> int:
-    return max((depth for items in driver.all_items for _, depth in items.stack), default=1)
+def max_before(driver: Driver) -> int:
+    return max(items.before for items in driver.all_items)
 
 
-def must_be_there(twin: NaiveReplay, items: NaiveItems, deepest: int, capacity: int) -> set[int]:
+def must_be_there(twin: NaiveReplay, items: NaiveItems, before: int, capacity: int) -> set[int]:
     """Keys so new that no first-in-first-out table of that capacity may have forgotten them.
 
-    Room is left for what the table is allowed: one page a lane that was ever open, tail rows, and the stack
-    of the oldest stored step of each lane.
+    Room is left for what the table is allowed: one page a lane that was ever open, tail rows, and the stack (or the
+    burn-in) of the oldest stored step of each lane.
     """
-    longest = deepest - 1 + items.n_step
+    longest = before + items.spanned
     page = PAGE_BASE
     while page < longest:
         page *= PAGE_BASE
@@ -115,7 +127,7 @@ def must_be_there(twin: NaiveReplay, items: NaiveItems, deepest: int, capacity: 
     for lane in twin.lanes:
         steps = twin.steps_of_lane(lane)
         for position, step in enumerate(steps):
-            oldest_needed = steps[max(0, position - (deepest - 1))]
+            oldest_needed = steps[max(0, position - before)]
             if twin.num_rows - oldest_needed.order < room:
                 result.add(step.key)
     return result

@@ -37,9 +37,14 @@ SPECS: dict[str, Columns] = {
         "reward": ((), "float64", "step"),
         "note": ((5,), "int16", "step"),
     },
+    "stateless": {
+        "token": ((), "int32", "step"),
+        "logits": ((70,), "float32", "step"),
+        "reward": ((), "float32", "step"),
+    },
     "two_states": {
         "observation": ((1,), "float64", "state"),
-        "mask": ((70,), "uint8", "state"),
+        "allowed": ((70,), "uint8", "state"),
         "reward": ((), "float32", "step"),
         "action": ((3,), "int32", "step"),
     },
@@ -93,11 +98,19 @@ def make_spec(columns: Columns) -> relive.StepSpec:
     return relive.StepSpec(nested({n: relive.ArraySpec(s, d, kind=k) for n, (s, d, k) in columns.items()}))
 
 
+def make_items(items: NaiveItems) -> relive.Transitions | relive.Sequences | relive.Episodes:
+    window = items.window
+    common: dict[str, Any] = {"gamma": items.gamma, "stack": dict(items.stack), "stack_pad": items.stack_pad}
+    if window is None:
+        return relive.Transitions(n_step=items.n_step, **common)
+    common |= {"bootstrap": window.bootstrap, "pad": window.pad}
+    if window.is_episode:
+        return relive.Episodes(window.length, too_long=window.at_end, **common)
+    return relive.Sequences(window.length, burn_in=window.burn_in, period=window.period, at_end=window.at_end, **common)
+
+
 def make_index(items: NaiveItems, sampler: Any = None) -> relive.Index:
-    transitions = relive.Transitions(
-        n_step=items.n_step, gamma=items.gamma, stack=dict(items.stack), stack_pad=items.stack_pad
-    )
-    return relive.Index(transitions, sampler or relive.Uniform(), relive.MinSize(1))
+    return relive.Index(make_items(items), sampler or relive.Uniform(), relive.MinSize(1))
 
 
 class Driver:
@@ -110,7 +123,8 @@ class Driver:
         self.all_items = all_items
         self.states = {n: (s, d) for n, (s, d, k) in columns.items() if k == "state"}
         self.table = table
-        self.twin = NaiveReplay(self.states)
+        starts = frozenset(n for n, (_, _, k) in columns.items() if k == "start")
+        self.twin = NaiveReplay(self.states, starts)
         self.sizes = list(writers)
         self.writers = [table.writer(num_lanes=size) for size in writers]
         self.lanes = [[self.twin.open_lane() for _ in range(size or 1)] for size in writers]
@@ -191,7 +205,7 @@ class Driver:
             return
         ending = [self.lanes[op.writer][i] for i in named]
         episodes = [self.twin.open_episode(lane) for lane in ending]
-        terminated = bool(op.terminations & 1)
+        terminated = bool(op.terminations & 1) and bool(self.states)
         terminated &= all(not episode.has_seam and episode.steps[-1].discount == 1.0 for episode in episodes)
         may_omit = terminated or all(episode.has_seam for episode in episodes)
         nexts = [episode.states[-1] if episode.has_seam else self._state() for episode in episodes]

@@ -14,7 +14,7 @@ from processes.shm import needs_shared_memory
 import relive
 from naive.compare import run_programme
 from naive.program import SPECS, Op, Programme
-from naive.twin import NaiveItems
+from naive.twin import NaiveItems, NaiveWindow
 
 KINDS = ("append",) * 8 + ("extend",) * 4 + ("end", "end", "reopen", "version")
 STATES = {name: [c for c, (_, _, kind) in columns.items() if kind == "state"] for name, columns in SPECS.items()}
@@ -43,6 +43,23 @@ def ops(draw: st.DrawFn, num_writers: int) -> Op:
 
 
 @st.composite
+def windows(draw: st.DrawFn) -> NaiveWindow:
+    pad = draw(st.sampled_from(("right", "left")))
+    if draw(st.integers(0, 3)) == 0:
+        at_end = draw(st.sampled_from(("head", "tail")))
+        length, bootstrap = draw(st.integers(1, 12)), draw(st.integers(0, 1))
+        return NaiveWindow(length, 0, bootstrap, 0, at_end, pad, is_episode=True)
+    return NaiveWindow(
+        length=draw(st.integers(1, 9)),
+        burn_in=draw(st.integers(0, 5)),
+        bootstrap=draw(st.integers(0, 3)),
+        period=draw(st.integers(1, 10)),
+        at_end=draw(st.sampled_from(("pad", "shift", "drop"))),
+        pad=pad,
+    )
+
+
+@st.composite
 def item_configs(draw: st.DrawFn, columns: str) -> NaiveItems:
     stack = tuple((c, depth) for c in STATES[columns] if (depth := draw(st.integers(1, 4))) > 1)
     return NaiveItems(
@@ -50,13 +67,13 @@ def item_configs(draw: st.DrawFn, columns: str) -> NaiveItems:
         gamma=draw(st.sampled_from((1.0, 0.5, 0.25))),
         stack=stack,
         stack_pad=draw(st.sampled_from(("repeat", "zeros"))),
+        window=draw(st.one_of(st.none(), windows())),
     )
 
 
 def smallest_capacity(indexes: tuple[NaiveItems, ...], num_lanes: int) -> int:
     """One more a lane than the window: the programmes do not always give next."""
-    deepest = max((depth for items in indexes for _, depth in items.stack), default=1)
-    return num_lanes * (deepest - 1 + max(items.n_step for items in indexes) + 1)
+    return num_lanes * (max(items.before for items in indexes) + max(items.spanned for items in indexes) + 1)
 
 
 @st.composite
@@ -80,6 +97,14 @@ def test_a_full_table_gives_only_what_the_twin_knows(programme: Programme) -> No
     run_programme(programme, check_every=9)
 
 
+def random_window(rng: random.Random) -> NaiveWindow:
+    pad = rng.choice(("right", "left"))
+    if rng.random() < 0.25:
+        return NaiveWindow(rng.randint(1, 30), 0, rng.randint(0, 1), 0, rng.choice(("head", "tail")), pad, True)
+    period, at_end = rng.randint(1, 20), rng.choice(("pad", "shift", "drop"))
+    return NaiveWindow(rng.randint(1, 20), rng.randint(0, 12), rng.randint(0, 3), period, at_end, pad)
+
+
 def random_programme(seed: int, length: int, capacity: int | None) -> Programme:
     """The same by an ordinary random generator: much longer programmes than hypothesis likes to build."""
     rng = random.Random(seed)
@@ -94,6 +119,7 @@ def random_programme(seed: int, length: int, capacity: int | None) -> Programme:
             rng.choice((1.0, 0.5)),
             tuple((c, depth) for c in STATES[columns] if (depth := rng.randint(1, 4)) > 1),
             rng.choice(("repeat", "zeros")),
+            random_window(rng) if rng.random() < 0.6 else None,
         )
         for _ in range(rng.randint(1, 2))
     )

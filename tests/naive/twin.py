@@ -35,10 +35,54 @@ class NaiveEpisode:
     steps: list[NaiveStep] = field(default_factory=list)
     states: list[Cells] = field(default_factory=list)
     over: bool = False
+    cut: bool = False  # over because its lane was
 
     @property
     def has_seam(self) -> bool:
         return len(self.states) > len(self.steps)
+
+
+@dataclass(frozen=True)
+class NaiveWindow:
+    """What a sequence is, or an episode: then at_end says which part of a long one is kept, 'head' or 'tail'."""
+
+    length: int
+    burn_in: int = 0
+    bootstrap: int = 0
+    period: int = 1
+    at_end: str = "pad"
+    pad: str = "right"
+    is_episode: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        return self.burn_in + self.length + self.bootstrap
+
+    def starts(self, episode: NaiveEpisode, has_state: bool) -> set[int]:
+        """Steps of an episode at which items begin that are complete."""
+        num = len(episode.steps)
+        done = len(episode.states) - 1 if has_state else num  # steps that are steps for good, their next states known
+        if self.is_episode:
+            return self._starts_of_episode(episode, done)
+        every = range(0, num, self.period)
+        whole = {t for t in every if t + self.length <= num}
+        if not episode.over:  # what an end can still change, and what is not all there, waits
+            behind = max(self.bootstrap, int(self.at_end == "shift"))
+            return {t for t in whole if done >= t + self.length + behind}
+        if self.at_end == "drop":
+            return whole
+        if self.at_end == "pad":
+            return set(every)
+        return whole | {max(0, num - self.length)} if num else set()
+
+    def _starts_of_episode(self, episode: NaiveEpisode, done: int) -> set[int]:
+        num = len(episode.steps)
+        if self.at_end == "tail":
+            return {max(0, num - self.length)} if episode.over and not episode.cut and num else set()
+        if episode.over and not episode.cut:
+            return {0} if num else set()
+        is_full = done >= self.length + self.bootstrap
+        return {0} if is_full or (episode.cut and num >= self.length) else set()
 
 
 @dataclass(frozen=True)
@@ -49,13 +93,28 @@ class NaiveItems:
     gamma: float = 1.0
     stack: tuple[tuple[str, int], ...] = ()
     stack_pad: str = "repeat"
+    window: NaiveWindow | None = None  # of items with a time axis; n_step means nothing then
+
+    @property
+    def before(self) -> int:
+        """Rows that an item may need before its own."""
+        deepest = max((depth for _, depth in self.stack), default=1)
+        return deepest - 1 + (self.window.burn_in if self.window else 0)
+
+    @property
+    def spanned(self) -> int:
+        """Steps that it may need from its own on."""
+        return self.window.length + self.window.bootstrap if self.window else self.n_step
 
 
 class NaiveReplay:
     """Episodes by lane, and where each key is."""
 
-    def __init__(self, state_columns: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    def __init__(
+        self, state_columns: dict[str, tuple[tuple[int, ...], str]], start_columns: frozenset[str] = frozenset()
+    ) -> None:
         self.state_columns = state_columns
+        self.start_columns = start_columns
         self.lanes: dict[int, list[NaiveEpisode]] = {}
         self.where: dict[int, tuple[NaiveEpisode, int]] = {}
         self.keys: list[int] = []
@@ -116,7 +175,7 @@ class NaiveReplay:
             episode.states.append({name: np.zeros(shape, dtype) for name, (shape, dtype) in self.state_columns.items()})
         if terminated or truncated:
             episode.over = True
-            self.num_rows += 1  # the tail row
+            self.num_rows += bool(self.state_columns)  # the tail row
 
     def close_lane(self, lane: int) -> None:
         """The lane cut: a last row without its next becomes the bootstrap state of the rows before it."""
@@ -124,12 +183,12 @@ class NaiveReplay:
         self.num_closed_lanes += 1
         if episode is None:
             return
-        if not episode.has_seam:
+        if self.state_columns and not episode.has_seam:
             dropped = episode.steps.pop()
             del self.where[dropped.key]
         if episode.steps:
             episode.steps[-1].truncated = True
-        episode.over = True
+        episode.over = episode.cut = True
 
     # reading
 
@@ -144,10 +203,13 @@ class NaiveReplay:
         if key not in self.where:
             return None
         episode, t = self.where[key]
+        if items.window is not None:
+            starts = items.window.starts(episode, bool(self.state_columns))
+            return self._sequence(episode, t, items, items.window) if t in starts else None
         m = min(items.n_step, len(episode.steps) - t)
         if m < items.n_step and not episode.over:
             return None
-        if len(episode.states) <= t + m:
+        if self.state_columns and len(episode.states) <= t + m:
             return None
         window = episode.steps[t : t + m]
         reward, discount = 0.0, 1.0
@@ -168,6 +230,45 @@ class NaiveReplay:
         result["first"] = t == 0
         result["num_steps"] = m
         result["policy_version"] = window[0].version
+        return result
+
+    def _sequence(self, episode: NaiveEpisode, t: int, items: NaiveItems, window: NaiveWindow) -> dict[str, Any]:
+        """All columns of a window, padded to its rows."""
+        lead = min(window.burn_in, t)
+        steps = episode.steps[t - lead : t + window.length + window.bootstrap]
+        num = len(steps)
+        shows_tail = bool(self.state_columns) and window.bootstrap > 0 and num < lead + window.length + window.bootstrap
+        real = num + int(shows_tail)
+        front = window.num_rows - real if window.pad == "left" else window.burn_in - lead
+
+        def placed(rows: list[Any], like: Any, first: Any = None) -> np.ndarray:
+            out = np.zeros((window.num_rows, *np.shape(like)), np.asarray(like).dtype)
+            if first is not None:
+                out[:front] = first
+            for position, row in enumerate(rows):
+                out[front + position] = row
+            return out
+
+        result: dict[str, Any] = {}
+        for name, cell in steps[0].cells.items():
+            result[name] = cell if name in self.start_columns else placed([s.cells[name] for s in steps], cell)
+        depth = dict(items.stack)
+        for name in self.state_columns:
+            rows = [self._stacked(episode, t - lead + k, name, depth.get(name), items.stack_pad) for k in range(real)]
+            nexts = [
+                self._stacked(episode, t - lead + k + 1, name, depth.get(name), items.stack_pad) for k in range(num)
+            ]
+            result[name] = placed(rows, rows[0], rows[0])
+            result[f"next_{name}"] = placed(nexts, rows[0])
+        result["discount"] = placed([items.gamma * s.discount for s in steps], np.float32(0))
+        result["mask"] = placed([True] * num, np.bool_(False))
+        result["terminated"] = placed([s.terminated for s in steps], np.bool_(False))
+        result["truncated"] = placed([s.truncated for s in steps], np.bool_(False))
+        result["episode_step"] = placed([t - lead + k for k in range(num)], np.int64(0))
+        result["first"] = placed([t - lead + k == 0 for k in range(num)], np.bool_(False))
+        result["num_steps"] = num
+        versions = [s.version for s in steps]
+        result["policy_version"] = np.asarray([min(versions), max(versions)], np.int64)
         return result
 
     @staticmethod

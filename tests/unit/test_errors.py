@@ -30,6 +30,7 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.CapacityTooSmall(10, 60, 12),
     errors.SeamMismatch(3, "observation"),
     errors.MissingNext(2),
+    errors.EpisodeTooLong(2, 100),
     errors.AlreadyPublished(1),
     errors.StorageFull("/dev/shm/relive-pong", 7 << 30, 64 << 20),
     errors.NameTaken("/dev/shm/relive-pong"),

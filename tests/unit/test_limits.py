@@ -286,7 +286,7 @@ def test_the_largest_min_size_is_reached_and_a_larger_one_refused(n_step: int, s
     spec = relive.StepSpec({**SPEC.columns, "reward": relive.ArraySpec((), "float32")})
     with pytest.raises(errors.CapacityTooSmall) as caught:
         relive.Table(spec, capacity, relive.Index(items, limiter=relive.MinSize(capacity - kept + 1)))
-    assert caught.value.needed == capacity + 1 and f"stack {stack}" in caught.value.arithmetic
+    assert caught.value.needed == capacity + 1 and f"'state': {stack}}}" in caught.value.arithmetic
     with relive.Table(spec, capacity, relive.Index(items, limiter=relive.MinSize(capacity - kept))) as table:
         writer = table.writer()
         for t in range(4 * capacity):

@@ -132,7 +132,8 @@ def test_an_attached_handle_says_what_the_table_was_made_from(shm_name: Any) -> 
     [
         ({"sampler": "rank_based"}, "'uniform' or 'prioritized'"),
         ({"limiter": "queue"}, "'min_size' or 'samples_per_insert'"),
-        ({"items": "sequences"}, "'transitions'"),
+        ({"items": "hindsight"}, "'transitions' or 'sequences'"),
+        ({"items": "sequences"}, "length"),
         ({"remover": "lifo"}, "'fifo'"),
         ({"stack_pad": "edge"}, "'repeat' or 'zeros'"),
         ({"initial": ("mean", 0.0)}, "'max' or 'given' or 'number'"),

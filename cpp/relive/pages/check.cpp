@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/begins.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
@@ -38,6 +39,8 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_it
   const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
   const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
   const int64_t first_item = is_used ? first_row_there(r, page) + r.shape(i).before : 0;
+  const SequenceConfig& sequence = leaves.config().sequence;
+  RowAhead ahead(r, page);
   for (uint32_t offset = 0; offset < r.page_len; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     const double mass = leaves.mass(slot);
@@ -51,7 +54,12 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_it
     if (is_used && !is_step && state <= kMostUses) return at_page("an item stands where no step is", page);
     if (is_step && offset < first_item && leaves.has_life(state))
       return at_page("an item outlives a row it needs", page);
-    if (is_step && offset >= first_item && state == kStateEnded && is_whole_behind(r, i, page, offset))
+    // Whether an episode that was cut off has items is not written into its rows.
+    const bool is_told = is_step && sequence.is_set() && sequence.only_ended == 0 && state != kStatePending;
+    const bool begins = is_told && begins_item(r, i, page, offset, ahead, false);
+    if (is_told && !begins && leaves.has_life(state)) return at_page("an item stands where none begins", page);
+    if (is_step && offset >= first_item && state == kStateEnded && begins == sequence.is_set() &&
+        is_whole_behind(r, i, page, offset))
       return at_page("an item ended that had all it needs", page);
   }
   return {};
@@ -120,9 +128,8 @@ Broken check_complete(const Region& r, uint32_t lane_slot) {
   const uint32_t num_here = Range::unpack(r.pages[open].range.load(kRelaxed)).step_end;
   const int64_t num_rows = static_cast<int64_t>(r.pages[open].first_t) + num_here;
   for (const uint32_t i : r.row_indexes()) {
-    const ItemShape& shape = r.shape(i);
-    const bool has_seam = shape.bootstrap != 0 && is_seam(r, lane, open, num_here);
-    const int64_t ready = is_over ? num_rows : num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
+    const bool has_seam = r.shape(i).bootstrap != 0 && is_seam(r, lane, open, num_here);
+    const int64_t ready = is_over ? num_rows : num_decided(r, i, num_rows, has_seam);
     for (uint64_t page = open; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed))) {
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
       const auto first_t = static_cast<int64_t>(r.pages[page].first_t);

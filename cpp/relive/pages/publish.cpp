@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/begins.hpp"
 
 namespace relive {
 namespace {
@@ -32,6 +33,26 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
   RELIVE_FAIL_POINT(publish_counted);
 }
 
+// The same of an index of sequences, for rows that can be decided: those that begin none end.
+void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end, bool is_cut) {
+  Region& r = held.region;
+  const Leaves leaves(r, index);
+  RowAhead ahead(r, page);
+  int64_t published = 0;
+  for (uint32_t offset = begin; offset < end; ++offset) {
+    const uint64_t slot = r.slot_of(page, offset);
+    if (leaves.state(slot) != kStatePending || r.is_tail(page, offset)) continue;
+    if (begins_item(r, index, page, offset, ahead, is_cut)) {
+      published += Leaves::complete(held, index, slot) ? 1 : 0;
+    } else {
+      r.pages[page].live -= Leaves::retire(held, index, slot, kStateEnded) ? 1 : 0;
+    }
+  }
+  RELIVE_FAIL_POINT(publish_item_end);
+  if (published > 0) Leaves::count_published(held, index, published);
+  RELIVE_FAIL_POINT(publish_counted);
+}
+
 // The oldest page of the lane that a walk back from its open one comes to: behind a page that went early, or its first.
 uint64_t oldest_page(const Region& r, uint32_t lane_slot) {
   uint64_t page = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
@@ -44,8 +65,9 @@ uint64_t oldest_page(const Region& r, uint32_t lane_slot) {
 }
 
 // Publishes what is complete of one index: rows of the lane from its cursor up to `stop`, counted from the lane's first.
-void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop) {
+void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop, bool is_cut) {
   const Region& r = held.region;
+  const bool is_decided = r.header->indexes[index].sequence.is_set();
   std::atomic<uint64_t>& cursor = r.cursor(index, lane_slot);
   const uint64_t place = cursor.load(kRelaxed);
   uint64_t page = r.alive(r.place_ref(place));
@@ -54,7 +76,8 @@ void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop)
   while (page != kNoPage) {
     const int64_t here = stop - static_cast<int64_t>(r.pages[page].first_t);
     const auto end = static_cast<uint32_t>(std::clamp<int64_t>(here, 0, range_of(r, page).step_end));
-    if (end > begin) publish_range(held, index, page, begin, end);
+    if (end > begin && is_decided) decide_range(held, index, page, begin, end, is_cut);
+    if (end > begin && !is_decided) publish_range(held, index, page, begin, end);
     begin = std::max(begin, end);
     cursor.store(r.place_of(r.ref_of(page, r.words[page].load(kRelaxed)), begin), std::memory_order_release);
     const uint64_t next = r.pages[page].next.load(kRelaxed);
@@ -184,7 +207,7 @@ bool is_seam(const Region& r, const Lane& lane, uint64_t page, uint32_t offset) 
   return seam == static_cast<uint64_t>(r.key_of(r.slot_of(page, offset), r.words[page].load(kRelaxed)));
 }
 
-void publish_lane(Held& held, uint32_t lane_slot, bool ended) {
+void publish_lane(Held& held, uint32_t lane_slot, Until until) {
   const Region& r = held.region;
   const Lane& lane = r.lanes[lane_slot];
   const uint64_t page = r.alive(lane.open.load(kRelaxed));
@@ -192,12 +215,9 @@ void publish_lane(Held& held, uint32_t lane_slot, bool ended) {
   const uint32_t step_end = range_of(r, page).step_end;
   const int64_t num_rows = static_cast<int64_t>(r.pages[page].first_t) + step_end;
   const bool has_seam = r.geometry->has_state != 0 && is_seam(r, lane, page, step_end);
-  for (const uint32_t i : r.row_indexes()) {
-    // The window of row x is complete when row x + after() is there, or its state cell where that is all it needs.
-    const ItemShape& shape = r.shape(i);
-    const int64_t ready = num_rows + (has_seam ? 1 : 0) - static_cast<int64_t>(shape.after());
-    publish_up_to(held, i, lane_slot, ended ? num_rows : ready);
-  }
+  for (const uint32_t i : r.row_indexes())
+    publish_up_to(held, i, lane_slot, until == Until::kNow ? num_decided(r, i, num_rows, has_seam) : num_rows,
+                  until == Until::kLaneEnd);
 }
 
 bool make_room(Held& held, uint64_t count) {
@@ -227,6 +247,7 @@ void commit_run(Held& held, const StepRun& run) {
   h.live_steps.fetch_add(run.count, kRelaxed);
   h.counters.appended.fetch_add(run.count, kRelaxed);
   for (const uint32_t i : r.row_indexes()) {
+    end_what_begins_nothing(held, i, page, run.first, end);
     const Leaves leaves(r, i);  // a leaf that ended before its row came has no life to count
     for (uint32_t offset = run.first; offset < end; ++offset)
       record.live += leaves.has_life(leaves.state(r.slot_of(page, offset))) ? 1 : 0;
@@ -246,7 +267,7 @@ void commit_run(Held& held, const StepRun& run) {
     turn_page(held, lane, page);
   }
   if (has_tail && !tail_here) commit_tail(held, ahead, 0);
-  publish_lane(held, run.lane_slot, run.ends);
+  publish_lane(held, run.lane_slot, run.ends ? Until::kEpisodeEnd : Until::kNow);
 }
 
 void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
@@ -280,7 +301,7 @@ void settle_lane(Held& held, uint32_t lane_slot) {
   Lane& lane = held.region.lanes[lane_slot];
   if (lane.state.load(kRelaxed) != LaneState::kLive) return;
   turned_page(held, lane);
-  publish_lane(held, lane_slot, false);
+  publish_lane(held, lane_slot, Until::kNow);
 }
 
 void cut_lane(Held& held, uint32_t lane_slot) {
@@ -298,7 +319,7 @@ void cut_lane(Held& held, uint32_t lane_slot) {
     mark_last_row(held, page);
   }
   RELIVE_FAIL_POINT(close_tail);
-  if (page != kNoPage) publish_lane(held, lane_slot, true);
+  if (page != kNoPage) publish_lane(held, lane_slot, Until::kLaneEnd);
   RELIVE_FAIL_POINT(close_published);
   const bool is_parked = page != kNoPage && is_worth_parking(r, page);
   if (!is_parked) give_up_page(held, lane.open.load(kRelaxed));

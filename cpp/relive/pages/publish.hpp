@@ -28,8 +28,11 @@ bool make_room(Held& held, uint64_t count);
 // Where items are explicit make_room() came before it.
 void commit_run(Held& held, const StepRun& run);
 
-// Publishes what is complete. `ended`: nothing more will come in this episode, so everything before its end is.
-void publish_lane(Held& held, uint32_t lane_slot, bool ended);
+// How far a lane is complete: as far as its rows say; or all of it, since its episode has ended, or was cut off.
+enum class Until { kNow, kEpisodeEnd, kLaneEnd };
+
+// Publishes what is complete.
+void publish_lane(Held& held, uint32_t lane_slot, Until until);
 
 // Takes a free lane for a participant: a new uid, nothing to publish. Where the last lane of the slot left its page with
 // room (it is parked) this one goes on in it, behind rows that end in a mark: lane.open names it; else there is no page.

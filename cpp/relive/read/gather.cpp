@@ -6,13 +6,12 @@
 
 #include "relive/read/records.hpp"
 #include "relive/read/rows.hpp"
+#include "relive/read/sequences.hpp"
 
 namespace relive {
 namespace {
 
 constexpr size_t kListed = 64;
-constexpr size_t kStreamedRow = 2048;                // bytes: shorter rows are mostly ends
-constexpr size_t kStreamedColumn = size_t{4} << 20;  // of a whole batch: more than caches keep for its reader
 
 // The ok windows of a stretch of the batch, with what every column needs of them worked out once.
 struct Listed {
@@ -60,10 +59,6 @@ void copy_each(const Region& r, const Listed& listed, const ColumnLayout& column
     const RowPlace row = is_boot ? listed.boots[k] : RowPlace{w.base, r.offset_of(w.slot)};
     copy(out + listed.rows[k] * num_bytes, row.base + offset + row.offset * stride);
   }
-}
-
-bool is_streamed(const ColumnLayout& column, size_t item_bytes, size_t batch) {
-  return column.num_bytes >= kStreamedRow && item_bytes * batch >= kStreamedColumn;
 }
 
 void copy_column(const Region& r, const Listed& listed, const ColumnLayout& column, bool is_boot, std::byte* out) {
@@ -185,6 +180,7 @@ void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, c
                size_t count, size_t batch, std::byte* const* out) {
   RELIVE_NOT_LOCKED("rows are copied under the lock");
   if (plan.max_rows != 0) return copy_records(r, plan, windows, runs, which, count, out);
+  if (plan.num_rows != 0) return copy_sequences(r, plan, windows, runs, which, count, batch, out);
   Listed listed;
   listed.runs = runs.data();
   listed.batch = batch;

@@ -32,7 +32,7 @@ enum class Source : uint32_t {
   kPolicyVersion,
   kStaleness,
   kNumSteps,
-  kMask,       // of explicit items: which rows of a window are rows of the item
+  kMask,       // of sequences: which rows are steps; of explicit items: which rows of a window are rows of the item
   kItemColumn  // of explicit items: a column of the item's own
 };
 
@@ -45,7 +45,8 @@ struct Output {
   uint32_t column = 0;
   uint32_t window = 0;  // of explicit items: whose rows it takes
   uint32_t stack = 1;
-  bool is_bulk = false;  // of a tiered table's large column: a source brings it that knows the tier
+  bool is_bulk = false;    // of a tiered table's large column: a source brings it that knows the tier
+  uint64_t row_bytes = 0;  // of sequences: of one row of the item's, 0 where it has one value for all of them
 };
 
 struct GatherPlan {
@@ -58,6 +59,8 @@ struct GatherPlan {
   bool needs_bulk = false;   // some output is a large column of a tiered table
   uint32_t record_span = 0;  // bytes of packed records a window is read over, from its first row's start
   uint32_t max_rows = 0;     // of explicit items: of all windows, each as long as it may be; 0: implicit ones
+  uint32_t num_rows = 0;     // of sequences: T; 0: no time axis
+  bool needs_next = false;   // of sequences: the row behind the last step is looked at
 };
 
 // Names: declared columns, next_<state>, discount and the derived ones; of explicit items columns and what a row has by
@@ -95,6 +98,8 @@ struct alignas(64) Window {
   uint32_t first_run = 0;
 
   double reward = 0.0, discount = 0.0;
+  uint32_t lead = 0;      // of a sequence: rows before the item's own, its burn-in
+  bool has_tail = false;  // and whether a tail stands behind its last step, as far as that was looked at
 };
 
 // Where a row of a window lies: a frame and the row inside it. offset: from row 0 of the item's page.

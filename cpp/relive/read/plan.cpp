@@ -4,6 +4,7 @@
 
 #include "relive/read/gather.hpp"
 #include "relive/read/records.hpp"
+#include "relive/read/sequences.hpp"
 
 namespace relive {
 namespace {
@@ -88,6 +89,7 @@ Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>
         .with_int("expected", r.num_indexes);
   plan->index = index;
   if (r.map(index).is_explicit) return make_record_plan(r, names, plan);
+  if (r.header->indexes[index].sequence.is_set()) return make_sequence_plan(r, names, plan);
   plan->needs_walk = r.shape(index).spanned > 1;
   plan->after = r.shape(index).after();
   plan->record_span = kRecordHead;

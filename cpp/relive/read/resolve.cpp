@@ -3,7 +3,8 @@
 #include <atomic>
 
 #include "relive/read/records.hpp"
-#include "relive/read/rows.hpp"
+#include "relive/read/sequences.hpp"
+#include "relive/read/walk.hpp"
 
 namespace relive {
 namespace {
@@ -19,60 +20,6 @@ RELIVE_ROW_COPY double load_reward(const ColumnLayout& column, RowPlace row) {
   copy_bytes(reinterpret_cast<std::byte*>(&value), from, sizeof value);
   return value;
 }
-
-// The page that a window's runs end with on the side after it.
-Run last_page(const Region& r, const Window& w, const Runs& runs) {
-  return w.pages_after == 0 ? Run{r.page_of(w.slot), w.word, w.base} : runs[w.first_run + w.pages_after - 1];
-}
-
-// One more page after those the window has. No page before it is noted yet.
-bool add_next(const Region& r, Window& w, Runs* runs) {
-  Run next;
-  if (!follow(r, r.pages[last_page(r, w, *runs).page].next, &next)) return false;
-  runs->push_back(next);
-  ++w.pages_after;
-  return true;
-}
-
-// The pages before the item's own, as far as `rows` rows before it reach.
-bool add_before(const Region& r, Window& w, int64_t rows, Runs* runs) {
-  uint64_t page = r.page_of(w.slot);
-  for (int64_t left = rows - r.offset_of(w.slot); left > 0; left -= r.page_len) {
-    Run prev;
-    if (!follow(r, r.pages[page].prev, &prev)) return false;
-    runs->push_back(prev);
-    ++w.pages_before;
-    page = prev.page;
-  }
-  return true;
-}
-
-// A walk along the steps of a window, page by page.
-struct Walk {
-  const Region& r;
-  Window& w;
-  Runs* runs;
-  Run at;             // the page
-  uint32_t row;       // in it
-  uint32_t step_end;  // of the page
-
-  Walk(const Region& region, Window& window, Runs* list)
-      : r(region), w(window), runs(list), at{r.page_of(w.slot), w.word, w.base}, row(r.offset_of(w.slot)) {
-    look();
-  }
-  void look() { step_end = Range::unpack(r.pages[at.page].range.load(std::memory_order_acquire)).step_end; }
-  // Goes on to the next row, on the next page where it must. False where that page is gone.
-  bool advance() {
-    if (++row < r.page_len) return true;
-    if (!add_next(r, w, runs)) return false;
-    at = runs->back();
-    row = 0;
-    look();
-    return true;
-  }
-  bool is_there() const { return row < step_end; }
-  bool is_tail() const { return r.is_tail(at.page, row); }
-};
 
 // Walks the window's steps up to n or to the end of the episode, and sums the return on the way. An end is a mark in a
 // row or a tail, never a row that is missing: then the window is not whole any more.
@@ -129,12 +76,6 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs)
   return plan.before == 0 || add_before(r, w, std::min(plan.before, w.episode_step), runs);
 }
 
-void begin_window(Window& w, const Runs& runs) {
-  w.pages_after = w.pages_before = 0;
-  w.first_run = static_cast<uint32_t>(runs.size());
-  w.num_steps = 1;
-}
-
 // The first rows of the page after, for a window that runs over the end of its own: without this a batch waits for
 // memory three times for each of the few such windows. Nothing here is taken for true; resolve() looks again.
 void ask_for_next(const Region& r, uint64_t page) {
@@ -170,6 +111,7 @@ void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint
 void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count,
              Runs* runs) {
   if (plan.max_rows != 0) return resolve_records(r, plan, windows, which, count, runs);
+  if (plan.num_rows != 0) return resolve_sequences(r, plan, windows, which, count, runs);
   if (!plan.needs_walk && !plan.needs_end && plan.before == 0) {  // a row and the one after it
     const uint32_t last = r.geometry->has_state != 0 ? r.page_len - 1 : r.page_len;
     for (size_t k = 0; k < count; ++k) {

@@ -55,6 +55,13 @@ RELIVE_ROW_COPY void stream_bytes(std::byte* to, const std::byte* from, size_t n
 #endif
 }
 
+// Whether a column of a batch goes past the caches.
+inline bool is_streamed(const ColumnLayout& column, size_t item_bytes, size_t batch) {
+  constexpr size_t kLeastRow = 2048;                // bytes: shorter rows are mostly ends
+  constexpr size_t kLeastColumn = size_t{4} << 20;  // of a whole batch: more than caches keep for its reader
+  return column.num_bytes >= kLeastRow && item_bytes * batch >= kLeastColumn;
+}
+
 inline void end_stream() {
 #if defined(__AVX__) && !defined(RELIVE_TSAN)
   _mm_sfence();

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "relive/read/rows.hpp"
+#include "relive/read/sequences.hpp"
 
 namespace relive {
 namespace {
@@ -31,6 +32,13 @@ void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, cons
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
     if (!output.is_bulk) continue;
+    if (plan.num_rows != 0) {
+      std::byte* const item = out == nullptr ? nullptr : out[o] + w.row * output.item_bytes;
+      SequenceRows(r, plan, w, runs.data()).for_each_cell(plan, output, item, [&](int64_t offset, std::byte* to) {
+        each(row_of(r, w, runs, offset, output.column), to);
+      });
+      continue;
+    }
     const uint64_t num_bytes = r.columns[output.column].num_bytes;
     const uint32_t ahead = output.source == Source::kNext ? w.num_steps : 0;
     const int64_t newest = int64_t{r.offset_of(w.slot)} + ahead;

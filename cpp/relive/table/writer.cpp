@@ -351,7 +351,7 @@ bool Writer::end_lane(Held& held, LaneWriter& lane, bool terminated) {
     commit_run(held, lane.run);
     advance(lane, true);
   } else {
-    publish_lane(held, lane.slot, true);
+    publish_lane(held, lane.slot, Until::kEpisodeEnd);
   }
   lane.has_last = false;
   lane.episode_step = 0;

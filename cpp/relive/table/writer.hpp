@@ -152,6 +152,7 @@ class Writer final {
   size_t num_cut_ = 0;  // of them, by a close() that may not have come to its end
   TurnWord turn_;
   uint64_t fork_epoch_ = 0;
+  uint32_t longest_episode_ = ~0u;  // steps that some index lets an episode have
   int64_t policy_version_ = -1;
   int64_t rows_left_admitted_ = 0;
   std::atomic<bool> closed_{false};

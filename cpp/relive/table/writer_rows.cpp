@@ -43,6 +43,9 @@ Writer::Writer(Table* table) : table_(table) {
     cells_.push_back({column.offset, column.stride, column.num_bytes, c, is_state, column.area == Area::kBulk});
     if (is_state) state_cells_.push_back(cells_.back());
   }
+  for (uint32_t i = 0; i < r.num_indexes; ++i)
+    if (const uint32_t longest = r.header->indexes[i].sequence.longest; longest != 0)
+      longest_episode_ = std::min(longest_episode_, longest);
 }
 
 bool Writer::ends_at(const StepBlock& block, size_t row, size_t m) const {
@@ -91,9 +94,13 @@ Status Writer::check_block(const StepBlock& block) {
     RELIVE_RETURN_IF_ERROR(check_capacity());
   for (size_t m = 0; m < block.num_lanes; ++m) {
     const auto lane_number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
+    uint32_t steps = lane_of(block, m).episode_step;  // of the episode so far
     for (size_t row = 0; row < block.num_rows; ++row) {
       const bool truncated = flag_at(block.truncated, row, m);
       const bool terminated = flag_at(block.terminated, row, m);
+      if (++steps > longest_episode_)
+        return Status(Code::kEpisodeTooLong).with_int("lane", lane_number).with_int("max_length", longest_episode_);
+      if (terminated || truncated) steps = 0;
       if (truncated && !terminated && g.has_state != 0 && !has_next_cell(block, row, true))
         return Status(Code::kMissingNext).with_int("lane", lane_number);
       if (block.priority.base == nullptr) continue;

@@ -93,6 +93,18 @@ Status check_item_columns(const TableConfig& config) {
   return count <= kMaxColumns ? Status() : invalid("columns of items", "at most 128", static_cast<int64_t>(count));
 }
 
+Status check_sequence(const IndexConfig& index) {
+  const SequenceConfig& sequence = index.sequence;
+  if (!sequence.is_set()) return {};
+  if (index.map != LeafMap::kImplicit) return invalid("sequences", "an index whose items are not explicit", 1);
+  if (index.n_step != 1) return invalid("n_step of sequences", "1", index.n_step);
+  if (sequence.at_end > AtEnd::kDrop) return invalid("at_end", "0, 1 or 2", static_cast<int64_t>(sequence.at_end));
+  if (sequence.pad > PadSide::kLeft) return invalid("pad", "0 or 1", static_cast<int64_t>(sequence.pad));
+  for (const uint32_t rows : {sequence.length, sequence.burn_in, sequence.bootstrap})
+    if (rows > kMaxWindow) return invalid("length, burn_in and bootstrap", "at most 4096", rows);
+  return {};
+}
+
 Status check_config(const TableConfig& config) {
   if (config.columns.empty() || config.columns.size() > kMaxColumns)
     return invalid("columns", "1 to 128 columns", static_cast<int64_t>(config.columns.size()));
@@ -117,6 +129,7 @@ Status check_config(const TableConfig& config) {
           .with_text("expected", "a number >= 0 that float32 holds")
           .with_double("got", index.initial_number);
     RELIVE_RETURN_IF_ERROR(check_map(config, index));
+    RELIVE_RETURN_IF_ERROR(check_sequence(index));
   }
   return check_item_columns(config);
 }
@@ -323,15 +336,17 @@ Status make_layout(const TableConfig& config, Layout* out) {
   g.max_n_step = 1;
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
     if (config.indexes[i].map == LeafMap::kExplicit) continue;
+    const SequenceConfig& sequence = config.indexes[i].sequence;
     ItemShape& shape = g.shapes[i];
-    shape = {0, config.indexes[i].n_step, g.has_state};
+    shape = {0, sequence.is_set() ? sequence.length + sequence.bootstrap : config.indexes[i].n_step, g.has_state};
     for (uint32_t c = 0; c < g.num_columns; ++c)
       shape.before = std::max(shape.before, std::max(config.indexes[i].stack[c], 1u) - 1);
+    shape.before += sequence.burn_in;
     g.history = std::max(g.history, shape.before);
     g.max_n_step = std::max(g.max_n_step, shape.spanned);
   }
   if (g.history + g.max_n_step > kMaxWindow)
-    return invalid("window", "stack - 1 + n_step of at most 4096 steps", g.history + g.max_n_step);
+    return invalid("window", "stack - 1 + n_step (or its sequence) of at most 4096 steps", g.history + g.max_n_step);
   if (config.capacity < g.history + g.max_n_step)
     return Status(Code::kCapacityTooSmall)
         .with_int("capacity", static_cast<int64_t>(config.capacity))

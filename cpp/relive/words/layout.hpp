@@ -27,7 +27,7 @@ inline constexpr uint32_t kMaxDims = 8;
 inline constexpr uint32_t kPins = 4;           // pages one participant may pin at a time
 inline constexpr uint32_t kRecordHead = 4;     // bytes of the row's head in front of the packed columns
 inline constexpr uint32_t kLargeColumn = 256;  // a column of more bytes a row has rows of its own, 64-byte aligned
-inline constexpr uint32_t kFormatVersion = 3;
+inline constexpr uint32_t kFormatVersion = 4;
 inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together; that a record's window spans
 inline constexpr uint32_t kMaxWindows = 32;   // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
@@ -69,6 +69,33 @@ enum class StackPad : uint32_t { kRepeat = 0, kZeros = 1 };
 // What a leaf of an index stands for: the row slot where its window begins, or a record that lists windows.
 enum class LeafMap : uint32_t { kImplicit = 0, kExplicit = 1 };
 
+// What becomes of a sequence that its episode's end would cut short: padded; moved back so that it ends with the episode
+// (one more window, where length does not divide the episode); or none at all.
+enum class AtEnd : uint32_t { kPad = 0, kShift = 1, kDrop = 2 };
+enum class PadSide : uint32_t { kRight = 0, kLeft = 1 };
+
+// Items with a time axis: T = burn_in + length + bootstrap rows of one episode, of which `length` carry loss. All zero
+// where items are transitions (length 0).
+struct SequenceConfig {
+  uint32_t length;         // steps that carry loss, from the item's own on
+  uint32_t burn_in;        // rows before them; fewer where the episode begins later
+  uint32_t bootstrap;      // rows behind them
+  uint32_t period;         // an item begins at every period-th step of an episode; 0: at its first step only
+  AtEnd at_end;            // what becomes of a window that its episode ends too early for
+  PadSide pad;             // where a window that an end cuts short is padded
+  uint32_t only_ended;     // 1: an episode that its lane's end cut off is no item (episodes)
+  uint32_t only_the_last;  // 1: of an episode longer than `length` the last window is the only item (its tail)
+  uint32_t longest;        // steps that an episode may have: one more is refused; 0: any number
+
+  bool is_set() const { return length != 0; }
+  uint32_t num_rows() const { return burn_in + length + bootstrap; }
+  // Whether an item may begin at this step of an episode, whatever its end makes of it.
+  bool begins_at(uint32_t episode_step) const {
+    return episode_step == 0 || (period != 0 && episode_step % period == 0);
+  }
+};
+static_assert(std::is_trivially_copyable_v<SequenceConfig>);
+
 // What an item of an index needs of its lane: the rows that its stacks (or its burn-in) reach back over, the steps from
 // its own on, and whether the state after the last of them is needed too.
 struct ItemShape {
@@ -107,6 +134,7 @@ struct IndexConfig {
   LimiterConfig limiter;
   uint32_t max_times_sampled;   // 0: no limit
   uint32_t stack[kMaxColumns];  // frames of each state column, 1 = no stack
+  SequenceConfig sequence;      // of items with a time axis
   LeafMap map;                  // what its leaves stand for
   uint64_t max_items;           // kExplicit, as what follows, 0 else: items that live at a time
   uint32_t num_windows;

@@ -32,13 +32,14 @@ enum class Code : uint32_t {
   kWriterClosed,
   kForkedHandle,
   kReadOnly,
-  kInUse,          // path: somebody is attached
-  kCheckFailed,    // what
-  kSystemError,    // what, errno
-  kInterrupted,    // a signal came
-  kInvalidConfig,  // what, expected, got
-  kRowGone,        // item, window, key, why
-  kRowsApart       // item, window, key, why
+  kInUse,           // path: somebody is attached
+  kCheckFailed,     // what
+  kSystemError,     // what, errno
+  kInterrupted,     // a signal came
+  kInvalidConfig,   // what, expected, got
+  kRowGone,         // item, window, key, why
+  kEpisodeTooLong,  // lane, max_length
+  kRowsApart        // item, window, key, why
 };
 
 // One field of a structured error: a name and a number or a text.

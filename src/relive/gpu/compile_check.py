@@ -19,10 +19,9 @@ from triton.runtime.jit import mangle_type
 
 from relive.errors import InvalidConfig
 from relive.gpu.launch import COMPILE_OPTIONS, Drawing, Rounds, facts_on
-from relive.gpu.layout_args import IndexLayout, RegionLayout
+from relive.gpu.layout_args import IndexLayout, RegionLayout, transitions_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import Span
-from relive.items import Transitions
 from relive.table import Table
 
 __all__ = ["Compiled", "NotedLaunch", "compile_launch", "launches_of", "region_loads"]
@@ -83,8 +82,7 @@ class Compiled:
 def launches_of(table: Table, columns: Sequence[str], index: str | None = None) -> list[NotedLaunch]:
     """Every launch of a gather, a sample and a draw of an index, each once."""
     core, number = table.core, table.index_number(index)
-    facts, items = core.geometry, list(table.indexes.values())[number].items
-    assert isinstance(items, Transitions)  # the kernels read no others
+    facts, items = core.geometry, transitions_of(table.indexes, number)
     described = core.select(number, list(columns)).outputs
     plan = OutputPlan.make(described, core.layout, items, table.spec.expand_stack(items.stack))
     noted: list[NotedLaunch] = []

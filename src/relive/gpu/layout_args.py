@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any, final
 
 from relive.errors import DtypeMismatch, InvalidConfig
+from relive.index import Index
 from relive.items import Transitions
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "WindowNeeds",
     "fact_words",
     "job_words",
+    "transitions_of",
     "tree_levels",
 ]
 
@@ -127,6 +129,16 @@ def tree_levels(num_leaves: int) -> tuple[int, ...]:
         if size <= FANOUT:
             return tuple(starts)
         size = -(-size // FANOUT)
+
+
+def transitions_of(indexes: Mapping[str, Index], number: int) -> Transitions:
+    """The items of the number-th index. Raises InvalidConfig where they are not Transitions, which kernels read."""
+    name, index = list(indexes.items())[number]
+    if not isinstance(index.items, Transitions):
+        raise InvalidConfig(
+            f"items of index {name!r}", "Transitions(...): devices read no others yet; use Table.sample", index.items
+        )
+    return index.items
 
 
 @final

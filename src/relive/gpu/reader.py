@@ -21,10 +21,9 @@ from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
 from relive.gpu.draw import DeviceSampler
 from relive.gpu.gather import DeviceGather
 from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds, facts_on
-from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout
+from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, transitions_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView, registration_for
-from relive.items import Transitions
 from relive.table import Table, attach_path
 
 __all__ = ["DeviceReader"]
@@ -157,22 +156,15 @@ class DeviceReader(Closing):
         plan = self._table.select(index, columns)
         made = self._plans.get(id(plan))
         if made is None or made[0] is not plan:
-            items = self._items(plan.number)
+            items = transitions_of(self._table.indexes, plan.number)
             stack = self._table.spec.expand_stack(items.stack)
             made = plan, OutputPlan.make(plan.core.outputs, self._columns, items, stack)
             self._plans[id(plan)] = made
         return made
 
-    def _items(self, number: int) -> Transitions:
-        name, one = list(self._table.indexes.items())[number]
-        if not isinstance(one.items, Transitions):
-            expected = f"an index of Transitions: the kernels read no other items, so sample {name!r} from the table"
-            raise InvalidConfig("index of a DeviceReader", expected, type(one.items).__name__)
-        return one.items
-
     def _rounds_of(self, number: int) -> Rounds:
         if number not in self._rounds:
-            items = self._items(number)
+            items = transitions_of(self._table.indexes, number)
             blocks = INTERPRETER_BLOCKS if self._device.type == "cpu" else BlockSizes()
             index = IndexLayout.from_facts(self._facts, number, items)
             self._rounds[number] = Rounds(index, facts_on(self._device, self._layout, index), blocks)

@@ -1,0 +1,90 @@
+"""Trajectories in relive's words: rows of one lane, and explicit items of windows over them, named by the rows' keys.
+
+Reverb's history lies in its writer; relive's rows lie in the table, and whoever has their keys may make an item of
+them. Here the keys of a lane stand in a list, which takes Python's indexes and slices as Reverb's history does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+
+import relive
+from conformance.system import TABLE, NotYet
+from conformance.words import Call, Part
+
+__all__ = ["Trajectories"]
+
+MAX_ROWS = 1000  # of the tables that the cases make
+
+
+@final
+class Trajectories:
+    """What a case writes and makes items of. Its windows must be declared with the table, so it is read beforehand."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.keys: list[int] = []  # of the lane's rows
+        self.items: dict[str, list[int]] = {}  # by table: keys of the items made
+        self.columns: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._windows: dict[str, dict[str, tuple[Part, int, int]]] = {}  # by table and name: rows at most, stride
+        steps = 0
+        for call in calls:
+            if call.verb == "walk":
+                steps += call.arguments[0]
+                self.columns |= {"a": ("int64", ()), "b": ("int64", ())}
+            elif call.verb == "step":
+                steps += 1
+                for name, value in call.options.items():
+                    if name != "partial":
+                        array = np.asarray(value)
+                        self.columns.setdefault(name, (str(array.dtype), array.shape))
+            elif call.verb == "item":
+                self._declare(call.options.get("table", TABLE), call.arguments[0], list(range(steps)))
+            elif call.verb == "item_of_last":
+                self.columns["a"] = ("int64", ())
+                self._declare(TABLE, {"a": Part("a", slice(-2, None))}, [0, 1, 2])
+
+    def _declare(self, table: str, parts: Mapping[str, Part], steps: list[int]) -> None:
+        windows = self._windows.setdefault(table, {})
+        for name, part in parts.items():
+            try:
+                rows = _taken(steps, part)
+            except IndexError:
+                rows = []  # the case shows that it is refused
+            stride = rows[1] - rows[0] if len(rows) > 1 else 1
+            _, length, stride_before = windows.get(name, (part, 1, 1))
+            windows[name] = (part, max(length, len(rows)), max(stride, stride_before))
+
+    def explicit(self, table: str, max_items: int, lengths: Mapping[str, Any] | None) -> relive.Explicit:
+        """The items of a table; lengths: those of its signature. Raises NotYet."""
+        if not hasattr(relive, "Explicit"):
+            raise NotYet("explicit items (relive.Explicit): windows with strides and slices of single columns")
+        declared = self._windows.get(table, {"x": (Part(next(iter(self.columns), "label"), -1), 1, 1)})
+        windows = {
+            name: relive.Window(lengths[name][1][0] if lengths else length, (part.column,), stride)
+            for name, (part, length, stride) in declared.items()
+        }
+        return relive.Explicit(windows, max_items=max_items)
+
+    def rows(self, parts: Mapping[str, Part]) -> dict[str, np.ndarray[Any, Any]]:
+        """{window: keys int64[1, R]} of one item."""
+        return {name: np.array([_taken(self.keys, part)], np.int64) for name, part in parts.items()}
+
+    def shown(self, batch: relive.Batch, row: int, table: str) -> dict[str, Any]:
+        """One item of a batch, {part: values}; of a part that is one step its value, without the window's axis."""
+        found = {}
+        for name, (part, _, _) in sorted(self._windows[table].items()):
+            values = batch[f"{name}/{part.column}"][row][batch[f"{name}/mask"][row]].tolist()
+            found[name] = values[0] if isinstance(part.steps, int) else values
+        return found
+
+
+def _taken(rows: list[int], part: Part) -> list[int]:
+    """Rows of a list by an index, a slice or a list of indexes. Raises IndexError."""
+    if isinstance(part.steps, int):
+        return [rows[part.steps]]
+    if isinstance(part.steps, slice):
+        return rows[part.steps]
+    return [rows[index] for index in part.steps]

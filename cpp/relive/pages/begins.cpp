@@ -1,0 +1,71 @@
+#include "relive/pages/begins.hpp"
+
+#include <algorithm>
+
+#include "relive/index/leaves.hpp"
+#include "relive/words/testing.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+uint32_t step_of(uint32_t head) { return head & kStepMask; }
+
+// Whether the episode ends behind the row that `ahead` is at, `offset` rows behind the page's first.
+bool ends_behind(const Region& r, RowAhead& ahead, uint64_t offset) {
+  if (r.geometry->has_state == 0) return (ahead.head() & (kTerminatedBit | kTruncatedBit)) != 0;
+  return ahead.go_to(offset + 1) && ahead.is_tail();
+}
+
+}  // namespace
+
+bool RowAhead::go_to(uint64_t offset) {
+  while (page_ != kNoPage && offset - first_ >= r_.page_len) {
+    page_ = r_.alive(r_.pages[page_].next.load(kRelaxed));
+    first_ += r_.page_len;
+  }
+  if (page_ == kNoPage) return false;
+  row_ = static_cast<uint32_t>(offset - first_);
+  return row_ < Range::unpack(r_.pages[page_].range.load(kRelaxed)).step_end;
+}
+
+bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset, RowAhead& ahead, bool is_cut) {
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  const uint32_t step = step_of(r.head_of(r.slot_of(page, offset)).load(kRelaxed));
+  const bool is_candidate = sequence.begins_at(step);
+  const bool shifts = sequence.at_end == AtEnd::kShift;
+  if (!is_candidate && !shifts) return false;
+  // Steps of an episode follow each other: where the one `length` - 1 rows on has the number that it then must have, no
+  // end lies in between.
+  const uint64_t last = uint64_t{offset} + sequence.length - 1;
+  const bool is_whole = !RELIVE_RULE(S1_whole) ||
+                        (ahead.go_to(last) && !ahead.is_tail() && step_of(ahead.head()) == step + sequence.length - 1);
+  const bool is_dropped = is_cut && sequence.only_ended != 0;
+  if (is_whole)
+    return (is_candidate && sequence.only_the_last == 0) || (shifts && !is_dropped && ends_behind(r, ahead, last));
+  if (sequence.at_end == AtEnd::kDrop || is_dropped) return false;
+  return shifts ? step == 0 : is_candidate;
+}
+
+int64_t num_decided(const Region& r, uint32_t index, int64_t num_rows, bool has_seam) {
+  // The window of row x is complete when row x + after() is there, or its state cell where that is all it needs. Whether
+  // it is an episode's last is known when the row behind it is a step for good: a lane's last row may become a tail yet.
+  int64_t behind = r.shape(index).after();
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  if (RELIVE_RULE(S2_last) && sequence.at_end == AtEnd::kShift)
+    behind = std::max(behind, int64_t{sequence.length} + r.geometry->has_state);
+  return num_rows + (has_seam ? 1 : 0) - behind;
+}
+
+void end_what_begins_nothing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
+  const Region& r = held.region;
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  if (!sequence.is_set() || sequence.at_end == AtEnd::kShift) return;
+  for (uint32_t offset = begin; offset < end; ++offset) {
+    const uint64_t slot = r.slot_of(page, offset);
+    if (!sequence.begins_at(step_of(r.head_of(slot).load(kRelaxed)))) Leaves::retire(held, index, slot, kStateEnded);
+  }
+}
+
+}  // namespace relive

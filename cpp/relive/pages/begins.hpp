@@ -1,0 +1,46 @@
+// Which rows begin an item, where items are sequences (rules S1 to S3).
+//
+// A sequence begins at every period-th step of its episode, and what the episode's end makes of those that run over it
+// is its index's `at_end`. So whether a row begins an item is known when the row `length` behind it is there, or the
+// episode has ended. All of it follows from the rows: nothing is noted, and whoever goes on after a death decides the same.
+//
+// Locking: under the table lock. Nothing here allocates, sleeps or calls the system (rule C4).
+// Cost:    O(1) a row and two heads of rows read, plus a walk over the pages that `length` spans once a page.
+#pragma once
+
+#include <cstdint>
+
+#include "relive/words/held.hpp"
+
+namespace relive {
+
+// A row behind a page of a lane, found page by page, forward only.
+class RowAhead final {
+ public:
+  RowAhead(const Region& region, uint64_t page) : r_(region), page_(page) {}
+  // Goes to the row `offset` rows behind row 0 of the page it was made for, never back. False where it is not there.
+  bool go_to(uint64_t offset);
+  // Of the row it is at.
+  bool is_tail() const { return r_.is_tail(page_, row_); }
+  uint32_t head() const { return r_.head_of(r_.slot_of(page_, row_)).load(std::memory_order_relaxed); }
+
+ private:
+  const Region& r_;
+  uint64_t page_;       // kNoPage: behind what is there
+  uint64_t first_ = 0;  // the offset of its row 0
+  uint32_t row_ = 0;
+};
+
+// Whether a step begins an item of an index of sequences. Asked for steps of one page in order, with one RowAhead made
+// for that page; when the row may be decided (num_decided). is_cut: the lane ends with its last episode unfinished.
+bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset, RowAhead& ahead, bool is_cut);
+
+// How many rows of a lane, counted from its first, can be published or passed over: of transitions those whose windows
+// are complete. num_rows: that it has, has_seam: and the state cell of the one behind them.
+int64_t num_decided(const Region& r, uint32_t index, int64_t num_rows, bool has_seam);
+
+// Rows [begin, end) of a page that have just become steps: those of which it is known already that they begin nothing
+// end at once, so that the end of an episode, which decides the others, is short.
+void end_what_begins_nothing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end);
+
+}  // namespace relive

@@ -1,0 +1,255 @@
+#include "relive/read/sequences.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "relive/read/walk.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// ---- which outputs -------------------------------------------------------------------------------------------------
+
+struct Derived {
+  const char* name;
+  const char* dtype;
+  uint64_t num_bytes;  // of one row, or of the item
+  Source source;
+  bool has_time;
+  int64_t size;  // of a second axis, 0: none
+};
+
+constexpr Derived kDerived[] = {
+    {"discount", "<f4", 4, Source::kDiscount, true, 0},
+    {"mask", "|b1", 1, Source::kMask, true, 0},
+    {"terminated", "|b1", 1, Source::kTerminated, true, 0},
+    {"truncated", "|b1", 1, Source::kTruncated, true, 0},
+    {"episode_step", "<i8", 8, Source::kEpisodeStep, true, 0},
+    {"first", "|b1", 1, Source::kFirst, true, 0},
+    {"lane", "<i8", 8, Source::kLane, false, 0},
+    {"policy_version", "<i8", 16, Source::kPolicyVersion, false, 2},
+    {"staleness", "<i8", 8, Source::kStaleness, false, 0},
+    {"num_steps", "<i8", 8, Source::kNumSteps, false, 0},
+};
+
+void set_time(uint32_t num_rows, uint64_t row_bytes, Output* out) {
+  out->shape.insert(out->shape.begin(), num_rows);
+  out->row_bytes = row_bytes;
+  out->item_bytes = num_rows * row_bytes;
+}
+
+Output column_output(const Region& r, const GatherPlan& plan, uint32_t column, Source source) {
+  const ColumnLayout& layout = r.columns[column];
+  Output out;
+  out.name = source == Source::kNext ? std::string("next_") + layout.name : std::string(layout.name);
+  out.dtype = layout.dtype;
+  out.column = column;
+  out.source = source;
+  out.stack = layout.kind == ColumnKind::kState ? std::max(1u, r.header->indexes[plan.index].stack[column]) : 1;
+  if (out.stack > 1) out.shape.push_back(out.stack);
+  out.shape.insert(out.shape.end(), layout.dims, layout.dims + layout.num_dims);
+  out.item_bytes = layout.num_bytes * out.stack;
+  out.is_bulk = layout.area == Area::kBulk;
+  if (layout.kind != ColumnKind::kStart) set_time(plan.num_rows, out.item_bytes, &out);
+  return out;
+}
+
+Status find_output(const Region& r, const GatherPlan& plan, const std::string& name, Output* out) {
+  for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
+    const ColumnLayout& column = r.columns[c];
+    const bool is_next = column.kind == ColumnKind::kState && name == std::string("next_") + column.name;
+    if (!is_next && name != column.name) continue;
+    *out = column_output(r, plan, c, is_next ? Source::kNext : Source::kColumn);
+    return {};
+  }
+  for (const Derived& derived : kDerived) {
+    if (name != derived.name) continue;
+    out->name = name;
+    out->dtype = derived.dtype;
+    out->source = derived.source;
+    out->item_bytes = derived.num_bytes;
+    if (derived.size != 0) out->shape.push_back(derived.size);
+    if (derived.has_time) set_time(plan.num_rows, derived.num_bytes, out);
+    return {};
+  }
+  return Status(Code::kInvalidConfig)
+      .with_text("what", "column")
+      .with_text("expected", "a declared column, next_<state>, mask or another derived one")
+      .with_text("got", name);
+}
+
+// ---- which rows ----------------------------------------------------------------------------------------------------
+
+// Walks the steps of a window, up to as many as it has or to the end of the episode.
+bool walk(const Region& r, const GatherPlan& plan, uint32_t most, Window& w, Runs* runs) {
+  const bool has_state = r.geometry->has_state != 0;
+  Walk steps(r, w, runs);
+  w.has_tail = false;
+  uint32_t m = 0;
+  while (true) {
+    if (m > 0 && !steps.is_there()) {
+      if (RELIVE_RULE(W1_whole)) return false;
+      break;
+    }
+    if (m > 0 && steps.is_tail()) {
+      w.has_tail = true;
+      break;
+    }
+    const uint32_t head = load_head(steps.at.base + steps.row * r.geometry->record_stride);
+    if (m == 0) w.episode_step = head & kStepMask;
+    ++m;
+    if (m == most && !plan.needs_next) break;
+    if (!has_state && (m == most || (head & (kTerminatedBit | kTruncatedBit)) != 0)) break;
+    if (!steps.advance()) return false;
+    if (m < most) continue;
+    w.has_tail = steps.is_there() && steps.is_tail();
+    break;
+  }
+  w.num_steps = m;
+  return m > 0;
+}
+
+bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs) {
+  const SequenceConfig& sequence = r.header->indexes[plan.index].sequence;
+  if (!walk(r, plan, sequence.length + sequence.bootstrap, w, runs)) return false;
+  w.lead = std::min(sequence.burn_in, w.episode_step);
+  return add_before(r, w, std::min(plan.before, w.episode_step), runs);
+}
+
+// ---- their bytes ---------------------------------------------------------------------------------------------------
+
+template <class T, class Value>
+std::byte* fill(const SequenceRows& rows, std::byte* to, Value&& value) {
+  rows.for_each(0, rows.num_steps, [&](const std::byte* base, uint32_t row, uint64_t slot) {
+    const T number = static_cast<T>(value(load_head(base + row * rows.r.geometry->record_stride), slot));
+    std::memcpy(to, &number, sizeof(T));
+    to += sizeof(T);
+  });
+  return to;
+}
+
+void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* to) {
+  const ColumnLayout& column = rows.r.columns[output.column];
+  const uint64_t num_bytes = column.num_bytes, stride = column.stride, offset = column.offset;
+  const auto run = [&](auto&& copy) {
+    rows.for_each_cell(plan, output, to, [&](int64_t at, std::byte* into) {
+      const RowPlace row = row_at(rows.r, rows.w, rows.runs, at);
+      copy(into, row.base + offset + row.offset * stride);
+    });
+  };
+  if (is_streamed(column, output.item_bytes, batch))
+    return run([num_bytes](std::byte* into, const std::byte* from) { stream_bytes(into, from, num_bytes); });
+  if (num_bytes == 4) return run([](std::byte* into, const std::byte* from) { copy_bytes(into, from, 4); });
+  if (num_bytes == 8) return run([](std::byte* into, const std::byte* from) { copy_bytes(into, from, 8); });
+  run([num_bytes](std::byte* into, const std::byte* from) { copy_bytes(into, from, num_bytes); });
+}
+
+std::byte* fill_rows_of(const SequenceRows& rows, const GatherPlan& plan, const Output& output, std::byte* to) {
+  const Region& r = rows.r;
+  const double gamma = r.header->indexes[plan.index].gamma;
+  const uint32_t last = rows.num_steps - 1;
+  std::memset(to, 0, rows.in_front * output.row_bytes);
+  to += rows.in_front * output.row_bytes;
+  uint32_t t = 0;
+  switch (output.source) {
+    case Source::kDiscount:
+      return fill<float>(rows, to, [&](uint32_t head, uint64_t slot) { return gamma * r.discount_of(slot, head); });
+    case Source::kTerminated:
+      return fill<uint8_t>(rows, to, [](uint32_t head, uint64_t) { return (head & kTerminatedBit) != 0; });
+    case Source::kTruncated:  // an end that came after its step is the tail behind it
+      return fill<uint8_t>(rows, to, [&](uint32_t head, uint64_t) {
+        const bool is_cut = t++ == last && rows.w.has_tail && (head & kTerminatedBit) == 0;
+        return is_cut || (head & kTruncatedBit) != 0;
+      });
+    case Source::kEpisodeStep:
+      return fill<int64_t>(rows, to, [](uint32_t head, uint64_t) { return head & kStepMask; });
+    case Source::kFirst:
+      return fill<uint8_t>(rows, to, [](uint32_t head, uint64_t) { return (head & kStepMask) == 0; });
+    default:
+      std::memset(to, 1, rows.num_steps);  // the mask
+      return to + rows.num_steps;
+  }
+}
+
+// One value an item.
+void fill_item(const SequenceRows& rows, const Output& output, std::byte* to) {
+  const Region& r = rows.r;
+  const auto store = [&to](int64_t number) {
+    std::memcpy(to, &number, sizeof number);
+    to += sizeof number;
+  };
+  int64_t lowest = INT64_MAX, highest = 0;
+  const auto look_at_versions = [&] {
+    rows.for_each(0, rows.num_steps, [&](const std::byte*, uint32_t, uint64_t slot) {
+      const int64_t version = r.marks[slot].policy_version.load(kRelaxed);
+      lowest = std::min(lowest, version);
+      highest = std::max(highest, version);
+    });
+  };
+  switch (output.source) {
+    case Source::kLane:
+      return store(static_cast<int64_t>(r.lane_of(rows.w.slot)));
+    case Source::kPolicyVersion:
+      look_at_versions();
+      store(lowest);
+      return store(highest);
+    case Source::kStaleness:
+      look_at_versions();
+      return store(int64_t{r.header->policy_version.load(kRelaxed)} - lowest);
+    default:
+      return store(rows.num_steps);
+  }
+}
+
+void copy_output(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* out) {
+  std::byte* const to = out + rows.w.row * output.item_bytes;
+  if (output.source == Source::kColumn || output.source == Source::kNext)
+    return copy_cells(rows, plan, output, batch, to);
+  if (output.row_bytes == 0) return fill_item(rows, output, to);
+  std::byte* const end = fill_rows_of(rows, plan, output, to);
+  std::memset(end, 0, static_cast<size_t>(to + output.item_bytes - end));
+}
+
+}  // namespace
+
+Status make_sequence_plan(const Region& r, const std::vector<std::string>& names, GatherPlan* plan) {
+  const SequenceConfig& sequence = r.header->indexes[plan->index].sequence;
+  plan->num_rows = sequence.num_rows();
+  plan->after = r.shape(plan->index).after();
+  plan->before = sequence.burn_in;
+  plan->record_span = kRecordHead;
+  for (const std::string& name : names) {
+    Output output;
+    RELIVE_RETURN_IF_ERROR(find_output(r, *plan, name, &output));
+    plan->before = std::max(plan->before, sequence.burn_in + output.stack - 1);
+    plan->needs_next |= output.source == Source::kNext || output.source == Source::kTruncated;
+    plan->needs_bulk |= output.is_bulk;
+    plan->outputs.push_back(std::move(output));
+  }
+  return {};
+}
+
+void resolve_sequences(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count,
+                       Runs* runs) {
+  for (size_t k = 0; k < count; ++k) {
+    Window& w = windows[which[k]];
+    begin_window(w, *runs);
+    if (w.ok) w.ok = resolve_one(r, plan, w, runs);
+  }
+}
+
+void copy_sequences(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs,
+                    const uint32_t* which, size_t count, size_t batch, std::byte* const* out) {
+  for (size_t k = 0; k < count; ++k) {
+    const Window& w = windows[which[k]];
+    if (!w.ok) continue;
+    const SequenceRows rows(r, plan, w, runs.data());
+    for (size_t o = 0; o < plan.outputs.size(); ++o)
+      if (!plan.outputs[o].is_bulk) copy_output(rows, plan, plan.outputs[o], batch, out[o]);
+  }
+  end_stream();
+}
+
+}  // namespace relive

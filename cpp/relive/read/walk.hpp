@@ -1,0 +1,68 @@
+// The runs of a window, found page by page. Shared by resolve.cpp and sequences.cpp.
+#pragma once
+
+#include "relive/read/rows.hpp"
+
+namespace relive {
+
+inline void begin_window(Window& w, const Runs& runs) {
+  w.pages_after = w.pages_before = 0;
+  w.first_run = static_cast<uint32_t>(runs.size());
+  w.num_steps = 1;
+}
+
+// The page that a window's runs end with on the side after it.
+inline Run last_page(const Region& r, const Window& w, const Runs& runs) {
+  return w.pages_after == 0 ? Run{r.page_of(w.slot), w.word, w.base} : runs[w.first_run + w.pages_after - 1];
+}
+
+// One more page after those the window has. No page before it is noted yet.
+inline bool add_next(const Region& r, Window& w, Runs* runs) {
+  Run next;
+  if (!follow(r, r.pages[last_page(r, w, *runs).page].next, &next)) return false;
+  runs->push_back(next);
+  ++w.pages_after;
+  return true;
+}
+
+// The pages before the item's own, as far as `rows` rows before it reach.
+inline bool add_before(const Region& r, Window& w, int64_t rows, Runs* runs) {
+  uint64_t page = r.page_of(w.slot);
+  for (int64_t left = rows - r.offset_of(w.slot); left > 0; left -= r.page_len) {
+    Run prev;
+    if (!follow(r, r.pages[page].prev, &prev)) return false;
+    runs->push_back(prev);
+    ++w.pages_before;
+    page = prev.page;
+  }
+  return true;
+}
+
+// A walk along the steps of a window, page by page.
+struct Walk {
+  const Region& r;
+  Window& w;
+  Runs* runs;
+  Run at;             // the page
+  uint32_t row;       // in it
+  uint32_t step_end;  // of the page
+
+  Walk(const Region& region, Window& window, Runs* list)
+      : r(region), w(window), runs(list), at{r.page_of(w.slot), w.word, w.base}, row(r.offset_of(w.slot)) {
+    look();
+  }
+  void look() { step_end = Range::unpack(r.pages[at.page].range.load(std::memory_order_acquire)).step_end; }
+  // Goes on to the next row, on the next page where it must. False where that page is gone.
+  bool advance() {
+    if (++row < r.page_len) return true;
+    if (!add_next(r, w, runs)) return false;
+    at = runs->back();
+    row = 0;
+    look();
+    return true;
+  }
+  bool is_there() const { return row < step_end; }
+  bool is_tail() const { return r.is_tail(at.page, row); }
+};
+
+}  // namespace relive
