@@ -118,6 +118,22 @@ def _over_mapping(operation: str) -> Callable[[Rows], float | None]:
     return value
 
 
+def _windows_share(rows: Rows) -> float | None:
+    """Of the speed of memcpy, for windows of 121 frames."""
+    of = [median(rows, "sequences", "relive", f"{what} of 121 frames", 64) for what in ("memcpy", "windows")]
+    return ratio(*of)
+
+
+def _growth(what: str) -> Callable[[Rows], float | None]:
+    """How many times as much a batch's time grows from 1e5 steps to 1e7 as memcpy's of equally many windows."""
+
+    def grown(rows: Rows, operation: str) -> float | None:
+        few, many = (median(rows, "sequences", "relive", operation, 64, size) for size in (100_000, 10_000_000))
+        return ratio(many, few)
+
+    return lambda rows: ratio(grown(rows, f"{what} of 32"), grown(rows, "memcpy of 32"))
+
+
 SAMPLE = "prioritized sample of 256, gathered, keys, weights"
 STACKS = "Atari stacks, sample 256, warm"
 SERVED = "over loopback, prioritized sample of 256"
@@ -135,6 +151,9 @@ DEMANDS = (
     Demand(STACKS, "share of memcpy, source in memory", 0.6, 0.8, "x", _copy_share("memory"), True),
     Demand(STACKS, "share of memcpy, source in cache", 0.6, 0.8, "x", _copy_share("cache"), True),
     Demand(STACKS, "SB3 / relive", 3, None, "x", _times_faster("atari", "SB3 uniform", "sample, warm"), True),
+    Demand("64 windows of 121 frames of 84 x 84", "share of memcpy", 0.7, None, "x", _windows_share, True),
+    Demand("a batch of sequences, 1e7 steps against 1e5", "growth / memcpy's", 1.3, None, "x", _growth("sequences")),
+    Demand("a batch of episodes, 1e7 steps against 1e5", "growth / memcpy's", 1.3, None, "x", _growth("episodes")),
     Demand("1e6 Atari steps, all touched", "process memory", 7.3, None, "GB", _gigabytes("relive")),
     Demand("1e6 Atari steps, all touched", "shared memory", 7.3, None, "GB", _gigabytes("relive shared")),
     Demand("two processes sampling against one", "throughput", 1.6, 1.9, "x", _two_samplers, True),

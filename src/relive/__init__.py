@@ -11,6 +11,7 @@ from relive.items import Episodes, Sequences, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.open import attach, connect, list_tables, remove
 from relive.patterns import Condition, Pattern, PatternWriter
+from relive.priorities import sequence_priority
 from relive.protocol import ReplayTable, ReplayWriter
 from relive.samplers import Fifo, Prioritized, Uniform
 from relive.spec import ArraySpec, StepSpec
@@ -59,4 +60,5 @@ __all__ = [
     "errors",
     "list_tables",
     "remove",
+    "sequence_priority",
 ]

@@ -19,6 +19,7 @@ FLOORS: list[set[str]] = [
     {"_item_errors"},
     {"errors"},
     {"_checks", "_closing", "_ending", "_parts"},
+    {"priorities"},
     {"spec", "_spaces", "_casting"},
     {"protocol", "table_core"},
     {"items", "explicit", "samplers", "limiters", "storage"},

@@ -308,3 +308,20 @@ def test_stacks_of_other_indexes_cost_an_index_nothing() -> None:
     with relive.Table(SPEC, 100, indexes(100)) as table, table.writer() as writer:
         writer.extend(**block(500))
         assert (table.num_items(index="plain"), table.num_items(index="stacked")) == (100, 97)
+
+
+def test_a_block_asks_for_the_items_that_it_can_begin_and_not_for_its_rows() -> None:
+    """256 steps of which 7 begin a sequence: 28 samples' worth, where the window holds 40."""
+    items = relive.Sequences(40, at_end="drop")
+    index = relive.Index(items, limiter=relive.SamplesPerInsert(4.0, min_size=1, tolerance=20))
+    spec = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})
+    with relive.Table(spec, 10_000, index) as table, table.writer() as writer:
+        block = np.zeros(256, np.float32)
+        assert len(writer.extend(reward=block, timeout_s=0.0)) == 256
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            writer.extend(reward=block, timeout_s=0.0)
+        assert caught.value.has == (6 + 6) * 4.0, "six are published, six more could begin"
+        assert len(writer.extend(reward=np.zeros(24, np.float32), timeout_s=0.0)) == 24, "no item begins in these"
+        for _ in range(2):
+            table.sample(20, timeout_s=0.0)
+        assert len(writer.extend(reward=block, timeout_s=0.0)) == 256

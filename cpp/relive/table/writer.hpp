@@ -116,9 +116,12 @@ class Writer final {
   struct Admission {
     int64_t rows = 0;      // let in now
     int64_t asked = 0;     // how many must be let in at once
-    uint32_t refused = 0;  // the index that does not
+    int64_t items = 0;     // that they can begin in the index that does not let them in
+    uint32_t refused = 0;  // which one that is
     bool never = false;    // nor ever will
   };
+  int64_t most_items(const StepBlock& block, uint32_t index, size_t stored, size_t rows) const;
+  int64_t rows_of_items(const StepBlock& block, uint32_t index, size_t stored, size_t rows, int64_t allowed) const;
   Admission ask_limiters(const StepBlock& block, size_t stored) const;
   void split_admission(const StepBlock& block, size_t stored, Admission* admission) const;
   Status admit(const StepBlock& block, size_t stored, const Deadline& deadline, size_t* upto);

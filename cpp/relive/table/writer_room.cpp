@@ -209,6 +209,36 @@ Status Writer::take_frames(const StepBlock& block, const Deadline& deadline) {
   return {};
 }
 
+// The most items of an index that the next `rows` rows of a block can begin: what admission counts. Of sequences these are
+// the steps where one may begin, and of those that move back at an end one more for each end.
+int64_t Writer::most_items(const StepBlock& block, uint32_t index, size_t stored, size_t rows) const {
+  const SequenceConfig& sequence = table_->region().header->indexes[index].sequence;
+  if (!sequence.is_set()) return static_cast<int64_t>(rows);
+  int64_t items = 0;
+  for (size_t m = 0; m < block.num_lanes; ++m) {
+    const LaneWriter& lane = lane_of(block, m);
+    uint32_t step = lane.episode_step;
+    for (size_t row = lane.done; row * block.num_lanes + m < stored + rows; ++row) {
+      items += sequence.begins_at(step++) ? 1 : 0;
+      if (!ends_at(block, row, m)) continue;
+      items += sequence.at_end == AtEnd::kShift ? 1 : 0;
+      step = 0;
+    }
+  }
+  return items;
+}
+
+// How many of the next `rows` rows an index lets in that takes `allowed` items.
+int64_t Writer::rows_of_items(const StepBlock& block, uint32_t index, size_t stored, size_t rows,
+                              int64_t allowed) const {
+  size_t fits = 0;
+  for (size_t beyond = rows + 1; fits + 1 < beyond;) {  // more rows never begin fewer items
+    const size_t middle = fits + (beyond - fits) / 2;
+    (most_items(block, index, stored, middle) <= allowed ? fits : beyond) = middle;
+  }
+  return static_cast<int64_t>(fits);
+}
+
 // All rows that are left, or none, as long as draws that fit the window beside them take turns with them. A block that
 // does not fit it beside the largest draw that was refused so far would wait for that draw as that draw for it: it goes
 // in by parts, as many rows as there is room for.
@@ -216,18 +246,21 @@ Writer::Admission Writer::ask_limiters(const StepBlock& block, size_t stored) co
   const Region& r = table_->region();
   const int64_t left = static_cast<int64_t>(block.num_rows * block.num_lanes - stored);
   const int64_t reserved = r.reserved_rows();
-  Admission admission{left, left, 0, false};
+  Admission admission{left, left, left, 0, false};
   for (const uint32_t i : r.row_indexes()) {
     const LimiterConfig& limiter = r.header->indexes[i].limiter;
     if (limiter.kind == LimiterConfig::kMinSize) continue;
     const IndexState& state = r.header->index_state[i];
-    const int64_t rows = most_insertable(limiter, state.live_items.load(kRelaxed),
-                                         state.inserted.load(kRelaxed) + reserved, r.sampled(i), left);
+    const int64_t items = most_items(block, i, stored, static_cast<size_t>(left));
+    const int64_t allowed = most_insertable(limiter, state.live_items.load(kRelaxed),
+                                            state.inserted.load(kRelaxed) + reserved, r.sampled(i), items);
+    const int64_t rows = allowed >= items ? left : rows_of_items(block, i, stored, static_cast<size_t>(left), allowed);
     if (rows < admission.rows) {
       admission.rows = rows;
+      admission.items = items;
       admission.refused = i;
     }
-    if (rows < left && stored == 0 && !insert_can_ever_pass(limiter, left)) return {0, left, i, true};
+    if (rows < left && stored == 0 && !insert_can_ever_pass(limiter, items)) return {0, left, items, i, true};
   }
   if (admission.rows < left) split_admission(block, stored, &admission);
   return admission;
@@ -242,8 +275,9 @@ void Writer::split_admission(const StepBlock& block, size_t stored, Admission* a
   for (const uint32_t i : r.row_indexes()) {
     const LimiterConfig& limiter = r.header->indexes[i].limiter;
     const int64_t draw = r.refused_draw(i);
-    goes_by_parts |= !always_moves(limiter, admission->asked, draw);
-    steps_fit &= always_moves(limiter, width, draw);
+    const auto asked = static_cast<size_t>(admission->asked), step = static_cast<size_t>(width);
+    goes_by_parts |= !always_moves(limiter, most_items(block, i, stored, asked), draw);
+    steps_fit &= always_moves(limiter, most_items(block, i, stored, step), draw);
   }
   const int64_t unit = steps_fit ? width : 1;
   if (goes_by_parts) admission->asked = unit - first % unit;
@@ -256,10 +290,10 @@ Status Writer::room_error(Code code, const Admission& admission, const Deadline&
   const IndexState& state = r.header->index_state[admission.refused];
   if (code == Code::kRequestTooLarge)
     return Status(code)
-        .with_int("requested", admission.asked)
+        .with_int("requested", admission.items)
         .with_double("window", window(index.limiter) / index.limiter.samples_per_insert)
         .with_text("arithmetic", limiter_text(index));
-  const double inserted = static_cast<double>(state.inserted.load(kRelaxed) + admission.asked);
+  const double inserted = static_cast<double>(state.inserted.load(kRelaxed) + admission.items);
   const double has = inserted * index.limiter.samples_per_insert - static_cast<double>(r.sampled(admission.refused));
   const std::string needs = "(inserted + n) x samples_per_insert - sampled <= " + std::to_string(index.limiter.hi);
   // Samplers cannot take it down again while there is nothing for them to draw: both sides stand still.

@@ -1,0 +1,26 @@
+"""Priorities of items that are more than a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relive._checks import finite
+from relive.errors import ShapeMismatch
+
+__all__ = ["sequence_priority"]
+
+
+def sequence_priority(td_errors: Any, mask: Any, eta: float = 0.9) -> Any:
+    """eta * max + (1 - eta) * mean of |td_errors| over the rows of each sequence that mask names.
+
+    td_errors [B, T] and mask bool [B, T]: numpy arrays or torch tensors, both of one kind; the result is [B], of that
+    kind. To leave burn-in out give the mask of the rows that carry loss. A sequence without such a row has 0. eta in
+    [0, 1]. Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning (2019), section 2.3.
+    Raises InvalidConfig, ShapeMismatch.
+    """
+    eta = finite("eta", eta, 0.0, 1.0)
+    if len(td_errors.shape) != 2 or tuple(td_errors.shape) != tuple(mask.shape):
+        raise ShapeMismatch("mask of td_errors", tuple(td_errors.shape), tuple(mask.shape))
+    errors = abs(td_errors) * mask
+    largest = errors.amax(1) if hasattr(errors, "amax") else errors.max(1)
+    return eta * largest + (1.0 - eta) * errors.sum(1) / mask.sum(1).clip(1)
