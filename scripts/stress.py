@@ -53,6 +53,7 @@ RECIPES = (
     "--seconds 6",
     "--seconds 6 --explicit",
     "--seconds 6 --late",
+    "--seconds 6 --explicit --rounds 0",
     "--seconds 30 --max-times 1 --stateless --n-step 6",
     "--seconds 6 --sequences drop",
     "--seconds 6 --sequences shift --short-lanes",

@@ -18,6 +18,7 @@ pytest.register_assert_rewrite(
     "contract.reading",
     "contract.limits",
     "contract.changes",
+    "contract.explicit",
     "contract.bad_input",
     "contract.bad_config",
     "naive.program",

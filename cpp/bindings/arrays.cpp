@@ -145,7 +145,8 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
                                        "InvalidConfig",
                                        "RowGone",
                                        "EpisodeTooLong",
-                                       "AlreadyCompleted"};
+                                       "AlreadyCompleted",
+                                       "RowsApart"};
   nb::dict fields;
   for (const Field& field : status.fields()) {
     nb::object value;

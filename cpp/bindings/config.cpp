@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
+#include <tuple>
 #include <utility>
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include "module.hpp"
 #include "relive/index/kinds.hpp"
@@ -105,6 +108,30 @@ ColumnConfig column_config(nb::handle row) {
 
 // ---- an index, part by part; each reads what the class of its name says in core_config() ---------------------------
 
+// Windows as (name, length, stride), columns as a table's.
+void read_explicit(const Part& from, IndexConfig* index, std::vector<ColumnConfig>* item_columns) {
+  index->n_step = 1;
+  index->gamma = 1.0;
+  std::fill(std::begin(index->stack), std::end(index->stack), 1u);
+  index->map = LeafMap::kExplicit;
+  index->max_items = from.get<uint64_t>("max_items");
+  const auto windows = from.get<nb::list>("windows");
+  if (nb::len(windows) > kMaxWindows) refuse(from.of("windows"), "at most 32", std::to_string(nb::len(windows)));
+  for (nb::handle row : windows) {
+    WindowConfig& window = index->windows[index->num_windows++];
+    try {
+      const auto [name, length, stride] = nb::cast<std::tuple<std::string, uint32_t, uint32_t>>(row);
+      if (name.size() >= sizeof window.name) refuse(from.of("windows"), "names of at most 47 bytes", shown(row));
+      std::memcpy(window.name, name.data(), name.size());
+      window.length = length;
+      window.stride = stride;
+    } catch (const nb::cast_error&) {
+      refuse(from.of("windows"), "(name, length, stride)", shown(row));
+    }
+  }
+  for (nb::handle row : from.get<nb::list>("columns")) item_columns->push_back(column_config(row));
+}
+
 void read_sequence(const Part& from, SequenceConfig* sequence) {
   sequence->length = from.get<uint32_t>("length");
   sequence->burn_in = from.get<uint32_t>("burn_in");
@@ -118,8 +145,13 @@ void read_sequence(const Part& from, SequenceConfig* sequence) {
   sequence->longest = from.get<uint32_t>("longest");
 }
 
-void read_items(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index) {
-  if (from.kind<bool>("items", {{"transitions", false}, {"sequences", true}})) read_sequence(from, &index->sequence);
+void read_items(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index,
+                std::vector<ColumnConfig>* item_columns) {
+  enum class Kind { kTransitions, kSequences, kExplicit };
+  const Kind kind = from.kind<Kind>(
+      "items", {{"transitions", Kind::kTransitions}, {"sequences", Kind::kSequences}, {"explicit", Kind::kExplicit}});
+  if (kind == Kind::kExplicit) return read_explicit(from, index, item_columns);
+  if (kind == Kind::kSequences) read_sequence(from, &index->sequence);
   index->n_step = from.get_or<uint32_t>("n_step", 1);
   index->gamma = from.get<double>("gamma");
   index->stack_pad = from.kind<StackPad>("stack_pad", {{"repeat", StackPad::kRepeat}, {"zeros", StackPad::kZeros}});
@@ -156,42 +188,55 @@ void read_limiter(const Part& from, IndexConfig* index) {
     index->limiter = make_min_size(min_size);
 }
 
-IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& columns) {
+// What an index says differs with its items.
+bool is_explicit(nb::handle row) {
+  if (!nb::isinstance<nb::dict>(row)) return false;
+  const auto from = nb::borrow<nb::dict>(row);
+  return from.contains("items") && nb::object(from["items"]).equal(nb::str("explicit"));
+}
+
+IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& columns,
+                         std::vector<ColumnConfig>* item_columns) {
   std::string name;
   if (nb::isinstance<nb::dict>(row)) {
     const auto from = nb::borrow<nb::dict>(row);
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
-  const Part from(row, "index" + name,
-                  {"name",
-                   "items",
-                   "n_step",
-                   "gamma",
-                   "stack",
-                   "stack_pad",
-                   "sampler",
-                   "priority_exponent",
-                   "initial",
-                   "limiter",
-                   "min_size",
-                   "samples_per_insert",
-                   "tolerance",
-                   "remover",
-                   "max_times_sampled",
-                   "length",
-                   "burn_in",
-                   "bootstrap",
-                   "period",
-                   "at_end",
-                   "pad",
-                   "only_ended",
-                   "only_the_last",
-                   "longest"});
+  const Part from =
+      is_explicit(row)
+          ? Part(row, "index" + name,
+                 {"name", "items", "windows", "columns", "max_items", "sampler", "priority_exponent", "initial",
+                  "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"})
+          : Part(row, "index" + name,
+                 {"name",
+                  "items",
+                  "n_step",
+                  "gamma",
+                  "stack",
+                  "stack_pad",
+                  "sampler",
+                  "priority_exponent",
+                  "initial",
+                  "limiter",
+                  "min_size",
+                  "samples_per_insert",
+                  "tolerance",
+                  "remover",
+                  "max_times_sampled",
+                  "length",
+                  "burn_in",
+                  "bootstrap",
+                  "period",
+                  "at_end",
+                  "pad",
+                  "only_ended",
+                  "only_the_last",
+                  "longest"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");
   std::memcpy(index.name, text.data(), std::min(text.size(), sizeof index.name - 1));
-  read_items(from, columns, &index);
+  read_items(from, columns, &index, item_columns);
   read_sampler(from, &index);
   read_limiter(from, &index);
   std::string known;
@@ -209,7 +254,10 @@ TableConfig table_config(const nb::dict& given) {
       {"columns", "indexes", "capacity", "max_lanes", "max_participants", "seed", "shard", "metadata", "tier"});
   TableConfig config;
   for (nb::handle row : from.get<nb::list>("columns")) config.columns.push_back(column_config(row));
-  for (nb::handle row : from.get<nb::list>("indexes")) config.indexes.push_back(index_config(row, config.columns));
+  for (nb::handle row : from.get<nb::list>("indexes")) {
+    config.item_columns.emplace_back();
+    config.indexes.push_back(index_config(row, config.columns, &config.item_columns.back()));
+  }
   config.capacity = from.get<uint64_t>("capacity");
   config.max_lanes = from.get<uint32_t>("max_lanes");
   config.max_participants = from.get<uint32_t>("max_participants");

@@ -88,6 +88,7 @@ nb::list layout(const CoreTable& self);
 nb::dict stats(const CoreTable& self);
 nb::dict tier_stats(const CoreTable& self);
 void bind_tier(nb::module_& module, nb::class_<CoreTable>& table);
+void bind_items(nb::class_<CoreTable>& table);
 void bind_table(nb::module_& module);
 void bind_writer(nb::module_& module);
 void bind_device(nb::module_& module);

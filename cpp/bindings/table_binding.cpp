@@ -354,6 +354,7 @@ void bind_core_table(nb::module_& module) {
                             int64_t key) { without_gil([&] { return relive::pin_page(*self.table, key, false); }); })
       .def("address_of", &address_of, nb::arg("key"))
       .def("region_bytes", &region_bytes, nb::keep_alive<0, 1>());
+  bind_items(table);
   bind_tier(module, table);
 }
 

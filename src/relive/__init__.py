@@ -8,10 +8,12 @@ from relive.batch import Batch, Draw
 from relive.batches import Batches
 from relive.config import TableConfig
 from relive.errors import DeadlineExceeded, ReliveError
+from relive.explicit import Explicit, Window
 from relive.index import Index
 from relive.items import Episodes, Sequences, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.open import attach, connect, list_tables, remove
+from relive.patterns import Condition, Pattern, PatternWriter
 from relive.priorities import sequence_priority
 from relive.protocol import ReplayTable, ReplayWriter
 from relive.samplers import Fifo, Prioritized, Uniform
@@ -27,14 +29,18 @@ __all__ = [
     "ArraySpec",
     "Batch",
     "Batches",
+    "Condition",
     "DeadlineExceeded",
     "Draw",
     "Episodes",
+    "Explicit",
     "Fifo",
     "Index",
     "IndexStats",
     "LocalMemory",
     "MinSize",
+    "Pattern",
+    "PatternWriter",
     "Prioritized",
     "ReliveError",
     "ReplayTable",
@@ -50,6 +56,7 @@ __all__ = [
     "Tiered",
     "Transitions",
     "Uniform",
+    "Window",
     "Writer",
     "attach",
     "connect",

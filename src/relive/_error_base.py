@@ -16,7 +16,8 @@ class ReliveError(Exception):
     """Base of every error of the library. Attributes are the fields; str() is the sentence.
 
     stored: rows of the append or extend that raised it which are stored: the first ones, step by step and in each step
-    lane by lane; 0 for all other calls. keys: int64[stored], theirs; None where nothing is stored.
+    lane by lane; items of the create_items that raised it which are made; 0 for all other calls. keys: int64[stored],
+    theirs; None where nothing is stored.
     """
 
     stored: int = 0

@@ -6,7 +6,7 @@ from typing import final
 
 from relive._error_base import ReliveError
 
-__all__ = ["EpisodeTooLong"]
+__all__ = ["EpisodeTooLong", "RowGone", "RowsApart"]
 
 
 @final
@@ -21,3 +21,43 @@ class EpisodeTooLong(ReliveError, ValueError):
             f" max_length = {max_length} steps; end the episode (truncated=True) before it, or use"
             " Episodes(too_long='head' or 'tail') or a larger max_length"
         )
+
+
+@final
+class RowGone(ReliveError, LookupError):
+    """A row that an explicit item should have is not there: it went, it is still to come, or it is no step.
+
+    item: position in the call. window: its name. key: of the row that the window was named by. why: in words.
+    """
+
+    def __init__(self, item: int, window: str, key: int, why: str = "") -> None:
+        self.item = item
+        self.window = window
+        self.key = key
+        self.why = why
+        super().__init__(
+            f"item {item}: {_window_text(window)} at row {key} cannot be had: {why}; make items while their rows are"
+            " there, or give the table a larger capacity"
+        )
+
+
+@final
+class RowsApart(ReliveError, ValueError):
+    """Rows that are no window of an explicit item, as they do not follow each other in one episode of one lane.
+
+    item: position in the call. window: its name. key: of the row that the window was named by. why: in words.
+    """
+
+    def __init__(self, item: int, window: str, key: int, why: str = "") -> None:
+        self.item = item
+        self.window = window
+        self.key = key
+        self.why = why
+        super().__init__(
+            f"item {item}: the rows of {_window_text(window)} at row {key} are no window: {why}; give it fewer rows, or"
+            " the rest another window"
+        )
+
+
+def _window_text(window: object) -> str:
+    return f"window {window!r}" if window else "its window"

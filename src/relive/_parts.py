@@ -12,8 +12,9 @@ __all__ = ["from_parts", "refuse_unknown", "to_parts"]
 
 
 def to_parts(value: Any) -> dict[str, Any]:
-    """{'type': name of its class, option: value, ...} of a frozen dataclass."""
-    return {"type": type(value).__name__, **asdict(value)}
+    """{'type': name of its class, option: value, ...} of a frozen dataclass: its to_dict(), or its plain fields."""
+    options = value.to_dict() if hasattr(value, "to_dict") else asdict(value)
+    return {"type": type(value).__name__, **options}
 
 
 def from_parts(what: str, parts: Any, kinds: Sequence[type[Any]]) -> Any:

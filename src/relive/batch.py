@@ -36,9 +36,16 @@ class Columns:
     num_behind: rows behind the last step that items show. untimed: names of columns that have no time axis there.
     """
 
-    __slots__ = ("is_trimmed", "names", "num_behind", "positions", "spec", "tops", "untimed")
+    __slots__ = ("is_trimmed", "names", "num_behind", "positions", "spec", "tops", "untimed", "windows")
 
-    def __init__(self, names: tuple[str, ...], spec: StepSpec, is_trimmed: bool = False, num_behind: int = 0) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        spec: StepSpec,
+        is_trimmed: bool = False,
+        num_behind: int = 0,
+        windows: tuple[str, ...] = (),
+    ) -> None:
         self.is_trimmed = is_trimmed
         self.num_behind = num_behind
         starts = (name for name, column in spec.columns.items() if column.kind == "start")
@@ -47,6 +54,7 @@ class Columns:
         self.positions = {name: position for position, name in enumerate(names)}
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
+        self.windows = windows  # names that stand before those of columns
 
     def trimmed(self, arrays: list[Any]) -> list[Any]:
         """The arrays without the time steps in which no item has a row, as views. Tensors stay as they are."""
@@ -78,10 +86,12 @@ class Columns:
 
     def _is_whole_tuple(self, path: str) -> bool:
         # A tuple of which only some members were gathered stays a dict by position: a shorter tuple would mislead.
-        if not self.spec.is_tuple(path):
+        window, _, rest = path.partition("/")
+        column = rest if window in self.windows else path
+        if not self.spec.is_tuple(column):
             return False
         gathered = sum(name.startswith(path + "/") for name in self.names)
-        return gathered == len(self.spec.expand(path.removeprefix("next_")))
+        return gathered == len(self.spec.expand(column.removeprefix("next_")))
 
 
 class Selection(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, final
 from relive._error_base import ReliveError, way_to_shape
 from relive._error_base import plain as _plain
 from relive._error_base import shown as _shown
-from relive._item_errors import EpisodeTooLong
+from relive._item_errors import EpisodeTooLong, RowGone, RowsApart
 from relive._late_errors import AlreadyCompleted, LateColumn
 from relive._name_errors import MissingColumn, UnknownArgument, UnknownAttribute, UnknownColumn, UnnamedColumns
 from relive._storage_errors import (
@@ -55,6 +55,8 @@ __all__ = [
     "ReadOnly",
     "ReliveError",
     "RequestTooLarge",
+    "RowGone",
+    "RowsApart",
     "SeamMismatch",
     "ServiceUnavailable",
     "ShapeMismatch",
@@ -512,6 +514,8 @@ def from_core(code: str, fields: Mapping[str, Any]) -> ReliveError:
 
 
 def _what_is_stored(stored: int, fields: Mapping[str, Any]) -> str:
+    if "num_items" in fields:
+        return f"the first {stored} of {fields['num_items']} items are made, under the error's keys: go on after them"
     return (
         f"the first {stored} of {fields.get('num_rows', 'the')} rows are stored, step by step, under the error's keys:"
         " go on with the rows after them, not with the whole block again"

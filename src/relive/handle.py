@@ -16,22 +16,20 @@ from relive._wrong_names import names_arguments, unknown_attribute
 from relive.batch import Batch, Columns, Draw, Selection
 from relive.batches import Batches, BatchSource
 from relive.config import TableConfig
-from relive.errors import (
-    InvalidConfig,
-    ReliveError,
-    RequestTooLarge,
-    ShapeMismatch,
-    UnknownColumn,
-)
+from relive.errors import InvalidConfig, ReliveError, RequestTooLarge, ShapeMismatch, UnknownColumn
+from relive.explicit import Explicit
 from relive.index import Index
 from relive.items import Items
 from relive.late import LateRows
 from relive.limiters import SamplesPerInsert
+from relive.new_items import new_items
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
 from relive.table_core import TableCore
 
-__all__ = ["TableHandle"]
+__all__ = ["TableHandle", "explicit_index"]
+
+Keys = npt.NDArray[np.int64]
 
 _MAX_SELECTIONS = 256
 _MAX_ITEMS = 2**31 - 1
@@ -80,7 +78,8 @@ class TableHandle(Closing):
 
         columns: names ('a/b' and groups too) of declared columns, next_<state>, discount, terminated, truncated,
         episode_step, first, lane, policy_version, staleness, num_steps; None: all declared, next_<state> and discount.
-        Of Sequences and Episodes mask, too; None: all declared, discount and mask.
+        Of Sequences and Episodes mask, too; None: all declared, discount and mask. Of Explicit items 'window/column',
+        or a window's name; None: their windows' columns and masks, and their own.
         Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded,
         WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
         """
@@ -192,9 +191,40 @@ class TableHandle(Closing):
         """
         return self._core.complete(*self._late.pack(item_keys, columns))
 
+    def create_items(
+        self,
+        windows: Any,
+        *,
+        index: str | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **columns: Any,
+    ) -> Keys:
+        """Makes N items of an index with Explicit items, in order; returns their keys int64[N].
+
+        windows: {name: rows}, or the rows where the index has one window without a name. Rows are named by the keys
+        that append and extend returned: first keys int64[N], for windows of their full length; (first keys, number of
+        rows); (last keys, negative number): so many rows that end with it; int64[N, R]: each of them, a stride apart.
+        Windows left out, or of 0 rows, are not of the item. All rows that a window spans are steps of one lane.
+        priority: of the items, finite, >= 0, one for all or [N]. columns: [N, *shape] of every column of the items.
+        index None: the one index that has Explicit items. Several items may stand on one step.
+        Blocks while the index's limiter refuses, at most timeout_s. All items are checked before the first is made: an
+        error changes nothing, unless error.stored > 0: then the first ones are made, error.keys are theirs. Raises
+        RowGone, RowsApart, ForeignKey, UnknownColumn, MissingColumn, ShapeMismatch, DtypeMismatch, InvalidConfig,
+        InvalidPriority, NoPriorities, DeadlineExceeded, ReadOnly, TableClosed.
+        Cost: one lock for some 256 items; an item O(windows x pages they touch).
+        """
+        number, items = explicit_index(self._config.index, index)
+        new = new_items(items, windows, priority, columns)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        return self._core.create_items(number, new.windows, new.rows, new.priorities, new.columns, seconds)
+
     @names_arguments
     def delete(self, item_keys: npt.ArrayLike) -> int:
-        """Removes these steps from every index at once; returns how many were there. Raises ForeignKey, ReadOnly."""
+        """Removes these steps from every index at once; returns how many were there. Raises ForeignKey, ReadOnly.
+
+        The key of an Explicit item removes that item alone; items that stand on a step that is removed stay.
+        """
         return self._core.delete(as_keys(item_keys))
 
     def clear(self) -> None:
@@ -282,8 +312,12 @@ class TableHandle(Closing):
         selection = self._selections.get((index, asked))
         if selection is None:
             items = self._config.index[self._index_names[number]].items
-            names = self._default_columns(items) if asked is None else self._expanded(asked, items)
-            shown = Columns(names, self._spec, items.is_trimmed, items.rows_behind)
+            if isinstance(items, Explicit):
+                names = _expanded_items(items, self._spec, asked)
+                shown = Columns(names, self._spec, windows=tuple(items.windows) if items.is_named else ())
+            else:
+                names = self._default_columns(items) if asked is None else self._expanded(asked, items)
+                shown = Columns(names, self._spec, items.is_trimmed, items.rows_behind)
             selection = Selection(self._core.select(number, list(names)), shown, number)
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[index, asked] = selection
@@ -335,6 +369,32 @@ class TableHandle(Closing):
             return error
         narrowest = min(paced, key=lambda limiter: limiter.window)
         return RequestTooLarge(error.requested, error.window, narrowest.arithmetic())
+
+
+def explicit_index(indexes: Mapping[str, Index], name: str | None) -> tuple[int, Explicit]:
+    """Number and items of the index of this name, or of the only one, with Explicit items. Raises InvalidConfig."""
+    found = {one: number for number, one in enumerate(indexes) if isinstance(indexes[one].items, Explicit)}
+    if name is None and len(found) == 1:
+        name = next(iter(found))
+    if not isinstance(name, str) or name not in found:
+        raise InvalidConfig("index of create_items", " or ".join(map(repr, found)) or "one with Explicit items", name)
+    items = indexes[name].items
+    assert isinstance(items, Explicit)
+    return found[name], items
+
+
+def _expanded_items(items: Explicit, spec: StepSpec, asked: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The flat names of columns of explicit items. A window's name stands for what comes of it when none is named."""
+    known = {column.name: column.is_usual for column in items.batch_columns(spec)}
+    if asked is None:
+        return tuple(name for name, is_usual in known.items() if is_usual)
+    flat: dict[str, None] = {}
+    for name in asked:
+        below = [one for one, is_usual in known.items() if is_usual and one.startswith(f"{name}/")]
+        if name not in known and not below:
+            raise UnknownColumn(str(name), known)
+        flat.update(dict.fromkeys([name] if name in known else below))
+    return tuple(flat)
 
 
 def _as_numbers(priorities: Any) -> npt.NDArray[Any]:

@@ -10,6 +10,7 @@ from relive._checks import integer, is_text
 from relive._parts import from_parts, refuse_unknown, to_parts
 from relive._wrong_names import names_arguments
 from relive.errors import CapacityTooSmall, InvalidConfig
+from relive.explicit import Explicit
 from relive.items import ITEMS, Items, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
 from relive.samplers import REMOVERS, SAMPLERS, Fifo, Remover, Sampler, Uniform
@@ -24,7 +25,7 @@ MAX_INDEXES = 8
 MAX_TIMES_SAMPLED = 65_529
 # The parts of an Index, and the classes that each may be of.
 _KINDS: dict[str, tuple[type[Any], ...]] = {
-    "items": ITEMS,
+    "items": (*ITEMS, Explicit),
     "sampler": SAMPLERS,
     "limiter": (MinSize, SamplesPerInsert),
     "remover": REMOVERS,
@@ -37,14 +38,15 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
 class Index:
     """One way to sample the steps of a table. A table may have several, over the same steps.
 
-    items: Transitions, Sequences or Episodes. sampler: Uniform or Prioritized. limiter: MinSize or SamplesPerInsert.
+    items: Transitions, Sequences, Episodes or Explicit. sampler: Uniform or Prioritized. limiter: MinSize or
+    SamplesPerInsert.
     remover: Fifo.
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
     """
 
-    items: Items = Transitions()
+    items: Items | Explicit = Transitions()
     sampler: Sampler = Uniform()
     limiter: Limiter = MinSize()
     remover: Remover = Fifo()
@@ -63,6 +65,12 @@ class Index:
             times = integer("max_times_sampled", self.max_times_sampled, 1, MAX_TIMES_SAMPLED)
             object.__setattr__(self, "max_times_sampled", times)
             self._check_uses(times)
+        if isinstance(self.items, Explicit) and self.limiter.min_size > self.items.max_items:
+            raise InvalidConfig(
+                "min_size",
+                f"at most max_items = {self.items.max_items}: the oldest item ends where one more comes",
+                self.limiter.min_size,
+            )
 
     def _check_uses(self, times: int) -> None:
         if not isinstance(self.limiter, SamplesPerInsert) or self.limiter.samples_per_insert <= times:
@@ -134,9 +142,12 @@ def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
     """Raises CapacityTooSmall where a min_size could never be reached.
 
     A lane in a long episode keeps steps back that are stored and that no item begins at (kept_back of the items).
-    Stacks of other indexes cost it nothing. (A writer that gives no next keeps its newest step back, too.)
+    Stacks of other indexes cost it nothing. (A writer that gives no next keeps its newest step back, too.) Of explicit
+    items any number may stand on one step: they are bounded by max_items.
     """
     for name, one in indexes.items():
+        if isinstance(one.items, Explicit):
+            continue
         needed = one.limiter.min_size + one.items.kept_back
         if needed > capacity:
             kept = f"{one.items.kept_back} steps that no item begins at ({one.items})"

@@ -102,6 +102,18 @@ class ReplayWriter(Protocol):
         """Ends the episode of every lane, or of the lanes named, after its last appended step."""
         ...
 
+    def create_item(
+        self,
+        windows: Any,
+        *,
+        index: str | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **columns: Any,
+    ) -> int:
+        """Makes one item of an index with Explicit items, of rows that are named by their keys; its key."""
+        ...
+
     def set_policy_version(self, version: int | None) -> None:
         """Stamps the rows from now on with this version; None: with the table's."""
         ...
@@ -196,8 +208,20 @@ class ReplayTable(Protocol):
         """Gives steps their late columns; returns how many were still there."""
         ...
 
+    def create_items(
+        self,
+        windows: Any,
+        *,
+        index: str | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **columns: Any,
+    ) -> Keys:
+        """Makes items of an index with Explicit items, of rows that are named by their keys; keys int64[N]."""
+        ...
+
     def delete(self, item_keys: Any) -> int:
-        """Removes steps by key; returns how many were still there."""
+        """Removes steps, and Explicit items, by key; returns how many were still there."""
         ...
 
     def clear(self) -> None:

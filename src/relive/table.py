@@ -82,7 +82,7 @@ class Table(TableHandle):
 
         Raises TooManyLanes, CapacityTooSmall (every open lane must hold a whole window), ReadOnly, TableClosed.
         """
-        return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained)
+        return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
 
     def _batch_source(
         self, selection: Selection, num_items: int, prefetch: int, timeout_s: float

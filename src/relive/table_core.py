@@ -240,6 +240,18 @@ class TableCore(SimpleCalls, OpensWriters, Protocol):
         """Arrays of a selection of this core, into `out` where that is given, and which keys were there."""
         ...
 
+    def create_items(
+        self,
+        index: int,
+        windows: Keys,
+        rows: Sequence[Keys | None],
+        priorities: npt.NDArray[np.float32] | None,
+        columns: Sequence[npt.NDArray[Any]],
+        timeout_s: float,
+    ) -> Keys:
+        """Explicit items, as relive.new_items has their parts; keys."""
+        ...
+
     def close(self) -> None:
         """Ends its use. Closing twice is harmless."""
         ...

@@ -24,7 +24,9 @@ from relive.errors import (
     SpecError,
     UnknownColumn,
     UnnamedColumns,
+    WriterClosed,
 )
+from relive.new_items import with_axis
 from relive.spec import StepSpec, groups_of, spread
 from relive.table_core import OpensWriters
 
@@ -56,6 +58,7 @@ class Writer(Closing):
     __slots__ = (
         "_append_alike",
         "_core",
+        "_create_items",
         "_explain",
         "_groups",
         "_num_lanes",
@@ -75,8 +78,10 @@ class Writer(Closing):
         num_lanes: int | None,
         timeout_s: float,
         explain: Callable[[RequestTooLarge], RequestTooLarge],
+        create_items: Callable[..., Keys],
     ) -> None:
         self._explain = explain
+        self._create_items = create_items
         self._single = num_lanes is None
         self._num_lanes = 1 if num_lanes is None else integer("num_lanes", num_lanes, 1, _MAX_LANES)
         self._spec = spec
@@ -188,6 +193,26 @@ class Writer(Closing):
             if ids is not None and not len(ids):
                 return
         self._core.end_episode(flat, ended, cut, ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
+
+    def create_item(
+        self,
+        windows: Any,
+        *,
+        index: str | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **columns: Any,
+    ) -> int:
+        """Makes one item of an index with Explicit items, of rows of any lane; returns its key.
+
+        As table.create_items, without the axis of items: {name: key}, {name: (key, number of rows)} with a negative
+        number for the rows that end with it, or {name: keys int64[R]}; columns [*shape]. Raises what that raises.
+        """
+        if self.closed:
+            raise WriterClosed()
+        windows, columns = with_axis(windows, columns)
+        keys = self._create_items(windows, index=index, priority=priority, timeout_s=timeout_s, **columns)
+        return int(keys[0])
 
     def set_policy_version(self, version: int | None) -> None:
         """Rows from now on carry this version (0 to 2**32 - 1); None: the table's at the time."""

@@ -13,6 +13,7 @@ from contract.bad_config import BadConfigSuite
 from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
+from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
@@ -39,6 +40,12 @@ class TestWriting(Local, WritingSuite): ...
 
 
 class TestItems(Local, ItemsSuite): ...
+
+
+class TestExplicit(Local, ExplicitSuite): ...
+
+
+class TestBadExplicit(Local, BadExplicitSuite): ...
 
 
 class TestSequences(Local, SequencesSuite): ...

@@ -23,6 +23,7 @@ import relive
 from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
+from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
@@ -63,6 +64,12 @@ class TestRemoteWriting(Remote, WritingSuite): ...
 
 
 class TestRemoteItems(Remote, ItemsSuite): ...
+
+
+class TestRemoteExplicit(Remote, ExplicitSuite): ...
+
+
+class TestRemoteBadExplicit(Remote, BadExplicitSuite): ...
 
 
 class TestRemoteSequences(Remote, SequencesSuite): ...

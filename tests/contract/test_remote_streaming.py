@@ -19,6 +19,7 @@ from service.hosts import Host
 
 import relive
 from contract.changes import ChangesSuite
+from contract.explicit import ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.sequences import SequencesSuite
@@ -96,3 +97,6 @@ class TestStreamedChanges(Streamed, ChangesSuite): ...
 
 
 class TestStreamedLate(Streamed, LateSuite): ...
+
+
+class TestStreamedExplicit(Streamed, ExplicitSuite): ...

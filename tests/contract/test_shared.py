@@ -14,6 +14,7 @@ from processes.shm import needs_shared_memory, shared_files
 import relive
 from contract.bad_input import BadInputSuite
 from contract.changes import ChangesSuite
+from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
@@ -70,6 +71,12 @@ class TestWriting(Shared, WritingSuite): ...
 class TestItems(Shared, ItemsSuite): ...
 
 
+class TestExplicit(Shared, ExplicitSuite): ...
+
+
+class TestBadExplicit(Shared, BadExplicitSuite): ...
+
+
 class TestSequences(Shared, SequencesSuite): ...
 
 
@@ -92,6 +99,9 @@ class TestAttachedWriting(Attached, WritingSuite): ...
 
 
 class TestAttachedItems(Attached, ItemsSuite): ...
+
+
+class TestAttachedExplicit(Attached, ExplicitSuite): ...
 
 
 class TestAttachedSequences(Attached, SequencesSuite): ...

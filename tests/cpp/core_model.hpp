@@ -43,6 +43,7 @@ struct Spec {
   bool has_late = false;  // the reward comes later
   std::vector<IndexSpec> indexes = {IndexSpec{}};
   std::vector<IndexConfig> explicit_indexes = {};  // behind those
+  std::vector<ColumnConfig> item_columns = {};     // of each of these
   uint64_t seed = 0;
   uint32_t reopens = 0;  // of a hundred operations so many are followed by a close and an open, some by a recovery
   TierConfig tier = {};
@@ -78,7 +79,11 @@ inline TableConfig make_config(const Spec& spec) {
     if (spec.has_state) to.stack[spec.has_pixels ? 1 : 0] = from.stack;
     config.indexes.push_back(to);
   }
-  for (const IndexConfig& index : spec.explicit_indexes) config.indexes.push_back(index);
+  config.item_columns.resize(spec.indexes.size());
+  for (const IndexConfig& index : spec.explicit_indexes) {
+    config.indexes.push_back(index);
+    config.item_columns.push_back(spec.item_columns);
+  }
   config.capacity = spec.capacity;
   config.max_lanes = spec.max_lanes;
   config.max_participants = 4;

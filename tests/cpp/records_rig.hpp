@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cmath>
+#include <tuple>
+#include <utility>
 
 #include "core_rig.hpp"
 #include "relive/index/kinds.hpp"
@@ -10,8 +12,7 @@ namespace rig {
 
 struct RecordSpec {
   uint64_t max_items = 20;
-  uint32_t max_windows = 3;
-  uint32_t max_rows = 12;
+  std::vector<std::pair<uint32_t, uint32_t>> windows = {{12, 1}, {12, 1}, {5, 4}};  // length and stride of each
   bool prioritized = true;
   Initial initial = Initial::kNumber;
   uint32_t max_times = 0;
@@ -31,13 +32,26 @@ inline IndexConfig explicit_index(const RecordSpec& spec) {
   for (uint32_t& frames : index.stack) frames = 1;
   index.map = LeafMap::kExplicit;
   index.max_items = spec.max_items;
-  index.max_windows = spec.max_windows;
-  index.max_rows = spec.max_rows;
+  index.num_windows = static_cast<uint32_t>(spec.windows.size());
+  for (size_t w = 0; w < spec.windows.size(); ++w) {
+    if (spec.windows.size() > 1) std::snprintf(index.windows[w].name, sizeof index.windows[w].name, "w%zu", w);
+    std::tie(index.windows[w].length, index.windows[w].stride) = spec.windows[w];
+  }
   return index;
+}
+
+inline constexpr size_t kMarkBytes = 21;
+
+// The own columns of the k-th item.
+inline void write_own(std::byte* mark, double* weight, size_t k) {
+  write_cell(mark, kMarkBytes, k, 7, 7, 7);
+  *weight = static_cast<double>(k) / 3.0;
 }
 
 inline Spec with_items(Spec spec, const RecordSpec& items) {
   spec.explicit_indexes.push_back(explicit_index(items));
+  spec.item_columns = {column("mark", "|u1", {kMarkBytes}, 1, ColumnKind::kStep),
+                       column("weight", "<f8", {}, 8, ColumnKind::kStep)};
   return spec;
 }
 
@@ -48,8 +62,10 @@ struct ItemRow {
 };
 
 struct ModelItem {
-  uint64_t number = 0;  // in order of insertion
-  std::vector<ItemRow> rows;
+  uint64_t number = 0;                     // in order of insertion
+  size_t own = 0;                          // what its own columns hold
+  std::vector<std::vector<ItemRow>> rows;  // of each window
+  std::vector<ItemRow> spanned;            // by any of them
   double mass = 0.0;
   uint32_t uses = 0;
   bool is_removed = false, is_awaiting = false;
@@ -60,9 +76,13 @@ class RecordsRig {
   RecordsRig(const Spec& spec, const RecordSpec& items)
       : rig(with_items(spec, items)), spec_(items), has_state_(spec.has_state) {
     index_ = static_cast<uint32_t>(spec.indexes.size());
-    std::vector<std::string> names = {"action",       "reward", "num_steps",     "lane",
-                                      "episode_step", "first",  "policy_version"};
-    if (has_state_) names.push_back("observation");
+    std::vector<std::string> names = {"mark", "weight"};
+    for (size_t w = 0; w < items.windows.size(); ++w) {
+      const std::string before = items.windows.size() > 1 ? "w" + std::to_string(w) + "/" : "";
+      for (const char* name :
+           {"action", "mask", "reward", "num_steps", "lane", "episode_step", "first", "policy_version", "observation"})
+        if (has_state_ || name != std::string("observation")) names.push_back(before + name);
+    }
     CHECK(relive::make_plan(table(), index_, names, &plan_).ok());
   }
 
@@ -70,7 +90,7 @@ class RecordsRig {
   const Region& region() { return rig.table->region(); }
   uint32_t index() const { return index_; }
 
-  // The rows of a window of so many rows from a key on, as the model has them; empty where they are not all steps.
+  // So many rows of the lane from a key on, as the model has them; empty where they are not all steps.
   std::vector<ItemRow> rows_of(int64_t key, uint32_t num_rows) const;
   // Inserts items of these windows; all must be insertable. Returns their keys.
   std::vector<int64_t> insert(const std::vector<std::vector<WindowRows>>& items,
@@ -98,8 +118,14 @@ class RecordsRig {
   std::map<int64_t, ModelItem> items;
   std::vector<int64_t> item_keys;  // in order
   uint64_t lost = 0;               // records that deaths and skips took out of the ring's turn
+  uint32_t stride(size_t window) const { return spec_.windows[window].second; }
+  uint32_t span(const WindowRows& window, size_t w) const {
+    return static_cast<uint32_t>(window.num_rows - 1) * stride(w) + 1;
+  }
 
  private:
+  // The same window, asked for in another way: from its end, or by all of its keys.
+  WindowRows in_other_words(const WindowRows& window, size_t w, std::vector<int64_t>* rows);
   void check_rows(const std::vector<std::vector<std::byte>>& out, size_t place, int64_t key);
   std::vector<std::vector<std::byte>> buffers(size_t num_items, std::vector<std::byte*>* pointers) const {
     std::vector<std::vector<std::byte>> out;
@@ -143,19 +169,39 @@ inline bool RecordsRig::is_row_there(int64_t key) {
 
 inline bool RecordsRig::is_alive(const ModelItem& item) {
   if (item.is_removed || item_keys.size() + lost - item.number > spec_.max_items) return false;
-  return std::all_of(item.rows.begin(), item.rows.end(), [&](const ItemRow& row) { return is_row_there(row.key); });
+  return std::all_of(item.spanned.begin(), item.spanned.end(),
+                     [&](const ItemRow& row) { return is_row_there(row.key); });
+}
+
+inline WindowRows RecordsRig::in_other_words(const WindowRows& window, size_t w, std::vector<int64_t>* rows) {
+  if (window.num_rows < 1 || window.num_rows > spec_.windows[w].first) return window;
+  const std::vector<ItemRow> spanned = rows_of(window.key, span(window, w));
+  if (spanned.empty()) return window;
+  WindowRows other = window;
+  const uint64_t way = rig.below(4);
+  if (way % 2 == 1) other = {spanned.back().key, -window.num_rows};
+  if (way >= 2) {
+    for (size_t k = 0; k < spanned.size(); k += stride(w)) rows->push_back(spanned[k].key);
+    other.rows = rows->data();
+  }
+  return other;
 }
 
 inline Status RecordsRig::try_insert(const std::vector<std::vector<WindowRows>>& of,
                                      const std::vector<float>& priorities, std::vector<int64_t>* keys, size_t* stored) {
-  std::vector<uint32_t> num_windows;
-  std::vector<WindowRows> windows;
-  for (const auto& item : of) {
-    num_windows.push_back(static_cast<uint32_t>(item.size()));
-    windows.insert(windows.end(), item.begin(), item.end());
+  const size_t num_windows = spec_.windows.size();
+  std::vector<WindowRows> windows(of.size() * num_windows, WindowRows{0, 0});
+  std::vector<std::vector<int64_t>> rows(windows.size());
+  std::vector<std::byte> marks(of.size() * kMarkBytes);
+  std::vector<double> weights(of.size());
+  for (size_t k = 0; k < of.size(); ++k) {
+    for (size_t w = 0; w < of[k].size(); ++w)
+      windows[k * num_windows + w] = in_other_words(of[k][w], w, &rows[k * num_windows + w]);
+    write_own(marks.data() + k * kMarkBytes, &weights[k], item_keys.size() + k);
   }
   keys->assign(of.size(), -1);
-  const NewItems asked{of.size(), num_windows.data(), windows.data(), priorities.empty() ? nullptr : priorities.data()};
+  const std::byte* const columns[] = {marks.data(), reinterpret_cast<const std::byte*>(weights.data())};
+  const NewItems asked{of.size(), windows.data(), priorities.empty() ? nullptr : priorities.data(), columns};
   return relive::insert_items(table(), index_, asked, 1.0, keys->data(), stored);
 }
 
@@ -170,10 +216,14 @@ inline std::vector<int64_t> RecordsRig::insert(const std::vector<std::vector<Win
     CHECK(items.count(keys[k]) == 0 && !region().is_row_key(keys[k]) && region().is_item_key(index_, keys[k]));
     ModelItem item;
     item.number = item_keys.size() + lost;
-    for (const WindowRows& window : of[k]) {
-      const std::vector<ItemRow> rows = rows_of(window.key, window.num_rows);
+    item.own = item_keys.size();
+    item.rows.resize(spec_.windows.size());
+    for (size_t w = 0; w < of[k].size(); ++w) {
+      if (of[k][w].num_rows == 0) continue;
+      const std::vector<ItemRow> rows = rows_of(of[k][w].key, span(of[k][w], w));
       CHECK(!rows.empty());
-      item.rows.insert(item.rows.end(), rows.begin(), rows.end());
+      item.spanned.insert(item.spanned.end(), rows.begin(), rows.end());
+      for (size_t row = 0; row < rows.size(); row += stride(w)) item.rows[w].push_back(rows[row]);
     }
     item.is_awaiting = priorities.empty() && spec_.prioritized && spec_.initial == Initial::kGiven;
     item.mass = !spec_.prioritized ? 1.0 : leaf_of(config, priorities.empty() ? 1.0f : priorities[k]);
@@ -188,26 +238,38 @@ inline void RecordsRig::check_rows(const std::vector<std::vector<std::byte>>& ou
   for (size_t o = 0; o < plan_.outputs.size(); ++o) {
     const Output& output = plan_.outputs[o];
     const std::byte* at = out[o].data() + place * output.item_bytes;
+    const std::vector<ItemRow>& rows = item.rows[output.window];
     if (output.source == Source::kNumSteps) {
-      CHECK_EQ(*reinterpret_cast<const int64_t*>(at), static_cast<int64_t>(item.rows.size()));
+      CHECK_EQ(*reinterpret_cast<const int64_t*>(at), static_cast<int64_t>(rows.size()));
       continue;
     }
+    if (output.source == Source::kItemColumn) {
+      std::byte mark[kMarkBytes];
+      double weight = 0.0;
+      write_own(mark, &weight, item.own);
+      const void* own = output.name == "mark" ? static_cast<const void*>(mark) : &weight;
+      CHECK_EQ(std::memcmp(own, at, output.item_bytes), 0);
+      continue;
+    }
+    const std::string name = output.name.substr(output.name.find('/') + 1);  // without its window's
     const size_t most = static_cast<size_t>(output.shape[0]), n = output.item_bytes / most;
     std::vector<std::byte> expected(n);
     for (size_t k = 0; k < most; ++k, at += n) {
       std::fill(expected.begin(), expected.end(), std::byte{0});
-      if (k < item.rows.size()) {
-        const ItemRow& row = item.rows[k];
+      if (k < rows.size()) {
+        const ItemRow& row = rows[k];
         const auto put = [&](auto value) { std::memcpy(expected.data(), &value, sizeof value); };
-        if (output.name == "lane")
+        if (name == "lane")
           put(static_cast<int64_t>(row.tag));
-        else if (output.name == "episode_step")
+        else if (name == "mask")
+          put(uint8_t{1});
+        else if (name == "episode_step")
           put(static_cast<int64_t>(row.step));
-        else if (output.name == "first")
+        else if (name == "first")
           put(static_cast<uint8_t>(row.step == 0));
-        else if (output.name == "reward")
+        else if (name == "reward")
           put(reward_of(row.tag, row.episode, row.step));
-        else if (output.name != "policy_version")
+        else if (name != "policy_version")
           write_cell(expected.data(), n, row.tag, row.episode, row.step, output.column);
       }
       if (std::memcmp(expected.data(), at, n) == 0) continue;

@@ -17,7 +17,7 @@ struct RowNote {
 
 struct ItemNote {
   int64_t key;
-  uint64_t num_windows;
+  uint64_t has_window;
   struct {
     uint64_t tag;
     uint32_t episode, step;

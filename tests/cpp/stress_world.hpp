@@ -38,7 +38,7 @@ struct Options {
   bool with_moves = true;
   bool two_indexes = false;     // a second one, uniform over single steps without stacks
   std::string sequences;        // items with a time axis: pad, shift, drop, head or tail (of episodes); empty: none
-  bool explicit_items = false;  // a last one, whose items list up to three windows of up to 20 rows
+  bool explicit_items = false;  // a last one, of items of up to three windows and a column of their own
   bool late = false;            // rewards and verdicts come later, from completers
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
@@ -62,6 +62,11 @@ inline uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
   return z ^ (z >> 31);
 }
+
+// Windows of explicit items, and the bytes of their own column.
+inline constexpr uint32_t kItemWindows = 3;
+inline constexpr uint32_t kItemRows[kItemWindows] = {20, 8, 6}, kItemStrides[kItemWindows] = {1, 1, 3};
+inline constexpr uint32_t kOwnBytes = 300;
 
 inline uint32_t items_index(const Options& options) { return options.two_indexes ? 2 : 1; }
 
@@ -133,8 +138,14 @@ inline TableConfig make_config(const Options& options) {
     index.limiter = make_min_size(1);
     index.map = LeafMap::kExplicit;
     index.max_items = 400;
-    index.max_windows = 3;
-    index.max_rows = 20;
+    index.num_windows = kItemWindows;
+    for (uint32_t w = 0; w < kItemWindows; ++w) {
+      std::snprintf(index.windows[w].name, sizeof index.windows[w].name, "w%u", w);
+      index.windows[w].length = kItemRows[w];
+      index.windows[w].stride = kItemStrides[w];
+    }
+    config.item_columns.resize(config.indexes.size());
+    config.item_columns.push_back({{"own", "|u1", {kOwnBytes}, 1, ColumnKind::kStep}});
     config.indexes.push_back(index);
   }
   config.capacity = options.capacity;

@@ -12,16 +12,21 @@ namespace {
 std::vector<WindowRows> random_item(RecordsRig& rig, const RecordSpec& spec, bool* is_good) {
   std::vector<WindowRows> windows;
   *is_good = true;
-  const size_t count = 1 + rig.rig.below(spec.max_windows);
-  for (size_t w = 0; w < count; ++w) {
+  const size_t given = rig.rig.below(spec.windows.size());  // this one certainly, others may be left out
+  for (size_t w = 0; w < spec.windows.size(); ++w) {
+    if (w != given && rig.rig.below(2) == 0) {
+      windows.push_back({0, 0});
+      continue;
+    }
     const std::vector<int64_t>& keys = rig.rig.keys;
     const uint64_t back =
         rig.rig.below(2) == 0 ? rig.rig.below(std::min<uint64_t>(keys.size(), 12)) : rig.rig.below(keys.size());
     const int64_t key = keys[keys.size() - 1 - back];
-    auto num_rows = static_cast<uint32_t>(1 + rig.rig.below(spec.max_rows));
-    while (num_rows > 1 && rig.rig.below(12) != 0 && rig.rows_of(key, num_rows).empty()) --num_rows;
-    *is_good = *is_good && !rig.rows_of(key, num_rows).empty();
-    windows.push_back({key, num_rows});
+    WindowRows window{key, static_cast<int64_t>(1 + rig.rig.below(spec.windows[w].first))};
+    const auto is_there = [&] { return !rig.rows_of(key, rig.span(window, w)).empty(); };
+    while (window.num_rows > 1 && rig.rig.below(12) != 0 && !is_there()) --window.num_rows;
+    *is_good = *is_good && is_there();
+    windows.push_back(window);
   }
   return windows;
 }
@@ -54,7 +59,8 @@ void insert_some(RecordsRig& rig, const RecordSpec& items) {
   }
   std::vector<int64_t> keys;
   size_t stored = 7;
-  CHECK(rig.try_insert(wanted, priorities, &keys, &stored).code() == Code::kRowGone);
+  const Code code = rig.try_insert(wanted, priorities, &keys, &stored).code();
+  CHECK(code == Code::kRowGone || code == Code::kRowsApart);
   CHECK_EQ(stored, 0u);
 }
 
@@ -147,11 +153,47 @@ TEST(an_item_is_the_rows_of_its_windows) {
   CHECK_EQ(small.rig.num_live(), 1);
 }
 
+TEST(rows_that_are_named_must_be_those_of_a_window) {
+  Small small;
+  const std::vector<int64_t>& keys = small.rig.rig.keys;
+  const auto code = [&](WindowRows window, std::vector<int64_t> rows, size_t at) {
+    window.rows = rows.data();
+    std::vector<WindowRows> windows(3, WindowRows{0, 0});
+    windows[at] = window;
+    std::byte mark[kMarkBytes] = {}, weight[8] = {};
+    const std::byte* const columns[] = {mark, weight};
+    int64_t key = 0;
+    size_t stored = 0;
+    const Status status =
+        relive::insert_items(small.rig.table(), 1, {1, windows.data(), nullptr, columns}, 0.0, &key, &stored);
+    CHECK_EQ(stored, status.ok() ? 1u : 0u);
+    return status.code();
+  };
+  CHECK(code({keys[6], 3}, {keys[6], keys[7], keys[8]}, 0) == Code::kOk);
+  CHECK(code({keys[8], -3}, {keys[6], keys[7], keys[8]}, 0) == Code::kOk);
+  CHECK(code({keys[6], 3}, {keys[6], keys[10], keys[14]}, 2) == Code::kOk);
+  CHECK(code({keys[6], 3}, {keys[6], keys[8], keys[7]}, 0) == Code::kRowsApart);
+  CHECK(code({keys[6], 3}, {keys[6], keys[7], keys[9]}, 0) == Code::kRowsApart);
+  CHECK(code({keys[6], 3}, {keys[6], keys[7], keys[8]}, 2) == Code::kRowsApart);
+  CHECK(code({keys[6], 2}, {keys[6], -1}, 0) == Code::kForeignKey);
+}
+
+TEST(a_stride_may_pass_over_whole_pages) {
+  RecordsRig rig({.capacity = 400, .has_state = false}, {.windows = {{20, 17}, {3, 100}}});
+  CHECK(rig.rig.write({0}, 390, std::vector<int>(390, 0), NextGiven::kNo) == Code::kOk);
+  CHECK(rig.region().page_len < 17);
+  const std::vector<int64_t>& keys = rig.rig.keys;
+  (void)rig.insert({{{keys[3], 20}, {keys[7], 3}}, {{keys[66], 19}}, {{0, 0}, {keys[389 - 200], 3}}});
+  rig.verify();
+  CHECK_EQ(rig.sample(12).size(), 12u);
+  CHECK_EQ(rig.num_live(), 3);
+}
+
 TEST(programmes_of_items) {
   run_programmes({.capacity = 60, .num_lanes = 2}, {}, 25, 300);
-  run_programmes({.capacity = 200, .num_lanes = 3}, {.max_items = 70, .max_windows = 2, .max_rows = 30}, 12, 300);
+  run_programmes({.capacity = 200, .num_lanes = 3}, {.max_items = 70, .windows = {{30, 1}, {9, 3}}}, 12, 300);
   run_programmes({.capacity = 60, .num_lanes = 2, .has_state = false}, {.prioritized = false}, 20, 300);
-  run_programmes({.capacity = 30}, {.max_items = 5, .max_windows = 1, .max_rows = 1}, 12, 300);
+  run_programmes({.capacity = 30}, {.max_items = 5, .windows = {{1, 1}}}, 12, 300);
 }
 
 TEST(programmes_of_items_with_use_counts) {
@@ -206,18 +248,20 @@ TEST(what_cannot_be_an_item_is_refused_by_name_and_nothing_of_the_call_is_stored
   CHECK(refused({}) == Code::kInvalidConfig);
   CHECK(refused({{keys[0], 0}}) == Code::kInvalidConfig);
   CHECK(refused({{keys[0], 13}}) == Code::kInvalidConfig);
-  CHECK(refused(std::vector<WindowRows>(4, {keys[0], 1})) == Code::kInvalidConfig);
+  CHECK(refused({{keys[20], -13}}) == Code::kInvalidConfig);
+  CHECK(refused({{keys[0], std::numeric_limits<int64_t>::min()}}) == Code::kInvalidConfig);
+  CHECK(refused({{keys[4], -6}}) == Code::kRowsApart);  // the lane begins at row 0
+  CHECK(refused({{0, 0}, {0, 0}, {keys[2], 6}}) == Code::kInvalidConfig);
+  CHECK(refused({{0, 0}, {0, 0}, {keys[24], 5}}) == Code::kRowGone);  // its last row would be the 40th
   const std::vector<int64_t> item = small.rig.insert({small.item(0, 10)});
   CHECK(refused({{item[0], 1}}) == Code::kForeignKey);  // an item's key is no row's
   small.append(30);
   CHECK(refused({{keys[5], 1}}) == Code::kRowGone);
   CHECK_EQ(small.rig.table().region().header->index_state[1].inserted.load(), 1);
   const WindowRows window{keys[20], 1};
-  const uint32_t one = 1;
   size_t stored = 0;
   int64_t key = 0;
-  CHECK(relive::insert_items(small.rig.table(), 0, {1, &one, &window, nullptr}, 0.0, &key, &stored).code() ==
-        Code::kInvalidConfig);
+  CHECK(relive::insert_items(small.rig.table(), 0, {1, &window}, 0.0, &key, &stored).code() == Code::kInvalidConfig);
 }
 
 TEST(configurations_that_cannot_be_are_refused) {
@@ -231,13 +275,27 @@ TEST(configurations_that_cannot_be_are_refused) {
   };
   CHECK(!refused([](IndexConfig&) {}));
   CHECK(refused([](IndexConfig& index) { index.max_items = 0; }));
-  CHECK(refused([](IndexConfig& index) { index.max_windows = 0; }));
-  CHECK(refused([](IndexConfig& index) { index.max_rows = 4097; }));
-  CHECK(refused([](IndexConfig& index) { index.max_windows = 256, index.max_rows = 257; }));
+  CHECK(refused([](IndexConfig& index) { index.num_windows = 0; }));
+  CHECK(refused([](IndexConfig& index) { index.num_windows = kMaxWindows + 1; }));
+  CHECK(refused([](IndexConfig& index) { index.windows[1].length = 4097; }));
+  CHECK(refused([](IndexConfig& index) { index.windows[1].length = 0; }));
+  CHECK(refused([](IndexConfig& index) { index.windows[2].stride = 0; }));
+  CHECK(refused([](IndexConfig& index) { index.windows[2].stride = 1025; }));  // 5 rows span 4,101
+  CHECK(!refused([](IndexConfig& index) { index.windows[2].stride = 1023; }));
+  CHECK(refused([](IndexConfig& index) { index.windows[1].name[0] = 0; }));
   CHECK(refused([](IndexConfig& index) { index.n_step = 2; }));
   CHECK(refused([](IndexConfig& index) { index.stack[0] = 4; }));
   CHECK(refused([](IndexConfig& index) { index.map = LeafMap::kImplicit; }));
-  CHECK(refused([](IndexConfig& index) { index.max_items = uint64_t{1} << 31, index.max_windows = 8; }));
+  CHECK(refused([](IndexConfig& index) { index.max_items = uint64_t{1} << 31; }));
+  const auto refused_column = [](size_t at, std::vector<int64_t> shape) {
+    TableConfig config = make_config(with_items({.capacity = 64}, {}));
+    config.item_columns[at].push_back(column("more", "<f4", std::move(shape), 4, ColumnKind::kStep));
+    std::unique_ptr<Table> table;
+    return Table::create(config, "", &table).code() == Code::kInvalidConfig;
+  };
+  CHECK(!refused_column(1, {1000}));
+  CHECK(refused_column(1, {1024}));  // with those it has more than 4,096 bytes
+  CHECK(refused_column(0, {1}));     // of an index of rows
   TableConfig tiered = make_config(with_items({.capacity = 64}, {}));
   tiered.tier.directory = "/dev/shm";
   tiered.tier.ram_bytes = uint64_t{64} << 20;
@@ -247,7 +305,7 @@ TEST(configurations_that_cannot_be_are_refused) {
 
 TEST(what_is_computed_over_a_steps_window_is_refused_for_an_item) {
   RecordsRig rig({.capacity = 64}, {});
-  for (const char* name : {"next_observation", "discount", "truncated", "staleness", "nothing"}) {
+  for (const char* name : {"observation", "w0/next_observation", "w0/truncated", "w3/reward", "w1", "w0/", "w0/mark"}) {
     GatherPlan plan;
     CHECK(relive::make_plan(rig.table(), rig.index(), {name}, &plan).code() == Code::kInvalidConfig);
   }
@@ -274,7 +332,7 @@ TEST(a_record_whose_generations_are_used_up_is_passed_over) {
 }
 
 TEST(as_many_items_as_stand_on_a_row_end_before_it_goes_and_no_hold_ends_more_than_256) {
-  Small small({.max_items = 2000, .max_windows = 1});
+  Small small({.max_items = 2000, .windows = {{9, 1}}});
   static int ended, most;
   ended = most = 0;
   const auto watch = [] {
@@ -311,11 +369,10 @@ TEST(items_come_by_the_limiter_like_rows) {
   spec.explicit_indexes = {index};
   Rig rig(spec);
   CHECK(rig.write({0}, 20, std::vector<int>(20, 0), NextGiven::kNo) == Code::kOk);
-  std::vector<WindowRows> windows(30, {rig.keys[0], 2});
-  const std::vector<uint32_t> ones(30, 1);
+  std::vector<WindowRows> windows(90, {rig.keys[0], 2});
   std::vector<int64_t> keys(30);
   size_t stored = 0;
-  const NewItems items{30, ones.data(), windows.data(), nullptr};
+  const NewItems items{30, windows.data()};
   const Status status = relive::insert_items(*rig.table, 1, items, 0.0, keys.data(), &stored);
   CHECK(status.code() == Code::kDeadlineExceeded);
   CHECK_EQ(stored, 16u);  // below min_size as much as the window holds
@@ -357,8 +414,12 @@ TEST(records_that_lie_outside_of_their_place_are_refused) {
   CHECK(refused([](RecordGeometry& records) { records.max_rows = 5000; }) == Code::kNotARegion);
   CHECK(refused([](RecordGeometry& records) { records.pages_a_window = 1; }) == Code::kNotARegion);
   CHECK(refused([](RecordGeometry& records) { records.first_leaf = 3; }) == Code::kNotARegion);
-  for (uint64_t RecordGeometry::* area : {&RecordGeometry::words_offset, &RecordGeometry::windows_offset,
-                                          &RecordGeometry::nodes_offset, &RecordGeometry::heads_offset})
+  CHECK(refused([](RecordGeometry& records) { records.value_stride = 16; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.num_columns = 3; }) == Code::kNotARegion);
+  CHECK(refused([](RecordGeometry& records) { records.first_column = ~0u; }) == Code::kNotARegion);
+  for (uint64_t RecordGeometry::* area :
+       {&RecordGeometry::words_offset, &RecordGeometry::windows_offset, &RecordGeometry::nodes_offset,
+        &RecordGeometry::heads_offset, &RecordGeometry::values_offset})
     CHECK(refused([&](RecordGeometry& records) { records.*area = num_bytes - 64; }) == Code::kNotARegion);
   CHECK(refused([](RecordGeometry& records) { records.heads_offset += 64; }) == Code::kFormatMismatch);  // the checksum
 }

@@ -267,3 +267,17 @@ def test_tree_levels_and_copies_follow_the_format() -> None:
     assert (copy.unit_bytes, copy.units) == (16, 1764)
     copy = ColumnCopy(offset=64, stride=9024, num_bytes=9001, stack=1, **common)
     assert (copy.unit_bytes, copy.units) == (1, 9001)
+
+
+def test_explicit_items_are_refused_by_name() -> None:
+    """No kernel reads records; the indexes of steps beside them are read as ever."""
+    index = {"steps": relive.Index(), "pieces": relive.Index(relive.Explicit(2))}
+    with relive.Table(numbered_spec(), 512, index, max_lanes=2) as table, table.writer() as writer:
+        keys = writer.extend(**numbered_rows(0, 100), truncated=True)
+        table.create_items(keys[:3], index="pieces")
+        with DeviceReader(table, "cpu") as reader:
+            for call in (reader.sample, reader.draw):
+                with pytest.raises(errors.InvalidConfig, match="'pieces'") as caught:
+                    call(2, index="pieces")
+                assert "Explicit" in str(caught.value.got)
+            assert reader.sample(8, index="steps").num_items == 8

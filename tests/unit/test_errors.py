@@ -13,6 +13,8 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.DeadlineExceeded(256, 12, 1.5),
     errors.DeadlineExceeded("the table's lock", "", 1.5, holder_pid=4242),
     errors.WaitsForItself(256, 12),
+    errors.RowGone(3, "past", 4711, "the lane has not so many rows yet"),
+    errors.RowsApart(3, "", 4711, "an episode ends between them"),
     errors.RequestTooLarge(4096.0, 2048.0, "samples_per_insert 8 x min_size 10 = 80"),
     errors.SpecError("column 'x'", "an ArraySpec", {"a": object()}),
     errors.InvalidConfig("gamma", "0 to 1", 1.5),

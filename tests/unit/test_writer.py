@@ -75,7 +75,8 @@ class RecordingCore:
 def open_writer(spec: StepSpec, num_lanes: int | None, error: Exception | None = None) -> tuple[Writer, RecordingCore]:
     core = RecordingCore(error)
     explain = lambda error: RequestTooLarge(error.requested, error.window, "explained")  # noqa: E731
-    return Writer(core, spec, num_lanes, 60.0, explain), core  # type: ignore[arg-type]
+    none = lambda *rows, **options: np.empty(0, np.int64)  # noqa: E731
+    return Writer(core, spec, num_lanes, 60.0, explain, none), core  # type: ignore[arg-type]
 
 
 def flat_step(rows: int | None = None) -> dict[str, Any]:

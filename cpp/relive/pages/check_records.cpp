@@ -21,17 +21,17 @@ bool is_linked(const Records& records, uint64_t node) {
 const char* check_hanging(const Region& r, const Records& records, uint64_t record, uint64_t* num_hanging) {
   const ItemWindow* const windows = records.windows_of(record);
   const bool is_used = Region::is_used(records.words[record].load(kRelaxed));
-  bool goes_on = is_used;
+  bool has_window = false;
   for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
     const uint32_t num_rows = windows[w].num_rows.load(kRelaxed);
-    goes_on = goes_on && num_rows != 0;
-    if (w == 0 && is_used && !goes_on) return "an explicit item without a window";
     uint32_t part = 0;
     bool hangs = true;
-    if (goes_on) {
-      if (num_rows > records.geometry->max_rows) return "an explicit item's window is too long";
+    if (is_used && num_rows != 0) {
+      has_window = true;
+      if (num_rows > records.shapes[w].length) return "an explicit item's window is too long";
+      const uint32_t span = records.shapes[w].span(num_rows);
       const bool is_whole =
-          walk_rows(r, windows[w].key.load(kRelaxed), num_rows, [&](uint64_t page, uint32_t first, uint32_t) {
+          walk_rows(r, windows[w].key.load(kRelaxed), span, [&](uint64_t page, uint32_t first, uint32_t) {
             const uint64_t node = records.node_of(record, w, part++);
             hangs = hangs && records.nodes[node].place == r.slot_of(page, first) + 1 && is_linked(records, node);
             return true;
@@ -43,6 +43,7 @@ const char* check_hanging(const Region& r, const Records& records, uint64_t reco
     for (; part < records.geometry->pages_a_window; ++part)
       if (records.nodes[records.node_of(record, w, part)].place != 0) return "a record hangs at a row that it has not";
   }
+  if (is_used && !has_window) return "an explicit item without a window";
   return nullptr;
 }
 

@@ -1,5 +1,7 @@
 #include "relive/pages/records.hpp"
 
+#include <cstring>
+
 #include "relive/index/leaves.hpp"
 #include "relive/pages/late.hpp"
 
@@ -7,7 +9,8 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint32_t kNodesAnEnd = 8;  // of one item's share of a hold
+constexpr uint32_t kNodesAnEnd = 8;    // of one item's share of a hold
+constexpr uint32_t kBytesAnEnd = 512;  // of own columns, where one comes
 
 uint64_t used_word(uint64_t word) {
   return Region::generation_of(word) << kGenerationShift | static_cast<uint64_t>(PageState::kOpen);
@@ -31,24 +34,27 @@ void take_down(const Records& records, uint64_t node) {
   at = {0, 0, 0};
 }
 
-// Hangs a record wherever its windows touch a page. False where a row of them is not there.
+// Hangs a record wherever its windows touch a page. False where a row of them is not there, or it has no window.
 bool hang_record(Held& held, uint32_t index, uint64_t record) {
   const Region& r = held.region;
   const Records& records = r.records[index];
   const ItemWindow* const windows = records.windows_of(record);
+  bool has_window = false;
   for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
     const uint32_t num_rows = windows[w].num_rows.load(kRelaxed);
-    if (num_rows == 0) return w > 0;
-    if (num_rows > records.geometry->max_rows) return false;
+    if (num_rows == 0) continue;
+    if (num_rows > records.shapes[w].length) return false;
     uint32_t part = 0;
+    const uint32_t span = records.shapes[w].span(num_rows);
     const bool is_whole =
-        walk_rows(r, windows[w].key.load(kRelaxed), num_rows, [&](uint64_t page, uint32_t first, uint32_t) {
+        walk_rows(r, windows[w].key.load(kRelaxed), span, [&](uint64_t page, uint32_t first, uint32_t) {
           hang(records, records.node_of(record, w, part++), r.slot_of(page, first));
           return true;
         });
     if (!is_whole) return false;
+    has_window = true;
   }
-  return true;
+  return has_window;
 }
 
 void take_record_down(const Records& records, uint64_t record) {
@@ -56,24 +62,114 @@ void take_record_down(const Records& records, uint64_t record) {
   for (uint64_t node = first; node < first + records.geometry->nodes_a_record(); ++node) take_down(records, node);
 }
 
-void write_windows(const Records& records, uint64_t record, const WindowRows* windows, uint32_t num_windows) {
+void write_record(const Records& records, uint64_t record, const NewRecord& from) {
   ItemWindow* const to = records.windows_of(record);
   for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
-    to[w].key.store(w < num_windows ? windows[w].key : 0, kRelaxed);
-    to[w].num_rows.store(w < num_windows ? windows[w].num_rows : 0, kRelaxed);
+    to[w].key.store(from.windows[w].key, kRelaxed);
+    to[w].num_rows.store(from.windows[w].num_rows, kRelaxed);
   }
+  std::byte* const values = records.values_of(record);
+  for (uint32_t c = 0; c < records.geometry->num_columns; ++c) {
+    const ColumnLayout& column = records.columns[c];
+    std::memcpy(values + column.offset, from.columns[c] + from.position * column.num_bytes, column.num_bytes);
+  }
+}
+
+// The page and the row of a key, while that row is there.
+struct Place {
+  uint64_t page = kNoPage;
+  uint32_t row = 0;
+};
+
+WhyNot find_row(const Region& r, int64_t key, Place* place) {
+  *place = {r.page_of(r.key_slot(key)), r.offset_of(r.key_slot(key))};
+  const uint64_t word = r.words[place->page].load(std::memory_order_acquire);
+  if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return WhyNot::kGone;
+  const Range range = Range::unpack(r.pages[place->page].range.load(std::memory_order_acquire));
+  if (place->row < range.step_begin) return WhyNot::kGone;
+  if (place->row >= range.step_end) return WhyNot::kNotYet;
+  return r.is_tail(place->page, place->row) ? WhyNot::kTail : WhyNot::kNothing;
+}
+
+// So many rows further back in the lane.
+WhyNot step_back(const Region& r, uint32_t num_rows, Place* place) {
+  while (num_rows > place->row) {
+    num_rows -= place->row + 1;
+    const uint64_t ref = r.pages[place->page].prev.load(std::memory_order_acquire);
+    if (ref == 0) return WhyNot::kBegin;
+    *place = {r.alive(ref), r.page_len - 1};
+    if (place->page == kNoPage) return WhyNot::kGone;
+  }
+  place->row -= num_rows;
+  return WhyNot::kNothing;
+}
+
+// The rows that a window spans, from its first one on, and where the last of them lies.
+WhyNot check_span(const Region& r, const WindowRows& asked, uint32_t stride, uint32_t span, Place place,
+                  uint64_t* last) {
+  for (uint32_t row = 0; row < span;) {  // page by page
+    const Range range = Range::unpack(r.pages[place.page].range.load(std::memory_order_acquire));
+    const uint32_t count = std::min(span - row, r.page_len - place.row);
+    if (place.row < range.step_begin) return WhyNot::kGone;
+    if (place.row + count > range.step_end) return WhyNot::kNotYet;
+    if (r.num_tails(place.page, place.row, place.row + count) != 0) return WhyNot::kEnd;
+    if (!has_late_columns(r, place.page, place.row, count)) return WhyNot::kUnfilled;
+    const uint64_t word = r.words[place.page].load(std::memory_order_acquire);
+    for (uint32_t at = (stride - row % stride) % stride; asked.rows != nullptr && at < count; at += stride)
+      if (asked.rows[(row + at) / stride] != r.key_of(r.slot_of(place.page, place.row + at), word))
+        return WhyNot::kOther;
+    row += count;
+    *last = r.slot_of(place.page, place.row + count - 1);
+    if (row == span) break;
+    const uint64_t ref = r.pages[place.page].next.load(std::memory_order_acquire);
+    if (ref == 0) return WhyNot::kNotYet;
+    place = {r.alive(ref), 0};
+    if (place.page == kNoPage) return WhyNot::kGone;
+  }
+  return WhyNot::kNothing;
 }
 
 }  // namespace
 
-bool are_steps_there(const Region& r, const WindowRows& window) {
-  uint64_t last = 0;  // uids only rise from row to row, so first and last row tell whether all are of one lane
-  const bool are_steps =
-      walk_rows(r, window.key, window.num_rows, [&r, &last](uint64_t page, uint32_t first, uint32_t count) {
-        last = r.slot_of(page, first + count - 1);
-        return r.num_tails(page, first, first + count) == 0 && has_late_columns(r, page, first, count);
-      });
-  return are_steps && r.lane_of(r.key_slot(window.key)) == r.lane_of(last);
+FoundWindow find_window(const Region& r, const WindowConfig& shape, const WindowRows& asked) {
+  FoundWindow found;
+  if (asked.num_rows == 0) return found;
+  found.num_rows = static_cast<uint32_t>(asked.num_rows < 0 ? -asked.num_rows : asked.num_rows);
+  const uint32_t span = shape.span(found.num_rows);
+  Place place;
+  found.why = find_row(r, asked.key, &place);
+  if (found.why == WhyNot::kNothing && asked.num_rows < 0) found.why = step_back(r, span - 1, &place);
+  if (found.why != WhyNot::kNothing) return found;
+  const uint64_t first = r.slot_of(place.page, place.row);
+  found.key = r.key_of(first, r.words[place.page].load(std::memory_order_acquire));
+  uint64_t last = first;
+  found.why = check_span(r, asked, shape.stride, span, place, &last);
+  // Uids only rise from row to row, so first and last row tell whether all are of one lane.
+  if (found.why == WhyNot::kNothing && r.lane_of(first) != r.lane_of(last)) found.why = WhyNot::kLane;
+  return found;
+}
+
+const char* words_of(WhyNot why) {
+  switch (why) {
+    case WhyNot::kGone:
+      return "it made room for newer rows, or was cleared";
+    case WhyNot::kNotYet:
+      return "the lane has not so many rows yet";
+    case WhyNot::kUnfilled:
+      return "it, or a row behind it, still waits for its late columns";
+    case WhyNot::kTail:
+      return "it is the state behind an end, and no step";
+    case WhyNot::kBegin:
+      return "the lane begins with a later row";
+    case WhyNot::kEnd:
+      return "an episode ends between them";
+    case WhyNot::kLane:
+      return "they are not of one lane";
+    case WhyNot::kOther:
+      return "they do not follow each other at the window's stride";
+    default:
+      return "";
+  }
 }
 
 uint32_t cost_of_end(const Region& r, uint32_t index) {
@@ -104,7 +200,7 @@ uint64_t take_record(Held& held, uint32_t index) {
   const Records& records = r.records[index];
   const uint64_t max_items = records.geometry->max_items;
   std::atomic<uint64_t>& next = r.header->index_state[index].next_item;
-  const uint32_t cost = cost_of_end(r, index);
+  const uint32_t cost = std::max(cost_of_end(r, index), records.geometry->value_stride / kBytesAnEnd);
   for (uint64_t looks = 0; looks < max_items && held.ends_left > 0; ++looks) {
     const uint64_t at = next.load(kRelaxed);
     const uint64_t record = at % max_items;
@@ -117,22 +213,21 @@ uint64_t take_record(Held& held, uint32_t index) {
   return kNoRecord;
 }
 
-int64_t fill_record(Held& held, uint32_t index, uint64_t record, const WindowRows* windows, uint32_t num_windows,
-                    float given, bool* is_item) {
+int64_t fill_record(Held& held, uint32_t index, uint64_t record, const NewRecord& from, bool* is_item) {
   const Region& r = held.region;
   const Records& records = r.records[index];
   const uint64_t word = used_word(records.words[record].load(kRelaxed));
   Leaves::open(held, index, record, 1, 0);
-  if (RELIVE_RULE(X2_windows_first)) write_windows(records, record, windows, num_windows);
+  if (RELIVE_RULE(X2_windows_first)) write_record(records, record, from);
   RELIVE_FAIL_POINT(insert_windows);
   if (RELIVE_RULE(X2_windows_first)) hang_record(held, index, record);
   RELIVE_FAIL_POINT(insert_hung);
   records.words[record].store(word, std::memory_order_release);
   RELIVE_FAIL_POINT(insert_word);
-  *is_item = Leaves::complete(held, index, record, given);
+  *is_item = Leaves::complete(held, index, record, from.given);
   if (!RELIVE_RULE(X2_windows_first)) {
     RELIVE_FAIL_POINT(insert_windows);
-    write_windows(records, record, windows, num_windows);
+    write_record(records, record, from);
     hang_record(held, index, record);
   }
   RELIVE_FAIL_POINT(insert_done);

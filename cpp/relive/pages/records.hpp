@@ -7,16 +7,28 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "relive/words/held.hpp"
 
 namespace relive {
 
-// One window of an item that is to be inserted.
+// One window of an item that is to be inserted, as somebody asks for it.
 struct WindowRows {
-  int64_t key;  // of its first row
-  uint32_t num_rows;
+  int64_t key;       // of its first row, or of its last one
+  int64_t num_rows;  // from that row on; negative: so many that end with it; 0: the item has no such window
+  const int64_t* rows = nullptr;  // the keys of all of them, for them to be these and no others; null: not told
+};
+
+// What speaks against a window. The first three: its rows are not there; the others: they do not belong together.
+enum class WhyNot : uint32_t { kNothing, kGone, kNotYet, kUnfilled, kTail, kBegin, kEnd, kLane, kOther };
+
+// A window that was looked for: its first row, or why there is none.
+struct FoundWindow {
+  WhyNot why = WhyNot::kNothing;
+  int64_t key = 0;
+  uint32_t num_rows = 0;
 };
 
 // The rows of a window, page by page: each(page, first row, rows), false to stop. False where one of them is not there:
@@ -40,10 +52,14 @@ bool walk_rows(const Region& r, int64_t key, uint32_t num_rows, Each&& each) {
   }
 }
 
-// Whether the rows of a window are all there and are steps of one lane (another may go on in its page, rule E5): what an
-// item may be inserted with; where there are late columns each of them has them (rule L2). A tail is no step; a step that becomes one later (rule E4) stays a row of the items that it
-// has: its bytes do not change.
-bool are_steps_there(const Region& r, const WindowRows& window);
+// The rows that a window asks for. All rows that it spans must be there and be steps of one lane (another may go on in
+// its page, rule E5): what an item may be inserted with; where there are late columns each of them has them (rule L2). A
+// tail is no step, so where there are states no window runs over an end; a step that becomes one later (rule E4) stays a
+// row of the items that it has: its bytes do not change. Exact under the lock.
+FoundWindow find_window(const Region& r, const WindowConfig& shape, const WindowRows& asked);
+
+// Why an item cannot have a window, as a sentence says it.
+const char* words_of(WhyNot why);
 
 // How much of what one hold may end (Held::ends_left) a record of the index is.
 uint32_t cost_of_end(const Region& r, uint32_t index);
@@ -53,10 +69,17 @@ uint32_t cost_of_end(const Region& r, uint32_t index);
 inline constexpr uint64_t kNoRecord = ~uint64_t{0};
 uint64_t take_record(Held& held, uint32_t index);
 
-// Makes an item of a record that was taken: its windows, where it hangs, its word, its leaf. given: its priority, NaN
-// for none. The rows must be there (are_steps_there). Returns its key; *is_item: whether it can be drawn now.
-int64_t fill_record(Held& held, uint32_t index, uint64_t record, const WindowRows* windows, uint32_t num_windows,
-                    float given, bool* is_item);
+// What a record is filled with: its windows, which were found, and its own columns: value `position` of each.
+struct NewRecord {
+  FoundWindow windows[kMaxWindows];
+  const std::byte* const* columns = nullptr;
+  size_t position = 0;
+  float given = 0.0f;  // priority; NaN: none
+};
+
+// Makes an item of a record that was taken: windows and values, where it hangs, its word, its leaf. Its rows must be there
+// (find_window). Returns its key; *is_item: whether it can be drawn now.
+int64_t fill_record(Held& held, uint32_t index, uint64_t record, const NewRecord& from, bool* is_item);
 
 // The item goes: as removed (kStateRemoved) or ended (kStateEnded). The record must be used.
 void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state);

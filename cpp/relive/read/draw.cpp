@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kAimed = 128;                        // points that descend to their leaves together
 constexpr size_t kBlock = 32;                         // windows whose rows are asked for ahead of the copy
 constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
+constexpr size_t kNotedBytes = size_t{128} << 10;     // of items' own columns, copied in one hold of the lock
 constexpr uint32_t kReadings = 16;                    // of rows that cannot go: each one more is a recovery's doing
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 
@@ -179,6 +180,17 @@ bool look_again(const Region& r, Window* windows, const uint32_t* rows, size_t c
 
 bool is_noted_when_chosen(const GatherPlan& plan) { return plan.max_rows != 0; }
 
+size_t noted_a_hold(const Region& r, uint32_t index) {
+  return std::max<size_t>(1, kNotedBytes / std::max(1u, r.geometry->records[index].value_stride));
+}
+
+void note_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch, size_t begin, size_t end) {
+  Window* const windows = scratch->windows.data();
+  const uint32_t* const rows = scratch->chosen.data() + begin;
+  resolve(r, *request.plan, windows, rows, end - begin, &scratch->runs);
+  if (RELIVE_RULE(X5_values)) copy_record_values(r, *request.plan, windows, rows, end - begin, request.out);
+}
+
 bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
   Window* const windows = scratch->windows.data();
   const bool is_noted = is_noted_when_chosen(*request.plan);
@@ -192,7 +204,11 @@ bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scrat
         locate(r, *request.plan, windows, rows, count);
         resolve(r, *request.plan, windows, rows, count, &scratch->runs);
       }
-      copy_rows(r, *request.plan, windows, scratch->runs, rows, count, request.num_items, request.out);
+      if (is_noted && RELIVE_RULE(X5_values)) {
+        copy_record_rows(r, *request.plan, windows, scratch->runs, rows, count, request.out);
+      } else {
+        copy_rows(r, *request.plan, windows, scratch->runs, rows, count, request.num_items, request.out);
+      }
       RELIVE_FAIL_POINT(sample_gathered);
       acquire_fence();
       if (is_noted) {

@@ -60,6 +60,10 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
 
 // Whether where the rows of chosen items lie must be noted under the lock: a record may be rewritten behind it.
 bool is_noted_when_chosen(const GatherPlan& plan);
+// So many items may be noted in one hold: their own columns are copied in it.
+size_t noted_a_hold(const Region& r, uint32_t index);
+// Notes it, under the lock, and copies the items' own columns, which lie in the records: of scratch.chosen[begin .. end).
+void note_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch, size_t begin, size_t end);
 // Reads the windows of scratch.chosen, which were drawn without a plan, while somebody holds every page since then (rule
 // D7): none of them can have gone. False where one has all the same; then there is no batch.
 bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch);

@@ -32,7 +32,8 @@ enum class Source : uint32_t {
   kPolicyVersion,
   kStaleness,
   kNumSteps,
-  kMask  // of sequences: which rows are steps
+  kMask,       // of sequences: which rows are steps; of explicit items: which rows of a window are rows of the item
+  kItemColumn  // of explicit items: a column of the item's own
 };
 
 struct Output {
@@ -42,6 +43,7 @@ struct Output {
   uint64_t item_bytes = 0;     // of one item
   Source source = Source::kColumn;
   uint32_t column = 0;
+  uint32_t window = 0;  // of explicit items: whose rows it takes
   uint32_t stack = 1;
   bool is_bulk = false;    // of a tiered table's large column: a source brings it that knows the tier
   uint64_t row_bytes = 0;  // of sequences: of one row of the item's, 0 where it has one value for all of them
@@ -56,7 +58,7 @@ struct GatherPlan {
   bool needs_end = false;    // truncated is asked for
   bool needs_bulk = false;   // some output is a large column of a tiered table
   uint32_t record_span = 0;  // bytes of packed records a window is read over, from its first row's start
-  uint32_t max_rows = 0;     // of explicit items: what the rows of all windows are padded to; 0: implicit ones
+  uint32_t max_rows = 0;     // of explicit items: of all windows, each as long as it may be; 0: implicit ones
   uint32_t num_rows = 0;     // of sequences: T; 0: no time axis
   bool needs_next = false;   // of sequences: the row behind the last step is looked at
 };
@@ -66,13 +68,15 @@ struct GatherPlan {
 Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>& names, GatherPlan* plan);
 
 // One page beside the item's own that a window touches, as it was when the window was resolved; of an explicit item
-// every page, and which rows of it.
+// every page, and which rows of it are which window's: none of a page that its stride passes over.
 struct Run {
   uint64_t page = kNoPage;
   uint64_t word = 0;
   const std::byte* base = nullptr;  // of its frame
-  uint32_t first = 0, count = 0;    // of explicit items only
+  uint32_t first = 0;               // of explicit items only, as what follows
+  uint16_t count = 0, window = 0;   // rows from `first` on, so far apart as the window's are
 };
+static_assert(sizeof(Run) == 32);
 
 // The runs of all windows of a call.
 using Runs = std::vector<Run>;

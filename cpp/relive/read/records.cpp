@@ -10,7 +10,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// What a row has by itself, beside its columns.
+// What a window has for each of its rows, beside their columns.
 struct RowValue {
   const char* name;
   const char* dtype;
@@ -19,62 +19,99 @@ struct RowValue {
 };
 
 constexpr RowValue kRowValues[] = {
+    {"mask", "|b1", 1, Source::kMask},
     {"lane", "<i8", 8, Source::kLane},
     {"episode_step", "<i8", 8, Source::kEpisodeStep},
     {"first", "|b1", 1, Source::kFirst},
     {"terminated", "|b1", 1, Source::kTerminated},
+    {"discount", "<f4", 4, Source::kDiscount},
     {"policy_version", "<i8", 8, Source::kPolicyVersion},
+    {"staleness", "<i8", 8, Source::kStaleness},
 };
 
-Output output_of(const std::string& name, const char* dtype, Source source, int64_t num_rows, uint64_t row_bytes) {
+Output output_of(const std::string& name, const char* dtype, Source source, uint64_t num_bytes) {
   Output out;
   out.name = name;
   out.dtype = dtype;
   out.source = source;
-  out.shape = {num_rows};
-  out.item_bytes = static_cast<uint64_t>(num_rows) * row_bytes;
+  out.item_bytes = num_bytes;
   return out;
 }
 
-Status find_output(const Region& r, int64_t num_rows, const std::string& name, Output* out) {
+Output column_output(const std::string& name, const ColumnLayout& column, uint32_t number, Source source) {
+  Output out = output_of(name, column.dtype, source, column.num_bytes);
+  out.shape.assign(column.dims, column.dims + column.num_dims);
+  out.column = number;
+  return out;
+}
+
+// One of a window's rows each: so many of them.
+Output with_rows(Output out, uint32_t window, uint32_t length) {
+  out.window = window;
+  out.item_bytes *= length;
+  out.shape.insert(out.shape.begin(), length);
+  return out;
+}
+
+// `rest`: the name without its window's.
+bool find_window_output(const Region& r, const Records& records, uint32_t window, const std::string& name,
+                        const std::string& rest, Output* out) {
+  const uint32_t length = records.shapes[window].length;
   for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
-    const ColumnLayout& column = r.columns[c];
-    if (name != column.name) continue;
-    *out = output_of(name, column.dtype, Source::kColumn, num_rows, column.num_bytes);
-    out->shape.insert(out->shape.end(), column.dims, column.dims + column.num_dims);
-    out->column = c;
-    return {};
+    if (rest != r.columns[c].name) continue;
+    *out = with_rows(column_output(name, r.columns[c], c, Source::kColumn), window, length);
+    return true;
   }
   for (const RowValue& value : kRowValues) {
-    if (name != value.name) continue;
-    *out = output_of(name, value.dtype, value.source, num_rows, value.num_bytes);
+    if (rest != value.name) continue;
+    *out = with_rows(output_of(name, value.dtype, value.source, value.num_bytes), window, length);
+    return true;
+  }
+  if (rest != "num_steps") return false;
+  *out = output_of(name, "<i8", Source::kNumSteps, 8);
+  out->window = window;
+  return true;
+}
+
+Status find_output(const Region& r, const Records& records, const std::string& name, Output* out) {
+  for (uint32_t c = 0; c < records.geometry->num_columns; ++c) {
+    if (name != records.columns[c].name) continue;
+    *out = column_output(name, records.columns[c], c, Source::kItemColumn);
     return {};
   }
-  if (name != "num_steps")
-    return Status(Code::kInvalidConfig)
-        .with_text("what", "column of explicit items")
-        .with_text("expected", "a declared column, num_steps, lane, episode_step, first, terminated or policy_version")
-        .with_text("got", name);
-  *out = output_of(name, "<i8", Source::kNumSteps, 1, 8);
-  out->shape.clear();
-  return {};
+  for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
+    const std::string before = records.shapes[w].name[0] == 0 ? "" : std::string(records.shapes[w].name) + "/";
+    if (name.compare(0, before.size(), before) == 0 &&
+        find_window_output(r, records, w, name, name.substr(before.size()), out))
+      return {};
+  }
+  return Status(Code::kInvalidConfig)
+      .with_text("what", "column of explicit items")
+      .with_text("expected",
+                 "an item's own column; or of a window a declared column, mask, num_steps, lane, episode_step, first, "
+                 "terminated, discount, policy_version or staleness")
+      .with_text("got", name);
 }
 
 // The rows of one window. False where one of their pages is gone: the item has ended, or its record is being rewritten.
-bool add_window(const Region& r, int64_t key, uint32_t num_rows, Runs* runs) {
+bool add_window(const Region& r, const WindowConfig& shape, uint32_t window, int64_t key, uint32_t num_rows,
+                Runs* runs) {
   if (!r.is_row_key(key)) return false;
   const uint64_t page = r.page_of(r.key_slot(key));
   const uint64_t word = r.words[page].load(std::memory_order_acquire);
   if (!Region::is_used(word) || Region::generation_of(word) != r.key_generation(key)) return false;
   Run run{page, word, r.page_base(page)};
-  run.first = r.offset_of(r.key_slot(key));
+  uint32_t first = r.offset_of(r.key_slot(key));
   while (true) {
-    run.count = std::min(num_rows, r.page_len - run.first);
+    const uint32_t fit = first < r.page_len ? (r.page_len - first + shape.stride - 1) / shape.stride : 0;
+    run.first = first;
+    run.count = static_cast<uint16_t>(std::min(num_rows, fit));
+    run.window = static_cast<uint16_t>(window);
     runs->push_back(run);
     num_rows -= run.count;
     if (num_rows == 0) return true;
+    first += run.count * shape.stride - r.page_len;  // in the next page, all of which the stride may pass over
     if (!follow(r, r.pages[run.page].next, &run)) return false;
-    run.first = 0;
   }
 }
 
@@ -83,8 +120,9 @@ bool resolve_one(const Region& r, const Records& records, Window& w, Runs* runs)
   uint32_t rows = 0;
   for (uint32_t k = 0; k < records.geometry->max_windows; ++k) {
     const uint32_t num_rows = windows[k].num_rows.load(kRelaxed);
-    if (num_rows == 0) break;
-    if (num_rows > records.geometry->max_rows || !add_window(r, windows[k].key.load(kRelaxed), num_rows, runs))
+    if (num_rows == 0) continue;
+    if (num_rows > records.shapes[k].length ||
+        !add_window(r, records.shapes[k], k, windows[k].key.load(kRelaxed), num_rows, runs))
       return false;
     rows += num_rows;
   }
@@ -93,75 +131,95 @@ bool resolve_one(const Region& r, const Records& records, Window& w, Runs* runs)
   return rows > 0;
 }
 
-// value(run, row in its page) for every row of every window, zeros behind the last.
-template <class T, class Value>
-void fill_rows(const Window& w, const Runs& runs, std::byte* to, size_t item_bytes, Value&& value) {
-  std::byte* const end = to + item_bytes;
-  for (uint32_t k = 0; k < w.pages_after; ++k) {
-    const Run& run = runs[w.first_run + k];
-    for (uint32_t row = run.first; row < run.first + run.count; ++row, to += sizeof(T)) {
-      const T number = static_cast<T>(value(run, row));
-      std::memcpy(to, &number, sizeof(T));
-    }
-  }
-  std::memset(to, 0, static_cast<size_t>(end - to));
-}
+// One output of one item, on its way.
+struct Copy {
+  const Region& r;
+  const Output& output;
+  const Run* runs;  // of the item
+  uint32_t num_runs;
+  uint32_t stride;  // of the output's window
+  std::byte* to;
 
-void copy_column(const Window& w, const Runs& runs, const ColumnLayout& column, std::byte* to, size_t item_bytes) {
-  std::byte* const end = to + item_bytes;
-  const size_t num_bytes = column.num_bytes;
-  for (uint32_t k = 0; k < w.pages_after; ++k) {
-    const Run& run = runs[w.first_run + k];
-    const std::byte* from = run.base + column.offset + run.first * column.stride;
-    if (column.stride == num_bytes) {
-      copy_bytes(to, from, run.count * num_bytes);
-      to += run.count * num_bytes;
-      continue;
-    }
-    for (uint32_t row = 0; row < run.count; ++row, to += num_bytes, from += column.stride)
-      copy_bytes(to, from, num_bytes);
+  template <class Each>
+  void each_run(Each&& each) const {
+    for (uint32_t k = 0; k < num_runs; ++k)
+      if (runs[k].window == output.window) each(runs[k]);
   }
-  std::memset(to, 0, static_cast<size_t>(end - to));
-}
 
-void copy_output(const Region& r, const Output& output, const Window& w, const Runs& runs, std::byte* out) {
-  std::byte* const to = out + w.row * output.item_bytes;
-  const uint64_t stride = r.geometry->record_stride;
-  const auto head = [stride](const Run& run, uint32_t row) { return load_head(run.base + row * stride); };
-  switch (output.source) {
-    case Source::kColumn:
-      return copy_column(w, runs, r.columns[output.column], to, output.item_bytes);
-    case Source::kLane:
-      return fill_rows<int64_t>(w, runs, to, output.item_bytes,
-                                [&](const Run& run, uint32_t row) { return r.lane_of(r.slot_of(run.page, row)); });
-    case Source::kPolicyVersion:
-      return fill_rows<int64_t>(w, runs, to, output.item_bytes, [&](const Run& run, uint32_t row) {
-        return r.marks[r.slot_of(run.page, row)].policy_version.load(kRelaxed);
-      });
-    case Source::kEpisodeStep:
-      return fill_rows<int64_t>(w, runs, to, output.item_bytes,
-                                [&](const Run& run, uint32_t row) { return head(run, row) & kStepMask; });
-    case Source::kFirst:
-      return fill_rows<uint8_t>(w, runs, to, output.item_bytes,
-                                [&](const Run& run, uint32_t row) { return (head(run, row) & kStepMask) == 0; });
-    case Source::kTerminated:
-      return fill_rows<uint8_t>(w, runs, to, output.item_bytes,
-                                [&](const Run& run, uint32_t row) { return (head(run, row) & kTerminatedBit) != 0; });
-    default: {
-      const int64_t num_rows = w.num_steps;
-      std::memcpy(to, &num_rows, sizeof num_rows);
+  // value(run, row in its page) for every row of the window, zeros behind the last.
+  template <class T, class Value>
+  void fill_rows(Value&& value) const {
+    std::byte* at = to;
+    each_run([&](const Run& run) {
+      for (uint32_t k = 0; k < run.count; ++k, at += sizeof(T)) {
+        const T number = static_cast<T>(value(run, run.first + k * stride));
+        std::memcpy(at, &number, sizeof(T));
+      }
+    });
+    std::memset(at, 0, static_cast<size_t>(to + output.item_bytes - at));
+  }
+
+  void copy_column() const {
+    const ColumnLayout& column = r.columns[output.column];
+    const size_t num_bytes = column.num_bytes, step = column.stride * stride;
+    std::byte* at = to;
+    each_run([&](const Run& run) {
+      const std::byte* from = run.base + column.offset + run.first * column.stride;
+      if (step == num_bytes) {
+        copy_bytes(at, from, run.count * num_bytes);
+        at += run.count * num_bytes;
+        return;
+      }
+      for (uint32_t k = 0; k < run.count; ++k, at += num_bytes, from += step) copy_bytes(at, from, num_bytes);
+    });
+    std::memset(at, 0, static_cast<size_t>(to + output.item_bytes - at));
+  }
+
+  void copy_row_values() const {
+    const uint64_t record_stride = r.geometry->record_stride;
+    const auto head = [record_stride](const Run& run, uint32_t row) {
+      return load_head(run.base + row * record_stride);
+    };
+    const auto version = [this](const Run& run, uint32_t row) {
+      return int64_t{r.marks[r.slot_of(run.page, row)].policy_version.load(kRelaxed)};
+    };
+    switch (output.source) {
+      case Source::kMask:
+        return fill_rows<uint8_t>([](const Run&, uint32_t) { return 1; });
+      case Source::kLane:
+        return fill_rows<int64_t>([&](const Run& run, uint32_t row) { return r.lane_of(r.slot_of(run.page, row)); });
+      case Source::kPolicyVersion:
+        return fill_rows<int64_t>(version);
+      case Source::kStaleness: {
+        const int64_t now = r.header->policy_version.load(kRelaxed);
+        return fill_rows<int64_t>([&](const Run& run, uint32_t row) { return now - version(run, row); });
+      }
+      case Source::kDiscount:
+        return fill_rows<float>(
+            [&](const Run& run, uint32_t row) { return r.discount_of(r.slot_of(run.page, row), head(run, row)); });
+      case Source::kEpisodeStep:
+        return fill_rows<int64_t>([&](const Run& run, uint32_t row) { return head(run, row) & kStepMask; });
+      case Source::kFirst:
+        return fill_rows<uint8_t>([&](const Run& run, uint32_t row) { return (head(run, row) & kStepMask) == 0; });
+      case Source::kTerminated:
+        return fill_rows<uint8_t>([&](const Run& run, uint32_t row) { return (head(run, row) & kTerminatedBit) != 0; });
+      default: {
+        int64_t num_rows = 0;
+        each_run([&](const Run& run) { num_rows += run.count; });
+        std::memcpy(to, &num_rows, sizeof num_rows);
+      }
     }
   }
-}
+};
 
 }  // namespace
 
 Status make_record_plan(const Region& r, const std::vector<std::string>& names, GatherPlan* plan) {
-  const RecordGeometry& records = r.geometry->records[plan->index];
-  plan->max_rows = records.max_windows * records.max_rows;
+  const Records& records = r.records[plan->index];
+  for (uint32_t w = 0; w < records.geometry->max_windows; ++w) plan->max_rows += records.shapes[w].length;
   for (const std::string& name : names) {
     Output output;
-    RELIVE_RETURN_IF_ERROR(find_output(r, plan->max_rows, name, &output));
+    RELIVE_RETURN_IF_ERROR(find_output(r, records, name, &output));
     plan->outputs.push_back(std::move(output));
   }
   return {};
@@ -181,6 +239,7 @@ void locate_records(const Region& r, const GatherPlan& plan, Window* windows, co
   for (size_t k = 0; k < count; ++k) {  // nothing here is taken for true; resolve_records() looks again
     const Window& w = windows[which[k]];
     if (!w.ok) continue;
+    if (records.geometry->num_columns != 0) __builtin_prefetch(records.values_of(w.slot));
     const int64_t key = records.windows_of(w.slot)->key.load(kRelaxed);
     if (!r.is_row_key(key)) continue;
     const uint64_t page = r.page_of(r.key_slot(key));
@@ -202,9 +261,42 @@ void resolve_records(const Region& r, const GatherPlan& plan, Window* windows, c
 
 void copy_records(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs,
                   const uint32_t* which, size_t count, std::byte* const* out) {
-  for (size_t o = 0; o < plan.outputs.size(); ++o)
-    for (size_t k = 0; k < count; ++k)
-      if (windows[which[k]].ok) copy_output(r, plan.outputs[o], windows[which[k]], runs, out[o]);
+  copy_record_rows(r, plan, windows, runs, which, count, out);
+  copy_record_values(r, plan, windows, which, count, out);
+}
+
+void copy_record_rows(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs,
+                      const uint32_t* which, size_t count, std::byte* const* out) {
+  const Records& records = r.records[plan.index];
+  for (size_t o = 0; o < plan.outputs.size(); ++o) {
+    const Output& output = plan.outputs[o];
+    if (output.source == Source::kItemColumn) continue;
+    for (size_t k = 0; k < count; ++k) {
+      const Window& w = windows[which[k]];
+      if (!w.ok) continue;
+      const Copy copy{r,
+                      output,
+                      runs.data() + w.first_run,
+                      w.pages_after,
+                      records.shapes[output.window].stride,
+                      out[o] + w.row * output.item_bytes};
+      output.source == Source::kColumn ? copy.copy_column() : copy.copy_row_values();
+    }
+  }
+}
+
+void copy_record_values(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which,
+                        size_t count, std::byte* const* out) {
+  const Records& records = r.records[plan.index];
+  for (size_t o = 0; o < plan.outputs.size(); ++o) {
+    const Output& output = plan.outputs[o];
+    if (output.source != Source::kItemColumn) continue;
+    const uint64_t offset = records.columns[output.column].offset;
+    for (size_t k = 0; k < count; ++k) {
+      const Window& w = windows[which[k]];
+      if (w.ok) copy_bytes(out[o] + w.row * output.item_bytes, records.values_of(w.slot) + offset, output.item_bytes);
+    }
+  }
 }
 
 bool renew_runs(const Region& r, const Window* windows, const uint32_t* which, size_t count, Runs* runs,

@@ -1,7 +1,8 @@
 // The second map from leaf to windows: explicit items, whose records list them (rules X1, X5).
 //
-// An item resolves to the runs of its windows, one window after the other. Its batch is the rows of all of them, padded
-// with zeros to max_windows x max_rows; num_steps says how many there are.
+// An item resolves to the runs of its windows, one window after the other. Its batch has columns for each window, named
+// `window/column` (the column's own name where the index has one window without a name), padded with zeros behind the
+// window's rows to its length; `mask` and `num_steps` say how many there are. The item's own columns stand beside them.
 //
 // Locking: none needed, as for implicit items (gather.hpp, which calls these).
 // Cost:    an item's record is one more line of memory than a row's item, and each window a page's word and frame.
@@ -15,8 +16,9 @@
 
 namespace relive {
 
-// Names: declared columns; num_steps; lane, episode_step, first, terminated and policy_version, one a row. What is
-// computed over the window of a step (a return, a next state, a stack) means nothing here: kInvalidConfig.
+// Names, of a window: declared columns; mask, lane, episode_step, first, terminated, discount, policy_version and
+// staleness, one a row; num_steps. Of the item: its own columns. What is computed over the window of a step (a return, a
+// next state, a stack) means nothing here: kInvalidConfig.
 Status make_record_plan(const Region& r, const std::vector<std::string>& names, GatherPlan* plan);
 
 // Asks for the words and first windows of the records of groups of leaves, by the time a leaf is chosen.
@@ -28,6 +30,12 @@ void resolve_records(const Region& r, const GatherPlan& plan, Window* windows, c
                      Runs* runs);
 void copy_records(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs,
                   const uint32_t* which, size_t count, std::byte* const* out);
+
+// Its two parts: what comes of rows, and the items' own columns, which lie in records and may go while their rows stay.
+void copy_record_rows(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs,
+                      const uint32_t* which, size_t count, std::byte* const* out);
+void copy_record_values(const Region& r, const GatherPlan& plan, const Window* windows, const uint32_t* which,
+                        size_t count, std::byte* const* out);
 
 // Of items whose runs were noted under the lock that began a hold, after their rows were copied: true where a page has a
 // new word since (a recovery's doing, rule D6); its run is noted anew, and the rows are to be copied again. *is_gone where

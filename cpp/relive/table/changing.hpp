@@ -24,17 +24,18 @@ Status complete_rows(Table& table, const int64_t* keys, size_t count, const std:
                      int64_t* applied);
 Status set_policy_version(Table& table, uint32_t version);
 
-// Explicit items to be inserted: windows[0 .. num_windows[0]) are the first one's, and so on.
+// Explicit items to be inserted: each has a place for every window that its index declares.
 struct NewItems {
   size_t num_items = 0;
-  const uint32_t* num_windows = nullptr;  // of each
-  const WindowRows* windows = nullptr;
-  const float* priorities = nullptr;  // of each; null: none given, as for rows
+  const WindowRows* windows = nullptr;        // [num_items][windows of the index]
+  const float* priorities = nullptr;          // of each; null: none given, as for rows
+  const std::byte* const* columns = nullptr;  // of each of the items' own columns, its values [num_items]
 };
 // Explicit items, in order: each lists windows of rows that are steps of the table now. Stores the first `stored` of
 // them, whole, and their keys; what stops it says which item: kForeignKey (item, window: a key that is no row's),
 // kInvalidConfig (of a window or an item that the index cannot hold), kRowGone (item, window: a row that is not there, or
-// not yet, or no step). All are checked before the first is stored. Blocks while the limiter refuses.
+// not yet, or no step), kRowsApart (rows that are not a window). All are checked before the first is stored. Blocks while
+// the limiter refuses.
 Status insert_items(Table& table, uint32_t index, const NewItems& items, double timeout_s, int64_t* keys,
                     size_t* stored);
 

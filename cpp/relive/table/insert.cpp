@@ -1,7 +1,10 @@
 // Explicit items come: checked, admitted by their limiter, and made under the lock, 256 a hold (rules X2, X7).
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "relive/index/leaves.hpp"
 #include "relive/table/changing.hpp"
@@ -12,44 +15,86 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-Status refused(Code code, size_t item, uint32_t window, int64_t key) {
-  return Status(code).with_int("item", static_cast<int64_t>(item)).with_int("window", window).with_int("key", key);
-}
+// What is wrong with an item, for under the lock no words are made. window: of the index; kNothing of what is whole.
+struct Wrong {
+  WhyNot why = WhyNot::kNothing;
+  uint32_t window = 0;
+};
 
-Status too_much(const char* what, const char* expected, int64_t got, size_t item) {
+Status too_much(std::string what, std::string expected, int64_t got, size_t item) {
   return Status(Code::kInvalidConfig)
-      .with_text("what", what)
-      .with_text("expected", expected)
+      .with_text("what", std::move(what))
+      .with_text("expected", std::move(expected))
       .with_int("got", got)
       .with_int("item", static_cast<int64_t>(item));
 }
 
-// The first window of an item whose rows are not there, num_windows where all are. Exact under the lock.
-uint32_t first_gone(const Region& r, const WindowRows* windows, uint32_t num_windows) {
-  uint32_t w = 0;
-  while (w < num_windows && are_steps_there(r, windows[w])) ++w;
-  return w;
+const WindowRows* windows_of(const Region& r, uint32_t index, const NewItems& items, size_t item) {
+  return items.windows + item * r.geometry->records[index].max_windows;
+}
+
+// Whether rows that were named one by one are looked at: once a call, without the lock. A page's links do not change
+// while it lives, so who finds its first row under the lock and all that it spans has found these rows again.
+enum class Named : uint32_t { kChecked, kTrusted };
+
+// The rows of all windows of an item, or the first of them that speaks against it. Exact under the lock.
+Wrong find_windows(const Region& r, uint32_t index, const WindowRows* asked, Named named, NewRecord* found) {
+  const Records& records = r.records[index];
+  for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
+    WindowRows window = asked[w];
+    if (named == Named::kTrusted) window.rows = nullptr;
+    found->windows[w] = find_window(r, records.shapes[w], window);
+    if (found->windows[w].why != WhyNot::kNothing) return {found->windows[w].why, w};
+  }
+  return {};
+}
+
+Status wrong_error(const Region& r, uint32_t index, const NewItems& items, size_t item, const Wrong& wrong) {
+  const bool is_gone = wrong.why <= WhyNot::kTail;
+  return Status(is_gone ? Code::kRowGone : Code::kRowsApart)
+      .with_int("item", static_cast<int64_t>(item))
+      .with_text("window", r.records[index].shapes[wrong.window].name)
+      .with_int("key", windows_of(r, index, items, item)[wrong.window].key)
+      .with_text("why", words_of(wrong.why));
+}
+
+// The keys and numbers that somebody gave for one window.
+Status check_window(const Region& r, const WindowConfig& shape, const WindowRows& asked, size_t item) {
+  const int64_t length = shape.length;
+  if (asked.num_rows < -length || asked.num_rows > length)
+    return too_much(shape.name[0] == 0 ? "rows of a window" : "rows of window '" + std::string(shape.name) + "'",
+                    "at most " + std::to_string(length), asked.num_rows, item);
+  const auto refused = [&](int64_t key) {
+    return Status(Code::kForeignKey)
+        .with_int("position", static_cast<int64_t>(item))
+        .with_int("key", key)
+        .with_text("window", shape.name);
+  };
+  if (asked.num_rows != 0 && !r.is_row_key(asked.key)) return refused(asked.key);
+  for (int64_t row = 0; asked.rows != nullptr && row < std::abs(asked.num_rows); ++row)
+    if (!r.is_row_key(asked.rows[row])) return refused(asked.rows[row]);
+  return {};
 }
 
 // All that can be said without the lock; whether rows are there is asked again under it.
 Status check_items(const Region& r, uint32_t index, const NewItems& items) {
   if (index >= r.num_indexes || !r.map(index).is_explicit)
     return too_much("index", "one whose items are inserted (explicit)", index, 0);
-  const RecordGeometry& records = r.geometry->records[index];
+  const Records& records = r.records[index];
+  const uint32_t num_windows = records.geometry->max_windows;
   if (items.priorities != nullptr && !Leaves(r, index).kind().has_priorities)
     return Status(Code::kNoPriorities).with_text("index", r.header->indexes[index].name);
-  const WindowRows* windows = items.windows;
-  for (size_t k = 0; k < items.num_items; windows += items.num_windows[k], ++k) {
-    const uint32_t num_windows = items.num_windows[k];
-    if (num_windows < 1 || num_windows > records.max_windows)
-      return too_much("windows of an item", "1 to max_windows", num_windows, k);
+  NewRecord found;
+  for (size_t k = 0; k < items.num_items; ++k) {
+    const WindowRows* const windows = windows_of(r, index, items, k);
+    bool has_window = false;
     for (uint32_t w = 0; w < num_windows; ++w) {
-      if (windows[w].num_rows < 1 || windows[w].num_rows > records.max_rows)
-        return too_much("rows of a window", "1 to max_rows", windows[w].num_rows, k);
-      if (!r.is_row_key(windows[w].key)) return refused(Code::kForeignKey, k, w, windows[w].key);
+      RELIVE_RETURN_IF_ERROR(check_window(r, records.shapes[w], windows[w], k));
+      has_window |= windows[w].num_rows != 0;
     }
-    if (const uint32_t w = first_gone(r, windows, num_windows); w < num_windows)
-      return refused(Code::kRowGone, k, w, windows[w].key);
+    if (!has_window) return too_much("windows of an item", "at least one with a row", 0, k);
+    if (const Wrong wrong = find_windows(r, index, windows, Named::kChecked, &found); wrong.why != WhyNot::kNothing)
+      return wrong_error(r, index, items, k, wrong);
     if (items.priorities == nullptr) continue;
     const float priority = items.priorities[k];
     if (!(priority >= 0.0f) || !std::isfinite(priority))
@@ -82,42 +127,39 @@ Status wait_for_room(Table& table, uint32_t index, const Deadline& deadline) {
 
 // What a hold came to: items stored, or why it stopped. A plain value, for under the lock nothing is allocated.
 struct Inserted {
-  Code code = Code::kOk;
-  uint32_t window = 0;  // of kRowGone
+  bool is_used_up = false;  // no record has a generation to come
+  Wrong wrong;
 };
 
-// One hold: as many items as the limiter lets in and as one hold may end (an item takes the place of the oldest). *at
-// goes on over the windows; stops at an item whose rows went meanwhile.
-Inserted insert_held(Held& held, uint32_t index, const NewItems& items, const WindowRows** at, int64_t* keys,
-                     size_t* stored) {
+// One hold: as many items as the limiter lets in and as one hold may end (an item takes the place of the oldest). Stops
+// at an item whose rows went meanwhile.
+Inserted insert_held(Held& held, uint32_t index, const NewItems& items, int64_t* keys, size_t* stored) {
   const Region& r = held.region;
   const IndexState& state = r.header->index_state[index];
   const auto left = static_cast<int64_t>(items.num_items - *stored);
   const int64_t admitted = most_insertable(r.header->indexes[index].limiter, state.live_items.load(kRelaxed),
                                            state.inserted.load(kRelaxed), r.sampled(index), left);
+  NewRecord found;
+  found.columns = items.columns;
   for (int64_t k = 0; k < admitted; ++k) {
-    const uint32_t num_windows = items.num_windows[*stored];
-    if (const uint32_t w = first_gone(r, *at, num_windows); w < num_windows) return {Code::kRowGone, w};
+    const Wrong wrong = find_windows(r, index, windows_of(r, index, items, *stored), Named::kTrusted, &found);
+    if (wrong.why != WhyNot::kNothing) return {false, wrong};
     const uint64_t record = take_record(held, index);
-    if (record == kNoRecord) return {held.ends_left == 0 ? Code::kOk : Code::kDeadlineExceeded, 0};
-    const float given =
-        items.priorities != nullptr ? items.priorities[*stored] : std::numeric_limits<float>::quiet_NaN();
+    if (record == kNoRecord) return {held.ends_left != 0, {}};
+    found.position = *stored;
+    found.given = items.priorities != nullptr ? items.priorities[*stored] : std::numeric_limits<float>::quiet_NaN();
     bool is_item = false;
-    keys[*stored] = fill_record(held, index, record, *at, num_windows, given, &is_item);
+    keys[*stored] = fill_record(held, index, record, found, &is_item);
     if (is_item) Leaves::count_published(held, index, 1);
     RELIVE_FAIL_POINT(insert_counted);
-    *at += num_windows;
     *stored += 1;
   }
   return {};
 }
 
-// Why a hold stopped, in words, behind the lock.
-Status why_stopped(const Inserted& inserted, size_t item, const WindowRows* windows, const Deadline& deadline) {
-  if (inserted.code == Code::kOk) return {};
-  if (inserted.code == Code::kRowGone)
-    return refused(Code::kRowGone, item, inserted.window, windows[inserted.window].key);
-  return Status(inserted.code)
+// The end of a call that a hold stopped for good, in words, behind the lock.
+Status used_up_error(const Deadline& deadline) {
+  return Status(Code::kDeadlineExceeded)
       .with_text("needs", "a record with a generation to come")
       .with_text("has", "every record retired")
       .with_double("waited_s", deadline.waited_s());
@@ -142,7 +184,6 @@ Status insert_items(Table& table, uint32_t index, const NewItems& items, double 
   float largest = 0.0f;
   for (size_t k = 0; items.priorities != nullptr && k < items.num_items; ++k)
     largest = std::max(largest, items.priorities[k]);
-  const WindowRows* at = items.windows;
   Status status;
   while (*stored < items.num_items && status.ok()) {
     const size_t before = *stored;
@@ -152,10 +193,12 @@ Status insert_items(Table& table, uint32_t index, const NewItems& items, double 
       status = locked.status();
       if (status.ok() && before == 0) note_priority(locked.held(), index, largest);
       Inserted inserted;
-      if (status.ok()) inserted = insert_held(locked.held(), index, items, &at, keys, stored);
+      if (status.ok()) inserted = insert_held(locked.held(), index, items, keys, stored);
       if (*stored > before) locked.items_came();
       locked.release();
-      if (status.ok()) status = why_stopped(inserted, *stored, at, deadline);
+      if (inserted.is_used_up) status = used_up_error(deadline);
+      if (inserted.wrong.why != WhyNot::kNothing)
+        status = wrong_error(table.region(), index, items, *stored, inserted.wrong);
     }
     if (status.ok() && *stored == before) {
       status = wait_for_room(table, index, deadline);

@@ -221,8 +221,9 @@ Status Draw::fill_held(bool* empty) {
   s_.runs.clear();
   if (is_noted) s_.runs.reserve(s_.chosen.size() * r_.geometry->records[request_.index].nodes_a_record());
   uint32_t attempt = kRoundsWithoutLock;
-  for (size_t begin = 0; begin < s_.chosen.size(); begin += kChunk) {
-    const size_t end = std::min(s_.chosen.size(), begin + kChunk);
+  const size_t chunk = is_noted ? std::min(kChunk, noted_a_hold(r_, request_.index)) : kChunk;
+  for (size_t begin = 0; begin < s_.chosen.size(); begin += chunk) {
+    const size_t end = std::min(s_.chosen.size(), begin + chunk);
     s_.missing.clear();
     for (size_t k = begin; k < end; ++k) s_.missing.push_back(s_.chosen[k]);
     Locked locked(table_.door(), deadline_);
@@ -237,7 +238,7 @@ Status Draw::fill_held(bool* empty) {
       Leaves::flush_all(locked.held());  // the next round descends by these sums
       s_.missing.swap(s_.still_missing);
     }
-    if (is_noted) resolve(r_, *request_.plan, s_.windows.data(), s_.chosen.data() + begin, end - begin, &s_.runs);
+    if (is_noted) note_chosen(r_, request_, &s_, begin, end);
   }
   if (request_.plan != nullptr) *empty = !read_chosen(r_, request_, &s_);
   return {};

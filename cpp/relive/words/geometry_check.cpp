@@ -15,14 +15,14 @@ using Wide = unsigned __int128;
 bool is_in(Wide value, Wide least, Wide most) { return least <= value && value <= most; }
 
 bool are_counts_sound(const Geometry& g) {
-  return is_in(g.num_columns, 1, kMaxColumns) && is_in(g.num_indexes, 1, kMaxIndexes) &&
-         is_in(g.max_participants, 1, 65536) && is_in(g.max_lanes, 1, 1u << 20) && g.shard < 4096 &&
-         is_in(g.page_shift, 0, 15) && g.page_len == 1u << g.page_shift &&
-         g.tail_words == std::max(1u, g.page_len / 64) && is_in(g.slot_bits, g.page_shift, kLeafBits - 1) &&
-         g.page_bits == g.slot_bits - g.page_shift && is_in(g.num_pages, 1, uint64_t{1} << g.page_bits) &&
-         g.num_slots == g.num_pages << g.page_shift && is_in(g.capacity, 1, g.num_slots) && g.history < g.num_slots &&
-         is_in(g.max_n_step, 1, g.num_slots) && g.has_state <= 1 && g.reward_column >= -1 &&
-         g.reward_column < static_cast<int64_t>(g.num_columns);
+  return is_in(g.num_columns, 1, kMaxColumns) && is_in(g.num_item_columns, 0, kMaxColumns) &&
+         is_in(g.num_indexes, 1, kMaxIndexes) && is_in(g.max_participants, 1, 65536) &&
+         is_in(g.max_lanes, 1, 1u << 20) && g.shard < 4096 && is_in(g.page_shift, 0, 15) &&
+         g.page_len == 1u << g.page_shift && g.tail_words == std::max(1u, g.page_len / 64) &&
+         is_in(g.slot_bits, g.page_shift, kLeafBits - 1) && g.page_bits == g.slot_bits - g.page_shift &&
+         is_in(g.num_pages, 1, uint64_t{1} << g.page_bits) && g.num_slots == g.num_pages << g.page_shift &&
+         is_in(g.capacity, 1, g.num_slots) && g.history < g.num_slots && is_in(g.max_n_step, 1, g.num_slots) &&
+         g.has_state <= 1 && g.reward_column >= -1 && g.reward_column < static_cast<int64_t>(g.num_columns);
 }
 
 bool are_slabs_sound(const Geometry& g, size_t num_bytes) {
@@ -44,13 +44,15 @@ bool are_records_sound(const Geometry& g, const RecordGeometry& records, Wide fi
   if (!is_in(records.max_items, 1, Wide{1} << 31) || !is_in(records.max_windows, 1, kMaxWindows) ||
       !is_in(records.max_rows, 1, kMaxWindow) || records.first_leaf != first_leaf ||
       first_leaf + records.max_items > Wide{1} << g.slot_bits ||
-      records.pages_a_window != (records.max_rows + g.page_len - 2) / g.page_len + 1)
+      records.pages_a_window != (records.max_rows + g.page_len - 2) / g.page_len + 1 ||
+      Wide{records.first_column} + records.num_columns > g.num_columns + g.num_item_columns)
     return false;
   const Wide num_nodes = Wide{records.max_items} * records.max_windows * records.pages_a_window;
   return num_nodes < ~uint32_t{0} && lies(records.words_offset, Wide{sizeof(uint64_t)} * records.max_items) &&
          lies(records.windows_offset, Wide{sizeof(ItemWindow)} * records.max_items * records.max_windows) &&
          lies(records.nodes_offset, sizeof(RecordNode) * num_nodes) &&
-         lies(records.heads_offset, Wide{sizeof(uint32_t)} * g.num_slots);
+         lies(records.heads_offset, Wide{sizeof(uint32_t)} * g.num_slots) &&
+         lies(records.values_offset, Wide{records.value_stride} * records.max_items);
 }
 
 bool is_shape_sound(const Geometry& g, const ItemShape& shape) {
@@ -62,7 +64,7 @@ bool are_areas_sound(const Geometry& g) {
   const auto lies = [&g](uint64_t offset, Wide num_bytes) {
     return offset >= sizeof(Header) && offset % 64 == 0 && Wide{offset} + num_bytes <= g.slabs_offset;
   };
-  bool sound = lies(g.columns_offset, Wide{sizeof(ColumnLayout)} * g.num_columns) &&
+  bool sound = lies(g.columns_offset, Wide{sizeof(ColumnLayout)} * (g.num_columns + g.num_item_columns)) &&
                lies(g.participants_offset, Wide{sizeof(Participant)} * g.max_participants) &&
                lies(g.credits_offset, Wide{sizeof(Credit)} * g.max_participants * g.num_indexes) &&
                lies(g.lanes_offset, Wide{sizeof(Lane)} * g.max_lanes) &&
@@ -88,11 +90,27 @@ bool are_areas_sound(const Geometry& g) {
   return sound;
 }
 
-bool is_column_sound(const Geometry& g, const ColumnLayout& column) {
-  const bool lies = Wide{column.offset} + Wide{g.page_len - 1} * column.stride + column.num_bytes <= g.frame_bytes;
-  return lies && column.num_dims <= kMaxDims && column.area <= Area::kLarge && column.kind <= ColumnKind::kLate &&
+bool is_column_described(const ColumnLayout& column) {
+  return column.num_dims <= kMaxDims && column.area <= Area::kLarge && column.kind <= ColumnKind::kLate &&
          std::memchr(column.name, 0, sizeof column.name) != nullptr &&
          std::memchr(column.dtype, 0, sizeof column.dtype) != nullptr;
+}
+
+bool is_column_sound(const Geometry& g, const ColumnLayout& column) {
+  const bool lies = Wide{column.offset} + Wide{g.page_len - 1} * column.stride + column.num_bytes <= g.frame_bytes;
+  return lies && is_column_described(column);
+}
+
+// The items' own columns lie within their record.
+bool are_item_columns_sound(const Geometry& g, const ColumnLayout* columns) {
+  for (uint32_t i = 0; i < g.num_indexes; ++i) {
+    const RecordGeometry& records = g.records[i];
+    for (uint32_t c = 0; c < records.num_columns; ++c) {
+      const ColumnLayout& column = columns[records.first_column + c];
+      if (Wide{column.offset} + column.num_bytes > records.value_stride || !is_column_described(column)) return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
@@ -104,6 +122,7 @@ std::string unsound_part(const Geometry& g, const std::byte* memory, size_t num_
   const auto* columns = reinterpret_cast<const ColumnLayout*>(memory + g.columns_offset);
   for (uint32_t c = 0; c < g.num_columns; ++c)
     if (!is_column_sound(g, columns[c])) return "a column that lies outside of its frame";
+  if (!are_item_columns_sound(g, columns)) return "a column of items that lies outside of its record";
   return {};
 }
 

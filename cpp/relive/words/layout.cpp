@@ -54,8 +54,8 @@ Status check_column(const ColumnConfig& column, uint64_t* row_bytes, uint64_t* l
 // What an explicit item is, is said when it is inserted; the index says how much of it there may be.
 Status check_map(const TableConfig& config, const IndexConfig& index) {
   if (index.map == LeafMap::kImplicit) {
-    if (index.max_items == 0 && index.max_windows == 0 && index.max_rows == 0) return {};
-    return invalid("max_items, max_windows and max_rows", "0 where items are not explicit", index.max_rows);
+    if (index.max_items == 0 && index.num_windows == 0) return {};
+    return invalid("max_items and windows", "none where items are not explicit", index.num_windows);
   }
   if (index.map != LeafMap::kExplicit) return invalid("map", "0 or 1", static_cast<int64_t>(index.map));
   if (config.tier.is_tiered()) return invalid("explicit items", "a table that is not tiered", 1);
@@ -64,12 +64,37 @@ Status check_map(const TableConfig& config, const IndexConfig& index) {
                    index.n_step);
   if (index.max_items < 1 || index.max_items > kMaxRecords)
     return invalid("max_items", "1 to 2^31", static_cast<int64_t>(index.max_items));
-  if (index.max_windows < 1 || index.max_windows > kMaxWindows)
-    return invalid("max_windows", "1 to 256", index.max_windows);
-  if (index.max_rows < 1 || index.max_rows > kMaxWindow) return invalid("max_rows", "1 to 4096", index.max_rows);
-  if (index.max_windows * index.max_rows > kMaxItemRows)
-    return invalid("max_windows x max_rows", "at most 65536", index.max_windows * index.max_rows);
+  if (index.num_windows < 1 || index.num_windows > kMaxWindows) return invalid("windows", "1 to 32", index.num_windows);
+  for (uint32_t w = 0; w < index.num_windows; ++w) {
+    const WindowConfig& window = index.windows[w];
+    if (std::memchr(window.name, 0, sizeof window.name) == nullptr || (window.name[0] == 0 && index.num_windows > 1))
+      return invalid("name of a window", "1 to 47 bytes, or none of the only one", w);
+    if (window.length < 1 || window.length > kMaxWindow)
+      return invalid("length of a window", "1 to 4096", window.length);
+    if (window.stride < 1 || window.stride > kMaxWindow)
+      return invalid("stride of a window", "1 to 4096", window.stride);
+    if (window.span(window.length) > kMaxWindow)
+      return invalid("rows that a window spans", "at most 4096", window.span(window.length));
+  }
   return {};
+}
+
+// The columns that items of an explicit index have of their own.
+Status check_item_columns(const TableConfig& config) {
+  size_t count = 0;
+  for (size_t i = 0; i < config.item_columns.size(); ++i) {
+    const std::vector<ColumnConfig>& columns = config.item_columns[i];
+    if (columns.empty()) continue;
+    if (i >= config.indexes.size() || config.indexes[i].map != LeafMap::kExplicit)
+      return invalid("columns of items", "none where items are not explicit", static_cast<int64_t>(i));
+    uint64_t item_bytes = 0, late_bytes = 0;
+    for (const ColumnConfig& column : columns) RELIVE_RETURN_IF_ERROR(check_column(column, &item_bytes, &late_bytes));
+    if (late_bytes != 0) return invalid("late columns of items", "none", static_cast<int64_t>(late_bytes));
+    if (item_bytes > kMaxItemBytes)
+      return invalid("columns of items", "at most 4096 bytes an item", static_cast<int64_t>(item_bytes));
+    count += columns.size();
+  }
+  return count <= kMaxColumns ? Status() : invalid("columns of items", "at most 128", static_cast<int64_t>(count));
 }
 
 Status check_sequence(const IndexConfig& index) {
@@ -111,37 +136,53 @@ Status check_config(const TableConfig& config) {
     RELIVE_RETURN_IF_ERROR(check_map(config, index));
     RELIVE_RETURN_IF_ERROR(check_sequence(index));
   }
-  return {};
+  return check_item_columns(config);
+}
+
+// All of a column that does not depend on where it lies.
+ColumnLayout described(const ColumnConfig& from) {
+  ColumnLayout to;
+  std::memset(&to, 0, sizeof to);
+  std::memcpy(to.name, from.name.data(), from.name.size());
+  std::memcpy(to.dtype, from.dtype.data(), std::min<size_t>(from.dtype.size(), sizeof to.dtype - 1));
+  to.num_bytes = from.item_bytes;
+  to.num_dims = static_cast<uint32_t>(from.shape.size());
+  for (size_t d = 0; d < from.shape.size(); ++d) {
+    to.dims[d] = from.shape[d];
+    to.num_bytes *= static_cast<uint64_t>(from.shape[d]);
+  }
+  to.kind = from.kind;
+  to.block_rows = 1;
+  return to;
+}
+
+// The order in which columns are packed: by alignment, so that each lies on its natural boundary.
+std::vector<size_t> packing_order(const std::vector<ColumnConfig>& columns) {
+  std::vector<size_t> order(columns.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return columns[a].item_bytes > columns[b].item_bytes; });
+  return order;
+}
+
+uint64_t aligned_at(uint64_t offset, const ColumnConfig& column) {
+  return round_up(offset, std::clamp<uint64_t>(std::bit_floor(column.item_bytes), 1, 16));
 }
 
 // Packed columns first by alignment, so that each lies on its natural boundary; large ones in areas of their own.
 void place_columns(const TableConfig& config, Layout* out) {
   Geometry& g = out->geometry;
-  std::vector<size_t> order(config.columns.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return config.columns[a].item_bytes > config.columns[b].item_bytes; });
   out->columns.resize(config.columns.size());
   uint64_t record = kRecordHead;
-  for (size_t position : order) {
+  for (size_t position : packing_order(config.columns)) {
     const ColumnConfig& from = config.columns[position];
     ColumnLayout& to = out->columns[position];
-    std::memset(&to, 0, sizeof to);
-    std::memcpy(to.name, from.name.data(), from.name.size());
-    std::memcpy(to.dtype, from.dtype.data(), std::min<size_t>(from.dtype.size(), sizeof to.dtype - 1));
-    to.num_bytes = from.item_bytes;
-    to.num_dims = static_cast<uint32_t>(from.shape.size());
-    for (size_t d = 0; d < from.shape.size(); ++d) {
-      to.dims[d] = from.shape[d];
-      to.num_bytes *= static_cast<uint64_t>(from.shape[d]);
-    }
-    to.kind = from.kind;
-    to.block_rows = 1;
+    to = described(from);
     to.area = is_bulk(config, from, to.num_bytes) ? Area::kBulk
               : to.num_bytes > kLargeColumn       ? Area::kLarge
                                                   : Area::kRecord;
     if (to.area == Area::kRecord) {
-      record = round_up(record, std::clamp<uint64_t>(std::bit_floor(from.item_bytes), 1, 16));
+      record = aligned_at(record, from);
       to.offset = record;
       record += to.num_bytes;
     }
@@ -195,9 +236,10 @@ Status number_records(const TableConfig& config, Geometry* g) {
     RecordGeometry& records = g->records[i];
     records.first_leaf = next_leaf;
     records.max_items = index.max_items;
-    records.max_windows = index.max_windows;
-    records.max_rows = index.max_rows;
-    records.pages_a_window = (index.max_rows + g->page_len - 2) / g->page_len + 1;
+    records.max_windows = index.num_windows;
+    for (uint32_t w = 0; w < index.num_windows; ++w)
+      records.max_rows = std::max(records.max_rows, index.windows[w].span(index.windows[w].length));
+    records.pages_a_window = (records.max_rows + g->page_len - 2) / g->page_len + 1;
     if (index.max_items * records.nodes_a_record() >= ~uint32_t{0})  // nodes are named by 32 bits, 0 is none
       return invalid("max_items", "fewer than 2^32 times pages that their windows can touch",
                      static_cast<int64_t>(index.max_items));
@@ -210,12 +252,36 @@ Status number_records(const TableConfig& config, Geometry* g) {
   return {};
 }
 
+// Items' own columns, packed as those of rows are, behind them in the list of columns.
+void place_item_columns(const TableConfig& config, Layout* out) {
+  for (size_t i = 0; i < config.item_columns.size(); ++i) {
+    const std::vector<ColumnConfig>& columns = config.item_columns[i];
+    RecordGeometry& records = out->geometry.records[i];
+    if (columns.empty()) continue;
+    const size_t first = out->columns.size();
+    records.first_column = static_cast<uint32_t>(first);
+    records.num_columns = static_cast<uint32_t>(columns.size());
+    out->columns.resize(first + columns.size());
+    uint64_t value = 0;
+    for (size_t position : packing_order(columns)) {
+      ColumnLayout& to = out->columns[first + position];
+      to = described(columns[position]);
+      to.offset = value = aligned_at(value, columns[position]);
+      value += to.num_bytes;
+    }
+    records.value_stride = static_cast<uint32_t>(round_up(value, 16));
+    for (size_t c = first; c < out->columns.size(); ++c) out->columns[c].stride = records.value_stride;
+    out->geometry.num_item_columns += records.num_columns;
+  }
+}
+
 template <class Take>
 void place_records(const Take& take, uint64_t num_slots, RecordGeometry* records) {
   records->words_offset = take(sizeof(uint64_t) * records->max_items);
   records->windows_offset = take(sizeof(ItemWindow) * records->max_items * records->max_windows);
   records->nodes_offset = take(sizeof(RecordNode) * records->max_items * records->nodes_a_record());
   records->heads_offset = take(sizeof(uint32_t) * num_slots);
+  records->values_offset = take(records->value_stride * records->max_items);
 }
 
 void place_areas(const TableConfig& config, Layout* out) {
@@ -226,7 +292,7 @@ void place_areas(const TableConfig& config, Layout* out) {
     offset = round_up(offset + num_bytes, 64);
     return at;
   };
-  g.columns_offset = take(sizeof(ColumnLayout) * g.num_columns);
+  g.columns_offset = take(sizeof(ColumnLayout) * out->columns.size());
   g.participants_offset = take(sizeof(Participant) * g.max_participants);
   g.credits_offset = take(sizeof(Credit) * g.max_participants * g.num_indexes);
   g.lanes_offset = take(sizeof(Lane) * g.max_lanes);
@@ -303,6 +369,7 @@ Status make_layout(const TableConfig& config, Layout* out) {
   if (static_cast<long double>(g.num_frames) * static_cast<long double>(g.frame_bytes) > kMaxRegionBytes)
     return invalid("capacity", "fewer than 2^62 bytes of steps", static_cast<int64_t>(config.capacity));
   if (out->bulk.block_bytes != 0) RELIVE_RETURN_IF_ERROR(place_bulk(config, out));
+  place_item_columns(config, out);
   place_areas(config, out);
   return {};
 }

@@ -1,8 +1,8 @@
 // Where every byte of a table lies: a plain value that a remote peer or a GPU kernel can compute addresses from.
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
-// marks | free frames | per index: tree, leaf states, and of rows cursors, of records their words, windows, nodes and
-// heads | metadata | slabs. All positions are offsets from the region's start.
+// marks | free frames | per index: tree, leaf states, and of rows cursors, of records their words, windows, nodes,
+// heads and own columns | metadata | slabs. All positions are offsets from the region's start.
 // A slab is a run of frames, a frame holds the rows of one page:
 //   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
 //                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
@@ -29,9 +29,9 @@ inline constexpr uint32_t kRecordHead = 4;       // bytes of the row's head in f
 inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kMostLateBytes = 256;  // of a row's late columns together: they are written under the lock
 inline constexpr uint32_t kFormatVersion = 4;
-inline constexpr uint32_t kMaxWindow = 4096;     // rows before an item and of it, together; rows of a record's window
-inline constexpr uint32_t kMaxWindows = 256;     // of a record
-inline constexpr uint32_t kMaxItemRows = 65536;  // of all its windows, each as long as it may be
+inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together; that a record's window spans
+inline constexpr uint32_t kMaxWindows = 32;   // of a record
+inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
 inline constexpr uint32_t kLeafBits = 51;        // a key is shard << 51 | generation and slot
 inline constexpr uint32_t kStateBits = 2;
 inline constexpr uint32_t kMoveBits = 16;
@@ -110,6 +110,18 @@ struct ItemShape {
 };
 static_assert(std::is_trivially_copyable_v<ItemShape>);
 
+// One window that the items of an explicit index may have.
+struct WindowConfig {
+  char name[48];    // empty: of the only one, whose columns have their own names in a batch
+  uint32_t length;  // rows that it has at most
+  uint32_t stride;  // rows of the lane from one of its rows to the next
+  uint64_t reserved;
+
+  // Rows of the lane from the first to the last of so many of its rows.
+  uint32_t span(uint32_t num_rows) const { return (num_rows - 1) * stride + 1; }
+};
+static_assert(sizeof(WindowConfig) == 64);
+
 struct IndexConfig {
   char name[64];
   uint32_t n_step;
@@ -126,9 +138,10 @@ struct IndexConfig {
   uint32_t stack[kMaxColumns];  // frames of each state column, 1 = no stack
   SequenceConfig sequence;      // of items with a time axis
   LeafMap map;                  // what its leaves stand for
-  uint64_t max_items;           // kExplicit, as the two below, 0 else: items that live at a time
-  uint32_t max_windows;         // of one item
-  uint32_t max_rows;            // of one window
+  uint64_t max_items;           // kExplicit, as what follows, 0 else: items that live at a time
+  uint32_t num_windows;
+  uint32_t reserved;
+  WindowConfig windows[kMaxWindows];
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);
 
@@ -144,6 +157,7 @@ struct ColumnConfig {
 struct TableConfig {
   std::vector<ColumnConfig> columns;
   std::vector<IndexConfig> indexes;
+  std::vector<std::vector<ColumnConfig>> item_columns;  // of each index, as far as any has some (explicit ones may)
   uint64_t capacity = 0;
   uint32_t max_lanes = 256;
   uint32_t max_participants = 256;
@@ -158,17 +172,20 @@ struct RecordGeometry {
   uint64_t first_leaf;  // what their keys hold in a slot's place: first_leaf + record, above every row's slot
   uint64_t max_items;   // records
   uint32_t max_windows;
-  uint32_t max_rows;  // of one window
+  uint32_t max_rows;  // of the lane, that the longest window spans
   uint32_t pages_a_window;
-  uint32_t reserved;
+  uint32_t num_columns;     // of the items' own
+  uint32_t first_column;    // where these stand: behind the columns of rows, and of the indexes before
+  uint32_t value_stride;    // their bytes, from record to record
   uint64_t words_offset;    // generation and state of each record
   uint64_t windows_offset;  // max_windows of each
   uint64_t nodes_offset;    // max_windows x pages_a_window of each: where it hangs
   uint64_t heads_offset;    // of each row slot: what hangs there
+  uint64_t values_offset;   // its own columns
 
   uint64_t nodes_a_record() const { return uint64_t{max_windows} * pages_a_window; }
 };
-static_assert(sizeof(RecordGeometry) == 64);
+static_assert(sizeof(RecordGeometry) == 80);
 
 // Sizes and offsets of one region. Lives in its header, never changes after birth.
 struct Geometry {
@@ -193,10 +210,11 @@ struct Geometry {
   uint32_t max_participants;
   uint32_t num_indexes;
   uint32_t num_columns;
-  uint32_t history;       // the largest `before` of all indexes
-  uint32_t max_n_step;    // the largest `spanned`
-  uint32_t has_state;     // some column is of kind state: windows need a bootstrap cell
-  int32_t reward_column;  // -1: none
+  uint32_t history;           // the largest `before` of all indexes
+  uint32_t max_n_step;        // the largest `spanned`
+  uint32_t has_state;         // some column is of kind state: windows need a bootstrap cell
+  int32_t reward_column;      // -1: none
+  uint32_t num_item_columns;  // of all explicit indexes, behind those of rows
 
   uint64_t columns_offset;
   uint64_t participants_offset;
@@ -230,8 +248,8 @@ inline constexpr uint32_t kNoPriority = 0x7fc00000u;
 
 struct Layout {
   Geometry geometry{};
-  BulkGeometry bulk{};  // of a tiered table
-  std::vector<ColumnLayout> columns;
+  BulkGeometry bulk{};                // of a tiered table
+  std::vector<ColumnLayout> columns;  // of rows, then items' own
 };
 
 // Computes the layout of a table, or says which part of the configuration cannot be.

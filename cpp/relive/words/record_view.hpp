@@ -1,6 +1,7 @@
 // Records: what an index whose items are explicit keeps of each item, and where each hangs (rules X1 to X7).
 //
-// A record lists windows; an item's leaf is its record's number. The word of a record has the same bits as a page's:
+// A record has a place for each window that the index declares, and the values of the item's own columns; an item's leaf
+// is its record's number. The word of a record has the same bits as a page's:
 // used while the item is there, its generation moves when the item goes. A record *hangs*, for every page that each of
 // its windows touches, at the first row that the window has in that page. Rows go in order from the front of a page, so
 // what hangs at the row that goes is all that has to end with it.
@@ -17,10 +18,11 @@
 
 namespace relive {
 
-// One window of a record, PRIMARY. Written while the record is free, before its word says otherwise (rule X2).
+// One window of a record, PRIMARY, as its own columns are. Written while the record is free, before its word says
+// otherwise (rule X2). How far its rows lie apart is the window's declaration, not the item's.
 struct ItemWindow {
   std::atomic<int64_t> key;        // of its first row
-  std::atomic<uint32_t> num_rows;  // 0: the record has no further window
+  std::atomic<uint32_t> num_rows;  // 0: the item has no such window
   uint32_t reserved;
 };
 static_assert(sizeof(ItemWindow) == 16);
@@ -34,11 +36,15 @@ static_assert(sizeof(RecordNode) == 16);
 
 struct Records {
   const RecordGeometry* geometry = nullptr;
+  const WindowConfig* shapes = nullptr;   // of the windows, as they were declared
+  const ColumnLayout* columns = nullptr;  // the items' own
   std::atomic<uint64_t>* words = nullptr;
   ItemWindow* windows = nullptr;
   RecordNode* nodes = nullptr;
   uint32_t* heads = nullptr;  // of each row slot: the first node there, + 1
+  std::byte* values = nullptr;
 
+  std::byte* values_of(uint64_t record) const { return values + record * geometry->value_stride; }
   ItemWindow* windows_of(uint64_t record) const { return windows + record * geometry->max_windows; }
   uint64_t node_of(uint64_t record, uint32_t window, uint32_t part) const {
     return record * geometry->nodes_a_record() + uint64_t{window} * geometry->pages_a_window + part;

@@ -25,7 +25,7 @@ uint32_t checksum_of(const std::byte* memory) {
   sum.add(memory + sizeof h->magic, offsetof(Header, clean) - sizeof h->magic);
   sum.add(&h->geometry, sizeof h->geometry);
   sum.add(h->indexes, sizeof h->indexes);
-  sum.add(memory + g.columns_offset, sizeof(ColumnLayout) * g.num_columns);
+  sum.add(memory + g.columns_offset, sizeof(ColumnLayout) * (g.num_columns + g.num_item_columns));
   sum.add(memory + g.metadata_offset, g.metadata_bytes);
   return sum.value();
 }
@@ -72,8 +72,14 @@ void Region::bind_index(uint32_t index) {
     cursors[index] = at<Cursor>(base, g.cursors_offset[index]);
     row_indexes_[num_row_indexes_++] = index;
   } else {
-    records[index] = {&of, at<std::atomic<uint64_t>>(base, of.words_offset), at<ItemWindow>(base, of.windows_offset),
-                      at<RecordNode>(base, of.nodes_offset), at<uint32_t>(base, of.heads_offset)};
+    records[index] = {&of,
+                      header->indexes[index].windows,
+                      columns + of.first_column,
+                      at<std::atomic<uint64_t>>(base, of.words_offset),
+                      at<ItemWindow>(base, of.windows_offset),
+                      at<RecordNode>(base, of.nodes_offset),
+                      at<uint32_t>(base, of.heads_offset),
+                      at<std::byte>(base, of.values_offset)};
     maps_[index] = {records[index].words, of.first_leaf, of.max_items, 0, true};
     record_indexes_[index - num_row_indexes_] = index;
   }

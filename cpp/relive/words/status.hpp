@@ -32,14 +32,15 @@ enum class Code : uint32_t {
   kWriterClosed,
   kForkedHandle,
   kReadOnly,
-  kInUse,            // path: somebody is attached
-  kCheckFailed,      // what
-  kSystemError,      // what, errno
-  kInterrupted,      // a signal came
-  kInvalidConfig,    // what, expected, got
-  kRowGone,          // item, window, key
-  kEpisodeTooLong,   // lane, max_length
-  kAlreadyCompleted  // position, key, column, [applied]
+  kInUse,             // path: somebody is attached
+  kCheckFailed,       // what
+  kSystemError,       // what, errno
+  kInterrupted,       // a signal came
+  kInvalidConfig,     // what, expected, got
+  kRowGone,           // item, window, key, why
+  kEpisodeTooLong,    // lane, max_length
+  kAlreadyCompleted,  // position, key, column, [applied]
+  kRowsApart          // item, window, key, why
 };
 
 // One field of a structured error: a name and a number or a text.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from relive.service.wire import Bytes
 
-__all__ = ["DRAWN", "PRESENT", "PackedArray", "Packing", "address_of", "gathered", "room_for", "sampled"]
+__all__ = ["CREATED", "DRAWN", "PRESENT", "PackedArray", "Packing", "address_of", "gathered", "room_for", "sampled"]
 
 ALIGNMENT = 64
 
@@ -100,6 +100,7 @@ def _place(outputs: list[PackedArray], num_items: int) -> _Placed:
 KEYS = PackedArray("item_keys", np.dtype(np.int64), ())
 PROBABILITIES = PackedArray("probabilities", np.dtype(np.float64), ())
 DRAWN = Packing([KEYS, PROBABILITIES])
+CREATED = Packing([KEYS])
 PRESENT = Packing([PackedArray("present", np.dtype(np.bool_), ())])
 
 

@@ -13,7 +13,7 @@ from relive.errors import TableClosed, Unacknowledged
 from relive.service import wire
 from relive.service.connection import Answer, Connection, cutoff, server_wait
 from relive.service.encoding import RowEncoder
-from relive.service.packing import DRAWN, PackedArray, Packing, gathered, sampled
+from relive.service.packing import CREATED, DRAWN, PackedArray, Packing, gathered, sampled
 from relive.service.remote_writer import RemoteWriterCore, SyncWriterCore
 from relive.service.verbs import Verb, answered_by_messages
 from relive.table_core import Normalise, SimpleCalls, TableCore
@@ -100,6 +100,31 @@ class RemoteCore(SimpleCalls):
         for target, array in zip(out, arrays, strict=True):
             np.copyto(target, array)
         return list(out), present
+
+    # ---- items -----------------------------------------------------------------------------------------------------
+
+    def create_items(
+        self,
+        index: int,
+        windows: Keys,
+        rows: Sequence[Keys | None],
+        priorities: npt.NDArray[np.float32] | None,
+        columns: Sequence[npt.NDArray[Any]],
+        timeout_s: float,
+    ) -> Keys:
+        """Explicit items; keys. A call that raises ServiceUnavailable may or may not have made them."""
+        count = len(windows)
+        named = [0 if one is None else one.shape[1] for one in rows]
+        header = {"op": "create", "index": index, "n": count, "named": named, "given": priorities is not None}
+        parts = (windows, *(one for one in rows if one is not None), *(() if priorities is None else (priorities,)))
+        told, block = self._call(header, (*parts, *columns), timeout_s, CREATED, count)
+        assert block is not None
+        keys: Keys = CREATED.arrays(block, count)[0]
+        if "stopped" in told:
+            made = wire.whole(told, "made", 0, count)
+            more = {"stored": made, "num_items": count, "keys": keys[:made]} if made else {}
+            raise wire.error_from(told["stopped"], **more)
+        return keys
 
     # ---- writing and the handle ------------------------------------------------------------------------------------
 

@@ -77,8 +77,8 @@ class RemoteTable(TableHandle):
         Raises TooManyLanes, CapacityTooSmall, ReadOnly, TableClosed, ServiceUnavailable.
         """
         if streaming is None:
-            return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained)
-        return StreamingWriter(self._remote, self._spec, num_lanes, streaming)
+            return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
+        return StreamingWriter(self._remote, self._spec, num_lanes, streaming, self.create_items)
 
     def _batch_source(
         self, selection: Selection, num_items: int, prefetch: int, timeout_s: float

@@ -11,8 +11,9 @@ import numpy as np
 from relive.errors import BadMessage, InvalidConfig, ReliveError
 from relive.service import wire
 from relive.service.hosting import Hosted, HostedSelection
+from relive.service.item_calls import Creation, items_of
 from relive.service.options import ServerOptions
-from relive.service.packing import DRAWN, PRESENT
+from relive.service.packing import CREATED, DRAWN, PRESENT
 from relive.service.pipe import Pipe, StreamBroken, packed
 from relive.service.verbs import VERBS, Verb, arguments
 from relive.service.wire import Bytes
@@ -101,6 +102,7 @@ class CallSession(Session):
             "sample": self._sample,
             "draw": self._draw,
             "gather": self._gather,
+            "create": self._create,
             "select": self._describe,
         }
 
@@ -148,6 +150,18 @@ class CallSession(Session):
     def _describe(self, header: Header, body: Bytes) -> None:
         selection, _ = self._selection(header)
         self.pipe.send({"outputs": [[one.name, one.dtype.str, one.shape] for one in selection.gathered.outputs]})
+
+    def _create(self, header: Header, body: Bytes) -> None:
+        number, items = items_of(self.hosted, header, body)
+        count = bound(len(items.windows), 0, self.options)
+        creation = Creation(self.hosted.table.core, number, items)
+        told: Header = {}
+        try:
+            self.hosted.wait(creation.go_on, wire.seconds(header), self.pipe.gone)
+        except ReliveError as problem:  # told with the keys of what was made before it
+            told["stopped"] = wire.error_to(problem)
+        told["made"] = creation.made
+        self.pipe.send_buffers(told, packed(CREATED, [creation.keys], count))
 
     def _ask(self, verb: Verb, header: Header, body: Bytes) -> None:
         """A simple call: whatever the core returns is the answer."""

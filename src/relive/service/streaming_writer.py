@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
 import numpy.typing as npt
 
 from relive._checks import integer, timeout
@@ -36,9 +38,16 @@ class StreamingWriter(Closing):
     the same table handle see everything appended before them, unless this writer waits for the limiter.
     """
 
-    def __init__(self, core: RemoteCore, spec: StepSpec, num_lanes: int | None, streaming: Streaming) -> None:
+    def __init__(
+        self,
+        core: RemoteCore,
+        spec: StepSpec,
+        num_lanes: int | None,
+        streaming: Streaming,
+        create_items: Callable[..., npt.NDArray[np.int64]],
+    ) -> None:
         opener = _Opener(core, spec, streaming)
-        self._writer = Writer(opener, spec, num_lanes, core.timeout_s, lambda error: error)
+        self._writer = Writer(opener, spec, num_lanes, core.timeout_s, lambda error: error, create_items)
         self._core = opener.opened
         self._spec = spec
 
@@ -86,6 +95,18 @@ class StreamingWriter(Closing):
         self._writer.end_episode(
             lanes=lanes, terminated=terminated, truncated=truncated, timeout_s=timeout_s, **next_columns
         )
+
+    def create_item(
+        self,
+        windows: Any,
+        *,
+        index: str | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **columns: Any,
+    ) -> int:
+        """As Writer.create_item: answered before it returns, after what was appended before."""
+        return self._writer.create_item(windows, index=index, priority=priority, timeout_s=timeout_s, **columns)
 
     def set_policy_version(self, version: int | None) -> None:
         """As Writer.set_policy_version, in order with the steps."""

@@ -38,7 +38,7 @@ MAX_HEADER_BYTES = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 NOTHING: Bytes = np.empty(0, np.uint8)
-_OF_ROWS = frozenset(("stored", "num_rows", "keys"))
+_OF_ROWS = frozenset(("stored", "num_rows", "num_items", "keys"))
 _as_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build an encoder each time
 
 

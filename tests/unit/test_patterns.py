@@ -1,0 +1,244 @@
+"""Patterns: items written by themselves as steps come, compared with what a list of steps says."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from relive import Condition, Explicit, Pattern, PatternWriter, Window, errors
+
+SPEC = relive.StepSpec(
+    {
+        "observation": relive.ArraySpec((2,), "float32", kind="state"),
+        "action": {"x": relive.ArraySpec((), "int64")},
+        "reward": relive.ArraySpec((), "float32"),
+    }
+)
+ITEMS = Explicit(
+    {"past": Window(5, ("reward",)), "now": Window(1, ("action",)), "far": Window(3, ("reward",), stride=2)},
+    {"score": relive.ArraySpec((), "float32")},
+    max_items=100_000,
+)
+
+
+def make_table(**options: Any) -> relive.Table:
+    index = {"steps": relive.Index(), "items": relive.Index(ITEMS, relive.Prioritized(1.0), **options)}
+    return relive.Table(SPEC, 4000, index, max_lanes=8)
+
+
+class Noted:
+    """A table that remembers the keys of the items that were made on it."""
+
+    def __init__(self, table: relive.Table) -> None:
+        self._table = table
+        self.made: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def create_items(self, *arguments: Any, **options: Any) -> Any:
+        keys = self._table.create_items(*arguments, **options)
+        self.made += keys.tolist()
+        return keys
+
+
+def contents(table: Noted) -> list[tuple[Any, ...]]:
+    """Every item's numbers, in order."""
+    batch = table.gather(table.made, columns=["past", "now", "far", "score"], index="items")
+    assert batch.present.all() and table.stats().indexes["items"].inserted == len(table.made)
+    rows = []
+    for position in range(len(table.made)):
+        parts = []
+        for name, column in (("past", "reward"), ("now", "action/x"), ("far", "reward")):
+            values, mask = batch[f"{name}/{column}"][position], batch[f"{name}/mask"][position]
+            parts.append(tuple(values[mask].tolist()))
+        rows.append((*parts, float(batch["score"][position])))
+    return rows
+
+
+@pytest.fixture
+def table() -> Iterator[Any]:
+    with make_table() as made:
+        yield Noted(made)
+
+
+def step(number: int, **more: Any) -> dict[str, Any]:
+    return {"observation": np.zeros(2), "action": {"x": number}, "reward": float(number % 7), **more}
+
+
+PATTERNS = (
+    Pattern({"past": 5, "now": 1}, columns={"score": "reward"}),
+    Pattern({"past": slice(-3, -1)}, every=3, first=4, columns={"score": "action/x"}),
+    Pattern({"far": 5}, at_end=True, columns={"score": "reward"}),
+    Pattern({"now": 1}, at_end=False, where=Condition("reward", ">=", 5), columns={"score": "reward"}),
+    Pattern({"far": slice(-6, None), "past": 2}, every=2, columns={"score": "reward"}, priority=2.0),
+)
+WHERE = {3: lambda number: number % 7 >= 5}
+
+
+def expected(episode: list[int], ends: bool) -> list[tuple[Any, ...]]:
+    """What the patterns say of an episode whose newest step is its last; ends: it is over with it."""
+    items = []
+    t = len(episode) - 1
+    for number, pattern in enumerate(PATTERNS):
+        first = pattern.steps_back - 1 if pattern.first is None else pattern.first
+        if t < max(first, pattern.steps_back - 1) or (t - first) % pattern.every:
+            continue
+        if pattern.at_end is not None and pattern.at_end != ends:
+            continue
+        if number in WHERE and not WHERE[number](episode[-1]):
+            continue
+        parts: dict[str, tuple[float, ...]] = {"past": (), "now": (), "far": ()}
+        for name, part in pattern.slices.items():
+            rows = episode[part][:: 2 if name == "far" else 1]
+            parts[name] = tuple(float(one) if name == "now" else float(one % 7) for one in rows)
+        source = pattern.columns["score"]
+        score = episode[-1] if source == "action/x" else episode[-1] % 7
+        items.append((parts["past"], parts["now"], parts["far"], float(score)))
+    return items
+
+
+def test_every_item_is_what_the_lists_say(table: Any) -> None:
+    rng = random.Random(3)
+    episodes: list[list[int]] = [[], [], []]
+    due: list[tuple[Any, ...]] = []
+    with PatternWriter(table, table.writer(3), PATTERNS) as writer:
+        for number in range(400):
+            lanes = [lane for lane in range(3) if rng.random() < 0.7]
+            ends = [rng.random() < 0.08 for _ in lanes]
+            numbers = [3 * number + lane for lane in lanes]
+            full = rng.random() < 0.5  # arrays of all lanes, or of those named
+            count = 3 if full else len(lanes)
+            xs = np.zeros(count, int)
+            truncated = np.zeros(count, bool)
+            at = lanes if full else list(range(len(lanes)))
+            xs[at], truncated[at] = numbers, ends
+            keys = writer.append(
+                observation=np.zeros((count, 2)),
+                action={"x": xs},
+                reward=(xs % 7).astype(float),
+                truncated=truncated,
+                next_observation=np.zeros((count, 2)),
+                lanes=np.isin(np.arange(3), lanes) if rng.random() < 0.5 else lanes,
+            )
+            assert len(keys) == len(lanes)
+            by_pattern: list[tuple[Any, ...]] = []
+            for lane, one, over in zip(lanes, numbers, ends, strict=True):
+                episodes[lane].append(one)
+                by_pattern += expected(episodes[lane], over)
+                if over:
+                    episodes[lane] = []
+            due += by_pattern
+            assert writer.num_waiting == 0
+    assert len(due) > 500 and sorted(contents(table)) == sorted(due)
+    table.check()
+
+
+def test_an_end_that_comes_later(table: Any) -> None:
+    """end_episode makes what waited for it, and nothing twice."""
+    pattern = Pattern({"past": 2}, at_end=True, columns={"score": "reward"})
+    always = Pattern({"now": 1}, columns={"score": "reward"})
+    with PatternWriter(table, table.writer(), (pattern, always)) as writer:
+        for number in range(4):
+            writer.append(**step(number))
+        writer.end_episode(truncated=True, next_observation=np.zeros(2))
+        assert sorted(contents(table))[-1] == ((2.0, 3.0), (), (), 3.0) and len(contents(table)) == 5
+        writer.append(**step(4), terminated=True)
+        assert len(contents(table)) == 6, "the episode has one step, fewer than the window"
+
+
+def test_what_a_limiter_holds_back_is_made_later() -> None:
+    limiter = relive.SamplesPerInsert(1.0, min_size=2, tolerance=4.0)  # made - drawn stays in [-2, 6]
+    with make_table(limiter=limiter) as table:
+        writer = PatternWriter(table, table.writer(4), Pattern({"now": 1}, columns={"score": "reward"}))
+        rows = {"observation": np.zeros((4, 2)), "action": {"x": np.arange(4)}, "reward": np.zeros(4)}
+        writer.append(**rows)
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            writer.append(**rows, timeout_s=0.0)
+        assert caught.value.stored == 4 and caught.value.keys is not None and len(table) == 8
+        assert writer.num_waiting == 2 and table.num_items("items") == 6
+        with pytest.raises(errors.DeadlineExceeded):
+            writer.flush(timeout_s=0.0)
+        table.draw(4, index="items")
+        writer.flush(timeout_s=0.0)
+        assert writer.num_waiting == 0 and table.num_items("items") == 8
+        table.draw(4, index="items")
+        with pytest.raises(errors.DeadlineExceeded):
+            for _ in range(3):
+                writer.append(**rows, timeout_s=0.0)
+        table.clear()
+        with pytest.raises(errors.DeadlineExceeded):
+            table.draw(1, index="items", timeout_s=0.0)
+        waiting = writer.num_waiting
+        writer.flush(timeout_s=0.0)
+        assert writer.num_dropped == waiting > 0, "their rows are gone"
+        writer.close()
+
+
+def test_a_refused_append_is_no_step(table: Any) -> None:
+    with PatternWriter(table, table.writer(), Pattern({"past": 2}, columns={"score": "reward"})) as writer:
+        writer.append(**step(0))
+        for bad in ({"reward": "x"}, {"action": {"x": 1.5}}, {"observation": np.zeros(3)}):
+            with pytest.raises(errors.ReliveError):
+                writer.append(**step(1) | bad)
+        writer.append(**step(1))
+        assert contents(table) == [((0.0, 1.0), (), (), 1.0)]
+        with pytest.raises(errors.InvalidConfig):
+            writer.extend(reward=[1.0])
+
+
+def test_patterns_are_values() -> None:
+    for pattern in PATTERNS:
+        assert pickle.loads(pickle.dumps(pattern)) == pattern
+    assert Pattern({"a": 3}) == Pattern({"a": slice(-3, None)}) and hash(PATTERNS[0]) == hash(PATTERNS[0])
+    assert Pattern(3).slices[""] == slice(-3, None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Pattern({}),
+        lambda: Pattern({"past": 0}),
+        lambda: Pattern({"past": slice(3)}),
+        lambda: Pattern({"past": slice(-3, 0)}),
+        lambda: Pattern({"past": slice(-3, -3)}),
+        lambda: Pattern({"past": slice(-3, None, 2)}),
+        lambda: Pattern({"past": slice(-5000, None)}),
+        lambda: Pattern({"past": "x"}),
+        lambda: Pattern(3, every=0),
+        lambda: Pattern(3, first=-1),
+        lambda: Pattern(3, at_end="yes"),
+        lambda: Pattern(3, where="reward"),
+        lambda: Pattern(3, columns=["score"]),
+        lambda: Condition("reward", "=", 1),
+        lambda: Condition("reward", ">", "x"),
+        lambda: Condition(3, ">", 1),
+    ],
+)
+def test_what_cannot_be_a_pattern_is_refused(make: Any) -> None:
+    with pytest.raises(errors.InvalidConfig):
+        make()
+
+
+@pytest.mark.parametrize(
+    "pattern, error",
+    [
+        (Pattern({"past": 6}, columns={"score": "reward"}), errors.InvalidConfig),
+        (Pattern({"nothing": 1}, columns={"score": "reward"}), errors.InvalidConfig),
+        (Pattern({"past": 1}), errors.MissingColumn),
+        (Pattern({"past": 1}, columns={"score": "nothing"}), errors.UnknownColumn),
+        (Pattern({"past": 1}, columns={"score": "observation"}), errors.UnknownColumn),
+        (Pattern({"past": 1}, columns={"score": "reward", "more": "reward"}), errors.UnknownColumn),
+        (Pattern({"past": 1}, columns={"score": "reward"}, where=Condition("x", ">", 1)), errors.UnknownColumn),
+        (Pattern({"past": 1}, columns={"score": "reward"}, index="steps"), errors.InvalidConfig),
+    ],
+)
+def test_what_does_not_fit_the_table_is_refused(table: Any, pattern: Pattern, error: type[Exception]) -> None:
+    with table.writer() as writer, pytest.raises(error):
+        PatternWriter(table, writer, [pattern])
