@@ -29,9 +29,10 @@ class Columns:
 
     is_trimmed: whether the time axis ends with the longest item of a batch (of Episodes); mask is among the names then.
     num_behind: rows behind the last step that items show. untimed: names of columns that have no time axis there.
+    as_they_are: the same for batches made from a batch, whose time axis is not cut again.
     """
 
-    __slots__ = ("is_trimmed", "names", "num_behind", "positions", "spec", "tops", "untimed")
+    __slots__ = ("as_they_are", "is_trimmed", "names", "num_behind", "positions", "spec", "tops", "untimed")
 
     def __init__(self, names: tuple[str, ...], spec: StepSpec, is_trimmed: bool = False, num_behind: int = 0) -> None:
         self.is_trimmed = is_trimmed
@@ -42,11 +43,12 @@ class Columns:
         self.positions = {name: position for position, name in enumerate(names)}
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
+        self.as_they_are: Columns = Columns(names, spec) if is_trimmed else self
 
     def trimmed(self, arrays: list[Any]) -> list[Any]:
-        """The arrays without the time steps in which no item has a row, as views. Tensors stay as they are."""
+        """The arrays without the time steps in which no item has a row, as views."""
         mask = arrays[self.positions["mask"]]
-        if not isinstance(mask, np.ndarray) or not mask.size:
+        if not mask.size:
             return arrays
         steps = np.flatnonzero(mask.any(axis=0))
         first, end = (int(steps[0]), int(steps[-1]) + 1) if steps.size else (0, 0)
@@ -121,7 +123,8 @@ class Batch(Mapping[str, Any]):
 
     Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
     item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
-    a sample, whose items all are. Arrays are the caller's own; pooled memory returns when the last of them is gone.
+    a sample, whose items all are. Arrays are the caller's own; pooled memory returns when the last of them is gone. Of
+    Episodes they are views of arrays with all max_length + bootstrap rows, whose memory they keep.
     """
 
     __slots__ = ("_arrays", "_columns", "_device", "_num_live_items", "_probabilities", "item_keys", "present")
@@ -219,10 +222,11 @@ class Batch(Mapping[str, Any]):
     def rows(self, which: slice | npt.NDArray[Any]) -> Batch:
         """A batch of some of its items: a slice (views) or an index array (copies).
 
-        Rows are at random positions, so any slice is a fair sample. weights() of it divides by its own maximum.
+        Rows are at random positions, so any slice is a fair sample. weights() of it divides by its own maximum. A time
+        axis stays as long as it is.
         """
         return Batch(
-            self._columns,
+            self._columns.as_they_are,
             [array[which] for array in self._arrays],
             self.item_keys[which],
             None if self._probabilities is None else self._probabilities[which],
@@ -243,7 +247,7 @@ class Batch(Mapping[str, Any]):
         except (RuntimeError, TypeError, ValueError) as error:
             raise InvalidConfig("device", "one that torch knows, such as 'cpu' or 'cuda:0'", device) from error
         return Batch(
-            self._columns,
+            self._columns.as_they_are,
             [_to_tensor(array, target) for array in self._arrays],
             self.item_keys,
             self._probabilities,

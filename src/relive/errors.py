@@ -156,10 +156,10 @@ class ShapeMismatch(ReliveError, ValueError):
         self.column = column
         self.expected = _plain(expected)
         self.got = _plain(got)
-        super().__init__(
-            f"column {column!r}: expected shape {self.expected}, got {self.got}; axes are (lanes, ...) in append and"
-            " (time, lanes, ...) in extend, without a lane axis for a writer of one lane"
-        )
+        axes = "; axes are (lanes, ...) in append and (time, lanes, ...) in extend; a writer() has no lane axis"
+        if column.startswith("out["):  # of gather; a batch of Episodes shows fewer rows than its memory has
+            axes = "; of Episodes with every row: give a dict of arrays, not a batch, whose time axis is cut"
+        super().__init__(f"column {column!r}: expected shape {self.expected}, got {self.got}{axes}")
 
 
 @final
@@ -284,8 +284,8 @@ class CapacityTooSmall(ReliveError, ValueError):
         super().__init__(
             f"capacity {capacity} is too small: at least {needed} steps are needed"
             + (f" with {lanes} open lane{'s' if lanes != 1 else ''}" if lanes else "")
-            + "; every open lane must hold one whole window (stack - 1 + n_step, and one more where next is not given):"
-            " give a larger capacity, or fewer lanes"
+            + "; every open lane must hold one whole window (stack - 1 + n_step, or burn_in + length + bootstrap, or"
+            " max_length + bootstrap; one more where next is not given): give a larger capacity, or fewer lanes"
         )
 
 
