@@ -34,9 +34,20 @@ class Columns:
 
     is_trimmed: whether the time axis ends with the longest item of a batch (of Episodes); mask is among the names then.
     num_behind: rows behind the last step that items show. untimed: names of columns that have no time axis there.
+    as_they_are: the same for batches made from a batch, whose time axis is not cut again.
     """
 
-    __slots__ = ("is_trimmed", "names", "num_behind", "positions", "spec", "tops", "untimed", "windows")
+    __slots__ = (
+        "as_they_are",
+        "is_trimmed",
+        "names",
+        "num_behind",
+        "positions",
+        "spec",
+        "tops",
+        "untimed",
+        "windows",
+    )
 
     def __init__(
         self,
@@ -55,11 +66,12 @@ class Columns:
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
         self.windows = windows  # names that stand before those of columns
+        self.as_they_are: Columns = Columns(names, spec, windows=windows) if is_trimmed else self
 
     def trimmed(self, arrays: list[Any]) -> list[Any]:
-        """The arrays without the time steps in which no item has a row, as views. Tensors stay as they are."""
+        """The arrays without the time steps in which no item has a row, as views."""
         mask = arrays[self.positions["mask"]]
-        if not isinstance(mask, np.ndarray) or not mask.size:
+        if not mask.size:
             return arrays
         steps = np.flatnonzero(mask.any(axis=0))
         first, end = (int(steps[0]), int(steps[-1]) + 1) if steps.size else (0, 0)
@@ -155,7 +167,8 @@ class Batch(Mapping[str, Any]):
 
     Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
     item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
-    a sample, whose items all are. Arrays are the caller's own; pooled memory returns when the last of them is gone.
+    a sample, whose items all are. Arrays are the caller's own; pooled memory returns when the last of them is gone. Of
+    Episodes they are views of arrays with all max_length + bootstrap rows, whose memory they keep.
     A pytree of torch and of jax, whose leaves are the columns: tree_map over a batch gives a batch, with the item_keys
     and probabilities of the one it was made from as long as each leaf still has B rows; after that, and coming out of
     a function traced by jax, it has none, and asking for them is an error.
@@ -261,10 +274,11 @@ class Batch(Mapping[str, Any]):
     def rows(self, which: slice | npt.NDArray[Any]) -> Batch:
         """A batch of some of its items: a slice (views) or an index array (copies).
 
-        Rows are at random positions, so any slice is a fair sample. weights() of it divides by its own maximum.
+        Rows are at random positions, so any slice is a fair sample. weights() of it divides by its own maximum. A time
+        axis stays as long as it is.
         """
         return Batch(
-            self._columns,
+            self._columns.as_they_are,
             [array[which] for array in self._arrays],
             self.item_keys[which],
             None if self._probabilities is None else self._probabilities[which],

@@ -176,6 +176,8 @@ class ShapeMismatch(ReliveError, ValueError):
         self.expected = _plain(expected)
         self.got = _plain(got)
         way_out = way_to_shape(self.expected, self.got, _is_argument(column))
+        if column.startswith("out["):  # of gather; a batch of Episodes shows fewer rows than its memory has
+            way_out = "; of Episodes with every row: give a dict of arrays, not a batch, whose time axis is cut"
         super().__init__(f"{_what(column)}: expected shape {self.expected}, got {self.got}" + way_out)
 
 
@@ -288,8 +290,8 @@ class CapacityTooSmall(ReliveError, ValueError):
         super().__init__(
             f"capacity {capacity} is too small: at least {needed} steps are needed"
             + (f" with {lanes} open lane{'s' if lanes != 1 else ''}" if lanes else "")
-            + "; every open lane must hold one whole window (stack - 1 + n_step, and one more where next is not given):"
-            " give a larger capacity, or fewer lanes"
+            + "; every open lane must hold one whole window (stack - 1 + n_step, or burn_in + length + bootstrap, or"
+            " max_length + bootstrap; one more where next is not given): give a larger capacity, or fewer lanes"
         )
 
 

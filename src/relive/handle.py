@@ -119,7 +119,8 @@ class TableHandle(Closing):
         """The columns of a Draw, or of keys int64[B]. Never waits for the limiter and never counts.
 
         batch.present[B] says which were still there. out: an earlier batch or {flat name: array} whose memory is used
-        again. Raises ForeignKey, ShapeMismatch, DtypeMismatch, UnknownColumn, TableClosed.
+        again; of Episodes arrays with all max_length + bootstrap rows, which no batch shows. Raises ForeignKey,
+        ShapeMismatch, DtypeMismatch, UnknownColumn, TableClosed.
         """
         drawn = items if isinstance(items, Draw) else None
         if index is None and drawn is not None:

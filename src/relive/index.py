@@ -141,15 +141,18 @@ def _part_of(value: object) -> str:
 def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
     """Raises CapacityTooSmall where a min_size could never be reached.
 
-    A lane in a long episode keeps steps back that are stored and that no item begins at (kept_back of the items).
-    Stacks of other indexes cost it nothing. (A writer that gives no next keeps its newest step back, too.) Of explicit
-    items any number may stand on one step: they are bounded by max_items.
+    A lane in a long episode keeps steps back that are stored and that no item begins at (kept_back of the items), and
+    items that must be whole windows begin steps_apart of each other. Stacks of other indexes cost it nothing. (A writer
+    that gives no next keeps its newest step back, too.) Of explicit items any number may stand on one step: they are
+    bounded by max_items.
     """
     for name, one in indexes.items():
-        if isinstance(one.items, Explicit):
+        items, min_size = one.items, one.limiter.min_size
+        if isinstance(items, Explicit):
             continue
-        needed = one.limiter.min_size + one.items.kept_back
+        needed = 1 + (min_size - 1) * items.steps_apart + items.kept_back
         if needed > capacity:
-            kept = f"{one.items.kept_back} steps that no item begins at ({one.items})"
-            arithmetic = f"index {name!r}: min_size {one.limiter.min_size}, and of one lane {kept}"
+            apart = f", {items.steps_apart} steps apart" if items.steps_apart > 1 else ""
+            kept = f"{items.kept_back} steps that no item begins at ({items})"
+            arithmetic = f"index {name!r}: min_size {min_size}{apart}, and of one lane {kept}"
             raise CapacityTooSmall(capacity, needed, arithmetic=arithmetic)

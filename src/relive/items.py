@@ -46,7 +46,7 @@ def _check_whole(items: Any, name: str, least: int, most: int) -> None:
 
 def _check_timed(items: Any, spec: StepSpec) -> None:
     spec.expand_stack(items.stack)
-    if "mask" in spec.columns:
+    if any(name.partition("/")[0] == "mask" for name in spec.columns):
         raise SpecError("column 'mask'", "another name: items with a time axis have a mask of their own", "mask")
 
 
@@ -71,6 +71,7 @@ class Transitions:
     has_time: ClassVar[bool] = False  # no time axis
     is_trimmed: ClassVar[bool] = False
     rows_behind: ClassVar[int] = 0
+    steps_apart: ClassVar[int] = 1
 
     n_step: int = 1
     gamma: float = 1.0
@@ -156,6 +157,13 @@ class Sequences:
         """Steps that no item begins at whatever the episodes are: none, as each may be an episode."""
         return 0 if self.at_end != "drop" else self.length - 1
 
+    @property
+    def steps_apart(self) -> int:
+        """Steps from one item to the next at the least, whatever the episodes are: of whole windows in one episode a
+        period, in episodes of their own their length.
+        """
+        return 1 if self.at_end != "drop" else min(self.length, self.period or self.length)
+
     def check_against(self, spec: StepSpec) -> None:
         """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named mask."""
         _check_timed(self, spec)
@@ -193,6 +201,7 @@ class Episodes:
 
     has_time: ClassVar[bool] = True
     is_trimmed: ClassVar[bool] = True  # it ends with the longest item of a batch
+    steps_apart: ClassVar[int] = 1
 
     max_length: int
     bootstrap: int = 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from relive._checks import finite
 from relive._wrong_names import names_arguments
-from relive.errors import ShapeMismatch
+from relive.errors import InvalidConfig, ShapeMismatch
 
 __all__ = ["sequence_priority"]
 
@@ -21,8 +23,15 @@ def sequence_priority(td_errors: Any, mask: Any, eta: float = 0.9) -> Any:
     Raises InvalidConfig, ShapeMismatch.
     """
     eta = finite("eta", eta, 0.0, 1.0)
+    for what, value in (("td_errors", td_errors), ("mask", mask)):
+        if not hasattr(value, "shape"):
+            raise InvalidConfig(what, "a numpy array or a torch tensor [B, T]", value)
     if len(td_errors.shape) != 2 or tuple(td_errors.shape) != tuple(mask.shape):
         raise ShapeMismatch("mask of td_errors", tuple(td_errors.shape), tuple(mask.shape))
-    errors = abs(td_errors) * mask
+    errors, named = abs(td_errors), mask != 0
+    # Not a product: what a network makes of padding may be nan or infinite.
+    errors = np.where(named, errors, 0) if isinstance(errors, np.ndarray) else errors.masked_fill(~named, 0)
+    if not errors.shape[1]:
+        return errors.sum(1)
     largest = errors.amax(1) if hasattr(errors, "amax") else errors.max(1)
-    return eta * largest + (1.0 - eta) * errors.sum(1) / mask.sum(1).clip(1)
+    return eta * largest + (1.0 - eta) * errors.sum(1) / named.sum(1).clip(1)

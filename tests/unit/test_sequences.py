@@ -1,0 +1,119 @@
+"""Items with a time axis where limits meet: names, memory used again, parts of a batch, what never could be sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from relive import errors
+
+SPEC = relive.StepSpec(
+    {
+        "observation": relive.ArraySpec((2,), "float32", kind="state"),
+        "action": relive.ArraySpec((), "int64"),
+        "core": relive.ArraySpec((3,), "float32", kind="start"),
+    }
+)
+
+
+# length, period, capacity, and the most items of whole windows that fit it
+WHOLE = [(80, None, 100, 1), (4, None, 100, 25), (4, 3, 100, 33), (4, 20, 100, 25)]
+
+
+def episodes_table(lengths: tuple[int, ...], **options: Any) -> tuple[relive.Table, np.ndarray]:
+    """A table of Episodes(10) with episodes of these lengths, and the keys of their first steps."""
+    table = relive.Table(SPEC, 1000, relive.Index(relive.Episodes(10, **options)), timeout_s=0.0)
+    with table.writer() as writer:
+        firsts = [write(writer, length)[0] for length in lengths]
+    return table, np.asarray(firsts)
+
+
+def write(writer: relive.Writer, length: int) -> np.ndarray:
+    numbers = np.arange(length)
+    states, cores = np.zeros((length + 1, 2)), np.zeros((length, 3))
+    return writer.extend(observation=states, action=numbers, core=cores, truncated=True)
+
+
+@pytest.mark.parametrize("items", [relive.Sequences(3), relive.Episodes(3)])
+def test_a_group_of_columns_named_mask_is_refused_too(items: Any) -> None:
+    spec = relive.StepSpec({"mask": {"legal": relive.ArraySpec((4,), "bool")}})
+    with pytest.raises(errors.SpecError, match="mask"):
+        relive.Table(spec, 100, relive.Index(items))
+
+
+def test_rows_of_a_batch_of_episodes_keep_its_time_axis() -> None:
+    """Rows of numpy arrays and of tensors are the same, whichever items are among them."""
+    torch = pytest.importorskip("torch", reason="torch is not installed here")
+    table, keys = episodes_table((3, 8), bootstrap=1)
+    batch = table.gather(keys)
+    assert batch["action"].shape == (2, 9)
+    for short in (batch.rows(slice(0, 1)), batch.rows(np.asarray([0])), batch.to_torch().rows(slice(0, 1))):
+        assert tuple(short["action"].shape) == (1, 9) and tuple(short["core"].shape) == (1, 3)
+        assert short.lengths.tolist() == [3]
+    assert isinstance(batch.rows(slice(0, 1)).to_torch()["action"], torch.Tensor)
+    assert tuple(batch.rows(slice(0, 1)).to_torch()["action"].shape) == (1, 9)
+
+
+@pytest.mark.parametrize("bootstrap", [0, 1])
+def test_memory_for_a_batch_of_episodes_has_every_row(bootstrap: int) -> None:
+    """out= wants max_length + bootstrap rows, whatever the batch shows of them; the error says that and no more."""
+    table, keys = episodes_table((3, 8), bootstrap=bootstrap)
+    rows = 10 + bootstrap
+    memory = {
+        "observation": np.ones((1, rows, 2), np.float32),
+        "action": np.ones((1, rows), np.int64),
+        "core": np.ones((1, 3), np.float32),
+        "discount": np.ones((1, rows), np.float32),
+        "mask": np.ones((1, rows), np.bool_),
+    }
+    for key, length in ((keys[1:], 8), (keys[:1], 3), (keys[1:], 8)):
+        batch = table.gather(key, out=memory)
+        assert batch["action"].shape == (1, length + bootstrap) and np.shares_memory(batch["action"], memory["action"])
+    with pytest.raises(errors.ShapeMismatch) as caught:
+        table.gather(keys[:1], out=batch)
+    assert caught.value.expected == f"(1, {rows}, 2), C-contiguous and writable" and "append" not in str(caught.value)
+
+
+def test_what_stands_in_padding_has_no_say_in_a_priority() -> None:
+    """Networks make nan and infinities of padding; the mask leaves them out."""
+    td_errors = np.asarray([[1.0, np.nan, np.inf], [2.0, -4.0, np.nan]])
+    mask = np.asarray([[True, False, False], [True, True, False]])
+    expected = [1.0, 0.9 * 4 + 0.1 * 3]
+    np.testing.assert_allclose(relive.sequence_priority(td_errors, mask), expected)
+    torch = pytest.importorskip("torch", reason="torch is not installed here")
+    tensors = torch.from_numpy(td_errors), torch.from_numpy(mask)
+    np.testing.assert_allclose(relive.sequence_priority(*tensors).numpy(), expected)
+
+
+def test_a_priority_of_what_is_no_array_is_refused() -> None:
+    with pytest.raises(errors.InvalidConfig, match="td_errors"):
+        relive.sequence_priority([[1.0]], np.ones((1, 1), bool))
+    with pytest.raises(errors.InvalidConfig, match="mask"):
+        relive.sequence_priority(np.ones((1, 1)), [[True]])
+
+
+def test_a_priority_of_no_rows_is_zero() -> None:
+    assert relive.sequence_priority(np.zeros((2, 0)), np.zeros((2, 0), bool)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("length", "period", "capacity", "most"),
+    WHOLE,
+)
+def test_a_min_size_that_whole_windows_never_reach_is_refused(
+    length: int, period: int | None, capacity: int, most: int
+) -> None:
+    items = relive.Sequences(length, period=period, at_end="drop")
+    relive.Table(SPEC, capacity, relive.Index(items, limiter=relive.MinSize(most)))
+    with pytest.raises(errors.CapacityTooSmall) as caught:
+        relive.Table(SPEC, capacity, relive.Index(items, limiter=relive.MinSize(most + 1)))
+    relive.Table(SPEC, caught.value.needed, relive.Index(items, limiter=relive.MinSize(most + 1)))
+
+
+def test_a_capacity_below_a_window_names_what_the_window_is_made_of() -> None:
+    with pytest.raises(errors.CapacityTooSmall, match=r"burn_in \+ length \+ bootstrap") as caught:
+        relive.Table(SPEC, 10, relive.Index(relive.Sequences(8, burn_in=4)))
+    assert caught.value.needed == 12
