@@ -19,7 +19,8 @@ WIDTH, LEFT, NAMES, ROW, GAP = 980, 30, 330, 27, 4
 NOTES = {
     "cli": "commands: train, serve, ls, rm",
     "open": "attach, connect, list, remove: a table by its name or address",
-    "agents": "agents and their training: actors, learner, parameters, progress",
+    "agents": "agents: one file an algorithm, their fast networks, their policies on numpy",
+    "train": "training: actors, learner, parameters, progress, options",
     "gpu": "reading a table by kernels, from the bytes of the region alone",
     "adapters": "environments of Gymnasium recorded into lanes",
     "service": "a table of another machine: server, and a core that sends messages",

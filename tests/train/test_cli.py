@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ import relive  # noqa: E402
 def relive_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "relive.cli", *arguments], capture_output=True, text=True, timeout=60,
-        env={"COLUMNS": "160", "PATH": "", "TERM": "dumb"},
+        env={"COLUMNS": "160", "PATH": "", "TERM": "dumb", "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
 
 
@@ -30,8 +32,22 @@ def test_help() -> None:
     text = relive_command("train", "dqn", "--help").stdout
     for option in ("--env", "--actors", "--seed", "--run-dir", "--resume", "--max-minutes", "--device"):
         assert option in text
+    for name in ("agent.gamma", "agent.network.hidden", "replay.updates_per_step", "0.995", "128,128", "threads"):
+        assert name in text
     overview = relive_command("--help").stdout
     assert all(command in overview for command in ("train", "ls", "rm"))
+
+
+def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    run = ["train", "dqn", "--run-dir", str(tmp_path / "run")]
+    for arguments, words in (
+        (["--set", "agent.gama=0.9"], ("agent.gama", "did you mean 'agent.gamma'?")),
+        (["--env", "Pendulum-v1"], ("action space of Pendulum-v1", "Discrete")),
+    ):
+        done = relive_command(*run, *arguments)
+        assert done.returncode == 1 and done.stderr.startswith("relive: ") and "Traceback" not in done.stderr
+        assert all(word in done.stderr for word in words), done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_ls_and_rm(shm_name: Callable[[], str]) -> None:
