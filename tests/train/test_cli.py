@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("typer", reason="the command line needs typer")
 
 import relive  # noqa: E402
+from relive.agents.registry import AGENTS  # noqa: E402
 
 
 def relive_command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,6 +49,16 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         assert done.returncode == 1 and done.stderr.startswith("relive: ") and "Traceback" not in done.stderr
         assert all(word in done.stderr for word in words), done.stderr
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_goes_on_with_its_own_agent_only(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="agents are written in torch")
+    from relive.train.config import preset
+
+    preset("dqn", "CartPole-v1").save(tmp_path / "config.json")
+    other = next(name for name in AGENTS if name != "dqn")
+    done = relive_command("train", other, "--resume", str(tmp_path))
+    assert done.returncode == 1 and "relive train dqn --resume" in done.stderr
 
 
 def test_ls_and_rm(shm_name: Callable[[], str]) -> None:

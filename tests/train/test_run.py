@@ -18,6 +18,8 @@ import pytest
 pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("typer", reason="the command line needs typer")
 
+from relive.agents.registry import AGENTS  # noqa: E402
+
 SHM = Path("/dev/shm")
 
 
@@ -110,6 +112,26 @@ def test_a_run_learns_and_restarts_a_killed_actor(tmp_path: Path) -> None:
         assert word in text
     assert (folder / "curve.png").stat().st_size > 1000 and (folder / "checkpoint.pt").exists()
     assert list((folder / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize("agent", [name for name, entry in AGENTS.items() if entry.environment == "Pendulum-v1"])
+def test_agents_of_continuous_actions_run_to_their_end(agent: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = (
+        "agent.hidden=16,16", "agent.batch_size=16", "agent.random_steps=50", "replay.min_size=100",
+        "evaluation.num_episodes=1", "evaluation.num_final_episodes=2", "agent.n_step=2",
+    )  # fmt: skip
+    settings = [word for option in options for word in ("--set", option)]
+    arguments = ["--run-dir", str(folder), "--max-steps", "400", "--actors", "1", "--seed", "5", *settings]
+    with run_of(tmp_path, *arguments, agent=agent) as run:
+        assert run.process.wait(180) == 0, run.text
+        assert tables_of(run.pid) == []
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["agent"], result["env_id"], len(result["returns"])) == (agent, "Pendulum-v1", 2)
+    # An update for each step after the table is filled; min_size items are there a little after as many steps.
+    assert 250 <= result["num_updates"] <= result["num_steps"] - 90 and -3000 < result["mean_return"] < 0
+    config = json.loads((folder / "config.json").read_text())["agent"]
+    assert (config["name"], config["hidden"], config["n_step"], config["gamma"]) == (agent, [16, 16], 2, 0.99)
 
 
 def test_ctrl_c_leaves_nothing_and_resume_goes_on(tmp_path: Path) -> None:
