@@ -143,9 +143,11 @@ def preset(agent: str, env_id: str, settings: Mapping[str, object] | None = None
 
     Raises InvalidConfig for an unknown agent or option, naming the nearest, and for values that cannot be.
     """
+    settings = dict(settings or {})
+    env_id = str(settings.pop("environment.env_id", env_id))  # set so or so, its presets come with it
     kind = config_class(agent)
     config = TrainConfig(agent=kind(), environment=EnvironmentConfig(env_id))
     for pattern, defaults in kind.presets.items():
         if fnmatchcase(env_id, pattern):
             config = changed(config, defaults)
-    return changed(config, settings or {})
+    return changed(config, settings)

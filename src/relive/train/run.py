@@ -78,12 +78,14 @@ def train(
     *,
     resume: bool = False,
     moving_aside: bool = False,
+    stop_when: Callable[[int, int], bool] = lambda num_steps, num_updates: False,
     console: Console | None = None,
 ) -> RunResult:
     """Runs until the agent reaches its return, a limit, or SIGINT / SIGTERM; then no process and no table is left.
 
     config: None with resume, where the directory has it. moving_aside: whatever the directory of a new run holds is
-    renamed, not refused. console: where progress goes (None: nowhere).
+    renamed, not refused. stop_when(environment steps, updates): asked before every batch; True stops the run as a
+    signal does. console: where progress goes (None: nowhere).
     Raises InvalidConfig for a directory that is not empty of runs (without resume) or holds none (with it), for an
     environment that the agent cannot act in, and what making the table raises: StorageFull where /dev/shm is too
     small. A refused run leaves no directory. In the main thread it handles the two signals while it runs; the second
@@ -99,7 +101,9 @@ def train(
         if moving_aside and not resume:
             move_aside(run_dir, console)
         progress = _prepared(config, agent, run_dir, resume)
-        ending = Ending.SOLVED if progress.solved else _learn(config, agent, progress, run_dir, console, stopping)
+        ending = (
+            Ending.SOLVED if progress.solved else _learn(config, agent, progress, run_dir, console, stopping, stop_when)
+        )
         returns: tuple[float, ...] = ()
         if ending is not Ending.STOPPED:
             returns = _final_returns(config, agent, progress, stopping)
@@ -201,6 +205,7 @@ def _learn(
     run_dir: Path,
     console: Console,
     stopping: Callable[[], bool],
+    stop_when: Callable[[int, int], bool],
 ) -> Ending:
     with ExitStack() as stack:
         table = stack.enter_context(make_table(config, agent))
@@ -216,7 +221,11 @@ def _learn(
         pool = ActorPool(config, agent.policy(), name, board, scoreboard)
         stack.callback(pool.stop)  # first of all to go: before the table closes
         parts = Parts(table, board, scoreboard, pool, evaluator, reporter)
-        return Learner(config, parts, agent, progress, run_dir, stopping).run()
+
+        def stops() -> bool:
+            return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
+
+        return Learner(config, parts, agent, progress, run_dir, stops).run()
 
 
 def _final_returns(
