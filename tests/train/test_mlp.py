@@ -77,7 +77,8 @@ def test_adam_is_torchs(clip: float) -> None:
     generator = torch.Generator().manual_seed(3)
     for step in range(20):
         for name, tensor in zip(parameters.shapes, theirs, strict=True):
-            tensor.grad = torch.randn(tensor.shape, generator=generator)
+            # Now clipped, now not: where all are clipped Adam does not see by how much.
+            tensor.grad = torch.randn(tensor.shape, generator=generator) * (1.0 if step % 2 else 0.01)
             parameters.gradient[name].copy_(tensor.grad)
         if clip:
             torch.nn.utils.clip_grad_norm_(theirs, clip)

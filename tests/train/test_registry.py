@@ -76,7 +76,8 @@ def test_options_are_read_by_their_types() -> None:
         {"agent.network.hidden": ""}, {"agent.network.kind": "rnn"}, {"agent": "sac"}, {"agent.network": 1},
         {"nothing": 1}, {"agent.gamma.x": 1}, {"": 1}, {"evaluation.stop_return": "low"}, {"replay.capacity": "1e5"},
         {"agent.gamma": None}, {"agent.gamma": "nan"}, {"limits.max_minutes": "nan"}, {"environment.env_id": 3},
-        {"replay.min_size": 10**9},
+        {"replay.min_size": 10**9}, {"agent.batch_size": 2**40}, {"agent.network.hidden": (2**40,)},
+        {"replay.updates_per_step": "inf"}, {"agent.optimizer.learning_rate": "inf"},
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused(settings: dict[str, object]) -> None:
@@ -87,3 +88,7 @@ def test_wrong_options_are_refused(settings: dict[str, object]) -> None:
 def test_options_checked_against_each_other_change_together() -> None:
     config = preset("dqn", "CartPole-v1", {"replay.capacity": 100, "replay.min_size": 50})
     assert (config.replay.capacity, config.replay.min_size) == (100, 50)
+
+
+def test_presets_come_with_the_environment_however_it_is_named() -> None:
+    assert preset("dqn", "X-v0", {"environment.env_id": "CartPole-v1"}) == preset("dqn", "CartPole-v1")

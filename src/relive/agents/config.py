@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from relive.agents.agent import Agent, Spaces
 from relive.errors import InvalidConfig
 
 Settings = Mapping[str, object]
+_MOST_ITEMS = 2**20
+_WIDEST = 2**16
 
 
 def require(condition: bool, what: str, expected: str, got: object) -> None:
@@ -34,7 +37,7 @@ class AgentConfig(ABC):
     batch_size: int = 256
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, "batch_size", ">= 1", self.batch_size)
+        require(1 <= self.batch_size <= _MOST_ITEMS, "batch_size", f"in [1, {_MOST_ITEMS}]", self.batch_size)
 
     @abstractmethod
     def make(self, spaces: Spaces, *, seed: int, device: str) -> Agent:
@@ -103,7 +106,7 @@ class OptimizerConfig:
     max_gradient_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, "learning_rate", "> 0", self.learning_rate)
+        require(0 < self.learning_rate < math.inf, "learning_rate", "> 0, finite", self.learning_rate)
         require(
             0 < self.final_learning_rate <= self.learning_rate,
             "final_learning_rate",
@@ -121,4 +124,5 @@ class OptimizerConfig:
 
 def check_hidden(hidden: tuple[int, ...]) -> None:
     """Raises InvalidConfig unless these are the widths of at least one hidden layer."""
-    require(len(hidden) >= 1 and all(width >= 1 for width in hidden), "hidden", "widths >= 1, at least one", hidden)
+    fit = len(hidden) >= 1 and all(1 <= width <= _WIDEST for width in hidden)
+    require(fit, "hidden", f"at least one width, each in [1, {_WIDEST}]", hidden)

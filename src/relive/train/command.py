@@ -91,7 +91,8 @@ def _train(agent: str, env: str, settings: dict[str, object], run_dir: Path | No
     if resume is not None:
         result = train(config, resume, resume=True, console=console)
     else:
-        folder = run_dir or Path("runs") / f"{agent}-{env.replace('/', '-')}-s{config.environment.seed}"
+        environment = config.environment
+        folder = run_dir or Path("runs") / f"{agent}-{environment.env_id.replace('/', '-')}-s{environment.seed}"
         result = train(config, folder, console=console, moving_aside=True)
     if result.stopped:
         raise typer.Exit(_EXIT_STOPPED)

@@ -6,6 +6,7 @@ A run directory keeps its configuration as `config.json`, so that `--resume` nee
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -44,7 +45,7 @@ class ReplayConfig:
     def __post_init__(self) -> None:
         require(self.capacity >= self.min_size, "capacity", f">= min_size = {self.min_size}", self.capacity)
         require(self.min_size >= 1, "min_size", ">= 1", self.min_size)
-        require(self.updates_per_step > 0, "updates_per_step", "> 0", self.updates_per_step)
+        require(0 < self.updates_per_step < math.inf, "updates_per_step", "> 0, finite", self.updates_per_step)
 
 
 @dataclass(frozen=True)
