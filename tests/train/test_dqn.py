@@ -190,10 +190,14 @@ def test_what_it_cannot_take_is_refused() -> None:
         assert spaces.env_id in str(caught.value)
     with pytest.raises(InvalidConfig):
         DQNConfig().make(discrete_spaces(), seed=0, device="abacus")
+    with pytest.raises(InvalidConfig):
+        DQNConfig().make(discrete_spaces(), seed=0, device="cuda:99")
     agent = made()
     before = agent.state_dict()
     with pytest.raises(InvalidConfig):
         agent.update(discrete_batch(0, rows=15))
+    with pytest.raises(InvalidConfig, match="observation"):
+        agent.update(discrete_batch(0, spaces=discrete_spaces((5,))))
     with pytest.raises(InvalidConfig):
         agent.load_state_dict({"num_updates": 3})
     assert agent.num_updates == 0
@@ -203,7 +207,7 @@ def test_what_it_cannot_take_is_refused() -> None:
 
 def test_configurations_check_themselves() -> None:
     for wrong in (
-        {"gamma": 1.5}, {"n_step": 0}, {"target_rate": 0.0}, {"target_period": 0}, {"batch_size": 0},
+        {"gamma": 1.5}, {"n_step": 0}, {"n_step": 5000}, {"target_rate": 0.0}, {"target_period": 0}, {"batch_size": 0},
         {"epsilon_start": 0.1, "epsilon_end": 0.5}, {"epsilon_steps": 0}, {"priority_exponent": 1.5},
         {"importance_beta": -0.1}, {"gamma": float("nan")},
     ):  # fmt: skip

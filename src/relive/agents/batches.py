@@ -33,10 +33,19 @@ def require_discrete(spaces: Spaces, agent: str) -> int:
     return int(space.n)
 
 
-def check_rows(batch: Items, num_rows: int) -> None:
-    """Raises InvalidConfig unless the batch has num_rows items: an agent's memory is made for so many."""
-    if batch.num_items != num_rows:
-        raise InvalidConfig("items of a batch", f"batch_size = {num_rows}", batch.num_items)
+def fill(batch: Items, buffers: Mapping[str, Tensor]) -> None:
+    """Copies columns of a batch into an agent's memory, which is made for a fixed number of items of a fixed size.
+
+    buffers: [B, ...] by column. Raises InvalidConfig, before anything is copied, for another B or another size.
+    """
+    arrays = {name: torch.from_numpy(np.ascontiguousarray(batch[name])) for name in buffers}
+    for name, buffer in buffers.items():
+        array = arrays[name]
+        if len(array) != len(buffer) or array.numel() != buffer.numel():
+            expected = f"shape ({len(buffer)}, ...), {buffer[0].numel()} numbers each; the first is batch_size"
+            raise InvalidConfig(f"column {name!r} of a batch", expected, tuple(array.shape))
+    for name, buffer in buffers.items():
+        buffer.copy_(arrays[name].view(buffer.shape))
 
 
 def priorities_of(errors: Sequence[Tensor]) -> NDArray[np.float64]:

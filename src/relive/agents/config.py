@@ -62,7 +62,7 @@ class TransitionsConfig(AgentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.gamma <= 1, "gamma", "in (0, 1]", self.gamma)
-        require(self.n_step >= 1, "n_step", ">= 1", self.n_step)
+        Transitions(n_step=self.n_step)  # checks it
         require(0 <= self.priority_exponent <= 1, "priority_exponent", "in [0, 1]", self.priority_exponent)
         require(0 <= self.importance_beta <= 1, "importance_beta", "in [0, 1]", self.importance_beta)
         require(0 < self.target_rate <= 1, "target_rate", "in (0, 1]", self.target_rate)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from relive.agents.agent import Items
-from relive.agents.batches import check_rows
+from relive.agents.batches import fill
 from relive.agents.boxes import ActionBox
 from relive.agents.config import OptimizerConfig, TransitionsConfig
 from relive.agents.mlp import MLP, Adam, FlatParameters
@@ -36,20 +36,19 @@ class ContinuousBatch:
         self.state, self.action = self.pair[:, :state_size], self.pair[:, state_size:]
         self.next_state, self.next_action = self.next_pair[:, :state_size], self.next_pair[:, state_size:]
         self.reward, self.discount, self.weight = (torch.ones(rows, 1, device=device) for _ in range(3))
+        self._buffers = {
+            "observation": self.state,
+            "action": self.action,
+            "reward": self.reward,
+            "discount": self.discount,
+            "next_observation": self.next_state,
+        }
         self._middle = torch.from_numpy(box.middle).to(device)
         self._scale = 1.0 / torch.from_numpy(box.half).to(device)
 
     def load(self, batch: Items) -> None:
         """Takes over a batch of the table. InvalidConfig where it has another number of items."""
-        check_rows(batch, self._config.batch_size)
-        for buffer, name in (
-            (self.state, "observation"),
-            (self.action, "action"),
-            (self.reward, "reward"),
-            (self.discount, "discount"),
-            (self.next_state, "next_observation"),
-        ):
-            buffer.copy_(torch.from_numpy(batch[name]).view(buffer.shape))
+        fill(batch, self._buffers)
         self.action.sub_(self._middle).mul_(self._scale)
         if self._config.prioritized:
             self.weight.copy_(torch.from_numpy(batch.weights(self._config.importance_beta)).view(self.weight.shape))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from relive import Index, MinSize, SamplesPerInsert, StepSpec
 from relive.agents.agent import Items, Policy, Spaces
-from relive.agents.batches import check_rows, load_state, priorities_of, require_box, require_discrete, state_of
+from relive.agents.batches import fill, load_state, priorities_of, require_box, require_discrete, state_of
 from relive.agents.config import LinearSchedule, OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
 from relive.agents.conv import ConvNetwork
 from relive.agents.mlp import MLP, Adam, FlatParameters, Network, device_of
@@ -180,6 +180,13 @@ class DQN:
             torch.ones(rows, 1, device=self.device) for _ in range(4)
         )
         self._gradient = torch.zeros(rows, sizes[-1], device=self.device)
+        self._buffers = {
+            "observation": self._observation,
+            "action": self._action,
+            "reward": self._reward,
+            "discount": self._discount,
+            "next_observation": self._next_observation,
+        }
 
     def _network_over(self, parameters: FlatParameters, *, learns: bool) -> Network:
         if self.config.network.kind == "conv":
@@ -229,15 +236,7 @@ class DQN:
         return priorities_of([self._error])
 
     def _load(self, batch: Items) -> None:
-        check_rows(batch, self.config.batch_size)
-        for buffer, name in (
-            (self._observation, "observation"),
-            (self._action, "action"),
-            (self._reward, "reward"),
-            (self._discount, "discount"),
-            (self._next_observation, "next_observation"),
-        ):
-            buffer.copy_(torch.from_numpy(batch[name]).view(buffer.shape))
+        fill(batch, self._buffers)
         if self.config.prioritized:
             self._weight.copy_(torch.from_numpy(batch.weights(self.config.importance_beta)).view(self._weight.shape))
 

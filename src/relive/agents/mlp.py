@@ -31,7 +31,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 def device_of(name: str) -> torch.device:
     """The device of this name. Raises InvalidConfig where torch knows none."""
     try:
-        return torch.device(name)
+        device = torch.device(name)
+        if device.type != "cuda" or (device.index or 0) < torch.cuda.device_count():
+            return device
+        raise InvalidConfig("device", f"one of {torch.cuda.device_count()} CUDA devices here, or 'cpu'", name)
     except (RuntimeError, TypeError) as error:
         raise InvalidConfig("device", "one that torch knows, such as 'cpu' or 'cuda:0'", name) from error
 

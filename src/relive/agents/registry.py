@@ -34,7 +34,7 @@ AGENTS: dict[str, Entry] = {
 
 def entry_of(name: str) -> Entry:
     """The line of an agent. Raises InvalidConfig for an unknown name."""
-    if name not in AGENTS:
+    if str(name) not in AGENTS:
         expected = "one of " + ", ".join(AGENTS) + hint(str(name), AGENTS)
         raise InvalidConfig(what="agent", expected=expected, got=name)
     return AGENTS[name]
