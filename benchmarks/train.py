@@ -51,8 +51,9 @@ def measure(case: Case, num_rounds: int) -> dict[str, Any]:
     for number in range(num_rounds):
         turned = order[number % 3 :] + order[: number % 3]
         rounds.append({side: run_side(side, case, number) for side in turned})
-        wall = ", ".join(f"{side} {rounds[-1][side]['step_us']:,.0f}" for side in order)
-        print(f"  {case.name} round {number + 1}: us a step: {wall}", flush=True)
+        for name in FIGURES:
+            told = ", ".join(f"{side} {rounds[-1][side][name]:,.0f}" for side in order)
+            print(f"  {case.name} round {number + 1}: {name}: {told}", flush=True)
     result: dict[str, Any] = {"case": case.as_dict(), "rounds": rounds, "sides": {}, "ratios": {}}
     wanted = case.updates_per_step
     for side in order:
@@ -100,9 +101,12 @@ def main() -> None:
         sys.exit(f"the environment of sb3: {problem}")
     machine = describe()
     cases = [CASES[name].scaled(arguments.scale) for name in arguments.cases.split(",")]
-    results = [measure(case, arguments.rounds) for case in cases]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"machine": machine, "threads": 1, "cases": results}, indent=1) + "\n")
+    results: list[dict[str, Any]] = []
+    for case in cases:
+        results.append(measure(case, arguments.rounds))
+        # After each case: a run that is stopped leaves what it has measured.
+        arguments.out.write_text(json.dumps({"machine": machine, "threads": 1, "cases": results}, indent=1) + "\n")
     print("\n".join(rows(results)))
 
 
