@@ -11,7 +11,7 @@ CASES ?=
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
 
-.PHONY: help demo test quick bench bench-quick bench-gpu bench-compare bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test quick bench bench-quick bench-gpu bench-train bench-compare bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ bench-quick: setup ## a short cut of it, about 3 minutes
 
 bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json
 	@$(RUN) -m benchmarks.gpu
+
+bench-train: setup ## training at equal work beside Stable-Baselines3 (about 10 minutes): benchmarks/results/train.json
+	@$(RUN) -m benchmarks.train
 
 bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]
 	@$(RUN) -m benchmarks.compare "$(BASE)" $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(CASES),--cases "$(CASES)")

@@ -19,7 +19,8 @@ WIDTH, LEFT, NAMES, ROW, GAP = 980, 30, 365, 27, 4
 NOTES = {
     "cli": "commands: train, serve, ls, rm",
     "open": "attach, connect, list, remove: a table by its name or address",
-    "agents": "agents and their training: actors, learner, parameters, progress",
+    "agents": "agents: one file an algorithm, their fast networks, their policies on numpy",
+    "train": "training: actors, learner, parameters, progress, options",
     "gpu": "reading a table by kernels, from the bytes of the region alone",
     "adapters": "environments of Gymnasium recorded into lanes",
     "service": "a table of another machine: server, and a core that sends messages",
@@ -35,7 +36,8 @@ NOTES = {
     "spec": "what a step holds; casting and checking of what is given",
     "_checks": "numbers and names checked, what must be closed",
     "errors": "what is told when something is refused: type and fields",
-    "_name_errors": "errors of wrong names and of storage",
+    "_name_errors": "errors of wrong names, of items and of storage",
+    "priorities": "priorities of items that are more than a step",
     "_error_base": "the base of errors; words of other libraries; trees; extras",
 }
 ROOMS = {

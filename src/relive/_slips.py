@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Slip", "attributes", "for_argument", "for_attribute", "for_column", "for_missing", "said"]
+__all__ = ["Slip", "attributes", "for_argument", "for_attribute", "for_column", "for_missing", "hint", "said"]
 
 
 class Slip(NamedTuple):
@@ -296,6 +296,12 @@ def _nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     candidates = [one for one in known if one.startswith("next_") == is_next]
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
     return close[0] if close else ""
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The nearest known name as half a sentence, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 _ARGUMENT_OF = {

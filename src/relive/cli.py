@@ -1,4 +1,4 @@
-"""The command line: `relive ls`, `relive rm`, `relive serve`, `relive train dqn`.
+"""The command line: `relive ls`, `relive rm`, `relive serve`, `relive train AGENT`.
 
 ls and rm need nothing but the library. The others read their options with typer, which their extras bring, and load
 what they need when they run: `relive ls` does not wait for torch.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import itertools
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 try:
     import typer
@@ -29,10 +27,6 @@ from relive._extras import install_command
 from relive.errors import InUse, MissingPackage, NoSuchTable, ReliveError
 from relive.open import list_tables, remove
 
-if TYPE_CHECKING:
-    from relive.train.config import TrainConfig
-
-_EXIT_STOPPED = 130
 # What typer reads: the command, its extra, what it does.
 _WITH_EXTRAS = {
     "serve": ("service", "serve tables to other machines"),
@@ -81,99 +75,18 @@ def _plain_command(arguments: list[str]) -> int:
 def _application() -> typer.Typer:
     options: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
     app = typer.Typer(help="Experience replay that many processes share.", **options)
+    from relive.train.command import add_commands
+
     training = typer.Typer(help="Train an agent through a shared table.", **options)
     app.add_typer(training, name="train")
     training.callback()(_training_group)
-    training.command("dqn")(_train_dqn)
+    add_commands(training)
     app.command("serve")(_serve)
     return app
 
 
 def _training_group() -> None:
     """Train an agent through a shared table: actors in processes of their own, one learner."""
-
-
-def _train_dqn(
-    env: Annotated[str, typer.Option(help="Gymnasium id: CartPole-v1, ALE/Pong-v5, ...")] = "CartPole-v1",
-    actors: Annotated[int | None, typer.Option(min=1, help="Actor processes.", show_default="2")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random.", show_default="0")] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where the run keeps its files; what is there already is moved aside.",
-            show_default="runs/dqn-ENV-sSEED",
-        ),
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="End after so many environment steps.")] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="End after so much wall-clock time.")] = None,
-    stop_return: Annotated[
-        float | None,
-        typer.Option(help="End when greedy evaluations reach this return.", show_default="499.5 on CartPole-v1"),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto.", show_default="auto")] = None,
-    capacity: Annotated[
-        int | None, typer.Option(min=1, help="Steps that the table holds.", show_default="100000; Atari: 200000")
-    ] = None,
-) -> None:
-    """Double, dueling, n-step, prioritized DQN.
-
-    Actors write into a shared table and read the learner's parameters from shared memory.
-
-    Evaluations keep the best policy; in the end it plays 20 episodes on seeds used nowhere else.
-
-    Ctrl-C stops cleanly, --resume goes on.
-    """
-    try:
-        from relive.train.config import preset
-        from relive.train.run import train
-    except ImportError as problem:
-        raise MissingPackage("relive train", str(problem.name), install_command("train")) from None
-    changes: dict[str, dict[str, Any]] = {
-        "environment": {"seed": seed},
-        "acting": {"num_actors": actors},
-        "replay": {"capacity": capacity},
-        "limits": {"max_steps": max_steps, "max_minutes": max_minutes},
-        "evaluation": {"stop_return": stop_return},
-    }
-    console = Console()
-    if resume is not None:
-        from relive.train.config import TrainConfig
-        from relive.train.run import CONFIG_FILE
-
-        config = _changed(TrainConfig.load(resume / CONFIG_FILE), changes, device)
-        result = train(config, resume, resume=True, console=console)
-    else:
-        config = _changed(preset(env), changes, device)
-        folder = run_dir or Path("runs") / f"dqn-{env.replace('/', '-')}-s{config.environment.seed}"
-        _move_aside(folder, console)
-        result = train(config, folder, console=console)
-    if result.stopped:
-        raise typer.Exit(_EXIT_STOPPED)
-
-
-def _changed(config: TrainConfig, changes: dict[str, dict[str, Any]], device: str | None) -> TrainConfig:
-    """The configuration with the options that were given."""
-    parts: dict[str, Any] = {}
-    for part, options in changes.items():
-        given = {name: value for name, value in options.items() if value is not None}
-        if given:
-            parts[part] = dataclasses.replace(getattr(config, part), **given)
-    if device is not None:
-        parts["device"] = device
-    return dataclasses.replace(config, **parts)
-
-
-def _move_aside(folder: Path, console: Console) -> None:
-    """A directory that holds something is renamed: a new run starts empty and loses nothing."""
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    for number in itertools.count(1):
-        aside = folder.with_name(f"{folder.name}.{number}")
-        if not aside.exists():
-            folder.rename(aside)
-            console.print(f"{folder} is now {aside}", highlight=False, soft_wrap=True)
-            return
 
 
 def _serve(

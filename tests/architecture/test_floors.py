@@ -33,12 +33,13 @@ FLOORS: list[set[str]] = [
     {"service"},
     {"adapters"},
     {"gpu"},
-    {"train", "agents"},
+    {"agents"},
+    {"train"},
     {"open"},
     {"cli"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}, {"train", "agents"}]
+MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}]
 CORE_USERS = {
     "_ending",
     "batch",
@@ -121,7 +122,7 @@ def test_imports_go_down_only(path: Path) -> None:
 def test_imports_of_the_house_are_at_the_top(path: Path) -> None:
     """An import hidden in a function hides a cycle."""
     hidden = [(name, line) for name, line, at_top in imports_of(path) if name.startswith("relive") and not at_top]
-    if part_of(path) == "cli":
+    if part_of(path) == "cli" or path == SOURCE / "train" / "command.py":
         return  # commands load what they need: `relive ls` must not wait for torch
     assert not hidden
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("typer", reason="the command line needs typer")
 
 from relive._extras import install_command  # noqa: E402
+from relive.agents.registry import AGENTS  # noqa: E402
 
 
 def relive_command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,8 +26,32 @@ def test_help() -> None:
     text = relive_command("train", "dqn", "--help").stdout
     for option in ("--env", "--actors", "--seed", "--run-dir", "--resume", "--max-minutes", "--device"):
         assert option in text
+    for name in ("agent.gamma", "agent.network.hidden", "replay.updates_per_step", "0.995", "128,128", "threads"):
+        assert name in text
     overview = relive_command("--help").stdout
     assert all(command in overview for command in ("train", "serve", "ls", "rm"))
+
+
+def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    run = ["train", "dqn", "--run-dir", str(tmp_path / "run")]
+    for arguments, words in (
+        (["--set", "agent.gama=0.9"], ("agent.gama", "did you mean 'agent.gamma'?")),
+        (["--env", "Pendulum-v1"], ("action space of Pendulum-v1", "Discrete")),
+    ):
+        done = relive_command(*run, *arguments)
+        assert done.returncode == 1 and done.stderr.startswith("relive: ") and "Traceback" not in done.stderr
+        assert all(word in done.stderr for word in words), done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_goes_on_with_its_own_agent_only(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="agents are written in torch")
+    from relive.train.config import preset
+
+    preset("dqn", "CartPole-v1").save(tmp_path / "config.json")
+    other = next(name for name in AGENTS if name != "dqn")
+    done = relive_command("train", other, "--resume", str(tmp_path))
+    assert done.returncode == 1 and "relive train dqn --resume" in done.stderr
 
 
 def test_missing_extras_are_named() -> None:

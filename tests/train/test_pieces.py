@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 
-from relive.agents.dqn import DQNLearner, Experience  # noqa: E402
+from relive.agents.agent import Agent  # noqa: E402
+from relive.agents.config import LinearSchedule, OptimizerConfig  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train.actor_pool import ActorPool, ActorsKeepDying  # noqa: E402
 from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, load_checkpoint, save_checkpoint  # noqa: E402
@@ -21,18 +22,22 @@ from relive.train.config import ActingConfig, EnvironmentConfig, ReplayConfig, T
 from relive.train.curve import draw_curve  # noqa: E402
 from relive.train.environments import acting_seed, describe, evaluation_seeds, final_seeds  # noqa: E402
 from relive.train.evaluate import Evaluator  # noqa: E402
+from relive.train.numerics import learner_numerics, threads_of  # noqa: E402
 from relive.train.parameters import ParameterBoard, ParameterLayout  # noqa: E402
+from relive.train.run import train  # noqa: E402
 from relive.train.scoreboard import Scoreboard  # noqa: E402
+from train.batches import discrete_batch, discrete_spaces  # noqa: E402
 from train.workers import count  # noqa: E402
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5", "Acrobot-v1"])
 def test_configurations_go_to_json_and_back(env_id: str, tmp_path: Path) -> None:
-    config = preset(env_id, seed=7)
+    config = preset("dqn", env_id, {"environment.seed": 7})
     config = dataclasses.replace(config, acting=dataclasses.replace(config.acting, num_actors=3))
     config.save(tmp_path / "config.json")
     assert TrainConfig.load(tmp_path / "config.json") == config
-    assert (config.environment.seed, config.agent.network.kind) == (7, "conv" if "ALE" in env_id else "mlp")
+    assert '"name": "dqn"' in (tmp_path / "config.json").read_text()
+    assert config.environment.seed == 7
 
 
 def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
@@ -40,21 +45,23 @@ def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
         lambda: EnvironmentConfig(""),
         lambda: ReplayConfig(capacity=10, min_size=20),
         lambda: ActingConfig(num_actors=0),
-        lambda: ActingConfig(epsilon_start=0.1, epsilon_end=0.5),
+        lambda: ReplayConfig(updates_per_step=0.0),
+        lambda: preset("dqn", "CartPole-v1", {"threads": -1}),
     ):
         with pytest.raises(InvalidConfig):
             wrong()
-    (tmp_path / "config.json").write_text('{"environment": {}}')
-    with pytest.raises(InvalidConfig):
-        TrainConfig.load(tmp_path / "config.json")
+    for text in ('{"environment": {}}', '{"agent": {"name": "nobody"}}', '{"agent": {"name": "dqn", "gama": 1}}', "[]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(InvalidConfig):
+            TrainConfig.load(tmp_path / "config.json")
     with pytest.raises(InvalidConfig):
         TrainConfig.load(tmp_path / "none.json")
 
 
 def test_schedules() -> None:
-    acting = ActingConfig(epsilon_start=1.0, epsilon_end=0.2, epsilon_steps=100)
-    assert [acting.epsilon_at(steps) for steps in (0, 50, 100, 1000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
-    optimizer = preset("CartPole-v1").agent.optimizer
+    epsilon = LinearSchedule(1.0, 0.2, 100)
+    assert [epsilon.at(steps) for steps in (0, 50, 100, 1000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
+    optimizer = OptimizerConfig(1e-3, 1e-4, 1000)
     assert optimizer.learning_rate_at(0) == optimizer.learning_rate
     assert optimizer.learning_rate_at(10**9) == pytest.approx(optimizer.final_learning_rate)
 
@@ -73,50 +80,44 @@ def test_seeds_of_acting_evaluation_and_the_final_result_never_meet() -> None:
         assert evaluation_seeds(run_seed, 40, 2) == evaluation_seeds(run_seed, 0, 42)[40:]
 
 
-def learner(seed: int) -> DQNLearner:
-    return DQNLearner(preset("CartPole-v1").agent, (4,), 2, seed=seed, device="cpu")
-
-
-def batch(seed: int) -> Experience:
-    rng = np.random.default_rng(seed)
-    states = torch.from_numpy(rng.normal(size=(2, 8, 4)).astype(np.float32))
-    ones = torch.ones(8)
-    return Experience(states[0], torch.from_numpy(rng.integers(0, 2, 8)), ones, ones * 0.9, states[1], ones)
+def learner(seed: int) -> Agent:
+    config = preset("dqn", "CartPole-v1", {"agent.batch_size": 16})
+    return config.agent.make(discrete_spaces(), seed=seed, device="cpu")
 
 
 def test_a_checkpoint_round_trip(tmp_path: Path) -> None:
     one = learner(0)
     for seed in range(3):
-        one.update(batch(seed))
+        one.update(discrete_batch(seed))
     progress = Progress(num_steps=123, elapsed_s=4.5, parameter_version=9, kept_return=77.0, num_sessions=2)
-    progress.kept_parameters = one.smoothed_parameters()
+    progress.kept_parameters = one.evaluation_parameters()
     progress.curve.append(CurvePoint(1.0, 10, 3, 22.0, None))
     save_checkpoint(tmp_path, one.state_dict(), progress)
     save_checkpoint(tmp_path, one.state_dict(), progress)  # over the first one
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
-    state, again = load_checkpoint(tmp_path, "cpu")
+    state, again = load_checkpoint(tmp_path)
     for name, value in progress.kept_parameters.items():
         np.testing.assert_array_equal(again.kept_parameters[name], value)
     assert vars(again) | {"kept_parameters": 0} == vars(progress) | {"kept_parameters": 0}
     other = learner(1)
     other.load_state_dict(state)
-    np.testing.assert_array_equal(one.update(batch(9)).priorities, other.update(batch(9)).priorities)
+    np.testing.assert_array_equal(one.update(discrete_batch(9)), other.update(discrete_batch(9)))
 
 
 def test_a_checkpoint_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, learner(0).state_dict(), Progress(num_steps=1))
     with pytest.raises((AttributeError, TypeError, RuntimeError)):
         save_checkpoint(tmp_path, {"not": lambda: None}, Progress(num_steps=2))
-    assert load_checkpoint(tmp_path, "cpu")[1].num_steps == 1
+    assert load_checkpoint(tmp_path)[1].num_steps == 1
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
 def test_broken_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig):
-        load_checkpoint(tmp_path, "cpu")
+        load_checkpoint(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"half of a file")
     with pytest.raises(InvalidConfig):
-        load_checkpoint(tmp_path, "cpu")
+        load_checkpoint(tmp_path)
 
 
 def test_the_scoreboard_counts_over_processes() -> None:
@@ -137,10 +138,11 @@ def test_the_scoreboard_counts_over_processes() -> None:
 
 
 def test_actors_that_die_before_their_first_step_are_given_up(capfd: pytest.CaptureFixture[str]) -> None:
-    config = preset("CartPole-v1")
+    config = preset("dqn", "CartPole-v1")
     config = dataclasses.replace(config, acting=dataclasses.replace(config.acting, num_actors=1))
-    board, scoreboard = ParameterBoard(ParameterLayout.of(learner(0).parameters())), Scoreboard(1)
-    pool = ActorPool(config, "a-table-that-is-not-there", board, scoreboard)
+    agent = learner(0)
+    board, scoreboard = ParameterBoard(ParameterLayout.of(agent.parameters())), Scoreboard(1)
+    pool = ActorPool(config, agent.policy(), "a-table-that-is-not-there", board, scoreboard)
     pool.start()
     deadline_s = time.monotonic() + 120
     with pytest.raises(ActorsKeepDying) as caught:
@@ -153,24 +155,43 @@ def test_actors_that_die_before_their_first_step_are_given_up(capfd: pytest.Capt
     assert "NoSuchTable" in capfd.readouterr().err
 
 
-def test_facts_of_environments() -> None:
+def test_spaces_of_environments() -> None:
     cartpole = describe("CartPole-v1")
-    assert (cartpole.observation_shape, cartpole.num_actions, cartpole.stack) == ((4,), 2, {})
-    for wrong in ("Pendulum-v1", "NoSuchThing-v0", "FrozenLake-v1"):
-        with pytest.raises(InvalidConfig):
-            describe(wrong)
+    assert (cartpole.observation_shape, int(cartpole.action.n), cartpole.stack) == ((4,), 2, {})
+    with pytest.raises(InvalidConfig):
+        describe("NoSuchThing-v0")
     pytest.importorskip("ale_py", reason="Atari needs ale-py")
     pong = describe("ALE/Pong-v5")
-    assert (pong.observation_shape, pong.num_actions, pong.stack) == ((4, 84, 84), 6, {"observation": 4})
-    assert pong.spec.columns["observation"].shape == (84, 84)
+    assert (pong.observation_shape, int(pong.action.n), pong.stack) == ((4, 84, 84), 6, {"observation": 4})
+    assert pong.spec().columns["observation"].shape == (84, 84)
     with pytest.raises(InvalidConfig):
         describe("ALE/NoSuchGame-v5")
 
 
+def test_a_refused_environment_leaves_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text("{}")
+    for env_id in ("FrozenLake-v1", "Pendulum-v1", "NoSuchThing-v0"):
+        for folder in (tmp_path / "new", tmp_path / "old"):
+            with pytest.raises(InvalidConfig) as caught:
+                train(preset("dqn", env_id), folder, moving_aside=True)
+            assert env_id.partition("-")[0] in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_numerics_are_as_they_were_after_a_run() -> None:
+    threads, tiny = torch.get_num_threads(), torch.tensor([1e-38])
+    with learner_numerics(1):
+        assert torch.get_num_threads() == 1 and float(tiny * 0.01) == 0.0
+    assert torch.get_num_threads() == threads and float(tiny * 0.01) > 0.0
+    assert threads_of(3, 2) == 3 and threads_of(0, 10**6) == 1
+
+
 def test_evaluation_repeats_and_counts_one_episode_a_seed() -> None:
-    evaluator = Evaluator("CartPole-v1", 500)
-    constant = {name: np.zeros_like(value) for name, value in learner(0).parameters().items()}
-    constant["advantage.bias"][0] = 1.0  # always left: falls after 8 to 10 steps
+    agent = learner(0)
+    evaluator = Evaluator("CartPole-v1", agent.policy(), 500)
+    constant = {name: np.zeros_like(value) for name, value in agent.parameters().items()}
+    constant["q.2.bias"][1] = 1.0  # the advantage of going left: always left: falls after 8 to 10 steps
     seeds = evaluation_seeds(0, 0, 10)
     first, second = evaluator.returns(constant, seeds), evaluator.returns(constant, seeds)
     assert first is not None and second is not None

@@ -18,6 +18,8 @@ import pytest
 pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("typer", reason="the command line needs typer")
 
+from relive.agents.registry import AGENTS  # noqa: E402
+
 SHM = Path("/dev/shm")
 
 
@@ -49,10 +51,10 @@ def is_alive(pid: int) -> bool:
 class Run:
     """A run in a process of its own, in a group of its own as a terminal would have it."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
+    def __init__(self, agent: str, arguments: list[str], log: Path) -> None:
         self.log = log
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "relive.cli", "train", "dqn", *arguments],
+            [sys.executable, "-u", "-m", "relive.cli", "train", agent, *arguments],
             stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self.pid = self.process.pid
@@ -78,8 +80,8 @@ class Run:
 
 
 @contextmanager
-def run_of(tmp_path: Path, *arguments: str, log: str = "log") -> Iterator[Run]:
-    run = Run(list(arguments), tmp_path / log)
+def run_of(tmp_path: Path, *arguments: str, log: str = "log", agent: str = "dqn") -> Iterator[Run]:
+    run = Run(agent, list(arguments), tmp_path / log)
     try:
         yield run
     finally:
@@ -112,6 +114,26 @@ def test_a_run_learns_and_restarts_a_killed_actor(tmp_path: Path) -> None:
     assert list((folder / "tensorboard").glob("events*"))
 
 
+@pytest.mark.parametrize("agent", [name for name, entry in AGENTS.items() if entry.environment == "Pendulum-v1"])
+def test_agents_of_continuous_actions_run_to_their_end(agent: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = (
+        "agent.hidden=16,16", "agent.batch_size=16", "agent.random_steps=50", "replay.min_size=100",
+        "evaluation.num_episodes=1", "evaluation.num_final_episodes=2", "agent.n_step=2",
+    )  # fmt: skip
+    settings = [word for option in options for word in ("--set", option)]
+    arguments = ["--run-dir", str(folder), "--max-steps", "400", "--actors", "1", "--seed", "5", *settings]
+    with run_of(tmp_path, *arguments, agent=agent) as run:
+        assert run.process.wait(180) == 0, run.text
+        assert tables_of(run.pid) == []
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["agent"], result["env_id"], len(result["returns"])) == (agent, "Pendulum-v1", 2)
+    # An update for each step after the table is filled; min_size items are there a little after as many steps.
+    assert 250 <= result["num_updates"] <= result["num_steps"] - 90 and -3000 < result["mean_return"] < 0
+    config = json.loads((folder / "config.json").read_text())["agent"]
+    assert (config["name"], config["hidden"], config["n_step"], config["gamma"]) == (agent, [16, 16], 2, 0.99)
+
+
 def test_ctrl_c_leaves_nothing_and_resume_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with run_of(tmp_path, "--run-dir", str(folder), "--seed", "3") as run:
@@ -126,7 +148,7 @@ def test_ctrl_c_leaves_nothing_and_resume_goes_on(tmp_path: Path) -> None:
     assert not (folder / "result.json").exists()
     from relive.train.checkpoint import load_checkpoint
 
-    before = load_checkpoint(folder, "cpu")[1]
+    before = load_checkpoint(folder)[1]
     assert before.num_steps > 0 and before.num_sessions == 1
     more = str(before.num_steps + 1500)
     with run_of(tmp_path, "--resume", str(folder), "--max-steps", more, log="log2") as run:
@@ -134,7 +156,7 @@ def test_ctrl_c_leaves_nothing_and_resume_goes_on(tmp_path: Path) -> None:
     result = json.loads((folder / "result.json").read_text())
     assert result["seed"] == 3 and result["num_sessions"] == 2
     assert result["num_steps"] >= before.num_steps + 1500 or "return" in result["ending"]
-    after = load_checkpoint(folder, "cpu")[1]
+    after = load_checkpoint(folder)[1]
     assert after.parameter_version > before.parameter_version and after.elapsed_s > before.elapsed_s
     assert after.curve[: len(before.curve)] == before.curve
 
@@ -159,13 +181,13 @@ def test_actors_end_with_their_learner(tmp_path: Path) -> None:
 def test_a_second_run_in_a_directory_moves_the_first_aside(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from relive.cli import _move_aside
+    from relive.train.run import move_aside
 
     folder = tmp_path / "run"
     for _ in range(2):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
-        _move_aside(folder, Console(quiet=True))
+        move_aside(folder, Console(quiet=True))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.1", "run.2"]
 
 
@@ -180,7 +202,7 @@ def test_train_refuses_what_it_cannot_do(tmp_path: Path) -> None:
         train(None, tmp_path / "none")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InvalidConfig):
-        train(preset("CartPole-v1"), tmp_path)
+        train(preset("dqn", "CartPole-v1"), tmp_path)
 
 
 def test_an_environment_that_cannot_be_made_says_so(tmp_path: Path) -> None:

@@ -1,206 +1,282 @@
-"""DQN: double, dueling, n-step, prioritized; networks, loss and update.
+"""DQN: double, dueling, n-step, prioritized; each of the four can be left out.
 
   target  y  = R + D * Q'(s', argmax_a Q(s', a))           van Hasselt et al. 2016 (double), Sutton 1988 (n-step)
-  error   e  = y - Q(s, a)                                  R, D: the n-step return and discount the table gives
-  loss       = mean_i w_i * huber(e_i)                      Schaul et al. 2016: w_i = (N p_i)^-beta / max_j w_j
-  network    Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)      Wang et al. 2016 (dueling)
+             R + D * max_a Q'(s', a)                       Mnih et al. 2015, where double = False
+  error   e  = y - Q(s, a)                                 R, D: the n-step return and discount the table gives;
+                                                           D is 0 where the episode terminated, not where it was cut
+  loss       = mean_i w_i * huber(e_i)                     Schaul et al. 2016: w_i = (N p_i)^-beta / max_j w_j
+  network    Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)     Wang et al. 2016 (dueling)
 
-Deviations from the papers: beta is constant; Adam in place of RMSprop; the gradient's norm is clipped.
-Actors need no torch: `relive.agents.inference` runs the same networks on numpy.
+  gradient   dL/dQ(s_i, a_i) = -w_i * clip(e_i, -1, 1) / B, handed to the network's backward
+
+Deviations from the papers: beta is constant; Adam in place of RMSprop; the gradient's norm is clipped; the target
+network is a moving average (`target_period` and `target_rate` 1 give the hard copies of Mnih et al.).
 """
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from relive.agents.config import DQNConfig, NetworkConfig
-from relive.errors import InvalidConfig
-
-
-def _linear(num_inputs: int, num_outputs: int, generator: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(num_inputs, num_outputs, device="meta").to_empty(device="cpu")
-    _initialise(layer, num_inputs, generator)
-    return layer
-
-
-def _convolution(num_inputs: int, num_outputs: int, size: int, stride: int, generator: torch.Generator) -> nn.Conv2d:
-    layer = nn.Conv2d(num_inputs, num_outputs, size, stride, device="meta").to_empty(device="cpu")
-    _initialise(layer, num_inputs * size * size, generator)
-    return layer
-
-
-def _initialise(layer: nn.Module, fan_in: int, generator: torch.Generator) -> None:
-    """torch's own bounds, drawn from `generator`: the layers were made without touching the global one."""
-    bound = 1.0 / math.sqrt(fan_in)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.uniform_(-bound, bound, generator=generator)
-
-
-@final
-class DuelingMLP(nn.Module):
-    """Q values of float vectors: [B, ...] -> [B, num_actions]."""
-
-    def __init__(self, observation_size: int, num_actions: int, hidden_size: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.hidden1 = _linear(observation_size, hidden_size, generator)
-        self.hidden2 = _linear(hidden_size, hidden_size, generator)
-        self.value = _linear(hidden_size, 1, generator)
-        self.advantage = _linear(hidden_size, num_actions, generator)
-
-    def forward(self, observations: Tensor) -> Tensor:
-        hidden = torch.relu(self.hidden1(observations.flatten(1)))
-        hidden = torch.relu(self.hidden2(hidden))
-        return _dueling(self.value(hidden), self.advantage(hidden))
-
-
-@final
-class DuelingConv(nn.Module):
-    """Q values of frame stacks: uint8 [B, stack, 84, 84] -> [B, num_actions] (the network of Mnih et al. 2015)."""
-
-    def __init__(self, stack: int, num_actions: int, hidden_size: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.conv1 = _convolution(stack, 32, 8, 4, generator)
-        self.conv2 = _convolution(32, 64, 4, 2, generator)
-        self.conv3 = _convolution(64, 64, 3, 1, generator)
-        self.hidden = _linear(64 * 7 * 7, hidden_size, generator)
-        self.value = _linear(hidden_size, 1, generator)
-        self.advantage = _linear(hidden_size, num_actions, generator)
-
-    def forward(self, observations: Tensor) -> Tensor:
-        planes = observations.to(torch.float32) * (1.0 / 255.0)
-        planes = torch.relu(self.conv1(planes))
-        planes = torch.relu(self.conv2(planes))
-        planes = torch.relu(self.conv3(planes))
-        hidden = torch.relu(self.hidden(planes.flatten(1)))
-        return _dueling(self.value(hidden), self.advantage(hidden))
-
-
-def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
-    return value + advantage - advantage.mean(dim=1, keepdim=True)
-
-
-def build_network(
-    config: NetworkConfig, observation_shape: tuple[int, ...], num_actions: int, generator: torch.Generator
-) -> nn.Module:
-    """The network for observations of `observation_shape` (without the batch axis), weights from `generator`."""
-    if config.kind == "conv":
-        return DuelingConv(observation_shape[0], num_actions, config.hidden_size, generator)
-    return DuelingMLP(math.prod(observation_shape), num_actions, config.hidden_size, generator)
+from relive import Index, MinSize, SamplesPerInsert, StepSpec
+from relive.agents.agent import Items, Policy, Spaces
+from relive.agents.batches import fill, load_state, priorities_of, require_box, require_discrete, state_of
+from relive.agents.config import LinearSchedule, OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
+from relive.agents.conv import ConvNetwork
+from relive.agents.mlp import MLP, Adam, FlatParameters, Network, device_of
+from relive.agents.policies import EpsilonGreedy
 
 
 @dataclass(frozen=True)
-class Experience:
-    """A batch as tensors: observation, next_observation [B, ...]; action int64 [B]; the rest float32 [B]."""
+class QNetworkConfig:
+    """The network: `mlp` for vectors, `conv` for stacks of 84 x 84 frames; `hidden` are the widths of its layers."""
 
-    observation: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    next_observation: Tensor
-    weight: Tensor
+    kind: Literal["mlp", "conv"] = "mlp"
+    hidden: tuple[int, ...] = (128, 128)
+    dueling: bool = True
 
-
-def td_errors(online: nn.Module, target: nn.Module, batch: Experience) -> Tensor:
-    """y - Q(s, a) of each item, float32 [B]; the gradient flows through Q(s, a) only."""
-    chosen: Tensor = online(batch.observation).gather(1, batch.action.unsqueeze(1)).squeeze(1)
-    with torch.no_grad():
-        best = online(batch.next_observation).argmax(dim=1, keepdim=True)
-        bootstrap: Tensor = target(batch.next_observation).gather(1, best).squeeze(1)
-        goal = batch.reward + batch.discount * bootstrap
-    return goal - chosen
-
-
-def weighted_huber(errors: Tensor, weights: Tensor) -> Tensor:
-    """mean_i w_i * huber(e_i), the knee at 1."""
-    return (weights * nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")).mean()
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one update tells: |e| of each item as the new priorities float64 [B], and the loss (a tensor: reading it
-    as a number waits for the device)."""
-
-    priorities: NDArray[np.float64]
-    loss: Tensor
+    def __post_init__(self) -> None:
+        require(self.kind in ("mlp", "conv"), "network kind", "'mlp' or 'conv'", self.kind)
+        check_hidden(self.hidden)
 
 
 @final
-class DQNLearner:
-    """The learner's state: online and target network, optimizer, number of updates. One thread at a time."""
+@dataclass(frozen=True)
+class DQNConfig(TransitionsConfig):
+    """Double, dueling, n-step, prioritized DQN.
 
-    def __init__(
-        self, config: DQNConfig, observation_shape: tuple[int, ...], num_actions: int, *, seed: int, device: str
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.config = config
-        try:
-            self.device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise InvalidConfig("device", "one that torch knows, such as 'cpu' or 'cuda:0'", device) from error
-        self.online = build_network(config.network, observation_shape, num_actions, generator).to(self.device)
-        self.target = build_network(config.network, observation_shape, num_actions, generator).to(self.device)
-        self.target.load_state_dict(self.online.state_dict())
-        self.target.requires_grad_(False)
-        optimizer = config.optimizer
-        self.optimizer = torch.optim.Adam(
-            self.online.parameters(), lr=optimizer.learning_rate, eps=optimizer.adam_epsilon, fused=True
+    Epsilon falls linearly from `epsilon_start` to `epsilon_end` over `epsilon_steps` environment steps of all actors.
+    The target network goes `target_rate` towards the learnt one after every `target_period` updates.
+    """
+
+    name: ClassVar[str] = "dqn"
+
+    batch_size: int = 128
+    n_step: int = 3
+    priority_exponent: float = 0.6
+    target_rate: float = 0.01
+    target_period: int = 1
+    double: bool = True
+    network: QNetworkConfig = field(default_factory=QNetworkConfig)
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(
+            4e-3, 2e-4, decay_updates=8_000, adam_epsilon=1e-5, max_gradient_norm=10
         )
-        self._parameter_pairs = list(zip(self.target.parameters(), self.online.parameters(), strict=True))
+    )
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.05
+    epsilon_steps: int = 10_000
+
+    presets: ClassVar[Mapping[str, Settings]] = {
+        "*": {"replay.updates_per_step": 0.25},
+        # The cart drifts off slowly: at 0.99 the fall lies too far ahead to be seen in time. 500 is the most there
+        # is: none of the hundred confirming episodes may fall before its last tenth.
+        "CartPole-v1": {"agent.gamma": 0.995, "evaluation.stop_return": 499.5, "limits.max_minutes": 5.0},
+        "ALE/*": {
+            "environment.num_envs_per_actor": 4,
+            "agent.network.kind": "conv",
+            "agent.network.hidden": (512,),
+            "agent.optimizer.learning_rate": 1e-4,
+            "agent.optimizer.final_learning_rate": 5e-5,
+            "agent.optimizer.decay_updates": 1_000_000,
+            "agent.optimizer.adam_epsilon": 1.5e-4,
+            "agent.batch_size": 32,
+            "agent.target_rate": 0.0005,
+            "agent.epsilon_end": 0.02,
+            "agent.epsilon_steps": 100_000,
+            "replay.capacity": 200_000,
+            "replay.min_size": 5_000,
+            "acting.publish_period": 100,
+            "evaluation.period_updates": 2_500,
+            "evaluation.num_episodes": 4,
+            "evaluation.num_confirm_episodes": 8,
+            "evaluation.num_final_episodes": 4,
+            "limits.max_steps": 10_000_000,
+            "limits.max_minutes": 24 * 60.0,
+            "limits.checkpoint_period_s": 120.0,
+            "threads": 0,
+        },
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.target_period >= 1, "target_period", ">= 1", self.target_period)
+        require(
+            0 <= self.epsilon_end <= self.epsilon_start <= 1,
+            "epsilon",
+            "0 <= epsilon_end <= epsilon_start <= 1",
+            (self.epsilon_start, self.epsilon_end),
+        )
+        require(self.epsilon_steps >= 1, "epsilon_steps", ">= 1", self.epsilon_steps)
+
+    def make(self, spaces: Spaces, *, seed: int, device: str) -> DQN:
+        """See AgentConfig. Actions are Discrete, observations a Box."""
+        return DQN(self, spaces, seed=seed, device=device)
+
+
+def action_values(outputs: Tensor, *, dueling: bool) -> Tensor:
+    """Q values [B, n] of a network's outputs: these themselves, or of V and A beside each other, [B, 1 + n]."""
+    if not dueling:
+        return outputs
+    advantage = outputs[:, 1:]
+    return advantage - advantage.mean(dim=1, keepdim=True) + outputs[:, :1]
+
+
+def outputs_gradient(chosen: Tensor, actions: Tensor, num_actions: int, *, dueling: bool, out: Tensor) -> None:
+    """Writes the outputs' gradient [B, n] of a loss that depends on Q(s, a) alone, dL/dQ(s, a) being chosen [B, 1]."""
+    if dueling:
+        out[:, :1] = chosen
+        out[:, 1:] = chosen * (-1.0 / num_actions)
+        out[:, 1:].scatter_add_(1, actions, chosen)
+    else:
+        out.zero_().scatter_(1, actions, chosen)
+
+
+@final
+class DQN:
+    """The learner's state: the learnt and the target network, Adam, the number of updates. An `Agent`."""
+
+    columns = ("observation", "action", "reward", "discount", "next_observation")
+
+    def __init__(self, config: DQNConfig, spaces: Spaces, *, seed: int, device: str) -> None:
+        observation = require_box(spaces, config.name)
+        self.num_actions = require_discrete(spaces, config.name)
+        self.config, self.spaces = config, spaces
+        self.device = device_of(device)
         self.num_updates = 0
-
-    def update(self, batch: Experience) -> Update:
-        """One gradient step; the target network follows by `target_rate`."""
-        errors = td_errors(self.online, self.target, batch)
-        loss = weighted_huber(errors, batch.weight)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.online.parameters(), self.config.optimizer.max_gradient_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.optimizer.learning_rate_at(self.num_updates)
-        self.optimizer.step()
-        self.num_updates += 1
-        with torch.no_grad():
-            for target, online in self._parameter_pairs:
-                target.lerp_(online, self.config.target_rate)
-        priorities = errors.detach().abs().to("cpu", torch.float64).numpy() + 1e-6
-        return Update(priorities, loss.detach())
-
-    def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """The online network's parameters by name, copied to host memory: what actors act with."""
-        return _host_parameters(self.online)
-
-    def smoothed_parameters(self) -> dict[str, NDArray[np.float32]]:
-        """The target network's: an average over the last 1 / target_rate updates, which plays steadier than any one."""
-        return _host_parameters(self.target)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything a checkpoint must hold for learning to go on as if never interrupted."""
-        return {
-            "online": self.online.state_dict(),
-            "target": self.target.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "num_updates": self.num_updates,
+        self.prefetch = 2 if config.network.kind == "conv" else 0  # large batches: gathered while the last is learnt
+        self._dueling = config.network.dueling
+        sizes = (*config.network.hidden, self.num_actions + self._dueling)
+        if config.network.kind == "conv":
+            require(
+                len(observation) == 3 and observation[1:] == (84, 84),
+                f"observation of {spaces.env_id} for network kind 'conv'",
+                "frames (stack, 84, 84)",
+                observation,
+            )
+            shapes = ConvNetwork.shapes("q", observation[0], sizes)
+        else:
+            shapes = MLP.shapes("q", (spaces.observation_size, *sizes))
+        self.online = FlatParameters(shapes, self.device)
+        self.online.initialise(torch.Generator().manual_seed(seed))
+        self.target = self.online.copy()
+        self._optimizer = Adam(
+            self.online,
+            epsilon=config.optimizer.adam_epsilon,
+            max_gradient_norm=config.optimizer.max_gradient_norm,
+        )
+        self._network = self._network_over(self.online, learns=True)
+        self._target_network = self._network_over(self.target, learns=False)
+        rows = config.batch_size
+        self._observation, self._next_observation = (self._observation_buffer() for _ in range(2))
+        self._action = torch.zeros(rows, 1, dtype=torch.int64, device=self.device)
+        self._reward, self._discount, self._weight, self._error = (
+            torch.ones(rows, 1, device=self.device) for _ in range(4)
+        )
+        self._gradient = torch.zeros(rows, sizes[-1], device=self.device)
+        self._buffers = {
+            "observation": self._observation,
+            "action": self._action,
+            "reward": self._reward,
+            "discount": self._discount,
+            "next_observation": self._next_observation,
         }
 
+    def _network_over(self, parameters: FlatParameters, *, learns: bool) -> Network:
+        if self.config.network.kind == "conv":
+            return ConvNetwork(parameters, "q", learns=learns)
+        return MLP(parameters, "q", self.config.batch_size)
+
+    def _observation_buffer(self) -> Tensor:
+        rows = self.config.batch_size
+        if self.config.network.kind == "conv":
+            return torch.zeros(rows, *self.spaces.observation_shape, dtype=torch.uint8, device=self.device)
+        return torch.zeros(rows, self.spaces.observation_size, device=self.device)
+
+    # ---- what it stores, draws and does ----------------------------------------------------------------------------
+
+    def spec(self) -> StepSpec:
+        """See Agent."""
+        return self.spaces.spec()
+
+    def index(self, limiter: MinSize | SamplesPerInsert) -> Index:
+        """See Agent."""
+        return self.config.index(self.spaces, limiter)
+
+    def policy(self) -> Policy:
+        """See Agent."""
+        config = self.config
+        return EpsilonGreedy(
+            LinearSchedule(config.epsilon_start, config.epsilon_end, config.epsilon_steps), self._dueling
+        )
+
+    # ---- learning --------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Items) -> NDArray[np.float64] | None:
+        """See Agent. The target network follows."""
+        config = self.config
+        self._load(batch)
+        with torch.no_grad():
+            self._error = self._td_errors()
+            chosen = self._error.clamp(-1.0, 1.0).mul_(self._weight).mul_(-1.0 / config.batch_size)
+            outputs_gradient(chosen, self._action, self.num_actions, dueling=self._dueling, out=self._gradient)
+            self._network.backward(self._gradient)
+            self._optimizer.step(config.optimizer.learning_rate_at(self.num_updates))
+            self.num_updates += 1
+            if self.num_updates % config.target_period == 0:
+                self.target.follow(self.online, config.target_rate)
+        if not config.prioritized:
+            return None
+        return priorities_of([self._error])
+
+    def _load(self, batch: Items) -> None:
+        fill(batch, self._buffers)
+        if self.config.prioritized:
+            self._weight.copy_(torch.from_numpy(batch.weights(self.config.importance_beta)).view(self._weight.shape))
+
+    def _td_errors(self) -> Tensor:
+        """y - Q(s, a) [B, 1]. The network's last forward is that of Q(s, a), whose gradient is wanted."""
+        dueling = self._dueling
+        following = action_values(self._target_network.forward(self._next_observation), dueling=dueling)
+        if self.config.double:
+            mine = action_values(self._network.forward(self._next_observation), dueling=dueling)
+            bootstrap = following.gather(1, mine.argmax(dim=1, keepdim=True))
+        else:
+            bootstrap = following.amax(dim=1, keepdim=True)
+        goal = torch.addcmul(self._reward, self._discount, bootstrap)
+        values = action_values(self._network.forward(self._observation), dueling=dueling)
+        return goal - values.gather(1, self._action)
+
+    def metrics(self) -> dict[str, float]:
+        """See Agent."""
+        if self.num_updates == 0:
+            return {}
+        huber = torch.nn.functional.huber_loss(self._error, torch.zeros_like(self._error), reduction="none")
+        return {"loss": float((self._weight * huber).mean()), "error": float(self._error.abs().mean())}
+
+    # ---- what it hands out -----------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """See Agent: the learnt network."""
+        return self.online.on_host()
+
+    def evaluation_parameters(self) -> dict[str, NDArray[np.float32]]:
+        """See Agent: the target network, an average over the last updates, which plays steadier than any one."""
+        return self.target.on_host()
+
+    def _parts(self) -> dict[str, Any]:
+        return {"online": self.online, "target": self.target, "optimizer": self._optimizer}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Agent."""
+        return state_of(self._parts(), self.num_updates)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
-        self.online.load_state_dict(state["online"])
-        self.target.load_state_dict(state["target"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it would share the tensors
-        self.num_updates = int(state["num_updates"])
-
-
-def _host_parameters(network: nn.Module) -> dict[str, NDArray[np.float32]]:
-    return {
-        name: value.detach().to("cpu", torch.float32).numpy().copy() for name, value in network.state_dict().items()
-    }
+        """See Agent."""
+        self.num_updates = load_state(self._parts(), state)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from relive import attach
 from relive.adapters.gymnasium import RecordedVectorEnv, record
-from relive.agents.inference import epsilon_greedy
+from relive.agents.agent import Policy
 from relive.errors import DeadlineExceeded, TableClosed
-from relive.train.config import ActingConfig, EnvironmentConfig
+from relive.train.config import EnvironmentConfig
 from relive.train.environments import acting_seed, make_environments
 from relive.train.parameters import ParameterBoard, ParameterReader
 from relive.train.scoreboard import Scoreboard
@@ -37,7 +37,7 @@ class ActorTask:
     parent_pid: int
     table_name: str
     environment: EnvironmentConfig
-    acting: ActingConfig
+    policy: Policy
     board: ParameterBoard
     scoreboard: Scoreboard
 
@@ -98,11 +98,10 @@ class _Acting:
             time.sleep(0.01)
         return bool(self._parameters)
 
-    def _act(self, observations: NDArray[Any]) -> NDArray[np.int64]:
-        epsilon = self._task.acting.epsilon_at(self._task.scoreboard.num_steps)
-        return epsilon_greedy(self._parameters, observations, epsilon, self._rng)
+    def _act(self, observations: NDArray[Any]) -> NDArray[Any]:
+        return self._task.policy.explore(self._parameters, observations, self._task.scoreboard.num_steps, self._rng)
 
-    def _step(self, actions: NDArray[np.int64]) -> tuple[Any, ...] | None:
+    def _step(self, actions: NDArray[Any]) -> tuple[Any, ...] | None:
         """One step of all environments, stored; None where the run ends while the limiter holds it back."""
         try:
             return self._envs.step(actions)

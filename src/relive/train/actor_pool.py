@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import final
 
+from relive.agents.agent import Policy
 from relive.errors import ReliveError
 from relive.train.actor import ActorTask, run_actor
 from relive.train.config import TrainConfig
@@ -37,8 +38,11 @@ class ActorsKeepDying(ReliveError):
 class ActorPool:
     """All actors of a run. `watch` often; `stop` once, also after a failure. One thread."""
 
-    def __init__(self, config: TrainConfig, table_name: str, board: ParameterBoard, scoreboard: Scoreboard) -> None:
+    def __init__(
+        self, config: TrainConfig, policy: Policy, table_name: str, board: ParameterBoard, scoreboard: Scoreboard
+    ) -> None:
         self._config = config
+        self._policy = policy
         self._table_name = table_name
         self._board = board
         self._scoreboard = scoreboard
@@ -63,7 +67,7 @@ class ActorPool:
             os.getpid(),
             self._table_name,
             self._config.environment,
-            self._config.acting,
+            self._policy,
             self._board,
             self._scoreboard,
         )

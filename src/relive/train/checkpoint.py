@@ -1,7 +1,7 @@
 """The learner's checkpoint: one file, replaced as a whole.
 
-It holds the networks, the optimizer, all counters, the kept policy and the learning curve. The table is not in it: a
-resumed run fills a new one before it learns on.
+It holds the agent (networks, optimizers, random generators), all counters, the kept policy and the learning curve. The
+table is not in it: a resumed run fills a new one before it learns on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from relive.errors import InvalidConfig
 
-FORMAT = 1
+FORMAT = 2
 FILE_NAME = "checkpoint.pt"
 
 
@@ -58,7 +58,6 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) 
     state = {
         "format": FORMAT,
         "learner": learner,
-        "torch_rng": torch.get_rng_state(),
         "counters": counters,
         "curve": [asdict(point) for point in progress.curve],
         "kept": {name: torch.from_numpy(value) for name, value in progress.kept_parameters.items()},
@@ -74,18 +73,17 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) 
         temporary.unlink(missing_ok=True)
 
 
-def load_checkpoint(run_dir: Path, device: str) -> tuple[dict[str, Any], Progress]:
-    """The learner's state and the progress of the run in `run_dir`. Raises InvalidConfig where there is none."""
+def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
+    """The agent's state and the progress of the run in `run_dir`. Raises InvalidConfig where there is none."""
     path = run_dir / FILE_NAME
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, LookupError, pickle.UnpicklingError) as problem:
         raise InvalidConfig(
             what=f"checkpoint {path}", expected="the file that a run with at least one checkpoint has", got=str(problem)
         ) from problem
     if state.get("format") != FORMAT:
         raise InvalidConfig(what=f"format of {path}", expected=str(FORMAT), got=str(state.get("format")))
-    torch.set_rng_state(state["torch_rng"].cpu())
     progress = Progress(
         **state["counters"],
         kept_parameters={name: value.cpu().numpy() for name, value in state["kept"].items()},

@@ -5,14 +5,19 @@ A run directory keeps its configuration as `config.json`, so that `--resume` nee
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-from relive.agents.config import DQNConfig, NetworkConfig, OptimizerConfig, require
+from relive.agents.config import AgentConfig, require
+from relive.agents.registry import config_class
 from relive.errors import InvalidConfig
+from relive.train.settings import changed, flat, to_tree
+
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True)
@@ -31,47 +36,28 @@ class EnvironmentConfig:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """The table: its size, when learning starts, and how often a step is learnt from."""
+    """The table: its size in steps, when learning starts, and how many updates there are for each environment step."""
 
     capacity: int = 100_000
     min_size: int = 1_000
-    samples_per_insert: float = 32.0
-    priority_exponent: float = 0.6
+    updates_per_step: float = 1.0
 
     def __post_init__(self) -> None:
         require(self.capacity >= self.min_size, "capacity", f">= min_size = {self.min_size}", self.capacity)
         require(self.min_size >= 1, "min_size", ">= 1", self.min_size)
-        require(self.samples_per_insert > 0, "samples_per_insert", "> 0", self.samples_per_insert)
+        require(0 < self.updates_per_step < math.inf, "updates_per_step", "> 0, finite", self.updates_per_step)
 
 
 @dataclass(frozen=True)
 class ActingConfig:
-    """The actors: how many, how they explore, how often they look for newer parameters.
-
-    Epsilon falls linearly from `epsilon_start` to `epsilon_end` over `epsilon_steps` environment steps of all actors.
-    """
+    """The actors: how many, and after how many updates newer parameters are published to them."""
 
     num_actors: int = 2
-    epsilon_start: float = 1.0
-    epsilon_end: float = 0.05
-    epsilon_steps: int = 10_000
     publish_period: int = 25
 
     def __post_init__(self) -> None:
         require(self.num_actors >= 1, "num_actors", ">= 1", self.num_actors)
-        require(
-            0 <= self.epsilon_end <= self.epsilon_start <= 1,
-            "epsilon",
-            "0 <= epsilon_end <= epsilon_start <= 1",
-            (self.epsilon_start, self.epsilon_end),
-        )
-        require(self.epsilon_steps >= 1, "epsilon_steps", ">= 1", self.epsilon_steps)
         require(self.publish_period >= 1, "publish_period", ">= 1", self.publish_period)
-
-    def epsilon_at(self, num_steps: int) -> float:
-        """The chance of a random action after `num_steps` environment steps of all actors."""
-        done = min(1.0, num_steps / self.epsilon_steps)
-        return self.epsilon_start + done * (self.epsilon_end - self.epsilon_start)
 
 
 @dataclass(frozen=True)
@@ -115,19 +101,29 @@ class LimitConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A whole run. `preset(env_id)` gives the defaults that suit an environment."""
+    """A whole run. `preset(agent, env_id)` gives the defaults that suit an agent in an environment.
 
+    device: one that torch knows, or "auto": cuda where there is one. threads: of the learner; 0 takes the cores that
+    the actors leave.
+    """
+
+    agent: AgentConfig
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
-    agent: DQNConfig = field(default_factory=DQNConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     acting: ActingConfig = field(default_factory=ActingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     limits: LimitConfig = field(default_factory=LimitConfig)
     device: str = "auto"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.threads >= 0, "threads", ">= 0", self.threads)
 
     def save(self, path: Path) -> None:
-        """Writes the configuration as JSON."""
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        """Writes the configuration as JSON: the agent's name beside its options."""
+        tree = to_tree(self)
+        tree["agent"] = {"name": self.agent.name, **tree["agent"]}
+        path.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> TrainConfig:
@@ -135,52 +131,24 @@ class TrainConfig:
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
             agent = dict(tree["agent"])
-            agent["network"] = NetworkConfig(**agent["network"])
-            agent["optimizer"] = OptimizerConfig(**agent["optimizer"])
-            return cls(
-                environment=EnvironmentConfig(**tree["environment"]),
-                agent=DQNConfig(**agent),
-                replay=ReplayConfig(**tree["replay"]),
-                acting=ActingConfig(**tree["acting"]),
-                evaluation=EvaluationConfig(**tree["evaluation"]),
-                limits=LimitConfig(**tree["limits"]),
-                device=tree["device"],
-            )
+            config = cls(agent=config_class(agent.pop("name"))())
+            return changed(config, flat({**tree, "agent": agent}))
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise InvalidConfig(
                 what=f"run configuration {path}", expected="the file a run writes", got=str(problem)
             ) from problem
 
 
-def preset(env_id: str, **environment: Any) -> TrainConfig:
-    """The defaults for `env_id`: CartPole-v1, Atari (`ALE/...`), or any other vector observation."""
-    if env_id.startswith("ALE/"):
-        return TrainConfig(
-            environment=EnvironmentConfig(env_id, **{"num_envs_per_actor": 4, **environment}),
-            agent=DQNConfig(
-                network=NetworkConfig("conv", 512),
-                optimizer=OptimizerConfig(1e-4, 5e-5, 1_000_000, 1.5e-4),
-                n_step=3,
-                batch_size=32,
-                target_rate=0.0005,
-            ),
-            replay=ReplayConfig(capacity=200_000, min_size=5_000, samples_per_insert=8.0),
-            acting=ActingConfig(epsilon_end=0.02, epsilon_steps=100_000, publish_period=100),
-            evaluation=EvaluationConfig(
-                period_updates=2_500,
-                num_episodes=4,
-                num_confirm_episodes=8,
-                num_final_episodes=4,
-            ),
-            limits=LimitConfig(max_steps=10_000_000, max_minutes=24 * 60.0, checkpoint_period_s=120.0),
-        )
-    if env_id == "CartPole-v1":
-        # 500 is the most there is: none of the hundred confirming episodes may fall before its last tenth.
-        return TrainConfig(
-            environment=EnvironmentConfig(env_id, **environment),
-            # The cart drifts off slowly: at 0.99 the fall lies too far ahead to be seen in time.
-            agent=DQNConfig(gamma=0.995),
-            evaluation=EvaluationConfig(stop_return=499.5),
-            limits=LimitConfig(max_minutes=5.0),
-        )
-    return TrainConfig(environment=EnvironmentConfig(env_id, **environment))
+def preset(agent: str, env_id: str, settings: Mapping[str, object] | None = None) -> TrainConfig:
+    """The defaults for an agent of the registry in an environment, and then the settings, {path: value}.
+
+    Raises InvalidConfig for an unknown agent or option, naming the nearest, and for values that cannot be.
+    """
+    settings = dict(settings or {})
+    env_id = str(settings.pop("environment.env_id", env_id))  # set so or so, its presets come with it
+    kind = config_class(agent)
+    config = TrainConfig(agent=kind(), environment=EnvironmentConfig(env_id))
+    for pattern, defaults in kind.presets.items():
+        if fnmatchcase(env_id, pattern):
+            config = changed(config, defaults)
+    return changed(config, settings)

@@ -1,4 +1,4 @@
-"""The environments of a run: for acting, for evaluating, and what their table holds.
+"""The environments of a run: for acting, for evaluating, and their spaces.
 
 Atari ids (`ALE/...`) run through ale-py's own vector environment with the usual preprocessing (84 x 84 grey frames,
 stacks of four padded with zeros, frame skip 4, sticky actions as the id says); everything else through
@@ -10,14 +10,13 @@ Seeds: acting, evaluation and the final result draw theirs from three ranges tha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from relive import StepSpec
+from relive.agents.agent import Spaces
 from relive.errors import InvalidConfig
 
 FRAME_STACK = 4
@@ -26,39 +25,19 @@ _FINAL_SEEDS = 2**30 + 2**29
 _RANGE = 2**29
 
 
-@final
-@dataclass(frozen=True)
-class EnvironmentFacts:
-    """What the rest of a run must know: the table's spec, the network's input and output, and the stacks.
-
-    observation_shape: of one network input, stack axis included. stack: for Transitions(stack=...), padded with zeros.
-    """
-
-    spec: StepSpec
-    observation_shape: tuple[int, ...]
-    num_actions: int
-    stack: dict[str, int]
-
-
 def is_atari(env_id: str) -> bool:
     """Whether the id is one of ale-py's."""
     return env_id.startswith("ALE/")
 
 
-def describe(env_id: str) -> EnvironmentFacts:
-    """The facts of an environment; builds one for a moment. InvalidConfig where this agent cannot act in it."""
+def describe(env_id: str) -> Spaces:
+    """The spaces of an environment; makes one for a moment. InvalidConfig where there is none of this name."""
     envs = make_environments(env_id, 1)
     try:
-        observation, action = envs.single_observation_space, envs.single_action_space
+        stack = {"observation": FRAME_STACK} if is_atari(env_id) else {}
+        return Spaces(env_id, envs.single_observation_space, envs.single_action_space, stack)
     finally:
         envs.close()
-    if not isinstance(action, gymnasium.spaces.Discrete) or int(action.start) != 0:
-        raise InvalidConfig(what=f"action space of {env_id}", expected="Discrete(n) for DQN", got=str(action))
-    if not isinstance(observation, gymnasium.spaces.Box):
-        raise InvalidConfig(what=f"observation space of {env_id}", expected="a Box", got=str(observation))
-    stack = {"observation": FRAME_STACK} if is_atari(env_id) else {}
-    spec = StepSpec.from_spaces(observation, action, unstack=stack, float64_as="float32")
-    return EnvironmentFacts(spec, tuple(observation.shape), int(action.n), stack)
 
 
 def make_environments(env_id: str, num_envs: int, *, evaluation: bool = False) -> VectorEnv[Any, Any, Any]:

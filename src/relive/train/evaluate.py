@@ -9,16 +9,17 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from relive.agents.inference import q_values
+from relive.agents.agent import Policy
 from relive.train.environments import is_atari, make_environments
 
 
 @final
 class Evaluator:
-    """Plays greedily with given parameters. Keeps its environments between calls; one thread at a time."""
+    """Plays a policy's best actions, with given parameters. Keeps its environments between calls; one thread."""
 
-    def __init__(self, env_id: str, max_episode_steps: int) -> None:
+    def __init__(self, env_id: str, policy: Policy, max_episode_steps: int) -> None:
         self._env_id = env_id
+        self._policy = policy
         self._max_episode_steps = max_episode_steps
         self._environments: dict[int, VectorEnv[Any, Any, Any]] = {}
 
@@ -38,11 +39,11 @@ class Evaluator:
         observations, _ = envs.reset(seed=np.asarray(seeds) if is_atari(self._env_id) else list(seeds))  # type: ignore[arg-type]
         returns = np.zeros(len(seeds))
         running = np.ones(len(seeds), np.bool_)
-        actions = np.zeros(len(seeds), np.int64)
+        actions = self._policy.best(parameters, observations)  # those who are done repeat their last one
         for _ in range(self._max_episode_steps):
             if not go_on():
                 return None
-            actions[running] = q_values(parameters, observations[running]).argmax(axis=1)
+            actions[running] = self._policy.best(parameters, observations[running])
             observations, rewards, terminated, truncated, _ = envs.step(actions)
             returns[running] += rewards[running]
             running &= ~(terminated | truncated)

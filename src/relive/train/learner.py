@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from relive import Batch, Table
-from relive.agents.dqn import DQNLearner, Experience
+from relive.agents.agent import Agent
 from relive.errors import DeadlineExceeded
 from relive.train.actor_pool import ActorPool
 from relive.train.checkpoint import CurvePoint, Progress, save_checkpoint
@@ -29,7 +28,6 @@ from relive.train.scoreboard import Scoreboard
 
 _SAMPLE_SLICE_S = 0.1
 _LOOK_PERIOD_S = 0.25
-_COLUMNS = ("observation", "action", "reward", "discount", "next_observation")
 
 
 class Ending(Enum):
@@ -61,7 +59,7 @@ class Learner:
         self,
         config: TrainConfig,
         parts: Parts,
-        agent: DQNLearner,
+        agent: Agent,
         progress: Progress,
         run_dir: Path,
         stopping: Callable[[], bool],
@@ -76,7 +74,7 @@ class Learner:
         self._restarts_before = progress.num_restarts
         self._began_s = self._looked_s = self._saved_s = time.monotonic()
         self._wait_s = 0.0
-        self._loss: torch.Tensor | None = None
+        self._policy = agent.policy()
         self._rated_s = self._began_s
         self._rated = np.asarray([progress.num_steps, agent.num_updates, 0.0, 0.0])
         self._rates_before = np.zeros(4)
@@ -123,19 +121,9 @@ class Learner:
                     return Ending.LIMIT
 
     def _learn(self, batch: Batch) -> None:
-        tensors = batch.to_torch(self._agent.device)
-        update = self._agent.update(
-            Experience(
-                tensors["observation"],
-                tensors["action"],
-                tensors["reward"],
-                tensors["discount"],
-                tensors["next_observation"],
-                tensors.weights(self._config.agent.importance_beta),
-            )
-        )
-        self._parts.table.update_priorities(batch.item_keys, update.priorities)
-        self._loss = update.loss
+        priorities = self._agent.update(batch)
+        if priorities is not None:
+            self._parts.table.update_priorities(batch.item_keys, priorities)
 
     def _publish(self) -> None:
         version = self._parts.board.publish(self._agent.parameters())
@@ -145,12 +133,12 @@ class Learner:
     def _batches(self) -> Iterator[Callable[[], Batch | None]]:
         """A function that gives the next batch, or None where there is none for a moment."""
         table, num_items = self._parts.table, self._config.agent.batch_size
-        if self._config.agent.network.kind == "conv":
-            # Large batches: gathered in the background while the last one is learnt from.
-            with table.batches(num_items, prefetch=2, columns=_COLUMNS, timeout_s=_SAMPLE_SLICE_S) as batches:
+        columns, prefetch = tuple(self._agent.columns), self._agent.prefetch
+        if prefetch:
+            with table.batches(num_items, prefetch=prefetch, columns=columns, timeout_s=_SAMPLE_SLICE_S) as batches:
                 yield self._timed(lambda: next(batches))
         else:
-            yield self._timed(lambda: table.sample(num_items, columns=_COLUMNS, timeout_s=_SAMPLE_SLICE_S))
+            yield self._timed(lambda: table.sample(num_items, columns=columns, timeout_s=_SAMPLE_SLICE_S))
 
     def _timed(self, take: Callable[[], Batch]) -> Callable[[], Batch | None]:
         def next_batch() -> Batch | None:
@@ -173,7 +161,7 @@ class Learner:
     def _evaluate(self) -> bool:
         """One evaluation; keeps the policy if it is the best so far. True if it may end the run."""
         evaluation = self._config.evaluation
-        parameters = self._agent.smoothed_parameters()
+        parameters = self._agent.evaluation_parameters()
         mean = self._mean_return(parameters, evaluation.num_episodes)
         if mean is None:
             return False
@@ -259,8 +247,8 @@ class Learner:
             updates_per_s=rates[1],
             acting_return=float(np.mean(returns)) if len(returns) else None,
             kept_return=progress.kept_return if progress.kept_parameters else None,
-            loss=None if self._loss is None else float(self._loss),
-            epsilon=acting.epsilon_at(progress.num_steps),
+            metrics=self._agent.metrics(),
+            exploration=self._policy.exploration(progress.num_steps),
             fill=len(table),
             capacity=table.capacity,
             replay_ratio=index.samples_per_insert,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,8 +34,8 @@ class Snapshot:
     updates_per_s: float
     acting_return: float | None
     kept_return: float | None
-    loss: float | None
-    epsilon: float
+    metrics: Mapping[str, float]  # of the last update, "loss" first
+    exploration: Mapping[str, float]
     fill: int
     capacity: int
     replay_ratio: float  # items sampled for each item inserted, so far
@@ -48,6 +49,10 @@ def _number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+def _named(values: Mapping[str, float]) -> str:
+    return "".join(f"{name} {value:.2f}, " for name, value in values.items())
+
+
 def _rows(now: Snapshot) -> list[tuple[str, str]]:
     return [
         ("time", f"{now.elapsed_s:.0f} s"),
@@ -55,10 +60,10 @@ def _rows(now: Snapshot) -> list[tuple[str, str]]:
         ("updates", f"{now.num_updates:,}   {now.updates_per_s:,.0f} /s"),
         (
             "return, acting",
-            f"{_number(now.acting_return)}   (epsilon {now.epsilon:.2f}, {now.num_episodes:,} episodes)",
+            f"{_number(now.acting_return)}   ({_named(now.exploration)}{now.num_episodes:,} episodes)",
         ),
         ("return, best evaluation", _number(now.kept_return)),
-        ("loss", _number(now.loss, 4)),
+        ("loss", _number(now.metrics.get("loss"), 4)),
         ("table", f"{now.fill:,} of {now.capacity:,} steps ({now.fill / now.capacity:.0%})"),
         ("replay ratio", f"{now.replay_ratio:.1f} samples an insert"),
         ("waiting", f"learner {now.learner_wait:.0%}, actors {now.actor_wait:.0%}"),
@@ -67,10 +72,11 @@ def _rows(now: Snapshot) -> list[tuple[str, str]]:
 
 
 def _line(now: Snapshot) -> str:
+    loss = _number(now.metrics.get("loss"), 4)
     return (
         f"{now.elapsed_s:6.1f} s  steps {now.num_steps:,} ({now.steps_per_s:,.0f}/s)  updates {now.num_updates:,}"
         f" ({now.updates_per_s:,.0f}/s)  return {_number(now.acting_return)}  best {_number(now.kept_return)}"
-        f"  loss {_number(now.loss, 4)}  fill {now.fill / now.capacity:.0%}  replay {now.replay_ratio:.1f}"
+        f"  loss {loss}  fill {now.fill / now.capacity:.0%}  replay {now.replay_ratio:.1f}"
         f"  waits learner {now.learner_wait:.0%} actors {now.actor_wait:.0%}  restarts {now.num_restarts}"
     )
 
@@ -146,12 +152,12 @@ class ProgressReporter:
             return
         values = {
             "return/acting": now.acting_return,
-            "learner/loss": now.loss,
+            **{f"learner/{name}": value for name, value in now.metrics.items()},
             "learner/updates_per_s": now.updates_per_s,
             "learner/wait": now.learner_wait,
             "actors/steps_per_s": now.steps_per_s,
             "actors/wait": now.actor_wait,
-            "actors/epsilon": now.epsilon,
+            **{f"actors/{name}": value for name, value in now.exploration.items()},
             "actors/restarts": now.num_restarts,
             "table/fill": now.fill / now.capacity,
             "table/samples_per_insert": now.replay_ratio,

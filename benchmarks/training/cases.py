@@ -1,0 +1,90 @@
+"""What both sides train, as plain values: each side spells them in its own words. Imports nothing of either."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """Equal work: uniform, 1-step, no double or dueling; the same networks, batch, target rule, clipping, environments.
+
+    Numbers are counted in environment steps of all environments together, but target_period, which is in updates.
+    """
+
+    name: str
+    agent: str
+    env_id: str
+    batch_size: int
+    updates_per_step: float
+    learning_rate: float
+    window_steps: int
+    hidden: tuple[int, ...] = (256, 256)
+    gamma: float = 0.99
+    target_rate: float = 0.005
+    target_period: int = 1
+    max_gradient_norm: float = 0.0
+    num_envs: int = 4
+    capacity: int = 50_000
+    learning_starts: int = 1_000
+    warm_updates: int = 100
+
+    def scaled(self, scale: float) -> Case:
+        """The same work over a window of another length."""
+        return replace(self, window_steps=max(100, round(self.window_steps * scale)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "dqn-cartpole", "dqn", "CartPole-v1", 64, 0.25, 1e-3, 12_000,
+            target_rate=1.0, target_period=500, max_gradient_norm=10.0,
+        ),
+        Case("ddpg-pendulum", "ddpg", "Pendulum-v1", 256, 1.0, 1e-3, 1_200),
+        Case("td3-pendulum", "td3", "Pendulum-v1", 256, 1.0, 1e-3, 1_200),
+        Case("sac-pendulum", "sac", "Pendulum-v1", 256, 1.0, 3e-4, 1_200),
+    )
+}  # fmt: skip
+
+
+@dataclass
+class Window:
+    """The clock of one side: from the first update after the warm-up until window_steps later."""
+
+    case: Case
+    began_s: float
+    first: tuple[float, float, float, int, int] | None = None
+    last: tuple[float, float, float, int, int] | None = None
+    first_update_s: float | None = None
+
+    def tick(self, now: tuple[float, float, float, int, int]) -> bool:
+        """now: wall, CPU of all processes, CPU of the updates, environment steps, updates. True when it is over."""
+        wall_s, _, _, num_steps, num_updates = now
+        if self.first_update_s is None and num_updates > 0:
+            self.first_update_s = wall_s - self.began_s
+        if self.first is None:
+            if num_updates >= self.case.warm_updates:
+                self.first = now
+            return False
+        self.last = now
+        return num_steps - self.first[3] >= self.case.window_steps
+
+    def result(self) -> dict[str, float]:
+        """Microseconds a step and an update."""
+        assert self.first is not None and self.last is not None and self.first_update_s is not None, "no window"
+        wall_s, cpu_s, update_s, num_steps, num_updates = (b - a for a, b in zip(self.first, self.last, strict=True))
+        return {
+            "step_us": 1e6 * wall_s / num_steps,
+            "step_cpu_us": 1e6 * cpu_s / num_steps,
+            "update_cpu_us": 1e6 * update_s / num_updates,
+            "updates_per_step": num_updates / num_steps,
+            "num_steps": num_steps,
+            "num_updates": num_updates,
+            "first_update_s": self.first_update_s,
+        }

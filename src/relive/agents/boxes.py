@@ -1,0 +1,118 @@
+"""Continuous actions: how agents see a Box, [-1, 1] each, and how they act in it, on numpy alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.agents.agent import Parameters, Spaces
+from relive.agents.policies import mlp_outputs
+from relive.errors import InvalidConfig
+
+# What a Gaussian policy keeps the logarithm of its standard deviation within, as the authors of SAC do.
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ActionBox:
+    """A bounded Box of floats, low and high [*shape]. An action is middle + half * unit, unit [A] within [-1, 1]."""
+
+    low: NDArray[Any]
+    high: NDArray[Any]
+    middle: NDArray[np.float32]
+    half: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, spaces: Spaces, agent: str) -> ActionBox:
+        """The action space of these spaces. InvalidConfig unless it is a Box of floats with bounds low < high."""
+        space = spaces.action
+        expected = f"a Box of floats with finite bounds, low < high, for {agent}"
+        low, high = (getattr(space, bound, None) for bound in ("low", "high"))
+        if low is None or high is None or space.dtype.kind != "f":
+            raise InvalidConfig(f"action space of {spaces.env_id}", expected, str(space))
+        floor, ceiling = np.asarray(low, np.float64).ravel(), np.asarray(high, np.float64).ravel()
+        with np.errstate(all="ignore"):  # of infinite bounds; told below
+            middle, half = ((floor + ceiling) / 2).astype(np.float32), ((ceiling - floor) / 2).astype(np.float32)
+        if not (len(half) and np.isfinite(middle).all() and np.isfinite(half).all() and (half > 1e-30).all()):
+            raise InvalidConfig(f"action space of {spaces.env_id}", expected, str(space))
+        return cls(space.low, space.high, middle, half)
+
+    @property
+    def size(self) -> int:
+        """A, the numbers of one action."""
+        return len(self.middle)
+
+    def actions(self, unit: NDArray[np.float32]) -> NDArray[Any]:
+        """Actions [B, *shape] of the environment from unit [B, A], which is clipped to [-1, 1]."""
+        scaled = (self.middle + self.half * np.clip(unit, -1.0, 1.0)).reshape(len(unit), *self.low.shape)
+        # The sum may be rounded past a bound, which an environment may refuse.
+        bounded: NDArray[Any] = np.clip(scaled.astype(self.low.dtype, copy=False), self.low, self.high)
+        return bounded
+
+    def uniform(self, num_actions: int, rng: np.random.Generator) -> NDArray[Any]:
+        """Actions [num_actions, *shape], each number uniform between its bounds."""
+        return self.actions(rng.uniform(-1.0, 1.0, (num_actions, self.size)).astype(np.float32))
+
+
+@final
+@dataclass(frozen=True)
+class NoisyPolicy:
+    """tanh of the network `actor`, and Gaussian noise while exploring; uniform actions for the first `random_steps`."""
+
+    box: ActionBox
+    noise: float
+    random_steps: int
+
+    def explore(
+        self, parameters: Parameters, observations: NDArray[Any], num_steps: int, rng: np.random.Generator
+    ) -> NDArray[Any]:
+        """See Policy."""
+        if num_steps < self.random_steps:
+            return self.box.uniform(len(observations), rng)
+        unit = np.tanh(mlp_outputs(parameters, "actor", observations))
+        unit += self.noise * rng.standard_normal(unit.shape, np.float32)
+        return self.box.actions(unit)
+
+    def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[Any]:
+        """See Policy."""
+        return self.box.actions(np.tanh(mlp_outputs(parameters, "actor", observations)))
+
+    def exploration(self, num_steps: int) -> dict[str, float]:
+        """See Policy."""
+        return {"noise": 1.0 if num_steps < self.random_steps else self.noise}
+
+
+@final
+@dataclass(frozen=True)
+class SquashedGaussianPolicy:
+    """tanh(u), u ~ N(mean, std); the network `actor` gives mean and log std beside each other, [B, 2A].
+
+    The best action is tanh(mean). Uniform actions for the first `random_steps`.
+    """
+
+    box: ActionBox
+    random_steps: int
+
+    def explore(
+        self, parameters: Parameters, observations: NDArray[Any], num_steps: int, rng: np.random.Generator
+    ) -> NDArray[Any]:
+        """See Policy."""
+        if num_steps < self.random_steps:
+            return self.box.uniform(len(observations), rng)
+        outputs = mlp_outputs(parameters, "actor", observations)
+        mean, log_std = outputs[:, : self.box.size], outputs[:, self.box.size :]
+        std = np.exp(np.clip(log_std, LOG_STD_MIN, LOG_STD_MAX))
+        return self.box.actions(np.tanh(mean + std * rng.standard_normal(mean.shape, np.float32)))
+
+    def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[Any]:
+        """See Policy."""
+        outputs = mlp_outputs(parameters, "actor", observations)
+        return self.box.actions(np.tanh(outputs[:, : self.box.size]))
+
+    def exploration(self, num_steps: int) -> dict[str, float]:
+        """See Policy."""
+        return {"random": 1.0} if num_steps < self.random_steps else {}

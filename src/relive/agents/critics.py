@@ -1,0 +1,107 @@
+"""What the agents for continuous actions share: a batch in fixed memory, and Q networks of states with actions.
+
+targets   Q'_i, moving averages of the learnt Q_i           Lillicrap et al. 2016
+loss       = sum_i mean_b w_b * (Q_i(s_b, a_b) - y_b)^2 / 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from relive.agents.agent import Items
+from relive.agents.batches import fill
+from relive.agents.boxes import ActionBox
+from relive.agents.config import OptimizerConfig, TransitionsConfig
+from relive.agents.mlp import MLP, Adam, FlatParameters
+
+
+@final
+class ContinuousBatch:
+    """A batch where every update finds it: states and actions beside each other, as the critics read them.
+
+    pair, next_pair: [B, S + A]; state, next_state [B, S], action, next_action [B, A] are views of them, actions within
+    [-1, 1]. reward, discount, weight: [B, 1].
+    """
+
+    columns = ("observation", "action", "reward", "discount", "next_observation")
+
+    def __init__(self, config: TransitionsConfig, state_size: int, box: ActionBox, device: torch.device) -> None:
+        rows = config.batch_size
+        self._config = config
+        self.pair, self.next_pair = (torch.zeros(rows, state_size + box.size, device=device) for _ in range(2))
+        self.state, self.action = self.pair[:, :state_size], self.pair[:, state_size:]
+        self.next_state, self.next_action = self.next_pair[:, :state_size], self.next_pair[:, state_size:]
+        self.reward, self.discount, self.weight = (torch.ones(rows, 1, device=device) for _ in range(3))
+        self._buffers = {
+            "observation": self.state,
+            "action": self.action,
+            "reward": self.reward,
+            "discount": self.discount,
+            "next_observation": self.next_state,
+        }
+        self._middle = torch.from_numpy(box.middle).to(device)
+        self._scale = 1.0 / torch.from_numpy(box.half).to(device)
+
+    def load(self, batch: Items) -> None:
+        """Takes over a batch of the table. InvalidConfig where it has another number of items."""
+        fill(batch, self._buffers)
+        self.action.sub_(self._middle).mul_(self._scale)
+        if self._config.prioritized:
+            self.weight.copy_(torch.from_numpy(batch.weights(self._config.importance_beta)).view(self.weight.shape))
+
+
+@final
+class Critics:
+    """`number` networks Q_i(s, a) over one vector of parameters, their targets over another, and one Adam."""
+
+    def __init__(
+        self,
+        config: TransitionsConfig,
+        optimizer: OptimizerConfig,
+        sizes: Sequence[int],
+        number: int,
+        generator: torch.Generator,
+        device: torch.device,
+    ) -> None:
+        """sizes: of the layers, S + A first, 1 last."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for critic in range(number):
+            shapes.update(MLP.shapes(f"q{critic}", sizes))
+        self.online = FlatParameters(shapes, device)
+        self.online.initialise(generator)
+        self.target = self.online.copy()
+        self.networks = [MLP(self.online, f"q{critic}", config.batch_size) for critic in range(number)]
+        self._targets = [MLP(self.target, f"q{critic}", config.batch_size) for critic in range(number)]
+        self._optimizer = Adam(
+            self.online, epsilon=optimizer.adam_epsilon, max_gradient_norm=optimizer.max_gradient_norm
+        )
+        self._config, self._options = config, optimizer
+        self.errors = [torch.zeros(config.batch_size, 1, device=device) for _ in range(number)]
+
+    def target_values(self, pairs: Tensor) -> list[Tensor]:
+        """Q'_i of states with actions [B, S + A], each [B, 1]; overwritten by the next call."""
+        return [network.forward(pairs) for network in self._targets]
+
+    def learn(self, batch: ContinuousBatch, goal: Tensor, num_updates: int) -> None:
+        """One step towards y = goal [B, 1]; `errors` are Q_i - y before it."""
+        for network, error in zip(self.networks, self.errors, strict=True):
+            torch.sub(network.forward(batch.pair), goal, out=error)
+            gradient = error * batch.weight if self._config.prioritized else error
+            network.backward(gradient * (1.0 / self._config.batch_size))
+        self._optimizer.step(self._options.learning_rate_at(num_updates))
+
+    def follow(self) -> None:
+        """The targets' step."""
+        self.target.follow(self.online, self._config.target_rate)
+
+    def loss(self, weight: Tensor) -> float:
+        """The loss before the last step, a number."""
+        return sum(float((weight * error.square()).mean()) / 2.0 for error in self.errors)
+
+    def parts(self) -> Mapping[str, Any]:
+        """What a checkpoint keeps."""
+        return {"critics": self.online, "target_critics": self.target, "critic_optimizer": self._optimizer}

@@ -1,0 +1,232 @@
+"""SAC (Haarnoja et al. 2018): a Gaussian actor squashed by tanh, two critics, a temperature that is learnt.
+
+  actor      u = mean(s) + std(s) * eps,  a = tanh(u),  eps ~ N(0, 1)
+             log pi(a|s) = sum_j [-eps_j^2 / 2 - log std_j - log sqrt(2 pi) - log(1 - a_j^2)]
+             loss = mean [alpha * log pi(a|s) - min_i Q_i(s, a)]
+  critics    y = R + D * (min_i Q'_i(s', a') - alpha * log pi(a'|s')),  a' from the actor at s'
+             loss = sum_i mean_b w_b * (Q_i(s_b, a_b) - y_b)^2 / 2
+  temperature  loss = -log alpha * mean [log pi(a|s) + H],  H = target_entropy, -A unless given
+  targets    Q'_i go target_rate towards Q_i after every update
+
+R, D: the n-step return and discount the table gives; D is 0 where the episode terminated, not where it was cut.
+gradients  with g = dL/da of the min term:  dL/du = 2 alpha a / B + g (1 - a^2),  dL/dmean = dL/du,
+           dL/dlog std = dL/du * std * eps - alpha / B, and 0 where log std was clipped
+
+Deviations from the paper: no value network (as in the authors' second version); an n-step return leaves out the
+entropy of the steps between; log(1 - tanh(u)^2) is computed as 2 (log 2 - u - softplus(-2u)), which does not overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from relive import Index, MinSize, SamplesPerInsert, StepSpec
+from relive.agents.agent import Items, Policy, Spaces
+from relive.agents.batches import load_state, priorities_of, require_box, state_of
+from relive.agents.boxes import LOG_STD_MAX, LOG_STD_MIN, ActionBox, SquashedGaussianPolicy
+from relive.agents.config import OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
+from relive.agents.critics import ContinuousBatch, Critics
+from relive.agents.mlp import MLP, Adam, FlatParameters, device_of
+
+_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+@final
+@dataclass(frozen=True)
+class SACConfig(TransitionsConfig):
+    """Soft actor-critic.
+
+    alpha: the temperature, or none: it is learnt, from initial_alpha on, so that the policy's entropy comes to
+    target_entropy (none: minus the numbers of an action). random_steps: environment steps of all actors that are
+    uniform at first.
+    """
+
+    name: ClassVar[str] = "sac"
+    presets: ClassVar[Mapping[str, Settings]] = {}
+
+    hidden: tuple[int, ...] = (256, 256)
+    actor: OptimizerConfig = field(default_factory=OptimizerConfig)
+    critic: OptimizerConfig = field(default_factory=OptimizerConfig)
+    alpha: float | None = None
+    initial_alpha: float = 1.0
+    alpha_learning_rate: float = 3e-4
+    target_entropy: float | None = None
+    random_steps: int = 1_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_hidden(self.hidden)
+        require(self.alpha is None or self.alpha >= 0, "alpha", ">= 0, or none", self.alpha)
+        require(self.initial_alpha > 0, "initial_alpha", "> 0", self.initial_alpha)
+        require(self.alpha_learning_rate > 0, "alpha_learning_rate", "> 0", self.alpha_learning_rate)
+        require(self.random_steps >= 0, "random_steps", ">= 0", self.random_steps)
+
+    def make(self, spaces: Spaces, *, seed: int, device: str) -> SAC:
+        """See AgentConfig. Actions are a bounded Box, observations a Box, flattened."""
+        return SAC(self, spaces, seed=seed, device=device)
+
+
+@final
+class SAC:
+    """The learner's state: actor, critics, their targets, temperature and optimizers. An `Agent`."""
+
+    columns = ContinuousBatch.columns
+    prefetch = 0
+
+    def __init__(self, config: SACConfig, spaces: Spaces, *, seed: int, device: str) -> None:
+        require_box(spaces, config.name)
+        self.config, self.spaces = config, spaces
+        self.box = ActionBox.of(spaces, config.name)
+        self.device = device_of(device)
+        self.num_updates = 0
+        generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator(self.device).manual_seed(seed + 1)
+        states, actions, rows = spaces.observation_size, self.box.size, config.batch_size
+        self.actor = FlatParameters(MLP.shapes("actor", (states, *config.hidden, 2 * actions)), self.device)
+        self.actor.initialise(generator)
+        self._network = MLP(self.actor, "actor", rows)
+        options = config.actor
+        self._optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
+        sizes = (states + actions, *config.hidden, 1)
+        self.critics = Critics(config, config.critic, sizes, 2, generator, self.device)
+        self.temperature = FlatParameters({"log_alpha": (1,)}, self.device)
+        self.temperature.value["log_alpha"].fill_(math.log(config.initial_alpha))
+        self._temperature_optimizer = Adam(self.temperature)
+        self._target_entropy = -float(actions) if config.target_entropy is None else config.target_entropy
+        self._batch = ContinuousBatch(config, states, self.box, self.device)
+        self._noise, self._std = (torch.zeros(rows, actions, device=self.device) for _ in range(2))
+        self._gradient = torch.zeros(rows, 2 * actions, device=self.device)
+        self._entropy = torch.zeros((), device=self.device)
+
+    # ---- what it stores, draws and does ----------------------------------------------------------------------------
+
+    def spec(self) -> StepSpec:
+        """See Agent."""
+        return self.spaces.spec()
+
+    def index(self, limiter: MinSize | SamplesPerInsert) -> Index:
+        """See Agent."""
+        return self.config.index(self.spaces, limiter)
+
+    def policy(self) -> Policy:
+        """See Agent."""
+        return SquashedGaussianPolicy(self.box, self.config.random_steps)
+
+    # ---- learning --------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Items) -> NDArray[np.float64] | None:
+        """See Agent. Critics, actor, temperature, then the targets; all with the temperature from before."""
+        self._batch.load(batch)
+        with torch.no_grad():
+            alpha = self._alpha()
+            self._learn_critics(alpha)
+            log_probability = self._learn_actor(alpha)
+            if self.config.alpha is None:
+                self._learn_temperature(log_probability)
+            self.critics.follow()
+        self.num_updates += 1
+        return priorities_of(self.critics.errors) if self.config.prioritized else None
+
+    def _alpha(self) -> float:
+        if self.config.alpha is not None:
+            return self.config.alpha
+        return math.exp(float(self.temperature.value["log_alpha"]))
+
+    def _sample(self, state: Tensor, action: Tensor) -> Tensor:
+        """Writes actions [B, A] of the actor and returns log pi [B, 1]; noise and std stay for the gradient."""
+        size = self.box.size
+        outputs = self._network.forward(state)
+        log_std = outputs[:, size:].clamp(LOG_STD_MIN, LOG_STD_MAX)
+        torch.exp(log_std, out=self._std)
+        noise = self._noise.normal_(generator=self._generator)
+        before_tanh = torch.addcmul(outputs[:, :size], self._std, noise)
+        torch.tanh(before_tanh, out=action)
+        squashed = before_tanh.add_(softplus(before_tanh * -2.0)).mul_(2.0)  # -log(1 - tanh(u)^2) + 2 log 2
+        terms = squashed.sub_(log_std).addcmul_(noise, noise, value=-0.5)
+        return terms.sum(dim=1, keepdim=True).sub_(size * (_LOG_SQRT_2PI + 2.0 * math.log(2.0)))
+
+    def _learn_critics(self, alpha: float) -> None:
+        batch = self._batch
+        log_probability = self._sample(batch.next_state, batch.next_action)
+        following = torch.minimum(*self.critics.target_values(batch.next_pair)).sub_(log_probability, alpha=alpha)
+        goal = torch.addcmul(batch.reward, batch.discount, following)
+        self.critics.learn(batch, goal, self.num_updates)
+
+    def _learn_actor(self, alpha: float) -> Tensor:
+        """One step of the actor; log pi [B, 1] of its actions before it."""
+        batch, size, rows = self._batch, self.box.size, self.config.batch_size
+        log_probability = self._sample(batch.state, batch.action)
+        to_action = self._lower_value_gradient()
+        action, gradient = batch.action, self._gradient
+        to_mean = torch.addcmul(to_action, to_action, action * action, value=-1.0)
+        to_mean.add_(action, alpha=2.0 * alpha / rows)
+        gradient[:, :size] = to_mean
+        torch.mul(to_mean, self._std, out=gradient[:, size:]).mul_(self._noise).sub_(alpha / rows)
+        # The network's last outputs are those of this state: where log std was clipped it has no gradient.
+        raw = self._network.outputs[:, size:]
+        gradient[:, size:].mul_((raw > LOG_STD_MIN) & (raw < LOG_STD_MAX))
+        self._network.backward(gradient)
+        self._optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
+        return log_probability
+
+    def _lower_value_gradient(self) -> Tensor:
+        """The gradient [B, A] of -mean min_i Q_i(s, a) by the batch's actions."""
+        batch = self._batch
+        first, second = self.critics.networks
+        lower = (first.forward(batch.pair) <= second.forward(batch.pair)).to(torch.float32)
+        share = lower.mul_(-1.0 / self.config.batch_size)
+        rest = -1.0 / self.config.batch_size - share
+        to_pair = first.input_gradient(share).add_(second.input_gradient(rest))
+        return to_pair[:, batch.state.shape[1] :]
+
+    def _learn_temperature(self, log_probability: Tensor) -> None:
+        self._entropy = -log_probability.mean()
+        self.temperature.gradient["log_alpha"].copy_(self._entropy - self._target_entropy)
+        self._temperature_optimizer.step(self.config.alpha_learning_rate)
+
+    def metrics(self) -> dict[str, float]:
+        """See Agent."""
+        if self.num_updates == 0:
+            return {}
+        return {
+            "loss": self.critics.loss(self._batch.weight),
+            "alpha": self._alpha(),
+            "entropy": float(self._entropy),
+        }
+
+    # ---- what it hands out -----------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """See Agent: the actor."""
+        return self.actor.on_host()
+
+    def evaluation_parameters(self) -> dict[str, NDArray[np.float32]]:
+        """See Agent: the actor."""
+        return self.actor.on_host()
+
+    def _parts(self) -> dict[str, Any]:
+        return {
+            "actor": self.actor,
+            "actor_optimizer": self._optimizer,
+            **self.critics.parts(),
+            "temperature": self.temperature,
+            "temperature_optimizer": self._temperature_optimizer,
+            "generator": self._generator,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Agent."""
+        return state_of(self._parts(), self.num_updates)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Agent."""
+        self.num_updates = load_state(self._parts(), state)

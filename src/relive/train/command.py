@@ -1,0 +1,139 @@
+"""`relive train AGENT`: one command for each agent of the registry, all of the same form.
+
+Neither torch nor an agent's file is imported until a command runs, or its `--help` lists the options. Annotations are
+values here, not text: typer reads them where the names of the function around them are not known.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+from rich.console import Console
+from rich.table import Table as Grid
+
+from relive._extras import install_command
+from relive.agents.registry import AGENTS
+from relive.errors import InvalidConfig, MissingPackage
+from relive.train.config import CONFIG_FILE, TrainConfig, preset
+from relive.train.settings import changed, options, parse_assignments
+
+_EXIT_STOPPED = 130
+_ABOUT = """
+
+Actors write into a shared table and read the learner's parameters from shared memory.
+
+Evaluations keep the best policy; in the end it plays 20 episodes on seeds used nowhere else.
+
+Ctrl-C stops cleanly, --resume goes on.
+"""
+
+
+def add_commands(app: typer.Typer) -> None:
+    """A command for each agent."""
+    for name, entry in AGENTS.items():
+        command = app.command(name, cls=_listing_options(name, entry.environment), help=entry.summary + _ABOUT)
+        command(_command(name, entry.environment))
+
+
+def _command(agent: str, default_env: str) -> Callable[..., None]:
+    def train(
+        env: Annotated[str, typer.Option(help="Gymnasium id: CartPole-v1, Pendulum-v1, ...")] = default_env,
+        actors: Annotated[int | None, typer.Option(min=1, help="Actor processes.", show_default="2")] = None,
+        seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random.", show_default="0")] = None,
+        run_dir: Annotated[
+            Path | None,
+            typer.Option(
+                help="Where the run keeps its files; what is there already is moved aside.",
+                show_default=f"runs/{agent}-ENV-sSEED",
+            ),
+        ] = None,
+        resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
+        max_steps: Annotated[int | None, typer.Option(min=1, help="End after so many environment steps.")] = None,
+        max_minutes: Annotated[float | None, typer.Option(help="End after so much wall-clock time.")] = None,
+        stop_return: Annotated[
+            float | None, typer.Option(help="End when greedy evaluations reach this return.", show_default="the preset")
+        ] = None,
+        device: Annotated[str | None, typer.Option(help="cpu, cuda, or auto.", show_default="auto")] = None,
+        capacity: Annotated[
+            int | None, typer.Option(min=1, help="Steps that the table holds.", show_default="the preset")
+        ] = None,
+        set_: Annotated[
+            list[str] | None,
+            typer.Option("--set", metavar="NAME=VALUE", help="Set an option of the list below; may come often."),
+        ] = None,
+    ) -> None:
+        given = {
+            "acting.num_actors": actors,
+            "environment.seed": seed,
+            "limits.max_steps": max_steps,
+            "limits.max_minutes": max_minutes,
+            "evaluation.stop_return": stop_return,
+            "device": device,
+            "replay.capacity": capacity,
+        }
+        settings: dict[str, object] = {path: value for path, value in given.items() if value is not None}
+        settings.update(parse_assignments(set_ or []))
+        _train(agent, env, settings, run_dir, resume)
+
+    return train
+
+
+def _train(agent: str, env: str, settings: dict[str, object], run_dir: Path | None, resume: Path | None) -> None:
+    try:
+        config = preset(agent, env, settings) if resume is None else _resumed(agent, resume, settings)
+        from relive.train.run import train
+    except ImportError as problem:
+        raise MissingPackage("relive train", str(problem.name), install_command("train")) from None
+    console = Console()
+    if resume is not None:
+        result = train(config, resume, resume=True, console=console)
+    else:
+        environment = config.environment
+        folder = run_dir or Path("runs") / f"{agent}-{environment.env_id.replace('/', '-')}-s{environment.seed}"
+        result = train(config, folder, console=console, moving_aside=True)
+    if result.stopped:
+        raise typer.Exit(_EXIT_STOPPED)
+
+
+def _resumed(agent: str, run_dir: Path, settings: dict[str, object]) -> TrainConfig:
+    config = TrainConfig.load(run_dir / CONFIG_FILE)
+    if config.agent.name != agent:
+        right = f"one of {agent}; `relive train {config.agent.name} --resume {run_dir}` goes on with this one"
+        raise InvalidConfig(f"run in {run_dir}", right, config.agent.name)
+    return changed(config, settings)
+
+
+def _listing_options(agent: str, env: str) -> type[typer.core.TyperCommand]:
+    """A command whose --help ends with every option that --set takes, with its type and its default."""
+
+    class Listing(typer.core.TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            super().format_help(ctx, formatter)
+            try:
+                config = preset(agent, env)
+            except ImportError as problem:
+                Console().print(
+                    f"The options of --set are listed where {problem.name} is installed: {install_command('train')}"
+                )
+                return
+            Console().print(options_grid(config))
+
+    return Listing
+
+
+def options_grid(config: TrainConfig) -> Grid:
+    """Every option of a run: its path, its type, its value."""
+    grid = Grid(title=f"--set NAME=VALUE, with the defaults on {config.environment.env_id}", title_justify="left")
+    for heading in ("name", "type", "default"):
+        grid.add_column(heading, overflow="fold")
+    for option in options(config):
+        grid.add_row(option.path, option.type_name, _shown(option.value))
+    return grid
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(str(part) for part in value)
+    return "none" if value is None else str(value)

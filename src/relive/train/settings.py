@@ -1,0 +1,163 @@
+"""Options of a run by name: `--set agent.gamma=0.98`, the presets of agents, and config.json are the same thing.
+
+An option is a field of a frozen dataclass, or of one inside it; its path is the fields' names joined by dots. Its type
+is the field's: bool, int, float, str, Literal, `... | None`, or a tuple of one of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union, final, get_args, get_origin, get_type_hints
+
+from relive._slips import hint
+from relive.errors import InvalidConfig
+
+_Config = TypeVar("_Config")
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@final
+@dataclass(frozen=True)
+class Option:
+    """One option of a configuration: its path, its type in words, and its value there."""
+
+    path: str
+    type_name: str
+    value: Any
+
+
+def options(config: Any) -> Iterator[Option]:
+    """All options of a configuration, in the order of its fields."""
+    hints = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            for inner in options(value):
+                yield Option(f"{field.name}.{inner.path}", inner.type_name, inner.value)
+        else:
+            yield Option(field.name, _type_name(hints[field.name]), value)
+
+
+def changed(config: _Config, settings: Mapping[str, object]) -> _Config:
+    """The configuration with these options set; strings are read by the option's type.
+
+    All are set at once, so that values which are checked against each other may change together. Raises InvalidConfig
+    for an unknown path, naming the nearest one, for a value of another type, and where the configuration refuses it.
+    """
+    known = {option.path for option in options(config)}
+    for path in settings:
+        if path not in known:
+            nearest = hint(str(path), known) or _hint_by_last_name(str(path), known)
+            raise InvalidConfig(f"option {path!r}", f"one of {_listed(known)}{nearest}", "no such option")
+    replaced: _Config = _replaced(config, settings, "")
+    return replaced
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, object]:
+    """{path: text} of texts `path=value`. InvalidConfig for another form, and for a path that is given twice."""
+    settings: dict[str, object] = {}
+    for text in assignments:
+        path, equals, value = text.partition("=")
+        if not equals or not path.strip():
+            raise InvalidConfig("--set", "NAME=VALUE, such as agent.gamma=0.98", text)
+        if path.strip() in settings:
+            raise InvalidConfig(f"option {path.strip()!r}", "given once", "given twice")
+        settings[path.strip()] = value.strip()
+    return settings
+
+
+def to_tree(config: Any) -> dict[str, Any]:
+    """The options as nested dicts, for JSON."""
+    return dataclasses.asdict(config)
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """{path: value} of nested dicts."""
+    settings: dict[str, object] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            settings.update(flat(value, f"{prefix}{name}."))
+        else:
+            settings[prefix + name] = value
+    return settings
+
+
+def _replaced(config: Any, settings: Mapping[str, object], prefix: str) -> Any:
+    hints = get_type_hints(type(config))
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        path, value = prefix + field.name, getattr(config, field.name)
+        if path in settings:
+            fields[field.name] = _converted(settings[path], hints[field.name], path)
+        elif dataclasses.is_dataclass(value) and any(name.startswith(path + ".") for name in settings):
+            fields[field.name] = _replaced(value, settings, path + ".")
+    return dataclasses.replace(config, **fields) if fields else config
+
+
+def _converted(value: object, kind: Any, path: str) -> object:
+    """The value as `kind`; text is read. InvalidConfig where it is something else."""
+    try:
+        return _read(value, kind)
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidConfig(f"option {path!r}", _type_name(kind), value) from None
+
+
+def _read(value: object, kind: Any) -> object:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            return None
+        (inner,) = (argument for argument in arguments if argument is not type(None))
+        return _read(value, inner)
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError
+        return value
+    if origin is tuple:
+        parts = value.strip("()").split(",") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)):
+            raise TypeError
+        return tuple(_read(part, arguments[0]) for part in parts if not isinstance(part, str) or part.strip())
+    return _plain(value, kind)
+
+
+def _plain(value: object, kind: type) -> object:
+    if isinstance(value, str) and kind is bool:
+        if value.lower() not in _WORDS:
+            raise ValueError
+        return _WORDS[value.lower()]
+    if isinstance(value, str) and kind in (int, float):
+        return kind(value.strip().replace("_", ""))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _type_name(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join("none" if argument is type(None) else _type_name(argument) for argument in arguments)
+    if origin is Literal:
+        return " or ".join(repr(argument) for argument in arguments)
+    if origin is tuple:
+        return f"{_type_name(arguments[0])},..."
+    return str(getattr(kind, "__name__", kind))
+
+
+def _hint_by_last_name(path: str, known: set[str]) -> str:
+    """Of `gama` too, where `agent.gamma` is meant."""
+    by_name = {option.rpartition(".")[2]: option for option in sorted(known)}
+    close = difflib.get_close_matches(path.rpartition(".")[2], list(by_name), n=1)
+    return f"; did you mean {by_name[close[0]]!r}?" if close else ""
+
+
+def _listed(paths: set[str]) -> str:
+    """Whole sections rather than sixty names."""
+    sections = sorted({path.partition(".")[0] + (".*" if "." in path else "") for path in paths})
+    return ", ".join(sections)
