@@ -191,7 +191,8 @@ class Sequences:
 class Episodes:
     """Items are whole episodes, T = max_length + bootstrap rows (as for PPO, decision transformers, rollouts).
 
-    An episode is an item when it has ended. One that its lane's end cuts off (the writer closes, or dies) is dropped.
+    An episode is an item when it has ended; one that has max_length steps already before that, but for 'tail'. One
+    that its lane's end cuts off (the writer closes, or dies) before it has so many is dropped.
     too_long: of an episode of more than max_length steps, 'refuse' the step that would make it longer (EpisodeTooLong),
     or keep its 'head' (then the item is there as soon as max_length steps are) or its 'tail' as the item.
     Columns come as of Sequences: [B, T, ...] with a mask, T trimmed to the longest episode of the batch.

@@ -390,18 +390,18 @@ TEST(explicit_items_stand_on_filled_rows) {
   items.limiter = make_min_size(1);
   items.map = LeafMap::kExplicit;
   items.max_items = 4;
-  items.max_windows = 2;
-  items.max_rows = 8;
+  items.num_windows = 1;
+  items.windows[0].length = 8;
+  items.windows[0].stride = 1;
   spec.explicit_indexes = {items};
   Rig rig(spec);
   write(rig, 20);
   rig.complete({rig.keys[2], rig.keys[3]});
-  const uint32_t one = 1;
   int64_t key = 0;
   size_t stored = 0;
   const auto insert = [&](size_t first, uint32_t num_rows) {
     const WindowRows window{rig.keys[first], num_rows};
-    return relive::insert_items(*rig.table, 1, {1, &one, &window, nullptr}, 0.0, &key, &stored).code();
+    return relive::insert_items(*rig.table, 1, {1, &window, nullptr, nullptr}, 0.0, &key, &stored).code();
   };
   CHECK(insert(2, 2) == Code::kOk);
   CHECK(insert(2, 3) == Code::kRowGone);

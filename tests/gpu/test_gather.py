@@ -24,7 +24,7 @@ LENGTH = 90
 
 
 def test_the_seeds_cover_what_they_should() -> None:
-    programmes = [random_programme(seed, LENGTH, None) for seed in SEEDS]
+    programmes = [random_programme(seed, LENGTH, None, windows=False) for seed in SEEDS]
     assert {programme.columns for programme in programmes} == set(SPECS)
     indexes = [items for programme in programmes for items in programme.indexes]
     assert {len(programme.indexes) for programme in programmes} == {1, 2}
@@ -34,7 +34,7 @@ def test_the_seeds_cover_what_they_should() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_programmes_gather_the_same_bytes(seed: int) -> None:
-    programme = random_programme(seed, LENGTH, None)
+    programme = random_programme(seed, LENGTH, None, windows=False)
     index = {f"index{number}": make_index(items) for number, items in enumerate(programme.indexes)}
     lanes = sum(size or 1 for size in programme.writers)
     table = relive.Table(make_spec(SPECS[programme.columns]), programme.capacity, index, max_lanes=lanes + 2, seed=7)

@@ -105,8 +105,11 @@ def random_window(rng: random.Random) -> NaiveWindow:
     return NaiveWindow(rng.randint(1, 20), rng.randint(0, 12), rng.randint(0, 3), period, at_end, pad)
 
 
-def random_programme(seed: int, length: int, capacity: int | None) -> Programme:
-    """The same by an ordinary random generator: much longer programmes than hypothesis likes to build."""
+def random_programme(seed: int, length: int, capacity: int | None, windows: bool = True) -> Programme:
+    """The same by an ordinary random generator: much longer programmes than hypothesis likes to build.
+
+    windows: whether some of the items have a time axis.
+    """
     rng = random.Random(seed)
 
     def few_bits() -> int:
@@ -119,7 +122,7 @@ def random_programme(seed: int, length: int, capacity: int | None) -> Programme:
             rng.choice((1.0, 0.5)),
             tuple((c, depth) for c in STATES[columns] if (depth := rng.randint(1, 4)) > 1),
             rng.choice(("repeat", "zeros")),
-            random_window(rng) if rng.random() < 0.6 else None,
+            random_window(rng) if windows and rng.random() < 0.6 else None,
         )
         for _ in range(rng.randint(1, 2))
     )

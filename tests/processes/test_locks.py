@@ -84,13 +84,24 @@ def interrupted(go_on: Callable[[], None]) -> Iterator[None]:
 
 
 def paced_table(name: str) -> relive.Table:
-    """With two indexes: one whose limiter reserves under the lock, one whose items are claimed under it."""
+    """With three indexes: one whose limiter reserves under the lock, one whose items are claimed under it, one whose
+    items are made; and with a column that comes late.
+    """
     items = relive.Transitions(n_step=3, gamma=1.0, stack={"observation": 3})
     indexes = {
         "paced": relive.Index(items, relive.Prioritized(), relive.SamplesPerInsert(1.0, min_size=1, tolerance=1000.0)),
         "once": relive.Index(items, relive.Uniform(), max_times_sampled=1),
+        "made": relive.Index(relive.Explicit({"now": 1}, max_items=10)),
     }
-    return relive.Table(checked_spec(), 300, indexes, storage=relive.SharedMemory(name), max_lanes=4, timeout_s=60.0)
+    spec = relive.StepSpec({**checked_spec().columns, "verdict": relive.ArraySpec((), "float32", late=True)})
+    return relive.Table(spec, 300, indexes, storage=relive.SharedMemory(name), max_lanes=4, timeout_s=60.0)
+
+
+def seventeen_of_twenty(table: relive.Table, writer: Any, **more: Any) -> np.ndarray:
+    """Keys of steps, the first fifteen of which have their late column."""
+    keys = np.array([writer.append(**checked_step(number), **more) for number in range(20)])
+    table.complete(keys[:15], verdict=np.zeros(15))
+    return keys[:17]
 
 
 def block_of(count: int) -> dict[str, np.ndarray]:
@@ -120,6 +131,12 @@ WAITING: Calls = {
         lambda table, writer, keys, name: table.update_priorities(keys, np.ones(len(keys))),
     ),
     "delete": ("Table.delete", lambda table, writer, keys, name: table.delete(keys)),
+    "complete": (
+        "Table.complete",
+        lambda table, writer, keys, name: table.complete(keys[15:], verdict=np.ones(2)),
+    ),
+    "create items": ("Table.create_items", lambda table, writer, keys, name: table.create_items({"now": keys[:2]})),
+    "create an item": ("Writer.create_item", lambda table, writer, keys, name: writer.create_item({"now": keys[0]})),
     "clear": ("Table.clear", lambda table, writer, keys, name: table.clear()),
     "check": ("Table.check", lambda table, writer, keys, name: table.check()),
     "attach": ("attach", lambda table, writer, keys, name: relive.attach(name, timeout_s=table.timeout_s)),
@@ -161,7 +178,7 @@ def test_a_wait_for_the_lock_hears_signals(shm_name: Any, call: str) -> None:
     """And leaves everything as it was; the same call works once the lock is free."""
     name = shm_name()
     with paced_table(name) as table, table.writer() as writer:
-        keys = np.array([writer.append(**checked_step(number)) for number in range(20)][:17])
+        keys = seventeen_of_twenty(table, writer)
         before = table.stats()
         with stopped_holder(name) as holder:
             with interrupted(holder.kill):
@@ -187,7 +204,7 @@ def test_a_wait_for_the_lock_keeps_the_handles_deadline(shm_name: Any, call: str
     """The handle's own, where a call is given none, and the error says who has the lock."""
     name = shm_name()
     with paced_table(name) as table, relive.attach(name, timeout_s=0.3) as other, other.writer() as writer:
-        keys = np.array([writer.append(**checked_step(number), timeout_s=5.0) for number in range(20)][:17])
+        keys = seventeen_of_twenty(table, writer, timeout_s=5.0)
         with stopped_holder(name) as holder:
             watch = threading.Timer(20.0, holder.kill)  # the call would then succeed
             watch.start()
@@ -207,7 +224,7 @@ def test_what_needs_no_lock_does_not_wait_for_it(shm_name: Any, call: str) -> No
     name = shm_name()
     with paced_table(name) as table, relive.attach(name, timeout_s=0.3) as other:
         writer = other.writer()
-        keys = np.array([writer.append(**checked_step(number), timeout_s=5.0) for number in range(20)][:17])
+        keys = seventeen_of_twenty(table, writer, timeout_s=5.0)
         with stopped_holder(name) as holder:
             watch = threading.Timer(20.0, holder.kill)
             watch.start()

@@ -21,7 +21,7 @@ struct WindowRows {
   const int64_t* rows = nullptr;  // the keys of all of them, for them to be these and no others; null: not told
 };
 
-// What speaks against a window. The first three: its rows are not there; the others: they do not belong together.
+// What speaks against a window. The first four: its rows are not there, or not filled; the others: they do not belong together.
 enum class WhyNot : uint32_t { kNothing, kGone, kNotYet, kUnfilled, kTail, kBegin, kEnd, kLane, kOther };
 
 // A window that was looked for: its first row, or why there is none.
