@@ -10,7 +10,17 @@ import difflib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Slip", "attributes", "for_argument", "for_attribute", "for_column", "for_missing", "hint", "said"]
+__all__ = [
+    "COLUMN_NAMES",
+    "Slip",
+    "attributes",
+    "for_argument",
+    "for_attribute",
+    "for_column",
+    "for_missing",
+    "hint",
+    "said",
+]
 
 
 class Slip(NamedTuple):
@@ -314,3 +324,5 @@ _ATTRIBUTE_OF = {
     (owner, name): Slip(instead, why) for owner, names, instead, why in _ATTRIBUTES for name in names.split()
 }
 _SAME = {name: tuple(names.split()) for names in _SAME_COLUMNS for name in names.split()}
+# Names that columns have in one library or another.
+COLUMN_NAMES = (*_SAME, *(name for names, _, _ in _COLUMNS for name in names))

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from relive import _slips
 from relive.errors import UnknownArgument, UnknownAttribute, UnnamedColumns
 
-__all__ = ["columns_by_name", "names_arguments", "refuses_attributes", "unknown_attribute"]
+__all__ = ["columns_by_name", "names_arguments", "refuse_names", "refuses_attributes", "unknown_attribute"]
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type[Any])
+Worded = Callable[[Any, str], AttributeError]  # what asking an instance for a name raises
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -60,21 +61,30 @@ def columns_by_name(method: Called) -> Called:
     return call  # type: ignore[return-value]
 
 
-def refuses_attributes(owner: str) -> Callable[[Class], Class]:
-    """Decorates a class whose attributes are read too often for a __getattr__: known slips raise UnknownAttribute."""
+def refuses_attributes(owner: str, worded: Worded | None = None) -> Callable[[Class], Class]:
+    """Decorates a class whose attributes are read too often for a __getattr__, which makes each of them slower.
+
+    Names that are known slips raise what `worded` makes of instance and name: UnknownAttribute, where it is left out.
+    """
 
     def decorate(kind: Class) -> Class:
-        wrong = [name for name in _slips.attributes(owner) if not hasattr(kind, name)]
-        for name in wrong:
-            setattr(kind, name, _Refused(owner, name))
+        refuse_names(kind, _slips.attributes(owner), worded or (lambda _, name: unknown_attribute(owner, name)))
 
         def listed(self: object) -> list[str]:
-            return [name for name in object.__dir__(self) if name not in wrong]
+            refused = {name for base in type(self).__mro__ for name, value in vars(base).items() if _is_refused(value)}
+            return [name for name in object.__dir__(self) if name not in refused]
 
         type.__setattr__(kind, "__dir__", listed)
         return kind
 
     return decorate
+
+
+def refuse_names(kind: type[Any], names: Iterable[str], worded: Worded) -> None:
+    """The same for these names, of those that the class does not have."""
+    for name in names:
+        if name.isidentifier() and not name.startswith("_") and not any(name in vars(base) for base in kind.__mro__):
+            setattr(kind, name, _Refused(name, worded))
 
 
 def unknown_attribute(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
@@ -88,11 +98,15 @@ def unknown_attribute(owner: str, name: str, known: Iterable[str] = ()) -> Attri
 class _Refused:
     """Stands under a name that an object does not have."""
 
-    def __init__(self, owner: str, name: str) -> None:
-        self._owner, self._name = owner, name
+    def __init__(self, name: str, worded: Worded) -> None:
+        self._name, self._worded = name, worded
 
     def __get__(self, instance: object, kind: type[Any]) -> Any:
-        raise unknown_attribute(self._owner, self._name)
+        raise self._worded(instance, self._name) if instance is not None else AttributeError(self._name)
 
     def __repr__(self) -> str:
-        return str(unknown_attribute(self._owner, self._name))
+        return f"no attribute {self._name!r}"
+
+
+def _is_refused(value: object) -> bool:
+    return isinstance(value, _Refused)

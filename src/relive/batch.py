@@ -7,7 +7,7 @@ import importlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,10 @@ from relive import _core
 from relive._checks import finite
 from relive._error_base import plain
 from relive._pytrees import Tree, register_loaded, trees
-from relive._slips import for_column
-from relive._wrong_names import names_arguments, unknown_attribute
+from relive._slips import COLUMN_NAMES, for_column
+from relive._wrong_names import names_arguments, refuse_names, refuses_attributes, unknown_attribute
 from relive.errors import InvalidConfig, MissingPackage, NoProbabilities, UnknownAttribute, UnknownColumn
-from relive.spec import PER_ITEM_NAMES, StepSpec, nest
+from relive.spec import DERIVED_NAMES, PER_ITEM_NAMES, StepSpec, nest
 from relive.table_core import SelectedColumns
 
 __all__ = ["Batch", "Columns", "Draw", "Selection", "unknown_in_batch"]
@@ -66,6 +66,7 @@ class Columns:
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
         self.windows = windows  # names that stand before those of columns
+        refuse_names(Batch, self.tops, unknown_in_batch)
         self.as_they_are: Columns = Columns(names, spec, windows=windows) if is_trimmed else self
 
     def trimmed(self, arrays: list[Any]) -> list[Any]:
@@ -148,7 +149,7 @@ class Draw:
 
 
 def unknown_in_batch(batch: Any, name: str) -> AttributeError:
-    """What a batch's __getattr__ raises: a column is named by batch[...], whatever other libraries call it."""
+    """What asking a batch for this attribute raises: a column is named by batch[...], whatever others call it."""
     if name.startswith("_"):
         return AttributeError(name)
     slip = for_column(name, batch._columns.names)
@@ -159,6 +160,7 @@ def unknown_in_batch(batch: Any, name: str) -> AttributeError:
     return unknown_attribute("Batch", name, dir(type(batch)))
 
 
+@refuses_attributes("Batch", unknown_in_batch)
 @final
 class Batch(Mapping[str, Any]):
     """B gathered items: a mapping of column name -> array [B, ...] (stacked columns [B, k, ...], newest last).
@@ -174,7 +176,7 @@ class Batch(Mapping[str, Any]):
     a function traced by jax, it has none, and asking for them is an error.
     """
 
-    __slots__ = ("_arrays", "_columns", "_device", "_num_live_items", "_probabilities", "item_keys", "present")
+    __slots__ = ("_arrays", "_columns", "_device", "_item_keys", "_num_live_items", "_present", "_probabilities")
 
     def __init__(
         self,
@@ -188,10 +190,10 @@ class Batch(Mapping[str, Any]):
     ) -> None:
         self._columns = columns
         self._arrays = columns.trimmed(arrays) if columns.is_trimmed else arrays
-        self.item_keys = item_keys
+        self._item_keys: Keys | None = item_keys  # None: it is not known any more which items the rows are
         self._probabilities = probabilities
         self._num_live_items = num_live_items
-        self.present = present
+        self._present = present
         self._device = device
         register_loaded()
 
@@ -235,23 +237,38 @@ class Batch(Mapping[str, Any]):
     # ---- the draw --------------------------------------------------------------------------------------------------
 
     @property
+    def item_keys(self) -> Keys:
+        """int64[B]: the keys of the items."""
+        keys = self._item_keys
+        return keys if keys is not None else self._without_items("item_keys")
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_] | None:
+        """bool[B]: which keys were still there, after a gather; None for a sample, whose items all are."""
+        return self._present if self._item_keys is not None else self._without_items("present")
+
+    @property
     def num_items(self) -> int:
         """B, the number of items."""
-        return len(self.item_keys)
+        keys = self._item_keys
+        return len(keys) if keys is not None else self._without_items("num_items")
 
     @property
     def num_live_items(self) -> int:
         """N, the live items at the draw. Raises NoProbabilities after a gather by keys."""
         if self._probabilities is None:
-            raise NoProbabilities()
+            raise NoProbabilities() if self._item_keys is not None else self._without_items("num_live_items")
         return self._num_live_items
 
     @property
     def probabilities(self) -> Probabilities:
         """float64[B], mass / total of each item at the draw. Raises NoProbabilities after a gather by keys."""
         if self._probabilities is None:
-            raise NoProbabilities()
+            raise NoProbabilities() if self._item_keys is not None else self._without_items("probabilities")
         return self._probabilities
+
+    def _without_items(self, name: str) -> NoReturn:
+        raise unknown_attribute("Batch", name)
 
     @names_arguments
     def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> Any:
@@ -277,13 +294,14 @@ class Batch(Mapping[str, Any]):
         Rows are at random positions, so any slice is a fair sample. weights() of it divides by its own maximum. A time
         axis stays as long as it is.
         """
+        keys, present = self.item_keys, self._present
         return Batch(
             self._columns.as_they_are,
             [array[which] for array in self._arrays],
-            self.item_keys[which],
+            keys[which],
             None if self._probabilities is None else self._probabilities[which],
             self._num_live_items,
-            None if self.present is None else self.present[which],
+            None if present is None else present[which],
             self._device,
         )
 
@@ -308,11 +326,6 @@ class Batch(Mapping[str, Any]):
         batch._device = device
         return batch
 
-    if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
-
-        def __getattr__(self, name: str) -> Any:
-            raise unknown_in_batch(self, name)
-
     __eq__ = object.__eq__  # of a mapping it would compare arrays, which have no truth value
     __hash__ = object.__hash__
 
@@ -321,7 +334,7 @@ class Batch(Mapping[str, Any]):
             f"{name}: {getattr(array, 'dtype', '?')}{tuple(getattr(array, 'shape', ()))}"
             for name, array in zip(self._columns.names, self._arrays, strict=True)
         )
-        return f"Batch({self.num_items if hasattr(self, 'item_keys') else 'no'} items, {columns})"
+        return f"Batch({'no' if self._item_keys is None else len(self._item_keys)} items, {columns})"
 
 
 # ---- as a tree -----------------------------------------------------------------------------------------------------
@@ -365,14 +378,15 @@ def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
     torch = sys.modules.get("torch")
     device = arrays[0].device if arrays and torch is not None and isinstance(arrays[0], torch.Tensor) else None
     batch = rest.batch._with(arrays, device)
-    if hasattr(batch, "item_keys"):
+    if batch._item_keys is not None:
         shapes = [getattr(array, "shape", None) for array in arrays]
-        is_other = any(shape is not None and tuple(shape[:1]) != batch.item_keys.shape for shape in shapes)
+        is_other = any(shape is not None and tuple(shape[:1]) != batch._item_keys.shape for shape in shapes)
         if is_traced or is_other:
-            del batch.item_keys, batch.present, batch._probabilities, batch._num_live_items
+            batch._item_keys = batch._present = batch._probabilities = None
     return batch
 
 
+refuse_names(Batch, (*COLUMN_NAMES, *DERIVED_NAMES), unknown_in_batch)
 trees[Batch] = Tree(lambda batch: batch._columns.names, lambda batch: batch._arrays, _rest, _rebuilt)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import integer, timeout
 from relive._closing import Closing
-from relive._wrong_names import names_arguments, unknown_attribute
+from relive._wrong_names import names_arguments, refuses_attributes
 from relive.batch import Batch, Columns, Draw, Selection
 from relive.batches import Batches, BatchSource
 from relive.config import TableConfig
@@ -37,6 +37,7 @@ _INT64 = np.dtype(np.int64)
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
+@refuses_attributes("Table")
 class TableHandle(Closing):
     """Reads and changes a table through its core: a region of this machine's memory, or messages to another machine.
 
@@ -241,11 +242,6 @@ class TableHandle(Closing):
     def __len__(self) -> int:
         """Live steps. Raises TableClosed."""
         return self._core.num_steps()
-
-    if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
-
-        def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute("Table", name, dir(type(self)))
 
     def __bool__(self) -> bool:
         """True: `if table:` asks whether there is a handle, not whether it holds steps."""

@@ -44,7 +44,10 @@ class ReplayDraw(Protocol):
 class ReplayBatch(Protocol):
     """A mapping of column name -> array [B, ...]; nested columns as dicts and tuples, or by 'a/b'."""
 
-    item_keys: Keys  # [B]
+    @property
+    def item_keys(self) -> Keys:
+        """[B]."""
+        ...
 
     @property
     def num_items(self) -> int:

@@ -53,8 +53,10 @@ def test_two_processes_complete_at_once(kills: bool, shm_name: Any) -> None:
         for child in both:
             child.tell(keys)
         assert [child.answer() for child in both] == ["ready", "ready"]
-        for child in both:
-            child.tell("go")
+        both[0].tell("go")
+        while kills and table.stats().completed == 0:  # it dies amid its own, however late the other one starts
+            pass
+        both[1].tell("go")
         if kills:
             while table.stats().completed < NUM_STEPS // 10:
                 pass
@@ -65,6 +67,7 @@ def test_two_processes_complete_at_once(kills: bool, shm_name: Any) -> None:
         table.check()
         assert table.num_items() == NUM_STEPS
         marks = table.gather(keys, columns=["mark"])["mark"]
-        assert set(marks[:, 0].tolist()) == {1, 2}
+        who = set(marks[:, 0].tolist())
+        assert who <= {1, 2} and (1 in who or not kills)
         assert (marks == marks[:, :1]).all()
     assert not shared_files(name)

@@ -175,12 +175,10 @@ def test_rows_of_arguments_are_true() -> None:
         ("next_obs", "batch['next_observation']"),
         ("rewards", "batch['reward']"),
         ("dones", "batch['discount']"),
-        ("obervation", "batch['observation']"),
         ("indices", "batch.item_keys"),
         ("is_weights", "batch.weights(beta=...)"),
         ("to", "batch.to_torch(device)"),
         ("terminated", "columns=[..., 'terminated']"),
-        ("nothing_like_it", ""),
     ],
 )
 def test_wrong_attributes_of_a_batch(table: relive.Table, name: str, instead: str) -> None:
@@ -239,7 +237,6 @@ def test_a_batch_still_pickles_and_copies(table: relive.Table) -> None:
         ("update_priority", "table.update_priorities(batch.item_keys, priorities)"),
         ("size", "len(table)"),
         ("reset", "table.clear()"),
-        ("smaple", "table.sample"),
     ],
 )
 def test_wrong_attributes_of_a_table(table: relive.Table, name: str, instead: str) -> None:

@@ -61,7 +61,6 @@ int64_t num_decided(const Region& r, uint32_t index, int64_t num_rows, bool has_
 void end_what_begins_nothing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
-  if (!sequence.is_set() || sequence.at_end == AtEnd::kShift) return;
   for (uint32_t offset = begin; offset < end; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (!sequence.begins_at(step_of(r.head_of(slot).load(kRelaxed)))) Leaves::retire(held, index, slot, kStateEnded);

@@ -39,8 +39,13 @@ bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset
 // are complete. num_rows: that it has, has_seam: and the state cell of the one behind them.
 int64_t num_decided(const Region& r, uint32_t index, int64_t num_rows, bool has_seam);
 
-// Rows [begin, end) of a page that have just become steps: those of which it is known already that they begin nothing
-// end at once, so that the end of an episode, which decides the others, is short.
+// Whether it is known of rows that have just become steps which of them begin no item of the index.
+inline bool knows_what_begins_nothing(const Region& r, uint32_t index) {
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  return sequence.is_set() && sequence.at_end != AtEnd::kShift;
+}
+
+// Those of rows [begin, end) of a page end at once, so that the end of an episode, which decides the others, is short.
 void end_what_begins_nothing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end);
 
 }  // namespace relive

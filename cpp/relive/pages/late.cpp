@@ -39,18 +39,15 @@ int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin
 
 }  // namespace
 
-FilledRows::FilledRows(const Region& r, uint32_t index)
-    : r_(r), is_asked_(r.late_bytes != 0), before_(late_before(r, index)), spanned_(r.shape(index).spanned) {}
-
-bool FilledRows::has_all_of(uint64_t page, uint32_t offset) {
-  if (!is_asked_) return true;
+bool FilledRows::looks_at_all_of(uint64_t page, uint32_t offset) {
   if (!RELIVE_RULE(L2_rows)) return has_late_columns(r_, page, offset, 1);
   const int64_t episode_step = head_at(r_, page, offset) & kStepMask;
-  const int64_t begin = int64_t{offset} - std::min(before_, episode_step);
+  const int64_t spanned = r_.shape(index_).spanned;
+  const int64_t begin = int64_t{offset} - std::min<int64_t>(late_before(r_, index_), episode_step);
   const bool is_over = front_ != Front::kGoesOn && int64_t{offset} >= next_ + (front_ == Front::kStops ? 1 : 0);
   if (is_over || begin < begin_ || begin > next_) begin_at(page, begin);
-  while (front_ == Front::kGoesOn && next_ < offset + spanned_) look_at_next();
-  return next_ >= offset + spanned_ || (front_ == Front::kEnds && next_ > offset);
+  while (front_ == Front::kGoesOn && next_ < offset + spanned) look_at_next();
+  return next_ >= offset + spanned || (front_ == Front::kEnds && next_ > offset);
 }
 
 // The row `offset` rows from row 0 of the page, which may lie on a page before it.

@@ -17,9 +17,9 @@ namespace relive {
 // Whether the late columns of all rows of an item are there; made for one page of one index, on the stack.
 class FilledRows final {
  public:
-  FilledRows(const Region& r, uint32_t index);
+  FilledRows(const Region& r, uint32_t index) : r_(r), index_(index) {}
   // page: the one that all questions to this object are of. offset: the item's row, a step that is there.
-  bool has_all_of(uint64_t page, uint32_t offset);
+  bool has_all_of(uint64_t page, uint32_t offset) { return r_.late_bytes == 0 || looks_at_all_of(page, offset); }
 
  private:
   enum class Front : uint32_t {
@@ -28,13 +28,12 @@ class FilledRows final {
     kEnds
   };  // stops: a row waits, or is not there; ends: its episode ends
 
+  bool looks_at_all_of(uint64_t page, uint32_t offset);
   void begin_at(uint64_t page, int64_t offset);
   void look_at_next();
 
   const Region& r_;
-  const bool is_asked_;
-  const int64_t before_;
-  const int64_t spanned_;
+  const uint32_t index_;
   // Rows [begin_, next_) are steps of one episode that have their late columns; places from row 0 of the page asked for.
   int64_t begin_ = 0, next_ = -1;
   uint64_t page_ = 0;    // of next_

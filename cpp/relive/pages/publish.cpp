@@ -258,7 +258,7 @@ void commit_run(Held& held, const StepRun& run) {
   h.live_steps.fetch_add(run.count, kRelaxed);
   h.counters.appended.fetch_add(run.count, kRelaxed);
   for (const uint32_t i : r.row_indexes()) {
-    end_what_begins_nothing(held, i, page, run.first, end);
+    if (knows_what_begins_nothing(r, i)) end_what_begins_nothing(held, i, page, run.first, end);
     const Leaves leaves(r, i);  // a leaf that ended before its row came has no life to count
     for (uint32_t offset = run.first; offset < end; ++offset)
       record.live += leaves.has_life(leaves.state(r.slot_of(page, offset))) ? 1 : 0;

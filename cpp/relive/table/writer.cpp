@@ -314,7 +314,8 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
     if (terminated && (lane.is_frozen || !has_state)) return Status(Code::kAlreadyPublished).with_int("lane", number);
     if (!has_state) continue;
-    if (lane.is_frozen && block.has_next) RELIVE_RETURN_IF_ERROR(check_frozen(block, block.next, m));
+    const ColumnCell* other = lane.is_frozen && block.has_next ? other_frozen(block, block.next, m) : nullptr;
+    if (other != nullptr) return seam_mismatch(block, other->column, m);
     if (!lane.is_frozen && !terminated && !block.has_next) return Status(Code::kMissingNext).with_int("lane", number);
   }
   if (has_state) {

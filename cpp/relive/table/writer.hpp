@@ -97,6 +97,8 @@ class Writer final {
     std::byte* ahead_bulk = nullptr;
   };
 
+  static constexpr uint32_t kAnyLength = ~0u;
+
   explicit Writer(Table* table);
   const LaneWriter& lane_of(const StepBlock& block, size_t m) const {
     return lanes_[block.lanes == nullptr ? m : block.lanes[m]];
@@ -104,8 +106,9 @@ class Writer final {
   LaneWriter& lane_of(const StepBlock& block, size_t m) { return lanes_[block.lanes == nullptr ? m : block.lanes[m]]; }
   Status check_block(const StepBlock& block);
   Status check_capacity();
-  Status check_seams(const StepBlock& block, size_t m) const;
-  Status check_frozen(const StepBlock& block, const std::vector<Cells>& given, size_t m) const;
+  Status check_rows(const StepBlock& block, size_t m) const;
+  const ColumnCell* other_seam(const StepBlock& block, size_t m) const;
+  const ColumnCell* other_frozen(const StepBlock& block, const std::vector<Cells>& given, size_t m) const;
   Status seam_mismatch(const StepBlock& block, uint32_t column, size_t m) const;
   bool has_next_cell(const StepBlock& block, size_t row, bool ends) const;
   bool ends_at(const StepBlock& block, size_t row, size_t m) const;
@@ -155,7 +158,7 @@ class Writer final {
   size_t num_cut_ = 0;  // of them, by a close() that may not have come to its end
   TurnWord turn_;
   uint64_t fork_epoch_ = 0;
-  uint32_t longest_episode_ = ~0u;  // steps that some index lets an episode have
+  uint32_t longest_episode_ = kAnyLength;  // steps that some index lets an episode have
   int64_t policy_version_ = -1;
   int64_t rows_left_admitted_ = 0;
   std::atomic<bool> closed_{false};

@@ -93,27 +93,36 @@ Status Writer::check_block(const StepBlock& block) {
   const uint32_t extra = g.has_state != 0 && !block.has_next && !block.has_last_state && block.num_rows > 0 ? 1 : 0;
   if (extra != 0 && g.capacity < 2 * uint64_t{g.max_lanes} * (g.history + g.max_n_step + 1))
     RELIVE_RETURN_IF_ERROR(check_capacity());
+  const bool has_row_checks =
+      block.truncated.base != nullptr || block.priority.base != nullptr || longest_episode_ != kAnyLength;
   for (size_t m = 0; m < block.num_lanes; ++m) {
-    const auto lane_number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
-    uint32_t steps = lane_of(block, m).episode_step;  // of the episode so far
-    for (size_t row = 0; row < block.num_rows; ++row) {
-      const bool truncated = flag_at(block.truncated, row, m);
-      const bool terminated = flag_at(block.terminated, row, m);
-      if (++steps > longest_episode_)
-        return Status(Code::kEpisodeTooLong).with_int("lane", lane_number).with_int("max_length", longest_episode_);
-      if (terminated || truncated) steps = 0;
-      if (truncated && !terminated && g.has_state != 0 && !has_next_cell(block, row, true))
-        return Status(Code::kMissingNext).with_int("lane", lane_number);
-      if (block.priority.base == nullptr) continue;
-      float priority;
-      std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
-      if (!(priority >= 0.0f) || std::isinf(priority))
-        return Status(Code::kInvalidPriority)
-            .with_int("position", static_cast<int64_t>(row * block.num_lanes + m))
-            .with_double("value", priority);
-    }
+    if (has_row_checks) RELIVE_RETURN_IF_ERROR(check_rows(block, m));
     if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
-    RELIVE_RETURN_IF_ERROR(check_seams(block, m));
+    if (const ColumnCell* cell = other_seam(block, m); cell != nullptr) return seam_mismatch(block, cell->column, m);
+  }
+  return {};
+}
+
+// The rows of one lane, one by one.
+Status Writer::check_rows(const StepBlock& block, size_t m) const {
+  const bool has_state = table_->region().geometry->has_state != 0;
+  const auto lane_number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
+  uint32_t steps = lane_of(block, m).episode_step;  // of the episode so far
+  for (size_t row = 0; row < block.num_rows; ++row) {
+    const bool truncated = flag_at(block.truncated, row, m);
+    const bool terminated = flag_at(block.terminated, row, m);
+    if (++steps > longest_episode_)
+      return Status(Code::kEpisodeTooLong).with_int("lane", lane_number).with_int("max_length", longest_episode_);
+    if (terminated || truncated) steps = 0;
+    if (truncated && !terminated && has_state && !has_next_cell(block, row, true))
+      return Status(Code::kMissingNext).with_int("lane", lane_number);
+    if (block.priority.base == nullptr) continue;
+    float priority;
+    std::memcpy(&priority, block.priority.at(row, m), sizeof priority);
+    if (!(priority >= 0.0f) || std::isinf(priority))
+      return Status(Code::kInvalidPriority)
+          .with_int("position", static_cast<int64_t>(row * block.num_lanes + m))
+          .with_double("value", priority);
   }
   return {};
 }
@@ -125,28 +134,29 @@ Status Writer::seam_mismatch(const StepBlock& block, uint32_t column, size_t m) 
       .with_text("column", table_->region().columns[column].name);
 }
 
-// What is written into the frozen cell of a lane, against the states given for it: the first row of `given`.
-Status Writer::check_frozen(const StepBlock& block, const std::vector<Cells>& given, size_t m) const {
+// What is written into the frozen cell of a lane, against the states given for it, the first row of `given`: the first
+// column that differs, null if none does.
+const ColumnCell* Writer::other_frozen(const StepBlock& block, const std::vector<Cells>& given, size_t m) const {
   const LaneWriter& lane = lane_of(block, m);
   for (const ColumnCell& cell : state_cells_)
     if (std::memcmp(cell.at(lane.frame, lane.bulk, lane.end), given[cell.column].at(0, m), cell.num_bytes) != 0)
-      return seam_mismatch(block, cell.column, m);
-  return {};
+      return &cell;
+  return nullptr;
 }
 
-// A next observation that was given is frozen: the row that follows must say the same.
-Status Writer::check_seams(const StepBlock& block, size_t m) const {
-  if (lane_of(block, m).is_frozen) RELIVE_RETURN_IF_ERROR(check_frozen(block, block.columns, m));
-  if (!block.has_next) return {};
-  for (size_t row = 1; row < block.num_rows; ++row) {
+// A next observation that was given is frozen: the row that follows must say the same. The first column that differs.
+const ColumnCell* Writer::other_seam(const StepBlock& block, size_t m) const {
+  if (lane_of(block, m).is_frozen) {
+    if (const ColumnCell* cell = other_frozen(block, block.columns, m); cell != nullptr) return cell;
+  }
+  for (size_t row = 1; block.has_next && row < block.num_rows; ++row) {
     if (ends_at(block, row - 1, m)) continue;
     for (const ColumnCell& cell : state_cells_) {
       const uint32_t c = cell.column;
-      if (std::memcmp(block.next[c].at(row - 1, m), block.columns[c].at(row, m), cell.num_bytes) != 0)
-        return seam_mismatch(block, c, m);
+      if (std::memcmp(block.next[c].at(row - 1, m), block.columns[c].at(row, m), cell.num_bytes) != 0) return &cell;
     }
   }
-  return {};
+  return nullptr;
 }
 
 // The state cells of the row after the run: the frozen cell of a seam, or the tail of an episode that ended.
