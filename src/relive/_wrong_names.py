@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 from relive import _slips
 from relive.errors import UnknownArgument, UnknownAttribute, UnnamedColumns
 
-__all__ = ["columns_by_name", "names_arguments", "refuse_names", "refuses_attributes", "unknown_attribute"]
+__all__ = [
+    "columns_by_name",
+    "names_arguments",
+    "refuse_names",
+    "refuse_unknown",
+    "refuses_attributes",
+    "refuses_unknown",
+    "unknown_attribute",
+]
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type[Any])
@@ -22,7 +30,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 def names_arguments(called: Called) -> Called:
     """Decorates a class, function or method: a keyword that it does not take raises UnknownArgument, a TypeError.
 
-    Signature and types stay what they are. Costs one call of Python: not for what is called for every step.
+    Signature and types stay what they are. Costs one call of Python: not for what is called for every step or batch.
     """
     if isinstance(called, type):
         called.__init__ = _named(called.__init__, called.__name__)  # type: ignore[misc]
@@ -47,6 +55,23 @@ def _named(function: Called, name: str) -> Called:
             raise
 
     return call  # type: ignore[return-value]
+
+
+def refuses_unknown(method: Called) -> Called:
+    """Decorates a method called for every batch, which ends with **unknown and refuse_unknown(): none of its cost.
+
+    Its signature is shown without `unknown`. Where an argument that it needs is missing too, Python's error names that.
+    """
+    signature = inspect.signature(method)
+    known = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    method.__signature__ = signature.replace(parameters=known)  # type: ignore[attr-defined]
+    return method
+
+
+def refuse_unknown(method: Callable[..., Any], unknown: Mapping[str, Any]) -> NoReturn:
+    """Raises UnknownArgument for the first of the keywords that came to a method and are not its own."""
+    known = tuple(name for name in inspect.signature(method).parameters if name != "self")
+    raise UnknownArgument(method.__name__, next(iter(unknown)), known)
 
 
 def columns_by_name(method: Called) -> Called:

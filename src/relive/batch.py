@@ -17,7 +17,14 @@ from relive._checks import finite
 from relive._error_base import plain
 from relive._pytrees import Tree, register_loaded, trees
 from relive._slips import COLUMN_NAMES, for_column
-from relive._wrong_names import names_arguments, refuse_names, refuses_attributes, unknown_attribute
+from relive._wrong_names import (
+    names_arguments,
+    refuse_names,
+    refuse_unknown,
+    refuses_attributes,
+    refuses_unknown,
+    unknown_attribute,
+)
 from relive.errors import InvalidConfig, MissingPackage, NoProbabilities, UnknownAttribute, UnknownColumn
 from relive.spec import DERIVED_NAMES, PER_ITEM_NAMES, StepSpec, nest
 from relive.table_core import SelectedColumns
@@ -270,13 +277,15 @@ class Batch(Mapping[str, Any]):
     def _without_items(self, name: str) -> NoReturn:
         raise unknown_attribute("Batch", name)
 
-    @names_arguments
-    def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> Any:
+    @refuses_unknown
+    def weights(self, beta: float, normalize: Literal["batch"] | None = "batch", **unknown: NoReturn) -> Any:
         """Importance weights float32[B]: (N p) ** -beta, divided by their maximum in this batch.
 
         beta >= 0. normalize=None does not divide (for use across ranks). A numpy array, or a tensor beside the columns
         of a batch from to_torch. Raises NoProbabilities after a gather by keys, InvalidConfig.
         """
+        if unknown:
+            refuse_unknown(self.weights, unknown)
         if normalize is not None and (not isinstance(normalize, str) or normalize != "batch"):
             raise InvalidConfig("normalize", "'batch' or None", normalize)
         if type(beta) is not float or not 0.0 <= beta < math.inf:

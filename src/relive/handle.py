@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import integer, timeout
 from relive._closing import Closing
-from relive._wrong_names import names_arguments, refuses_attributes
+from relive._wrong_names import names_arguments, refuse_unknown, refuses_attributes, refuses_unknown
 from relive.batch import Batch, Columns, Draw, Selection
 from relive.batches import Batches, BatchSource
 from relive.config import TableConfig
@@ -66,7 +66,7 @@ class TableHandle(Closing):
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    @names_arguments
+    @refuses_unknown
     def sample(
         self,
         num_items: int,
@@ -74,6 +74,7 @@ class TableHandle(Closing):
         timeout_s: float | None = None,
         *,
         index: str | None = None,
+        **unknown: NoReturn,
     ) -> Batch:
         """Draws num_items items with replacement and gathers them, in random order: any slice is a fair sub-batch.
 
@@ -84,6 +85,8 @@ class TableHandle(Closing):
         Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded,
         WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
         """
+        if unknown:
+            refuse_unknown(self.sample, unknown)
         usual = columns is None and index is None
         selection = self._default_selection if usual else self.select(index, columns)
         if type(num_items) is not int or not 0 < num_items <= _MAX_ITEMS:
@@ -164,13 +167,17 @@ class TableHandle(Closing):
 
     # ---- changing what is there ------------------------------------------------------------------------------------
 
-    @names_arguments
-    def update_priorities(self, item_keys: npt.ArrayLike, priorities: Any, *, index: str | None = None) -> int:
+    @refuses_unknown
+    def update_priorities(
+        self, item_keys: npt.ArrayLike, priorities: Any, *, index: str | None = None, **unknown: NoReturn
+    ) -> int:
         """Sets priorities [B] (finite, >= 0, taken as given) of items [B]; returns how many were still there.
 
         The last of duplicates wins. Torch tensors are taken too. All are checked before the first is applied: raises
         InvalidPriority, ForeignKey, ShapeMismatch, NoPriorities, ReadOnly, TableClosed.
         """
+        if unknown:
+            refuse_unknown(self.update_priorities, unknown)
         if not isinstance(item_keys, np.ndarray) or item_keys.dtype is not _INT64:
             item_keys = as_keys(item_keys)
         if not isinstance(priorities, np.ndarray) or (

@@ -7,49 +7,12 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr float kNoneGiven = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 
 void Leaves::open(Held& held, uint32_t index, uint64_t first_slot, uint32_t count, uint32_t num_ended) {
   std::atomic<uint16_t>* states = held.region.states_[index] + first_slot;  // others may be reading
   for (uint32_t k = 0; k < count; ++k) states[k].store(k < num_ended ? kStateEnded : kStatePending, kRelaxed);
-}
-
-// The mass with which a complete item enters the index, or false where its priority has still to come.
-// given: NaN where none came with it or before it.
-bool Leaves::initial_mass(float given, double* mass) const {
-  const IndexConfig& config = this->config();
-  if (!kind().has_priorities) {
-    *mass = 1.0;
-    return true;
-  }
-  if (!std::isnan(given)) {
-    *mass = leaf_of(config, given);
-    return true;
-  }
-  if (config.initial == Initial::kGiven) return false;
-  *mass = config.initial == Initial::kMax ? counts().max_mass.load(kRelaxed)
-                                          : leaf_of(config, static_cast<float>(config.initial_number));
-  return true;
-}
-
-bool Leaves::enter(Held& held, uint64_t slot, float given) const {
-  double mass = 0.0;
-  if (!initial_mass(given, &mass)) {
-    set_state(slot, kStateAwaiting);
-    return false;
-  }
-  set_mass(held, slot, mass);
-  RELIVE_FAIL_POINT(publish_leaf);
-  set_state(slot, 0);
-  return true;
-}
-
-bool Leaves::complete(Held& held, uint32_t index, uint64_t slot) {
-  const Leaves leaves(held.region, index);
-  const bool may_be_given = leaves.kind().has_priorities;
-  return leaves.enter(held, slot, may_be_given ? held.region.marks[slot].priority_given() : kNoneGiven);
 }
 
 bool Leaves::complete(Held& held, uint32_t index, uint64_t record, float given) {
@@ -92,20 +55,6 @@ bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass) {
   leaves.set_state(slot, static_cast<uint16_t>(times - 1));
   if (was_used_up) leaves.counts().live_items.fetch_add(1, kRelaxed);
   return was_used_up;
-}
-
-bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state) {
-  const Leaves leaves(held.region, index);
-  const uint16_t state = leaves.states()[slot].load(kRelaxed);
-  if (state == kStateEnded || state == kStateRemoved) return false;
-  if (state == kStateUnfilled && final_state == kStateEnded)
-    held.region.header->counters.incomplete_items.fetch_add(1, kRelaxed);
-  leaves.set_state(slot, final_state);
-  RELIVE_FAIL_POINT(retire_state);
-  leaves.clear_mass(held, slot);
-  RELIVE_FAIL_POINT(retire_leaf);
-  if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, kRelaxed);
-  return leaves.has_life(state);
 }
 
 void Leaves::flush(Held& held, uint32_t index) {

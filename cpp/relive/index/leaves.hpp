@@ -20,12 +20,14 @@
 // Cost:    O(1) each, but ancestors: they are recomputed once, when the lock is given back (Leaves::flush).
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 
 #include "relive/index/kinds.hpp"
 #include "relive/words/held.hpp"
+#include "relive/words/testing.hpp"
 
 namespace relive {
 
@@ -131,6 +133,59 @@ class Leaves final {
   std::atomic<uint16_t>* const states_;
   const uint32_t index_;
 };
+
+// ---- in here and not in leaves.cpp, for each of them is called once for every row that is written ------------------
+
+// The mass with which a complete item enters the index, or false where its priority has still to come.
+// given: NaN where none came with it or before it.
+inline bool Leaves::initial_mass(float given, double* mass) const {
+  const IndexConfig& config = this->config();
+  if (!kind().has_priorities) {
+    *mass = 1.0;
+    return true;
+  }
+  if (!std::isnan(given)) {
+    *mass = leaf_of(config, given);
+    return true;
+  }
+  if (config.initial == Initial::kGiven) return false;
+  *mass = config.initial == Initial::kMax ? counts().max_mass.load(std::memory_order_relaxed)
+                                          : leaf_of(config, static_cast<float>(config.initial_number));
+  return true;
+}
+
+inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
+  double mass = 0.0;
+  if (!initial_mass(given, &mass)) {
+    set_state(slot, kStateAwaiting);
+    return false;
+  }
+  set_mass(held, slot, mass);
+  RELIVE_FAIL_POINT(publish_leaf);
+  set_state(slot, 0);
+  return true;
+}
+
+inline bool Leaves::complete(Held& held, uint32_t index, uint64_t slot) {
+  const Leaves leaves(held.region, index);
+  const bool may_be_given = leaves.kind().has_priorities;
+  constexpr float kNoneGiven = std::numeric_limits<float>::quiet_NaN();
+  return leaves.enter(held, slot, may_be_given ? held.region.marks[slot].priority_given() : kNoneGiven);
+}
+
+inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state) {
+  const Leaves leaves(held.region, index);
+  const uint16_t state = leaves.states()[slot].load(std::memory_order_relaxed);
+  if (state == kStateEnded || state == kStateRemoved) return false;
+  if (state == kStateUnfilled && final_state == kStateEnded)
+    held.region.header->counters.incomplete_items.fetch_add(1, std::memory_order_relaxed);
+  leaves.set_state(slot, final_state);
+  RELIVE_FAIL_POINT(retire_state);
+  leaves.clear_mass(held, slot);
+  RELIVE_FAIL_POINT(retire_leaf);
+  if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, std::memory_order_relaxed);
+  return leaves.has_life(state);
+}
 
 // Raises the running maximum of the priorities given to an index, and its mass.
 void note_priority(Held& held, uint32_t index, float priority);

@@ -33,11 +33,11 @@ void list_windows(const Region& r, const Window* windows, const uint32_t* which,
     const Window& w = windows[which[k]];
     if (!w.ok) continue;
     const uint32_t offset = r.offset_of(w.slot);
-    const uint32_t boot = offset + w.num_steps;
+    const uint32_t boot = has_state ? offset + w.num_steps : offset;
     listed->windows[n] = &w;
     listed->rows[n] = w.row;
     listed->records[n] = w.base + offset * stride;
-    listed->boots[n] = has_state ? row_at(r, w, listed->runs, boot) : RowPlace{w.base, offset};
+    listed->boots[n] = boot < r.page_len ? RowPlace{w.base, boot} : row_at(r, w, listed->runs, boot);
     listed->boot_records[n] = listed->boots[n].base + listed->boots[n].offset * stride;
     ++n;
   }
