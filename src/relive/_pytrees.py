@@ -1,7 +1,7 @@
 """Classes of the library as inner nodes of trees (pytrees) of torch and jax, registered with what a program loads.
 
-Neither is imported here: register_loaded, cheap, is called wherever an object of such a class is made, and registers
-the classes with those of the two that have been imported by then.
+Neither is imported here: register_loaded is called where an object of such a class is made and modules have been loaded
+since the last one, and registers the classes with those of the two that have been imported by then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-__all__ = ["Tree", "register_loaded", "trees"]
+__all__ = ["Tree", "register_loaded", "seen", "trees"]
 
 
 class Tree(NamedTuple):
@@ -26,15 +26,12 @@ class Tree(NamedTuple):
 trees: dict[type[Any], Tree] = {}
 
 _registered: set[str] = set()
-_num_modules = 0
+seen = [0]  # modules that were loaded when register_loaded was called last: as many now, and there is nothing to do
 
 
 def register_loaded() -> None:
-    """Registers `trees` with torch and jax as far as they are loaded. Any thread; cheap where nothing is new."""
-    global _num_modules
-    if len(sys.modules) == _num_modules:
-        return
-    _num_modules = len(sys.modules)
+    """Registers `trees` with torch and jax as far as they are loaded. Any thread."""
+    seen[0] = len(sys.modules)
     for name, register in _FRAMEWORKS.items():
         module = sys.modules.get(name)
         # One that is being imported at the moment has its functions later.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from relive import _core
 from relive._checks import finite
 from relive._error_base import plain
-from relive._pytrees import Tree, register_loaded, trees
+from relive._pytrees import Tree, register_loaded, seen, trees
 from relive._slips import COLUMN_NAMES, for_column
 from relive._wrong_names import (
     names_arguments,
@@ -202,7 +202,8 @@ class Batch(Mapping[str, Any]):
         self._num_live_items = num_live_items
         self._present = present
         self._device = device
-        register_loaded()
+        if seen[0] != len(sys.modules):
+            register_loaded()
 
     # ---- a mapping of columns --------------------------------------------------------------------------------------
 

@@ -202,7 +202,7 @@ def test_jax_is_registered_where_it_is_loaded(table: relive.Table, monkeypatch: 
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(core=types.SimpleNamespace(Tracer=Tracer)))
     monkeypatch.setitem(sys.modules, "jax.tree_util", tree_util)
     monkeypatch.setattr(_pytrees, "_registered", {"torch.utils._pytree"})
-    monkeypatch.setattr(_pytrees, "_num_modules", 0)
+    _pytrees.seen[0] = 0
     batch = table.sample(8)
     with_keys, build, flatten = registered[relive.Batch]
     leaves, rest = flatten(batch)

@@ -80,7 +80,6 @@ void Round::look(size_t begin, size_t end) {
   // Copies: what is stored below could, for all the compiler knows, be what it was given.
   const std::atomic<uint64_t>* const words = map.words;
   const uint32_t shift = map.shift;
-  const uint64_t first = map.first;
   int64_t* const keys = request.keys;
   double* const probabilities = request.probabilities;
   const uint32_t* const rows = missing;
@@ -90,7 +89,8 @@ void Round::look(size_t begin, size_t end) {
   const Leaves leaves = this->leaves;
   const double per_mass = 1.0 / total;
   uint64_t empty = 0;
-  const uint64_t shard = r.geometry->shard << kLeafBits, slot_bits = r.geometry->slot_bits;
+  const uint64_t slot_bits = r.geometry->slot_bits;
+  const uint64_t key_base = (r.geometry->shard << kLeafBits) + map.first;  // no sum of a key's parts carries
   choose(begin, end);
   for (size_t k = begin; k < end; ++k) {
     const uint32_t row = rows[k];
@@ -115,7 +115,7 @@ void Round::look(size_t begin, size_t end) {
     w.ok = is_item;
     empty += is_item ? 0 : 1;
     // Should the window turn out gone, the redraw overwrites both.
-    keys[row] = static_cast<int64_t>(shard | Region::generation_of(word) << slot_bits | (first + slot));
+    keys[row] = static_cast<int64_t>(key_base + slot + (Region::generation_of(word) << slot_bits));
     probabilities[row] = std::min(1.0, mass * per_mass);  // a mass younger than the total is at most certain
   }
   num_empty += empty;
