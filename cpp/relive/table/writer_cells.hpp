@@ -9,7 +9,7 @@
 namespace relive {
 
 inline constexpr size_t kRowsPerHold = 256;  // rule C3
-inline constexpr size_t kLanesAhead = 4;     // lanes whose words and rows are asked for ahead of their turn
+inline constexpr size_t kLanesAhead = 8;     // lanes whose words and rows are asked for ahead of their turn
 
 // Of an OPEN page: its bulk is in memory and stays where it is.
 inline std::byte* bulk_of(const Region& r, uint64_t page) {
