@@ -151,7 +151,10 @@ void read_items(const Part& from, const std::vector<ColumnConfig>& columns, Inde
   const Kind kind = from.kind<Kind>(
       "items", {{"transitions", Kind::kTransitions}, {"sequences", Kind::kSequences}, {"explicit", Kind::kExplicit}});
   if (kind == Kind::kExplicit) return read_explicit(from, index, item_columns);
-  if (kind == Kind::kSequences) read_sequence(from, &index->sequence);
+  if (kind == Kind::kSequences) {
+    read_sequence(from, &index->sequence);
+    index->time_major = from.get<bool>("time_major") ? 1 : 0;
+  }
   index->n_step = from.get_or<uint32_t>("n_step", 1);
   index->gamma = from.get<double>("gamma");
   index->stack_pad = from.kind<StackPad>("stack_pad", {{"repeat", StackPad::kRepeat}, {"zeros", StackPad::kZeros}});
@@ -231,7 +234,8 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
                   "pad",
                   "only_ended",
                   "only_the_last",
-                  "longest"});
+                  "longest",
+                  "time_major"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");

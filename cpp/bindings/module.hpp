@@ -46,7 +46,8 @@ void without_gil(Call&& call, const nb::handle& keys = nb::handle()) {
 struct CoreSelection {
   GatherPlan plan;
   std::vector<PyArray_Descr*> descrs;       // owned
-  std::vector<std::vector<npy_intp>> dims;  // [B, ...], B filled in a call
+  std::vector<std::vector<npy_intp>> dims;  // [B, ...] or [T, B, ...], B filled in a call
+  size_t axis(size_t o) const { return item_axis(plan, plan.outputs[o]); }  // where B stands
   ~CoreSelection() {
     for (PyArray_Descr* descr : descrs) Py_DECREF(descr);
   }

@@ -32,7 +32,7 @@ nb::list Outputs::arrays(const CoreSelection& selection, size_t n) const {
   nb::list made = nb::steal<nb::list>(list);
   for (size_t o = 0; o < data.size(); ++o) {
     std::vector<npy_intp> dims = selection.dims[o];
-    dims[0] = static_cast<npy_intp>(n);
+    dims[selection.axis(o)] = static_cast<npy_intp>(n);
     nb::object array = buffer.array(selection.descrs[o], static_cast<int>(dims.size()), dims.data(), data[o]);
     PyList_SetItem(list, static_cast<Py_ssize_t>(o), array.release().ptr());
   }
@@ -69,8 +69,8 @@ CoreSelection* make_selection(const CoreTable& self, uint32_t index, const std::
   without_gil([&] { return relive::make_plan(*self.table, index, names, &made->plan); });
   for (const Output& output : made->plan.outputs) {
     made->descrs.push_back(descr_of(output.dtype));
-    std::vector<npy_intp> dims{0};
-    dims.insert(dims.end(), output.shape.begin(), output.shape.end());
+    std::vector<npy_intp> dims(output.shape.begin(), output.shape.end());
+    dims.insert(dims.begin() + static_cast<std::ptrdiff_t>(item_axis(made->plan, output)), 0);
     made->dims.push_back(std::move(dims));
   }
   return made.release();
@@ -147,7 +147,7 @@ Given given_floats(nb::handle value, std::vector<float>* narrowed) {
   return {nb::object(), narrowed->data(), wide.size};
 }
 
-// Caller's own arrays in place of pooled ones: exact dtype, shape [n, ...] and C order, or a ValueError says so.
+// Caller's own arrays in place of pooled ones: exact dtype, shape and C order, or a ValueError says so.
 void take_out(const CoreSelection& selection, size_t n, const nb::list& out, std::vector<std::byte*>* data) {
   const auto refuse = [](const char* what) {
     PyErr_Format(PyExc_ValueError, "out: %s", what);
@@ -157,14 +157,14 @@ void take_out(const CoreSelection& selection, size_t n, const nb::list& out, std
   for (size_t o = 0; o < data->size(); ++o) {
     PyObject* value = PyList_GetItem(out.ptr(), static_cast<Py_ssize_t>(o));
     auto* array = reinterpret_cast<PyArrayObject*>(value);
-    const std::vector<npy_intp>& dims = selection.dims[o];
+    std::vector<npy_intp> dims = selection.dims[o];
+    dims[selection.axis(o)] = static_cast<npy_intp>(n);
     if (!PyArray_Check(value) || !PyArray_ISCARRAY(array) ||
         !PyArray_EquivTypes(PyArray_DESCR(array), selection.descrs[o]))
       refuse("writable C-contiguous arrays of the columns' dtypes are expected");
-    bool fits =
-        PyArray_NDIM(array) == static_cast<int>(dims.size()) && PyArray_DIM(array, 0) == static_cast<npy_intp>(n);
-    for (size_t d = 1; fits && d < dims.size(); ++d) fits = PyArray_DIM(array, static_cast<int>(d)) == dims[d];
-    if (!fits) refuse("arrays of shape [len(keys), ...] are expected");
+    bool fits = PyArray_NDIM(array) == static_cast<int>(dims.size());
+    for (size_t d = 0; fits && d < dims.size(); ++d) fits = PyArray_DIM(array, static_cast<int>(d)) == dims[d];
+    if (!fits) refuse("arrays of shape [len(keys), ...], or [T, len(keys), ...], are expected");
     (*data)[o] = static_cast<std::byte*>(PyArray_DATA(array));
   }
 }
@@ -366,7 +366,7 @@ void bind_table(nb::module_& module) {
     for (const Output& output : self.plan.outputs) {
       nb::list shape;
       for (int64_t dim : output.shape) shape.append(dim);
-      outputs.append(nb::make_tuple(output.name, output.dtype, nb::tuple(shape)));
+      outputs.append(nb::make_tuple(output.name, output.dtype, nb::tuple(shape), item_axis(self.plan, output)));
     }
     return outputs;
   });

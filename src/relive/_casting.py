@@ -16,7 +16,7 @@ import numpy.typing as npt
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch, UnknownColumn
 from relive.spec import StepSpec
 
-__all__ = ["Normaliser", "as_array", "as_buffers", "as_keys", "cast"]
+__all__ = ["Normaliser", "as_array", "as_buffers", "as_keys", "cast", "with_items"]
 
 _ENDS = ("terminated", "truncated")
 
@@ -131,20 +131,25 @@ def as_keys(items: Any) -> npt.NDArray[np.int64]:
 
 
 def as_buffers(
-    out: Mapping[str, npt.NDArray[Any]], outputs: list[tuple[str, str, tuple[int, ...]]], num_items: int
+    out: Mapping[str, npt.NDArray[Any]], outputs: list[tuple[str, str, tuple[int, ...], int]], num_items: int
 ) -> list[npt.NDArray[Any]]:
     """The arrays of out in the order of a selection's outputs, each exactly what gather is to fill, or an error."""
     if not isinstance(out, Mapping):
         raise InvalidConfig("out", "a batch, or a dict {flat name: array}", out)
     buffers = []
-    for name, dtype, shape in outputs:
+    for name, dtype, shape, item_axis in outputs:
         if name not in out:
             raise UnknownColumn(name, [known for known in out if isinstance(known, str)])
         array = out[name]
         if not isinstance(array, np.ndarray) or array.dtype != np.dtype(dtype):
             raise DtypeMismatch(f"out[{name!r}]", f"a numpy array of {np.dtype(dtype)}", getattr(array, "dtype", array))
-        if array.shape != (num_items, *shape) or not array.flags.c_contiguous or not array.flags.writeable:
-            expected = f"{(num_items, *shape)}, C-contiguous and writable"
-            raise ShapeMismatch(f"out[{name!r}]", expected, array.shape)
+        expected = with_items(shape, item_axis, num_items)
+        if array.shape != expected or not array.flags.c_contiguous or not array.flags.writeable:
+            raise ShapeMismatch(f"out[{name!r}]", f"{expected}, C-contiguous and writable", array.shape)
         buffers.append(array)
     return buffers
+
+
+def with_items(shape: tuple[int, ...], item_axis: int, num_items: int) -> tuple[int, ...]:
+    """The shape of an array of so many items, each of this shape."""
+    return (*shape[:item_axis], num_items, *shape[item_axis:])

@@ -40,19 +40,21 @@ class Columns:
     """The names of a batch's columns in order, with their nesting; one for all batches of a selection.
 
     is_trimmed: whether the time axis ends with the longest item of a batch (of Episodes); mask is among the names then.
-    num_behind: rows behind the last step that items show. untimed: names of columns that have no time axis there.
+    num_behind: rows behind the last step that items show. timed: whether an array has a time axis, if items have one.
+    item_axes: of each array the axis of items, 1 where a time axis stands before it.
     as_they_are: the same for batches made from a batch, whose time axis is not cut again.
     """
 
     __slots__ = (
         "as_they_are",
         "is_trimmed",
+        "item_axes",
         "names",
         "num_behind",
         "positions",
         "spec",
+        "timed",
         "tops",
-        "untimed",
         "windows",
     )
 
@@ -63,32 +65,45 @@ class Columns:
         is_trimmed: bool = False,
         num_behind: int = 0,
         windows: tuple[str, ...] = (),
+        time_major: bool = False,
     ) -> None:
         self.is_trimmed = is_trimmed
         self.num_behind = num_behind
         starts = (name for name, column in spec.columns.items() if column.kind == "start")
-        self.untimed = frozenset((*starts, *PER_ITEM_NAMES))
+        untimed = frozenset((*starts, *PER_ITEM_NAMES))
+        self.timed = tuple(name not in untimed for name in names)
+        self.item_axes = tuple(int(time_major and timed) for timed in self.timed)
         self.names = names
         self.positions = {name: position for position, name in enumerate(names)}
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
         self.windows = windows  # names that stand before those of columns
         refuse_names(Batch, self.tops, unknown_in_batch)
-        self.as_they_are: Columns = Columns(names, spec, windows=windows) if is_trimmed else self
+        self.as_they_are: Columns = Columns(names, spec, windows=windows, time_major=time_major) if is_trimmed else self
+
+    @property
+    def time_axis(self) -> int:
+        """Of mask and every column with a time axis. Raises UnknownColumn where there is no mask."""
+        return 1 - self.item_axes[self.positions["mask"]] if "mask" in self.positions else 1
+
+    def rows(self, arrays: list[Any], which: Any) -> list[Any]:
+        """The arrays of some of the items."""
+        return [a[:, which] if axis else a[which] for a, axis in zip(arrays, self.item_axes, strict=True)]
 
     def trimmed(self, arrays: list[Any]) -> list[Any]:
         """The arrays without the time steps in which no item has a row, as views."""
         mask = arrays[self.positions["mask"]]
         if not mask.size:
             return arrays
-        steps = np.flatnonzero(mask.any(axis=0))
+        axis = self.time_axis
+        steps = np.flatnonzero(mask.any(axis=1 - axis))
         first, end = (int(steps[0]), int(steps[-1]) + 1) if steps.size else (0, 0)
-        times = mask.shape[1]
+        times = mask.shape[axis]
         end = min(times, end + self.num_behind)  # the row behind an episode's last step has its last state
         if first == 0 and end == times:
             return arrays
-        has_time = [name not in self.untimed for name in self.names]
-        return [a[:, first:end] if timed else a for a, timed in zip(arrays, has_time, strict=True)]
+        cut = (slice(None), slice(first, end)) if axis else slice(first, end)
+        return [a[cut] if timed else a for a, timed in zip(arrays, self.timed, strict=True)]
 
     def group(self, name: Any, arrays: list[Any]) -> Any:
         """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
@@ -172,15 +187,16 @@ def unknown_in_batch(batch: Any, name: str) -> AttributeError:
 class Batch(Mapping[str, Any]):
     """B gathered items: a mapping of column name -> array [B, ...] (stacked columns [B, k, ...], newest last).
 
-    Of Sequences and Episodes [B, T, ...] ([B, T, k, ...]), with mask and lengths.
+    Of Sequences and Episodes [B, T, ...] ([B, T, k, ...]), with mask and lengths; of time_major ones all with a time axis
+    is [T, B, ...].
 
     Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
     item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
     a sample, whose items all are. Arrays are the caller's own; pooled memory returns when the last of them is gone. Of
     Episodes they are views of arrays with all max_length + bootstrap rows, whose memory they keep.
     A pytree of torch and of jax, whose leaves are the columns: tree_map over a batch gives a batch, with the item_keys
-    and probabilities of the one it was made from as long as each leaf still has B rows; after that, and coming out of
-    a function traced by jax, it has none, and asking for them is an error.
+    and probabilities of the one it was made from as long as each leaf still has its axis of B items; after that, and
+    coming out of a function traced by jax, it has none, and asking for them is an error.
     """
 
     __slots__ = ("_arrays", "_columns", "_device", "_item_keys", "_num_live_items", "_present", "_probabilities")
@@ -234,13 +250,13 @@ class Batch(Mapping[str, Any]):
 
     @property
     def mask(self) -> Any:
-        """bool[B, T]: which rows are steps. Raises UnknownColumn where it was not gathered."""
+        """bool[B, T], or [T, B] of time_major items: which rows are steps. UnknownColumn where it was not gathered."""
         return self["mask"]
 
     @property
     def lengths(self) -> Any:
         """int64[B]: steps of each item. Raises UnknownColumn where the mask was not gathered."""
-        return self["mask"].sum(1)
+        return self["mask"].sum(self._columns.time_axis)
 
     # ---- the draw --------------------------------------------------------------------------------------------------
 
@@ -307,7 +323,7 @@ class Batch(Mapping[str, Any]):
         keys, present = self.item_keys, self._present
         return Batch(
             self._columns.as_they_are,
-            [array[which] for array in self._arrays],
+            self._columns.rows(self._arrays, which),
             keys[which],
             None if self._probabilities is None else self._probabilities[which],
             self._num_live_items,
@@ -366,7 +382,8 @@ class _Rest:
         if not isinstance(other, _Rest):
             return NotImplemented
         mine, theirs = self.batch._columns, other.batch._columns
-        return mine is theirs or (mine.names == theirs.names and mine.spec == theirs.spec)
+        names = mine.names == theirs.names and mine.item_axes == theirs.item_axes
+        return mine is theirs or (names and mine.spec == theirs.spec)
 
     def __hash__(self) -> int:
         return hash(self.batch._columns.names)
@@ -389,8 +406,12 @@ def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
     device = arrays[0].device if arrays and torch is not None and isinstance(arrays[0], torch.Tensor) else None
     batch = rest.batch._with(arrays, device)
     if batch._item_keys is not None:
+        axes = batch._columns.item_axes
         shapes = [getattr(array, "shape", None) for array in arrays]
-        is_other = any(shape is not None and tuple(shape[:1]) != batch._item_keys.shape for shape in shapes)
+        is_other = any(
+            shape is not None and tuple(shape[axis : axis + 1]) != batch._item_keys.shape
+            for shape, axis in zip(shapes, axes, strict=True)
+        )
         if is_traced or is_other:
             batch._item_keys = batch._present = batch._probabilities = None
     return batch

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
-from relive._checks import finite, integer
+from relive._checks import finite, flag, integer
 from relive._wrong_names import names_arguments
 from relive.errors import InvalidConfig, SpecError
 from relive.spec import StepSpec
@@ -70,6 +70,7 @@ class Transitions:
 
     has_time: ClassVar[bool] = False  # no time axis
     is_trimmed: ClassVar[bool] = False
+    time_major: ClassVar[bool] = False
     rows_behind: ClassVar[int] = 0
     steps_apart: ClassVar[int] = 1
 
@@ -118,6 +119,7 @@ class Sequences:
     Burn-in that the episode's start leaves out is padded in front, always: state columns with the first state there,
     all else with zeros. pad: where else padding stands, 'right' behind the rows or 'left' of them.
     gamma, stack, stack_pad: as of Transitions; a stacked column comes as [B, T, k, ...].
+    time_major: whatever has a time axis comes as [T, B, ...], mask and stacked columns too; all else stays [B, ...].
     The key of an item is that of its first step that carries loss. Raises InvalidConfig.
     """
 
@@ -134,6 +136,7 @@ class Sequences:
     gamma: float = 1.0
     stack: Mapping[str, int] = field(default_factory=dict, hash=False)
     stack_pad: StackPad = "repeat"
+    time_major: bool = False
 
     def __post_init__(self) -> None:
         _check_whole(self, "length", 1, MAX_ROWS)
@@ -145,6 +148,7 @@ class Sequences:
             raise InvalidConfig("burn_in + length + bootstrap", f"at most {MAX_ROWS} rows", self.num_rows)
         _check_choice("at_end", self.at_end, AtEnd)
         _check_choice("pad", self.pad, Pad)
+        object.__setattr__(self, "time_major", flag("time_major", self.time_major))
         _check_window(self)
 
     @property
@@ -178,6 +182,7 @@ class Sequences:
             "period": self.length if self.period is None else self.period,
             "at_end": self.at_end,
             "pad": self.pad,
+            "time_major": self.time_major,
             "only_ended": False,
             "only_the_last": False,
             "longest": 0,
@@ -196,7 +201,8 @@ class Episodes:
     too_long: of an episode of more than max_length steps, 'refuse' the step that would make it longer (EpisodeTooLong),
     or keep its 'head' (then the item is there as soon as max_length steps are) or its 'tail' as the item.
     Columns come as of Sequences: [B, T, ...] with a mask, T trimmed to the longest episode of the batch.
-    bootstrap=1: one row more, which has the state after the last step. pad, gamma, stack, stack_pad: as of Sequences.
+    bootstrap=1: one row more, which has the state after the last step. pad, gamma, stack, stack_pad, time_major: as of
+    Sequences.
     The key of an item is that of its first step. Raises InvalidConfig.
     """
 
@@ -211,6 +217,7 @@ class Episodes:
     gamma: float = 1.0
     stack: Mapping[str, int] = field(default_factory=dict, hash=False)
     stack_pad: StackPad = "repeat"
+    time_major: bool = False
 
     def __post_init__(self) -> None:
         _check_whole(self, "max_length", 1, MAX_ROWS)
@@ -219,6 +226,7 @@ class Episodes:
             raise InvalidConfig("max_length + bootstrap", f"at most {MAX_ROWS} rows", self.num_rows)
         _check_choice("too_long", self.too_long, TooLong)
         _check_choice("pad", self.pad, Pad)
+        object.__setattr__(self, "time_major", flag("time_major", self.time_major))
         _check_window(self)
 
     @property
@@ -250,6 +258,7 @@ class Episodes:
             "period": 0,
             "at_end": "shift" if self.too_long == "tail" else "pad",
             "pad": self.pad,
+            "time_major": self.time_major,
             "only_ended": True,
             "only_the_last": self.too_long == "tail",
             "longest": self.max_length if self.too_long == "refuse" else 0,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from relive._checks import finite
+from relive._checks import finite, flag
 from relive._wrong_names import names_arguments
 from relive.errors import InvalidConfig, ShapeMismatch
 
@@ -14,15 +14,16 @@ __all__ = ["sequence_priority"]
 
 
 @names_arguments
-def sequence_priority(td_errors: Any, mask: Any, eta: float = 0.9) -> Any:
+def sequence_priority(td_errors: Any, mask: Any, eta: float = 0.9, *, time_major: bool = False) -> Any:
     """eta * max + (1 - eta) * mean of |td_errors| over the rows of each sequence that mask names.
 
     td_errors [B, T] and mask bool [B, T]: numpy arrays or torch tensors, both of one kind; the result is [B], of that
-    kind. To leave burn-in out give the mask of the rows that carry loss. A sequence without such a row has 0. eta in
-    [0, 1]. Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning (2019), section 2.3.
-    Raises InvalidConfig, ShapeMismatch.
+    kind. time_major: both are [T, B]. To leave burn-in out give the mask of the rows that carry loss. A sequence
+    without such a row has 0. eta in [0, 1]. Kapturowski et al., Recurrent Experience Replay in Distributed
+    Reinforcement Learning (2019), section 2.3. Raises InvalidConfig, ShapeMismatch.
     """
     eta = finite("eta", eta, 0.0, 1.0)
+    axis = 0 if flag("time_major", time_major) else 1
     for what, value in (("td_errors", td_errors), ("mask", mask)):
         if not hasattr(value, "shape"):
             raise InvalidConfig(what, "a numpy array or a torch tensor [B, T]", value)
@@ -31,7 +32,7 @@ def sequence_priority(td_errors: Any, mask: Any, eta: float = 0.9) -> Any:
     errors, named = abs(td_errors), mask != 0
     # Not a product: what a network makes of padding may be nan or infinite.
     errors = np.where(named, errors, 0) if isinstance(errors, np.ndarray) else errors.masked_fill(~named, 0)
-    if not errors.shape[1]:
-        return errors.sum(1)
-    largest = errors.amax(1) if hasattr(errors, "amax") else errors.max(1)
-    return eta * largest + (1.0 - eta) * errors.sum(1) / named.sum(1).clip(1)
+    if not errors.shape[axis]:
+        return errors.sum(axis)
+    largest = errors.amax(axis) if hasattr(errors, "amax") else errors.max(axis)
+    return eta * largest + (1.0 - eta) * errors.sum(axis) / named.sum(axis).clip(1)

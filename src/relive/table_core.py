@@ -132,8 +132,8 @@ class SelectedColumns(Protocol):
     """Columns of an index, resolved once by the core; opaque but for what comes out."""
 
     @property
-    def outputs(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """(name, numpy dtype, shape of one item) of each array."""
+    def outputs(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """(name, numpy dtype, shape of one item, before which of its axes the axis of items stands) of each array."""
         ...
 
 

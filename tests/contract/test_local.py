@@ -19,6 +19,7 @@ from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
+from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -46,6 +47,9 @@ class TestExplicit(Local, ExplicitSuite): ...
 
 
 class TestBadExplicit(Local, BadExplicitSuite): ...
+
+
+class TestTimeFirst(Local, TimeFirstSuite): ...
 
 
 class TestSequences(Local, SequencesSuite): ...

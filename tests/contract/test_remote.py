@@ -29,6 +29,7 @@ from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
+from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -70,6 +71,9 @@ class TestRemoteExplicit(Remote, ExplicitSuite): ...
 
 
 class TestRemoteBadExplicit(Remote, BadExplicitSuite): ...
+
+
+class TestRemoteTimeFirst(Remote, TimeFirstSuite): ...
 
 
 class TestRemoteSequences(Remote, SequencesSuite): ...

@@ -23,6 +23,7 @@ from contract.explicit import ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.sequences import SequencesSuite
+from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable
 from contract.writing import WritingSuite
 from relive.service import Streaming, connect
@@ -86,6 +87,9 @@ class TestStreamedItems(Streamed, ItemsSuite):
 
     def test_keys_of_a_single_lane_are_scalars(self, table: Any) -> None:
         pytest.skip("a streamed key is an int once it is read")
+
+
+class TestStreamedTimeFirst(Streamed, TimeFirstSuite): ...
 
 
 class TestStreamedSequences(Streamed, SequencesSuite):

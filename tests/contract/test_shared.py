@@ -20,6 +20,7 @@ from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
+from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -77,6 +78,9 @@ class TestExplicit(Shared, ExplicitSuite): ...
 class TestBadExplicit(Shared, BadExplicitSuite): ...
 
 
+class TestTimeFirst(Shared, TimeFirstSuite): ...
+
+
 class TestSequences(Shared, SequencesSuite): ...
 
 
@@ -102,6 +106,9 @@ class TestAttachedItems(Attached, ItemsSuite): ...
 
 
 class TestAttachedExplicit(Attached, ExplicitSuite): ...
+
+
+class TestAttachedTimeFirst(Attached, TimeFirstSuite): ...
 
 
 class TestAttachedSequences(Attached, SequencesSuite): ...

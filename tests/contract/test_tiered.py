@@ -23,6 +23,7 @@ from contract.late import LateSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
+from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.writing import WritingSuite
 from relive import errors
@@ -50,6 +51,9 @@ class TestWriting(OnDisk, WritingSuite): ...
 
 
 class TestItems(OnDisk, ItemsSuite): ...
+
+
+class TestTimeFirst(OnDisk, TimeFirstSuite): ...
 
 
 class TestSequences(OnDisk, SequencesSuite): ...

@@ -163,6 +163,26 @@ def test_items_evicted_before_their_gather_are_drawn_anew(tmp_path: Path) -> Non
         table.check()
 
 
+@pytest.mark.parametrize("time_major", [False, True])
+def test_sequences_evicted_before_their_gather_are_drawn_anew(tmp_path: Path, time_major: bool) -> None:
+    """What replaces an item comes to its place of the batch, which is not one stretch where time comes first."""
+    index = relive.Index(relive.Sequences(2, time_major=time_major))
+    with make_table(tmp_path, 80, 40, index) as table, table.writer() as writer:
+        write(writer, 0, 40)
+        with table.batches(6, prefetch=8) as batches:
+            next(batches)
+            time.sleep(0.2)
+            write(writer, 40, 200)
+            for _ in range(12):
+                batch = next(batches)
+                numbers = batch["number"] if not time_major else batch["number"].T
+                assert (np.diff(numbers, axis=1) == 1).all()
+                blobs = batch["blob"] if not time_major else batch["blob"].swapaxes(0, 1)
+                np.testing.assert_array_equal(blobs.reshape(12, -1), pattern(numbers.reshape(12), ROW_BYTES))
+        assert tiers(table).replaced_items > 0
+        table.check()
+
+
 def test_use_counts_hold_over_planned_batches(tmp_path: Path) -> None:
     """Each item at most once, and all of them: no page goes while somebody has yet to read of it."""
     index = relive.Index(max_times_sampled=1)

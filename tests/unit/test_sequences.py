@@ -117,3 +117,61 @@ def test_a_capacity_below_a_window_names_what_the_window_is_made_of() -> None:
     with pytest.raises(errors.CapacityTooSmall, match=r"burn_in \+ length \+ bootstrap") as caught:
         relive.Table(SPEC, 10, relive.Index(relive.Sequences(8, burn_in=4)))
     assert caught.value.needed == 12
+
+
+def time_major_table() -> tuple[relive.Table, np.ndarray]:
+    return episodes_table((3, 8), bootstrap=1, time_major=True)
+
+
+def test_a_tensor_batch_with_time_first_has_the_same_shapes() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed here")
+    table, keys = time_major_table()
+    batch = table.gather(keys)
+    tensors = batch.to_torch()
+    assert tuple(tensors["action"].shape) == (9, 2) == batch["action"].shape and tuple(tensors["core"].shape) == (2, 3)
+    assert tensors.lengths.tolist() == [3, 8] and tensors.lengths.dtype == torch.int64
+    part = tensors.rows(np.asarray([1]))
+    assert tuple(part["action"].shape) == (9, 1) and part.lengths.tolist() == [8] and part.num_items == 1
+
+
+def test_a_tree_with_time_first_knows_its_items_by_their_own_axis() -> None:
+    pytest.importorskip("torch", reason="torch is not installed here")
+    from torch.utils import _pytree as pytree
+
+    table, keys = time_major_table()
+    batch = table.gather(keys)
+    doubled = pytree.tree_map(lambda array: array * 1, batch)
+    assert doubled.item_keys.tolist() == keys.tolist() and doubled.lengths.tolist() == [3, 8]
+    fewer = pytree.tree_map(lambda array: array[:, :1] if array.ndim > 1 else array, batch)
+    with pytest.raises(errors.UnknownAttribute):
+        _ = fewer.item_keys
+    items_first, _ = episodes_table((3, 8), bootstrap=1)
+    one, other = (pytree.tree_flatten(each.sample(2))[1] for each in (table, items_first))
+    assert one != other
+
+
+def test_priorities_with_time_first() -> None:
+    td_errors = np.asarray([[1.0, -2.0, 5.0], [3.0, 0.0, 1.0]])
+    mask = np.asarray([[True, True, False], [True, False, False]])
+    expected = relive.sequence_priority(td_errors.T, mask.T)
+    np.testing.assert_array_equal(relive.sequence_priority(td_errors, mask, time_major=True), expected)
+    np.testing.assert_allclose(expected, [2.9, 2.0, 0.0])
+    with pytest.raises(errors.InvalidConfig, match="time_major"):
+        relive.sequence_priority(td_errors, mask, time_major=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [1, None, "yes", np.ones(1, bool)])
+@pytest.mark.parametrize("items", [relive.Sequences, relive.Episodes])
+def test_time_major_is_a_flag(items: Any, value: Any) -> None:
+    with pytest.raises(errors.InvalidConfig, match="time_major"):
+        items(4, time_major=value)
+
+
+def test_time_major_is_of_items_with_a_time_axis() -> None:
+    with pytest.raises(errors.UnknownArgument):
+        relive.Transitions(time_major=True)  # type: ignore[call-arg]
+    config = {"version": 2, "spec": SPEC.to_dict(), "capacity": 100}
+    index = {"items": {"type": "Episodes", "max_length": 4, "time_major": True}}
+    made = relive.TableConfig.from_dict({**config, "index": {"whole": index}})
+    assert made.index["whole"].items == relive.Episodes(4, time_major=True)
+    assert relive.TableConfig.from_metadata(made.to_metadata()) == made

@@ -190,9 +190,25 @@ void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, c
   }
 }
 
-void zero_row(const GatherPlan& plan, uint32_t row, std::byte* const* out) {
-  for (size_t o = 0; o < plan.outputs.size(); ++o)
-    std::memset(out[o] + row * plan.outputs[o].item_bytes, 0, plan.outputs[o].item_bytes);
+void zero_rows(const Output& output, const ItemPlace& to, uint32_t begin, uint32_t end) {
+  if (to.first == nullptr || begin >= end) return;
+  if (to.step == output.row_bytes) {
+    std::memset(to.at(begin), 0, (end - begin) * output.row_bytes);
+    return;
+  }
+  for (uint32_t t = begin; t < end; ++t) std::memset(to.at(t), 0, output.row_bytes);
+}
+
+void zero_item(const GatherPlan& plan, uint32_t item, size_t batch, std::byte* const* out) {
+  for (size_t o = 0; o < plan.outputs.size(); ++o) {
+    const Output& output = plan.outputs[o];
+    const ItemPlace place = place_of(plan, output, item, batch, out[o]);
+    if (item_axis(plan, output) == 0) {
+      std::memset(place.first, 0, output.item_bytes);
+    } else {
+      zero_rows(output, place, 0, plan.num_rows);
+    }
+  }
 }
 
 }  // namespace relive

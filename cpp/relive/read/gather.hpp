@@ -60,12 +60,33 @@ struct GatherPlan {
   uint32_t record_span = 0;  // bytes of packed records a window is read over, from its first row's start
   uint32_t max_rows = 0;     // of explicit items: of all windows, each as long as it may be; 0: implicit ones
   uint32_t num_rows = 0;     // of sequences: T; 0: no time axis
+  bool time_major = false;   // of sequences: the time axis stands before the axis of items
   bool needs_next = false;   // of sequences: the row behind the last step is looked at
 };
 
 // Names: declared columns, next_<state>, discount and the derived ones; of explicit items columns and what a row has by
 // itself (read/records.hpp). kInvalidConfig for any other.
 Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>& names, GatherPlan* plan);
+
+// Where the axis of items stands in an output's array, in front of or behind axes of Output::shape.
+inline size_t item_axis(const GatherPlan& plan, const Output& output) {
+  return plan.time_major && output.row_bytes != 0 ? 1 : 0;
+}
+
+// Where an item's rows lie in an output: row t at first + t * step. Null where nothing is to be written.
+struct ItemPlace {
+  std::byte* first = nullptr;
+  uint64_t step = 0;
+
+  std::byte* at(uint32_t t) const { return first == nullptr ? nullptr : first + t * step; }
+};
+// item: of the `batch` items that the output has room for.
+inline ItemPlace place_of(const GatherPlan& plan, const Output& output, uint32_t item, size_t batch, std::byte* out) {
+  if (item_axis(plan, output) == 0) return {out + item * output.item_bytes, output.row_bytes};
+  return {out + item * output.row_bytes, batch * output.row_bytes};
+}
+// Zeros in rows [begin, end) of an item.
+void zero_rows(const Output& output, const ItemPlace& to, uint32_t begin, uint32_t end);
 
 // One page beside the item's own that a window touches, as it was when the window was resolved; of an explicit item
 // every page, and which rows of it are which window's: none of a page that its stride passes over.
@@ -127,7 +148,7 @@ void locate(const Region& r, const GatherPlan& plan, Window* windows, const uint
 // Fills the other fields of each window and appends its runs; ok = false where a row it needs is gone.
 void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count, Runs* runs);
 
-// Copies the outputs. out[o] has room for the items of all rows of the batch.
+// Copies the outputs. out[o] has room for the `batch` items of all rows of the batch.
 void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs, const uint32_t* which,
                size_t count, size_t batch, std::byte* const* out);
 
@@ -135,7 +156,7 @@ void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, c
 void recheck(const Region& r, const GatherPlan& plan, Window* windows, const Runs& runs, const uint32_t* which,
              size_t count);
 
-// Zeros in every output row of a window (a key that is not there any more).
-void zero_row(const GatherPlan& plan, uint32_t row, std::byte* const* out);
+// Zeros in all that an item has in the outputs (a key that is not there any more).
+void zero_item(const GatherPlan& plan, uint32_t item, size_t batch, std::byte* const* out);
 
 }  // namespace relive

@@ -120,21 +120,22 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs)
 
 // ---- their bytes ---------------------------------------------------------------------------------------------------
 
+// One value a step.
 template <class T, class Value>
-std::byte* fill(const SequenceRows& rows, std::byte* to, Value&& value) {
+void fill(const SequenceRows& rows, const ItemPlace& place, Value&& value) {
+  uint32_t t = rows.in_front;
   rows.for_each(0, rows.num_steps, [&](const std::byte* base, uint32_t row, uint64_t slot) {
     const T number = static_cast<T>(value(load_head(base + row * rows.r.geometry->record_stride), slot));
-    std::memcpy(to, &number, sizeof(T));
-    to += sizeof(T);
+    std::memcpy(place.at(t++), &number, sizeof(T));
   });
-  return to;
 }
 
-void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* to) {
+void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch,
+                const ItemPlace& place) {
   const ColumnLayout& column = rows.r.columns[output.column];
   const uint64_t num_bytes = column.num_bytes, stride = column.stride, offset = column.offset;
   const auto run = [&](auto&& copy) {
-    rows.for_each_cell(plan, output, to, [&](int64_t at, std::byte* into) {
+    rows.for_each_cell(plan, output, place, [&](int64_t at, std::byte* into) {
       const RowPlace row = row_at(rows.r, rows.w, rows.runs, at);
       copy(into, row.base + offset + row.offset * stride);
     });
@@ -146,12 +147,10 @@ void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& 
   run([num_bytes](std::byte* into, const std::byte* from) { copy_bytes(into, from, num_bytes); });
 }
 
-std::byte* fill_rows_of(const SequenceRows& rows, const GatherPlan& plan, const Output& output, std::byte* to) {
+void fill_steps(const SequenceRows& rows, const GatherPlan& plan, const Output& output, const ItemPlace& to) {
   const Region& r = rows.r;
   const double gamma = r.header->indexes[plan.index].gamma;
   const uint32_t last = rows.num_steps - 1;
-  std::memset(to, 0, rows.in_front * output.row_bytes);
-  to += rows.in_front * output.row_bytes;
   uint32_t t = 0;
   switch (output.source) {
     case Source::kDiscount:
@@ -168,8 +167,7 @@ std::byte* fill_rows_of(const SequenceRows& rows, const GatherPlan& plan, const 
     case Source::kFirst:
       return fill<uint8_t>(rows, to, [](uint32_t head, uint64_t) { return (head & kStepMask) == 0; });
     default:
-      std::memset(to, 1, rows.num_steps);  // the mask
-      return to + rows.num_steps;
+      for (uint32_t step = 0; step < rows.num_steps; ++step) *to.at(rows.in_front + step) = std::byte{1};  // the mask
   }
 }
 
@@ -204,12 +202,13 @@ void fill_item(const SequenceRows& rows, const Output& output, std::byte* to) {
 }
 
 void copy_output(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* out) {
-  std::byte* const to = out + rows.w.row * output.item_bytes;
+  const ItemPlace place = place_of(plan, output, rows.w.row, batch, out);
   if (output.source == Source::kColumn || output.source == Source::kNext)
-    return copy_cells(rows, plan, output, batch, to);
-  if (output.row_bytes == 0) return fill_item(rows, output, to);
-  std::byte* const end = fill_rows_of(rows, plan, output, to);
-  std::memset(end, 0, static_cast<size_t>(to + output.item_bytes - end));
+    return copy_cells(rows, plan, output, batch, place);
+  if (output.row_bytes == 0) return fill_item(rows, output, place.first);
+  zero_rows(output, place, 0, rows.in_front);
+  fill_steps(rows, plan, output, place);
+  zero_rows(output, place, rows.in_front + rows.num_steps, plan.num_rows);
 }
 
 }  // namespace
@@ -217,6 +216,7 @@ void copy_output(const SequenceRows& rows, const GatherPlan& plan, const Output&
 Status make_sequence_plan(const Region& r, const std::vector<std::string>& names, GatherPlan* plan) {
   const SequenceConfig& sequence = r.header->indexes[plan->index].sequence;
   plan->num_rows = sequence.num_rows();
+  plan->time_major = r.header->indexes[plan->index].time_major != 0;
   plan->after = r.shape(plan->index).after();
   plan->before = sequence.burn_in;
   plan->record_span = kRecordHead;

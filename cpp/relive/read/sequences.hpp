@@ -1,7 +1,8 @@
 // Items with a time axis: sequences and episodes (rules S1 to S3 say which there are).
 //
 // A window is `lead` rows of burn-in, the steps from the item's own on, and the state behind the last of them where the
-// episode ends before the window is full. Its T rows come as [T, ...], padded where there are none:
+// episode ends before the window is full. Its T rows come as [T, ...], padded where there are none (in the
+// array of a batch together, or where the time axis comes first a batch apart; ItemPlace says where):
 //
 //   pad right   | padding: burn-in that the episode does not have | lead | steps | tail | padding |
 //   pad left    | padding | lead | steps | tail |
@@ -59,30 +60,30 @@ struct SequenceRows {
   }
 
   // Calls each(rows behind row 0 of the item's page, destination) for every cell of a column that the window has, padding
-  // in front among them; zeros where there is none. to: of the item, may be null.
+  // in front among them; zeros where there is none. place: of the item, may be of none.
   template <class Each>
-  void for_each_cell(const GatherPlan& plan, const Output& output, std::byte* to, Each&& each) const {
+  void for_each_cell(const GatherPlan& plan, const Output& output, const ItemPlace& place, Each&& each) const {
     const ColumnLayout& column = r.columns[output.column];
-    const auto zero = [&to](uint64_t num_bytes) {
-      if (to != nullptr) to = static_cast<std::byte*>(std::memset(to, 0, num_bytes)) + num_bytes;
-    };
-    const auto copy = [&](int64_t row) {
+    const auto copy = [&](int64_t row, uint32_t t) {
       const uint32_t before = episode_step(static_cast<uint32_t>(row));  // rows of the episode before it
+      std::byte* to = place.at(t);
       for (uint32_t back = output.stack; back-- > 0;) {
-        if (back > before && r.header->indexes[plan.index].stack_pad == StackPad::kZeros) {
-          zero(column.num_bytes);
-          continue;
+        if (back <= before || r.header->indexes[plan.index].stack_pad != StackPad::kZeros) {
+          each(first + row - std::min(back, before), to);
+        } else if (to != nullptr) {
+          std::memset(to, 0, column.num_bytes);
         }
-        each(first + row - std::min(back, before), to);
         if (to != nullptr) to += column.num_bytes;
       }
     };
-    if (output.row_bytes == 0) return copy(0);  // of kind start
+    if (output.row_bytes == 0) return copy(0, 0);  // of kind start
     const bool is_state = column.kind == ColumnKind::kState && output.source == Source::kColumn;
     const uint32_t count = is_state ? num_rows : num_steps;
-    for (uint32_t t = 0; t < in_front; ++t) is_state ? copy(0) : zero(output.row_bytes);
-    for (uint32_t t = 0; t < count; ++t) copy(int64_t{t} + (output.source == Source::kNext ? 1 : 0));
-    zero(output.item_bytes - (in_front + count) * output.row_bytes);
+    if (!is_state) zero_rows(output, place, 0, in_front);
+    for (uint32_t t = 0; is_state && t < in_front; ++t) copy(0, t);
+    const int64_t ahead = output.source == Source::kNext ? 1 : 0;
+    for (uint32_t t = 0; t < count; ++t) copy(int64_t{t} + ahead, in_front + t);
+    zero_rows(output, place, in_front + count, plan.num_rows);
   }
 };
 

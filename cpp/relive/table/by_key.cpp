@@ -16,7 +16,7 @@ Status gather_round(const Region& r, const ByKey& asked, RowSource& source, ByKe
   uint32_t* const which = s->which.data();
   s->runs.clear();
   const size_t tried = look_up(r, asked.plan.index, asked.keys, windows, which, *left);
-  RELIVE_RETURN_IF_ERROR(source.read(asked.plan, windows, which, tried, asked.count, &s->runs, asked.out));
+  RELIVE_RETURN_IF_ERROR(source.read(asked.plan, windows, which, tried, asked.batch, &s->runs, asked.out));
   RELIVE_FAIL_POINT(sample_gathered);
   acquire_fence();
   recheck(r, asked.plan, windows, s->runs, which, tried);
@@ -49,7 +49,7 @@ Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyS
   for (size_t i = 0; i < count; ++i) {
     s->which[i] = static_cast<uint32_t>(i);
     s->windows[i].slot = r.leaf_of_key(asked.plan.index, asked.keys[i]);
-    s->windows[i].row = static_cast<uint32_t>(i);
+    s->windows[i].row = static_cast<uint32_t>(asked.first + i);
     asked.present[i] = 0;
   }
   size_t left = count;
@@ -68,7 +68,7 @@ Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyS
     RELIVE_PROMISE(left == 0, "an item went while every page was held");
   }
   for (size_t i = 0; i < count; ++i)
-    if (!asked.present[i]) zero_row(asked.plan, static_cast<uint32_t>(i), asked.out);
+    if (!asked.present[i]) zero_item(asked.plan, static_cast<uint32_t>(asked.first + i), asked.batch, asked.out);
   return {};
 }
 

@@ -11,13 +11,16 @@
 
 namespace relive {
 
-// What is asked for, and where it goes: out as the plan's outputs, present[count].
+// What is asked for, and where it goes: out as the plan's outputs of `batch` items, these from item `first` on;
+// present[count].
 struct ByKey {
   const GatherPlan& plan;
   const int64_t* keys;
   size_t count;
   std::byte* const* out;
   uint8_t* present;
+  size_t batch;
+  size_t first = 0;
 };
 
 struct ByKeyScratch {

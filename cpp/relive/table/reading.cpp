@@ -29,7 +29,7 @@ Status gather(Table& table, const GatherPlan& plan, const int64_t* keys, size_t 
   if (plan.needs_bulk) return StagedReader(table).gather(plan, keys, count, out, present);
   FrameSource frames(table.region());
   thread_local ByKeyScratch scratch;
-  return gather_by_key(table, {plan, keys, count, out, present}, frames, &scratch);
+  return gather_by_key(table, {plan, keys, count, out, present, count}, frames, &scratch);
 }
 
 Status commit_held(Table& table, uint32_t index, int64_t n) {

@@ -27,14 +27,14 @@ BulkRow row_of(const Region& r, const Window& w, const Runs& runs, int64_t offse
 
 // Calls each(row, destination) for every bulk row a window needs, and zeros what padding leaves empty. out may be null.
 template <class Each>
-void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, const Runs& runs, std::byte* const* out,
-                  Each&& each) {
+void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, const Runs& runs, size_t batch,
+                  std::byte* const* out, Each&& each) {
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
     if (!output.is_bulk) continue;
     if (plan.num_rows != 0) {
-      std::byte* const item = out == nullptr ? nullptr : out[o] + w.row * output.item_bytes;
-      SequenceRows(r, plan, w, runs.data()).for_each_cell(plan, output, item, [&](int64_t offset, std::byte* to) {
+      const ItemPlace place = out == nullptr ? ItemPlace{} : place_of(plan, output, w.row, batch, out[o]);
+      SequenceRows(r, plan, w, runs.data()).for_each_cell(plan, output, place, [&](int64_t offset, std::byte* to) {
         each(row_of(r, w, runs, offset, output.column), to);
       });
       continue;
@@ -76,7 +76,7 @@ void for_each_unit(const Region& r, const BulkRow& row, Each&& each) {
 
 // Copies what is in memory and lists what is not. Returns the rows copied.
 uint64_t StagedSource::copy_from_ram(const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count,
-                                     const Runs& runs, std::byte* const* out) {
+                                     size_t batch, const Runs& runs, std::byte* const* out) {
   RELIVE_NOT_LOCKED("rows are copied under the lock");
   uint64_t copied = 0;
   pieces_.clear();
@@ -84,7 +84,7 @@ uint64_t StagedSource::copy_from_ram(const GatherPlan& plan, Window* windows, co
     const uint32_t i = which[k];
     Window& w = windows[i];
     if (!w.ok) continue;
-    for_each_row(r_, plan, w, runs, out, [&](const BulkRow& row, std::byte* to) {
+    for_each_row(r_, plan, w, runs, batch, out, [&](const BulkRow& row, std::byte* to) {
       const BulkPlace place = r_.bulk.place(row.page);
       const ColumnLayout& column = r_.columns[row.column];
       if (place.kind == BulkKind::kRam) {
@@ -108,7 +108,7 @@ Status StagedSource::read(const GatherPlan& plan, Window* windows, const uint32_
   locate(r_, plan, windows, which, count);
   resolve(r_, plan, windows, which, count, runs);
   copy_rows(r_, plan, windows, *runs, which, count, batch, out);
-  tier_.counters().rows_from_ram.fetch_add(copy_from_ram(plan, windows, which, count, *runs, out), kRelaxed);
+  tier_.counters().rows_from_ram.fetch_add(copy_from_ram(plan, windows, which, count, batch, *runs, out), kRelaxed);
   stale_.resize(batch);
   const Status status = tier_.staging().deliver(ticket_, &pieces_, deadline_, cancelled_, stale_.data());
   for (size_t k = 0; k < count; ++k) {
@@ -122,7 +122,7 @@ void list_units(const Region& r, const GatherPlan& plan, const Window* windows, 
                 const Runs& runs, std::vector<UnitId>* units) {
   for (size_t k = 0; k < count; ++k) {
     if (!windows[which[k]].ok) continue;
-    for_each_row(r, plan, windows[which[k]], runs, nullptr, [&](const BulkRow& row, std::byte*) {
+    for_each_row(r, plan, windows[which[k]], runs, 0, nullptr, [&](const BulkRow& row, std::byte*) {
       for_each_unit(r, row, [&](const UnitId& id, uint64_t, uint64_t) { units->push_back(id); });
     });
   }

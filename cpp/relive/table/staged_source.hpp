@@ -21,8 +21,8 @@ class StagedSource final : public RowSource {
               std::byte* const* out) override;
 
  private:
-  uint64_t copy_from_ram(const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count, const Runs& runs,
-                         std::byte* const* out);
+  uint64_t copy_from_ram(const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count, size_t batch,
+                         const Runs& runs, std::byte* const* out);
 
   const Region& r_;
   Tier& tier_;

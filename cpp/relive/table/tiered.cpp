@@ -26,7 +26,7 @@ Status StagedReader::gather(const GatherPlan& plan, const int64_t* keys, size_t 
   tier().counters().on_demand_batches.fetch_add(1, kRelaxed);
   StagedSource source = source_of(table_, tier().staging().take_ticket(), nullptr);
   ByKeyScratch scratch;
-  return gather_by_key(table_, {plan, keys, count, out, present}, source, &scratch);
+  return gather_by_key(table_, {plan, keys, count, out, present, count}, source, &scratch);
 }
 
 Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, double timeout_s,
@@ -111,13 +111,13 @@ Status StagedReader::gather_batch(PlannedBatch& batch, const GatherPlan& plan, s
   RELIVE_RETURN_IF_ERROR(entered.status());
   const size_t count = batch.keys.size();
   std::vector<uint8_t> present(count);
-  std::vector<std::byte*> row_out(plan.outputs.size());
   ByKeyScratch scratch;
-  const auto gather_some = [&](const int64_t* keys, size_t num_keys, std::byte* const* to, uint8_t* there) {
+  const auto gather_some = [&](size_t first, size_t num_items) {
     StagedSource source = source_of(table_, batch.ticket, &batch.cancelled);
-    return gather_by_key(table_, {plan, keys, num_keys, to, there}, source, &scratch);
+    const ByKey asked{plan, batch.keys.data() + first, num_items, out, present.data() + first, count, first};
+    return gather_by_key(table_, asked, source, &scratch);
   };
-  Status status = gather_some(batch.keys.data(), count, out, present.data());
+  Status status = gather_some(0, count);
   while (status.ok()) {
     std::vector<uint32_t> gone;
     for (uint32_t i = 0; i < count; ++i)
@@ -126,8 +126,7 @@ Status StagedReader::gather_batch(PlannedBatch& batch, const GatherPlan& plan, s
     status = redraw(batch, gone, deadline);
     for (uint32_t i : gone) {  // few, and seldom: one by one
       if (!status.ok()) break;
-      for (size_t o = 0; o < plan.outputs.size(); ++o) row_out[o] = out[o] + i * plan.outputs[o].item_bytes;
-      status = gather_some(&batch.keys[i], 1, row_out.data(), &present[i]);
+      status = gather_some(i, 1);
     }
   }
   drop_batch(batch);

@@ -140,7 +140,7 @@ struct IndexConfig {
   LeafMap map;                  // what its leaves stand for
   uint64_t max_items;           // kExplicit, as what follows, 0 else: items that live at a time
   uint32_t num_windows;
-  uint32_t reserved;
+  uint32_t time_major;  // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
   WindowConfig windows[kMaxWindows];
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);

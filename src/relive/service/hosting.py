@@ -181,7 +181,9 @@ class Hosted:
         if selection is None:
             self.index_name(number)
             core = self.table.core.select(number, names)
-            outputs = [PackedArray(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in core.outputs]
+            outputs = [
+                PackedArray(name, np.dtype(dtype), tuple(shape), axis) for name, dtype, shape, axis in core.outputs
+            ]
             selection = HostedSelection(core, Packing(outputs), sampled(outputs))
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[key] = selection

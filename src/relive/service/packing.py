@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from relive._casting import with_items
 from relive.service.wire import Bytes
 
 __all__ = ["CREATED", "DRAWN", "PRESENT", "PackedArray", "Packing", "address_of", "gathered", "room_for", "sampled"]
@@ -21,11 +22,12 @@ ALIGNMENT = 64
 
 
 class PackedArray(NamedTuple):
-    """One array of a batch, without its axis of items."""
+    """One array of a batch, without its axis of items, which stands before axis item_axis of its shape."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    item_axis: int = 0
 
     @property
     def item_bytes(self) -> int:
@@ -60,7 +62,7 @@ class Packing:
         return self._place(num_items).num_bytes
 
     def arrays(self, block: Bytes, num_items: int) -> list[npt.NDArray[Any]]:
-        """The arrays [num_items, ...] over a block; they keep it alive."""
+        """The arrays of num_items items over a block; they keep it alive."""
         return [np.ndarray(shape, dtype, block, at) for shape, dtype, at in self._place(num_items).arrays]
 
     def lies_in_one_block(self, arrays: Sequence[npt.NDArray[Any]], num_items: int) -> bool:
@@ -92,7 +94,7 @@ class _Placed(NamedTuple):
 def _place(outputs: list[PackedArray], num_items: int) -> _Placed:
     arrays, at = [], 0
     for output in outputs:
-        arrays.append(((num_items, *output.shape), output.dtype, at))
+        arrays.append((with_items(output.shape, output.item_axis, num_items), output.dtype, at))
         at += room_for(output.item_bytes * num_items)
     return _Placed(num_items, at, arrays)
 

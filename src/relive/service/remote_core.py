@@ -31,7 +31,7 @@ class RemoteSelection(NamedTuple):
 
     number: int
     names: list[str]
-    outputs: list[tuple[str, str, tuple[int, ...]]]
+    outputs: list[tuple[str, str, tuple[int, ...], int]]
     sampled: Packing
     gathered: Packing
     requests: dict[tuple[int, float], bytes]
@@ -59,8 +59,8 @@ class RemoteCore(SimpleCalls):
     def select(self, index: int, names: list[str]) -> RemoteSelection:
         """Asks the server what these columns look like. Raises UnknownColumn and the like."""
         header, _ = self._call({"op": "select", "index": index, "names": names})
-        outputs = [(str(name), str(dtype), tuple(shape)) for name, dtype, shape in header["outputs"]]
-        typed = [PackedArray(name, np.dtype(dtype), shape) for name, dtype, shape in outputs]
+        outputs = [(str(name), str(dtype), tuple(shape), int(axis)) for name, dtype, shape, axis in header["outputs"]]
+        typed = [PackedArray(name, np.dtype(dtype), shape, axis) for name, dtype, shape, axis in outputs]
         return RemoteSelection(index, names, outputs, sampled(typed), gathered(typed), {})
 
     def sample(

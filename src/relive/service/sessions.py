@@ -149,7 +149,8 @@ class CallSession(Session):
 
     def _describe(self, header: Header, body: Bytes) -> None:
         selection, _ = self._selection(header)
-        self.pipe.send({"outputs": [[one.name, one.dtype.str, one.shape] for one in selection.gathered.outputs]})
+        outputs = selection.gathered.outputs
+        self.pipe.send({"outputs": [[one.name, one.dtype.str, one.shape, one.item_axis] for one in outputs]})
 
     def _create(self, header: Header, body: Bytes) -> None:
         number, items = items_of(self.hosted, header, body)
