@@ -153,7 +153,7 @@ void read_items(const Part& from, const std::vector<ColumnConfig>& columns, Inde
   if (kind == Kind::kExplicit) return read_explicit(from, index, item_columns);
   if (kind == Kind::kSequences) {
     read_sequence(from, &index->sequence);
-    index->time_major = from.get<bool>("time_major") ? 1 : 0;
+    index->time_major = from.get_or<bool>("time_major", false) ? 1 : 0;
   }
   index->n_step = from.get_or<uint32_t>("n_step", 1);
   index->gamma = from.get<double>("gamma");

@@ -187,8 +187,8 @@ def unknown_in_batch(batch: Any, name: str) -> AttributeError:
 class Batch(Mapping[str, Any]):
     """B gathered items: a mapping of column name -> array [B, ...] (stacked columns [B, k, ...], newest last).
 
-    Of Sequences and Episodes [B, T, ...] ([B, T, k, ...]), with mask and lengths; of time_major ones all with a time axis
-    is [T, B, ...].
+    Of Sequences and Episodes [B, T, ...] ([B, T, k, ...]), with mask and lengths; of time_major ones what has a time
+    axis is [T, B, ...].
 
     Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
     item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
