@@ -54,8 +54,9 @@ class ReliveSystem(System):
     # ---- tables ----------------------------------------------------------------------------------------------------
 
     def read(self, calls: Sequence[Call]) -> None:
-        if any(call.options.get("partial") for call in calls):
-            raise NotYet("late columns: parts of a step that are filled in later")
+        has_patterns = any(call.verb == "patterns" for call in calls)
+        if has_patterns and any(call.options.get("partial") for call in calls):
+            raise NotYet("patterns over steps whose late columns are still to come")
         if any(call.verb in ("write", "item_of_last", "patterns") for call in calls):
             self._trajectories = Trajectories(calls)
 
@@ -75,7 +76,7 @@ class ReliveSystem(System):
                     for one in setup.tables
                 }
                 columns, capacity = trajectories.columns or LABEL, MAX_ROWS
-            spec = relive.StepSpec(spec_of(columns))
+            spec = relive.StepSpec(spec_of(columns, trajectories.late if trajectories else set()))
             self._table = relive.Table(spec, capacity, indexes, seed=self._seed, timeout_s=PATIENCE_S)
             self._writer: relive.Writer | relive.PatternWriter = self._table.writer()
         except NoWord as absent:
@@ -288,15 +289,22 @@ class ReliveSystem(System):
         return DONE if keep > 0 else self._no_word("rows are kept by the table, not by a writer")
 
     def step(self, partial: bool = False, **columns: Any) -> str:
-        if self._step_index is not None:
-            columns[STEP_INDEX] = self._step_index
+        late = {name: value for name, value in columns.items() if name in self._windowed.late}
         try:
-            self._windowed.keys.append(int(self._writer.append(**columns, timeout_s=0.0)))
-            if self._step_index is not None:
-                self._step_index += 1
+            if late.keys() < columns.keys():
+                self._append_step({name: value for name, value in columns.items() if name not in late})
+            if late:
+                self._live.complete(self._windowed.keys[-1], **late)
         except relive.ReliveError as error:
             return self._refused(error)
         return DONE
+
+    def _append_step(self, columns: dict[str, Any]) -> None:
+        if self._step_index is not None:
+            columns[STEP_INDEX] = self._step_index
+        self._windowed.keys.append(int(self._writer.append(**columns, timeout_s=0.0)))
+        if self._step_index is not None:
+            self._step_index += 1
 
     def item(self, parts: Mapping[str, Part], priority: float = 1.0, table: str = TABLE, stored: bool = True) -> str:
         has_priorities = any(one.name == table and one.sampler == "prioritized" for one in self._setup.tables)

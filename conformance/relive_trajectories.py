@@ -30,6 +30,9 @@ class Trajectories:
         self.keys: list[int] = []  # of the lane's rows
         self.items: dict[str, list[int]] = {}  # by table: keys of the items made
         self.columns: dict[str, tuple[str, tuple[int, ...]]] = {}
+        parts = [set(call.options) - {"partial"} for call in calls if call.options.get("partial")]
+        named = {name for call in calls if call.verb == "step" for name in call.options} - {"partial"}
+        self.late = named - set().union(*parts) if parts else set()  # columns that come after the rest of their step
         self._windows: dict[str, dict[str, tuple[Part, int, int]]] = {}  # by table and name: rows at most, stride
         steps = 0
         for call in calls:

@@ -72,7 +72,7 @@ def items_of_ended(numbers: Numbers) -> int:
 
 
 def make_table(name: str, capacity: int, max_items: int, seed: int) -> relive.Table:
-    """Every kind of item over the same steps, each waiting for late columns."""
+    """Every kind of item over the same steps, none of which can be drawn before the late columns of its steps came."""
     spec = relive.StepSpec(
         {
             "observation": relive.ArraySpec((WIDTH,), "uint64", kind="state"),
