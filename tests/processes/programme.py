@@ -73,6 +73,9 @@ class Programme:
             self._carry(begin + seconds * (kill + 1) / (kills + 1))
             self._kill(str(self._random.choice(ROLES)))
         self._carry(begin + seconds)
+        patience = time.monotonic() + START_S
+        while idle_in(self._table.stats()) and time.monotonic() < patience:  # on a machine that others want, too
+            self._carry(time.monotonic() + 0.5)
 
     def _kill(self, role: str) -> None:
         child = self._children[role]
@@ -128,6 +131,13 @@ def fill(table: relive.Table) -> dict[str, int]:
     return {"steps": count, "items": 3 * (count - len(table))}
 
 
+def idle_in(stats: relive.TableStats) -> list[str]:
+    """What has not happened: without it the programme shows nothing."""
+    busy = {"evicted steps": stats.evicted, "incomplete items": stats.incomplete_items, "deletions": stats.deleted}
+    busy |= {f"draws from {name}": index.sampled for name, index in stats.indexes.items()}
+    return [f"no {what}" for what, count in busy.items() if not count]
+
+
 def faults_in(counts: Counter[str], stats: relive.TableStats, has_kills: bool) -> list[str]:
     """What is wrong, in sentences. What a killed process counted is lost: then only the table's own numbers add up."""
     wrong = [f"{fault}: {counts[fault]}" for fault in FAULTS if counts[fault]]
@@ -147,9 +157,7 @@ def faults_in(counts: Counter[str], stats: relive.TableStats, has_kills: bool) -
         if not 0 <= missing <= 2 * stats.deleted:
             wrong.append(f"items published, incomplete or skipped: {_items_told(stats)}, expected {counts['items']}")
     wrong += [f"{what}: {one}, expected {other}" for what, (one, other) in told.items() if one != other]
-    busy = {"evicted steps": stats.evicted, "incomplete items": stats.incomplete_items, "deletions": stats.deleted}
-    busy |= {f"draws from {name}": index.sampled for name, index in stats.indexes.items()}
-    return wrong + [f"no {what}: the programme shows nothing" for what, count in busy.items() if not count]
+    return wrong + idle_in(stats)
 
 
 def _counted(counts: Counter[str], stats: relive.TableStats) -> dict[str, tuple[int, int]]:
