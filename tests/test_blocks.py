@@ -30,19 +30,25 @@ MISSING_EXTRA = 77
 # Runs blocks with the page's own line numbers in tracebacks.
 RUNNER = f"""
 import sys
-page, *lines = sys.argv[1:]
-text = open(page).read().splitlines()
-names = {{"__name__": "__main__"}}
-for block in lines:
-    first, last = map(int, block.split("-"))
-    source = "\\n" * first + "\\n".join(text[first:last])
-    try:
-        exec(compile(source, page, "exec"), names)
-    except ModuleNotFoundError as problem:
-        if problem.name in {EXTRAS!r}:
-            print(problem.name)
-            sys.exit({MISSING_EXTRA})
-        raise
+
+
+def run(page, *blocks):
+    text = open(page).read().splitlines()
+    names = {{"__name__": "__main__"}}
+    for block in blocks:
+        first, last = map(int, block.split("-"))
+        source = "\\n" * first + "\\n".join(text[first:last])
+        try:
+            exec(compile(source, page, "exec"), names)
+        except ModuleNotFoundError as problem:
+            if problem.name in {EXTRAS!r}:
+                print(problem.name)
+                sys.exit({MISSING_EXTRA})
+            raise
+
+
+if __name__ == "__main__":  # processes that a block starts import this file
+    run(*sys.argv[1:])
 """
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, final
 
@@ -18,24 +17,18 @@ from relive import Batch, Table
 from relive.agents.agent import Agent
 from relive.errors import DeadlineExceeded
 from relive.train.actor_pool import ActorPool
-from relive.train.checkpoint import CurvePoint, Progress, save_checkpoint
+from relive.train.callbacks import Listeners
+from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
 from relive.train.config import TrainConfig
 from relive.train.environments import evaluation_seeds
 from relive.train.evaluate import Evaluator
 from relive.train.parameters import ParameterBoard
 from relive.train.progress import ProgressReporter, Snapshot
+from relive.train.result import Ending
 from relive.train.scoreboard import Scoreboard
 
 _SAMPLE_SLICE_S = 0.1
 _LOOK_PERIOD_S = 0.25
-
-
-class Ending(Enum):
-    """Why a run's loop ended."""
-
-    SOLVED = "reached its return"
-    LIMIT = "reached its limit of steps or time"
-    STOPPED = "was stopped"
 
 
 @final
@@ -49,6 +42,7 @@ class Parts:
     pool: ActorPool
     evaluator: Evaluator
     reporter: ProgressReporter
+    listeners: Listeners
 
 
 @final
@@ -96,6 +90,8 @@ class Learner:
         self._update_progress()
         save_checkpoint(self._run_dir, self._agent.state_dict(), self._progress)
         self._saved_s = time.monotonic()
+        path, num_updates = self._run_dir / FILE_NAME, self._agent.num_updates
+        self._parts.listeners.tell(lambda one: one.on_checkpoint(path, num_updates))
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -182,8 +178,8 @@ class Learner:
         first = self._progress.num_evaluation_episodes
         seeds = evaluation_seeds(self._config.environment.seed, first, num_episodes)
         self._progress.num_evaluation_episodes += num_episodes
-        returns = self._parts.evaluator.returns(parameters, seeds, self._may_go_on)
-        return None if returns is None else float(returns.mean())
+        played = self._parts.evaluator.play(parameters, seeds, self._may_go_on)
+        return None if self._stopping() else float(played.returns.mean())
 
     def _may_go_on(self) -> bool:
         if time.monotonic() - self._looked_s >= _LOOK_PERIOD_S:
@@ -206,6 +202,7 @@ class Learner:
             progress.kept_return, progress.kept_updates = mean, self._agent.num_updates
             progress.kept_parameters = parameters
         self._parts.reporter.evaluated(mean, progress.num_steps)
+        self._parts.listeners.tell(lambda one: one.on_evaluation(point))
 
     # ---- looking round ---------------------------------------------------------------------------------------------
 
@@ -214,8 +211,12 @@ class Learner:
         self._looked_s = time.monotonic()
         if not self._stopping() and not at_once:
             self._parts.pool.watch()
-        if self._parts.reporter.wants or at_once:
-            self._parts.reporter.show(self._snapshot(), at_once=at_once)
+        shows = self._parts.reporter.wants or at_once
+        if shows or self._parts.listeners:
+            now = self._snapshot()
+            if shows:
+                self._parts.reporter.show(now, at_once=at_once)
+            self._parts.listeners.tell(lambda one: one.on_progress(now))
         if not at_once and self._looked_s - self._saved_s >= self._config.limits.checkpoint_period_s:
             self.save()
 
