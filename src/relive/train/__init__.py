@@ -15,7 +15,7 @@ from relive.errors import MissingPackage
 if TYPE_CHECKING:
     from relive.train.callbacks import Callback
     from relive.train.checkpoint import CurvePoint
-    from relive.train.config import TrainConfig, preset
+    from relive.train.config import TrainConfig, load_config, preset
     from relive.train.playing import Evaluation, NoDisplay, ShownEpisode, evaluate_run, play_run
     from relive.train.policy import TrainedPolicy, load_policy
     from relive.train.progress import Snapshot
@@ -33,6 +33,7 @@ __all__ = [
     "TrainConfig",
     "TrainedPolicy",
     "evaluate_run",
+    "load_config",
     "load_policy",
     "play_run",
     "preset",
@@ -50,6 +51,7 @@ _HOMES = {
     "TrainConfig": "config",
     "TrainedPolicy": "policy",
     "evaluate_run": "playing",
+    "load_config": "config",
     "load_policy": "policy",
     "play_run": "playing",
     "preset": "config",

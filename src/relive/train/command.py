@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from relive._extras import install_command
 from relive.agents.registry import AGENTS
 from relive.errors import InvalidConfig, MissingPackage
-from relive.train.config import CONFIG_FILE, TrainConfig, preset
+from relive.train.config import CONFIG_FILE, TrainConfig, file_settings, load_config, preset
 from relive.train.settings import changed, options, parse_assignments
 
 _EXIT_STOPPED = 130
@@ -40,7 +40,9 @@ def add_commands(app: typer.Typer) -> None:
 
 def _command(agent: str, default_env: str) -> Callable[..., None]:
     def train(
-        env: Annotated[str, typer.Option(help="Gymnasium id: CartPole-v1, Pendulum-v1, ...")] = default_env,
+        env: Annotated[
+            str | None, typer.Option(help="Gymnasium id: CartPole-v1, Pendulum-v1, ...", show_default=default_env)
+        ] = None,
         actors: Annotated[int | None, typer.Option(min=1, help="Actor processes.", show_default="2")] = None,
         seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random.", show_default="0")] = None,
         run_dir: Annotated[
@@ -60,12 +62,17 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         capacity: Annotated[
             int | None, typer.Option(min=1, help="Steps that the table holds.", show_default="the preset")
         ] = None,
+        config: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help="A TOML file of the options below, or a run's config.json; --set wins."),
+        ] = None,
         set_: Annotated[
             list[str] | None,
             typer.Option("--set", metavar="NAME=VALUE", help="Set an option of the list below; may come often."),
         ] = None,
     ) -> None:
         given = {
+            "environment.env_id": env,
             "acting.num_actors": actors,
             "environment.seed": seed,
             "limits.max_steps": max_steps,
@@ -76,14 +83,20 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         }
         settings: dict[str, object] = {path: value for path, value in given.items() if value is not None}
         settings.update(parse_assignments(set_ or []))
-        _train(agent, env, settings, run_dir, resume)
+        with _extra_named("train"):
+            if resume is not None:
+                made = _resumed(agent, resume, config, settings)
+            elif config is not None:
+                made = load_config(config, settings, agent=agent)
+            else:
+                made = preset(agent, default_env, settings)
+        _train(made, run_dir, resume)
 
     return train
 
 
-def _train(agent: str, env: str, settings: dict[str, object], run_dir: Path | None, resume: Path | None) -> None:
+def _train(config: TrainConfig, run_dir: Path | None, resume: Path | None) -> None:
     with _extra_named("train"):
-        config = preset(agent, env, settings) if resume is None else _resumed(agent, resume, settings)
         from relive.train.run import train
     console = Console()
     if resume is not None:
@@ -94,8 +107,11 @@ def _train(agent: str, env: str, settings: dict[str, object], run_dir: Path | No
         raise typer.Exit(_EXIT_STOPPED)
 
 
-def _resumed(agent: str, run_dir: Path, settings: dict[str, object]) -> TrainConfig:
+def _resumed(agent: str, run_dir: Path, file: Path | None, settings: dict[str, object]) -> TrainConfig:
     config = TrainConfig.load(run_dir / CONFIG_FILE)
+    if file is not None:
+        given = file_settings(file, agent)
+        settings = {path: value for path, value in {**given, **settings}.items() if path != "agent.name"}
     if config.agent.name != agent:
         right = f"one of {agent}; `relive train {config.agent.name} --resume {run_dir}` goes on with this one"
         raise InvalidConfig(f"run in {run_dir}", right, config.agent.name)

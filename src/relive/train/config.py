@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from relive.agents.config import AgentConfig, require
-from relive.agents.registry import config_class
+from relive.agents.registry import config_class, entry_of
 from relive.errors import InvalidConfig
 from relive.train.settings import changed, flat, to_tree
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CONFIG_FILE = "config.json"
 
@@ -152,3 +158,43 @@ def preset(agent: str, env_id: str, settings: Mapping[str, object] | None = None
         if fnmatchcase(env_id, pattern):
             config = changed(config, defaults)
     return changed(config, settings)
+
+
+def load_config(
+    path: str | Path, settings: Mapping[str, object] | None = None, *, agent: str | None = None
+) -> TrainConfig:
+    """The preset of the file's agent in its environment, then the file's options, then the settings, {path: value}.
+
+    path: a .toml file whose tables and keys are the names of options (`[agent]`, `gamma = 0.98`; "none" for none), or
+    a .json file of the same form, such as a run's config.json. agent: its name where the file need not say one
+    (`name` in `[agent]`). The environment is that of the settings, else the file's, else what the agent shows itself
+    on. Raises InvalidConfig for a file that cannot be read, one of another agent, and as `preset` does for options.
+    """
+    options = file_settings(path, agent)
+    named = str(options.pop("agent.name"))
+    return preset(named, entry_of(named).environment, {**options, **(settings or {})})
+
+
+def file_settings(path: str | Path, agent: str | None) -> dict[str, object]:
+    """{path: value} of a file's options, as `load_config` reads it; "agent.name" is the agent."""
+    path = Path(path)
+    settings = {"agent.name": agent, **_read(path)}
+    named = settings["agent.name"]
+    if named is None:
+        raise InvalidConfig(f"run configuration {path}", "name = ... in [agent]", "no agent")
+    if agent is not None and named != agent:
+        raise InvalidConfig(f"agent of {path}", f"{agent!r}, or a run of the agent that the file names", named)
+    return settings
+
+
+def _read(path: Path) -> dict[str, object]:
+    if path.suffix not in (".toml", ".json"):
+        raise InvalidConfig(f"run configuration {path}", "a file that ends in .toml or .json", path.suffix)
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        if not isinstance(tree, dict):
+            raise ValueError("no table at its top")
+    except (OSError, ValueError, RecursionError) as problem:
+        raise InvalidConfig(f"run configuration {path}", "a TOML or JSON file", str(problem)) from problem
+    return flat(tree)
