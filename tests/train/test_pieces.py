@@ -16,11 +16,12 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 from relive.agents.agent import Agent  # noqa: E402
 from relive.agents.config import LinearSchedule, OptimizerConfig  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train.actor_pool import ActorPool, ActorsKeepDying  # noqa: E402
+from relive.train.actor_pool import ActorPool  # noqa: E402
 from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.config import ActingConfig, EnvironmentConfig, ReplayConfig, TrainConfig, preset  # noqa: E402
 from relive.train.curve import draw_curve  # noqa: E402
 from relive.train.environments import acting_seed, describe, evaluation_seeds, final_seeds  # noqa: E402
+from relive.train.errors import ActorsKeepDying  # noqa: E402
 from relive.train.evaluate import Evaluator  # noqa: E402
 from relive.train.numerics import learner_numerics, threads_of  # noqa: E402
 from relive.train.parameters import ParameterBoard, ParameterLayout  # noqa: E402

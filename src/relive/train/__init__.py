@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from relive.train.callbacks import Callback
     from relive.train.checkpoint import CurvePoint
     from relive.train.config import TrainConfig, load_config, preset
+    from relive.train.errors import ActorsKeepDying, EnvironmentRaised, NonFiniteLoss
     from relive.train.playing import Evaluation, NoDisplay, ShownEpisode, evaluate_run, play_run
     from relive.train.policy import TrainedPolicy, load_policy
     from relive.train.progress import Snapshot
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
     from relive.train.run import train
 
 __all__ = [
+    "ActorsKeepDying",
     "Callback",
     "CurvePoint",
+    "EnvironmentRaised",
     "Evaluation",
     "NoDisplay",
+    "NonFiniteLoss",
     "RunResult",
     "ShownEpisode",
     "Snapshot",
@@ -41,6 +45,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ActorsKeepDying": "errors",
+    "EnvironmentRaised": "errors",
+    "NonFiniteLoss": "errors",
     "Callback": "callbacks",
     "CurvePoint": "checkpoint",
     "Evaluation": "playing",

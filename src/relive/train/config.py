@@ -70,6 +70,9 @@ class ActingConfig:
 class EvaluationConfig:
     """Greedy evaluations: when, how long, and the return at which the run may stop.
 
+    One comes every period_updates, the first after a tenth of that. Each takes max_minutes at most, and a quarter of
+    the run's own; episodes under way then are cut, and such an evaluation never stops the run.
+
     A kept policy stops the run when its mean over `num_episodes` and then over `num_confirm_episodes` on other seeds
     both reach `stop_return` (None: never).
     """
@@ -80,8 +83,11 @@ class EvaluationConfig:
     num_final_episodes: int = 20
     stop_return: float | None = None
     max_episode_steps: int = 27_000
+    max_minutes: float = 5.0
 
     def __post_init__(self) -> None:
+        require(self.max_minutes > 0, "evaluation.max_minutes", "> 0", self.max_minutes)
+        require(self.max_episode_steps >= 1, "max_episode_steps", ">= 1", self.max_episode_steps)
         require(self.period_updates >= 1, "period_updates", ">= 1", self.period_updates)
         require(
             min(self.num_episodes, self.num_confirm_episodes, self.num_final_episodes) >= 1,
@@ -124,6 +130,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require(self.threads >= 0, "threads", ">= 0", self.threads)
+
+    @property
+    def evaluation_s(self) -> float:
+        """The most seconds that one evaluation takes, the final one included."""
+        return 60.0 * min(self.evaluation.max_minutes, self.limits.max_minutes / 4)
 
     def save(self, path: Path) -> None:
         """Writes the configuration as JSON: the agent's name beside its options."""

@@ -28,6 +28,7 @@ class Ending(Enum):
 class RunResult:
     """What a run came to. returns: greedy, of the kept policy, on the final seeds; empty where the run was stopped.
 
+    num_cut: of these episodes, those that the evaluation's time limit cut; they count as far as they came.
     num_steps, num_updates, num_restarts (of actors) and num_sessions count the whole run, wall_s its last session.
     """
 
@@ -36,6 +37,7 @@ class RunResult:
     seed: int
     ending: str
     returns: tuple[float, ...]
+    num_cut: int
     kept_return: float | None
     kept_updates: int
     num_steps: int
@@ -71,6 +73,8 @@ def show_result(result: RunResult, console: Console) -> None:
     grid = Grid(title=f"{result.env_id}: the run {result.ending}", show_header=False)
     grid.add_row(f"greedy return of the kept policy, {len(result.returns)} episodes", f"{result.mean_return:.1f}")
     grid.add_row("lowest, highest", f"{min(result.returns):.1f}, {max(result.returns):.1f}")
+    if result.num_cut:
+        grid.add_row("of them cut by the time limit", str(result.num_cut))
     grid.add_row("environment steps", f"{result.num_steps:,}")
     grid.add_row("updates", f"{result.num_updates:,} (kept policy: {result.kept_updates:,})")
     grid.add_row("wall clock", f"{result.wall_s:.1f} s")

@@ -26,7 +26,7 @@ from relive.train.checkpoint import FILE_NAME, Progress, load_checkpoint
 from relive.train.config import CONFIG_FILE, TrainConfig
 from relive.train.curve import draw_curve
 from relive.train.environments import final_seeds
-from relive.train.evaluate import Evaluator
+from relive.train.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
 from relive.train.numerics import learner_numerics, threads_of
 from relive.train.parameters import ParameterBoard, ParameterLayout
@@ -36,6 +36,7 @@ from relive.train.scoreboard import Scoreboard
 from relive.train.setup import make_agent, make_table
 
 CURVE_FILE = "curve.png"
+_SAY_PERIOD_S = 2.0
 
 
 def train(
@@ -61,7 +62,8 @@ def train(
     `config.threads` meanwhile and flushes denormal numbers.
     Raises InvalidConfig for a directory that holds a run already (without resume) or none (with it), for an
     environment that the agent cannot act in, and what making the table raises: StorageFull where /dev/shm is too
-    small. A refused run leaves no directory.
+    small. A refused run leaves no directory. Raises NonFiniteLoss where learning comes to nan or infinity, which
+    leaves the last good checkpoint, and EnvironmentRaised with an actor's traceback, after a checkpoint.
     """
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
@@ -79,11 +81,8 @@ def train(
         run = _Run(config, agent, progress, folder, console, listeners)
         listeners.tell(lambda one: one.on_start(config, folder))
         ending = Ending.SOLVED if progress.solved else run.learn(stopping, stop_when)
-        returns: tuple[float, ...] = ()
-        if ending is not Ending.STOPPED:
-            returns = run.final_returns(stopping)
-            ending = ending if returns else Ending.STOPPED
-    result = run.result(ending, returns, time.monotonic() - began_s)
+        final = None if ending is Ending.STOPPED else run.final_episodes(stopping)
+    result = run.result(ending if final else Ending.STOPPED, final, time.monotonic() - began_s)
     run.finish(result)
     return result
 
@@ -181,23 +180,37 @@ class _Run:
 
             return Learner(config, parts, agent, progress, run_dir, stops).run()
 
-    def final_returns(self, stopping: Callable[[], bool]) -> tuple[float, ...]:
-        """Of the kept policy on the final seeds; () where the run was stopped meanwhile."""
-        config = self._config
-        evaluator = self._evaluator()
+    def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
+        """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""
+        config, evaluator = self._config, self._evaluator()
+        num_episodes = config.evaluation.num_final_episodes
+        began_s = said_s = time.monotonic()
+
+        def go_on() -> bool:
+            nonlocal said_s
+            now_s = time.monotonic()
+            if now_s - said_s >= _SAY_PERIOD_S:
+                said_s = now_s
+                self._console.print(
+                    f"final evaluation: {evaluator.num_ended} of {num_episodes} episodes, {evaluator.num_steps:,}"
+                    f" steps, {now_s - began_s:.0f} of at most {config.evaluation_s:.0f} s",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+            return now_s - began_s < config.evaluation_s and not stopping()
+
         try:
-            seeds = final_seeds(config.environment.seed, config.evaluation.num_final_episodes)
             kept = self._progress.kept_parameters or self._agent.evaluation_parameters()
-            played = evaluator.play(kept, seeds, lambda: not stopping())
+            played = evaluator.play(kept, final_seeds(config.environment.seed, num_episodes), go_on)
         finally:
             evaluator.close()
-        return () if stopping() else tuple(float(value) for value in played.returns)
+        return None if stopping() else played
 
     def _evaluator(self) -> Evaluator:
         config = self._config
         return Evaluator(config.environment.env_id, self._agent.policy(), config.evaluation.max_episode_steps)
 
-    def result(self, ending: Ending, returns: tuple[float, ...], wall_s: float) -> RunResult:
+    def result(self, ending: Ending, final: Played | None, wall_s: float) -> RunResult:
         """What the session came to."""
         config, progress = self._config, self._progress
         return RunResult(
@@ -205,7 +218,8 @@ class _Run:
             env_id=config.environment.env_id,
             seed=config.environment.seed,
             ending=ending.value,
-            returns=returns,
+            returns=tuple(final.returns.tolist()) if final else (),
+            num_cut=final.num_cut if final else 0,
             kept_return=progress.kept_return if progress.kept_parameters else None,
             kept_updates=progress.kept_updates,
             num_steps=progress.num_steps,
