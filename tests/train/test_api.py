@@ -169,6 +169,12 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     for wrong in (
         lambda: relive.train.train("dqn", tmp_path / "run"),  # type: ignore[arg-type]
         lambda: relive.train.train(small(), 3),  # type: ignore[arg-type]
+        lambda: relive.train.train(small(), ""),
+        lambda: relive.train.load_config(3),  # type: ignore[arg-type]
+        lambda: load_policy(3),  # type: ignore[arg-type]
+        lambda: load_policy("", seed=1),
+        lambda: load_policy(tmp_path, seed=-1),
+        lambda: relive.train.play_run(tmp_path, video=3),  # type: ignore[arg-type]
         lambda: relive.train.train(resume=True),
         lambda: relive.train.train(),
         lambda: load_policy(tmp_path),

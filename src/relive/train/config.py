@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -186,9 +187,16 @@ def load_config(
     return preset(named, entry_of(named).environment, {**options, **(settings or {})})
 
 
+def path_of(what: str, value: object) -> Path:
+    """A path that somebody gave. InvalidConfig for anything else, and for an empty one, which would mean here."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise InvalidConfig(what, "a path", value)
+    return Path(value)
+
+
 def file_settings(path: str | Path, agent: str | None) -> dict[str, object]:
     """{path: value} of a file's options, as `load_config` reads it; "agent.name" is the agent."""
-    path = Path(path)
+    path = path_of("run configuration", path)
     settings = {"agent.name": agent, **_read(path)}
     named = settings["agent.name"]
     if named is None:

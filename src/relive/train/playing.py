@@ -20,6 +20,7 @@ import gymnasium
 import numpy as np
 
 from relive.errors import InvalidConfig, MissingPackage, ReliveError
+from relive.train.config import path_of
 from relive.train.environments import final_seeds, make_shown
 from relive.train.evaluate import Evaluator
 from relive.train.policy import load_policy
@@ -170,7 +171,7 @@ def play_run(
     _check_counts(num_episodes, seed, None)
     if not _is_integer(max_steps) or max_steps < 1:
         raise InvalidConfig("max_steps", "an integer >= 1", max_steps)
-    target = None if video is None else _checked_target(Path(video))
+    target = None if video is None else _checked_target(path_of("video", video))
     trained = load_policy(run_dir)
     env_id = trained.config.environment.env_id
     if target is None and sys.platform.startswith("linux") and not any(os.environ.get(name) for name in _DISPLAYS):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from relive.agents.agent import Parameters, Policy, Spaces
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch
 from relive.train.checkpoint import Progress, load_checkpoint
-from relive.train.config import CONFIG_FILE, TrainConfig
+from relive.train.config import CONFIG_FILE, TrainConfig, path_of
 from relive.train.environments import describe
 
 
@@ -64,11 +64,13 @@ def load_policy(run_dir: str | Path, *, which: Literal["kept", "last"] = "kept",
     which: "kept", the best one that the evaluations of the run found (the last one where there was none yet); "last",
     that of the newest checkpoint. seed: of what it explores with.
     Makes the environment for a moment to learn its spaces. Raises InvalidConfig where the directory holds no run, or
-    none with a checkpoint, and for another `which`.
+    none with a checkpoint, and for another `which` or seed.
     """
     if which not in ("kept", "last"):
         raise InvalidConfig("which", "'kept' or 'last'", which)
-    folder = Path(run_dir)
+    if not isinstance(seed, int) or seed < 0:
+        raise InvalidConfig("seed", "an integer >= 0", seed)
+    folder = path_of("run_dir", run_dir)
     config = TrainConfig.load(folder / CONFIG_FILE)
     state, progress = load_checkpoint(folder)
     spaces = describe(config.environment.env_id)

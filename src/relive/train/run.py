@@ -23,7 +23,7 @@ from relive.errors import InvalidConfig
 from relive.train.actor_pool import ActorPool
 from relive.train.callbacks import Callback, Listeners
 from relive.train.checkpoint import FILE_NAME, Progress, load_checkpoint
-from relive.train.config import CONFIG_FILE, TrainConfig
+from relive.train.config import CONFIG_FILE, TrainConfig, path_of
 from relive.train.curve import draw_curve
 from relive.train.environments import final_seeds
 from relive.train.evaluate import Evaluator, Played
@@ -95,16 +95,15 @@ def default_run_dir(config: TrainConfig) -> Path:
 
 def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: bool) -> tuple[TrainConfig, Path]:
     """The configuration and the directory of a run, or InvalidConfig."""
-    if run_dir is not None and not isinstance(run_dir, (str, Path)):
-        raise InvalidConfig(what="run_dir", expected="a path", got=run_dir)
-    if resume and run_dir is None:
+    folder = None if run_dir is None else path_of("run_dir", run_dir)
+    if resume and folder is None:
         raise InvalidConfig(what="run_dir", expected="the directory of the run to resume", got=None)
-    if config is None and resume and run_dir is not None:
-        config = TrainConfig.load(Path(run_dir) / CONFIG_FILE)
+    if config is None and resume and folder is not None:
+        config = TrainConfig.load(folder / CONFIG_FILE)
     if not isinstance(config, TrainConfig):
         expected = "a TrainConfig for a new run, such as relive.train.preset(agent, env_id)"
         raise InvalidConfig(what="config", expected=expected, got=config)
-    return config, default_run_dir(config) if run_dir is None else Path(run_dir)
+    return config, folder or default_run_dir(config)
 
 
 def _prepared(config: TrainConfig, agent: Agent, run_dir: Path, resume: bool) -> Progress:
