@@ -55,7 +55,7 @@ conformance: setup ## Reverb's semantics: every case on dm-reverb and on relive 
 
 soak: setup ## the stress programmes at full length (about an hour)
 	@$(RUN) scripts/stress.py soak
-	@RELIVE_TEST_PROFILE=soak $(RUN) -m pytest --timeout 7200 $(wildcard tests/test_stress.py) tests/processes tests/naive tests/core tests/contract
+	@RELIVE_SOAK=1 $(RUN) -m pytest --timeout 7200 $(wildcard tests/test_stress.py) tests/processes tests/naive tests/core tests/contract
 
 sanitize: setup ## C++ tests under ThreadSanitizer and AddressSanitizer
 	@$(RUN) scripts/cpp_tests.py sanitize

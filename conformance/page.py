@@ -59,7 +59,8 @@ def as_markdown(values: Mapping[str, Any]) -> str:
             " insert, draw, update, delete and wait, derived from Reverb's published documentation, and from running it"
             " where the documentation is silent. Each case (`conformance/cases`) says its rule in a sentence, where it"
             " is written, and what every call is to give. Both systems are spoken to through their public interface"
-            " only, one item being one row where nothing else is said."
+            " only, one item being one row where nothing else is said. The steps of an episode, which Reverb's patterns"
+            " count by themselves, relive's are given as a column; a condition with several rests is as many patterns."
         ),
         _prose(
             "Values and orders are compared exactly, draws by chance by a chi-square that a fair sampler"

@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 
 import relive
+from conformance.relive_patterns import STEP_INDEX, patterns_of
 from conformance.relive_tables import NoWord, index_of, spec_of
 from conformance.relive_trajectories import MAX_ROWS, Trajectories
 from conformance.system import (
@@ -48,15 +49,15 @@ class ReliveSystem(System):
         self._done: list[tuple[str, tuple[Any, ...]]] = []  # what changed the table, to do again on another one
         self._put: dict[str, Any] = {}
         self._taken: Any = None
+        self._step_index: int | None = None  # of the next step, where a case has patterns
 
     # ---- tables ----------------------------------------------------------------------------------------------------
 
     def read(self, calls: Sequence[Call]) -> None:
-        if any(call.verb == "patterns" for call in calls):
-            raise NotYet("patterns: items that write themselves as steps come")
-        if any(call.options.get("partial") for call in calls):
-            raise NotYet("late columns: parts of a step that are filled in later")
-        if any(call.verb in ("write", "item_of_last") for call in calls):
+        has_patterns = any(call.verb == "patterns" for call in calls)
+        if has_patterns and any(call.options.get("partial") for call in calls):
+            raise NotYet("patterns over steps whose late columns are still to come")
+        if any(call.verb in ("write", "item_of_last", "patterns") for call in calls):
             self._trajectories = Trajectories(calls)
 
     def open(self, setup: Setup) -> str:
@@ -75,9 +76,9 @@ class ReliveSystem(System):
                     for one in setup.tables
                 }
                 columns, capacity = trajectories.columns or LABEL, MAX_ROWS
-            spec = relive.StepSpec(spec_of(columns))
+            spec = relive.StepSpec(spec_of(columns, trajectories.late if trajectories else set()))
             self._table = relive.Table(spec, capacity, indexes, seed=self._seed, timeout_s=PATIENCE_S)
-            self._writer = self._table.writer()
+            self._writer: relive.Writer | relive.PatternWriter = self._table.writer()
         except NoWord as absent:
             return self._no_word(str(absent))
         except relive.ReliveError as error:
@@ -126,6 +127,8 @@ class ReliveSystem(System):
         return DONE
 
     def contents(self, table: str = TABLE) -> list[Any]:
+        if self._trajectories is not None and self._step_index is not None:
+            return sorted(self._written_items(table), key=in_order)
         if self._trajectories is not None:
             batch = self._live.gather(np.array(self._trajectories.items.get(table, []), np.int64), index=table)
             assert batch.present is not None
@@ -136,6 +139,14 @@ class ReliveSystem(System):
         batch = self._live.gather(np.array(self._all_keys, np.int64), index=table)
         assert batch.present is not None
         return sorted(int(label) for label in batch["label"][batch.present])
+
+    def _written_items(self, table: str) -> list[Any]:
+        """Items that patterns made: their keys are known to those who draw them."""
+        found: dict[int, Any] = {}
+        while len(found) < self.size(table):
+            batch = self._live.sample(16, timeout_s=0.0, index=table)
+            found |= {int(key): self._windowed.shown(batch, row, table) for row, key in enumerate(batch.item_keys)}
+        return list(found.values())
 
     # ---- drawing ---------------------------------------------------------------------------------------------------
 
@@ -278,11 +289,22 @@ class ReliveSystem(System):
         return DONE if keep > 0 else self._no_word("rows are kept by the table, not by a writer")
 
     def step(self, partial: bool = False, **columns: Any) -> str:
+        late = {name: value for name, value in columns.items() if name in self._windowed.late}
         try:
-            self._windowed.keys.append(int(self._writer.append(**columns, timeout_s=0.0)))
+            if late.keys() < columns.keys():
+                self._append_step({name: value for name, value in columns.items() if name not in late})
+            if late:
+                self._live.complete(self._windowed.keys[-1], **late)
         except relive.ReliveError as error:
             return self._refused(error)
         return DONE
+
+    def _append_step(self, columns: dict[str, Any]) -> None:
+        if self._step_index is not None:
+            columns[STEP_INDEX] = self._step_index
+        self._windowed.keys.append(int(self._writer.append(**columns, timeout_s=0.0)))
+        if self._step_index is not None:
+            self._step_index += 1
 
     def item(self, parts: Mapping[str, Part], priority: float = 1.0, table: str = TABLE, stored: bool = True) -> str:
         has_priorities = any(one.name == table and one.sampler == "prioritized" for one in self._setup.tables)
@@ -315,13 +337,22 @@ class ReliveSystem(System):
 
     def end_episode(self, keep_steps: bool = False) -> str:
         self._writer.end_episode(truncated=True)
+        if self._step_index is not None:
+            self._step_index = 0
         return DONE
 
     def episode_steps(self) -> Any:
         return self._no_word("rows know their episode_step, which comes with a batch")
 
     def patterns(self, patterns: Sequence[Pattern]) -> str:
-        raise NotYet("patterns: items that write themselves as steps come")
+        self._step_index = 0
+        try:
+            self._writer = relive.PatternWriter(self._live, self._writer, patterns_of(patterns))
+        except NoWord as absent:
+            return self._no_word(str(absent))
+        except relive.ReliveError as error:
+            return self._refused(error)
+        return DONE
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ What relive decided on and does not have yet stands at the top: a class further 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import relive
@@ -62,9 +62,9 @@ def _limiter(limit: Limit) -> relive.MinSize | relive.SamplesPerInsert:
     return relive.SamplesPerInsert(limit.ratio, limit.size, tolerance=buffer)
 
 
-def spec_of(signature: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a StepSpec, nested as the signature is."""
+def spec_of(signature: Mapping[str, Any], late: Set[str] = frozenset()) -> dict[str, Any]:
+    """The columns of a StepSpec, nested as the signature is, these of them late."""
     return {
-        name: spec_of(one) if isinstance(one, Mapping) else relive.ArraySpec(one[1], one[0])
+        name: spec_of(one) if isinstance(one, Mapping) else relive.ArraySpec(one[1], one[0], late=name in late)
         for name, one in signature.items()
     }

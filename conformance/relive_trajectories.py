@@ -12,11 +12,13 @@ from typing import Any, final
 import numpy as np
 
 import relive
+from conformance.relive_patterns import STEP_INDEX
 from conformance.system import TABLE, NotYet
 from conformance.words import Call, Part
 
 __all__ = ["Trajectories"]
 
+MOST_BACK = 20  # steps that a pattern of the cases reaches over
 MAX_ROWS = 1000  # of the tables that the cases make
 
 
@@ -28,6 +30,9 @@ class Trajectories:
         self.keys: list[int] = []  # of the lane's rows
         self.items: dict[str, list[int]] = {}  # by table: keys of the items made
         self.columns: dict[str, tuple[str, tuple[int, ...]]] = {}
+        parts = [set(call.options) - {"partial"} for call in calls if call.options.get("partial")]
+        named = {name for call in calls if call.verb == "step" for name in call.options} - {"partial"}
+        self.late = named - set().union(*parts) if parts else set()  # columns that come after the rest of their step
         self._windows: dict[str, dict[str, tuple[Part, int, int]]] = {}  # by table and name: rows at most, stride
         steps = 0
         for call in calls:
@@ -45,6 +50,12 @@ class Trajectories:
             elif call.verb == "item_of_last":
                 self.columns["a"] = ("int64", ())
                 self._declare(TABLE, {"a": Part("a", slice(-2, None))}, [0, 1, 2])
+            elif call.verb == "patterns":
+                for pattern in call.arguments[0]:
+                    self._declare(pattern.table, pattern.parts, list(range(MOST_BACK)))
+        if any(call.verb == "patterns" for call in calls):
+            parts = [part for windows in self._windows.values() for part, _, _ in windows.values()]
+            self.columns = {part.column: ("int64", ()) for part in parts} | self.columns | {STEP_INDEX: ("int64", ())}
 
     def _declare(self, table: str, parts: Mapping[str, Part], steps: list[int]) -> None:
         windows = self._windows.setdefault(table, {})

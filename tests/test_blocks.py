@@ -30,19 +30,25 @@ MISSING_EXTRA = 77
 # Runs blocks with the page's own line numbers in tracebacks.
 RUNNER = f"""
 import sys
-page, *lines = sys.argv[1:]
-text = open(page).read().splitlines()
-names = {{"__name__": "__main__"}}
-for block in lines:
-    first, last = map(int, block.split("-"))
-    source = "\\n" * first + "\\n".join(text[first:last])
-    try:
-        exec(compile(source, page, "exec"), names)
-    except ModuleNotFoundError as problem:
-        if problem.name in {EXTRAS!r}:
-            print(problem.name)
-            sys.exit({MISSING_EXTRA})
-        raise
+
+
+def run(page, *blocks):
+    text = open(page).read().splitlines()
+    names = {{"__name__": "__main__"}}
+    for block in blocks:
+        first, last = map(int, block.split("-"))
+        source = "\\n" * first + "\\n".join(text[first:last])
+        try:
+            exec(compile(source, page, "exec"), names)
+        except ModuleNotFoundError as problem:
+            if problem.name in {EXTRAS!r}:
+                print(problem.name)
+                sys.exit({MISSING_EXTRA})
+            raise
+
+
+if __name__ == "__main__":  # processes that a block starts import this file
+    run(*sys.argv[1:])
 """
 
 
@@ -221,8 +227,23 @@ def run_relive(*arguments: str) -> subprocess.CompletedProcess[str]:
 # ---- tables --------------------------------------------------------------------------------------------------------
 
 
+TOML = [one for one in ALL if one.language == "toml"]
+
+
+@pytest.mark.parametrize("block", [one for one in TOML if one.page.name == "training.md"], ids=lambda one: one.first)
+def test_configurations_of_a_run_load(block: Block, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="agents are written in torch")
+    from relive.train import load_config
+
+    path = tmp_path / "run.toml"
+    path.write_text(block.text)
+    assert load_config(path).agent.name in block.text
+
+
 @pytest.mark.parametrize(
-    "block", [one for one in ALL if one.language == "toml"], ids=lambda one: f"{name_of(one.page)}:{one.first}"
+    "block",
+    [one for one in TOML if one.page.name != "training.md"],
+    ids=lambda one: f"{name_of(one.page)}:{one.first}",
 )
 def test_tables_of_a_server_load(block: Block, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `service`)")

@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.calls import contents, counted, end_episode, fields, one, patterns, size, step, two
+from conformance.cases.trajectory_rules import WHOLE_ROWS
 from conformance.sources import PATTERNS, STRUCTURED_WRITER
 from conformance.words import Call, Case, Column, Condition, Pattern, TdError
 
 a, b = Column("a"), Column("b")
 NEWEST = {"x": a[-1]}
+OF_AN_EPISODE = (
+    "Reverb's patterns look at the writer's buffer, which may be kept over an end. relive's are of an episode; whoever"
+    " wants rows of two makes the item by their keys."
+)
+BEGINS = (
+    "Reverb reads it as an index. In relive a slice is Python's own: this one would begin with the episode and grow"
+    " with it, and is refused, as an item's windows have a length."
+)
 
 
 def when(name: str, says: str, condition: Condition, stored: list[int], source: str = STRUCTURED_WRITER) -> Case:
@@ -195,8 +204,9 @@ CASES = (
             end_episode(keep_steps=True),
             *counted(1, 10),
             end_episode(),
-            contents().gives([{"x": [0, 1]}, {"x": [1, 10]}]),
+            contents().gives([{"x": [0, 1]}, {"x": [1, 10]}], relive=[{"x": [0, 1]}]),
         ),
+        differs=OF_AN_EPISODE,
     ),
     Case(
         "the index of steps begins anew with an episode",
@@ -318,23 +328,30 @@ CASES = (
         (
             patterns([Pattern({"x": a[-1], "y": b[-1]})]),
             step(a=0, b=0),
-            step(a=1),
+            step(a=1).gives("done", relive="refused"),
             step(a=2, b=20),
             end_episode(),
             contents().gives([{"x": 0, "y": 0}, {"x": 2, "y": 20}]),
         ),
+        differs=WHOLE_ROWS,
     ),
     # ---- what is refused -------------------------------------------------------------------------------------------
     refused("a pattern that begins at a step to come is refused", "start must be < 0.", Pattern({"x": a[0:2]})),
     refused("a pattern that ends after the newest step is refused", "stop must be <= 0.", Pattern({"x": a[-2:1]})),
     refused("a pattern of nothing is refused", "stop must be > start.", Pattern({"x": a[-2:-3]})),
     refused("a pattern backwards is refused", "step must be > 0.", Pattern({"x": a[-3::-1]})),
-    shaped(
+    Case(
         "a pattern's slice without a beginning is one step",
         "x[:-2] is written down as x[-2] is: without a start, the stop is an index.",
-        {"x": a[:-2]},
-        3,
-        [{"x": 0}, {"x": 1}],
+        PATTERNS,
+        one(),
+        (
+            patterns([Pattern({"x": a[:-2]})]).gives("done", relive="refused"),
+            *counted(3),
+            end_episode(),
+            contents().gives([{"x": 0}, {"x": 1}], relive=[]),
+        ),
+        differs=BEGINS,
     ),
     Case(
         "a writer without a pattern is refused",

@@ -36,6 +36,17 @@ WAITS_ITSELF = (
     "Reverb's create_item queues the item, whose fate flush tells. relive's create_items waits for the limiter itself,"
     " and a call that met its deadline has made nothing that could come later."
 )
+NO_COUNT = (
+    "A writer of relive's has no count of its own: rows know their episode_step, and a batch has it by that name."
+)
+WHOLE_STEPS = (
+    "An item that relive's create_items makes can be drawn when the call returns, so its steps must be complete by"
+    " then: complete them first."
+)
+BY_KEYS = (
+    "What is given later belongs to a step by its key, not by its turn: late columns of a spec, which table.complete()"
+    " takes in any order. A value of any other column is another step's."
+)
 
 CASES = (
     # ---- how far back ----------------------------------------------------------------------------------------------
@@ -160,8 +171,7 @@ CASES = (
             *counted(1),
             episode_steps().gives(1, relive="no word"),
         ),
-        differs="A writer of relive's has no count of its own: rows know their episode_step, and a batch"
-        " has it by that name.",
+        differs=NO_COUNT,
     ),
     # ---- steps by parts --------------------------------------------------------------------------------------------
     Case(
@@ -187,24 +197,27 @@ CASES = (
             write(),
             step(a=0, b=0),
             step(partial=True, a=1),
-            item({"x": a[-2:]}),
+            item({"x": a[-2:]}).gives("done", relive="refused"),
             step(b=10),
-            contents().gives([{"x": [0, 1]}]),
+            contents().gives([{"x": [0, 1]}], relive=[]),
         ),
+        differs=WHOLE_STEPS,
     ),
     Case(
         "a field given twice in one step is refused",
         "The same field must not be provided more than once in the same step.",
         TRAJECTORY_WRITER,
         one(),
-        (write(), step(a=0, b=0), step(partial=True, a=1), step(a=2).gives("refused")),
+        (write(), step(a=0, b=0), step(partial=True, a=1), step(a=2).gives("refused", relive="done")),
+        differs=BY_KEYS,
     ),
     Case(
         "a part of a step is not counted as a step",
         "episode_steps does not count partial calls.",
         TRAJECTORY_WRITER,
         one(),
-        (write(), step(partial=True, a=0), step(b=0), episode_steps().gives(1)),
+        (write(), step(partial=True, a=0), step(b=0), episode_steps().gives(1, relive="no word")),
+        differs=NO_COUNT,
     ),
     # ---- columns that come and go ----------------------------------------------------------------------------------
     Case(

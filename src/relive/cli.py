@@ -1,4 +1,4 @@
-"""The command line: `relive ls`, `relive rm`, `relive serve`, `relive train AGENT`.
+"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `evaluate`, `play`.
 
 ls and rm need nothing but the library. The others read their options with typer, which their extras bring, and load
 what they need when they run: `relive ls` does not wait for torch.
@@ -31,6 +31,8 @@ from relive.open import list_tables, remove
 _WITH_EXTRAS = {
     "serve": ("service", "serve tables to other machines"),
     "train": ("train", "train an agent through a shared table"),
+    "evaluate": ("train", "play the policy of a run, for its returns"),
+    "play": ("train", "show the policy of a run, in a window or a video"),
 }
 
 
@@ -75,12 +77,13 @@ def _plain_command(arguments: list[str]) -> int:
 def _application() -> typer.Typer:
     options: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
     app = typer.Typer(help="Experience replay that many processes share.", **options)
-    from relive.train.command import add_commands
+    from relive.train.command import add_commands, add_watching
 
     training = typer.Typer(help="Train an agent through a shared table.", **options)
     app.add_typer(training, name="train")
     training.callback()(_training_group)
     add_commands(training)
+    add_watching(app)
     app.command("serve")(_serve)
     return app
 

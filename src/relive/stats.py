@@ -81,7 +81,7 @@ class TableStats:
     policy_version: int
     appended: int  # steps
     evicted: int  # steps that made room
-    deleted: int  # steps removed by delete()
+    deleted: int  # steps, and explicit items, removed by delete()
     pool_pressure: int  # pages evicted early because no page was free
     early_freed: int  # pages freed before their turn, as nothing in them was live
     cut_lanes: int  # lanes cut by a close or a death

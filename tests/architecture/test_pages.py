@@ -60,11 +60,32 @@ def test_every_rule_of_a_test_build_stands_in_the_protocol_and_no_other() -> Non
     assert not missing
 
 
-def test_the_picture_of_the_house_is_as_its_script_draws_it() -> None:
-    """Run `python scripts/draw_house.py` after a floor or a room has changed."""
-    program = "import draw_house; print(draw_house.picture(), end='')"
+DRAWN = {
+    "house": "draw_house.picture()",
+    "items": "draw_items.picture(draw_items.ITEMS)",
+    "explicit": "draw_items.picture(draw_items.EXPLICIT)",
+    "late-columns": "draw_items.picture(draw_items.LATE)",
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_picture_is_as_its_script_draws_it(name: str) -> None:
+    """Run `python scripts/draw_house.py` after a floor or a room has changed, `python scripts/draw_items.py` else."""
+    drawn = DRAWN[name]
+    program = f"import {drawn.partition('.')[0]}; print({drawn}, end='')"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT / "scripts"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (ROOT / "docs" / "images" / "house.svg").read_text()
+    assert done.stdout == (ROOT / "docs" / "images" / f"{name}.svg").read_text()
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.stem)
+def test_a_picture_is_shown_brings_its_own_paper_and_speaks(picture: Path) -> None:
+    """White paper below everything, so that a dark page does not swallow its ink; words for those who do not see it."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]
+    assert any(f"images/{picture.name})" in page.read_text() for page in pages)
+    head, below = picture.read_text().split("<rect", 1)
+    assert 'aria-label="' in head
+    width, height = head.split('viewBox="0 0 ')[1].split('"')[0].split()
+    assert f'width="{width}" height="{height}"' in below.split("/>")[0] and 'fill="#ffffff"' in below.split("/>")[0]

@@ -16,11 +16,12 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 from relive.agents.agent import Agent  # noqa: E402
 from relive.agents.config import LinearSchedule, OptimizerConfig  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train.actor_pool import ActorPool, ActorsKeepDying  # noqa: E402
+from relive.train.actor_pool import ActorPool  # noqa: E402
 from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, load_checkpoint, save_checkpoint  # noqa: E402
 from relive.train.config import ActingConfig, EnvironmentConfig, ReplayConfig, TrainConfig, preset  # noqa: E402
 from relive.train.curve import draw_curve  # noqa: E402
 from relive.train.environments import acting_seed, describe, evaluation_seeds, final_seeds  # noqa: E402
+from relive.train.errors import ActorsKeepDying  # noqa: E402
 from relive.train.evaluate import Evaluator  # noqa: E402
 from relive.train.numerics import learner_numerics, threads_of  # noqa: E402
 from relive.train.parameters import ParameterBoard, ParameterLayout  # noqa: E402
@@ -193,11 +194,32 @@ def test_evaluation_repeats_and_counts_one_episode_a_seed() -> None:
     constant = {name: np.zeros_like(value) for name, value in agent.parameters().items()}
     constant["q.2.bias"][1] = 1.0  # the advantage of going left: always left: falls after 8 to 10 steps
     seeds = evaluation_seeds(0, 0, 10)
-    first, second = evaluator.returns(constant, seeds), evaluator.returns(constant, seeds)
-    assert first is not None and second is not None
-    np.testing.assert_array_equal(first, second)
-    assert first.shape == (10,) and 8 <= first.min() and first.max() <= 11
-    assert evaluator.returns(constant, seeds, lambda: False) is None
+    first, second = evaluator.play(constant, seeds), evaluator.play(constant, seeds)
+    np.testing.assert_array_equal(first.returns, second.returns)
+    np.testing.assert_array_equal(first.returns, first.lengths)  # CartPole gives 1 a step
+    assert first.returns.shape == (10,) and 8 <= first.returns.min() and first.returns.max() <= 11
+    assert first.ended.all() and (evaluator.num_ended, evaluator.num_steps) == (10, first.lengths.sum())
+    evaluator.close()
+
+
+def test_an_evaluation_that_is_cut_says_so() -> None:
+    agent = learner(0)
+    evaluator = Evaluator("CartPole-v1", agent.policy(), 500)
+    steps = iter(range(4))
+    cut = evaluator.play(agent.parameters(), evaluation_seeds(0, 0, 3), lambda: next(steps) < 3)
+    assert cut.num_cut == 3 and not cut.ended.any() and cut.lengths.tolist() == [4, 4, 4]
+    assert cut.returns.tolist() == [4.0, 4.0, 4.0]
+    evaluator.close()
+    short = Evaluator("CartPole-v1", agent.policy(), 5)
+    met = short.play(agent.parameters(), evaluation_seeds(0, 0, 3))
+    assert met.num_cut == 0 and met.lengths.tolist() == [5, 5, 5]
+    short.close()
+
+
+def test_an_evaluator_without_time_plays_a_step() -> None:
+    agent = learner(0)
+    evaluator = Evaluator("CartPole-v1", agent.policy(), 500)
+    assert evaluator.play(agent.parameters(), [1, 2], lambda: False).lengths.tolist() == [1, 1]
     evaluator.close()
 
 

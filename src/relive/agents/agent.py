@@ -130,5 +130,5 @@ class Agent(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave. InvalidConfig where it is of an agent with other networks."""
+        """Takes over what `state_dict` gave. InvalidConfig, and nothing changed, where it does not fit this agent."""
         ...

@@ -63,12 +63,30 @@ def state_of(parts: Mapping[str, Any], num_updates: int) -> dict[str, Any]:
 
 
 def load_state(parts: Mapping[str, Any], state: Mapping[str, Any]) -> int:
-    """Takes over what `state_of` gave, and returns the number of updates. InvalidConfig where parts are missing."""
-    if set(state) != {"num_updates", *parts}:
-        raise InvalidConfig("parts of a checkpoint", f"{sorted(parts)}", str(sorted(set(state) - {"num_updates"})))
+    """Takes over what `state_of` gave, and returns the number of updates.
+
+    InvalidConfig where it is of other parts, names or shapes; nothing has changed then, nor after any other error.
+    """
+    if not isinstance(state, Mapping) or set(state) != {"num_updates", *parts}:
+        got = sorted(map(str, set(state) - {"num_updates"})) if isinstance(state, Mapping) else type(state).__name__
+        raise InvalidConfig("parts of a checkpoint", f"{sorted(parts)}", str(got))
+    num_updates = state["num_updates"]
+    if not isinstance(num_updates, int) or isinstance(num_updates, bool) or num_updates < 0:
+        raise InvalidConfig("num_updates of a checkpoint", "an integer >= 0", num_updates)
+    before = state_of(parts, 0)
+    try:
+        _take(parts, state)
+    except BaseException as problem:
+        _take(parts, before)
+        if isinstance(problem, (AttributeError, LookupError, RuntimeError, TypeError)):
+            raise InvalidConfig("parts of a checkpoint", "those of this agent", repr(problem)) from problem
+        raise
+    return num_updates
+
+
+def _take(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         if isinstance(part, torch.Generator):
             part.set_state(state[name].cpu())
         else:
             part.load_state_dict(state[name])
-    return int(state["num_updates"])

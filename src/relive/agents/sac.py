@@ -20,55 +20,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from relive import Index, MinSize, SamplesPerInsert, StepSpec
-from relive.agents.agent import Items, Policy, Spaces
-from relive.agents.batches import load_state, priorities_of, require_box, state_of
-from relive.agents.boxes import LOG_STD_MAX, LOG_STD_MIN, ActionBox, SquashedGaussianPolicy
-from relive.agents.config import OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
-from relive.agents.critics import ContinuousBatch, Critics
-from relive.agents.mlp import MLP, Adam, FlatParameters, device_of
+from relive.agents.actor_critic import ActorCritic, ActorCriticConfig
+from relive.agents.agent import Policy, Spaces
+from relive.agents.boxes import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussianPolicy
+from relive.agents.config import Settings, require
+from relive.agents.mlp import MLP, Adam, FlatParameters
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 @final
 @dataclass(frozen=True)
-class SACConfig(TransitionsConfig):
+class SACConfig(ActorCriticConfig):
     """Soft actor-critic.
 
     alpha: the temperature, or none: it is learnt, from initial_alpha on, so that the policy's entropy comes to
-    target_entropy (none: minus the numbers of an action). random_steps: environment steps of all actors that are
-    uniform at first.
+    target_entropy (none: minus the numbers of an action). The others are ActorCriticConfig's.
     """
 
     name: ClassVar[str] = "sac"
     presets: ClassVar[Mapping[str, Settings]] = {}
 
-    hidden: tuple[int, ...] = (256, 256)
-    actor: OptimizerConfig = field(default_factory=OptimizerConfig)
-    critic: OptimizerConfig = field(default_factory=OptimizerConfig)
     alpha: float | None = None
     initial_alpha: float = 1.0
     alpha_learning_rate: float = 3e-4
     target_entropy: float | None = None
-    random_steps: int = 1_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_hidden(self.hidden)
         require(self.alpha is None or self.alpha >= 0, "alpha", ">= 0, or none", self.alpha)
         require(self.initial_alpha > 0, "initial_alpha", "> 0", self.initial_alpha)
         require(self.alpha_learning_rate > 0, "alpha_learning_rate", "> 0", self.alpha_learning_rate)
-        require(self.random_steps >= 0, "random_steps", ">= 0", self.random_steps)
 
     def make(self, spaces: Spaces, *, seed: int, device: str) -> SAC:
         """See AgentConfig. Actions are a bounded Box, observations a Box, flattened."""
@@ -76,65 +65,36 @@ class SACConfig(TransitionsConfig):
 
 
 @final
-class SAC:
+class SAC(ActorCritic):
     """The learner's state: actor, critics, their targets, temperature and optimizers. An `Agent`."""
 
-    columns = ContinuousBatch.columns
-    prefetch = 0
+    config: SACConfig
 
     def __init__(self, config: SACConfig, spaces: Spaces, *, seed: int, device: str) -> None:
-        require_box(spaces, config.name)
-        self.config, self.spaces = config, spaces
-        self.box = ActionBox.of(spaces, config.name)
-        self.device = device_of(device)
-        self.num_updates = 0
-        generator = torch.Generator().manual_seed(seed)
+        super().__init__(config, spaces, outputs_per_action=2, num_critics=2, seed=seed, device=device)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
-        states, actions, rows = spaces.observation_size, self.box.size, config.batch_size
-        self.actor = FlatParameters(MLP.shapes("actor", (states, *config.hidden, 2 * actions)), self.device)
-        self.actor.initialise(generator)
+        rows, actions = config.batch_size, self.box.size
         self._network = MLP(self.actor, "actor", rows)
-        options = config.actor
-        self._optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
-        sizes = (states + actions, *config.hidden, 1)
-        self.critics = Critics(config, config.critic, sizes, 2, generator, self.device)
         self.temperature = FlatParameters({"log_alpha": (1,)}, self.device)
         self.temperature.value["log_alpha"].fill_(math.log(config.initial_alpha))
         self._temperature_optimizer = Adam(self.temperature)
         self._target_entropy = -float(actions) if config.target_entropy is None else config.target_entropy
-        self._batch = ContinuousBatch(config, states, self.box, self.device)
         self._noise, self._std = (torch.zeros(rows, actions, device=self.device) for _ in range(2))
         self._gradient = torch.zeros(rows, 2 * actions, device=self.device)
         self._entropy = torch.zeros((), device=self.device)
-
-    # ---- what it stores, draws and does ----------------------------------------------------------------------------
-
-    def spec(self) -> StepSpec:
-        """See Agent."""
-        return self.spaces.spec()
-
-    def index(self, limiter: MinSize | SamplesPerInsert) -> Index:
-        """See Agent."""
-        return self.config.index(self.spaces, limiter)
 
     def policy(self) -> Policy:
         """See Agent."""
         return SquashedGaussianPolicy(self.box, self.config.random_steps)
 
-    # ---- learning --------------------------------------------------------------------------------------------------
-
-    def update(self, batch: Items) -> NDArray[np.float64] | None:
-        """See Agent. Critics, actor, temperature, then the targets; all with the temperature from before."""
-        self._batch.load(batch)
-        with torch.no_grad():
-            alpha = self._alpha()
-            self._learn_critics(alpha)
-            log_probability = self._learn_actor(alpha)
-            if self.config.alpha is None:
-                self._learn_temperature(log_probability)
-            self.critics.follow()
-        self.num_updates += 1
-        return priorities_of(self.critics.errors) if self.config.prioritized else None
+    def _learn(self) -> None:
+        """Critics, actor, temperature, then the targets; all with the temperature from before."""
+        alpha = self._alpha()
+        self._learn_critics(alpha)
+        log_probability = self._learn_actor(alpha)
+        if self.config.alpha is None:
+            self._learn_temperature(log_probability)
+        self.critics.follow()
 
     def _alpha(self) -> float:
         if self.config.alpha is not None:
@@ -175,7 +135,7 @@ class SAC:
         raw = self._network.outputs[:, size:]
         gradient[:, size:].mul_((raw > LOG_STD_MIN) & (raw < LOG_STD_MAX))
         self._network.backward(gradient)
-        self._optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
+        self._step_actor()
         return log_probability
 
     def _lower_value_gradient(self) -> Tensor:
@@ -195,38 +155,12 @@ class SAC:
 
     def metrics(self) -> dict[str, float]:
         """See Agent."""
-        if self.num_updates == 0:
-            return {}
+        more = {"alpha": self._alpha(), "entropy": float(self._entropy)} if self.num_updates else {}
+        return {**super().metrics(), **more}
+
+    def _own_parts(self) -> Mapping[str, Any]:
         return {
-            "loss": self.critics.loss(self._batch.weight),
-            "alpha": self._alpha(),
-            "entropy": float(self._entropy),
-        }
-
-    # ---- what it hands out -----------------------------------------------------------------------------------------
-
-    def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """See Agent: the actor."""
-        return self.actor.on_host()
-
-    def evaluation_parameters(self) -> dict[str, NDArray[np.float32]]:
-        """See Agent: the actor."""
-        return self.actor.on_host()
-
-    def _parts(self) -> dict[str, Any]:
-        return {
-            "actor": self.actor,
-            "actor_optimizer": self._optimizer,
-            **self.critics.parts(),
             "temperature": self.temperature,
             "temperature_optimizer": self._temperature_optimizer,
             "generator": self._generator,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """See Agent."""
-        return state_of(self._parts(), self.num_updates)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Agent."""
-        self.num_updates = load_state(self._parts(), state)

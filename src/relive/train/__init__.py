@@ -1,1 +1,75 @@
-"""Training: actor processes, the learner, parameter publication, evaluation, checkpoints, progress."""
+"""Training: actor processes, the learner, parameter publication, evaluation, checkpoints, progress.
+
+The names below are the public face. They are loaded when they are asked for: actors, which import this package too,
+need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from relive._extras import install_command
+from relive.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from relive.train.callbacks import Callback
+    from relive.train.checkpoint import CurvePoint
+    from relive.train.config import TrainConfig, load_config, preset
+    from relive.train.errors import ActorsKeepDying, EnvironmentRaised, NonFiniteLoss
+    from relive.train.playing import Evaluation, NoDisplay, ShownEpisode, evaluate_run, play_run
+    from relive.train.policy import TrainedPolicy, load_policy
+    from relive.train.progress import Snapshot
+    from relive.train.result import RunResult
+    from relive.train.run import train
+
+__all__ = [
+    "ActorsKeepDying",
+    "Callback",
+    "CurvePoint",
+    "EnvironmentRaised",
+    "Evaluation",
+    "NoDisplay",
+    "NonFiniteLoss",
+    "RunResult",
+    "ShownEpisode",
+    "Snapshot",
+    "TrainConfig",
+    "TrainedPolicy",
+    "evaluate_run",
+    "load_config",
+    "load_policy",
+    "play_run",
+    "preset",
+    "train",
+]
+
+_HOMES = {
+    "ActorsKeepDying": "errors",
+    "EnvironmentRaised": "errors",
+    "NonFiniteLoss": "errors",
+    "Callback": "callbacks",
+    "CurvePoint": "checkpoint",
+    "Evaluation": "playing",
+    "NoDisplay": "playing",
+    "RunResult": "result",
+    "ShownEpisode": "playing",
+    "Snapshot": "progress",
+    "TrainConfig": "config",
+    "TrainedPolicy": "policy",
+    "evaluate_run": "playing",
+    "load_config": "config",
+    "load_policy": "policy",
+    "play_run": "playing",
+    "preset": "config",
+    "train": "run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"relive.train.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as problem:
+        raise MissingPackage(f"relive.train.{name}", str(problem.name), install_command("train")) from None

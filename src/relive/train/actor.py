@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -75,7 +76,11 @@ class _Acting:
     def run(self) -> None:
         task = self._task
         first_seed = acting_seed(task.environment.seed, task.actor, task.incarnation)
-        observations, _ = self._envs.reset(seed=first_seed)
+        try:
+            observations, _ = self._envs.reset(seed=first_seed)
+        except Exception:
+            task.scoreboard.add_failure(task.actor, 0, traceback.format_exc())
+            raise
         while self._go_on():
             if not self._poll_parameters():
                 continue
@@ -107,6 +112,13 @@ class _Acting:
             return self._envs.step(actions)
         except DeadlineExceeded:
             began_s = time.monotonic()
+        except TableClosed:
+            raise
+        except Exception:
+            # The environment's own, or what it gave and the table refused: nothing that another actor would do better.
+            step = self._task.scoreboard.steps_of(self._task.actor) + 1
+            self._task.scoreboard.add_failure(self._task.actor, step, traceback.format_exc())
+            raise
         while self._go_on():
             try:
                 return self._envs.finish_step(_WAIT_SLICE_S)

@@ -11,27 +11,13 @@ from contextlib import contextmanager
 from typing import final
 
 from relive.agents.agent import Policy
-from relive.errors import ReliveError
 from relive.train.actor import ActorTask, run_actor
 from relive.train.config import TrainConfig
+from relive.train.errors import ActorsKeepDying, EnvironmentRaised
 from relive.train.parameters import ParameterBoard
 from relive.train.scoreboard import Scoreboard
 
 _MAX_IDLE_DEATHS = 3
-
-
-@final
-class ActorsKeepDying(ReliveError):
-    """An actor died again and again before its first step: something is wrong with its environment."""
-
-    def __init__(self, actor: int, num_deaths: int, exit_code: int | None) -> None:
-        self.actor = actor
-        self.num_deaths = num_deaths
-        self.exit_code = exit_code
-        super().__init__(
-            f"actor {actor} died {num_deaths} times before its first step, last with exit code {exit_code}:"
-            " its own message stands above; make the environment in one process to see the cause"
-        )
 
 
 @final
@@ -83,10 +69,16 @@ class ActorPool:
         return [process.pid for process in self._processes if process is not None and process.pid is not None]
 
     def watch(self) -> None:
-        """Starts dead actors again and counts them. Raises ActorsKeepDying where that leads nowhere."""
+        """Starts dead actors again and counts them.
+
+        Raises EnvironmentRaised where an actor's environment did, ActorsKeepDying where starting again leads nowhere.
+        """
         for actor, process in enumerate(self._processes):
             if process is None or process.is_alive():
                 continue
+            failure = self._scoreboard.failure_of(actor)
+            if failure is not None:
+                raise EnvironmentRaised(actor, *failure)
             idle = self._scoreboard.steps_of(actor) == self._steps_at_start[actor]
             self._idle_deaths[actor] = self._idle_deaths[actor] + 1 if idle else 0
             if self._idle_deaths[actor] >= _MAX_IDLE_DEATHS:

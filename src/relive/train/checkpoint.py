@@ -32,6 +32,7 @@ class CurvePoint:
     num_updates: int
     evaluation_return: float
     acting_return: float | None
+    num_cut: int = 0  # episodes that the evaluation's time limit cut; their returns count as far as they came
 
 
 @final
@@ -47,6 +48,7 @@ class Progress:
     num_sessions: int = 0
     kept_return: float = float("-inf")
     kept_updates: int = 0
+    kept_cut: bool = False  # whether the kept policy's evaluation was cut
     kept_parameters: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     solved: bool = False
     curve: list[CurvePoint] = field(default_factory=list)
@@ -82,11 +84,15 @@ def load_checkpoint(run_dir: Path) -> tuple[dict[str, Any], Progress]:
         raise InvalidConfig(
             what=f"checkpoint {path}", expected="the file that a run with at least one checkpoint has", got=str(problem)
         ) from problem
-    if state.get("format") != FORMAT:
-        raise InvalidConfig(what=f"format of {path}", expected=str(FORMAT), got=str(state.get("format")))
-    progress = Progress(
-        **state["counters"],
-        kept_parameters={name: value.cpu().numpy() for name, value in state["kept"].items()},
-        curve=[CurvePoint(**point) for point in state["curve"]],
-    )
-    return state["learner"], progress
+    found = state.get("format") if isinstance(state, dict) else None
+    if found != FORMAT:
+        raise InvalidConfig(what=f"format of {path}", expected=str(FORMAT), got=str(found))
+    try:
+        progress = Progress(
+            **state["counters"],
+            kept_parameters={name: value.cpu().numpy() for name, value in state["kept"].items()},
+            curve=[CurvePoint(**point) for point in state["curve"]],
+        )
+        return state["learner"], progress
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise InvalidConfig(f"parts of {path}", "those that a run writes", repr(problem)) from problem

@@ -1,10 +1,11 @@
-"""`relive train AGENT`: one command for each agent of the registry, all of the same form.
+"""`relive train AGENT`, one command for each agent of the registry, all of the same form; `relive evaluate`, `play`.
 
 Neither torch nor an agent's file is imported until a command runs, or its `--help` lists the options. Annotations are
 values here, not text: typer reads them where the names of the function around them are not known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from rich.table import Table as Grid
 from relive._extras import install_command
 from relive.agents.registry import AGENTS
 from relive.errors import InvalidConfig, MissingPackage
-from relive.train.config import CONFIG_FILE, TrainConfig, preset
+from relive.train.config import CONFIG_FILE, TrainConfig, file_settings, load_config, preset
 from relive.train.settings import changed, options, parse_assignments
 
 _EXIT_STOPPED = 130
@@ -39,7 +40,9 @@ def add_commands(app: typer.Typer) -> None:
 
 def _command(agent: str, default_env: str) -> Callable[..., None]:
     def train(
-        env: Annotated[str, typer.Option(help="Gymnasium id: CartPole-v1, Pendulum-v1, ...")] = default_env,
+        env: Annotated[
+            str | None, typer.Option(help="Gymnasium id: CartPole-v1, Pendulum-v1, ...", show_default=default_env)
+        ] = None,
         actors: Annotated[int | None, typer.Option(min=1, help="Actor processes.", show_default="2")] = None,
         seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random.", show_default="0")] = None,
         run_dir: Annotated[
@@ -59,12 +62,17 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         capacity: Annotated[
             int | None, typer.Option(min=1, help="Steps that the table holds.", show_default="the preset")
         ] = None,
+        config: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help="A TOML file of the options below, or a run's config.json; --set wins."),
+        ] = None,
         set_: Annotated[
             list[str] | None,
             typer.Option("--set", metavar="NAME=VALUE", help="Set an option of the list below; may come often."),
         ] = None,
     ) -> None:
         given = {
+            "environment.env_id": env,
             "acting.num_actors": actors,
             "environment.seed": seed,
             "limits.max_steps": max_steps,
@@ -75,34 +83,94 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         }
         settings: dict[str, object] = {path: value for path, value in given.items() if value is not None}
         settings.update(parse_assignments(set_ or []))
-        _train(agent, env, settings, run_dir, resume)
+        with _extra_named("train"):
+            if resume is not None:
+                made = _resumed(agent, resume, config, settings)
+            elif config is not None:
+                made = load_config(config, settings, agent=agent)
+            else:
+                made = preset(agent, default_env, settings)
+        _train(made, run_dir, resume)
 
     return train
 
 
-def _train(agent: str, env: str, settings: dict[str, object], run_dir: Path | None, resume: Path | None) -> None:
-    try:
-        config = preset(agent, env, settings) if resume is None else _resumed(agent, resume, settings)
+def _train(config: TrainConfig, run_dir: Path | None, resume: Path | None) -> None:
+    with _extra_named("train"):
         from relive.train.run import train
-    except ImportError as problem:
-        raise MissingPackage("relive train", str(problem.name), install_command("train")) from None
     console = Console()
     if resume is not None:
         result = train(config, resume, resume=True, console=console)
     else:
-        environment = config.environment
-        folder = run_dir or Path("runs") / f"{agent}-{environment.env_id.replace('/', '-')}-s{environment.seed}"
-        result = train(config, folder, console=console, moving_aside=True)
+        result = train(config, run_dir, console=console, moving_aside=True)
     if result.stopped:
         raise typer.Exit(_EXIT_STOPPED)
 
 
-def _resumed(agent: str, run_dir: Path, settings: dict[str, object]) -> TrainConfig:
+def _resumed(agent: str, run_dir: Path, file: Path | None, settings: dict[str, object]) -> TrainConfig:
     config = TrainConfig.load(run_dir / CONFIG_FILE)
+    if file is not None:
+        given = file_settings(file, agent)
+        settings = {path: value for path, value in {**given, **settings}.items() if path != "agent.name"}
     if config.agent.name != agent:
         right = f"one of {agent}; `relive train {config.agent.name} --resume {run_dir}` goes on with this one"
         raise InvalidConfig(f"run in {run_dir}", right, config.agent.name)
     return changed(config, settings)
+
+
+def add_watching(app: typer.Typer) -> None:
+    """`evaluate` and `play`, of runs of any agent."""
+    app.command("evaluate")(_evaluate)
+    app.command("play")(_play)
+
+
+_RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, ended or not.")]
+_Seed = Annotated[
+    int | None, typer.Option(min=0, help="Seed of the episodes.", show_default="the run's: those of its result.json")
+]
+
+
+def _evaluate(
+    run_dir: _RunDir,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play, greedily.")] = 20,
+    seed: _Seed = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Cut what is not played after so much time.", show_default="none")
+    ] = None,
+) -> None:
+    """Play the kept policy of a run: JSON to the standard output, and a line for people beside it."""
+    with _extra_named("evaluate"):
+        from relive.train.playing import evaluate_run
+    evaluation = evaluate_run(run_dir, num_episodes=episodes, seed=seed, max_minutes=max_minutes)
+    typer.echo(evaluation.to_json())
+    typer.echo(str(evaluation), err=True)
+
+
+def _play(
+    run_dir: _RunDir,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to show.")] = 1,
+    seed: _Seed = None,
+    video: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a video, FILE.mp4, in place of opening a window.")
+    ] = None,
+    max_steps: Annotated[int, typer.Option(min=1, help="End after so many steps of all episodes.")] = 10_000,
+) -> None:
+    """Show the kept policy of a run, in a window or as a video."""
+    with _extra_named("play"):
+        from relive.train.playing import play_run
+    for one in play_run(run_dir, num_episodes=episodes, seed=seed, video=video, max_steps=max_steps):
+        cut = "" if one.ended else f", cut by --max-steps {max_steps}"
+        typer.echo(f"episode {one.number}: return {one.episode_return:.1f}, {one.num_steps} steps{cut}")
+    if video is not None:
+        typer.echo(str(video))
+
+
+@contextmanager
+def _extra_named(command: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as problem:
+        raise MissingPackage(f"relive {command}", str(problem.name), install_command("train")) from None
 
 
 def _listing_options(agent: str, env: str) -> type[typer.core.TyperCommand]:

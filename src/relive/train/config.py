@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from relive.agents.config import AgentConfig, require
-from relive.agents.registry import config_class
+from relive.agents.registry import config_class, entry_of
 from relive.errors import InvalidConfig
 from relive.train.settings import changed, flat, to_tree
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CONFIG_FILE = "config.json"
 
@@ -64,6 +71,9 @@ class ActingConfig:
 class EvaluationConfig:
     """Greedy evaluations: when, how long, and the return at which the run may stop.
 
+    One comes every period_updates, the first after a tenth of that. Each takes max_minutes at most, and a quarter of
+    the run's own; episodes under way then are cut, and such an evaluation never stops the run.
+
     A kept policy stops the run when its mean over `num_episodes` and then over `num_confirm_episodes` on other seeds
     both reach `stop_return` (None: never).
     """
@@ -74,8 +84,11 @@ class EvaluationConfig:
     num_final_episodes: int = 20
     stop_return: float | None = None
     max_episode_steps: int = 27_000
+    max_minutes: float = 5.0
 
     def __post_init__(self) -> None:
+        require(self.max_minutes > 0, "evaluation.max_minutes", "> 0", self.max_minutes)
+        require(self.max_episode_steps >= 1, "max_episode_steps", ">= 1", self.max_episode_steps)
         require(self.period_updates >= 1, "period_updates", ">= 1", self.period_updates)
         require(
             min(self.num_episodes, self.num_confirm_episodes, self.num_final_episodes) >= 1,
@@ -119,6 +132,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         require(self.threads >= 0, "threads", ">= 0", self.threads)
 
+    @property
+    def evaluation_s(self) -> float:
+        """The most seconds that one evaluation takes, the final one included."""
+        return 60.0 * min(self.evaluation.max_minutes, self.limits.max_minutes / 4)
+
     def save(self, path: Path) -> None:
         """Writes the configuration as JSON: the agent's name beside its options."""
         tree = to_tree(self)
@@ -152,3 +170,50 @@ def preset(agent: str, env_id: str, settings: Mapping[str, object] | None = None
         if fnmatchcase(env_id, pattern):
             config = changed(config, defaults)
     return changed(config, settings)
+
+
+def load_config(
+    path: str | Path, settings: Mapping[str, object] | None = None, *, agent: str | None = None
+) -> TrainConfig:
+    """The preset of the file's agent in its environment, then the file's options, then the settings, {path: value}.
+
+    path: a .toml file whose tables and keys are the names of options (`[agent]`, `gamma = 0.98`; "none" for none), or
+    a .json file of the same form, such as a run's config.json. agent: its name where the file need not say one
+    (`name` in `[agent]`). The environment is that of the settings, else the file's, else what the agent shows itself
+    on. Raises InvalidConfig for a file that cannot be read, one of another agent, and as `preset` does for options.
+    """
+    options = file_settings(path, agent)
+    named = str(options.pop("agent.name"))
+    return preset(named, entry_of(named).environment, {**options, **(settings or {})})
+
+
+def path_of(what: str, value: object) -> Path:
+    """A path that somebody gave. InvalidConfig for anything else, and for an empty one, which would mean here."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise InvalidConfig(what, "a path", value)
+    return Path(value)
+
+
+def file_settings(path: str | Path, agent: str | None) -> dict[str, object]:
+    """{path: value} of a file's options, as `load_config` reads it; "agent.name" is the agent."""
+    path = path_of("run configuration", path)
+    settings = {"agent.name": agent, **_read(path)}
+    named = settings["agent.name"]
+    if named is None:
+        raise InvalidConfig(f"run configuration {path}", "name = ... in [agent]", "no agent")
+    if agent is not None and named != agent:
+        raise InvalidConfig(f"agent of {path}", f"{agent!r}, or a run of the agent that the file names", named)
+    return settings
+
+
+def _read(path: Path) -> dict[str, object]:
+    if path.suffix not in (".toml", ".json"):
+        raise InvalidConfig(f"run configuration {path}", "a file that ends in .toml or .json", path.suffix)
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        if not isinstance(tree, dict):
+            raise ValueError("no table at its top")
+    except (OSError, ValueError, RecursionError) as problem:
+        raise InvalidConfig(f"run configuration {path}", "a TOML or JSON file", str(problem)) from problem
+    return flat(tree)

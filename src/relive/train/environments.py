@@ -71,6 +71,40 @@ def _make_atari(env_id: str, num_envs: int, *, clip_rewards: bool) -> VectorEnv[
     )
 
 
+def make_shown(env_id: str, render_mode: str) -> gymnasium.Env[Any, Any]:
+    """One environment that renders: "human" in a window, "rgb_array" as frames. Rewards are raw.
+
+    Raises InvalidConfig where it has no such mode; gymnasium.error.DependencyNotInstalled where a package is missing.
+    """
+    options: dict[str, Any] = {}
+    if is_atari(env_id):
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+        options["frameskip"] = 1  # the preprocessing skips
+    try:
+        modes = _render_modes(env_id, options)
+        if render_mode not in modes:
+            raise InvalidConfig(f"render mode of {env_id}", f"{render_mode!r} among those it has", str(modes))
+        env = gymnasium.make(env_id, render_mode=render_mode, **options)
+    except gymnasium.error.DependencyNotInstalled:
+        raise
+    except gymnasium.error.Error as problem:
+        raise InvalidConfig("env_id", "an id that Gymnasium can make here", str(problem)) from problem
+    if is_atari(env_id):
+        env = gymnasium.wrappers.AtariPreprocessing(env)
+        env = gymnasium.wrappers.FrameStackObservation(env, FRAME_STACK, padding_type="zero")
+    return env
+
+
+def _render_modes(env_id: str, options: dict[str, Any]) -> list[str]:
+    env = gymnasium.make(env_id, **options)
+    try:
+        return [str(mode) for mode in env.metadata.get("render_modes") or ()]
+    finally:
+        env.close()
+
+
 def acting_seed(run_seed: int, actor: int, incarnation: int) -> int:
     """The first environment seed of an actor; its copies take the next ones."""
     state = np.random.SeedSequence(run_seed, spawn_key=(actor, incarnation)).generate_state(1)

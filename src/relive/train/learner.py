@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, final
 
@@ -18,24 +17,19 @@ from relive import Batch, Table
 from relive.agents.agent import Agent
 from relive.errors import DeadlineExceeded
 from relive.train.actor_pool import ActorPool
-from relive.train.checkpoint import CurvePoint, Progress, save_checkpoint
+from relive.train.callbacks import Listeners
+from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
 from relive.train.config import TrainConfig
 from relive.train.environments import evaluation_seeds
-from relive.train.evaluate import Evaluator
+from relive.train.errors import NonFiniteLoss
+from relive.train.evaluate import Evaluator, Played
 from relive.train.parameters import ParameterBoard
 from relive.train.progress import ProgressReporter, Snapshot
+from relive.train.result import Ending
 from relive.train.scoreboard import Scoreboard
 
 _SAMPLE_SLICE_S = 0.1
 _LOOK_PERIOD_S = 0.25
-
-
-class Ending(Enum):
-    """Why a run's loop ended."""
-
-    SOLVED = "reached its return"
-    LIMIT = "reached its limit of steps or time"
-    STOPPED = "was stopped"
 
 
 @final
@@ -49,6 +43,7 @@ class Parts:
     pool: ActorPool
     evaluator: Evaluator
     reporter: ProgressReporter
+    listeners: Listeners
 
 
 @final
@@ -74,33 +69,71 @@ class Learner:
         self._restarts_before = progress.num_restarts
         self._began_s = self._looked_s = self._saved_s = time.monotonic()
         self._wait_s = 0.0
+        self._evaluates_until_s = math.inf
+        self._doing = ""
         self._policy = agent.policy()
         self._rated_s = self._began_s
         self._rated = np.asarray([progress.num_steps, agent.num_updates, 0.0, 0.0])
         self._rates_before = np.zeros(4)
 
     def run(self) -> Ending:
-        """Learns until something ends it; a checkpoint is written at the end, however it ends."""
+        """Learns until something ends it; a checkpoint is written at the end, however it ends.
+
+        Raises NonFiniteLoss, and leaves the last checkpoint as it is, where learning came to nan or infinity.
+        """
         self._publish()
         self._parts.pool.start()
         try:
+            self.save()  # while the actors start: there is always one to go back to
             with self._batches() as next_batch:
                 ending = self._loop(next_batch)
-        finally:
+        except NonFiniteLoss:
             self._look(at_once=True)
-            self.save()
+            raise
+        except BaseException:
+            self._look(at_once=True)
+            if self._not_finite(self._agent.parameters()) is None:
+                self.save()
+            raise
+        self._look(at_once=True)
+        self.save()
         return ending
 
     def save(self) -> None:
-        """Writes the checkpoint."""
+        """Writes the checkpoint; raises NonFiniteLoss, and leaves the one before, rather than keep such an agent."""
+        self._check_finite(self._agent.parameters())
         self._update_progress()
         save_checkpoint(self._run_dir, self._agent.state_dict(), self._progress)
         self._saved_s = time.monotonic()
+        path, num_updates = self._run_dir / FILE_NAME, self._agent.num_updates
+        self._parts.listeners.tell(lambda one: one.on_checkpoint(path, num_updates))
+
+    # ---- numbers that are none -------------------------------------------------------------------------------------
+
+    def _not_finite(self, parameters: Mapping[str, NDArray[np.float32]]) -> tuple[str, float] | None:
+        """The loss, or one of the parameters, where it is nan or infinite: a sum tells it of all numbers at once."""
+        loss = self._agent.metrics().get("loss", 0.0)
+        if not math.isfinite(loss):
+            return "the loss", loss
+        for name, value in parameters.items():
+            total = float(value.sum())
+            if not math.isfinite(total):
+                return f"the sum of parameter {name!r}", total
+        return None
+
+    def _check_finite(self, parameters: Mapping[str, NDArray[np.float32]]) -> None:
+        found = self._not_finite(parameters)
+        if found is None:
+            return
+        path = self._run_dir / FILE_NAME
+        resume = f"relive train {self._config.agent.name} --resume {self._run_dir}"
+        raise NonFiniteLoss(*found, self._agent.num_updates, str(path) if path.exists() else None, resume)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def _loop(self, next_batch: Callable[[], Batch | None]) -> Ending:
-        acting, evaluation = self._config.acting, self._config.evaluation
+        publish_period, period = self._config.acting.publish_period, self._config.evaluation.period_updates
+        next_evaluation = self._next_evaluation(period)
         while True:
             if self._stopping():
                 return Ending.STOPPED
@@ -108,11 +141,13 @@ class Learner:
             if batch is not None:
                 self._learn(batch)
                 num_updates = self._agent.num_updates
-                if num_updates % acting.publish_period == 0:
+                if num_updates % publish_period == 0:
                     self._publish()
-                if num_updates % evaluation.period_updates == 0 and self._evaluate():
-                    self._progress.solved = True
-                    return Ending.SOLVED
+                if num_updates >= next_evaluation:
+                    next_evaluation = num_updates - num_updates % period + period
+                    if self._evaluate():
+                        self._progress.solved = True
+                        return Ending.SOLVED
             if time.monotonic() - self._looked_s >= _LOOK_PERIOD_S:
                 self._look()
                 if self._at_limit():
@@ -120,13 +155,25 @@ class Learner:
                         self._evaluate()  # a short run too keeps a policy and draws a curve
                     return Ending.LIMIT
 
+    def _next_evaluation(self, period: int) -> int:
+        """The update after which the next evaluation is due: the first one early, so that there is a curve."""
+        if not self._progress.curve:
+            return self._agent.num_updates + max(1, period // 10)
+        return self._agent.num_updates - self._agent.num_updates % period + period
+
     def _learn(self, batch: Batch) -> None:
         priorities = self._agent.update(batch)
         if priorities is not None:
-            self._parts.table.update_priorities(batch.item_keys, priorities)
+            try:
+                self._parts.table.update_priorities(batch.item_keys, priorities)
+            except ValueError:  # the table takes no nan and no infinity: the loss says more
+                self._check_finite({})
+                raise
 
     def _publish(self) -> None:
-        version = self._parts.board.publish(self._agent.parameters())
+        parameters = self._agent.parameters()
+        self._check_finite(parameters)
+        version = self._parts.board.publish(parameters)
         self._parts.table.set_policy_version(version)
 
     @contextmanager
@@ -162,35 +209,45 @@ class Learner:
         """One evaluation; keeps the policy if it is the best so far. True if it may end the run."""
         evaluation = self._config.evaluation
         parameters = self._agent.evaluation_parameters()
-        mean = self._mean_return(parameters, evaluation.num_episodes)
-        if mean is None:
+        self._check_finite(parameters)
+        self._evaluates_until_s = time.monotonic() + self._config.evaluation_s
+        played = self._played(parameters, evaluation.num_episodes)
+        if played is None:
             return False
+        mean, num_cut = float(played.returns.mean()), played.num_cut
         wanted = math.inf if evaluation.stop_return is None else evaluation.stop_return
-        good = mean >= wanted
+        good = mean >= wanted and num_cut == 0
         if good:
             # A lucky score is not enough: the same policy again, on other seeds, before it is kept.
-            again = self._mean_return(parameters, evaluation.num_confirm_episodes)
+            again = self._played(parameters, evaluation.num_confirm_episodes)
             if again is None:
                 return False
-            good = again >= wanted
-            share = evaluation.num_episodes / (evaluation.num_episodes + evaluation.num_confirm_episodes)
-            mean = share * mean + (1.0 - share) * again
-        self._note_evaluation(mean, parameters)
+            good = float(again.returns.mean()) >= wanted and again.num_cut == 0
+            mean, num_cut = float(np.concatenate([played.returns, again.returns]).mean()), again.num_cut
+        self._note_evaluation(mean, num_cut, parameters)
         return good
 
-    def _mean_return(self, parameters: dict[str, Any], num_episodes: int) -> float | None:
+    def _played(self, parameters: dict[str, Any], num_episodes: int) -> Played | None:
+        """Episodes on new seeds, cut where the evaluation's time is over; None where the run stopped meanwhile."""
         first = self._progress.num_evaluation_episodes
         seeds = evaluation_seeds(self._config.environment.seed, first, num_episodes)
         self._progress.num_evaluation_episodes += num_episodes
-        returns = self._parts.evaluator.returns(parameters, seeds, self._may_go_on)
-        return None if returns is None else float(returns.mean())
+        evaluator = self._parts.evaluator
 
-    def _may_go_on(self) -> bool:
-        if time.monotonic() - self._looked_s >= _LOOK_PERIOD_S:
-            self._look()
-        return not self._stopping()
+        def go_on() -> bool:
+            now_s = time.monotonic()
+            if now_s - self._looked_s >= _LOOK_PERIOD_S:
+                self._doing = f"evaluating: {evaluator.num_ended} of {num_episodes} episodes"
+                self._look()
+            return now_s < self._evaluates_until_s and not self._stopping()
 
-    def _note_evaluation(self, mean: float, parameters: dict[str, Any]) -> None:
+        try:
+            played = evaluator.play(parameters, seeds, go_on)
+        finally:
+            self._doing = ""
+        return None if self._stopping() else played
+
+    def _note_evaluation(self, mean: float, num_cut: int, parameters: dict[str, Any]) -> None:
         self._update_progress()
         progress = self._progress
         acting = self._parts.scoreboard.recent_returns(100)
@@ -200,12 +257,17 @@ class Learner:
             self._agent.num_updates,
             mean,
             float(acting.mean()) if len(acting) else None,
+            num_cut,
         )
         progress.curve.append(point)
-        if mean >= progress.kept_return:
+        # Where rewards are negative a cut episode looks better than it is: it never takes a whole one's place.
+        first, is_cut = not progress.kept_parameters, num_cut > 0
+        better = mean >= progress.kept_return if is_cut == progress.kept_cut else progress.kept_cut
+        if first or better:
             progress.kept_return, progress.kept_updates = mean, self._agent.num_updates
-            progress.kept_parameters = parameters
+            progress.kept_parameters, progress.kept_cut = parameters, is_cut
         self._parts.reporter.evaluated(mean, progress.num_steps)
+        self._parts.listeners.tell(lambda one: one.on_evaluation(point))
 
     # ---- looking round ---------------------------------------------------------------------------------------------
 
@@ -214,8 +276,12 @@ class Learner:
         self._looked_s = time.monotonic()
         if not self._stopping() and not at_once:
             self._parts.pool.watch()
-        if self._parts.reporter.wants or at_once:
-            self._parts.reporter.show(self._snapshot(), at_once=at_once)
+        shows = self._parts.reporter.wants or at_once
+        if shows or self._parts.listeners:
+            now = self._snapshot()
+            if shows:
+                self._parts.reporter.show(now, at_once=at_once)
+            self._parts.listeners.tell(lambda one: one.on_progress(now))
         if not at_once and self._looked_s - self._saved_s >= self._config.limits.checkpoint_period_s:
             self.save()
 
@@ -256,6 +322,7 @@ class Learner:
             actor_wait=min(1.0, rates[3] / acting.num_actors),
             num_actors=acting.num_actors,
             num_restarts=progress.num_restarts,
+            doing=self._doing,
         )
 
     def _rates(self) -> NDArray[np.float64]:

@@ -7,130 +7,103 @@ result.json. `train(run_dir, resume=True)` goes on from there: the learner is re
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
-import numpy as np
-import torch
 from rich.console import Console
-from rich.table import Table as Grid
 
-from relive import SamplesPerInsert, SharedMemory, Table
 from relive.agents.agent import Agent
 from relive.errors import InvalidConfig
 from relive.train.actor_pool import ActorPool
+from relive.train.callbacks import Callback, Listeners
 from relive.train.checkpoint import FILE_NAME, Progress, load_checkpoint
-from relive.train.config import CONFIG_FILE, TrainConfig
+from relive.train.config import CONFIG_FILE, TrainConfig, path_of
 from relive.train.curve import draw_curve
-from relive.train.environments import describe, final_seeds
-from relive.train.evaluate import Evaluator
-from relive.train.learner import Ending, Learner, Parts
+from relive.train.environments import final_seeds
+from relive.train.evaluate import Evaluator, Played
+from relive.train.learner import Learner, Parts
 from relive.train.numerics import learner_numerics, threads_of
 from relive.train.parameters import ParameterBoard, ParameterLayout
 from relive.train.progress import ProgressReporter
+from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
+from relive.train.setup import make_agent, make_table
 
-CURVE_FILE, RESULT_FILE = "curve.png", "result.json"
-
-
-@final
-@dataclass(frozen=True)
-class RunResult:
-    """What a run came to. returns: greedy, of the kept policy, on the final seeds; empty where the run was stopped."""
-
-    agent: str
-    env_id: str
-    seed: int
-    ending: str
-    returns: tuple[float, ...]
-    kept_return: float | None
-    kept_updates: int
-    num_steps: int
-    num_updates: int
-    num_restarts: int
-    num_sessions: int
-    wall_s: float
-    run_dir: str
-
-    @property
-    def mean_return(self) -> float:
-        """Mean of the final returns; NaN where there are none."""
-        return float(np.mean(self.returns)) if self.returns else float("nan")
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run was interrupted and can be resumed."""
-        return self.ending == Ending.STOPPED.value
+CURVE_FILE = "curve.png"
+_SAY_PERIOD_S = 2.0
 
 
 def train(
-    config: TrainConfig | None,
-    run_dir: Path,
+    config: TrainConfig | None = None,
+    run_dir: str | Path | None = None,
     *,
+    callbacks: Sequence[Callback] = (),
     resume: bool = False,
-    moving_aside: bool = False,
+    moving_aside: bool | None = None,
     stop_when: Callable[[int, int], bool] = lambda num_steps, num_updates: False,
     console: Console | None = None,
 ) -> RunResult:
-    """Runs until the agent reaches its return, a limit, or SIGINT / SIGTERM; then no process and no table is left.
+    """Runs until the agent reaches its return, a limit, or is stopped; then no process and no table is left.
 
-    config: None with resume, where the directory has it. moving_aside: whatever the directory of a new run holds is
-    renamed, not refused. stop_when(environment steps, updates): asked before every batch; True stops the run as a
+    config: `preset(agent, env_id, settings)` gives one; None with resume, where the directory has it. run_dir: where
+    the run keeps its files (None: runs/AGENT-ENV-sSEED). callbacks: told of steps, updates, evaluations and
+    checkpoints; see Callback. moving_aside: whatever the directory of a new run holds is renamed, not refused (None:
+    where run_dir is None). stop_when(environment steps, updates): asked before every batch; True stops the run as a
     signal does. console: where progress goes (None: nowhere).
-    Raises InvalidConfig for a directory that is not empty of runs (without resume) or holds none (with it), for an
+    It blocks for as long as the run takes: config.limits bounds that. It starts config.acting.num_actors processes by
+    spawn, so a script calls it under `if __name__ == "__main__":`. In the main thread it handles SIGINT and SIGTERM
+    while it runs: the first one stops the run, the next one acts as it did before. torch computes with
+    `config.threads` meanwhile and flushes denormal numbers.
+    Raises InvalidConfig for a directory that holds a run already (without resume) or none (with it), for an
     environment that the agent cannot act in, and what making the table raises: StorageFull where /dev/shm is too
-    small. A refused run leaves no directory. In the main thread it handles the two signals while it runs; the second
-    one acts as if it did not. torch computes with `config.threads` meanwhile and flushes denormal numbers.
+    small. A refused run leaves no directory. Raises NonFiniteLoss where learning comes to nan or infinity, which
+    leaves the last good checkpoint, and EnvironmentRaised with an actor's traceback, after a checkpoint.
     """
     began_s = time.monotonic()
-    config = TrainConfig.load(run_dir / CONFIG_FILE) if resume and config is None else config
-    if config is None:
-        raise InvalidConfig(what="config", expected="a TrainConfig for a new run", got=None)
+    listeners = Listeners(callbacks)
+    config, folder = _checked(config, run_dir, resume)
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    with learner_numerics(threads_of(config.threads, config.acting.num_actors)), _stop_signals() as stopping:
+    with learner_numerics(threads_of(config.threads, config.acting.num_actors)), _stop_signals() as signalled:
+
+        def stopping() -> bool:
+            return signalled() or listeners.stops
+
         agent = make_agent(config)
-        if moving_aside and not resume:
-            move_aside(run_dir, console)
-        progress = _prepared(config, agent, run_dir, resume)
-        ending = (
-            Ending.SOLVED if progress.solved else _learn(config, agent, progress, run_dir, console, stopping, stop_when)
-        )
-        returns: tuple[float, ...] = ()
-        if ending is not Ending.STOPPED:
-            returns = _final_returns(config, agent, progress, stopping)
-            ending = ending if returns else Ending.STOPPED
-    result = RunResult(
-        config.agent.name,
-        config.environment.env_id,
-        config.environment.seed,
-        ending.value,
-        returns,
-        progress.kept_return if progress.kept_parameters else None,
-        progress.kept_updates,
-        progress.num_steps,
-        agent.num_updates,
-        progress.num_restarts,
-        progress.num_sessions,
-        time.monotonic() - began_s,
-        str(run_dir),
-    )
-    _finish(result, config, progress, run_dir, console)
+        if not resume and (run_dir is None if moving_aside is None else moving_aside):
+            move_aside(folder, console)
+        progress = _prepared(config, agent, folder, resume)
+        run = _Run(config, agent, progress, folder, console, listeners)
+        listeners.tell(lambda one: one.on_start(config, folder))
+        ending = Ending.SOLVED if progress.solved else run.learn(stopping, stop_when)
+        final = None if ending is Ending.STOPPED else run.final_episodes(stopping)
+    result = run.result(ending if final else Ending.STOPPED, final, time.monotonic() - began_s)
+    run.finish(result)
     return result
 
 
-def make_agent(config: TrainConfig) -> Agent:
-    """The agent of a run. Raises InvalidConfig where it cannot act in the environment, or there is none."""
-    spaces = describe(config.environment.env_id)
-    return config.agent.make(spaces, seed=config.environment.seed, device=_chosen_device(config.device))
+def default_run_dir(config: TrainConfig) -> Path:
+    """Where a run keeps its files unless it is told: runs/AGENT-ENV-sSEED."""
+    environment = config.environment
+    return Path("runs") / f"{config.agent.name}-{environment.env_id.replace('/', '-')}-s{environment.seed}"
+
+
+def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: bool) -> tuple[TrainConfig, Path]:
+    """The configuration and the directory of a run, or InvalidConfig."""
+    folder = None if run_dir is None else path_of("run_dir", run_dir)
+    if resume and folder is None:
+        raise InvalidConfig(what="run_dir", expected="the directory of the run to resume", got=None)
+    if config is None and resume and folder is not None:
+        config = TrainConfig.load(folder / CONFIG_FILE)
+    if not isinstance(config, TrainConfig):
+        expected = "a TrainConfig for a new run, such as relive.train.preset(agent, env_id)"
+        raise InvalidConfig(what="config", expected=expected, got=config)
+    return config, folder or default_run_dir(config)
 
 
 def _prepared(config: TrainConfig, agent: Agent, run_dir: Path, resume: bool) -> Progress:
@@ -163,82 +136,109 @@ def move_aside(folder: Path, console: Console) -> None:
             return
 
 
-def _chosen_device(device: str) -> str:
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidConfig(what="device", expected="'cpu' or 'auto' on a machine without CUDA", got=device)
-    return device
+@final
+class _Run:
+    """One session of a run: what it consists of, and its parts in their order."""
 
+    def __init__(
+        self,
+        config: TrainConfig,
+        agent: Agent,
+        progress: Progress,
+        run_dir: Path,
+        console: Console,
+        listeners: Listeners,
+    ) -> None:
+        self._config = config
+        self._agent = agent
+        self._progress = progress
+        self._run_dir = run_dir
+        self._console = console
+        self._listeners = listeners
 
-def make_table(config: TrainConfig, agent: Agent) -> Table:
-    """The shared table of one session, under a name of its own."""
-    replay, acting = config.replay, config.acting
-    samples_per_insert = replay.updates_per_step * config.agent.batch_size
-    limiter = SamplesPerInsert(
-        samples_per_insert,
-        replay.min_size,
-        # A few batches and a few rounds of all actors, or neither side ever waits for less than that.
-        tolerance=max(
-            0.1 * samples_per_insert * replay.min_size,
-            4.0 * config.agent.batch_size,
-            4.0 * samples_per_insert * config.environment.num_envs_per_actor,
-        ),
-    )
-    name = f"train-{os.getpid()}-{secrets.token_hex(3)}"
-    # Twice the lanes in use: a dead actor's stay taken until the next look for dead processes.
-    max_lanes = 2 * acting.num_actors * config.environment.num_envs_per_actor
-    return Table(
-        agent.spec(),
-        replay.capacity,
-        agent.index(limiter),
-        storage=SharedMemory(name),
-        max_lanes=max_lanes,
-        seed=config.environment.seed,
-    )
+    def learn(self, stopping: Callable[[], bool], stop_when: Callable[[int, int], bool]) -> Ending:
+        """The table, the actors and the learner, until something ends it."""
+        config, agent, progress, run_dir = self._config, self._agent, self._progress, self._run_dir
+        with ExitStack() as stack:
+            table = stack.enter_context(make_table(config, agent))
+            board = ParameterBoard(ParameterLayout.of(agent.parameters()), first_version=progress.parameter_version)
+            stack.callback(board.close)
+            scoreboard = Scoreboard(config.acting.num_actors, steps_before=progress.num_steps)
+            stack.callback(scoreboard.close)
+            evaluator = self._evaluator()
+            stack.callback(evaluator.close)
+            title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
+            reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir))
+            name = Path(table.path or "").name.removeprefix("relive-")
+            pool = ActorPool(config, agent.policy(), name, board, scoreboard)
+            stack.callback(pool.stop)  # first of all to go: before the table closes
+            parts = Parts(table, board, scoreboard, pool, evaluator, reporter, self._listeners)
 
+            def stops() -> bool:
+                return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
 
-def _learn(
-    config: TrainConfig,
-    agent: Agent,
-    progress: Progress,
-    run_dir: Path,
-    console: Console,
-    stopping: Callable[[], bool],
-    stop_when: Callable[[int, int], bool],
-) -> Ending:
-    with ExitStack() as stack:
-        table = stack.enter_context(make_table(config, agent))
-        board = ParameterBoard(ParameterLayout.of(agent.parameters()), first_version=progress.parameter_version)
-        stack.callback(board.close)
-        scoreboard = Scoreboard(config.acting.num_actors, steps_before=progress.num_steps)
-        stack.callback(scoreboard.close)
-        evaluator = Evaluator(config.environment.env_id, agent.policy(), config.evaluation.max_episode_steps)
-        stack.callback(evaluator.close)
-        title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
-        reporter = stack.enter_context(ProgressReporter(console, title, run_dir))
-        name = Path(table.path or "").name.removeprefix("relive-")
-        pool = ActorPool(config, agent.policy(), name, board, scoreboard)
-        stack.callback(pool.stop)  # first of all to go: before the table closes
-        parts = Parts(table, board, scoreboard, pool, evaluator, reporter)
+            return Learner(config, parts, agent, progress, run_dir, stops).run()
 
-        def stops() -> bool:
-            return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
+    def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
+        """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""
+        config, evaluator = self._config, self._evaluator()
+        num_episodes = config.evaluation.num_final_episodes
+        began_s = said_s = time.monotonic()
 
-        return Learner(config, parts, agent, progress, run_dir, stops).run()
+        def go_on() -> bool:
+            nonlocal said_s
+            now_s = time.monotonic()
+            if now_s - said_s >= _SAY_PERIOD_S:
+                said_s = now_s
+                self._console.print(
+                    f"final evaluation: {evaluator.num_ended} of {num_episodes} episodes, {evaluator.num_steps:,}"
+                    f" steps, {now_s - began_s:.0f} of at most {config.evaluation_s:.0f} s",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+            return now_s - began_s < config.evaluation_s and not stopping()
 
+        try:
+            kept = self._progress.kept_parameters or self._agent.evaluation_parameters()
+            played = evaluator.play(kept, final_seeds(config.environment.seed, num_episodes), go_on)
+        finally:
+            evaluator.close()
+        return None if stopping() else played
 
-def _final_returns(
-    config: TrainConfig, agent: Agent, progress: Progress, stopping: Callable[[], bool]
-) -> tuple[float, ...]:
-    evaluator = Evaluator(config.environment.env_id, agent.policy(), config.evaluation.max_episode_steps)
-    try:
-        seeds = final_seeds(config.environment.seed, config.evaluation.num_final_episodes)
-        kept = progress.kept_parameters or agent.evaluation_parameters()
-        returns = evaluator.returns(kept, seeds, lambda: not stopping())
-    finally:
-        evaluator.close()
-    return () if returns is None else tuple(float(value) for value in returns)
+    def _evaluator(self) -> Evaluator:
+        config = self._config
+        return Evaluator(config.environment.env_id, self._agent.policy(), config.evaluation.max_episode_steps)
+
+    def result(self, ending: Ending, final: Played | None, wall_s: float) -> RunResult:
+        """What the session came to."""
+        config, progress = self._config, self._progress
+        return RunResult(
+            agent=config.agent.name,
+            env_id=config.environment.env_id,
+            seed=config.environment.seed,
+            ending=ending.value,
+            returns=tuple(final.returns.tolist()) if final else (),
+            num_cut=final.num_cut if final else 0,
+            kept_return=progress.kept_return if progress.kept_parameters else None,
+            kept_updates=progress.kept_updates,
+            num_steps=progress.num_steps,
+            num_updates=self._agent.num_updates,
+            num_restarts=progress.num_restarts,
+            num_sessions=progress.num_sessions,
+            wall_s=wall_s,
+            run_dir=str(self._run_dir),
+        )
+
+    def finish(self, result: RunResult) -> None:
+        """The picture, the result's file, what is said of it, and the callbacks' last word."""
+        curve = self._progress.curve
+        if curve:
+            title = f"{result.agent} on {result.env_id}, seed {result.seed}"
+            draw_curve(self._run_dir / CURVE_FILE, title, curve, self._config.evaluation.stop_return)
+        if not result.stopped:
+            save_result(result, self._run_dir)
+        show_result(result, self._console)
+        self._listeners.tell(lambda one: one.on_end(result))
 
 
 @contextmanager
@@ -262,24 +262,3 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _finish(result: RunResult, config: TrainConfig, progress: Progress, run_dir: Path, console: Console) -> None:
-    if progress.curve:
-        title = f"{result.agent} on {result.env_id}, seed {result.seed}"
-        draw_curve(run_dir / CURVE_FILE, title, progress.curve, config.evaluation.stop_return)
-    if result.stopped:
-        command = f"relive train {result.agent} --resume {run_dir}"
-        console.print(f"Stopped. Go on with: {command}", highlight=False, soft_wrap=True)
-        return
-    text = json.dumps({**asdict(result), "mean_return": result.mean_return}, indent=2)
-    (run_dir / RESULT_FILE).write_text(text + "\n", encoding="utf-8")
-    grid = Grid(title=f"{result.env_id}: the run {result.ending}", show_header=False)
-    grid.add_row(f"greedy return of the kept policy, {len(result.returns)} episodes", f"{result.mean_return:.1f}")
-    grid.add_row("lowest, highest", f"{min(result.returns):.1f}, {max(result.returns):.1f}")
-    grid.add_row("environment steps", f"{result.num_steps:,}")
-    grid.add_row("updates", f"{result.num_updates:,} (kept policy: {result.kept_updates:,})")
-    grid.add_row("wall clock", f"{result.wall_s:.1f} s")
-    grid.add_row("actors restarted", str(result.num_restarts))
-    grid.add_row("run directory", str(run_dir))
-    console.print(grid)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from relive.train.shared_block import SharedBlock
 
 RING = 256  # finished episodes remembered of each actor
+_TRACEBACK_BYTES = 8192
 
 _RUN = np.dtype([("stop", np.int64), ("steps_before", np.int64)])
 _ACTOR = np.dtype(
@@ -25,6 +26,9 @@ _ACTOR = np.dtype(
         ("parameter_version", np.int64),
         ("returns", np.float64, (RING,)),
         ("lengths", np.int64, (RING,)),
+        ("failed_step", np.int64),
+        ("traceback", np.uint8, (_TRACEBACK_BYTES,)),
+        ("traceback_length", np.int64),  # written last: 0 says that nothing failed
     ]
 )
 
@@ -84,6 +88,13 @@ class Scoreboard:
         row["num_waits"] += 1
         row["wait_s"] += wait_s
 
+    def add_failure(self, actor: int, step: int, traceback: str) -> None:
+        """Its environment raised in this step of the actor's: the end of the traceback is kept."""
+        row, text = self._actors[actor], traceback.encode(errors="replace")[-_TRACEBACK_BYTES:]
+        row["failed_step"] = step
+        row["traceback"][: len(text)] = np.frombuffer(text, np.uint8)
+        row["traceback_length"] = len(text)
+
     # ---- what anybody reads ----------------------------------------------------------------------------------------
 
     @property
@@ -94,6 +105,14 @@ class Scoreboard:
     def steps_of(self, actor: int) -> int:
         """Environment steps of one actor, this session."""
         return int(self._actors[actor]["num_steps"])
+
+    def failure_of(self, actor: int) -> tuple[int, str] | None:
+        """The step in which the actor's environment raised, and the traceback; None where it has not."""
+        row = self._actors[actor]
+        length = int(row["traceback_length"])
+        if length == 0:
+            return None
+        return int(row["failed_step"]), row["traceback"][:length].tobytes().decode(errors="replace")
 
     @property
     def num_episodes(self) -> int:

@@ -76,13 +76,13 @@ def to_tree(config: Any) -> dict[str, Any]:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """{path: value} of nested dicts."""
+    """{path: value} of nested dicts, whose names may be paths themselves. InvalidConfig where two are the same."""
     settings: dict[str, object] = {}
     for name, value in tree.items():
-        if isinstance(value, Mapping):
-            settings.update(flat(value, f"{prefix}{name}."))
-        else:
-            settings[prefix + name] = value
+        inside = flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        for path in inside.keys() & settings.keys():
+            raise InvalidConfig(f"option {path!r}", "given once", "given twice")
+        settings.update(inside)
     return settings
 
 

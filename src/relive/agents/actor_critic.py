@@ -1,0 +1,173 @@
+"""What the agents for continuous actions are alike in; their formulas stand in their own files.
+
+An agent has an actor, critics with targets (`relive.agents.critics`) and one update of the form
+
+  load the batch  ->  _learn(): the algorithm's formulas  ->  num_updates + 1  ->  priorities, if it has them
+
+and hands out the actor. `DeterministicActor` is mu with its target, of those whose actor is no distribution.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relive import Index, MinSize, SamplesPerInsert, StepSpec
+from relive.agents.agent import Items, Policy, Spaces
+from relive.agents.batches import load_state, priorities_of, require_box, state_of
+from relive.agents.boxes import ActionBox
+from relive.agents.config import OptimizerConfig, TransitionsConfig, check_hidden, require
+from relive.agents.critics import ContinuousBatch, Critics
+from relive.agents.mlp import MLP, Adam, FlatParameters, device_of
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(TransitionsConfig):
+    """Networks of an actor and of critics, and their optimizers.
+
+    random_steps: environment steps of all actors that are uniform at first.
+    """
+
+    hidden: tuple[int, ...] = (256, 256)
+    actor: OptimizerConfig = field(default_factory=OptimizerConfig)
+    critic: OptimizerConfig = field(default_factory=OptimizerConfig)
+    random_steps: int = 1_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_hidden(self.hidden)
+        require(self.random_steps >= 0, "random_steps", ">= 0", self.random_steps)
+
+
+class ActorCritic(ABC):
+    """The learner's state: actor, critics, their targets and optimizers. An `Agent`, but for how it learns and acts."""
+
+    columns = ContinuousBatch.columns
+    prefetch = 0
+    config: ActorCriticConfig
+
+    def __init__(
+        self,
+        config: ActorCriticConfig,
+        spaces: Spaces,
+        *,
+        outputs_per_action: int,
+        num_critics: int,
+        seed: int,
+        device: str,
+    ) -> None:
+        require_box(spaces, config.name)
+        self.config, self.spaces = config, spaces
+        self.box = ActionBox.of(spaces, config.name)
+        self.device = device_of(device)
+        self.num_updates = 0
+        generator = torch.Generator().manual_seed(seed)
+        states, actions = spaces.observation_size, self.box.size
+        sizes = (states, *config.hidden, outputs_per_action * actions)
+        self.actor = FlatParameters(MLP.shapes("actor", sizes), self.device)
+        self.actor.initialise(generator)
+        options = config.actor
+        self._optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
+        sizes = (states + actions, *config.hidden, 1)
+        self.critics = Critics(config, config.critic, sizes, num_critics, generator, self.device)
+        self._batch = ContinuousBatch(config, states, self.box, self.device)
+
+    # ---- what an algorithm is --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _learn(self) -> None:
+        """One update from `_batch`, without autograd; num_updates is that of before."""
+
+    @abstractmethod
+    def policy(self) -> Policy:
+        """See Agent."""
+
+    def _own_parts(self) -> Mapping[str, Any]:
+        """What a checkpoint keeps of it beside the actor and the critics."""
+        return {}
+
+    # ---- what it stores and draws ----------------------------------------------------------------------------------
+
+    def spec(self) -> StepSpec:
+        """See Agent."""
+        return self.spaces.spec()
+
+    def index(self, limiter: MinSize | SamplesPerInsert) -> Index:
+        """See Agent."""
+        return self.config.index(self.spaces, limiter)
+
+    # ---- learning --------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Items) -> NDArray[np.float64] | None:
+        """See Agent."""
+        self._batch.load(batch)
+        with torch.no_grad():
+            self._learn()
+        self.num_updates += 1
+        return priorities_of(self.critics.errors) if self.config.prioritized else None
+
+    def _step_actor(self) -> None:
+        """One step of the actor along the gradients that lie in it."""
+        self._optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
+
+    def metrics(self) -> dict[str, float]:
+        """See Agent."""
+        return {"loss": self.critics.loss(self._batch.weight)} if self.num_updates else {}
+
+    # ---- what it hands out -----------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """See Agent: the actor."""
+        return self.actor.on_host()
+
+    def evaluation_parameters(self) -> dict[str, NDArray[np.float32]]:
+        """See Agent: the actor."""
+        return self.actor.on_host()
+
+    def _parts(self) -> dict[str, Any]:
+        own = self._own_parts()
+        return {"actor": self.actor, "actor_optimizer": self._optimizer, **self.critics.parts(), **own}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Agent."""
+        return state_of(self._parts(), self.num_updates)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Agent."""
+        self.num_updates = load_state(self._parts(), state)
+
+
+@final
+class DeterministicActor:
+    """mu(s) = tanh(network(s)) over an agent's actor, and mu', its moving average."""
+
+    def __init__(self, online: FlatParameters, num_rows: int) -> None:
+        self._online = online
+        self.target = online.copy()
+        self.network, self._target_network = (
+            MLP(parameters, "actor", num_rows) for parameters in (online, self.target)
+        )
+        self._ascent = torch.full((num_rows, 1), -1.0 / num_rows, device=online.values.device)
+
+    def target_outputs(self, states: Tensor) -> Tensor:
+        """mu'(s) [B, A] before tanh; overwritten by the next call."""
+        return self._target_network.forward(states)
+
+    def climb(self, batch: ContinuousBatch, critic: MLP) -> None:
+        """Writes the actor's gradient of -mean Q(s, mu(s)): dL/dmu = -(1/B) dQ/da, through tanh: * (1 - mu^2)."""
+        action = torch.tanh(self.network.forward(batch.state))
+        batch.action.copy_(action)
+        critic.forward(batch.pair)
+        to_action = critic.input_gradient(self._ascent)[:, batch.state.shape[1] :]
+        self.network.backward(to_action * (1.0 - action * action))
+
+    def follow(self, rate: float) -> None:
+        """The target's step."""
+        self.target.follow(self._online, rate)

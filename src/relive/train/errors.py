@@ -1,0 +1,50 @@
+"""Why a run ends before its time: each names what went wrong, where, and the way on."""
+
+from __future__ import annotations
+
+from typing import final
+
+from relive.errors import ReliveError
+
+
+@final
+class NonFiniteLoss(ReliveError):
+    """Learning has come to numbers that are not finite. checkpoint: the last one from before; None where none was."""
+
+    def __init__(self, what: str, value: float, num_updates: int, checkpoint: str | None, resume: str) -> None:
+        self.what = what
+        self.value = value
+        self.num_updates = num_updates
+        self.checkpoint = checkpoint
+        kept = f"{checkpoint} is the last good checkpoint: {resume}" if checkpoint else "there was no checkpoint yet"
+        super().__init__(
+            f"{what} after update {num_updates:,}: expected a finite number, got {value}; {kept}; smaller learning"
+            " rates, a clip of the gradient's norm or smaller rewards may help"
+        )
+
+
+@final
+class EnvironmentRaised(ReliveError):
+    """An actor's environment raised in a step, or gave what the table refuses. traceback: the actor's own, as text."""
+
+    def __init__(self, actor: int, step: int, traceback: str) -> None:
+        """step: of this actor, counted from 1 over its environments; 0 where it raised in its first reset."""
+        self.actor = actor
+        self.step = step
+        self.traceback = traceback
+        where = f"in its step {step:,}" if step else "in its first reset"
+        super().__init__(f"the environment of actor {actor} raised {where}:\n{traceback.rstrip()}")
+
+
+@final
+class ActorsKeepDying(ReliveError):
+    """An actor died again and again before its first step: something is wrong with its environment."""
+
+    def __init__(self, actor: int, num_deaths: int, exit_code: int | None) -> None:
+        self.actor = actor
+        self.num_deaths = num_deaths
+        self.exit_code = exit_code
+        super().__init__(
+            f"actor {actor} died {num_deaths} times before its first step, last with exit code {exit_code}:"
+            " its own message stands above; make the environment in one process to see the cause"
+        )

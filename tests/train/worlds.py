@@ -1,0 +1,44 @@
+"""Environments with faults, by ids that actors can make too: `train.worlds:Faulty-v0`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class World(gymnasium.Env[Any, Any]):
+    """A walk of four numbers that ends after `length` steps, pays `reward`, and fails at step `fails_at`."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(
+        self, length: float = 20, reward: float = 1.0, fails_at: float = float("inf"), step_s: float = 0.0
+    ) -> None:
+        self._length, self._reward, self._fails_at, self._step_s = length, reward, fails_at, step_s
+        self._num_steps = self._all_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._num_steps = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        self._all_steps += 1
+        if self._all_steps >= self._fails_at:
+            raise ArithmeticError(f"the world ends at step {self._all_steps}")
+        time.sleep(self._step_s)
+        return self._observation(), self._reward, False, self._num_steps >= self._length, {}
+
+    def _observation(self) -> Any:
+        return self.np_random.uniform(-1.0, 1.0, 4).astype(np.float32)
+
+
+gymnasium.register("Blind-v0", entry_point=World)
+gymnasium.register("Faulty-v0", entry_point=World, kwargs={"fails_at": 150})
+gymnasium.register("Endless-v0", entry_point=World, kwargs={"length": float("inf"), "step_s": 0.01})
+gymnasium.register("Overflowing-v0", entry_point=World, kwargs={"reward": 1e38})
