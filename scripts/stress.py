@@ -46,6 +46,8 @@ SOAK = (
     "--fail-points 20 --explicit --max-times 3",
     "--fail-points 20 --sequences shift",
     "--fail-points 20 --late --max-times 3",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sequences cross --short-lanes",
+    "--fail-points 20 --sequences cross",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
@@ -57,6 +59,7 @@ RECIPES = (
     "--seconds 30 --max-times 1 --stateless --n-step 6",
     "--seconds 6 --sequences drop",
     "--seconds 6 --sequences shift --short-lanes",
+    "--seconds 6 --sequences cross",
     KILLS,
     f"{KILLS} --short-lanes",
     f"{KILLS} --max-times 3",

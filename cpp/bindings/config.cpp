@@ -137,8 +137,8 @@ void read_sequence(const Part& from, SequenceConfig* sequence) {
   sequence->burn_in = from.get<uint32_t>("burn_in");
   sequence->bootstrap = from.get<uint32_t>("bootstrap");
   sequence->period = from.get<uint32_t>("period");
-  sequence->at_end =
-      from.kind<AtEnd>("at_end", {{"pad", AtEnd::kPad}, {"shift", AtEnd::kShift}, {"drop", AtEnd::kDrop}});
+  sequence->at_end = from.kind<AtEnd>(
+      "at_end", {{"pad", AtEnd::kPad}, {"shift", AtEnd::kShift}, {"drop", AtEnd::kDrop}, {"cross", AtEnd::kCross}});
   sequence->pad = from.kind<PadSide>("pad", {{"right", PadSide::kRight}, {"left", PadSide::kLeft}});
   sequence->only_ended = from.get<bool>("only_ended") ? 1 : 0;
   sequence->only_the_last = from.get<bool>("only_the_last") ? 1 : 0;

@@ -352,7 +352,7 @@ class TableHandle(Closing):
     def _expanded(self, names: tuple[str, ...], items: Items) -> tuple[str, ...]:
         spec = self._spec
         states = tuple(f"next_{name}" for name in spec.state_columns)
-        masks = ("mask",) if items.has_time else ()
+        masks = ("mask", "loss_mask") if items.has_time else ()
         known = (*spec.columns, *states, "discount", *masks, "terminated", "truncated", *DERIVED_NAMES)
         flat: dict[str, None] = {}
         for name in names:

@@ -14,7 +14,7 @@ from relive.spec import StepSpec
 __all__ = ["ITEMS", "AtEnd", "Episodes", "Items", "Pad", "Sequences", "StackPad", "TooLong", "Transitions"]
 
 StackPad = Literal["repeat", "zeros"]
-AtEnd = Literal["pad", "shift", "drop"]
+AtEnd = Literal["pad", "shift", "drop", "cross"]
 Pad = Literal["right", "left"]
 TooLong = Literal["refuse", "head", "tail"]
 MAX_STACK = 4096  # of a window, in the core
@@ -112,10 +112,15 @@ class Sequences:
     overlap. burn_in: rows before those, to warm up a recurrent state. bootstrap: rows behind them, to bootstrap from.
     Columns come as [B, T, ...], gamma * discount among them; kind="start" columns and lane as [B, ...], the start value
     of the window's first row; policy_version as [B, 2], the lowest and the highest of the window. mask bool[B, T] says
-    which rows are steps. Where bootstrap leaves a row for it, the row behind an episode's last step has the state after
-    it (all else zero, not in the mask). next_<state> may be asked for.
+    which rows are steps; loss_mask, where it is asked for, which of these carry loss: neither burn-in nor bootstrap,
+    whichever pad and at_end. Where bootstrap leaves a row for it, the row behind an episode's last step has the state
+    after it (all else zero, not in the mask). next_<state> may be asked for.
     at_end: what becomes of windows whose length an episode's end cuts short: 'pad' them; 'shift': one more window ends
-    with the episode instead; 'drop'. Episodes shorter than length are padded, but for 'drop'.
+    with the episode instead; 'drop'. Episodes shorter than length are padded, but for 'drop'. 'cross': windows run on
+    into the lane's next episodes. Loss then begins at every period-th step of the lane, counted on over its episodes;
+    the column first says where episodes begin, all rows are steps (the state behind an episode's last is its
+    next_<state>), and only what the lane's end cuts short, or its beginning leaves of burn_in, is padded. T is then at
+    most 2,048.
     Burn-in that the episode's start leaves out is padded in front, always: state columns with the first state there,
     all else with zeros. pad: where else padding stands, 'right' behind the rows or 'left' of them.
     gamma, stack, stack_pad: as of Transitions; a stacked column comes as [B, T, k, ...].
@@ -147,6 +152,9 @@ class Sequences:
         if self.num_rows > MAX_ROWS:
             raise InvalidConfig("burn_in + length + bootstrap", f"at most {MAX_ROWS} rows", self.num_rows)
         _check_choice("at_end", self.at_end, AtEnd)
+        if self.at_end == "cross" and self.num_rows > MAX_ROWS // 2:  # each step may have a tail behind it
+            most = f"at most {MAX_ROWS // 2} rows where windows cross ends of episodes"
+            raise InvalidConfig("burn_in + length + bootstrap", most, self.num_rows)
         _check_choice("pad", self.pad, Pad)
         object.__setattr__(self, "time_major", flag("time_major", self.time_major))
         _check_window(self)
@@ -196,10 +204,9 @@ class Sequences:
 class Episodes:
     """Items are whole episodes, T = max_length + bootstrap rows (as for PPO, decision transformers, rollouts).
 
-    An episode is an item when it has ended; one that has max_length steps already before that, but for 'tail'. One
-    that its lane's end cuts off (the writer closes, or dies) before it has so many is dropped.
+    An episode is an item when it has ended. One that its lane's end cuts off (the writer closes, or dies) is dropped.
     too_long: of an episode of more than max_length steps, 'refuse' the step that would make it longer (EpisodeTooLong),
-    or keep its 'head' (then the item is there as soon as max_length steps are) or its 'tail' as the item.
+    or keep its 'head' (then the item is there as soon as max_length steps are, also if the lane is cut) or its 'tail'.
     Columns come as of Sequences: [B, T, ...] with a mask, T trimmed to the longest episode of the batch.
     bootstrap=1: one row more, which has the state after the last step. pad, gamma, stack, stack_pad, time_major: as of
     Sequences.

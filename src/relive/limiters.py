@@ -36,7 +36,8 @@ class SamplesPerInsert:
 
     (Items sampled over all batches: samples_per_insert = replay ratio x batch size at one item a step.)
     With difference d = inserted x samples_per_insert - sampled, a draw of n passes when live >= min_size and d - n >=
-    low, an insert of n when the first fill lasts (live + n <= min_size) or d + n x samples_per_insert <= high;
+    low, an insert of n when the first fill lasts (live + n <= min_size), or d + n x samples_per_insert <= high, or
+    live < min_size and n is worth no more than the window (n x samples_per_insert <= high - low);
     low, high = samples_per_insert x min_size -/+ tolerance. tolerance None: the larger of 0.1 x samples_per_insert x
     min_size and 1024. A draw and one row must fit the window high - low together, else both could wait for each other:
     larger draws are refused, and blocks of rows worth more than the window. A block that does not fit the window beside

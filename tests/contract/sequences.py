@@ -126,6 +126,42 @@ class SequencesSuite(Suite):
         (observation,) = row_of(table, keys[0], "observation")
         assert observation[..., 0].tolist() == [[1, 1], [1, 1], [1, 2], [2, 3]]
 
+    def test_sequences_that_cross_ends(self, make_table: MakeTable) -> None:
+        """They begin at every period-th step of the lane; first marks episodes; each step has its own next state."""
+        table = make_table(plain_spec(), 1000, sequences(4, burn_in=2, bootstrap=1, at_end="cross", gamma=0.5))
+        with table.writer() as writer:
+            keys = [write_steps(writer, 0, 3, terminated=True)]
+            keys += [write_steps(writer, 3, 1, truncated=True), write_steps(writer, 4, 7, terminated=True)]
+            assert begins(table, np.concatenate(keys)) == [0, 4]
+            keys += [write_steps(writer, 11, 4)]
+            first_keys = np.concatenate(keys)
+            assert begins(table, first_keys) == [0, 4, 8]
+        assert begins(table, first_keys) == [0, 4, 8, 12], "what the lane's end cuts short is padded"
+        names = ("action", "mask", "first", "episode_step", "terminated", "truncated", "next_observation", "discount")
+        action, mask, first, number, over, cut, following, discount = row_of(table, first_keys[4], *names)
+        assert action.tolist() == [2, 3, 4, 5, 6, 7, 8] and mask.all()
+        assert first.tolist() == [False, True, True] + [False] * 4 and number.tolist() == [2, 0, 0, 1, 2, 3, 4]
+        assert over.tolist() == [True] + [False] * 6 and cut.tolist() == [False, True] + [False] * 5
+        assert following[:, 0].tolist() == [3, 4, 5, 6, 7, 8, 9] and discount.tolist() == [0] + [0.5] * 6
+        action, mask = row_of(table, first_keys[0], "action", "mask")
+        assert action.tolist() == [0, 0, 0, 1, 2, 3, 4] and mask.tolist() == [False] * 2 + [True] * 5
+        action, mask = row_of(table, first_keys[12], "action", "mask")
+        assert action.tolist() == [10, 11, 12, 13, 14, 0, 0] and mask.tolist() == [True] * 5 + [False] * 2
+        with table.writer() as writer:  # the next lane counts anew, whatever page it goes on in
+            assert begins(table, write_steps(writer, 20, 9, truncated=True)) == [0, 4]
+        table.check()
+
+    def test_sequences_that_cross_ends_in_a_full_table(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 64, sequences(4, burn_in=2, period=3, at_end="cross"))
+        with table.writer() as writer:
+            keys = np.concatenate([write_steps(writer, 5 * k, 5, truncated=True) for k in range(60)])
+            found = begins(table, keys)
+            assert len(found) > 8 and all(number % 3 == 0 for number in found)
+            for number in found:
+                (action,) = row_of(table, keys[number], "action")
+                assert action.tolist() == list(range(number - 2, number + 4))
+            table.check()
+
     def test_windows_overlap_where_the_period_is_shorter(self, make_table: MakeTable) -> None:
         table = make_table(plain_spec(), 1000, sequences(4, period=2, at_end="drop"))
         with table.writer() as writer:
@@ -180,12 +216,44 @@ class SequencesSuite(Suite):
             keys = write_steps(writer, 0, 4)
             with Unchanged(table, keys, errors.EpisodeTooLong, lane=0, max_length=4):
                 writer.append(**step(4, 5))
+            assert table.num_items() == 0, "nobody has said that it ended"
             writer.end_episode(truncated=True)
             assert table.num_items() == 1
             with Unchanged(table, keys, errors.EpisodeTooLong, lane=0, max_length=4):
                 writer.extend(observation=np.zeros((6, 2)), action=np.zeros(5, int), reward=np.zeros(5))
             write_steps(writer, 10, 4, truncated=True)
         assert table.num_items() == 2
+
+    def test_a_full_episode_that_is_cut_off_is_no_item(self, make_table: MakeTable) -> None:
+        """Only of 'head', whose item was there before."""
+        for too_long, num_items in (("refuse", 0), ("tail", 0), ("head", 1)):
+            table = make_table(plain_spec(), 1000, episodes(4, too_long=too_long))
+            with table.writer() as writer:
+                keys = write_steps(writer, 0, 4)
+                assert table.num_items() == num_items, too_long
+            assert table.num_items() == sum(present(table, keys)) == num_items, too_long
+            table.check()
+
+    @pytest.mark.parametrize("pad", ["right", "left"])
+    def test_which_rows_carry_loss(self, make_table: MakeTable, pad: str) -> None:
+        """Neither burn-in nor bootstrap, wherever padding has moved them."""
+        table = make_table(plain_spec(), 1000, sequences(4, burn_in=2, bootstrap=2, pad=pad))
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 11, truncated=True)
+        for number, expected in ((0, [0, 1, 2, 3]), (4, [4, 5, 6, 7]), (8, [8, 9, 10])):
+            action, mask, carries = row_of(table, keys[number], "action", "mask", "loss_mask")
+            assert action[carries].tolist() == expected and mask[carries].all() and carries.shape == (8,)
+        assert "loss_mask" not in table.gather(keys[:1])
+
+    def test_rows_of_an_episodes_head_that_carry_loss(self, make_table: MakeTable) -> None:
+        """The bootstrap row behind a head is a step, in the mask and the lengths: it carries no loss."""
+        table = make_table(plain_spec(), 1000, episodes(4, bootstrap=1, too_long="head"))
+        with table.writer() as writer:
+            keys = write_episodes(writer, (6, 3))
+        mask, carries = row_of(table, keys[0], "mask", "loss_mask")
+        assert mask.tolist() == [True] * 5 and carries.tolist() == [True] * 4 + [False]
+        mask, carries = row_of(table, keys[6], "mask", "loss_mask")
+        assert mask.tolist() == carries.tolist() == [True] * 3 + [False]
 
     def test_eviction_ends_a_sequence_with_its_first_row(self, make_table: MakeTable) -> None:
         table = make_table(plain_spec(), 64, sequences(4, burn_in=2, bootstrap=1))

@@ -44,6 +44,63 @@ inline std::string Batch::verify_row(size_t row, uint32_t t, const Identity& who
   return {};
 }
 
+// How many steps a lane had before this one: its episodes are numbered from 0.
+inline uint64_t lane_step_of(const Identity& who) {
+  uint64_t number = who.step;
+  for (uint32_t episode = 0; episode < who.episode; ++episode) number += length_of(who.tag, episode);
+  return number;
+}
+
+// A window over ends of episodes: every row a step, the one after the row before it in its lane.
+inline std::string Batch::verify_across(size_t row, uint32_t front, const Identity& first) const {
+  const auto num = static_cast<uint32_t>(value<int64_t>(kNumSteps, row));
+  const uint32_t lead = sequence.burn_in - front, most = sequence.length + sequence.bootstrap;
+  const uint64_t number = lane_step_of(first) + lead;
+  if (number % sequence.period != 0) return "an item where none begins";
+  if (lead != std::min<uint64_t>(sequence.burn_in, number)) return "burn-in";
+  if (num <= lead || num - lead > most) return "a length that cannot be";
+  Identity who = first, last = first;
+  int64_t lowest = INT64_MAX, highest = 0;
+  for (uint32_t t = 0; t < sequence.num_rows(); ++t) {
+    const bool is_step = t >= front && t < front + num;
+    if ((value<uint8_t>(plan.outputs.size() - 1, row, t) != 0) != is_step) return "mask";
+    if (!is_step) {
+      const std::string wrong = verify_padding(row, t, t < front, first);
+      if (!wrong.empty()) return wrong;
+      continue;
+    }
+    const std::string wrong = verify_row(row, t, who);
+    if (!wrong.empty()) return wrong + " of row " + std::to_string(t);
+    if (is_late && !is_verdict_of(at(num_checked, row) + t * kVerdictBytes, who)) return "verdict";
+    const bool ends = who.step + 1 == length_of(who.tag, who.episode);
+    const bool is_last = t + 1 == front + num, truncated = value<uint8_t>(kTruncated, row, t) != 0;
+    const bool is_cut = ends && !is_terminated(who.tag, who.episode);
+    const bool may_come_later = stateless && is_last && num - lead == most && mode_of(who.tag, who.episode, true) == 3;
+    if (is_cut && !truncated && !may_come_later) return "not truncated";
+    if (truncated && !is_cut && (!is_last || ends)) return "truncated in the middle";
+    if (is_last && num - lead < most && !ends && !truncated) return "a short window whose lane goes on";
+    lowest = std::min(lowest, version_of(who.tag, who.episode));
+    highest = std::max(highest, version_of(who.tag, who.episode));
+    who = ends ? Identity{who.tag, who.episode + 1, 0} : Identity{who.tag, who.episode, who.step + 1};
+  }
+  if (value<int64_t>(kPolicyVersion, row, 0) != lowest || value<int64_t>(kPolicyVersion, row, 1) != highest)
+    return "policy_version";
+  return {};
+}
+
+// A row of padding: in front with the first state, else zero.
+inline std::string Batch::verify_padding(size_t row, uint32_t t, bool is_front, const Identity& first) const {
+  for (size_t output = kState; output < plan.outputs.size(); ++output) {
+    const Output& from = plan.outputs[output];
+    const std::byte* got = at(output, row) + t * from.row_bytes;
+    if (from.row_bytes == 0) continue;
+    const bool is_first = is_front && !stateless && output <= kPicture;
+    if (is_first ? !verify_stack(output, got, first, first.step, false).empty() : !is_zero(got, from.row_bytes))
+      return "padding of " + from.name;
+  }
+  return {};
+}
+
 inline std::string Batch::verify_sequence(size_t row, Identity* who, bool* torn) const {
   const size_t mask = plan.outputs.size() - 1;
   const uint32_t num_rows = sequence.num_rows();
@@ -58,6 +115,11 @@ inline std::string Batch::verify_sequence(size_t row, Identity* who, bool* torn)
     return what + " (sequence " + std::to_string(who->tag) + "/" + std::to_string(who->episode) + "/" +
            std::to_string(who->step) + ", " + std::to_string(num) + " steps)";
   };
+  if (sequence.crosses()) {
+    const std::string wrong = verify_across(row, front, *who);
+    *torn = !wrong.empty();
+    return wrong.empty() ? wrong : name(wrong);
+  }
   const uint32_t lead = sequence.burn_in - front, x = who->step + lead, most = sequence.length + sequence.bootstrap;
   const uint32_t length = length_of(who->tag, who->episode);
   if (num <= lead || num - lead > most || x + (num - lead) > length) return name("a length that cannot be");

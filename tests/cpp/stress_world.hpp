@@ -36,8 +36,8 @@ struct Options {
   bool uniform = false;
   bool with_deletes = true;
   bool with_moves = true;
-  bool two_indexes = false;     // a second one, uniform over single steps without stacks
-  std::string sequences;        // items with a time axis: pad, shift, drop, head or tail (of episodes); empty: none
+  bool two_indexes = false;  // a second one, uniform over single steps without stacks
+  std::string sequences;     // items with a time axis: pad, shift, drop, cross, head or tail (of episodes); empty: none
   bool explicit_items = false;  // a last one, of items of up to three windows and a column of their own
   bool late = false;            // rewards and verdicts come later, from completers
   bool short_lanes = false;     // writers close after a few calls
@@ -77,6 +77,7 @@ inline SequenceConfig sequence_of(const Options& options) {
   sequence = {12, 6, 2, 5, AtEnd::kPad, PadSide::kRight, 0, 0, 0};
   if (options.sequences == "shift") sequence.at_end = AtEnd::kShift, sequence.bootstrap = 0;
   if (options.sequences == "drop") sequence.at_end = AtEnd::kDrop;
+  if (options.sequences == "cross") sequence.at_end = AtEnd::kCross;
   if (options.sequences == "head" || options.sequences == "tail") {
     sequence = {24, 0, 1, 0, AtEnd::kPad, PadSide::kRight, 1, 0, 0};
     sequence.only_the_last = options.sequences == "tail" ? 1 : 0;
@@ -304,6 +305,8 @@ class Batch final {
   }
   std::string verify_sequence(size_t row, Identity* who, bool* torn) const;  // stress_sequences.hpp
   std::string verify_row(size_t row, uint32_t step, const Identity& who) const;
+  std::string verify_across(size_t row, uint32_t front, const Identity& first) const;
+  std::string verify_padding(size_t row, uint32_t t, bool is_front, const Identity& first) const;
   std::string verify_stack(size_t output, const std::byte* got, const Identity& who, uint32_t newest,
                            bool newest_may_be_zero) const;
   std::string verify_numbers(size_t row, const Identity& who, uint32_t num_steps) const;

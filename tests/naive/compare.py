@@ -78,7 +78,7 @@ def check_dtypes(driver: Driver, batch: Any) -> None:
 def check_index(driver: Driver, items: NaiveItems, index: str, exact: bool, capacity: int, num_items: int = 24) -> None:
     """Everything one index says: by key, by draw, and what it must not have forgotten."""
     twin, table = driver.twin, driver.table
-    columns = top_level_names(driver) + list(DERIVED) + (["mask"] if items.window else [])
+    columns = top_level_names(driver) + list(DERIVED) + (["mask", "loss_mask"] if items.window else [])
     live = twin.live_keys(items)
     present_keys: set[int] = set()
     if twin.keys:

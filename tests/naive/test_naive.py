@@ -54,7 +54,7 @@ def windows(draw: st.DrawFn) -> NaiveWindow:
         burn_in=draw(st.integers(0, 5)),
         bootstrap=draw(st.integers(0, 3)),
         period=draw(st.integers(1, 10)),
-        at_end=draw(st.sampled_from(("pad", "shift", "drop"))),
+        at_end=draw(st.sampled_from(("pad", "shift", "drop", "cross"))),
         pad=pad,
     )
 
@@ -101,7 +101,7 @@ def random_window(rng: random.Random) -> NaiveWindow:
     pad = rng.choice(("right", "left"))
     if rng.random() < 0.25:
         return NaiveWindow(rng.randint(1, 30), 0, rng.randint(0, 1), 0, rng.choice(("head", "tail")), pad, True)
-    period, at_end = rng.randint(1, 20), rng.choice(("pad", "shift", "drop"))
+    period, at_end = rng.randint(1, 20), rng.choice(("pad", "shift", "drop", "cross"))
     return NaiveWindow(rng.randint(1, 20), rng.randint(0, 12), rng.randint(0, 3), period, at_end, pad)
 
 

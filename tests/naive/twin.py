@@ -59,6 +59,10 @@ class NaiveWindow:
     def num_rows(self) -> int:
         return self.burn_in + self.length + self.bootstrap
 
+    @property
+    def crosses(self) -> bool:
+        return self.at_end == "cross"
+
     def starts(self, episode: NaiveEpisode, has_state: bool) -> set[int]:
         """Steps of an episode at which items begin that are complete."""
         num = len(episode.steps)
@@ -100,12 +104,16 @@ class NaiveItems:
     def before(self) -> int:
         """Rows that an item may need before its own."""
         deepest = max((depth for _, depth in self.stack), default=1)
-        return deepest - 1 + (self.window.burn_in if self.window else 0)
+        twice = 2 if self.window and self.window.crosses else 1  # each step may have a tail behind it
+        return deepest - 1 + (twice * self.window.burn_in if self.window else 0)
 
     @property
     def spanned(self) -> int:
         """Steps that it may need from its own on."""
-        return self.window.length + self.window.bootstrap if self.window else self.n_step
+        if self.window is None:
+            return self.n_step
+        steps = self.window.length + self.window.bootstrap
+        return 2 * steps - 1 if self.window.crosses else steps
 
 
 class NaiveReplay:
@@ -121,6 +129,9 @@ class NaiveReplay:
         self.start_columns = start_columns
         self.has_late = has_late
         self.lanes: dict[int, list[NaiveEpisode]] = {}
+        self.places: dict[int, list[tuple[NaiveEpisode, int]]] = {}  # of each lane: its steps, over its episodes
+        self.numbers: dict[int, int] = {}  # of each key: how many steps its lane had before
+        self.closed_lanes: set[int] = set()
         self.where: dict[int, tuple[NaiveEpisode, int]] = {}
         self.keys: list[int] = []
         self.num_rows = 0
@@ -131,6 +142,7 @@ class NaiveReplay:
     def open_lane(self) -> int:
         lane = len(self.lanes)
         self.lanes[lane] = []
+        self.places[lane] = []
         return lane
 
     def open_episode(self, lane: int) -> NaiveEpisode | None:
@@ -161,6 +173,8 @@ class NaiveReplay:
         episode.steps.append(step)
         assert key not in self.where, f"key {key} was given twice"
         self.where[key] = (episode, len(episode.steps) - 1)
+        self.numbers[key] = len(self.places[lane])
+        self.places[lane].append(self.where[key])
         self.keys.append(key)
         self._end(episode, next_state, terminated, truncated)
 
@@ -198,11 +212,13 @@ class NaiveReplay:
         """The lane cut: a last row without its next becomes the bootstrap state of the rows before it."""
         episode = self.open_episode(lane)
         self.num_closed_lanes += 1
+        self.closed_lanes.add(lane)
         if episode is None:
             return
         if self.state_columns and not episode.has_seam:
             dropped = episode.steps.pop()
             del self.where[dropped.key]
+            self.places[lane].pop()
         if episode.steps:
             episode.steps[-1].truncated = True
         episode.over = episode.cut = True
@@ -220,12 +236,16 @@ class NaiveReplay:
         if key not in self.where:
             return None
         episode, t = self.where[key]
+        if items.window is not None and items.window.crosses:
+            return self._item_across(key, items, items.window)
         if items.window is not None:
             starts = items.window.starts(episode, bool(self.state_columns))
             first = t - min(items.window.burn_in, t)
             steps = episode.steps[first : t + items.window.length + items.window.bootstrap]
-            is_there = t in starts and all(step.is_filled for step in steps)
-            return self._sequence(episode, t, items, items.window) if is_there else None
+            if t not in starts or not all(step.is_filled for step in steps):
+                return None
+            rows = [(episode, first + k) for k in range(len(steps))]
+            return self._sequence(rows, t - first, items, items.window)
         m = min(items.n_step, len(episode.steps) - t)
         if m < items.n_step and not episode.over:
             return None
@@ -254,13 +274,30 @@ class NaiveReplay:
         result["policy_version"] = window[0].version
         return result
 
-    def _sequence(self, episode: NaiveEpisode, t: int, items: NaiveItems, window: NaiveWindow) -> dict[str, Any]:
-        """All columns of a window, padded to its rows."""
-        lead = min(window.burn_in, t)
-        steps = episode.steps[t - lead : t + window.length + window.bootstrap]
+    def _item_across(self, key: int, items: NaiveItems, window: NaiveWindow) -> dict[str, Any] | None:
+        """A window over the steps of a lane, whatever episodes they are of."""
+        lane, number = self.where[key][0].lane, self.numbers[key]
+        places = self.places[lane]
+        behind = number + window.length + window.bootstrap
+        last = places[-1][0]
+        may_go = bool(self.state_columns) and not last.over and not last.has_seam  # the last step, if the lane is cut
+        is_complete = lane in self.closed_lanes or len(places) - int(may_go) >= behind
+        first = max(0, number - window.burn_in)
+        rows = places[first:behind]
+        if number % window.period or not is_complete or not all(e.steps[t].is_filled for e, t in rows):
+            return None
+        return self._sequence(rows, number - first, items, window)
+
+    def _sequence(
+        self, places: list[tuple[NaiveEpisode, int]], lead: int, items: NaiveItems, window: NaiveWindow
+    ) -> dict[str, Any]:
+        """All columns of a window of these steps, padded to its rows."""
+        steps = [episode.steps[t] for episode, t in places]
         num = len(steps)
-        shows_tail = bool(self.state_columns) and window.bootstrap > 0 and num < lead + window.length + window.bootstrap
+        is_short = num < lead + window.length + window.bootstrap
+        shows_tail = bool(self.state_columns) and window.bootstrap > 0 and is_short and not window.crosses
         real = num + int(shows_tail)
+        shown = [*places, (places[-1][0], places[-1][1] + 1)][:real]
         front = window.num_rows - real if window.pad == "left" else window.burn_in - lead
 
         def placed(rows: list[Any], like: Any, first: Any = None) -> np.ndarray:
@@ -276,18 +313,17 @@ class NaiveReplay:
             result[name] = cell if name in self.start_columns else placed([s.cells[name] for s in steps], cell)
         depth = dict(items.stack)
         for name in self.state_columns:
-            rows = [self._stacked(episode, t - lead + k, name, depth.get(name), items.stack_pad) for k in range(real)]
-            nexts = [
-                self._stacked(episode, t - lead + k + 1, name, depth.get(name), items.stack_pad) for k in range(num)
-            ]
+            rows = [self._stacked(episode, t, name, depth.get(name), items.stack_pad) for episode, t in shown]
+            nexts = [self._stacked(episode, t + 1, name, depth.get(name), items.stack_pad) for episode, t in places]
             result[name] = placed(rows, rows[0], rows[0])
             result[f"next_{name}"] = placed(nexts, rows[0])
         result["discount"] = placed([items.gamma * s.discount for s in steps], np.float32(0))
         result["mask"] = placed([True] * num, np.bool_(False))
+        result["loss_mask"] = placed([lead <= k < lead + window.length for k in range(num)], np.bool_(False))
         result["terminated"] = placed([s.terminated for s in steps], np.bool_(False))
         result["truncated"] = placed([s.truncated for s in steps], np.bool_(False))
-        result["episode_step"] = placed([t - lead + k for k in range(num)], np.int64(0))
-        result["first"] = placed([t - lead + k == 0 for k in range(num)], np.bool_(False))
+        result["episode_step"] = placed([t for _, t in places], np.int64(0))
+        result["first"] = placed([t == 0 for _, t in places], np.bool_(False))
         result["num_steps"] = num
         versions = [s.version for s in steps]
         result["policy_version"] = np.asarray([min(versions), max(versions)], np.int64)

@@ -175,3 +175,42 @@ def test_time_major_is_of_items_with_a_time_axis() -> None:
     made = relive.TableConfig.from_dict({**config, "index": {"whole": index}})
     assert made.index["whole"].items == relive.Episodes(4, time_major=True)
     assert relive.TableConfig.from_metadata(made.to_metadata()) == made
+
+
+def test_windows_that_cross_ends_have_at_most_half_the_rows() -> None:
+    relive.Sequences(2000, burn_in=48, at_end="cross")
+    with pytest.raises(errors.InvalidConfig, match="2048"):
+        relive.Sequences(2000, burn_in=49, at_end="cross")
+    with pytest.raises(errors.CapacityTooSmall) as caught:
+        relive.Table(SPEC, 20, relive.Index(relive.Sequences(8, burn_in=4, at_end="cross")))
+    assert caught.value.needed == 23
+    with relive.Table(SPEC, 23, relive.Index(relive.Sequences(8, burn_in=4, at_end="cross"))) as table:
+        with table.writer() as writer:
+            for _ in range(30):
+                write(writer, 1)
+            assert table.num_items() == 1, "each step has a tail behind it"
+
+
+def test_a_lane_counts_on_behind_a_page_that_is_gone() -> None:
+    """Its last full page goes before its next row comes."""
+    spec = relive.StepSpec({"action": relive.ArraySpec((), "int64")})
+    index = relive.Index(relive.Sequences(2, period=3, at_end="cross"))
+    with relive.Table(spec, 64, index, max_lanes=2) as table:
+        slow, fast = table.writer(), table.writer()
+        slow.extend(action=np.arange(8))
+        for _ in range(20):
+            fast.extend(action=np.arange(10), terminated=True)
+        keys = slow.extend(action=np.arange(8, 16))
+        assert (8 + np.flatnonzero(table.gather(keys).present)).tolist() == [9, 12]
+        table.check()
+
+
+def test_lanes_that_share_a_page_count_for_themselves() -> None:
+    table = relive.Table(SPEC, 1000, relive.Index(relive.Sequences(2, burn_in=2, period=2, at_end="cross")))
+    for number in range(12):
+        with table.writer() as writer:
+            keys = np.concatenate([write(writer, 1), write(writer, 1 + number % 5)])
+        batch = table.gather(keys, columns=["action", "mask", "first"])
+        assert np.flatnonzero(batch.present).tolist() == list(range(0, len(keys), 2))
+        assert batch["mask"][0].tolist() == [False, False, True, True] and batch["first"][0].sum() == 2
+    table.check()

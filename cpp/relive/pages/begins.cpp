@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/crossing.hpp"
 #include "relive/words/testing.hpp"
 
 namespace relive {
@@ -32,6 +33,7 @@ bool RowAhead::go_to(uint64_t offset) {
 
 bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset, RowAhead& ahead, bool is_cut) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  if (sequence.crosses()) return sequence.begins_at(lane_step(r, page, offset));
   const uint32_t step = step_of(r.head_of(r.slot_of(page, offset)).load(kRelaxed));
   const bool is_candidate = sequence.begins_at(step);
   const bool shifts = sequence.at_end == AtEnd::kShift;
@@ -43,27 +45,33 @@ bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset
                         (ahead.go_to(last) && !ahead.is_tail() && step_of(ahead.head()) == step + sequence.length - 1);
   const bool is_dropped = is_cut && sequence.only_ended != 0;
   if (is_whole)
-    return (is_candidate && sequence.only_the_last == 0) || (shifts && !is_dropped && ends_behind(r, ahead, last));
+    return (is_candidate && sequence.only_the_last == 0 && !(is_dropped && sequence.waits_for_end())) ||
+           (shifts && !is_dropped && ends_behind(r, ahead, last));
   if (sequence.at_end == AtEnd::kDrop || is_dropped) return false;
   return shifts ? step == 0 : is_candidate;
 }
 
-int64_t num_decided(const Region& r, uint32_t index, int64_t num_rows, bool has_seam) {
+int64_t num_decided(const Region& r, uint32_t index, uint32_t lane_slot, bool has_seam) {
+  const uint64_t page = r.ref_page(r.lanes[lane_slot].open.load(kRelaxed));
+  const uint32_t step_end = Range::unpack(r.pages[page].range.load(kRelaxed)).step_end;
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  if (sequence.crosses()) return num_decided_across(r, index, lane_slot, step_end, has_seam);
   // The window of row x is complete when row x + after() is there, or its state cell where that is all it needs. Whether
   // it is an episode's last is known when the row behind it is a step for good: a lane's last row may become a tail yet.
   int64_t behind = r.shape(index).after();
-  const SequenceConfig& sequence = r.header->indexes[index].sequence;
   if (RELIVE_RULE(S2_last) && sequence.at_end == AtEnd::kShift)
     behind = std::max(behind, int64_t{sequence.length} + r.geometry->has_state);
-  return num_rows + (has_seam ? 1 : 0) - behind;
+  if (RELIVE_RULE(S2_last) && sequence.waits_for_end()) behind = std::max(behind, int64_t{sequence.length} + 1);
+  return static_cast<int64_t>(r.pages[page].first_t) + step_end + (has_seam ? 1 : 0) - behind;
 }
 
 void end_what_begins_nothing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
-  for (uint32_t offset = begin; offset < end; ++offset) {
-    const uint64_t slot = r.slot_of(page, offset);
-    if (!sequence.begins_at(step_of(r.head_of(slot).load(kRelaxed)))) Leaves::retire(held, index, slot, kStateEnded);
+  const bool crosses = sequence.crosses();
+  uint64_t step = crosses ? lane_step(r, page, begin) : step_of(r.head_of(r.slot_of(page, begin)).load(kRelaxed));
+  for (uint32_t offset = begin; offset < end; ++offset, ++step) {  // of one episode
+    if (!sequence.begins_at(step)) Leaves::retire(held, index, r.slot_of(page, offset), kStateEnded);
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // A sequence begins at every period-th step of its episode, and what the episode's end makes of those that run over it
 // is its index's `at_end`. So whether a row begins an item is known when the row `length` behind it is there, or the
-// episode has ended. All of it follows from the rows: nothing is noted, and whoever goes on after a death decides the same.
+// episode has ended. Where windows cross ends, the steps of a lane are counted instead (crossing.hpp). All of it follows
+// from the rows: whoever goes on after a death decides the same.
 //
 // Locking: under the table lock. Nothing here allocates, sleeps or calls the system (rule C4).
 // Cost:    O(1) a row and two heads of rows read, plus a walk over the pages that `length` spans once a page.
@@ -36,8 +37,8 @@ class RowAhead final {
 bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset, RowAhead& ahead, bool is_cut);
 
 // How many rows of a lane, counted from its first, can be published or passed over: of transitions those whose windows
-// are complete. num_rows: that it has, has_seam: and the state cell of the one behind them.
-int64_t num_decided(const Region& r, uint32_t index, int64_t num_rows, bool has_seam);
+// are complete. The lane has a page; has_seam: the state cell behind its last row is there, too.
+int64_t num_decided(const Region& r, uint32_t index, uint32_t lane_slot, bool has_seam);
 
 // Whether it is known of rows that have just become steps which of them begin no item of the index.
 inline bool knows_what_begins_nothing(const Region& r, uint32_t index) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/crossing.hpp"
 #include "relive/words/row_bytes.hpp"
 
 namespace relive {
@@ -18,7 +19,11 @@ uint32_t head_at(const Region& r, uint64_t page, uint32_t offset) {
 
 // Rows in front of an item's own whose step columns it delivers: its burn-in. Of the rows that stacks reach back over only
 // states are read, so no item waits for what else is in them.
-uint32_t late_before(const Region& r, uint32_t index) { return r.header->indexes[index].sequence.burn_in; }
+// Where windows cross ends each of them may have a tail behind it.
+uint32_t late_before(const Region& r, uint32_t index) {
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  return sequence.burn_in * (sequence.crosses() && r.geometry->has_state != 0 ? 2 : 1);
+}
 
 // Items of rows [begin, end) of one page that waited for late columns and have them all now; how many can be drawn.
 int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin, int64_t end) {
@@ -41,6 +46,7 @@ int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin
 
 bool FilledRows::looks_at_all_of(uint64_t page, uint32_t offset) {
   if (!RELIVE_RULE(L2_rows)) return has_late_columns(r_, page, offset, 1);
+  if (r_.header->indexes[index_].sequence.crosses()) return has_late_columns_across(r_, index_, page, offset);
   const int64_t episode_step = head_at(r_, page, offset) & kStepMask;
   const int64_t spanned = r_.shape(index_).spanned;
   const int64_t begin = int64_t{offset} - std::min<int64_t>(late_before(r_, index_), episode_step);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/crossing.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/parked.hpp"
 #include "relive/pages/records.hpp"
@@ -289,6 +290,7 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
   RELIVE_FAIL_POINT(open_popped);
 
   Lane& lane = r.lanes[lane_slot];
+  history_free = history_free && !crosses_ends(r);  // windows that cross ends reach back over them
   const uint64_t prev_ref = lane.open.load(kRelaxed);
   const uint64_t prev = r.alive(prev_ref);
   const int64_t first_there = first_row_there_before(r, prev_ref, history_free);
@@ -306,6 +308,7 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
   record.lane_uid.store(lane.uid.load(kRelaxed), kRelaxed);
   record.lane_slot.store(lane_slot, kRelaxed);
   record.first_t = prev != kNoPage ? r.pages[prev].first_t + r.page_len : 0;
+  record.first_step = lane.num_steps;  // of one that is opened ahead it is counted when its lane turns to it
   record.flags.store(history_free ? kHistoryFree : 0, kRelaxed);
   record.live = 0;
   record.order.store(h.next_order.fetch_add(1, kRelaxed), kRelaxed);

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/begins.hpp"
+#include "relive/pages/crossing.hpp"
 #include "relive/pages/late.hpp"
 
 namespace relive {
@@ -127,8 +128,19 @@ bool is_open(const Region& r, uint64_t page) {
   return Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
 }
 
+// How many steps the lane has is counted on: into the page ahead, or for the page that it opens next (rule S4).
+void count_on(Held& held, Lane& lane, uint64_t page) {
+  const Region& r = held.region;
+  if (!crosses_ends(r)) return;
+  lane.num_steps = steps_before(r, page, r.page_len, lane.uid.load(kRelaxed));
+  const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
+  if (ahead != kNoPage && RELIVE_RULE(S4_count)) r.pages[ahead].first_step = lane.num_steps;
+  RELIVE_FAIL_POINT(commit_counted);
+}
+
 // The page is full: it closes, and the page opened ahead of need (if any) takes its place.
 void turn_page(Held& held, Lane& lane, uint64_t page) {
+  count_on(held, lane, page);
   if (is_open(held.region, page)) close_page(held, page);
   RELIVE_FAIL_POINT(commit_closed);
   const uint64_t ahead = lane.ahead.load(kRelaxed);
@@ -204,6 +216,12 @@ void give_up_page(Held& held, uint64_t ref) {
   if (was_open && range.step_begin == range.step_end) free_empty_page(held, page);
 }
 
+// Whether an index's windows wait for rows of the episode that comes next.
+bool crosses(const Region& r, uint32_t index) {
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  return sequence.is_set() && sequence.crosses();
+}
+
 // Whether the next lane of the slot can go on in this page, whose lane ends: OPEN, with rows in it and room for more.
 bool is_worth_parking(const Region& r, uint64_t page) {
   const Range range = range_of(r, page);
@@ -226,9 +244,11 @@ void publish_lane(Held& held, uint32_t lane_slot, Until until) {
   const uint32_t step_end = range_of(r, page).step_end;
   const int64_t num_rows = static_cast<int64_t>(r.pages[page].first_t) + step_end;
   const bool has_seam = r.geometry->has_state != 0 && is_seam(r, lane, page, step_end);
-  for (const uint32_t i : r.row_indexes())
-    publish_up_to(held, i, lane_slot, until == Until::kNow ? num_decided(r, i, num_rows, has_seam) : num_rows,
+  for (const uint32_t i : r.row_indexes()) {
+    const bool goes_on = until == Until::kNow || (until == Until::kEpisodeEnd && crosses(r, i));
+    publish_up_to(held, i, lane_slot, goes_on ? num_decided(r, i, lane_slot, has_seam) : num_rows,
                   until == Until::kLaneEnd);
+  }
 }
 
 bool make_room(Held& held, uint64_t count) {
@@ -294,6 +314,7 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
   lane.uid.store(r.header->next_uid.fetch_add(1, kRelaxed), kRelaxed);
   lane.ahead.store(0, kRelaxed);
   lane.seam.store(0, kRelaxed);
+  lane.num_steps = 0;
   if (page == kNoPage) {
     lane.open.store(0, kRelaxed);
     for (const uint32_t i : r.row_indexes()) r.cursor(i, lane_slot).store(0, kRelaxed);

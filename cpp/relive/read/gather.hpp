@@ -33,6 +33,7 @@ enum class Source : uint32_t {
   kStaleness,
   kNumSteps,
   kMask,       // of sequences: which rows are steps; of explicit items: which rows of a window are rows of the item
+  kLossMask,   // of sequences: which rows are steps that carry loss
   kItemColumn  // of explicit items: a column of the item's own
 };
 
@@ -61,6 +62,7 @@ struct GatherPlan {
   uint32_t max_rows = 0;     // of explicit items: of all windows, each as long as it may be; 0: implicit ones
   uint32_t num_rows = 0;     // of sequences: T; 0: no time axis
   bool time_major = false;   // of sequences: the time axis stands before the axis of items
+  uint32_t stacked = 0;      // of sequences: rows of `before` that stacks reach back over, in front of the burn-in
   bool needs_next = false;   // of sequences: the row behind the last step is looked at
 };
 
@@ -119,8 +121,9 @@ struct alignas(64) Window {
   uint32_t first_run = 0;
 
   double reward = 0.0, discount = 0.0;
-  uint32_t lead = 0;      // of a sequence: rows before the item's own, its burn-in
+  uint32_t lead = 0;      // of a sequence: steps before the item's own, its burn-in
   bool has_tail = false;  // and whether a tail stands behind its last step, as far as that was looked at
+  uint32_t rows_before = 0, rows_after = 0;  // rows from its first step to the item's own, and from there to its last
 };
 
 // Where a row of a window lies: a frame and the row inside it. offset: from row 0 of the item's page.

@@ -24,6 +24,7 @@ struct Derived {
 constexpr Derived kDerived[] = {
     {"discount", "<f4", 4, Source::kDiscount, true, 0},
     {"mask", "|b1", 1, Source::kMask, true, 0},
+    {"loss_mask", "|b1", 1, Source::kLossMask, true, 0},
     {"terminated", "|b1", 1, Source::kTerminated, true, 0},
     {"truncated", "|b1", 1, Source::kTruncated, true, 0},
     {"episode_step", "<i8", 8, Source::kEpisodeStep, true, 0},
@@ -111,10 +112,89 @@ bool walk(const Region& r, const GatherPlan& plan, uint32_t most, Window& w, Run
   return m > 0;
 }
 
+uint32_t head_at(const Region& r, const Walk& at) { return load_head(at.at.base + at.row * r.geometry->record_stride); }
+
+uint32_t lane_at(const Region& r, uint64_t page, uint32_t row) {
+  return r.marks[r.slot_of(page, row)].lane.load(kRelaxed);
+}
+
+// The same over ends of episodes, up to the end of the lane: no row behind an end, or one of the lane after it.
+bool walk_across(const Region& r, const GatherPlan& plan, uint32_t most, Window& w, Runs* runs) {
+  const bool has_state = r.geometry->has_state != 0;
+  const uint32_t lane = lane_at(r, r.page_of(w.slot), r.offset_of(w.slot));
+  Walk steps(r, w, runs);
+  w.num_steps = 0;
+  bool is_behind_end = false;
+  for (uint32_t row = 0;; ++row) {
+    if (!steps.is_there()) {
+      if (is_behind_end || !RELIVE_RULE(W1_whole)) break;
+      return false;
+    }
+    if (steps.is_tail()) {
+      is_behind_end = w.has_tail = true;
+    } else {
+      if (is_behind_end && lane_at(r, steps.at.page, steps.row) != lane) break;
+      const uint32_t head = head_at(r, steps);
+      if (w.num_steps == 0) w.episode_step = head & kStepMask;
+      ++w.num_steps;
+      w.rows_after = row;
+      w.has_tail = false;
+      is_behind_end = !has_state && (head & (kTerminatedBit | kTruncatedBit)) != 0;
+    }
+    if (w.num_steps == most && (!plan.needs_next || !has_state)) break;
+    if (steps.row + 1 == r.page_len && is_behind_end && steps.is_last_page()) break;
+    if (!steps.advance()) return false;
+    if (w.num_steps < most) continue;
+    w.has_tail = steps.is_there() && steps.is_tail();  // it may be a frozen cell: what its bit says means nothing
+    break;
+  }
+  return w.num_steps > 0;
+}
+
+// Its burn-in, over ends of episodes back to the first step of the lane, and the rows that stacks of that reach back over.
+bool lead_across(const Region& r, const GatherPlan& plan, uint32_t burn_in, Window& w, Runs* runs) {
+  uint64_t page = r.page_of(w.slot);
+  const std::byte* base = w.base;
+  const uint32_t lane = lane_at(r, page, r.offset_of(w.slot));
+  uint32_t row = r.offset_of(w.slot), step = w.episode_step;
+  w.lead = w.rows_before = 0;
+  for (uint32_t back = 1; w.lead < burn_in; ++back) {
+    if (row == 0) {
+      if (r.pages[page].prev.load(std::memory_order_acquire) == 0) break;
+      Run prev;
+      if (w.pages_before == plan.before / r.page_len + 1 || !follow(r, r.pages[page].prev, &prev)) return false;
+      runs->push_back(prev);
+      ++w.pages_before;
+      page = prev.page;
+      base = prev.base;
+      row = r.page_len;
+    }
+    --row;
+    if (r.is_tail(page, row)) continue;
+    if (step == 0 && lane_at(r, page, row) != lane) break;
+    step = load_head(base + row * r.geometry->record_stride) & kStepMask;
+    ++w.lead;
+    w.rows_before = back;
+  }
+  const uint32_t frames = std::min(plan.stacked, step);
+  for (int64_t left = int64_t{w.rows_before} + frames - r.offset_of(w.slot) - int64_t{w.pages_before} * r.page_len;
+       left > 0; left -= r.page_len) {
+    Run prev;
+    if (!follow(r, r.pages[page].prev, &prev)) return false;
+    runs->push_back(prev);
+    ++w.pages_before;
+    page = prev.page;
+  }
+  return true;
+}
+
 bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs) {
   const SequenceConfig& sequence = r.header->indexes[plan.index].sequence;
+  if (sequence.crosses())
+    return walk_across(r, plan, sequence.length + sequence.bootstrap, w, runs) &&
+           lead_across(r, plan, sequence.burn_in, w, runs);
   if (!walk(r, plan, sequence.length + sequence.bootstrap, w, runs)) return false;
-  w.lead = std::min(sequence.burn_in, w.episode_step);
+  w.lead = w.rows_before = std::min(sequence.burn_in, w.episode_step);
   return add_before(r, w, std::min(plan.before, w.episode_step), runs);
 }
 
@@ -158,6 +238,16 @@ void fill_steps(const SequenceRows& rows, const GatherPlan& plan, const Output& 
     case Source::kTerminated:
       return fill<uint8_t>(rows, to, [](uint32_t head, uint64_t) { return (head & kTerminatedBit) != 0; });
     case Source::kTruncated:  // an end that came after its step is the tail behind it
+      if (rows.crosses && r.geometry->has_state != 0) {
+        const auto is_end = [&](int64_t at) { return at == rows.last ? rows.w.has_tail : rows.is_tail(at + 1); };
+        rows.for_each_step([&](int64_t offset) {
+          const RowPlace row = row_at(r, rows.w, rows.runs, offset);
+          const uint32_t head = load_head(row.base + row.offset * r.geometry->record_stride);
+          const bool is_cut = is_end(offset) && (head & kTerminatedBit) == 0;
+          *to.at(rows.in_front + t++) = static_cast<std::byte>(is_cut || (head & kTruncatedBit) != 0);
+        });
+        return;
+      }
       return fill<uint8_t>(rows, to, [&](uint32_t head, uint64_t) {
         const bool is_cut = t++ == last && rows.w.has_tail && (head & kTerminatedBit) == 0;
         return is_cut || (head & kTruncatedBit) != 0;
@@ -166,6 +256,12 @@ void fill_steps(const SequenceRows& rows, const GatherPlan& plan, const Output& 
       return fill<int64_t>(rows, to, [](uint32_t head, uint64_t) { return head & kStepMask; });
     case Source::kFirst:
       return fill<uint8_t>(rows, to, [](uint32_t head, uint64_t) { return (head & kStepMask) == 0; });
+    case Source::kLossMask: {
+      const uint32_t length = r.header->indexes[plan.index].sequence.length;
+      for (uint32_t step = 0; step < rows.num_steps; ++step)
+        *to.at(rows.in_front + step) = std::byte{step >= rows.w.lead && step - rows.w.lead < length};
+      return;
+    }
     default:
       for (uint32_t step = 0; step < rows.num_steps; ++step) *to.at(rows.in_front + step) = std::byte{1};  // the mask
   }
@@ -218,16 +314,19 @@ Status make_sequence_plan(const Region& r, const std::vector<std::string>& names
   plan->num_rows = sequence.num_rows();
   plan->time_major = r.header->indexes[plan->index].time_major != 0;
   plan->after = r.shape(plan->index).after();
-  plan->before = sequence.burn_in;
+  plan->before = r.shape(plan->index).before == 0
+                     ? 0
+                     : sequence.burn_in * (sequence.crosses() && r.geometry->has_state != 0 ? 2 : 1);
   plan->record_span = kRecordHead;
   for (const std::string& name : names) {
     Output output;
     RELIVE_RETURN_IF_ERROR(find_output(r, *plan, name, &output));
-    plan->before = std::max(plan->before, sequence.burn_in + output.stack - 1);
+    plan->stacked = std::max(plan->stacked, output.stack - 1);
     plan->needs_next |= output.source == Source::kNext || output.source == Source::kTruncated;
     plan->needs_bulk |= output.is_bulk;
     plan->outputs.push_back(std::move(output));
   }
+  plan->before += plan->stacked;
   return {};
 }
 

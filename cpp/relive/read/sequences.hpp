@@ -20,35 +20,56 @@
 #include <vector>
 
 #include "relive/read/gather.hpp"
+#include "relive/words/row_bytes.hpp"
 
 namespace relive {
 
-// A window as its columns are copied: row t of it, t < num_rows, lies `first + t` rows behind row 0 of the item's page.
+// Where windows cross ends they have steps alone, tails between them are passed over, and so is the one behind the last.
+//
+// A window as its columns are copied: row t of it, t < num_rows, lies `first + t` rows behind row 0 of the item's page;
+// where windows cross ends it is the t-th of rows first, first + 1 ... last that is no tail.
 struct SequenceRows {
   const Region& r;
   const Window& w;
   const Run* runs;
-  int64_t first;       // of the window's first row
-  uint32_t in_front;   // rows of padding
-  uint32_t num_steps;  // rows that are steps, burn-in included
-  uint32_t num_rows;   // and the tail, where bootstrap leaves a row for it
+  bool crosses;
+  int64_t first, last;  // of the window's first row; crosses: of its last step
+  uint32_t in_front;    // rows of padding
+  uint32_t num_steps;   // rows that are steps, burn-in included
+  uint32_t num_rows;    // and the tail, where bootstrap leaves a row for it
 
   SequenceRows(const Region& region, const GatherPlan& plan, const Window& window, const Run* list)
       : r(region),
         w(window),
         runs(list),
-        first(int64_t{region.offset_of(window.slot)} - window.lead),
+        crosses(region.header->indexes[plan.index].sequence.crosses()),
+        first(int64_t{region.offset_of(window.slot)} - window.rows_before),
+        last(int64_t{region.offset_of(window.slot)} + window.rows_after),
         num_steps(window.lead + window.num_steps) {
     const SequenceConfig& sequence = r.header->indexes[plan.index].sequence;
-    const bool shows_tail = w.has_tail && sequence.bootstrap > 0 && w.num_steps < sequence.length + sequence.bootstrap;
+    const bool shows_tail =
+        !crosses && w.has_tail && sequence.bootstrap > 0 && w.num_steps < sequence.length + sequence.bootstrap;
     num_rows = num_steps + (shows_tail ? 1 : 0);
     in_front = sequence.pad == PadSide::kLeft ? plan.num_rows - num_rows : sequence.burn_in - w.lead;
+  }
+  // Crosses: rows of a step's episode in front of it, as far as the window's pages go.
+  uint32_t stackable(int64_t offset) const {
+    const RowPlace row = row_at(r, w, runs, offset);
+    const uint32_t step = load_head(row.base + row.offset * r.geometry->record_stride) & kStepMask;
+    return static_cast<uint32_t>(std::min<int64_t>(step, offset + int64_t{w.pages_before} * r.page_len));
   }
   uint32_t episode_step(uint32_t t) const { return w.episode_step - w.lead + t; }
 
   // Calls each(base, row in it, slot) for rows [begin, begin + count) of the window, in order.
   template <class Each>
   void for_each(int64_t begin, uint32_t count, Each&& each) const {
+    if (crosses) {
+      return for_each_step([&](int64_t offset) {
+        const Run run = run_at(r, w, runs, offset);
+        const auto row = static_cast<uint32_t>(offset & (r.page_len - 1));
+        each(run.base, row, r.slot_of(run.page, row));
+      });
+    }
     for (int64_t offset = first + begin; count > 0;) {
       const Run run = run_at(r, w, runs, offset);
       const auto row = static_cast<uint32_t>(offset & (r.page_len - 1));
@@ -58,38 +79,63 @@ struct SequenceRows {
       count -= here;
     }
   }
+  bool is_tail(int64_t offset) const {
+    return r.is_tail(run_at(r, w, runs, offset).page, static_cast<uint32_t>(offset & (r.page_len - 1)));
+  }
+  // Crosses: calls each(offset) for its steps in order. Rows that were written anew meanwhile are other steps, or fewer:
+  // never rows that the window does not have.
+  template <class Each>
+  void for_each_step(Each&& each) const {
+    uint32_t left = num_steps;
+    for (int64_t offset = first; offset <= last && left > 0; ++offset) {
+      if (is_tail(offset)) continue;
+      each(offset);
+      --left;
+    }
+  }
 
   // Calls each(rows behind row 0 of the item's page, destination) for every cell of a column that the window has, padding
   // in front among them; zeros where there is none. place: of the item, may be of none.
   template <class Each>
   void for_each_cell(const GatherPlan& plan, const Output& output, const ItemPlace& place, Each&& each) const {
     const ColumnLayout& column = r.columns[output.column];
-    const auto copy = [&](int64_t row, uint32_t t) {
-      const uint32_t before = episode_step(static_cast<uint32_t>(row));  // rows of the episode before it
+    // newest: rows behind row 0 of the page; before: rows of the episode before it; t: where it comes on the time axis
+    const auto copy_at = [&](int64_t newest, uint32_t before, uint32_t t) {
       std::byte* to = place.at(t);
       for (uint32_t back = output.stack; back-- > 0;) {
         if (back <= before || r.header->indexes[plan.index].stack_pad != StackPad::kZeros) {
-          each(first + row - std::min(back, before), to);
+          each(newest - std::min(back, before), to);
         } else if (to != nullptr) {
           std::memset(to, 0, column.num_bytes);
         }
         if (to != nullptr) to += column.num_bytes;
       }
     };
-    if (output.row_bytes == 0) return copy(0, 0);  // of kind start
-    const bool is_state = column.kind == ColumnKind::kState && output.source == Source::kColumn;
+    const auto copy = [&](int64_t row, uint32_t t) {
+      copy_at(first + row, episode_step(static_cast<uint32_t>(row)), t);
+    };
+    const int64_t next = output.source == Source::kNext ? 1 : 0;
+    const auto copy_step = [&](int64_t offset, uint32_t t) {
+      copy_at(offset + next, output.stack > 1 ? stackable(offset) + static_cast<uint32_t>(next) : 0, t);
+    };
+    if (output.row_bytes == 0) return copy_at(first, 0, 0);  // of kind start
+    const bool is_state = column.kind == ColumnKind::kState && next == 0;
     const uint32_t count = is_state ? num_rows : num_steps;
     if (!is_state) zero_rows(output, place, 0, in_front);
-    for (uint32_t t = 0; is_state && t < in_front; ++t) copy(0, t);
-    const int64_t ahead = output.source == Source::kNext ? 1 : 0;
-    for (uint32_t t = 0; t < count; ++t) copy(int64_t{t} + ahead, in_front + t);
+    for (uint32_t t = 0; is_state && t < in_front; ++t) crosses ? copy_step(first, t) : copy(0, t);
+    if (crosses) {
+      uint32_t t = in_front;
+      for_each_step([&](int64_t offset) { copy_step(offset, t++); });
+    } else {
+      for (uint32_t t = 0; t < count; ++t) copy(int64_t{t} + next, in_front + t);
+    }
     zero_rows(output, place, in_front + count, plan.num_rows);
   }
 };
 
-// Names: declared columns (of kind start: the first row's, no time axis), next_<state>, discount, mask, terminated,
-// truncated, episode_step and first, one a row; lane, num_steps, policy_version (lowest and highest) and staleness (of
-// the lowest), one an item. kInvalidConfig for any other.
+// Names: declared columns (of kind start: the first row's, no time axis), next_<state>, discount, mask, loss_mask,
+// terminated, truncated, episode_step and first, one a row; lane, num_steps, policy_version (lowest and highest) and
+// staleness (of the lowest), one an item. kInvalidConfig for any other.
 Status make_sequence_plan(const Region& r, const std::vector<std::string>& names, GatherPlan* plan);
 
 // resolve() and copy_rows() of sequences.

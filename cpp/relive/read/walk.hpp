@@ -61,6 +61,8 @@ struct Walk {
     look();
     return true;
   }
+  // Whether no page comes behind the one it is at.
+  bool is_last_page() const { return r.pages[at.page].next.load(std::memory_order_acquire) == 0; }
   bool is_there() const { return row < step_end; }
   bool is_tail() const { return r.is_tail(at.page, row); }
 };

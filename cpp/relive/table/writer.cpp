@@ -218,6 +218,7 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
       lane.last_slot = r.slot_of(lane.page, run.first + run.count - 1);
       lane.last_word = lane.word;
       lane.episode_step = run.ends ? 0 : lane.episode_step + run.count;
+      lane.lane_step += run.count;
       advance(lane, run.ends && r.geometry->has_state != 0);
       if (rows_left_admitted_ > 0) {
         table.region().credit(table.participant(), 0).reserved.fetch_sub(run.count, kRelaxed);

@@ -82,6 +82,7 @@ class Writer final {
     uint32_t slot = 0;
     uint32_t uid = 0;  // its low half
     uint32_t episode_step = 0;
+    uint64_t lane_step = 0;  // steps that it has
     bool has_last = false;   // a row of the current episode was committed
     bool is_frozen = false;  // the state cell of row `end` is written already (the seam)
     uint64_t last_slot = 0;  // where the last row lies

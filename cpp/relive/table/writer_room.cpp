@@ -217,12 +217,12 @@ int64_t Writer::most_items(const StepBlock& block, uint32_t index, size_t stored
   int64_t items = 0;
   for (size_t m = 0; m < block.num_lanes; ++m) {
     const LaneWriter& lane = lane_of(block, m);
-    uint32_t step = lane.episode_step;
+    uint64_t step = sequence.crosses() ? lane.lane_step : lane.episode_step;
     for (size_t row = lane.done; row * block.num_lanes + m < stored + rows; ++row) {
       items += sequence.begins_at(step++) ? 1 : 0;
       if (!ends_at(block, row, m)) continue;
       items += sequence.at_end == AtEnd::kShift ? 1 : 0;
-      step = 0;
+      if (!sequence.crosses()) step = 0;
     }
   }
   return items;

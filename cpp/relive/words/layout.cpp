@@ -102,7 +102,9 @@ Status check_sequence(const IndexConfig& index) {
   if (!sequence.is_set()) return {};
   if (index.map != LeafMap::kImplicit) return invalid("sequences", "an index whose items are not explicit", 1);
   if (index.n_step != 1) return invalid("n_step of sequences", "1", index.n_step);
-  if (sequence.at_end > AtEnd::kDrop) return invalid("at_end", "0, 1 or 2", static_cast<int64_t>(sequence.at_end));
+  if (sequence.at_end > AtEnd::kCross) return invalid("at_end", "0 to 3", static_cast<int64_t>(sequence.at_end));
+  if (sequence.crosses() && (sequence.period == 0 || sequence.only_ended != 0 || sequence.longest != 0))
+    return invalid("windows that cross ends", "a period, and no limits of episodes", sequence.period);
   if (sequence.pad > PadSide::kLeft) return invalid("pad", "0 or 1", static_cast<int64_t>(sequence.pad));
   for (const uint32_t rows : {sequence.length, sequence.burn_in, sequence.bootstrap})
     if (rows > kMaxWindow) return invalid("length, burn_in and bootstrap", "at most 4096", rows);
@@ -347,6 +349,11 @@ Status make_layout(const TableConfig& config, Layout* out) {
     for (uint32_t c = 0; c < g.num_columns; ++c)
       shape.before = std::max(shape.before, std::max(config.indexes[i].stack[c], 1u) - 1);
     shape.before += sequence.burn_in;
+    // Rows: where windows cross ends each of their steps may be an episode's last, with a tail behind it.
+    if (sequence.is_set() && sequence.crosses() && g.has_state != 0) {
+      shape.before += sequence.burn_in;
+      shape.spanned += shape.spanned - 1;
+    }
     g.history = std::max(g.history, shape.before);
     g.max_n_step = std::max(g.max_n_step, shape.spanned);
   }

@@ -72,29 +72,30 @@ enum class StackPad : uint32_t { kRepeat = 0, kZeros = 1 };
 enum class LeafMap : uint32_t { kImplicit = 0, kExplicit = 1 };
 
 // What becomes of a sequence that its episode's end would cut short: padded; moved back so that it ends with the episode
-// (one more window, where length does not divide the episode); or none at all.
-enum class AtEnd : uint32_t { kPad = 0, kShift = 1, kDrop = 2 };
+// (one more window, where length does not divide the episode); none at all; or it runs on into the lane's next episode.
+enum class AtEnd : uint32_t { kPad = 0, kShift = 1, kDrop = 2, kCross = 3 };
 enum class PadSide : uint32_t { kRight = 0, kLeft = 1 };
 
-// Items with a time axis: T = burn_in + length + bootstrap rows of one episode, of which `length` carry loss. All zero
+// Items with a time axis: T = burn_in + length + bootstrap rows of one episode (kCross: of one lane), of which `length` carry loss. All zero
 // where items are transitions (length 0).
 struct SequenceConfig {
-  uint32_t length;         // steps that carry loss, from the item's own on
-  uint32_t burn_in;        // rows before them; fewer where the episode begins later
-  uint32_t bootstrap;      // rows behind them
-  uint32_t period;         // an item begins at every period-th step of an episode; 0: at its first step only
-  AtEnd at_end;            // what becomes of a window that its episode ends too early for
-  PadSide pad;             // where a window that an end cuts short is padded
+  uint32_t length;     // steps that carry loss, from the item's own on
+  uint32_t burn_in;    // rows before them; fewer where the episode begins later
+  uint32_t bootstrap;  // rows behind them
+  uint32_t period;     // an item begins at every period-th step of an episode (kCross: of a lane); 0: at its first only
+  AtEnd at_end;        // what becomes of a window that its episode ends too early for
+  PadSide pad;         // where a window that an end cuts short is padded
   uint32_t only_ended;     // 1: an episode that its lane's end cut off is no item (episodes)
   uint32_t only_the_last;  // 1: of an episode longer than `length` the last window is the only item (its tail)
   uint32_t longest;        // steps that an episode may have: one more is refused; 0: any number
 
   bool is_set() const { return length != 0; }
   uint32_t num_rows() const { return burn_in + length + bootstrap; }
-  // Whether an item may begin at this step of an episode, whatever its end makes of it.
-  bool begins_at(uint32_t episode_step) const {
-    return episode_step == 0 || (period != 0 && episode_step % period == 0);
-  }
+  // Whether a whole window is no item before its episode has ended, though no step can come any more.
+  bool waits_for_end() const { return only_ended != 0 && longest != 0; }
+  bool crosses() const { return at_end == AtEnd::kCross; }
+  // Whether an item may begin at this step of an episode (kCross: of a lane), whatever its end makes of it.
+  bool begins_at(uint64_t step) const { return step == 0 || (period != 0 && step % period == 0); }
 };
 static_assert(std::is_trivially_copyable_v<SequenceConfig>);
 

@@ -56,7 +56,8 @@ struct PageRecord {
   std::atomic<uint32_t> flags;               // PRIMARY
   uint32_t ring_prev, ring_next, free_next;  // DERIVED; the ring's two are the kept list's while the page is on it
   uint32_t live;                             // DERIVED: (step, index) pairs still live or pending
-  uint32_t reserved[4];
+  uint32_t reserved[2];
+  uint64_t first_step;  // PRIMARY where windows cross ends: steps that its first lane had before row 0
 };
 static_assert(sizeof(PageRecord) == 96);
 
@@ -99,7 +100,8 @@ struct Lane {
   std::atomic<uint64_t> open;   // ref of the page the next row goes to, or of a full one; 0 = none yet
   std::atomic<uint64_t> ahead;  // ref of the page after `open`, opened before a cell must be written into it
   std::atomic<uint64_t> seam;   // key of the row whose state cell is written and frozen ahead of its step, 0 = none
-  uint64_t reserved[3];
+  uint64_t num_steps;           // where windows cross ends: that it had when its last full page was full
+  uint64_t reserved[2];
 };
 static_assert(sizeof(Lane) == 64);
 

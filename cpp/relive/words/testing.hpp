@@ -9,7 +9,7 @@
 // clang-format off: it breaks these lists anew every time it sees them
 #define RELIVE_FAIL_POINTS(X) \
   X(open_popped) X(open_fields) X(open_word) X(open_linked) X(open_lane) X(open_ring) X(commit_begin) \
-  X(commit_evicted) X(commit_tail_bit) X(commit_range) X(commit_seam) X(commit_closed) X(commit_next_page) \
+  X(commit_evicted) X(commit_tail_bit) X(commit_range) X(commit_seam) X(commit_counted) X(commit_closed) X(commit_next_page) \
   X(commit_tail_range) X(publish_leaf) X(publish_item_end) X(publish_counted) X(commit_ancestors) \
   X(commit_unlocked) X(evict_range) X(evict_carry) X(evict_counts) X(retire_state) X(retire_leaf) \
   X(free_begin) X(free_unlinked) X(free_masked) X(free_word) X(free_fence) X(free_listed) X(close_mark) X(close_tail) \
@@ -29,7 +29,7 @@
   X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_lanes) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
   X(W1_whole) X(D3_fence) X(D7_hold) X(E4_holding) X(E5_tails) X(E5_open) X(X2_windows_first) X(X3_rows) \
-  X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(L1_bit) X(L2_rows) \
+  X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(L1_bit) X(L2_rows) \
   X(L3_cells_first) X(L4_once) X(L5_recover)
 // clang-format on
 
