@@ -76,6 +76,7 @@ void fit_options_to(const std::string& point, const Options& given) {
       point == "evict_not_yet")
     options.explicit_items = true;
   if (point.find("late_") == 0 || point == "publish_unfilled") options.late = true;
+  if (point == "commit_counted") options.sequences = "cross";
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
        {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_turn"})
