@@ -51,18 +51,16 @@ bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset
   return shifts ? step == 0 : is_candidate;
 }
 
-int64_t num_decided(const Region& r, uint32_t index, uint32_t lane_slot, bool has_seam) {
-  const uint64_t page = r.ref_page(r.lanes[lane_slot].open.load(kRelaxed));
-  const uint32_t step_end = Range::unpack(r.pages[page].range.load(kRelaxed)).step_end;
+int64_t num_decided(const Region& r, uint32_t index, uint32_t lane_slot, int64_t num_rows, bool has_seam) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
-  if (sequence.crosses()) return num_decided_across(r, index, lane_slot, step_end, has_seam);
+  if (sequence.crosses()) return num_decided_across(r, index, lane_slot, has_seam);
   // The window of row x is complete when row x + after() is there, or its state cell where that is all it needs. Whether
   // it is an episode's last is known when the row behind it is a step for good: a lane's last row may become a tail yet.
   int64_t behind = r.shape(index).after();
   if (RELIVE_RULE(S2_last) && sequence.at_end == AtEnd::kShift)
     behind = std::max(behind, int64_t{sequence.length} + r.geometry->has_state);
   if (RELIVE_RULE(S2_last) && sequence.waits_for_end()) behind = std::max(behind, int64_t{sequence.length} + 1);
-  return static_cast<int64_t>(r.pages[page].first_t) + step_end + (has_seam ? 1 : 0) - behind;
+  return num_rows + (has_seam ? 1 : 0) - behind;
 }
 
 void end_what_begins_nothing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {

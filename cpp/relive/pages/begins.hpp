@@ -37,8 +37,8 @@ class RowAhead final {
 bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset, RowAhead& ahead, bool is_cut);
 
 // How many rows of a lane, counted from its first, can be published or passed over: of transitions those whose windows
-// are complete. The lane has a page; has_seam: the state cell behind its last row is there, too.
-int64_t num_decided(const Region& r, uint32_t index, uint32_t lane_slot, bool has_seam);
+// are complete. The lane has a page and num_rows rows; has_seam: the state cell behind the last of them is there, too.
+int64_t num_decided(const Region& r, uint32_t index, uint32_t lane_slot, int64_t num_rows, bool has_seam);
 
 // Whether it is known of rows that have just become steps which of them begin no item of the index.
 inline bool knows_what_begins_nothing(const Region& r, uint32_t index) {

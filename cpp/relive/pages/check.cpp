@@ -137,7 +137,7 @@ Broken check_complete(const Region& r, uint32_t lane_slot) {
   const int64_t num_rows = static_cast<int64_t>(r.pages[open].first_t) + num_here;
   for (const uint32_t i : r.row_indexes()) {
     const bool has_seam = r.shape(i).bootstrap != 0 && is_seam(r, lane, open, num_here);
-    const int64_t ready = is_over ? num_rows : num_decided(r, i, lane_slot, has_seam);
+    const int64_t ready = is_over ? num_rows : num_decided(r, i, lane_slot, num_rows, has_seam);
     for (uint64_t page = open; page != kNoPage; page = r.alive(r.pages[page].prev.load(kRelaxed))) {
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
       const auto first_t = static_cast<int64_t>(r.pages[page].first_t);

@@ -113,17 +113,17 @@ uint64_t lane_step(const Region& r, uint64_t page, uint32_t offset) {
   return steps_before(r, page, offset, r.lane_of(r.slot_of(page, offset)));
 }
 
-int64_t num_decided_across(const Region& r, uint32_t index, uint32_t lane_slot, uint32_t step_end, bool has_seam) {
+int64_t num_decided_across(const Region& r, uint32_t index, uint32_t lane_slot, bool has_seam) {
   const Lane& lane = r.lanes[lane_slot];
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   const uint64_t uid = lane.uid.load(kRelaxed);
   uint64_t page = r.alive(lane.open.load(kRelaxed));
+  uint32_t step_end = range_of(r, page).step_end;
   const uint64_t open = RELIVE_RULE(S2_last) && may_become_tail(r, page, step_end, has_seam) ? 1 : 0;
   const uint64_t needed = uint64_t{sequence.length} + sequence.bootstrap + open;
   const uint64_t num_steps = steps_before(r, page, step_end, uid);
   if (num_steps < needed) return 0;
-  const uint64_t target =
-      num_steps - needed + 1;  // the step of the lane at which the first window that is not complete begins
+  const uint64_t target = num_steps - needed + 1;  // the lane's step at which the first incomplete window begins
   while (is_first_lane(r, page, uid) && r.pages[page].first_step > target) {
     const uint64_t prev = r.alive(r.pages[page].prev.load(kRelaxed));
     if (prev == kNoPage) return static_cast<int64_t>(r.pages[page].first_t);

@@ -24,7 +24,7 @@ uint64_t steps_before(const Region& r, uint64_t page, uint32_t offset, uint64_t 
 uint64_t lane_step(const Region& r, uint64_t page, uint32_t offset);
 
 // num_decided() of such an index: the row of the first item that is not complete, counted from the lane's first row.
-int64_t num_decided_across(const Region& r, uint32_t index, uint32_t lane_slot, uint32_t step_end, bool has_seam);
+int64_t num_decided_across(const Region& r, uint32_t index, uint32_t lane_slot, bool has_seam);
 
 // Whether the late columns of all rows of an item have come, as far as its lane has rows.
 bool has_late_columns_across(const Region& r, uint32_t index, uint64_t page, uint32_t offset);

@@ -246,7 +246,7 @@ void publish_lane(Held& held, uint32_t lane_slot, Until until) {
   const bool has_seam = r.geometry->has_state != 0 && is_seam(r, lane, page, step_end);
   for (const uint32_t i : r.row_indexes()) {
     const bool goes_on = until == Until::kNow || (until == Until::kEpisodeEnd && crosses(r, i));
-    publish_up_to(held, i, lane_slot, goes_on ? num_decided(r, i, lane_slot, has_seam) : num_rows,
+    publish_up_to(held, i, lane_slot, goes_on ? num_decided(r, i, lane_slot, num_rows, has_seam) : num_rows,
                   until == Until::kLaneEnd);
   }
 }

@@ -76,8 +76,8 @@ enum class LeafMap : uint32_t { kImplicit = 0, kExplicit = 1 };
 enum class AtEnd : uint32_t { kPad = 0, kShift = 1, kDrop = 2, kCross = 3 };
 enum class PadSide : uint32_t { kRight = 0, kLeft = 1 };
 
-// Items with a time axis: T = burn_in + length + bootstrap rows of one episode (kCross: of one lane), of which `length` carry loss. All zero
-// where items are transitions (length 0).
+// Items with a time axis: T = burn_in + length + bootstrap rows of one episode (kCross: of one lane), of which `length`
+// carry loss. All zero where items are transitions (length 0).
 struct SequenceConfig {
   uint32_t length;     // steps that carry loss, from the item's own on
   uint32_t burn_in;    // rows before them; fewer where the episode begins later
