@@ -11,6 +11,7 @@ from relive import _slips
 from relive.errors import UnknownArgument, UnknownAttribute, UnnamedColumns
 
 __all__ = [
+    "MISSING",
     "columns_by_name",
     "names_arguments",
     "refuse_names",
@@ -23,6 +24,8 @@ __all__ = [
 Called = TypeVar("Called", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type[Any])
 Worded = Callable[[Any, str], AttributeError]  # what asking an instance for a name raises
+
+MISSING: Any = object()  # what stands where an argument was not given
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -58,20 +61,29 @@ def _named(function: Called, name: str) -> Called:
 
 
 def refuses_unknown(method: Called) -> Called:
-    """Decorates a method called for every batch, which ends with **unknown and refuse_unknown(): none of its cost.
+    """Decorates a method called for every batch, which ends with **unknown: none of the cost of a wrapper.
 
-    Its signature is shown without `unknown`. Where an argument that it needs is missing too, Python's error names that.
+    Its signature is shown without `unknown`. An argument that it needs and did not get comes as MISSING, so that the
+    one that stands in its place can be answered: with either of the two the method calls refuse_unknown.
     """
     signature = inspect.signature(method)
     known = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     method.__signature__ = signature.replace(parameters=known)  # type: ignore[attr-defined]
+    by_place = [one for one in known if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and one.name != "self"]
+    method.__defaults__ = tuple(MISSING if one.default is one.empty else one.default for one in by_place)
     return method
 
 
 def refuse_unknown(method: Callable[..., Any], unknown: Mapping[str, Any]) -> NoReturn:
-    """Raises UnknownArgument for the first of the keywords that came to a method and are not its own."""
-    known = tuple(name for name in inspect.signature(method).parameters if name != "self")
-    raise UnknownArgument(method.__name__, next(iter(unknown)), known)
+    """Raises UnknownArgument for the first of the keywords that came to a bound method and are not its own.
+
+    Where there is none an argument is missing: then it is Python's TypeError.
+    """
+    parameters = inspect.signature(method).parameters
+    if unknown:
+        raise UnknownArgument(method.__name__, next(iter(unknown)), tuple(parameters))
+    needed = [one.name for one in parameters.values() if one.default is one.empty]
+    raise TypeError(f"{method.__name__}() needs {', '.join(needed)}: not all of them were given")
 
 
 def columns_by_name(method: Called) -> Called:

@@ -18,6 +18,7 @@ from relive._error_base import plain
 from relive._pytrees import Tree, register_loaded, seen, trees
 from relive._slips import COLUMN_NAMES, for_column
 from relive._wrong_names import (
+    MISSING,
     names_arguments,
     refuse_names,
     refuse_unknown,
@@ -301,7 +302,7 @@ class Batch(Mapping[str, Any]):
         beta >= 0. normalize=None does not divide (for use across ranks). A numpy array, or a tensor beside the columns
         of a batch from to_torch. Raises NoProbabilities after a gather by keys, InvalidConfig.
         """
-        if unknown:
+        if unknown or beta is MISSING:
             refuse_unknown(self.weights, unknown)
         if normalize is not None and (not isinstance(normalize, str) or normalize != "batch"):
             raise InvalidConfig("normalize", "'batch' or None", normalize)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import integer, timeout
 from relive._closing import Closing
-from relive._wrong_names import names_arguments, refuse_unknown, refuses_attributes, refuses_unknown
+from relive._wrong_names import MISSING, names_arguments, refuse_unknown, refuses_attributes, refuses_unknown
 from relive.batch import Batch, Columns, Draw, Selection
 from relive.batches import Batches, BatchSource
 from relive.config import TableConfig
@@ -85,7 +85,7 @@ class TableHandle(Closing):
         Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded,
         WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
         """
-        if unknown:
+        if unknown or num_items is MISSING:
             refuse_unknown(self.sample, unknown)
         usual = columns is None and index is None
         selection = self._default_selection if usual else self.select(index, columns)
@@ -176,7 +176,7 @@ class TableHandle(Closing):
         The last of duplicates wins. Torch tensors are taken too. All are checked before the first is applied: raises
         InvalidPriority, ForeignKey, ShapeMismatch, NoPriorities, ReadOnly, TableClosed.
         """
-        if unknown:
+        if unknown or priorities is MISSING or item_keys is MISSING:
             refuse_unknown(self.update_priorities, unknown)
         if not isinstance(item_keys, np.ndarray) or item_keys.dtype is not _INT64:
             item_keys = as_keys(item_keys)

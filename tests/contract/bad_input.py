@@ -202,11 +202,11 @@ class BadInputSuite(Suite):
         """What other libraries call it is answered with its name here; it stays the error that Python raises."""
         table, writer, keys = filled
         with Unchanged(table, keys, errors.UnknownArgument, instead="num_items="):
-            table.sample(4, batch_size=4)
+            table.sample(batch_size=4)
         with Unchanged(table, keys, errors.UnknownArgument, instead="batch.weights(beta=...)"):
             table.sample(4, beta=0.4)
         with Unchanged(table, keys, errors.UnknownArgument, instead="item_keys="):
-            table.update_priorities(keys, np.ones(10), indices=keys)
+            table.update_priorities(indices=keys, priorities=np.ones(10))
         with Unchanged(table, keys, errors.UnknownArgument, instead="num_lanes="):
             table.writer(num_envs=2)
         with Unchanged(table, keys, errors.UnknownAttribute, instead="table.writer().append(...)"):

@@ -69,12 +69,13 @@ def test_wrong_arguments_of_configurations(call: Callable[[], Any], callee: str,
 @pytest.mark.parametrize(
     "method, arguments, instead",
     [
-        ("sample", {"num_items": 4, "batch_size": 4}, "num_items="),
+        ("sample", {"batch_size": 4}, "num_items="),
         ("sample", {"num_items": 4, "beta": 0.4}, "batch.weights(beta=...)"),
         ("draw", {"num_samples": 4}, "num_items="),
         ("batches", {"batch_size": 4}, "num_items="),
         ("gather", {"indices": [1]}, "items="),
-        ("update_priorities", {"item_keys": [1], "priorities": [1.0], "indices": [1]}, "item_keys="),
+        ("update_priorities", {"indices": [1], "priorities": [1.0]}, "item_keys="),
+        ("update_priorities", {"item_keys": [1], "td_error": [1.0]}, "priorities="),
         ("delete", {"keys": [1]}, "item_keys="),
         ("writer", {"num_envs": 4}, "num_lanes="),
     ],
@@ -87,14 +88,21 @@ def test_wrong_arguments_of_calls(table: relive.Table, method: str, arguments: d
     table.check()
 
 
-def test_what_is_called_for_every_batch_names_the_argument_that_is_missing(table: relive.Table) -> None:
-    """The arguments of these calls are looked at by Python alone: that is the time of a batch."""
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'num_items'"):
-        table.sample(batch_size=4)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'item_keys'"):
-        table.update_priorities(indices=[1], priorities=[1.0])  # type: ignore[call-arg]
+def test_an_argument_that_is_missing_beside_none_that_is_wrong(table: relive.Table) -> None:
+    batch = table.sample(4)
+    calls: list[tuple[Callable[..., Any], str]] = [
+        (table.sample, "num_items"),
+        (table.update_priorities, "item_keys, priorities"),
+        (batch.weights, "beta"),
+    ]
+    for call, needs in calls:
+        with pytest.raises(TypeError, match=f"needs {needs}") as caught:
+            call()
+        assert not isinstance(caught.value, errors.ReliveError)
+    with pytest.raises(TypeError, match="needs item_keys, priorities"):
+        table.update_priorities(batch.item_keys)  # type: ignore[call-arg]
     with pytest.raises(errors.UnknownArgument, match="normalize"):
-        table.sample(4).weights(0.5, normalise=None)
+        batch.weights(0.5, normalise=None)
 
 
 def test_an_error_within_a_call_stays_what_it_is(table: relive.Table) -> None:
@@ -127,7 +135,7 @@ def callees() -> dict[str, Callable[..., Any]]:
 # Made by the library, not by programs, or interfaces.
 MADE_ELSEWHERE = {"Batch", "Batches", "Draw", "Writer", "IndexStats", "TableStats", "TierStats"}
 MADE_ELSEWHERE |= {"ReplayTable", "ReplayWriter", "DeadlineExceeded", "ReliveError"}
-FOR_EVERY_BATCH = {"sample", "update_priorities", "weights"}  # they refuse what they do not know themselves
+FOR_EVERY_BATCH = {"sample", "update_priorities", "weights"}  # asked of an object: test_wrong_arguments_of_calls
 
 
 def test_every_class_and_function_of_the_public_face_names_its_arguments() -> None:
