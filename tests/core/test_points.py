@@ -107,7 +107,7 @@ def test_point_2_slabs_and_frames_are_aligned_and_committed_as_needed(path: str)
 
 
 def test_point_2_more_lanes_than_a_cache_has_ways_do_not_push_each_other_out() -> None:
-    """256 lanes are written at the same row of 256 pages: were these 4096 bytes apart, all of them shared a few lines."""
+    """256 lanes are written at the same row of 256 pages: 4096 bytes apart they would share a few lines of a cache."""
     columns = [("number", "<i8", (7,), "state")]  # 64 bytes a row with its head, 64 rows a page
     table = make_core(columns=columns, capacity=200_000, max_lanes=256)
     geometry = table.geometry
