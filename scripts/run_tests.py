@@ -1,5 +1,8 @@
 """Runs every check of the project and ends with one line: how many passed, failed and were skipped.
 
+Two things go at a time. Style, types, the tests of Python 3.11 and those of C++ come one after the other; beside them,
+behind them where they want the processor, the other environments are made and tested, each one's output shown whole.
+
 usage: python scripts/run_tests.py [--lint | --quick] [--others "3.10 3.12 3.13"]
 
 A pytest step counts its tests; any other step counts as one. A Python that is not on the machine is named, with the
@@ -14,8 +17,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +30,7 @@ CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|dese
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
 NO_TESTS_COLLECTED = 5
+BESIDE = 10  # how nice what runs beside is: deadlines of its tests must still be kept
 
 
 @dataclasses.dataclass
@@ -41,8 +46,22 @@ class Outcome:
 
 
 def run_command(name: str, command: list[str], environment: dict[str, str] | None = None) -> Outcome:
-    """Runs a command, its output shown as it comes; pytest's closing line, if there is one, gives the counts."""
-    print(f"\n--- {name}: {' '.join(command)}", flush=True)
+    """Runs a command; pytest's closing line, if there is one, gives the counts.
+
+    Its output is shown as it comes, or, where it runs beside others, at its end.
+    """
+    is_beside = threading.current_thread() is not threading.main_thread()
+    shown: list[str] = []
+
+    def show(line: str) -> None:
+        if is_beside:
+            shown.append(line)
+        else:
+            print(line, end="", flush=True)
+
+    show(f"\n--- {name}: {' '.join(command)}\n")
+    if is_beside:
+        command = ["nice", "-n", str(BESIDE), *command]
     start = time.monotonic()
     counts: dict[str, int] = {}
     with subprocess.Popen(
@@ -57,13 +76,14 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            print(line, end="", flush=True)
+            show(line)
             if "pytest" in command and CLOSING_LINE.match(line):
                 counts = {word.rstrip("s"): int(number) for number, word in COUNT.findall(line)}
             elif found := CTEST_LINE.match(line):
                 failed, total = (int(number or 0) for number in found.groups())
                 counts = {"passed": total - failed, "failed": failed}
         status = process.wait()
+    print("".join(shown), end="", flush=True)
     outcome = Outcome(name, seconds=time.monotonic() - start)
     outcome.passed, outcome.skipped = counts.get("passed", 0), counts.get("skipped", 0)
     outcome.failed = counts.get("failed", 0) + counts.get("error", 0)
@@ -131,8 +151,8 @@ def set_up(environment: Environment) -> Outcome:
     return Outcome(name, failed=1, seconds=seconds, remark="set-up failed")
 
 
-def tests_in(environment: Environment, preparing: Future[Outcome]) -> Outcome:
-    prepared = preparing.result()
+def made_and_tested(environment: Environment) -> Outcome:
+    prepared = set_up(environment)
     if prepared.failed or prepared.skipped:
         print(f"\n--- {environment.name}: {prepared.remark}", flush=True)
         return dataclasses.replace(prepared, name=environment.name)
@@ -140,17 +160,21 @@ def tests_in(environment: Environment, preparing: Future[Outcome]) -> Outcome:
     return pytest_step(environment.name, f"{environment.folder}/bin/python", arguments, environment.variables)
 
 
+def cpp_step(name: str, mode: str) -> Outcome:
+    return run_command(name, [sys.executable, "scripts/cpp_tests.py", mode])
+
+
 def all_steps(others: list[str], quick: bool) -> list[Outcome]:
     if quick:
         return [*lint_steps(), pytest_step("tests, Python 3.11", sys.executable, ["-m", "not soak", "tests"])]
     environments = [*(other_python(version) for version in others), PORTABLE]
-    with ThreadPoolExecutor(1) as beside:  # one after the other: two of them may share a wheel
-        preparing = {environment.name: beside.submit(set_up, environment) for environment in environments}
+    with ThreadPoolExecutor(1) as one_by_one:  # two of them may share a wheel
+        beside = [one_by_one.submit(made_and_tested, environment) for environment in environments]
+        beside.append(one_by_one.submit(cpp_step, "C++ tests, portable build", "portable"))
         outcomes = lint_steps()
         outcomes.append(pytest_step("tests, Python 3.11", sys.executable, ["-m", "not soak", "tests"]))
-        outcomes.append(run_command("C++ tests", [sys.executable, "scripts/cpp_tests.py", "unit"]))
-        outcomes.append(run_command("C++ tests, portable build", [sys.executable, "scripts/cpp_tests.py", "portable"]))
-        outcomes += [tests_in(environment, preparing[environment.name]) for environment in environments]
+        outcomes.append(cpp_step("C++ tests", "unit"))  # behind those of Python, which build one of its programmes
+        outcomes += [step.result() for step in beside]
     return outcomes
 
 
