@@ -92,6 +92,10 @@ def _training_group() -> None:
     """Train an agent through a shared table: actors in processes of their own, one learner."""
 
 
+# The system may hand a signal to any thread, and then nothing wakes the one that waits: Python's handlers run in it.
+_HEARS_S = 0.5
+
+
 def _serve(
     config: Annotated[
         Path, typer.Argument(metavar="TABLE.TOML", help="The tables to serve; docs/service.md shows one.")
@@ -117,7 +121,8 @@ def _serve(
         server = stack.enter_context(serve(tables, address or loaded.address))
         for name, table in tables.items():
             console.print(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps", highlight=False)
-        stopped.wait()
+        while not stopped.wait(_HEARS_S):
+            pass
 
 
 def _list() -> int:

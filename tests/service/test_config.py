@@ -107,12 +107,21 @@ def test_another_table_under_the_name_is_not_taken(tmp_path: Path, shm_name: Any
 def start(path: Path, *more: str) -> tuple[subprocess.Popen[str], str]:
     """`relive serve` as a user runs it, and the address of its table."""
     command = [sys.executable, "-m", "relive.cli", "serve", str(path), *more]
-    environment = {**os.environ, "COLUMNS": "200"}
+    environment = {**os.environ, "COLUMNS": "200", "PYTHONFAULTHANDLER": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("grpc://"), line
     return process, line.split(": ")[0]
+
+
+def ended(process: subprocess.Popen[str], seconds: float) -> int:
+    """Its exit status. Where it does not end in time it says where its threads are before it is made to."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        return process.wait(20)
 
 
 def test_serve_is_killed_and_started_again(tmp_path: Path, shm_name: Any) -> None:
@@ -129,6 +138,6 @@ def test_serve_is_killed_and_started_again(tmp_path: Path, shm_name: Any) -> Non
         second, again = start(path, "--address", address.rpartition("/")[0])
         assert again == address and len(remote) == 40 and remote.gather(keys).present.sum() >= 37
     second.send_signal(signal.SIGTERM)
-    assert second.wait(20) == 0
+    assert ended(second, 20) == 0
     with pytest.raises(errors.NoSuchTable):
         relive.attach(name)
