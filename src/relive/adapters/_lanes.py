@@ -9,7 +9,7 @@ it showed is not known, until its next row shows where it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -20,17 +20,22 @@ from relive._checks import integer, timeout
 from relive.adapters._rows import Flat, Lanes, Rows
 from relive.errors import (
     DeadlineExceeded,
+    DtypeMismatch,
     InvalidConfig,
     LaneError,
     MissingColumn,
     ReliveError,
     ServiceUnavailable,
+    ShapeMismatch,
     StorageFull,
     SystemFailure,
     TableClosed,
 )
 from relive.protocol import ReplayWriter
 from relive.spec import StepSpec
+
+Ends = tuple[NDArray[np.bool_], NDArray[np.bool_]]  # terminated, truncated
+Priority = Callable[[dict[str, Any]], ArrayLike]  # {flat name: array [M, ...]} of M steps -> their priorities [M]
 
 
 @final
@@ -94,10 +99,20 @@ class LaneRecorder:
 
     A step is stored without its next observation while its episode goes on: the following step brings it. So a reset
     in mid-episode can still end the episode. Rows that met a deadline wait in `_pending`; nothing of them is lost.
+    priority: what the items of a step begin with, asked before the step is stored; one that fails refuses the step.
     single: values come and go without an axis of environments.
     """
 
-    def __init__(self, table: WritableTable, num_lanes: int, timeout_s: float | None, single: bool = False) -> None:
+    def __init__(
+        self,
+        table: WritableTable,
+        num_lanes: int,
+        timeout_s: float | None,
+        priority: Priority | None = None,
+        single: bool = False,
+    ) -> None:
+        if priority is not None and not callable(priority):
+            raise InvalidConfig("priority", "a function of a step's columns, or None", priority)
         self._num_lanes = integer("num_envs", num_lanes, 1)
         self._timeout_s = None if timeout_s is None else timeout(timeout_s)
         self.rows = Rows(table.spec, single)
@@ -114,6 +129,8 @@ class LaneRecorder:
         self._lost = np.zeros(num_lanes, np.bool_)
         self._unfinished = np.zeros(num_lanes, np.bool_)  # the writer has rows of an episode that has not ended
         self._pending: list[_Append | _End] = []
+        self._priority = priority
+        self.item_keys = np.full(num_lanes, -1, np.int64)  # of the last step of each lane, -1 where it is not stored
 
     # ---- checks before anything moves ------------------------------------------------------------------------------
 
@@ -214,6 +231,7 @@ class LaneRecorder:
         Refused, nothing of it is stored and the episodes are cut; the error says so and names them: lanes_not_stored.
         """
         observation, reward, terminated, truncated = step
+        self.item_keys[present] = -1
         over = None
         try:
             ends = tuple(
@@ -224,10 +242,13 @@ class LaneRecorder:
             shown = self.rows.of("observation", observation, len(present))
             rewards = self.rows.of("reward", reward, len(present))
             last = self.rows.final(present, over, final) if same_step else None
-        except ReliveError as error:
+            priorities = self._priorities(present, shown, rewards, (ends[0], ends[1]), last)
+        except BaseException as error:
             self.lose(present, None if same_step else over)
+            if not isinstance(error, ReliveError):
+                raise
             raise tell(error, present) from None
-        self._plan(present, shown, rewards, (ends[0], ends[1]), last)
+        self._plan(present, shown, rewards, (ends[0], ends[1]), last, priorities)
 
     def lose(self, lanes: Lanes, over: NDArray[np.bool_] | None = None) -> None:
         """What these lanes did is not known: their episodes end, truncated, at what they showed before.
@@ -280,24 +301,52 @@ class LaneRecorder:
         stored: NDArray[np.bool_] = (self._started & ~self._ended & ~self._lost)[lanes]
         return stored
 
+    def _priorities(
+        self, present: Lanes, shown: Flat, rewards: Flat, ends: Ends, last: Flat | None
+    ) -> NDArray[np.float64] | None:
+        """What the user's function makes of the steps among the rows, [M] for all rows; None without a function."""
+        if self._priority is None:
+            return None
+        found = np.zeros(len(present), np.float64)
+        rows = np.flatnonzero(self._is_stored(present))
+        if not len(rows):
+            return found
+        columns: dict[str, Any] = {path: buffer[present[rows]] for path, buffer in self._buffers.items()}
+        columns.update({path: part[rows] for path, part in rewards.items()})
+        for path, part in shown.items():
+            following = part.copy()
+            if last:  # empty where none ended
+                following[ends[0] | ends[1]] = last[path]
+            columns[f"next_{path}"] = following[rows]
+        columns.update(terminated=ends[0][rows], truncated=ends[1][rows])
+        given = np.asarray(self._priority(columns))
+        if given.shape != rows.shape:
+            raise ShapeMismatch("priority", rows.shape, given.shape)
+        if given.dtype.kind not in "fiu":
+            raise DtypeMismatch("priority", "float32", str(given.dtype))
+        found[rows] = given
+        return found
+
     def _plan(
         self,
         present: Lanes,
         shown: Flat,
         rewards: Flat,
-        ends: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+        ends: Ends,
         last: Flat | None,
+        priorities: NDArray[np.float64] | None,
     ) -> None:
         stored = self._is_stored(present)
         over = ends[0] | ends[1]
         going, done = np.flatnonzero(stored & ~over), np.flatnonzero(stored & over)
+        given = {} if priorities is None else {"priority": priorities}
         if len(going):
-            self._plan_append(present, going, rewards, over, {})
+            self._plan_append(present, going, {**rewards, **given}, over, {})
         if len(done):
             which = done if last is None else stored[over]
             following = {f"next_{path}": part[which] for path, part in (shown if last is None else last).items()}
             following.update(terminated=ends[0][done], truncated=ends[1][done])
-            self._plan_append(present, done, rewards, over, following)
+            self._plan_append(present, done, {**rewards, **given}, over, following)
         self._put(present, shown)
         self._ended[present] = (stored | self._lost[present]) & over if last is None else False
         self._started[present] = True
@@ -315,7 +364,8 @@ class LaneRecorder:
     def _apply(self, planned: _Append | _End, timeout_s: float | None) -> None:
         lanes = planned.lanes
         if isinstance(planned, _Append):
-            self.writer.append(lanes=self._named(lanes), timeout_s=timeout_s, **planned.columns)
+            keys = self.writer.append(lanes=self._named(lanes), timeout_s=timeout_s, **planned.columns)
+            self.item_keys[lanes] = keys
             self._unfinished[lanes] = ~planned.over
             return
         is_open = self._unfinished[lanes]

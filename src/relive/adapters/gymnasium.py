@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from relive._checks import integer
 from relive._extras import install_command
 from relive._wrong_names import names_arguments
-from relive.adapters._lanes import EnvironmentClosed, LaneRecorder, ResetNeeded, WritableTable, tell
+from relive.adapters._lanes import EnvironmentClosed, LaneRecorder, Priority, ResetNeeded, WritableTable, tell
 from relive.errors import InvalidConfig, MissingPackage, ReliveError
 from relive.protocol import ReplayWriter
 
@@ -44,7 +44,13 @@ Extras = Mapping[str, ArrayLike]
 
 
 @overload
-def record(envs: gymnasium.Env[Any, Any], table: WritableTable, *, timeout_s: float | None = None) -> RecordedEnv: ...
+def record(
+    envs: gymnasium.Env[Any, Any],
+    table: WritableTable,
+    *,
+    priority: Priority | None = None,
+    timeout_s: float | None = None,
+) -> RecordedEnv: ...
 @overload
 def record(
     envs: VectorEnv[Any, Any, Any],
@@ -52,6 +58,7 @@ def record(
     *,
     autoreset_mode: AutoresetMode | str | None = None,
     num_envs: int | None = None,
+    priority: Priority | None = None,
     timeout_s: float | None = None,
 ) -> RecordedVectorEnv: ...
 @overload
@@ -61,6 +68,7 @@ def record(
     *,
     autoreset_mode: AutoresetMode | str | None = None,
     num_envs: int,
+    priority: Priority | None = None,
     timeout_s: float | None = None,
 ) -> RecordedVectorEnv: ...
 @names_arguments
@@ -70,22 +78,31 @@ def record(
     *,
     autoreset_mode: AutoresetMode | str | None = None,
     num_envs: int | None = None,
+    priority: Priority | None = None,
     timeout_s: float | None = None,
 ) -> RecordedEnv | RecordedVectorEnv:
     """Wraps an environment so that what it does is written into `table`; opens a writer with one lane an environment.
 
     envs: a gymnasium.Env, a VectorEnv, or anything that steps like one (EnvPool).
     autoreset_mode, num_envs: for vector environments that do not say them (`metadata["autoreset_mode"]`, `num_envs`).
+    priority: a function from the columns of M steps that are about to be stored, {flat name: array [M, ...]} with
+    next_<state>, terminated and truncated, to their items' first priorities [M] (Ape-X: what the actor thinks of them);
+    None: the index's own. A step whose priority is refused, or whose function raises, is not stored.
     timeout_s: deadline of each write (None: the table's default). A step that meets it has been taken but not yet
     stored: DeadlineExceeded comes, and `finish_step()` tries again and returns what the step gave.
     Raises InvalidConfig where mode, number or columns do not fit, and what `table.writer` raises.
     """
     if isinstance(envs, VectorEnv) or num_envs is not None or hasattr(envs, "num_envs"):
         return RecordedVectorEnv(
-            envs, table, autoreset_mode=_autoreset_mode(envs, autoreset_mode), num_envs=num_envs, timeout_s=timeout_s
+            envs,
+            table,
+            autoreset_mode=_autoreset_mode(envs, autoreset_mode),
+            num_envs=num_envs,
+            priority=priority,
+            timeout_s=timeout_s,
         )
     if isinstance(envs, gymnasium.Env):
-        return RecordedEnv(envs, table, timeout_s=timeout_s)
+        return RecordedEnv(envs, table, priority=priority, timeout_s=timeout_s)
     raise InvalidConfig(
         what="environment to record",
         expected="a gymnasium.Env, a VectorEnv, or num_envs= beside another vector",
@@ -119,9 +136,16 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     environment; after it every call raises EnvironmentClosed.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], table: WritableTable, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        table: WritableTable,
+        *,
+        priority: Priority | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         super().__init__(env)
-        self._lanes = LaneRecorder(table, 1, timeout_s, single=True)
+        self._lanes = LaneRecorder(table, 1, timeout_s, priority, single=True)
         # gymnasium.wrappers.Autoreset resets a single environment on the step after an end.
         self._resets_itself = _contains_wrapper(env, gymnasium.wrappers.Autoreset)
         self._result: tuple[Any, ...] | None = None
@@ -169,6 +193,11 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._lanes.set_extras(_ONE_LANE, columns)
 
     @property
+    def item_keys(self) -> NDArray[np.int64]:
+        """The key [1] of the last step, -1 where it was not stored or waits for `finish_step`."""
+        return self._lanes.item_keys.copy()
+
+    @property
     def writer(self) -> ReplayWriter:
         """The writer with its one lane, e.g. for `set_policy_version`."""
         return self._lanes.writer
@@ -204,6 +233,7 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         *,
         autoreset_mode: AutoresetMode,
         num_envs: int | None = None,
+        priority: Priority | None = None,
         timeout_s: float | None = None,
     ) -> None:
         self.envs = envs
@@ -216,7 +246,7 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
         self.action_space = envs.action_space
         self.single_observation_space = getattr(envs, "single_observation_space", envs.observation_space)
         self.single_action_space = getattr(envs, "single_action_space", envs.action_space)
-        self._lanes = LaneRecorder(table, self.num_envs, timeout_s)
+        self._lanes = LaneRecorder(table, self.num_envs, timeout_s, priority)
         self._all = np.arange(self.num_envs)
         self._current = self._all  # the environments that the next actions are for
         self._result: tuple[Any, ...] | None = None
@@ -279,6 +309,11 @@ class RecordedVectorEnv(VectorEnv[Any, Any, Any]):
     def env_ids(self) -> NDArray[np.int64]:
         """The environments [M] that the next actions are for."""
         return self._current
+
+    @property
+    def item_keys(self) -> NDArray[np.int64]:
+        """The key of each environment's last row [num_envs], -1 where that was a reset, or is not stored (yet)."""
+        return self._lanes.item_keys.copy()
 
     @property
     def writer(self) -> ReplayWriter:
