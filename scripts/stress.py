@@ -60,6 +60,7 @@ RECIPES = (
     "--seconds 6 --sequences drop",
     "--seconds 6 --sequences shift --short-lanes",
     "--seconds 6 --sequences cross",
+    "--seconds 6 --sequences head --short-lanes",
     KILLS,
     f"{KILLS} --short-lanes",
     f"{KILLS} --max-times 3",

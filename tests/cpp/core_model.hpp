@@ -32,6 +32,7 @@ struct IndexSpec {
   uint32_t max_times = 0;
   StackPad pad = StackPad::kRepeat;
   LimiterConfig limiter = make_min_size(1);
+  SequenceConfig sequence = {};  // the model knows none: not for verify()
 };
 
 struct Spec {
@@ -75,6 +76,7 @@ inline TableConfig make_config(const Spec& spec) {
     to.priority_exponent = 0.6;
     to.limiter = from.limiter;
     to.max_times_sampled = from.max_times;
+    to.sequence = from.sequence;
     for (uint32_t& frames : to.stack) frames = 1;
     if (spec.has_state) to.stack[spec.has_pixels ? 1 : 0] = from.stack;
     config.indexes.push_back(to);
