@@ -48,6 +48,7 @@ SOAK = (
     "--fail-points 20 --late --max-times 3",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sequences cross --short-lanes",
     "--fail-points 20 --sequences cross",
+    "--fail-points 20 --sequences head --short-lanes",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
@@ -60,6 +61,7 @@ RECIPES = (
     "--seconds 6 --sequences drop",
     "--seconds 6 --sequences shift --short-lanes",
     "--seconds 6 --sequences cross",
+    "--seconds 6 --sequences head --short-lanes",
     KILLS,
     f"{KILLS} --short-lanes",
     f"{KILLS} --max-times 3",

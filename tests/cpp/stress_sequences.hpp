@@ -59,7 +59,7 @@ inline std::string Batch::verify_across(size_t row, uint32_t front, const Identi
   if (number % sequence.period != 0) return "an item where none begins";
   if (lead != std::min<uint64_t>(sequence.burn_in, number)) return "burn-in";
   if (num <= lead || num - lead > most) return "a length that cannot be";
-  Identity who = first, last = first;
+  Identity who = first;
   int64_t lowest = INT64_MAX, highest = 0;
   for (uint32_t t = 0; t < sequence.num_rows(); ++t) {
     const bool is_step = t >= front && t < front + num;

@@ -15,18 +15,23 @@
 
 namespace relive {
 
+inline constexpr uint64_t kNoSlot = ~uint64_t{0};
+
 // A row behind a page of a lane, found page by page, forward only.
 class RowAhead final {
  public:
-  RowAhead(const Region& region, uint64_t page) : r_(region), page_(page) {}
+  // coming_tail: the slot of a row that is still a step and is taken for the tail that it will be, kNoSlot: none.
+  explicit RowAhead(const Region& region, uint64_t page, uint64_t coming_tail = kNoSlot)
+      : r_(region), coming_tail_(coming_tail), page_(page) {}
   // Goes to the row `offset` rows behind row 0 of the page it was made for, never back. False where it is not there.
   bool go_to(uint64_t offset);
   // Of the row it is at.
-  bool is_tail() const { return r_.is_tail(page_, row_); }
+  bool is_tail() const { return r_.is_tail(page_, row_) || r_.slot_of(page_, row_) == coming_tail_; }
   uint32_t head() const { return r_.head_of(r_.slot_of(page_, row_)).load(std::memory_order_relaxed); }
 
  private:
   const Region& r_;
+  const uint64_t coming_tail_;
   uint64_t page_;       // kNoPage: behind what is there
   uint64_t first_ = 0;  // the offset of its row 0
   uint32_t row_ = 0;

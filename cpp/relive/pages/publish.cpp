@@ -42,7 +42,7 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
 }
 
 // The same of an index of sequences, for rows that can be decided: those that begin none end.
-void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end, bool is_cut) {
+void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   Region& r = held.region;
   const Leaves leaves(r, index);
   RowAhead ahead(r, page);
@@ -51,7 +51,7 @@ void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
   for (uint32_t offset = begin; offset < end; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (leaves.state(slot) != kStatePending || r.is_tail(page, offset)) continue;
-    if (!begins_item(r, index, page, offset, ahead, is_cut)) {
+    if (!begins_item(r, index, page, offset, ahead, false)) {
       r.pages[page].live -= Leaves::retire(held, index, slot, kStateEnded) ? 1 : 0;
     } else if (filled.has_all_of(page, offset)) {
       published += Leaves::complete(held, index, slot) ? 1 : 0;
@@ -65,6 +65,21 @@ void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
   RELIVE_FAIL_POINT(publish_counted);
 }
 
+// Of an index whose items are ended episodes: rows of the lane's last episode, which its lane's end cuts off, end where
+// they begin no item for that. Nothing is published and the cursor stays: those that do begin one come with the lane's end.
+void drop_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end, uint64_t coming_tail) {
+  Region& r = held.region;
+  const Leaves leaves(r, index);
+  RowAhead ahead(r, page, coming_tail);
+  for (uint32_t offset = begin; offset < end; ++offset) {
+    const uint64_t slot = r.slot_of(page, offset);
+    if (leaves.state(slot) != kStatePending || r.is_tail(page, offset)) continue;
+    if (!begins_item(r, index, page, offset, ahead, true))
+      r.pages[page].live -= Leaves::retire(held, index, slot, kStateEnded) ? 1 : 0;
+  }
+  RELIVE_FAIL_POINT(close_dropped);
+}
+
 // The oldest page of the lane that a walk back from its open one comes to: behind a page that went early, or its first.
 uint64_t oldest_page(const Region& r, uint32_t lane_slot) {
   uint64_t page = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
@@ -76,27 +91,39 @@ uint64_t oldest_page(const Region& r, uint32_t lane_slot) {
   return page;
 }
 
-// Publishes what is complete of one index: rows of the lane from its cursor up to `stop`, counted from the lane's first.
-void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop, bool is_cut) {
-  const Region& r = held.region;
-  const bool is_decided = r.header->indexes[index].sequence.is_set();
-  std::atomic<uint64_t>& cursor = r.cursor(index, lane_slot);
-  const uint64_t place = cursor.load(kRelaxed);
+// Goes over rows of the lane from an index's cursor up to `stop`, counted from the lane's first: take(page, begin, end) for
+// each page of them, then done(page, end).
+template <class Take, class Done>
+void walk_from_cursor(const Region& r, uint32_t index, uint32_t lane_slot, int64_t stop, Take&& take, Done&& done) {
+  const uint64_t place = r.cursor(index, lane_slot).load(kRelaxed);
   uint64_t page = r.alive(r.place_ref(place));
   uint32_t begin = page == kNoPage ? 0 : r.place_offset(place);
   if (page == kNoPage) page = oldest_page(r, lane_slot);
   while (page != kNoPage) {
     const int64_t here = stop - static_cast<int64_t>(r.pages[page].first_t);
     const auto end = static_cast<uint32_t>(std::clamp<int64_t>(here, 0, range_of(r, page).step_end));
-    if (end > begin && is_decided) decide_range(held, index, page, begin, end, is_cut);
-    if (end > begin && !is_decided) publish_range(held, index, page, begin, end);
+    if (end > begin) take(page, begin, end);
     begin = std::max(begin, end);
-    cursor.store(r.place_of(r.ref_of(page, r.words[page].load(kRelaxed)), begin), std::memory_order_release);
+    done(page, begin);
     const uint64_t next = r.pages[page].next.load(kRelaxed);
     if (begin < r.page_len || next == 0) return;
     page = r.alive(next) != kNoPage ? r.alive(next) : oldest_page(r, lane_slot);
     begin = 0;
   }
+}
+
+// Publishes what is complete of one index: rows of the lane from its cursor up to `stop`, counted from the lane's first.
+void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop) {
+  const Region& r = held.region;
+  const bool is_decided = r.header->indexes[index].sequence.is_set();
+  const auto take = [&](uint64_t page, uint32_t begin, uint32_t end) {
+    is_decided ? decide_range(held, index, page, begin, end) : publish_range(held, index, page, begin, end);
+  };
+  const auto done = [&](uint64_t page, uint32_t end) {
+    r.cursor(index, lane_slot)
+        .store(r.place_of(r.ref_of(page, r.words[page].load(kRelaxed)), end), std::memory_order_release);
+  };
+  walk_from_cursor(r, index, lane_slot, stop, take, done);
 }
 
 void mark_tail(Held& held, uint64_t page, uint32_t offset) {
@@ -178,6 +205,32 @@ uint64_t last_row(const Region& r, uint64_t page, uint32_t* offset) {
   return page;
 }
 
+// Whether the lane's last episode has ended, as far as its rows say: a tail stands behind them, or the last one bears its
+// end. Who died between these two had written the tail's cell, so the tail can be made of it.
+bool has_ended(const Region& r, uint64_t page) {
+  uint32_t offset = 0;
+  const uint64_t last = last_row(r, page, &offset);
+  if (last == kNoPage) return true;  // a tail, or no row that is there
+  return (r.head_of(r.slot_of(last, offset)).load(kRelaxed) & (kTerminatedBit | kTruncatedBit)) != 0;
+}
+
+// An episode that its lane's end cuts off (rule S5), before anything is stored that looks like an end of it.
+// becomes_tail: the lane's last row will be a tail.
+void drop_unfinished(Held& held, uint32_t lane_slot, uint64_t page, bool becomes_tail) {
+  const Region& r = held.region;
+  uint32_t offset = 0;
+  const uint64_t last = last_row(r, page, &offset);
+  const uint64_t coming_tail = becomes_tail && last != kNoPage ? r.slot_of(last, offset) : kNoSlot;
+  const int64_t num_rows = static_cast<int64_t>(r.pages[page].first_t) + range_of(r, page).step_end;
+  for (const uint32_t i : r.row_indexes()) {
+    if (r.header->indexes[i].sequence.only_ended == 0) continue;
+    const auto take = [&](uint64_t at, uint32_t begin, uint32_t end) {
+      drop_range(held, i, at, begin, end, coming_tail);
+    };
+    walk_from_cursor(r, i, lane_slot, num_rows, take, [](uint64_t, uint32_t) {});
+  }
+}
+
 // The last row of a lane without a frozen cell becomes the bootstrap state of the rows before it.
 void last_row_becomes_tail(Held& held, uint64_t page) {
   Region& r = held.region;
@@ -202,6 +255,21 @@ void mark_last_row(Held& held, uint64_t page) {
   const uint64_t slot = r.slot_of(page, offset);
   if ((r.head_of(slot).load(kRelaxed) & kTerminatedBit) == 0) r.head_of(slot).fetch_or(kTruncatedBit);
   RELIVE_FAIL_POINT(close_mark);
+}
+
+// The mark that ends a lane: its frozen cell, the one behind an end that its last row bears, or else the last row itself
+// becomes a tail; without state columns the last row is marked.
+void mark_lane_end(Held& held, uint32_t lane_slot, uint64_t page) {
+  const Region& r = held.region;
+  const uint32_t step_end = range_of(r, page).step_end;
+  const bool has_state = r.geometry->has_state != 0;
+  uint32_t offset = 0;
+  const bool is_open = last_row(r, page, &offset) != kNoPage;  // else a tail stands there already
+  const bool ended = has_ended(r, page);
+  const bool has_cell = is_seam(r, r.lanes[lane_slot], page, step_end) || (is_open && ended && step_end < r.page_len);
+  if (!ended && RELIVE_RULE(S5_cut)) drop_unfinished(held, lane_slot, page, has_state && !has_cell);
+  if (!has_state) return mark_last_row(held, page);
+  has_cell ? commit_tail(held, page, step_end) : last_row_becomes_tail(held, page);
 }
 
 // A page of a lane that goes: kept as it is if it holds rows, else given back.
@@ -246,8 +314,7 @@ void publish_lane(Held& held, uint32_t lane_slot, Until until) {
   const bool has_seam = r.geometry->has_state != 0 && is_seam(r, lane, page, step_end);
   for (const uint32_t i : r.row_indexes()) {
     const bool goes_on = until == Until::kNow || (until == Until::kEpisodeEnd && crosses(r, i));
-    publish_up_to(held, i, lane_slot, goes_on ? num_decided(r, i, lane_slot, num_rows, has_seam) : num_rows,
-                  until == Until::kLaneEnd);
+    publish_up_to(held, i, lane_slot, goes_on ? num_decided(r, i, lane_slot, num_rows, has_seam) : num_rows);
   }
 }
 
@@ -340,16 +407,7 @@ void cut_lane(Held& held, uint32_t lane_slot) {
   Region& r = held.region;
   Lane& lane = r.lanes[lane_slot];
   const uint64_t page = turned_page(held, lane);
-  if (page != kNoPage && r.geometry->has_state != 0) {
-    const uint32_t step_end = range_of(r, page).step_end;
-    if (is_seam(r, lane, page, step_end)) {
-      commit_tail(held, page, step_end);
-    } else {
-      last_row_becomes_tail(held, page);
-    }
-  } else if (page != kNoPage) {
-    mark_last_row(held, page);
-  }
+  if (page != kNoPage) mark_lane_end(held, lane_slot, page);
   RELIVE_FAIL_POINT(close_tail);
   if (page != kNoPage) publish_lane(held, lane_slot, Until::kLaneEnd);
   RELIVE_FAIL_POINT(close_published);

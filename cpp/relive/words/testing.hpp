@@ -12,7 +12,7 @@
   X(commit_evicted) X(commit_tail_bit) X(commit_range) X(commit_seam) X(commit_counted) X(commit_closed) X(commit_next_page) \
   X(commit_tail_range) X(publish_leaf) X(publish_item_end) X(publish_counted) X(commit_ancestors) \
   X(commit_unlocked) X(evict_range) X(evict_carry) X(evict_counts) X(retire_state) X(retire_leaf) \
-  X(free_begin) X(free_unlinked) X(free_masked) X(free_word) X(free_fence) X(free_listed) X(close_mark) X(close_tail) \
+  X(free_begin) X(free_unlinked) X(free_masked) X(free_word) X(free_fence) X(free_listed) X(close_dropped) X(close_mark) X(close_tail) \
   X(close_published) X(close_page) X(close_lane) X(lane_tails) X(lane_fields) X(lane_live) X(update_leaf) X(update_ancestors) X(delete_one) \
   X(delete_done) X(sample_reserved) X(draw_found) X(draw_word) X(sample_gathered) X(claim_times) \
   X(claim_leaf) X(claim_back) X(sample_done_added) X(sample_in_flight) X(lock_taken) X(recover_begin) \
@@ -29,7 +29,7 @@
   X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_lanes) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
   X(W1_whole) X(D3_fence) X(D7_hold) X(E4_holding) X(E5_tails) X(E5_open) X(X2_windows_first) X(X3_rows) \
-  X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(L1_bit) X(L2_rows) \
+  X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(S5_cut) X(L1_bit) X(L2_rows) \
   X(L3_cells_first) X(L4_once) X(L5_recover)
 // clang-format on
 
