@@ -17,7 +17,7 @@ StackPad = Literal["repeat", "zeros"]
 AtEnd = Literal["pad", "shift", "drop", "cross"]
 Pad = Literal["right", "left"]
 Layout = Literal["padded", "ragged"]
-TooLong = Literal["refuse", "head", "tail"]
+TooLong = Literal["refuse", "head", "tail", "random"]
 MAX_STACK = 4096  # of a window, in the core
 MAX_ROWS = 4096  # of a window, in the core
 
@@ -212,7 +212,8 @@ class Episodes:
 
     An episode is an item when it has ended. One that its lane's end cuts off (the writer closes, or dies) is dropped.
     too_long: of an episode of more than max_length steps, 'refuse' the step that would make it longer (EpisodeTooLong),
-    or keep its 'head' (then the item is there as soon as max_length steps are, also if the lane is cut) or its 'tail'.
+    or keep its 'head' (then the item is there as soon as max_length steps are, also if the lane is cut), its 'tail', or
+    max_length steps from a 'random' one on: each start is as likely, and the same for the same seed and calls.
     layout: 'padded': columns come as of Sequences, [B, T, ...] with a mask, T trimmed to the longest episode of the
     batch. 'ragged': the rows of the episodes lie end to end, [rows, ...], and nothing is padded; batch.offsets int64
     [B + 1] says where each begins, and behind them all how many rows there are. No pad, no time_major there.
@@ -293,6 +294,7 @@ class Episodes:
             "time_major": self.time_major,
             "only_ended": True,
             "only_the_last": self.too_long == "tail",
+            "one_at_random": self.too_long == "random",
             "longest": self.max_length if self.too_long == "refuse" else 0,
             **_window_config(self, spec),
         }
