@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
+from processes.shm import needs_shared_memory
 
 import relive
 
@@ -209,3 +214,44 @@ def test_drawn_batches_of_windows_at_random() -> None:
             states = batch["state"]
             numbers = states.T if "time_major" in more else states.reshape(64, 7)
             assert numbers.shape == (64, 7) and (np.diff(numbers, axis=1) == 1).all()
+
+
+KILLED = """
+import os, signal, sys, threading, numpy as np, relive
+table = relive.attach(sys.argv[1])
+with table.writer() as writer:
+    print("writing", flush=True)
+    for episode in range(10**9):
+        count = 1 + episode * 7 % 61
+        numbers = np.arange(count) + 1000 * episode
+        for begin in range(0, count, 5):
+            rows = numbers[begin : begin + 5]
+            writer.extend(number=rows, truncated=begin + 5 >= count)
+"""
+
+
+@needs_shared_memory
+@pytest.mark.parametrize("attempt", range(4))
+def test_what_a_killed_writer_left_is_decided_as_it_would_have(attempt: int, shm_name: Any) -> None:
+    """Whoever goes on comes to the same windows: of lane after lane, of whichever episodes are still there."""
+    name = shm_name()
+    index = {"parts": relive.Index(relive.Episodes(20, too_long="random"))}
+    with relive.Table(PLAIN, 3000, index, storage=relive.SharedMemory(name), max_lanes=2, seed=attempt) as table:
+        seen = set()
+        for _ in range(3):
+            with subprocess.Popen([sys.executable, "-c", KILLED, name], stdout=subprocess.PIPE) as child:
+                assert child.stdout is not None and child.stdout.readline() == b"writing\n"
+                appended = table.stats().appended
+                while table.stats().appended < appended + 3000 + 17 * attempt:
+                    time.sleep(0.001)
+                child.kill()
+            table.writer().close()  # sweeps what the dead one had
+            table.check()
+            batch = table.sample(200, columns=["number", "lane", "mask"])
+            for numbers, lane, mask in zip(batch["number"], batch["lane"], batch.mask, strict=True):
+                episode, start = divmod(int(numbers[0]), 1000)
+                before = sum(1 + one * 7 % 61 for one in range(episode))
+                assert start == start_of(attempt, int(lane), before, 1 + episode * 7 % 61, 20)
+                assert mask.sum() == min(20, 1 + episode * 7 % 61)
+                seen.add((int(lane), episode))
+        assert len({lane for lane, _ in seen}) > 1 and len(seen) > 50
