@@ -147,7 +147,26 @@ LATE = Picture(
     ),
     "Steps that are completed in any order, and the items that can be drawn by then",
 )
-PICTURES = (ITEMS, EXPLICIT, LATE)
+RAGGED = Picture(
+    "ragged",
+    "Three episodes in a batch",
+    (
+        Line('layout="padded"', "an episode of five steps", cells(key=0, loss=range(1, 5))),
+        Line("[B, T, ...]", "one of two, and padding", cells(key=0, loss=1, pad=range(2, 5))),
+        Line("", "one of four, and padding", cells(key=0, loss=range(1, 4), pad=4)),
+        Line(
+            'layout="ragged"',
+            "[rows, ...], offsets 0, 5, 7, 11",
+            (("loss", range(11)), ("key", range(1)), ("key", range(5, 8, 2))),
+        ),
+    ),
+    (
+        "red edge: the first step of an episode; green: the others; grey: padding, which takes memory;",
+        "end to end there is none, and offsets say where each episode begins",
+    ),
+    "A batch of three episodes, padded to the longest of them, and with their rows end to end",
+)
+PICTURES = (ITEMS, EXPLICIT, LATE, RAGGED)
 
 
 def drawn_cells(line: Line, y: float) -> Iterator[str]:

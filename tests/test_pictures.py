@@ -113,3 +113,18 @@ def test_explicit_items_are_made_as_shown() -> None:
     past = {tuple(row - 100) for row in batch["past/number"] if row[0] >= 100}
     assert {tuple(sorted(positions(line))) for line in draw_items.EXPLICIT.lines[5:]} <= past
     assert past == {tuple(range(last - 4, last + 1)) for last in (4, 6, 8, 10, 12)}
+
+
+def test_batches_of_episodes_lie_as_shown() -> None:
+    lengths = [5, 2, 4]
+    lines = [positions(line) for line in draw_items.RAGGED.lines]
+    index = {"padded": relive.Index(relive.Episodes(9)), "ragged": relive.Index(relive.Episodes(9, layout="ragged"))}
+    table = relive.Table(relive.StepSpec({"number": relive.ArraySpec((), "int64")}), 100, index)
+    with table.writer() as writer:
+        keys = [writer.extend(number=np.arange(length), truncated=True)[0] for length in lengths]
+    padded, ragged = (table.gather(np.asarray(keys), index=name) for name in index)
+    for line, mask in zip(lines, padded.mask, strict=False):
+        assert [line[step] != "pad" for step in range(mask.size)] == mask.tolist()
+    assert sorted(lines[3]) == list(range(len(ragged["number"])))
+    assert [step for step, kind in sorted(lines[3].items()) if kind == "key"] == ragged.offsets[:-1].tolist()
+    assert draw_items.RAGGED.lines[3].note.endswith(", ".join(map(str, ragged.offsets)))

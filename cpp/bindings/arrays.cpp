@@ -1,8 +1,11 @@
 #include "arrays.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 
@@ -48,17 +51,21 @@ void* take_block(size_t num_bytes) {
   return memory;
 }
 
-void give_back(PyObject* capsule) {
-  auto* block = static_cast<Block*>(PyCapsule_GetPointer(capsule, nullptr));
+void give_back(const Block& block) {
   Pool& p = pool();
   const std::lock_guard<std::mutex> guard(p.mutex);
-  std::vector<void*>& same = p.free[block->num_bytes];
-  if (p.num_handles > 0 && same.size() < kKeptEach && p.kept_bytes + block->num_bytes <= kKeptBytes) {
-    same.push_back(block->memory);
-    p.kept_bytes += block->num_bytes;
+  std::vector<void*>& same = p.free[block.num_bytes];
+  if (p.num_handles > 0 && same.size() < kKeptEach && p.kept_bytes + block.num_bytes <= kKeptBytes) {
+    same.push_back(block.memory);
+    p.kept_bytes += block.num_bytes;
   } else {
-    std::free(block->memory);
+    std::free(block.memory);
   }
+}
+
+void give_back_capsule(PyObject* capsule) {
+  auto* block = static_cast<Block*>(PyCapsule_GetPointer(capsule, nullptr));
+  give_back(*block);
   delete block;
 }
 
@@ -174,12 +181,32 @@ PyArray_Descr* descr_of(const std::string& dtype) {
   return descr;
 }
 
-BatchBuffer::BatchBuffer(size_t num_bytes) {
-  num_bytes = room_for(num_bytes == 0 ? 1 : num_bytes);
-  auto* block = new Block{take_block(num_bytes), num_bytes};
-  owner_ = nb::steal(PyCapsule_New(block, nullptr, &give_back));
+PyArray_Descr* descr_of_int64() {
+  static PyArray_Descr* const descr = PyArray_DescrFromType(NPY_INT64);
+  return descr;
+}
+PyArray_Descr* descr_of_float64() {
+  static PyArray_Descr* const descr = PyArray_DescrFromType(NPY_DOUBLE);
+  return descr;
+}
+
+BatchBlock::BatchBlock(size_t num_bytes) : memory_(take_block(num_bytes)), num_bytes_(num_bytes) {}
+
+BatchBlock::~BatchBlock() {
+  if (memory_ != nullptr) give_back({memory_, num_bytes_});
+}
+
+size_t size_class(size_t num_bytes) {
+  const size_t grain = std::max<size_t>(64, std::bit_floor(num_bytes | 1) / 8);
+  return (std::max<size_t>(num_bytes, 1) + grain - 1) / grain * grain;
+}
+
+BatchBuffer::BatchBuffer(BatchBlock&& from) : next_(from.memory()) {
+  auto block = std::make_unique<Block>(Block{from.memory_, from.num_bytes_});
+  owner_ = nb::steal(PyCapsule_New(block.get(), nullptr, &give_back_capsule));
   if (!owner_.is_valid()) throw nb::python_error();
-  next_ = static_cast<std::byte*>(block->memory);
+  (void)block.release();
+  from.memory_ = nullptr;
 }
 
 std::byte* BatchBuffer::take(size_t num_bytes) {

@@ -27,6 +27,9 @@ void raise_if_error(const Status& status, const nb::handle& keys = nb::handle())
 
 // A dtype from numpy's str ("<f4"); new reference.
 PyArray_Descr* descr_of(const std::string& dtype);
+// Those of keys and probabilities, made once; borrowed.
+PyArray_Descr* descr_of_int64();
+PyArray_Descr* descr_of_float64();
 
 // An open handle. While there is one, blocks that no array uses are kept to be handed out again; the last one frees them,
 // and a block whose arrays outlive it is freed with them.
@@ -43,11 +46,30 @@ class BatchMemory final {
 };
 size_t kept_batch_bytes();
 
+// Memory of the pool that no array has yet. Needs no GIL.
+class BatchBlock final {
+ public:
+  explicit BatchBlock(size_t num_bytes);  // std::bad_alloc where there is none
+  ~BatchBlock();
+  BatchBlock(const BatchBlock&) = delete;
+  BatchBlock& operator=(const BatchBlock&) = delete;
+  std::byte* memory() const { return static_cast<std::byte*>(memory_); }
+
+ private:
+  friend class BatchBuffer;
+  void* memory_;
+  size_t num_bytes_;
+};
+
+// Of blocks whose size is another one each time: few sizes, each at most an eighth more than what is asked for.
+size_t size_class(size_t num_bytes);
+
 // One block of memory for the arrays of one batch. A fresh 7 MB array a batch would cost its page faults each time:
 // blocks are kept by size and handed out again once no array uses them.
 class BatchBuffer final {
  public:
-  explicit BatchBuffer(size_t num_bytes);
+  explicit BatchBuffer(size_t num_bytes) : BatchBuffer(BatchBlock(room_for(num_bytes == 0 ? 1 : num_bytes))) {}
+  explicit BatchBuffer(BatchBlock&& block);
   // Room for num_bytes, 64-byte aligned, from the front of what is left.
   std::byte* take(size_t num_bytes);
   // An array over memory of this buffer that keeps it alive. Steals nothing of descr.

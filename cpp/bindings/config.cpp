@@ -142,6 +142,7 @@ void read_sequence(const Part& from, SequenceConfig* sequence) {
   sequence->pad = from.kind<PadSide>("pad", {{"right", PadSide::kRight}, {"left", PadSide::kLeft}});
   sequence->only_ended = from.get<bool>("only_ended") ? 1 : 0;
   sequence->only_the_last = from.get<bool>("only_the_last") ? 1 : 0;
+  if (from.get_or<bool>("one_at_random", false)) sequence->only_the_last = kOneAtRandom;
   sequence->longest = from.get<uint32_t>("longest");
 }
 
@@ -234,6 +235,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
                   "pad",
                   "only_ended",
                   "only_the_last",
+                  "one_at_random",
                   "longest",
                   "time_major"});
   IndexConfig index;

@@ -7,7 +7,7 @@ namespace {
 
 // One block of the batch pool as uint8[num_bytes], for batches that come from elsewhere; it returns as others do.
 nb::object new_buffer(size_t num_bytes) {
-  BatchBuffer buffer(num_bytes);
+  BatchBuffer buffer(BatchBlock(size_class(num_bytes)));
   const npy_intp dims[1] = {static_cast<npy_intp>(num_bytes)};
   static PyArray_Descr* const bytes = PyArray_DescrFromType(NPY_UBYTE);
   return buffer.array(bytes, 1, dims, buffer.take(num_bytes));

@@ -7,6 +7,7 @@
 
 #include "arrays.hpp"
 #include "relive/read/gather.hpp"
+#include "relive/read/ragged.hpp"
 #include "relive/table/table.hpp"
 #include "relive/table/writer.hpp"
 
@@ -46,7 +47,7 @@ void without_gil(Call&& call, const nb::handle& keys = nb::handle()) {
 struct CoreSelection {
   GatherPlan plan;
   std::vector<PyArray_Descr*> descrs;       // owned
-  std::vector<std::vector<npy_intp>> dims;  // [B, ...] or [T, B, ...], B filled in a call
+  std::vector<std::vector<npy_intp>> dims;  // [B, ...], [T, B, ...] or [rows, ...], which are filled in a call
   size_t axis(size_t o) const { return item_axis(plan, plan.outputs[o]); }  // where B stands
   ~CoreSelection() {
     for (PyArray_Descr* descr : descrs) Py_DECREF(descr);
@@ -59,6 +60,42 @@ struct Outputs {
   nb::list arrays(const CoreSelection& selection, size_t n) const;
   BatchBuffer buffer;
   std::vector<std::byte*> data;
+};
+
+// The array of one output over memory of a buffer; num_rows: where items lie end to end.
+nb::object output_array(const CoreSelection& selection, size_t o, const BatchBuffer& buffer, std::byte* data, size_t n,
+                        size_t num_rows);
+
+// The same where items lie end to end (ragged_outputs.cpp): memory for n items, their keys and probabilities, which the
+// core asks for when it knows how many rows they have.
+class RaggedOutputs final : public RowRoom {
+ public:
+  RaggedOutputs(const CoreSelection& selection, size_t n) : selection_(selection), n_(n) {}
+  std::byte* const* make(size_t num_rows) override;
+  // Runs a core call that fills it, without the GIL. std::bad_alloc where there was no memory.
+  template <class Call>
+  Status run(Call&& call) {
+    const ReleasedGil released;
+    return call();
+  }
+  void raise_if_error(const Status& status) const;
+  nb::list arrays();  // once
+  // Behind arrays(), in the same block.
+  nb::object keys(const std::vector<int64_t>& from) const;
+  nb::object probabilities(const std::vector<double>& from) const;
+
+ private:
+  struct Made {
+    std::unique_ptr<BatchBlock> block;
+    std::vector<std::byte*> data;  // of each output, of the keys, of the probabilities
+    size_t num_rows = 0;
+  };
+
+  const CoreSelection& selection_;
+  const size_t n_;
+  Made last_, before_;
+  bool is_without_memory_ = false;
+  std::unique_ptr<BatchBuffer> buffer_;
 };
 
 // A table handle shared by its Python object, its writers and its plans.
@@ -83,6 +120,8 @@ class OpenRegion final {
   const Region* region_ = nullptr;
 };
 
+nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold);
+nb::tuple gather_ragged(const CoreTable& self, const CoreSelection& selection, const int64_t* keys, size_t n);
 TableConfig table_config(const nb::dict& from);
 nb::dict geometry(const CoreTable& self);
 nb::list layout(const CoreTable& self);

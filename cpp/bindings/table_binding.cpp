@@ -26,14 +26,20 @@ Outputs::Outputs(const CoreSelection& selection, size_t n, size_t extra)
   for (size_t o = 0; o < data.size(); ++o) data[o] = buffer.take(selection.plan.outputs[o].item_bytes * n);
 }
 
+nb::object output_array(const CoreSelection& selection, size_t o, const BatchBuffer& buffer, std::byte* data, size_t n,
+                        size_t num_rows) {
+  const Per per = per_what(selection.plan, selection.plan.outputs[o]);
+  std::vector<npy_intp> dims = selection.dims[o];
+  dims[selection.axis(o)] = static_cast<npy_intp>(per == Per::kRow ? num_rows : per == Per::kOffset ? n + 1 : n);
+  return buffer.array(selection.descrs[o], static_cast<int>(dims.size()), dims.data(), data);
+}
+
 nb::list Outputs::arrays(const CoreSelection& selection, size_t n) const {
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(data.size()));
   if (list == nullptr) throw nb::python_error();
   nb::list made = nb::steal<nb::list>(list);
   for (size_t o = 0; o < data.size(); ++o) {
-    std::vector<npy_intp> dims = selection.dims[o];
-    dims[selection.axis(o)] = static_cast<npy_intp>(n);
-    nb::object array = buffer.array(selection.descrs[o], static_cast<int>(dims.size()), dims.data(), data[o]);
+    nb::object array = output_array(selection, o, buffer, data[o], n, 0);
     PyList_SetItem(list, static_cast<Py_ssize_t>(o), array.release().ptr());
   }
   return made;
@@ -76,17 +82,8 @@ CoreSelection* make_selection(const CoreTable& self, uint32_t index, const std::
   return made.release();
 }
 
-// dtypes of keys and probabilities, made once.
-PyArray_Descr* int64_descr() {
-  static PyArray_Descr* const descr = PyArray_DescrFromType(NPY_INT64);
-  return descr;
-}
-PyArray_Descr* float64_descr() {
-  static PyArray_Descr* const descr = PyArray_DescrFromType(NPY_DOUBLE);
-  return descr;
-}
-
 nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold) {
+  if (selection.plan.is_ragged) return sample_ragged(self, selection, n, timeout_s, hold);
   Outputs outputs(selection, n, 2 * BatchBuffer::room_for(8 * n));
   std::byte* keys = outputs.buffer.take(8 * n);
   std::byte* probabilities = outputs.buffer.take(8 * n);
@@ -102,8 +99,8 @@ nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n
   request.hold = hold;
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
-  return nb::make_tuple(outputs.arrays(selection, n), outputs.buffer.array(int64_descr(), 1, dims, keys),
-                        outputs.buffer.array(float64_descr(), 1, dims, probabilities), num_live);
+  return nb::make_tuple(outputs.arrays(selection, n), outputs.buffer.array(descr_of_int64(), 1, dims, keys),
+                        outputs.buffer.array(descr_of_float64(), 1, dims, probabilities), num_live);
 }
 
 nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s) {
@@ -172,6 +169,7 @@ void take_out(const CoreSelection& selection, size_t n, const nb::list& out, std
 nb::tuple gather(const CoreTable& self, const CoreSelection& selection, nb::handle keys, nb::object out) {
   const Given wanted = given(keys, NPY_INT64);
   const size_t n = wanted.size;
+  if (selection.plan.is_ragged) return gather_ragged(self, selection, static_cast<const int64_t*>(wanted.data), n);
   Outputs outputs(selection, out.is_none() ? n : 0, 0);
   if (!out.is_none()) take_out(selection, n, nb::list(out), &outputs.data);
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
@@ -366,7 +364,9 @@ void bind_table(nb::module_& module) {
     for (const Output& output : self.plan.outputs) {
       nb::list shape;
       for (int64_t dim : output.shape) shape.append(dim);
-      outputs.append(nb::make_tuple(output.name, output.dtype, nb::tuple(shape), item_axis(self.plan, output)));
+      static const char* const kPer[] = {"item", "row", "offset"};
+      outputs.append(nb::make_tuple(output.name, output.dtype, nb::tuple(shape), item_axis(self.plan, output),
+                                    kPer[static_cast<uint32_t>(per_what(self.plan, output))]));
     }
     return outputs;
   });

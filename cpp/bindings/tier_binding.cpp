@@ -31,8 +31,27 @@ CorePlannedBatch* plan_batch(const CoreTable& self, const CoreSelection& selecti
   return planned.release();
 }
 
+nb::object gather_planned_ragged(const CoreTable& self, CorePlannedBatch& planned, const CoreSelection& selection) {
+  PlannedBatch& batch = *planned.batch;
+  RaggedOutputs outputs(selection, batch.keys.size());
+  RaggedBatch ragged(selection.plan, outputs);
+  planned.is_over = true;
+  const Status status = outputs.run([&]() -> Status {
+    RELIVE_RETURN_IF_ERROR(
+        StagedReader(*self.table)
+            .gather_batch(batch, selection.plan, nullptr, &ragged, std::numeric_limits<double>::infinity()));
+    return ragged.finish();
+  });
+  if (status.code() == Code::kInterrupted) return nb::none();
+  outputs.raise_if_error(status);
+  nb::list arrays = outputs.arrays();
+  return nb::make_tuple(arrays, outputs.keys(batch.keys), outputs.probabilities(batch.probabilities),
+                        batch.num_live_items);
+}
+
 // None where it was cancelled. The batch is over either way.
 nb::object gather_planned(const CoreTable& self, CorePlannedBatch& planned, const CoreSelection& selection) {
+  if (selection.plan.is_ragged) return gather_planned_ragged(self, planned, selection);
   PlannedBatch& batch = *planned.batch;
   const size_t n = batch.keys.size();
   Outputs outputs(selection, n, 0);
@@ -40,8 +59,9 @@ nb::object gather_planned(const CoreTable& self, CorePlannedBatch& planned, cons
   planned.is_over = true;
   {
     const ReleasedGil released;
-    status = StagedReader(*self.table)
-                 .gather_batch(batch, selection.plan, outputs.data.data(), std::numeric_limits<double>::infinity());
+    status =
+        StagedReader(*self.table)
+            .gather_batch(batch, selection.plan, outputs.data.data(), nullptr, std::numeric_limits<double>::infinity());
   }
   if (status.code() == Code::kInterrupted) return nb::none();
   raise_if_error(status);

@@ -131,13 +131,13 @@ def as_keys(items: Any) -> npt.NDArray[np.int64]:
 
 
 def as_buffers(
-    out: Mapping[str, npt.NDArray[Any]], outputs: list[tuple[str, str, tuple[int, ...], int]], num_items: int
+    out: Mapping[str, npt.NDArray[Any]], outputs: list[tuple[str, str, tuple[int, ...], int, str]], num_items: int
 ) -> list[npt.NDArray[Any]]:
     """The arrays of out in the order of a selection's outputs, each exactly what gather is to fill, or an error."""
     if not isinstance(out, Mapping):
         raise InvalidConfig("out", "a batch, or a dict {flat name: array}", out)
     buffers = []
-    for name, dtype, shape, item_axis in outputs:
+    for name, dtype, shape, item_axis, _ in outputs:
         if name not in out:
             raise UnknownColumn(name, [known for known in out if isinstance(known, str)])
         array = out[name]

@@ -52,7 +52,7 @@ class BatchMemory:
 @final
 class CoreSelection:
     @property
-    def outputs(self) -> list[tuple[str, str, tuple[int, ...], int]]: ...
+    def outputs(self) -> list[tuple[str, str, tuple[int, ...], int, str]]: ...
 
 @final
 class PlannedBatch:

@@ -19,7 +19,7 @@ class EpisodeTooLong(ReliveError, ValueError):
         super().__init__(
             f"lane {lane}: the step would be number {max_length + 1} of its episode; expected episodes of at most"
             f" max_length = {max_length} steps; end the episode (truncated=True) before it, or use"
-            " Episodes(too_long='head' or 'tail') or a larger max_length"
+            " Episodes(too_long='head', 'tail' or 'random') or a larger max_length"
         )
 
 

@@ -44,10 +44,12 @@ class Columns:
     num_behind: rows behind the last step that items show. timed: whether an array has a time axis, if items have one.
     item_axes: of each array the axis of items, 1 where a time axis stands before it.
     as_they_are: the same for batches made from a batch, whose time axis is not cut again.
+    is_ragged: whether rows of items lie end to end; offsets is the last of the names then, unless it was named.
     """
 
     __slots__ = (
         "as_they_are",
+        "is_ragged",
         "is_trimmed",
         "item_axes",
         "names",
@@ -67,11 +69,13 @@ class Columns:
         num_behind: int = 0,
         windows: tuple[str, ...] = (),
         time_major: bool = False,
+        is_ragged: bool = False,
     ) -> None:
         self.is_trimmed = is_trimmed
+        self.is_ragged = is_ragged
         self.num_behind = num_behind
         starts = (name for name, column in spec.columns.items() if column.kind == "start")
-        untimed = frozenset((*starts, *PER_ITEM_NAMES))
+        untimed = frozenset((*starts, *PER_ITEM_NAMES, *(("offsets",) if is_ragged else ())))
         self.timed = tuple(name not in untimed for name in names)
         self.item_axes = tuple(int(time_major and timed) for timed in self.timed)
         self.names = names
@@ -87,9 +91,41 @@ class Columns:
         """Of mask and every column with a time axis. Raises UnknownColumn where there is no mask."""
         return 1 - self.item_axes[self.positions["mask"]] if "mask" in self.positions else 1
 
+    def sizes(self, num_items: int, num_rows: int) -> list[int]:
+        """How long each array is along its axis of items, or of their rows."""
+        if not self.is_ragged:
+            return [num_items] * len(self.names)
+        sizes = [num_rows if timed else num_items for timed in self.timed]
+        sizes[self.positions["offsets"]] = num_items + 1
+        return sizes
+
     def rows(self, arrays: list[Any], which: Any) -> list[Any]:
         """The arrays of some of the items."""
+        if self.is_ragged:
+            return self._ragged_rows(arrays, which)
         return [a[:, which] if axis else a[which] for a, axis in zip(arrays, self.item_axes, strict=True)]
+
+    def _ragged_rows(self, arrays: list[Any], which: Any) -> list[Any]:
+        offsets = np.asarray(_on_host(arrays[self.positions["offsets"]]))
+        if isinstance(which, slice) and which.step in (None, 1):
+            first, end, _ = which.indices(len(offsets) - 1)
+            end = max(first, end)
+            rows: Any = slice(int(offsets[first]), int(offsets[end]))
+            moved = offsets[first : end + 1] - offsets[first]
+        else:
+            chosen = np.arange(len(offsets) - 1)[_on_host(which)]
+            lengths = np.diff(offsets)[chosen]
+            moved = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+            rows = np.repeat(offsets[chosen] - moved[:-1], lengths) + np.arange(moved[-1])
+        some = [array[_beside(rows if timed else which, array)] for array, timed in self._all_but_offsets(arrays)]
+        position = self.positions["offsets"]
+        some.insert(position, _beside(moved, arrays[position]))
+        return some
+
+    def _all_but_offsets(self, arrays: list[Any]) -> list[tuple[Any, bool]]:
+        pairs = list(zip(arrays, self.timed, strict=True))
+        del pairs[self.positions["offsets"]]
+        return pairs
 
     def trimmed(self, arrays: list[Any]) -> list[Any]:
         """The arrays without the time steps in which no item has a row, as views."""
@@ -189,7 +225,7 @@ class Batch(Mapping[str, Any]):
     """B gathered items: a mapping of column name -> array [B, ...] (stacked columns [B, k, ...], newest last).
 
     Of Sequences and Episodes [B, T, ...] ([B, T, k, ...]), with mask and lengths; of time_major ones what has a time
-    axis is [T, B, ...].
+    axis is [T, B, ...]. Of ragged Episodes [rows, ...], the rows of one item behind those of the other, with offsets.
 
     Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
     item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
@@ -200,7 +236,16 @@ class Batch(Mapping[str, Any]):
     coming out of a function traced by jax, it has none, and asking for them is an error.
     """
 
-    __slots__ = ("_arrays", "_columns", "_device", "_item_keys", "_num_live_items", "_present", "_probabilities")
+    __slots__ = (
+        "_arrays",
+        "_columns",
+        "_device",
+        "_item_keys",
+        "_num_live_items",
+        "_num_rows",
+        "_present",
+        "_probabilities",
+    )
 
     def __init__(
         self,
@@ -214,6 +259,7 @@ class Batch(Mapping[str, Any]):
     ) -> None:
         self._columns = columns
         self._arrays = columns.trimmed(arrays) if columns.is_trimmed else arrays
+        self._num_rows: int = len(arrays[columns.timed.index(True)]) if columns.is_ragged and any(columns.timed) else 0
         self._item_keys: Keys | None = item_keys  # None: it is not known any more which items the rows are
         self._probabilities = probabilities
         self._num_live_items = num_live_items
@@ -251,13 +297,33 @@ class Batch(Mapping[str, Any]):
 
     @property
     def mask(self) -> Any:
-        """bool[B, T], or [T, B] of time_major items: which rows are steps. UnknownColumn where it was not gathered."""
+        """bool[B, T], [T, B] of time_major items, [rows] of ragged ones: which rows are steps.
+
+        Raises UnknownColumn where it was not gathered.
+        """
         return self["mask"]
 
     @property
+    def offsets(self) -> Any:
+        """int64[B + 1] of ragged items: rows offsets[i] to offsets[i + 1] are item i's. Others raise UnknownColumn."""
+        return self["offsets"]
+
+    @property
     def lengths(self) -> Any:
-        """int64[B]: steps of each item. Raises UnknownColumn where the mask was not gathered."""
-        return self["mask"].sum(self._columns.time_axis)
+        """int64[B]: steps of each item. Raises UnknownColumn where the mask was not gathered.
+
+        Of ragged items without bootstrap all rows are steps, and no mask is needed.
+        """
+        if not self._columns.is_ragged:
+            return self["mask"].sum(self._columns.time_axis)
+        offsets = self["offsets"]
+        if self._columns.num_behind == 0:
+            return offsets[1:] - offsets[:-1]
+        mask = self["mask"]
+        behind = mask.cumsum(0)  # steps up to each row, that one included
+        steps = offsets * 0
+        steps[offsets > 0] = behind[offsets[offsets > 0] - 1]
+        return steps[1:] - steps[:-1]
 
     # ---- the draw --------------------------------------------------------------------------------------------------
 
@@ -407,11 +473,12 @@ def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
     device = arrays[0].device if arrays and torch is not None and isinstance(arrays[0], torch.Tensor) else None
     batch = rest.batch._with(arrays, device)
     if batch._item_keys is not None:
-        axes = batch._columns.item_axes
+        columns = batch._columns
+        sizes = columns.sizes(len(batch._item_keys), batch._num_rows)
         shapes = [getattr(array, "shape", None) for array in arrays]
         is_other = any(
-            shape is not None and tuple(shape[axis : axis + 1]) != batch._item_keys.shape
-            for shape, axis in zip(shapes, axes, strict=True)
+            shape is not None and tuple(shape[axis : axis + 1]) != (size,)
+            for shape, axis, size in zip(shapes, columns.item_axes, sizes, strict=True)
         )
         if is_traced or is_other:
             batch._item_keys = batch._present = batch._probabilities = None
@@ -420,6 +487,17 @@ def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
 
 refuse_names(Batch, (*COLUMN_NAMES, *DERIVED_NAMES), unknown_in_batch)
 trees[Batch] = Tree(lambda batch: batch._columns.names, lambda batch: batch._arrays, _rest, _rebuilt)
+
+
+def _on_host(array: Any) -> Any:
+    return array.cpu() if hasattr(array, "cpu") else array
+
+
+def _beside(rows: Any, array: Any) -> Any:
+    """Row numbers, or new offsets, as what the array is: a tensor of its device beside a tensor."""
+    if not isinstance(rows, np.ndarray) or isinstance(array, np.ndarray):
+        return rows
+    return _to_tensor(rows, array.device)
 
 
 def _to_tensor(array: Any, device: Any) -> Any:

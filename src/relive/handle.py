@@ -80,8 +80,8 @@ class TableHandle(Closing):
 
         columns: names ('a/b' and groups too) of declared columns, next_<state>, discount, terminated, truncated,
         episode_step, first, lane, policy_version, staleness, num_steps; None: all declared, next_<state> and discount.
-        Of Sequences and Episodes mask, too; None: all declared, discount and mask. Of Explicit items 'window/column',
-        or a window's name; None: their windows' columns and masks, and their own.
+        Of Sequences and Episodes mask, too; None: all declared, discount and mask; ragged ones always have offsets. Of
+        Explicit items 'window/column', or a window's name; None: their windows' columns and masks, and their own.
         Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded,
         WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
         """
@@ -123,14 +123,17 @@ class TableHandle(Closing):
         """The columns of a Draw, or of keys int64[B]. Never waits for the limiter and never counts.
 
         batch.present[B] says which were still there. out: an earlier batch or {flat name: array} whose memory is used
-        again; of Episodes arrays with all max_length + bootstrap rows, which no batch shows. Raises ForeignKey,
-        ShapeMismatch, DtypeMismatch, UnknownColumn, TableClosed.
+        again; of Episodes arrays with all max_length + bootstrap rows, which no batch shows; of ragged ones there is
+        none, an item whose key is gone has no rows. Raises ForeignKey, InvalidConfig, ShapeMismatch, DtypeMismatch,
+        UnknownColumn, TableClosed.
         """
         drawn = items if isinstance(items, Draw) else None
         if index is None and drawn is not None:
             index = drawn.index
         selection = self.select(index, columns)
         keys = drawn.item_keys if drawn is not None else as_keys(items)
+        if out is not None and selection.columns.is_ragged:
+            raise InvalidConfig("out of ragged items", "None: how many rows they have is known when they are read", out)
         buffers = None if out is None else as_buffers(out, selection.core.outputs, len(keys))
         arrays, present = self._core.gather(selection.core, keys, buffers)
         if drawn is None:
@@ -321,7 +324,14 @@ class TableHandle(Closing):
                 shown = Columns(names, self._spec, windows=tuple(items.windows) if items.is_named else ())
             else:
                 names = self._default_columns(items) if asked is None else self._expanded(asked, items)
-                shown = Columns(names, self._spec, items.is_trimmed, items.rows_behind, time_major=items.time_major)
+                shown = Columns(
+                    names,
+                    self._spec,
+                    items.is_trimmed,
+                    items.rows_behind,
+                    time_major=items.time_major,
+                    is_ragged=items.is_ragged,
+                )
             selection = Selection(self._core.select(number, list(names)), shown, number)
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[index, asked] = selection
@@ -346,13 +356,13 @@ class TableHandle(Closing):
     def _default_columns(self, items: Items) -> tuple[str, ...]:
         spec = self._spec
         if items.has_time:
-            return (*spec.columns, "discount", "mask")
+            return (*spec.columns, "discount", "mask", *(("offsets",) if items.is_ragged else ()))
         return (*spec.columns, *(f"next_{name}" for name in spec.state_columns), "discount")
 
     def _expanded(self, names: tuple[str, ...], items: Items) -> tuple[str, ...]:
         spec = self._spec
         states = tuple(f"next_{name}" for name in spec.state_columns)
-        masks = ("mask", "loss_mask") if items.has_time else ()
+        masks = ("mask", "loss_mask", *(("offsets",) if items.is_ragged else ())) if items.has_time else ()
         known = (*spec.columns, *states, "discount", *masks, "terminated", "truncated", *DERIVED_NAMES)
         flat: dict[str, None] = {}
         for name in names:
@@ -362,6 +372,8 @@ class TableHandle(Closing):
             flat.update(dict.fromkeys(matches))
         if items.is_trimmed:
             flat["mask"] = None  # says how long the longest is
+        if items.is_ragged:
+            flat["offsets"] = None  # says whose the rows are
         return tuple(flat)
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:

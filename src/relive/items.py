@@ -11,12 +11,13 @@ from relive._wrong_names import names_arguments
 from relive.errors import InvalidConfig, SpecError
 from relive.spec import StepSpec
 
-__all__ = ["ITEMS", "AtEnd", "Episodes", "Items", "Pad", "Sequences", "StackPad", "TooLong", "Transitions"]
+__all__ = ["ITEMS", "AtEnd", "Episodes", "Items", "Layout", "Pad", "Sequences", "StackPad", "TooLong", "Transitions"]
 
 StackPad = Literal["repeat", "zeros"]
 AtEnd = Literal["pad", "shift", "drop", "cross"]
 Pad = Literal["right", "left"]
-TooLong = Literal["refuse", "head", "tail"]
+Layout = Literal["padded", "ragged"]
+TooLong = Literal["refuse", "head", "tail", "random"]
 MAX_STACK = 4096  # of a window, in the core
 MAX_ROWS = 4096  # of a window, in the core
 
@@ -46,8 +47,11 @@ def _check_whole(items: Any, name: str, least: int, most: int) -> None:
 
 def _check_timed(items: Any, spec: StepSpec) -> None:
     spec.expand_stack(items.stack)
-    if any(name.partition("/")[0] == "mask" for name in spec.columns):
+    tops = {name.partition("/")[0] for name in spec.columns}
+    if "mask" in tops:
         raise SpecError("column 'mask'", "another name: items with a time axis have a mask of their own", "mask")
+    if "offsets" in tops and items.is_ragged:
+        raise SpecError("column 'offsets'", "another name: ragged items have offsets of their own", "offsets")
 
 
 def _window_config(items: Any, spec: StepSpec) -> dict[str, Any]:
@@ -70,6 +74,7 @@ class Transitions:
 
     has_time: ClassVar[bool] = False  # no time axis
     is_trimmed: ClassVar[bool] = False
+    is_ragged: ClassVar[bool] = False
     time_major: ClassVar[bool] = False
     rows_behind: ClassVar[int] = 0
     steps_apart: ClassVar[int] = 1
@@ -130,6 +135,7 @@ class Sequences:
 
     has_time: ClassVar[bool] = True  # columns come with a time axis
     is_trimmed: ClassVar[bool] = False
+    is_ragged: ClassVar[bool] = False
     rows_behind: ClassVar[int] = 0
 
     length: int
@@ -206,15 +212,17 @@ class Episodes:
 
     An episode is an item when it has ended. One that its lane's end cuts off (the writer closes, or dies) is dropped.
     too_long: of an episode of more than max_length steps, 'refuse' the step that would make it longer (EpisodeTooLong),
-    or keep its 'head' (then the item is there as soon as max_length steps are, also if the lane is cut) or its 'tail'.
-    Columns come as of Sequences: [B, T, ...] with a mask, T trimmed to the longest episode of the batch.
+    or keep its 'head' (then the item is there as soon as max_length steps are, also if the lane is cut), its 'tail', or
+    max_length steps from a 'random' one on: each start is as likely, and the same for the same seed and calls.
+    layout: 'padded': columns come as of Sequences, [B, T, ...] with a mask, T trimmed to the longest episode of the
+    batch. 'ragged': the rows of the episodes lie end to end, [rows, ...], and nothing is padded; batch.offsets int64
+    [B + 1] says where each begins, and behind them all how many rows there are. No pad, no time_major there.
     bootstrap=1: one row more, which has the state after the last step. pad, gamma, stack, stack_pad, time_major: as of
     Sequences.
     The key of an item is that of its first step. Raises InvalidConfig.
     """
 
     has_time: ClassVar[bool] = True
-    is_trimmed: ClassVar[bool] = True  # it ends with the longest item of a batch
     steps_apart: ClassVar[int] = 1
 
     max_length: int
@@ -225,6 +233,7 @@ class Episodes:
     stack: Mapping[str, int] = field(default_factory=dict, hash=False)
     stack_pad: StackPad = "repeat"
     time_major: bool = False
+    layout: Layout = "padded"
 
     def __post_init__(self) -> None:
         _check_whole(self, "max_length", 1, MAX_ROWS)
@@ -234,7 +243,24 @@ class Episodes:
         _check_choice("too_long", self.too_long, TooLong)
         _check_choice("pad", self.pad, Pad)
         object.__setattr__(self, "time_major", flag("time_major", self.time_major))
+        _check_choice("layout", self.layout, Layout)
+        if self.is_ragged and self.time_major:
+            raise InvalidConfig(
+                "time_major of ragged episodes", "False: there is no axis of items to stand first", True
+            )
+        if self.is_ragged and self.pad != "right":
+            raise InvalidConfig("pad of ragged episodes", "the default: nothing is padded", self.pad)
         _check_window(self)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the rows of the items of a batch lie end to end."""
+        return self.layout == "ragged"
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Whether the time axis ends with the longest item of a batch."""
+        return not self.is_ragged
 
     @property
     def rows_behind(self) -> int:
@@ -243,7 +269,7 @@ class Episodes:
 
     @property
     def num_rows(self) -> int:
-        """T, before it is trimmed."""
+        """T, before it is trimmed; where episodes are ragged the most rows that one has."""
         return self.max_length + self.bootstrap
 
     @property
@@ -268,6 +294,7 @@ class Episodes:
             "time_major": self.time_major,
             "only_ended": True,
             "only_the_last": self.too_long == "tail",
+            "one_at_random": self.too_long == "random",
             "longest": self.max_length if self.too_long == "refuse" else 0,
             **_window_config(self, spec),
         }

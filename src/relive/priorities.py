@@ -14,25 +14,53 @@ __all__ = ["sequence_priority"]
 
 
 @names_arguments
-def sequence_priority(td_errors: Any, mask: Any, eta: float = 0.9, *, time_major: bool = False) -> Any:
+def sequence_priority(
+    td_errors: Any, mask: Any, eta: float = 0.9, *, time_major: bool = False, offsets: Any = None
+) -> Any:
     """eta * max + (1 - eta) * mean of |td_errors| over the rows of each sequence that mask names.
 
     td_errors [B, T] and mask bool [B, T]: numpy arrays or torch tensors, both of one kind; the result is [B], of that
-    kind. time_major: both are [T, B]. To leave burn-in out give the mask of the rows that carry loss. A sequence
-    without such a row has 0. eta in [0, 1]. Kapturowski et al., Recurrent Experience Replay in Distributed
+    kind. time_major: both are [T, B]. offsets: batch.offsets of items that lie end to end; both are [rows] then. To
+    leave burn-in out give the mask of the rows that carry loss. A sequence without such a row has 0. eta in [0, 1].
+    Kapturowski et al., Recurrent Experience Replay in Distributed
     Reinforcement Learning (2019), section 2.3. Raises InvalidConfig, ShapeMismatch.
     """
     eta = finite("eta", eta, 0.0, 1.0)
-    axis = 0 if flag("time_major", time_major) else 1
+    axis = 0 if flag("time_major", time_major) or offsets is not None else 1
     for what, value in (("td_errors", td_errors), ("mask", mask)):
         if not hasattr(value, "shape"):
             raise InvalidConfig(what, "a numpy array or a torch tensor [B, T]", value)
-    if len(td_errors.shape) != 2 or tuple(td_errors.shape) != tuple(mask.shape):
+    num_axes = 2 if offsets is None else 1
+    if len(td_errors.shape) != num_axes or tuple(td_errors.shape) != tuple(mask.shape):
         raise ShapeMismatch("mask of td_errors", tuple(td_errors.shape), tuple(mask.shape))
     errors, named = abs(td_errors), mask != 0
     # Not a product: what a network makes of padding may be nan or infinite.
     errors = np.where(named, errors, 0) if isinstance(errors, np.ndarray) else errors.masked_fill(~named, 0)
+    if offsets is not None:
+        return _end_to_end(errors, named, offsets, eta)
     if not errors.shape[axis]:
         return errors.sum(axis)
     largest = errors.amax(axis) if hasattr(errors, "amax") else errors.max(axis)
     return eta * largest + (1.0 - eta) * errors.sum(axis) / named.sum(axis).clip(1)
+
+
+def _end_to_end(errors: Any, named: Any, offsets: Any, eta: float) -> Any:
+    """The same, of errors [rows] that are 0 where they are not named. Items are as long as offsets say."""
+    starts = np.asarray(offsets.cpu() if hasattr(offsets, "cpu") else offsets)
+    fits = starts.ndim == 1 and len(starts) > 0 and starts[0] == 0 and starts[-1] == len(errors)
+    if not fits or (np.diff(starts) < 0).any():
+        raise InvalidConfig("offsets", f"int64 [B + 1], ascending from 0 to {len(errors)}", offsets)
+    num_items = len(starts) - 1
+    whose = np.repeat(np.arange(num_items), np.diff(starts))
+    if isinstance(errors, np.ndarray):
+        largest, total = np.zeros((2, num_items), errors.dtype)
+        count = np.zeros(num_items, np.int64)
+        np.maximum.at(largest, whose, errors)
+        np.add.at(total, whose, errors)
+        np.add.at(count, whose, named)
+    else:
+        item = errors.new_tensor(whose).long()
+        largest = errors.new_zeros(num_items).scatter_reduce(0, item, errors, "amax")
+        total = errors.new_zeros(num_items).index_add(0, item, errors)
+        count = errors.new_zeros(num_items).index_add(0, item, named.to(errors.dtype))
+    return eta * largest + (1.0 - eta) * total / count.clip(1)

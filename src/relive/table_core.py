@@ -132,8 +132,10 @@ class SelectedColumns(Protocol):
     """Columns of an index, resolved once by the core; opaque but for what comes out."""
 
     @property
-    def outputs(self) -> list[tuple[str, str, tuple[int, ...], int]]:
-        """(name, numpy dtype, shape of one item, before which of its axes the axis of items stands) of each array."""
+    def outputs(self) -> list[tuple[str, str, tuple[int, ...], int, str]]:
+        """(name, numpy dtype, shape of one value, before which of its axes the axis of values stands, of what there is
+        one value) of each array: of each 'item', of each 'row' of all items, 'offset': of each item and one more.
+        """
         ...
 
 

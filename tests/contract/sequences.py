@@ -210,6 +210,45 @@ class SequencesSuite(Suite):
         (action,) = row_of(table, keys[expected[1]], "action")
         assert action.tolist() == list(range(expected[1], expected[1] + 4))
 
+    def test_episodes_that_are_too_long_give_a_window_at_random(self, make_table: MakeTable) -> None:
+        """One each, whole, anywhere in it, decided at its end; the same for the same seed."""
+        starts = []
+        for _ in range(2):
+            table = make_table(plain_spec(), 2000, episodes(4, too_long="random"), seed=7)
+            with table.writer() as writer:
+                keys = write_steps(writer, 0, 9)
+                assert table.num_items() == 0
+                writer.end_episode(truncated=True)
+                keys = np.concatenate([keys, *(write_steps(writer, 9 * k, 9, truncated=True) for k in range(1, 30))])
+                short = write_steps(writer, 300, 2, truncated=True)
+                assert present(table, short) == [True, False]
+                found = np.asarray(begins(table, keys))
+                assert (found // 9).tolist() == list(range(30)) and (found % 9 <= 5).all()
+                action, mask = table.gather(keys[found])["action"], table.gather(keys[found]).mask
+                assert mask.all() and action.tolist() == [list(range(start, start + 4)) for start in found]
+                table.check()
+                cut_off = write_steps(writer, 400, 9)
+            assert not any(present(table, cut_off))
+            starts.append((found % 9).tolist())
+        assert starts[0] == starts[1] and len(set(starts[0])) > 3
+
+    def test_late_columns_of_a_window_at_random(self, make_table: MakeTable) -> None:
+        """Which window it is does not depend on when the late columns come."""
+        spec = plain_spec(score=relive.ArraySpec((), "float32", late=True))
+        starts = []
+        for comes_first in (True, False):
+            table = make_table(spec, 2000, episodes(4, too_long="random"), seed=7)
+            with table.writer() as writer:
+                keys = write_steps(writer, 0, 20)
+                if comes_first:
+                    table.complete(keys, score=np.zeros(20))
+                writer.end_episode(truncated=True)
+                if not comes_first:
+                    assert table.num_items() == 0
+                    table.complete(keys[::-1], score=np.zeros(20))
+                starts.append(begins(table, keys))
+        assert starts[0] == starts[1] and len(starts[0]) == 1
+
     def test_a_step_too_many_is_refused(self, make_table: MakeTable) -> None:
         table = make_table(plain_spec(), 1000, episodes(4))
         with table.writer() as writer:

@@ -17,6 +17,7 @@ from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
+from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -50,6 +51,9 @@ class TestBadExplicit(Local, BadExplicitSuite): ...
 
 
 class TestTimeFirst(Local, TimeFirstSuite): ...
+
+
+class TestRagged(Local, RaggedSuite): ...
 
 
 class TestSequences(Local, SequencesSuite): ...

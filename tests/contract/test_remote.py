@@ -27,6 +27,7 @@ from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
+from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -74,6 +75,9 @@ class TestRemoteBadExplicit(Remote, BadExplicitSuite): ...
 
 
 class TestRemoteTimeFirst(Remote, TimeFirstSuite): ...
+
+
+class TestRemoteRagged(Remote, RaggedSuite): ...
 
 
 class TestRemoteSequences(Remote, SequencesSuite): ...

@@ -22,6 +22,7 @@ from contract.changes import ChangesSuite
 from contract.explicit import ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.ragged import RaggedSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable
@@ -90,6 +91,9 @@ class TestStreamedItems(Streamed, ItemsSuite):
 
 
 class TestStreamedTimeFirst(Streamed, TimeFirstSuite): ...
+
+
+class TestStreamedRagged(Streamed, RaggedSuite): ...
 
 
 class TestStreamedSequences(Streamed, SequencesSuite):

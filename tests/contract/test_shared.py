@@ -18,6 +18,7 @@ from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
+from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -81,6 +82,9 @@ class TestBadExplicit(Shared, BadExplicitSuite): ...
 class TestTimeFirst(Shared, TimeFirstSuite): ...
 
 
+class TestRagged(Shared, RaggedSuite): ...
+
+
 class TestSequences(Shared, SequencesSuite): ...
 
 
@@ -109,6 +113,9 @@ class TestAttachedExplicit(Attached, ExplicitSuite): ...
 
 
 class TestAttachedTimeFirst(Attached, TimeFirstSuite): ...
+
+
+class TestAttachedRagged(Attached, RaggedSuite): ...
 
 
 class TestAttachedSequences(Attached, SequencesSuite): ...

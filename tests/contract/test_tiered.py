@@ -21,6 +21,7 @@ from contract.changes import ChangesSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
+from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -54,6 +55,9 @@ class TestItems(OnDisk, ItemsSuite): ...
 
 
 class TestTimeFirst(OnDisk, TimeFirstSuite): ...
+
+
+class TestRagged(OnDisk, RaggedSuite): ...
 
 
 class TestSequences(OnDisk, SequencesSuite): ...

@@ -172,12 +172,12 @@ def test_importance_weights() -> None:
 
 def test_plans_say_what_comes(table: Any) -> None:
     outputs = table.select(0, ["observation", "next_frame", "discount", "terminated", "num_steps"]).outputs
-    assert [(name, np.dtype(dtype), tuple(shape), axis) for name, dtype, shape, axis in outputs] == [
-        ("observation", np.dtype("f4"), (3,), 0),
-        ("next_frame", np.dtype("u1"), (20, 20), 0),
-        ("discount", np.dtype("f4"), (), 0),
-        ("terminated", np.dtype("?"), (), 0),
-        ("num_steps", np.dtype("i8"), (), 0),
+    assert [(name, np.dtype(dtype), tuple(shape), *rest) for name, dtype, shape, *rest in outputs] == [
+        ("observation", np.dtype("f4"), (3,), 0, "item"),
+        ("next_frame", np.dtype("u1"), (20, 20), 0, "item"),
+        ("discount", np.dtype("f4"), (), 0, "item"),
+        ("terminated", np.dtype("?"), (), 0, "item"),
+        ("num_steps", np.dtype("i8"), (), 0, "item"),
     ]
     with pytest.raises(errors.ReliveError):
         table.select(0, ["nobody"])

@@ -77,7 +77,8 @@ void plan_and_gather(Table& table, const std::atomic<bool>& is_over, std::atomic
       PlannedBatch& batch = *batches[k];
       if ((round + k) % 4 == 0) batch.cancel();
       const bool is_dropped = (round + k) % 4 == 1;
-      const Status status = is_dropped ? Status() : StagedReader(table).gather_batch(batch, plan, out.data(), 1.0);
+      const Status status =
+          is_dropped ? Status() : StagedReader(table).gather_batch(batch, plan, out.data(), nullptr, 1.0);
       if (is_dropped) StagedReader(table).drop_batch(batch);
       if (status.ok() && !is_dropped) {
         CHECK(relive::commit_held(table, 0, batch.num_held).ok());

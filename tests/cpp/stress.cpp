@@ -9,7 +9,7 @@
 //   stress --n-step 20 --stack 12                    windows over four and more of the pages of 8 rows
 //   stress --stateless                               no state columns: ends are marks in rows
 //   stress --short-lanes                             writers of a few rows each: their lanes go on in parked pages
-//   stress --sequences pad|shift|drop|cross|head|tail  items with a time axis: windows of one episode (of whole ones)
+//   stress --sequences pad|shift|drop|cross|head|tail|random  items with a time axis: windows of one episode (of whole ones)
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   stress --late                                    late columns: completers give them, in any order, some never
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always

@@ -15,6 +15,7 @@ inline bool may_begin(const SequenceConfig& sequence, uint32_t x, uint32_t m, ui
   const bool is_whole = m >= sequence.length, is_last = ends && m == sequence.length;
   const bool is_candidate = sequence.begins_at(x);
   if (sequence.only_ended != 0 && !is_whole && x + m != length) return false;  // its lane was cut: no item
+  if (sequence.draws_one()) return is_whole || x == 0;
   if (sequence.only_the_last != 0) return x + m == length && (is_last || x == 0);
   if (sequence.at_end == AtEnd::kDrop) return is_candidate && is_whole;
   if (sequence.at_end == AtEnd::kPad) return is_candidate;

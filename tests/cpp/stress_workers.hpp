@@ -273,8 +273,20 @@ class SamplerWorker final : public Worker {
       if (options_.max_times != 0 && index_ == 0)
         control_.count_use(table().region().key_slot(batch_->keys[row]), batch_->keys[row], options_.max_times);
     }
+    if (batch_->sequence.draws_one()) verify_one_each();
     control_.windows.fetch_add(kBatch);
     control_.batches.fetch_add(1);
+  }
+
+  // Of an episode one window at most is ever an item.
+  void verify_one_each() {
+    for (size_t row = 0; row < kBatch; ++row) {
+      for (size_t other = 0; other < row; ++other) {
+        const Identity &one = who_[row], &two = who_[other];
+        if (one.tag == two.tag && one.episode == two.episode && one.step != two.step)
+          control_.found_violation("two windows of one episode");
+      }
+    }
   }
 
   // By their keys the same items come, or none.

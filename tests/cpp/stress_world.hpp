@@ -37,7 +37,8 @@ struct Options {
   bool with_deletes = true;
   bool with_moves = true;
   bool two_indexes = false;  // a second one, uniform over single steps without stacks
-  std::string sequences;     // items with a time axis: pad, shift, drop, cross, head or tail (of episodes); empty: none
+  std::string
+      sequences;  // items with a time axis: pad, shift, drop, cross, head, tail or random (of episodes); empty: none
   bool explicit_items = false;  // a last one, of items of up to three windows and a column of their own
   bool late = false;            // rewards and verdicts come later, from completers
   bool short_lanes = false;     // writers close after a few calls
@@ -78,10 +79,11 @@ inline SequenceConfig sequence_of(const Options& options) {
   if (options.sequences == "shift") sequence.at_end = AtEnd::kShift, sequence.bootstrap = 0;
   if (options.sequences == "drop") sequence.at_end = AtEnd::kDrop;
   if (options.sequences == "cross") sequence.at_end = AtEnd::kCross;
-  if (options.sequences == "head" || options.sequences == "tail") {
+  if (options.sequences == "head" || options.sequences == "tail" || options.sequences == "random") {
     sequence = {24, 0, 1, 0, AtEnd::kPad, PadSide::kRight, 1, 0, 0};
     sequence.only_the_last = options.sequences == "tail" ? 1 : 0;
     if (options.sequences == "tail") sequence.at_end = AtEnd::kShift;
+    if (options.sequences == "random") sequence.only_the_last = kOneAtRandom, sequence.length = 6;
   }
   return sequence;
 }

@@ -116,7 +116,8 @@ def make_items(items: NaiveItems) -> relive.Transitions | relive.Sequences | rel
         return relive.Transitions(n_step=items.n_step, **common)
     common |= {"bootstrap": window.bootstrap, "pad": window.pad}
     if window.is_episode:
-        return relive.Episodes(window.length, too_long=window.at_end, **common)
+        layout: Any = "ragged" if window.is_ragged else "padded"
+        return relive.Episodes(window.length, too_long=window.at_end, layout=layout, **common)
     return relive.Sequences(window.length, burn_in=window.burn_in, period=window.period, at_end=window.at_end, **common)
 
 

@@ -48,7 +48,9 @@ def windows(draw: st.DrawFn) -> NaiveWindow:
     if draw(st.integers(0, 3)) == 0:
         at_end = draw(st.sampled_from(("head", "tail")))
         length, bootstrap = draw(st.integers(1, 12)), draw(st.integers(0, 1))
-        return NaiveWindow(length, 0, bootstrap, 0, at_end, pad, is_episode=True)
+        is_ragged = draw(st.booleans())
+        pad = "right" if is_ragged else pad
+        return NaiveWindow(length, 0, bootstrap, 0, at_end, pad, True, is_ragged)
     return NaiveWindow(
         length=draw(st.integers(1, 9)),
         burn_in=draw(st.integers(0, 5)),
@@ -100,7 +102,9 @@ def test_a_full_table_gives_only_what_the_twin_knows(programme: Programme) -> No
 def random_window(rng: random.Random) -> NaiveWindow:
     pad = rng.choice(("right", "left"))
     if rng.random() < 0.25:
-        return NaiveWindow(rng.randint(1, 30), 0, rng.randint(0, 1), 0, rng.choice(("head", "tail")), pad, True)
+        is_ragged, at_end = rng.random() < 0.5, rng.choice(("head", "tail"))
+        pad = "right" if is_ragged else pad
+        return NaiveWindow(rng.randint(1, 30), 0, rng.randint(0, 1), 0, at_end, pad, True, is_ragged)
     period, at_end = rng.randint(1, 20), rng.choice(("pad", "shift", "drop", "cross"))
     return NaiveWindow(rng.randint(1, 20), rng.randint(0, 12), rng.randint(0, 3), period, at_end, pad)
 

@@ -54,6 +54,7 @@ class NaiveWindow:
     at_end: str = "pad"
     pad: str = "right"
     is_episode: bool = False
+    is_ragged: bool = False  # of episodes, with pad 'right': a batch has no padding
 
     @property
     def num_rows(self) -> int:
@@ -308,7 +309,7 @@ class NaiveReplay:
                 out[front + position] = row
             return out
 
-        result: dict[str, Any] = {}
+        result: dict[str, Any] = {"num_rows": real}
         for name, cell in steps[0].cells.items():
             result[name] = cell if name in self.start_columns else placed([s.cells[name] for s in steps], cell)
         depth = dict(items.stack)

@@ -25,6 +25,30 @@ def test_torch_tensors_give_a_tensor_of_the_same_numbers() -> None:
     np.testing.assert_allclose(got.numpy(), relive.sequence_priority(td_errors, mask), rtol=1e-6)
 
 
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_items_that_lie_end_to_end(as_tensors: bool) -> None:
+    """As if each were padded; one without rows, or without a row that counts, has 0."""
+    rng = np.random.default_rng(2)
+    lengths = [3, 0, 1, 5, 2, 0]
+    offsets = np.cumsum([0, *lengths])
+    td_errors, mask = rng.normal(size=11).astype(np.float32), rng.random(11) < 0.7
+    mask[9:], td_errors[10] = False, np.nan
+    padded, padded_mask = np.zeros((6, 5), np.float32), np.zeros((6, 5), bool)
+    for item, (begin, length) in enumerate(zip(offsets[:-1], lengths, strict=True)):
+        padded[item, :length], padded_mask[item, :length] = td_errors[begin:][:length], mask[begin:][:length]
+    expected = relive.sequence_priority(padded, padded_mask)
+    given = [td_errors, mask, offsets]
+    if as_tensors:
+        torch = pytest.importorskip("torch", reason="torch is not installed here")
+        given = [torch.from_numpy(one) for one in given]
+    got = relive.sequence_priority(given[0], given[1], offsets=given[2])
+    assert type(got) is type(given[0])
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-6)
+    for wrong in (offsets[1:], offsets[:-2], offsets[::-1].copy(), offsets[:, None]):
+        with pytest.raises(errors.InvalidConfig, match="offsets"):
+            relive.sequence_priority(td_errors, mask, offsets=wrong)
+
+
 def test_what_it_refuses() -> None:
     with pytest.raises(errors.ShapeMismatch):
         relive.sequence_priority(np.zeros((2, 3)), np.ones((2, 4), bool))

@@ -62,7 +62,7 @@ def test_packing_is_where_arrays_are() -> None:
     c[:] = -1
     assert block[128:168].tolist() == [255] * 40
     assert packing.lies_in_one_block([a, b, c], 5) and not packing.lies_in_one_block([a, c, b], 5)
-    assert packing.item_bytes == 12 + 1 + 8
+    assert packing.item_bytes(0) == 12 + 1 + 8
 
 
 def test_rows_are_counted_from_their_header_alone() -> None:

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/words/rng.hpp"
 #include "relive/words/testing.hpp"
 
 namespace relive {
@@ -17,6 +18,65 @@ uint32_t step_of(uint32_t head) { return head & kStepMask; }
 bool ends_behind(const Region& r, RowAhead& ahead, uint64_t offset) {
   if (r.geometry->has_state == 0) return (ahead.head() & (kTerminatedBit | kTruncatedBit)) != 0;
   return ahead.go_to(offset + 1) && ahead.is_tail();
+}
+
+// Whether row `last` is the step of this number of the episode of a row before it.
+bool is_there(RowAhead& ahead, uint64_t last, uint32_t step) {
+  return ahead.go_to(last) && !ahead.is_tail() && step_of(ahead.head()) == step;
+}
+
+// The steps of one episode that are drawn in their turns (rule S6): step s with probability 1 / (s + 1).
+class Turns final {
+ public:
+  // Of the episode of this step. All that it follows from stays what it is, whatever becomes of pages.
+  Turns(const Region& r, uint64_t page, uint32_t offset, uint32_t step)
+      : rng_(r.geometry->seed, r.lane_of(r.slot_of(page, offset)), lane_step(r, page, offset) - step, kTurns) {}
+  bool has(uint32_t step) const { return rng_.below(step, step + 1) == 0; }
+
+ private:
+  static constexpr uint64_t kTurns = uint64_t{1} << 32;  // in an attempt's place: no draw of items has so many
+  CounterRng rng_;
+};
+
+// Whether an episode ends within the next `count` rows behind this one, all of which are there.
+bool ends_within(const Region& r, const RowAhead& from, uint64_t offset, uint32_t count) {
+  RowAhead scout = from;  // which itself never goes back
+  for (uint64_t last = offset + count; offset <= last && scout.go_to(offset); ++offset)
+    if (ends_behind(r, scout, offset)) return true;
+  return false;
+}
+
+// Whether of the steps that are drawn in their turns this one is the last from which `length` steps of its episode, which
+// has ended, are there. Looks at each row behind those, up to the end or the one with which the next one drawn is whole.
+bool is_the_one_drawn(const Region& r, uint32_t length, uint64_t page, uint32_t offset, uint32_t step,
+                      RowAhead& ahead) {
+  const Turns turns(r, page, offset, step);
+  if (!turns.has(step)) return false;
+  uint64_t last = uint64_t{offset} + length - 1;
+  if (step == 0 && ends_within(r, ahead, offset, length - 1)) return true;  // no longer than that
+  if (!is_there(ahead, last, step + length - 1)) return false;
+  if (!RELIVE_RULE(S6_last)) return true;
+  RowAhead scout = ahead;
+  while (!ends_behind(r, scout, last)) {
+    if (!scout.go_to(++last)) return false;  // deleted, page and all
+    if (turns.has(++step)) return false;
+  }
+  return true;
+}
+
+// How many rows of a lane are of episodes that have ended.
+int64_t num_ended(const Region& r, uint32_t lane_slot, int64_t num_rows) {
+  uint64_t page = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
+  uint32_t end = Range::unpack(r.pages[page].range.load(kRelaxed)).step_end;
+  if (end == 0) {
+    page = r.alive(r.pages[page].prev.load(kRelaxed));
+    if (page == kNoPage) return 0;
+    end = r.page_len;
+  }
+  if (r.is_tail(page, end - 1)) return num_rows;
+  const uint32_t head = r.head_of(r.slot_of(page, end - 1)).load(kRelaxed);
+  const bool has_ended = r.geometry->has_state == 0 && (head & (kTerminatedBit | kTruncatedBit)) != 0;
+  return has_ended ? num_rows : num_rows - step_of(head) - 1;
 }
 
 }  // namespace
@@ -35,14 +95,14 @@ bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   if (sequence.crosses()) return sequence.begins_at(lane_step(r, page, offset));
   const uint32_t step = step_of(r.head_of(r.slot_of(page, offset)).load(kRelaxed));
+  if (sequence.draws_one()) return !is_cut && is_the_one_drawn(r, sequence.length, page, offset, step, ahead);
   const bool is_candidate = sequence.begins_at(step);
   const bool shifts = sequence.at_end == AtEnd::kShift;
   if (!is_candidate && !shifts) return false;
   // Steps of an episode follow each other: where the one `length` - 1 rows on has the number that it then must have, no
   // end lies in between.
   const uint64_t last = uint64_t{offset} + sequence.length - 1;
-  const bool is_whole = !RELIVE_RULE(S1_whole) ||
-                        (ahead.go_to(last) && !ahead.is_tail() && step_of(ahead.head()) == step + sequence.length - 1);
+  const bool is_whole = !RELIVE_RULE(S1_whole) || is_there(ahead, last, step + sequence.length - 1);
   const bool is_dropped = is_cut && sequence.only_ended != 0;
   if (is_whole)
     return (is_candidate && sequence.only_the_last == 0 && !(is_dropped && sequence.waits_for_end())) ||
@@ -54,6 +114,7 @@ bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset
 int64_t num_decided(const Region& r, uint32_t index, uint32_t lane_slot, int64_t num_rows, bool has_seam) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   if (sequence.crosses()) return num_decided_across(r, index, lane_slot, has_seam);
+  if (sequence.draws_one()) return num_ended(r, lane_slot, num_rows);
   // The window of row x is complete when row x + after() is there, or its state cell where that is all it needs. Whether
   // it is an episode's last is known when the row behind it is a step for good: a lane's last row may become a tail yet.
   int64_t behind = r.shape(index).after();
@@ -66,6 +127,13 @@ int64_t num_decided(const Region& r, uint32_t index, uint32_t lane_slot, int64_t
 void end_what_begins_nothing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  if (sequence.draws_one()) {
+    const uint32_t first = step_of(r.head_of(r.slot_of(page, begin)).load(kRelaxed));
+    const Turns turns(r, page, begin, first);
+    for (uint32_t offset = begin; offset < end; ++offset)
+      if (!turns.has(first + offset - begin)) Leaves::retire(held, index, r.slot_of(page, offset), kStateEnded);
+    return;
+  }
   const bool crosses = sequence.crosses();
   uint64_t step = crosses ? lane_step(r, page, begin) : step_of(r.head_of(r.slot_of(page, begin)).load(kRelaxed));
   for (uint32_t offset = begin; offset < end; ++offset, ++step) {  // of one episode

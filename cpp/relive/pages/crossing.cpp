@@ -103,6 +103,14 @@ bool crosses_ends(const Region& r) {
                      [&r](uint32_t i) { return r.header->indexes[i].sequence.crosses(); });
 }
 
+bool counts_steps(const Region& r) {
+  const auto indexes = r.row_indexes();
+  return std::any_of(indexes.begin(), indexes.end(), [&r](uint32_t i) {
+    const SequenceConfig& sequence = r.header->indexes[i].sequence;
+    return sequence.crosses() || sequence.draws_one();
+  });
+}
+
 uint64_t steps_before(const Region& r, uint64_t page, uint32_t offset, uint64_t uid) {
   const uint32_t first = first_row_of(r, page, offset, uid);
   const uint64_t before = is_first_lane(r, page, uid) ? r.pages[page].first_step : 0;

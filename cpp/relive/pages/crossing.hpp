@@ -1,4 +1,5 @@
-// Steps of a lane counted over ends of episodes, for items that cross them (at_end cross; rules S1, S2 and S4).
+// Steps of a lane counted over ends of episodes, for items that cross them (at_end cross; rules S1, S2 and S4), and to
+// tell episodes apart (S6).
 //
 // A page's record says how many steps its lane had before row 0 (first_step), the tails of the page say which of its rows
 // are steps: so how many steps a lane had before any row follows from what is in the page alone. Where lanes of one slot
@@ -16,6 +17,9 @@ namespace relive {
 
 // Whether windows of some index run over ends of episodes: what stands before an episode is then reached back over, too.
 bool crosses_ends(const Region& r);
+
+// Whether steps of lanes are counted: for windows that cross ends, and for episodes of which one window is drawn.
+bool counts_steps(const Region& r);
 
 // How many steps the lane of this uid had before row `offset` of a page, which is of it or stands behind all its rows.
 uint64_t steps_before(const Region& r, uint64_t page, uint32_t offset, uint64_t uid);

@@ -158,7 +158,7 @@ bool is_open(const Region& r, uint64_t page) {
 // How many steps the lane has is counted on: into the page ahead, or for the page that it opens next (rule S4).
 void count_on(Held& held, Lane& lane, uint64_t page) {
   const Region& r = held.region;
-  if (!crosses_ends(r)) return;
+  if (!counts_steps(r)) return;
   lane.num_steps = steps_before(r, page, r.page_len, lane.uid.load(kRelaxed));
   const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
   if (ahead != kNoPage && RELIVE_RULE(S4_count)) r.pages[ahead].first_step = lane.num_steps;

@@ -191,6 +191,37 @@ void note_chosen(const Region& r, const DrawRequest& request, DrawScratch* scrat
   if (RELIVE_RULE(X5_values)) copy_record_values(r, *request.plan, windows, rows, end - begin, request.out);
 }
 
+Status read_ragged(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
+  RaggedBatch& ragged = *request.ragged;
+  Window* const windows = scratch->windows.data();
+  for (uint32_t j : scratch->still_missing) ragged.forget(j);  // what was read of it may be torn
+  RELIVE_RETURN_IF_ERROR(ragged.lay_out());
+  std::vector<uint32_t>& rows = scratch->chosen;
+  rows.clear();
+  for (uint32_t j : scratch->missing)
+    if (windows[j].ok) rows.push_back(j);
+  ragged.place(windows, rows.data(), rows.size());
+  for (size_t begin = 0; begin < rows.size(); begin += kBlock) {
+    const uint32_t* const block = rows.data() + begin;
+    const size_t count = std::min(kBlock, rows.size() - begin);
+    scratch->runs.clear();
+    locate(r, *request.plan, windows, block, count);
+    resolve(r, *request.plan, windows, block, count, &scratch->runs);
+    copy_rows(r, *request.plan, windows, scratch->runs, block, count, request.num_items, ragged.out());
+    RELIVE_FAIL_POINT(sample_gathered);
+    acquire_fence();
+    recheck(r, *request.plan, windows, scratch->runs, block, count);
+    for (size_t k = 0; k < count; ++k) {
+      if (windows[block[k]].ok) {
+        ragged.note(block[k]);
+      } else {
+        scratch->still_missing.push_back(block[k]);
+      }
+    }
+  }
+  return {};
+}
+
 bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
   Window* const windows = scratch->windows.data();
   const bool is_noted = is_noted_when_chosen(*request.plan);

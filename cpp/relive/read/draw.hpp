@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "relive/read/gather.hpp"
+#include "relive/read/ragged.hpp"
 #include "relive/words/region.hpp"
 #include "relive/words/rng.hpp"
 
@@ -19,6 +20,7 @@ struct DrawRequest {
   size_t num_items = 0;
   const GatherPlan* plan = nullptr;  // null: keys and probabilities only
   std::byte* const* out = nullptr;   // one buffer an output of the plan
+  RaggedBatch* ragged = nullptr;     // of a plan whose items lie end to end: where they go, in place of `out`
   int64_t* keys = nullptr;           // [num_items]
   double* probabilities = nullptr;   // [num_items]: mass / total at the draw
   int64_t* num_live_items = nullptr;
@@ -64,6 +66,9 @@ bool is_noted_when_chosen(const GatherPlan& plan);
 size_t noted_a_hold(const Region& r, uint32_t index);
 // Notes it, under the lock, and copies the items' own columns, which lie in the records: of scratch.chosen[begin .. end).
 void note_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch, size_t begin, size_t end);
+// Reads the rows of what the round brought of scratch.missing, where items lie end to end and the round read their lengths
+// (request.ragged). What went in between is added to scratch.still_missing.
+Status read_ragged(const Region& r, const DrawRequest& request, DrawScratch* scratch);
 // Reads the windows of scratch.chosen, which were drawn without a plan, while somebody holds every page since then (rule
 // D7): none of them can have gone. False where one has all the same; then there is no batch.
 bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch);

@@ -202,6 +202,7 @@ void zero_rows(const Output& output, const ItemPlace& to, uint32_t begin, uint32
 void zero_item(const GatherPlan& plan, uint32_t item, size_t batch, std::byte* const* out) {
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
+    if (per_what(plan, output) != Per::kItem) continue;
     const ItemPlace place = place_of(plan, output, item, batch, out[o]);
     if (item_axis(plan, output) == 0) {
       std::memset(place.first, 0, output.item_bytes);

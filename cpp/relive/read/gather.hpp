@@ -34,6 +34,8 @@ enum class Source : uint32_t {
   kNumSteps,
   kMask,       // of sequences: which rows are steps; of explicit items: which rows of a window are rows of the item
   kLossMask,   // of sequences: which rows are steps that carry loss
+  kOffsets,    // of sequences that lie end to end: where each begins, and behind the last (ragged.hpp writes them)
+  kNumRows,    // of sequences: rows that an item shows (asked for by ragged.hpp alone)
   kItemColumn  // of explicit items: a column of the item's own
 };
 
@@ -62,6 +64,7 @@ struct GatherPlan {
   uint32_t max_rows = 0;     // of explicit items: of all windows, each as long as it may be; 0: implicit ones
   uint32_t num_rows = 0;     // of sequences: T; 0: no time axis
   bool time_major = false;   // of sequences: the time axis stands before the axis of items
+  bool is_ragged = false;    // of sequences: no padding, the items' rows lie end to end (ragged.hpp)
   uint32_t stacked = 0;      // of sequences: rows of `before` that stacks reach back over, in front of the burn-in
   bool needs_next = false;   // of sequences: the row behind the last step is looked at
 };
@@ -86,6 +89,18 @@ struct ItemPlace {
 inline ItemPlace place_of(const GatherPlan& plan, const Output& output, uint32_t item, size_t batch, std::byte* out) {
   if (item_axis(plan, output) == 0) return {out + item * output.item_bytes, output.row_bytes};
   return {out + item * output.row_bytes, batch * output.row_bytes};
+}
+// What an output has one value of, or of its shape.
+enum class Per : uint32_t { kItem, kRow, kOffset };
+inline Per per_what(const GatherPlan& plan, const Output& output) {
+  if (output.source == Source::kOffsets) return Per::kOffset;
+  return plan.is_ragged && output.row_bytes != 0 ? Per::kRow : Per::kItem;
+}
+// Bytes of an output's array, num_rows being those of all items where they lie end to end.
+inline uint64_t output_bytes(const GatherPlan& plan, const Output& output, size_t num_items, size_t num_rows) {
+  const Per per = per_what(plan, output);
+  if (per == Per::kItem) return num_items * output.item_bytes;
+  return per == Per::kRow ? num_rows * output.row_bytes : (num_items + 1) * sizeof(int64_t);
 }
 // Zeros in rows [begin, end) of an item.
 void zero_rows(const Output& output, const ItemPlace& to, uint32_t begin, uint32_t end);
@@ -124,7 +139,14 @@ struct alignas(64) Window {
   uint32_t lead = 0;      // of a sequence: steps before the item's own, its burn-in
   bool has_tail = false;  // and whether a tail stands behind its last step, as far as that was looked at
   uint32_t rows_before = 0, rows_after = 0;  // rows from its first step to the item's own, and from there to its last
+  uint64_t first_out = 0;                    // where items lie end to end: before it lie so many rows of others,
+  uint32_t room = 0;                         // and it has room for so many; one that shows another number is not ok
 };
+// The same of a resolved window, also where items lie end to end.
+inline ItemPlace place_of(const GatherPlan& plan, const Output& output, const Window& w, size_t batch, std::byte* out) {
+  if (per_what(plan, output) == Per::kRow) return {out + w.first_out * output.row_bytes, output.row_bytes};
+  return place_of(plan, output, w.row, batch, out);
+}
 
 // Where a row of a window lies: a frame and the row inside it. offset: from row 0 of the item's page.
 struct RowPlace {
@@ -159,7 +181,7 @@ void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, c
 void recheck(const Region& r, const GatherPlan& plan, Window* windows, const Runs& runs, const uint32_t* which,
              size_t count);
 
-// Zeros in all that an item has in the outputs (a key that is not there any more).
+// Zeros in all that an item has in the outputs (a key that is not there any more): of rows end to end it has none.
 void zero_item(const GatherPlan& plan, uint32_t item, size_t batch, std::byte* const* out);
 
 }  // namespace relive

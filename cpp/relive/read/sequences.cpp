@@ -33,12 +33,14 @@ constexpr Derived kDerived[] = {
     {"policy_version", "<i8", 16, Source::kPolicyVersion, false, 2},
     {"staleness", "<i8", 8, Source::kStaleness, false, 0},
     {"num_steps", "<i8", 8, Source::kNumSteps, false, 0},
+    {"offsets", "<i8", 8, Source::kOffsets, false, 0},
 };
 
-void set_time(uint32_t num_rows, uint64_t row_bytes, Output* out) {
-  out->shape.insert(out->shape.begin(), num_rows);
+// item_bytes: of as many rows as an item may have.
+void set_time(const GatherPlan& plan, uint64_t row_bytes, Output* out) {
+  if (!plan.is_ragged) out->shape.insert(out->shape.begin(), plan.num_rows);
   out->row_bytes = row_bytes;
-  out->item_bytes = num_rows * row_bytes;
+  out->item_bytes = plan.num_rows * row_bytes;
 }
 
 Output column_output(const Region& r, const GatherPlan& plan, uint32_t column, Source source) {
@@ -53,7 +55,7 @@ Output column_output(const Region& r, const GatherPlan& plan, uint32_t column, S
   out.shape.insert(out.shape.end(), layout.dims, layout.dims + layout.num_dims);
   out.item_bytes = layout.num_bytes * out.stack;
   out.is_bulk = layout.area == Area::kBulk;
-  if (layout.kind != ColumnKind::kStart) set_time(plan.num_rows, out.item_bytes, &out);
+  if (layout.kind != ColumnKind::kStart) set_time(plan, out.item_bytes, &out);
   return out;
 }
 
@@ -72,7 +74,7 @@ Status find_output(const Region& r, const GatherPlan& plan, const std::string& n
     out->source = derived.source;
     out->item_bytes = derived.num_bytes;
     if (derived.size != 0) out->shape.push_back(derived.size);
-    if (derived.has_time) set_time(plan.num_rows, derived.num_bytes, out);
+    if (derived.has_time) set_time(plan, derived.num_bytes, out);
     return {};
   }
   return Status(Code::kInvalidConfig)
@@ -292,19 +294,23 @@ void fill_item(const SequenceRows& rows, const Output& output, std::byte* to) {
     case Source::kStaleness:
       look_at_versions();
       return store(int64_t{r.header->policy_version.load(kRelaxed)} - lowest);
+    case Source::kNumRows:
+      return store(rows.num_rows);
+    case Source::kOffsets:
+      return;  // of the batch, not of an item
     default:
       return store(rows.num_steps);
   }
 }
 
 void copy_output(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* out) {
-  const ItemPlace place = place_of(plan, output, rows.w.row, batch, out);
+  const ItemPlace place = place_of(plan, output, rows.w, batch, out);
   if (output.source == Source::kColumn || output.source == Source::kNext)
     return copy_cells(rows, plan, output, batch, place);
   if (output.row_bytes == 0) return fill_item(rows, output, place.first);
   zero_rows(output, place, 0, rows.in_front);
   fill_steps(rows, plan, output, place);
-  zero_rows(output, place, rows.in_front + rows.num_steps, plan.num_rows);
+  zero_rows(output, place, rows.in_front + rows.num_steps, rows.end);
 }
 
 }  // namespace
@@ -318,6 +324,15 @@ Status make_sequence_plan(const Region& r, const std::vector<std::string>& names
                      ? 0
                      : sequence.burn_in * (sequence.crosses() && r.geometry->has_state != 0 ? 2 : 1);
   plan->record_span = kRecordHead;
+  Output offsets;
+  const bool names_offsets = std::find(names.begin(), names.end(), "offsets") != names.end();
+  plan->is_ragged =
+      names_offsets && find_output(r, *plan, "offsets", &offsets).ok() && offsets.source == Source::kOffsets;
+  if (plan->is_ragged && plan->time_major)
+    return Status(Code::kInvalidConfig)
+        .with_text("what", "offsets")
+        .with_text("expected", "items that have a row of each step behind the other, not the time axis first")
+        .with_text("got", "time_major");
   for (const std::string& name : names) {
     Output output;
     RELIVE_RETURN_IF_ERROR(find_output(r, *plan, name, &output));
@@ -336,6 +351,7 @@ void resolve_sequences(const Region& r, const GatherPlan& plan, Window* windows,
     Window& w = windows[which[k]];
     begin_window(w, *runs);
     if (w.ok) w.ok = resolve_one(r, plan, w, runs);
+    if (w.ok && plan.is_ragged) w.ok = SequenceRows(r, plan, w, runs->data()).num_rows == w.room;
   }
 }
 

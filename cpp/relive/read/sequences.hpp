@@ -10,6 +10,8 @@
 // Padding in front repeats the first state of the window (columns of kind state), all else of padding is zero; a tail
 // has its states and zeros. The mask is set for steps alone.
 //
+// Where items lie end to end (ragged.hpp) there is no padding: burn-in that the episode does not have is not there.
+//
 // Locking: none needed, as for transitions (gather.hpp, which calls these).
 // Cost:    the bytes of the rows at the speed of memory, and the head of each of its steps.
 #pragma once
@@ -37,6 +39,7 @@ struct SequenceRows {
   uint32_t in_front;    // rows of padding
   uint32_t num_steps;   // rows that are steps, burn-in included
   uint32_t num_rows;    // and the tail, where bootstrap leaves a row for it
+  uint32_t end;         // rows of its place, padding included
 
   SequenceRows(const Region& region, const GatherPlan& plan, const Window& window, const Run* list)
       : r(region),
@@ -50,7 +53,9 @@ struct SequenceRows {
     const bool shows_tail =
         !crosses && w.has_tail && sequence.bootstrap > 0 && w.num_steps < sequence.length + sequence.bootstrap;
     num_rows = num_steps + (shows_tail ? 1 : 0);
+    end = plan.is_ragged ? num_rows : plan.num_rows;
     in_front = sequence.pad == PadSide::kLeft ? plan.num_rows - num_rows : sequence.burn_in - w.lead;
+    if (plan.is_ragged) in_front = 0;
   }
   // Crosses: rows of a step's episode in front of it, as far as the window's pages go.
   uint32_t stackable(int64_t offset) const {
@@ -129,13 +134,14 @@ struct SequenceRows {
     } else {
       for (uint32_t t = 0; t < count; ++t) copy(int64_t{t} + next, in_front + t);
     }
-    zero_rows(output, place, in_front + count, plan.num_rows);
+    zero_rows(output, place, in_front + count, end);
   }
 };
 
 // Names: declared columns (of kind start: the first row's, no time axis), next_<state>, discount, mask, loss_mask,
 // terminated, truncated, episode_step and first, one a row; lane, num_steps, policy_version (lowest and highest) and
-// staleness (of the lowest), one an item. kInvalidConfig for any other.
+// staleness (of the lowest), one an item; offsets, where it is named the items of a batch lie end to end. kInvalidConfig
+// for any other, and for offsets where the time axis comes first.
 Status make_sequence_plan(const Region& r, const std::vector<std::string>& names, GatherPlan* plan);
 
 // resolve() and copy_rows() of sequences.

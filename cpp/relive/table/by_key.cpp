@@ -53,6 +53,12 @@ Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyS
     asked.present[i] = 0;
   }
   size_t left = count;
+  if (asked.places != nullptr) {
+    left = 0;
+    for (size_t i = 0; i < count; ++i)
+      if (asked.places->has_rows(asked.first + i)) s->which[left++] = static_cast<uint32_t>(i);
+    asked.places->place(s->windows.data(), s->which.data(), left);
+  }
   const uint32_t patience = table.is_read_only() ? kReadOnlyRounds : RELIVE_ROUNDS(kGatherRounds);
   for (uint32_t round = 0; round < patience && left > 0; ++round)
     RELIVE_RETURN_IF_ERROR(gather_round(r, asked, source, s, &left));
@@ -69,6 +75,26 @@ Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyS
   }
   for (size_t i = 0; i < count; ++i)
     if (!asked.present[i]) zero_item(asked.plan, static_cast<uint32_t>(asked.first + i), asked.batch, asked.out);
+  return {};
+}
+
+Status gather_ragged(Table& table, const ByKey& asked, RaggedBatch* ragged, RowSource& source, ByKeyScratch* s) {
+  FrameSource heads(table.region());
+  RELIVE_RETURN_IF_ERROR(gather_by_key(
+      table,
+      {ragged->lengths_plan(), asked.keys, asked.count, ragged->lengths_out(), asked.present, asked.batch, asked.first},
+      heads, s));
+  RELIVE_RETURN_IF_ERROR(ragged->lay_out());
+  RELIVE_RETURN_IF_ERROR(gather_by_key(
+      table, {asked.plan, asked.keys, asked.count, ragged->out(), asked.present, asked.batch, asked.first, ragged},
+      source, s));
+  for (size_t i = 0; i < asked.count; ++i) {
+    if (asked.present[i]) {
+      ragged->note(asked.first + i);
+    } else {
+      ragged->forget(asked.first + i);
+    }
+  }
   return {};
 }
 

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "relive/read/ragged.hpp"
 #include "relive/read/source.hpp"
 #include "relive/table/table.hpp"
 
@@ -21,6 +22,7 @@ struct ByKey {
   uint8_t* present;
   size_t batch;
   size_t first = 0;
+  const RaggedBatch* places = nullptr;  // of items that lie end to end; who has no rows there is passed over
 };
 
 struct ByKeyScratch {
@@ -31,6 +33,10 @@ struct ByKeyScratch {
 
 // kForeignKey for the first key that cannot be of this region.
 Status check_keys(const Region& r, uint32_t index, const int64_t* keys, size_t count);
+
+// The same where items lie end to end: asked.plan and asked.out are those of `ragged`, which begins with the batch. An item
+// that is gone has no rows.
+Status gather_ragged(Table& table, const ByKey& asked, RaggedBatch* ragged, RowSource& source, ByKeyScratch* scratch);
 
 // present[i] = 0 and zeros where a key's item is gone. What the source says when it cannot read ends the call.
 Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyScratch* scratch);

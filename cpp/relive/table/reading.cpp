@@ -21,6 +21,29 @@ Status sample(Table& table, const DrawRequest& request, double timeout_s) {
   return draw_batch(table, request, timeout_s);
 }
 
+Status sample_ragged(Table& table, const DrawRequest& request, double timeout_s) {
+  request.ragged->begin(request.num_items);
+  RELIVE_RETURN_IF_ERROR(sample(table, request, timeout_s));
+  return request.ragged->finish();
+}
+
+Status gather_ragged(Table& table, const GatherPlan& plan, const int64_t* keys, size_t count, RaggedBatch* ragged,
+                     uint8_t* present) {
+  Entered entered(table, false);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  RELIVE_RETURN_IF_ERROR(check_keys(table.region(), plan.index, keys, count));
+  ragged->begin(count);
+  const ByKey asked{plan, keys, count, nullptr, present, count};
+  if (plan.needs_bulk) {
+    RELIVE_RETURN_IF_ERROR(StagedReader(table).gather_ragged(asked, ragged));
+  } else {
+    FrameSource frames(table.region());
+    thread_local ByKeyScratch scratch;
+    RELIVE_RETURN_IF_ERROR(gather_ragged(table, asked, ragged, frames, &scratch));
+  }
+  return ragged->finish();
+}
+
 Status gather(Table& table, const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out,
               uint8_t* present) {
   Entered entered(table, false);

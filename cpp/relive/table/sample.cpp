@@ -41,11 +41,18 @@ Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline
 class Draw final {
  public:
   Draw(Table& table, const DrawRequest& request, const Deadline& deadline, DrawScratch& scratch)
-      : table_(table), r_(table.region()), request_(request), deadline_(deadline), s_(scratch) {}
+      : table_(table), r_(table.region()), request_(request), deadline_(deadline), s_(scratch), first_(request) {
+    if (request.ragged == nullptr) return;
+    first_.plan = &request.ragged->lengths_plan();
+    first_.ragged = nullptr;
+  }
   Status run();
 
  private:
   int64_t num_items() const { return static_cast<int64_t>(request_.num_items); }
+  void forget(const std::vector<uint32_t>& items) {
+    for (uint32_t j : items) request_.ragged->forget(j);
+  }
   bool takes_claims() const { return r_.max_times(request_.index) != 0 && !table_.is_read_only(); }
   Status late(Code code) const { return deadline_error(r_, request_.index, num_items(), deadline_, code); }
   Status wait_for_items();
@@ -53,6 +60,7 @@ class Draw final {
   Status reserve();
   Status fill(bool* empty);
   Status fill_held(bool* empty);
+  Status read_held(bool* empty);
   bool draw_missing(const DrawRequest& request, uint32_t attempt);
   Status claim();
   void claim_held(Held& held);
@@ -66,6 +74,7 @@ class Draw final {
   const DrawRequest& request_;
   const Deadline& deadline_;
   DrawScratch& s_;
+  DrawRequest first_;  // what a round reads of what it draws: all of it, or where items lie end to end their lengths
   uint64_t call_ = 0;  // its number, which its random numbers follow from
 };
 
@@ -199,10 +208,12 @@ Status Draw::fill(bool* empty) {
   for (uint32_t attempt = 0; !s_.missing.empty(); ++attempt) {
     if (!is_patient && attempt >= RELIVE_ROUNDS(kRoundsWithoutLock)) return fill_held(empty);
     if (is_patient && attempt >= kRoundsWithoutLock && deadline_.passed()) return late(Code::kDeadlineExceeded);
-    if (!draw_missing(request_, attempt)) {
+    if (request_.ragged != nullptr) forget(s_.missing);
+    if (!draw_missing(first_, attempt)) {
       *empty = true;
       return {};
     }
+    if (request_.ragged != nullptr) RELIVE_RETURN_IF_ERROR(read_ragged(r_, request_, &s_));
     RELIVE_RETURN_IF_ERROR(claim());
     s_.missing.swap(s_.still_missing);
   }
@@ -240,7 +251,25 @@ Status Draw::fill_held(bool* empty) {
     }
     if (is_noted) note_chosen(r_, request_, &s_, begin, end);
   }
-  if (request_.plan != nullptr) *empty = !read_chosen(r_, request_, &s_);
+  return request_.plan != nullptr ? read_held(empty) : Status();
+}
+
+// What was chosen, while every page is held.
+Status Draw::read_held(bool* empty) {
+  if (request_.ragged == nullptr) {
+    *empty = !read_chosen(r_, request_, &s_);
+    return {};
+  }
+  RaggedBatch& ragged = *request_.ragged;
+  forget(s_.chosen);
+  *empty = !read_chosen(r_, first_, &s_);
+  if (*empty) return {};
+  RELIVE_RETURN_IF_ERROR(ragged.lay_out());
+  ragged.place(s_.windows.data(), s_.chosen.data(), s_.chosen.size());
+  DrawRequest rows = request_;
+  rows.out = ragged.out();
+  *empty = !read_chosen(r_, rows, &s_);
+  for (uint32_t j : s_.chosen) ragged.note(j);
   return {};
 }
 
@@ -282,6 +311,10 @@ Status Draw::run() {
     // A wait takes no number: the same calls draw the same items, however long each had to wait.
     call_ = table_.take_draw();
     s_.begin(CounterRng(r_.geometry->seed, table_.stream(), call_, 0), request_.num_items, pages_a_window);
+    if (request_.ragged != nullptr) {
+      request_.ragged->begin(request_.num_items);
+      first_.out = request_.ragged->lengths_out();
+    }
     bool empty = false;
     if (request_.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
       *request_.num_live_items = std::max<int64_t>(1, r_.header->index_state[request_.index].live_items.load(kRelaxed));

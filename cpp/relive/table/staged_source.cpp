@@ -33,7 +33,7 @@ void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, cons
     const Output& output = plan.outputs[o];
     if (!output.is_bulk) continue;
     if (plan.num_rows != 0) {
-      const ItemPlace place = out == nullptr ? ItemPlace{} : place_of(plan, output, w.row, batch, out[o]);
+      const ItemPlace place = out == nullptr ? ItemPlace{} : place_of(plan, output, w, batch, out[o]);
       SequenceRows(r, plan, w, runs.data()).for_each_cell(plan, output, place, [&](int64_t offset, std::byte* to) {
         each(row_of(r, w, runs, offset, output.column), to);
       });

@@ -29,6 +29,13 @@ Status StagedReader::gather(const GatherPlan& plan, const int64_t* keys, size_t 
   return gather_by_key(table_, {plan, keys, count, out, present, count}, source, &scratch);
 }
 
+Status StagedReader::gather_ragged(const ByKey& asked, RaggedBatch* ragged) {
+  tier().counters().on_demand_batches.fetch_add(1, kRelaxed);
+  StagedSource source = source_of(table_, tier().staging().take_ticket(), nullptr);
+  ByKeyScratch scratch;
+  return relive::gather_ragged(table_, asked, ragged, source, &scratch);
+}
+
 Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, double timeout_s,
                                 std::unique_ptr<PlannedBatch>* out) {
   auto batch = std::make_unique<PlannedBatch>();
@@ -55,7 +62,9 @@ Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, double
 }
 
 // Tells the staging which units the batch will want.
-void StagedReader::expect_rows(const GatherPlan& plan, PlannedBatch& batch) {
+void StagedReader::expect_rows(const GatherPlan& asked, PlannedBatch& batch) {
+  GatherPlan plan = asked;
+  plan.is_ragged = false;  // the same rows, wherever they will lie
   const Region& r = table_.region();
   std::vector<Window> windows(batch.keys.size());
   std::vector<uint32_t> which(batch.keys.size());
@@ -105,7 +114,7 @@ Status StagedReader::redraw(PlannedBatch& batch, const std::vector<uint32_t>& go
 }
 
 Status StagedReader::gather_batch(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out,
-                                  double timeout_s) {
+                                  RaggedBatch* ragged, double timeout_s) {
   const Deadline deadline = Deadline::after(timeout_s);
   Entered entered(table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
@@ -115,8 +124,10 @@ Status StagedReader::gather_batch(PlannedBatch& batch, const GatherPlan& plan, s
   const auto gather_some = [&](size_t first, size_t num_items) {
     StagedSource source = source_of(table_, batch.ticket, &batch.cancelled);
     const ByKey asked{plan, batch.keys.data() + first, num_items, out, present.data() + first, count, first};
-    return gather_by_key(table_, asked, source, &scratch);
+    return ragged != nullptr ? relive::gather_ragged(table_, asked, ragged, source, &scratch)
+                             : gather_by_key(table_, asked, source, &scratch);
   };
+  if (ragged != nullptr) ragged->begin(count);
   Status status = gather_some(0, count);
   while (status.ok()) {
     std::vector<uint32_t> gone;
@@ -163,7 +174,7 @@ Status StagedReader::sample(const DrawRequest& request, double timeout_s) {
   std::unique_ptr<PlannedBatch> batch;
   RELIVE_RETURN_IF_ERROR(plan_batch(*request.plan, request.num_items, timeout_s, &batch));
   tier().counters().on_demand_batches.fetch_add(1, kRelaxed);
-  Status status = gather_batch(*batch, *request.plan, request.out, deadline.remaining_s());
+  Status status = gather_batch(*batch, *request.plan, request.out, request.ragged, deadline.remaining_s());
   if (!status.ok()) {
     return_credit(table_, batch->index, batch->num_held);
     return status;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "relive/read/draw.hpp"
+#include "relive/table/by_key.hpp"
 #include "relive/table/table.hpp"
 #include "relive/tiers/tier.hpp"
 
@@ -23,11 +24,15 @@ class StagedReader final {
   Status sample(const DrawRequest& request, double timeout_s);
   Status gather(const GatherPlan& plan, const int64_t* keys, size_t count, std::byte* const* out, uint8_t* present);
 
+  Status gather_ragged(const ByKey& asked, RaggedBatch* ragged);
+
   // Draws n items (in flight until commit_held or return_held) and begins to read what they need of the disk.
   Status plan_batch(const GatherPlan& plan, size_t num_items, double timeout_s, std::unique_ptr<PlannedBatch>* out);
   // Waits for the rows of a planned batch and copies them; items gone since are drawn anew. kInterrupted when cancelled.
   // timeout_s: for items to draw anew, where there are none; the disk has a minute for each read.
-  Status gather_batch(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out, double timeout_s);
+  // ragged: where items lie end to end, in place of out; its finish() is the caller's.
+  Status gather_batch(PlannedBatch& batch, const GatherPlan& plan, std::byte* const* out, RaggedBatch* ragged,
+                      double timeout_s);
   void drop_batch(PlannedBatch& batch);  // its rows are not wanted any more; the credit is the caller's to return
 
  private:

@@ -109,6 +109,9 @@ Status check_sequence(const IndexConfig& index) {
   if (sequence.at_end > AtEnd::kCross) return invalid("at_end", "0 to 3", static_cast<int64_t>(sequence.at_end));
   if (sequence.crosses() && (sequence.period == 0 || sequence.only_ended != 0 || sequence.longest != 0))
     return invalid("windows that cross ends", "a period, and no limits of episodes", sequence.period);
+  if (sequence.only_the_last > kOneAtRandom) return invalid("only_the_last", "0 to 2", sequence.only_the_last);
+  if (sequence.draws_one() && (sequence.at_end != AtEnd::kPad || sequence.period != 0 || sequence.only_ended == 0))
+    return invalid("one window at random", "episodes that have ended, padded", sequence.period);
   if (sequence.pad > PadSide::kLeft) return invalid("pad", "0 or 1", static_cast<int64_t>(sequence.pad));
   for (const uint32_t rows : {sequence.length, sequence.burn_in, sequence.bootstrap})
     if (rows > kMaxWindow) return invalid("length, burn_in and bootstrap", "at most 4096", rows);

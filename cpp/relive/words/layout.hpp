@@ -78,6 +78,7 @@ enum class PadSide : uint32_t { kRight = 0, kLeft = 1 };
 
 // Items with a time axis: T = burn_in + length + bootstrap rows of one episode (kCross: of one lane), of which `length`
 // carry loss. All zero where items are transitions (length 0).
+inline constexpr uint32_t kOneAtRandom = 2;  // SequenceConfig::only_the_last
 struct SequenceConfig {
   uint32_t length;     // steps that carry loss, from the item's own on
   uint32_t burn_in;    // rows before them; fewer where the episode begins later
@@ -86,7 +87,7 @@ struct SequenceConfig {
   AtEnd at_end;        // what becomes of a window that its episode ends too early for
   PadSide pad;         // where a window that an end cuts short is padded
   uint32_t only_ended;     // 1: an episode that its lane's end cut off is no item (episodes)
-  uint32_t only_the_last;  // 1: of an episode longer than `length` the last window is the only item (its tail)
+  uint32_t only_the_last;  // of an episode longer than `length` the only item is 1: its last window, 2: one at random
   uint32_t longest;        // steps that an episode may have: one more is refused; 0: any number
 
   bool is_set() const { return length != 0; }
@@ -94,6 +95,7 @@ struct SequenceConfig {
   // Whether a whole window is no item before its episode has ended, though no step can come any more.
   bool waits_for_end() const { return only_ended != 0 && longest != 0; }
   bool crosses() const { return at_end == AtEnd::kCross; }
+  bool draws_one() const { return only_the_last == kOneAtRandom; }
   // Whether an item may begin at this step of an episode (kCross: of a lane), whatever its end makes of it.
   bool begins_at(uint64_t step) const { return step == 0 || (period != 0 && step % period == 0); }
 };

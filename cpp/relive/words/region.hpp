@@ -57,7 +57,7 @@ struct PageRecord {
   uint32_t ring_prev, ring_next, free_next;  // DERIVED; the ring's two are the kept list's while the page is on it
   uint32_t live;                             // DERIVED: (step, index) pairs still live or pending
   uint32_t reserved[2];
-  uint64_t first_step;  // PRIMARY where windows cross ends: steps that its first lane had before row 0
+  uint64_t first_step;  // PRIMARY where steps are counted (rules S4, S6): steps that its first lane had before row 0
 };
 static_assert(sizeof(PageRecord) == 96);
 

@@ -29,7 +29,8 @@
   X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_lanes) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
   X(W1_whole) X(D3_fence) X(D7_hold) X(E4_holding) X(E5_tails) X(E5_open) X(X2_windows_first) X(X3_rows) \
-  X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(S5_cut) X(L1_bit) X(L2_rows) \
+  X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(S5_cut) \
+  X(S6_last) X(L1_bit) X(L2_rows) \
   X(L3_cells_first) X(L4_once) X(L5_recover)
 // clang-format on
 

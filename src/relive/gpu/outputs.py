@@ -63,7 +63,7 @@ class OutputPlan:
     @classmethod
     def make(
         cls,
-        described: Sequence[tuple[str, str, tuple[int, ...], int]],
+        described: Sequence[tuple[str, str, tuple[int, ...], int, str]],
         columns: Sequence[Mapping[str, Any]],
         items: Transitions,
         stack: Mapping[str, int],
@@ -74,7 +74,7 @@ class OutputPlan:
         """
         outputs = []
         needs: dict[str, Any] = {}
-        for name, dtype, shape, _ in described:
+        for name, dtype, shape, *_ in described:
             is_return = name == "reward" and items.n_step > 1
             column = None if is_return else column_named(columns, name)
             base = None

@@ -62,7 +62,10 @@ class RemoteSource:
             told, body = stream.receive()
             error = wire.error_from(told["error"]) if "error" in told else None
             packing, count = self._remote.sampled, self._num_items
-            block = None if error is not None else stream.receive_block(told, body, packing.num_bytes(count))
+            block, rows = None, 0
+            if error is None:
+                rows = packing.num_rows(told)
+                block = stream.receive_block(told, body, packing.num_bytes(count, rows))
             stream.end()
         except ReliveError:  # first: some are OSErrors, as broken streams are
             self._drop(stream)
@@ -79,7 +82,7 @@ class RemoteSource:
                 self._drop(stream)
             raise error
         assert block is not None
-        *arrays, keys, probabilities = packing.arrays(block, count)
+        *arrays, keys, probabilities = packing.arrays(block, count, rows)
         return Batch(self._columns, arrays, keys, probabilities, told["live"])
 
     def commit(self, was_late: bool) -> None:

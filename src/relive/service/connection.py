@@ -115,7 +115,8 @@ class Connection:
                 told, body = stream.receive()
                 block = None
                 if packing is not None and "error" not in told:
-                    block = stream.receive_block(told, body, packing.num_bytes(count))
+                    num_bytes = packing.num_bytes(count, packing.num_rows(told))
+                    block = stream.receive_block(told, body, num_bytes)
                 stream.end()
             except StreamBroken as problem:
                 error = self.broken(stream, problem, start)

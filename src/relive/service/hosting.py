@@ -27,11 +27,15 @@ _MAX_SELECTIONS = 256
 
 
 class HostedSelection(NamedTuple):
-    """Columns of an index, and how they lie in a reply: alone, and of a sample with its keys and probabilities."""
+    """Columns of an index, and how they lie in a reply: alone, and of a sample with its keys and probabilities.
+
+    item_bytes: of one item, at most.
+    """
 
     core: CoreSelection
     gathered: Packing
     sampled: Packing
+    item_bytes: int
 
 
 @final
@@ -179,12 +183,15 @@ class Hosted:
         key = (number, *names)
         selection = self._selections.get(key)
         if selection is None:
-            self.index_name(number)
+            items = self.table.indexes[self.index_name(number)].items
             core = self.table.core.select(number, names)
             outputs = [
-                PackedArray(name, np.dtype(dtype), tuple(shape), axis) for name, dtype, shape, axis in core.outputs
+                PackedArray(name, np.dtype(dtype), tuple(shape), axis, per)
+                for name, dtype, shape, axis, per in core.outputs
             ]
-            selection = HostedSelection(core, Packing(outputs), sampled(outputs))
+            packing = Packing(outputs)
+            item_bytes = packing.item_bytes(getattr(items, "num_rows", 0))
+            selection = HostedSelection(core, packing, sampled(outputs), item_bytes)
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[key] = selection
         return selection

@@ -27,12 +27,13 @@ _NEVER = b"\xff\xff\xff\xff"  # no message begins so: a header of 4 GiB
 StreamBroken = (flight.FlightError, pa.ArrowException, OSError)  # what a read or write of a broken stream raises
 
 
-def packed(packing: Packing, arrays: Sequence[npt.NDArray[Any]], num_items: int) -> list[pa.Buffer]:
+def packed(packing: Packing, arrays: Sequence[npt.NDArray[Any]], num_items: int, num_rows: int = 0) -> list[pa.Buffer]:
     """The arrays as the packing lays them, not copied: one buffer where they lie so already. Keeps them alive."""
-    if not num_items:
+    num_bytes = packing.num_bytes(num_items, num_rows)
+    if not num_bytes:
         return []
-    if packing.lies_in_one_block(arrays, num_items):
-        return [pa.foreign_buffer(address_of(arrays[0]), packing.num_bytes(num_items), arrays)]
+    if packing.lies_in_one_block(arrays, num_items, num_rows):
+        return [pa.foreign_buffer(address_of(arrays[0]), num_bytes, arrays)]
     buffers = []
     for array in arrays:
         buffers.append(pa.foreign_buffer(address_of(array), array.nbytes, array))

@@ -31,7 +31,7 @@ class RemoteSelection(NamedTuple):
 
     number: int
     names: list[str]
-    outputs: list[tuple[str, str, tuple[int, ...], int]]
+    outputs: list[tuple[str, str, tuple[int, ...], int, str]]
     sampled: Packing
     gathered: Packing
     requests: dict[tuple[int, float], bytes]
@@ -59,8 +59,11 @@ class RemoteCore(SimpleCalls):
     def select(self, index: int, names: list[str]) -> RemoteSelection:
         """Asks the server what these columns look like. Raises UnknownColumn and the like."""
         header, _ = self._call({"op": "select", "index": index, "names": names})
-        outputs = [(str(name), str(dtype), tuple(shape), int(axis)) for name, dtype, shape, axis in header["outputs"]]
-        typed = [PackedArray(name, np.dtype(dtype), shape, axis) for name, dtype, shape, axis in outputs]
+        outputs = [
+            (str(name), str(dtype), tuple(shape), int(axis), str(per))
+            for name, dtype, shape, axis, per in header["outputs"]
+        ]
+        typed = [PackedArray(name, np.dtype(dtype), shape, axis, per) for name, dtype, shape, axis, per in outputs]
         return RemoteSelection(index, names, outputs, sampled(typed), gathered(typed), {})
 
     def sample(
@@ -76,7 +79,8 @@ class RemoteCore(SimpleCalls):
                 selection.requests[num_items, timeout_s] = message
         told, block = self.connection.call("sample", message, cutoff(timeout_s), selection.sampled, num_items)
         assert block is not None
-        *arrays, keys, probabilities = selection.sampled.arrays(block, num_items)
+        packing = selection.sampled
+        *arrays, keys, probabilities = packing.arrays(block, num_items, packing.num_rows(told))
         return arrays, keys, probabilities, told["live"]
 
     def draw(self, index: int, num_items: int, timeout_s: float) -> tuple[Keys, npt.NDArray[np.float64], int]:
@@ -92,9 +96,10 @@ class RemoteCore(SimpleCalls):
         """Columns by key; into `out` where that is given."""
         count = len(keys)
         header = {"op": "gather", "index": selection.number, "names": selection.names, "n": count}
-        _, block = self._call(header, (np.ascontiguousarray(keys),), None, selection.gathered, count)
+        packing = selection.gathered
+        told, block = self._call(header, (np.ascontiguousarray(keys),), None, packing, count)
         assert block is not None
-        *arrays, present = selection.gathered.arrays(block, count)
+        *arrays, present = packing.arrays(block, count, packing.num_rows(told))
         if out is None:
             return arrays, present
         for target, array in zip(out, arrays, strict=True):

@@ -123,7 +123,7 @@ class CallSession(Session):
 
     def _sample(self, header: Header, body: Bytes) -> None:
         selection, _ = self._selection(header)
-        count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.gathered.item_bytes, self.options)
+        count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.item_bytes, self.options)
         core = self.hosted.table.core
         arrays, keys, probabilities, num_live = self.hosted.wait(
             lambda slice_s: core.sample(selection.core, count, slice_s), wire.seconds(header), self.pipe.gone
@@ -142,15 +142,18 @@ class CallSession(Session):
 
     def _gather(self, header: Header, body: Bytes) -> None:
         selection, _ = self._selection(header)
-        count = bound(wire.whole(header, "n", 0, 2**31 - 1), selection.gathered.item_bytes, self.options)
+        count = bound(wire.whole(header, "n", 0, 2**31 - 1), selection.item_bytes, self.options)
         (keys,) = wire.arrays_of(body, (np.int64, (count,)))
         arrays, present = self.hosted.table.core.gather(selection.core, keys, None)
-        self.pipe.send_buffers({}, [*packed(selection.gathered, arrays, count), *packed(PRESENT, [present], count)])
+        rows = num_rows(selection, arrays)
+        columns = packed(selection.gathered, arrays, count, rows)
+        told = {"rows": rows} if selection.gathered.is_ragged else {}
+        self.pipe.send_buffers(told, [*columns, *packed(PRESENT, [present], count)])
 
     def _describe(self, header: Header, body: Bytes) -> None:
         selection, _ = self._selection(header)
         outputs = selection.gathered.outputs
-        self.pipe.send({"outputs": [[one.name, one.dtype.str, one.shape, one.item_axis] for one in outputs]})
+        self.pipe.send({"outputs": [[one.name, one.dtype.str, one.shape, one.item_axis, one.per] for one in outputs]})
 
     def _create(self, header: Header, body: Bytes) -> None:
         number, items = items_of(self.hosted, header, body)
@@ -191,7 +194,7 @@ class HoldSession(Session):
         op = wire.field(header, "op", str)
         if op == "sample":
             selection, number = self._selection(header)
-            count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.gathered.item_bytes, self.options)
+            count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.item_bytes, self.options)
             draw = DrawNumber(core)
             arrays, keys, probabilities, num_live = self.hosted.wait(
                 lambda slice_s: core.sample(selection.core, count, slice_s, True), wire.seconds(header), self.pipe.gone
@@ -217,4 +220,12 @@ def send_sample(
     pipe: Pipe, selection: HostedSelection, arrays: Any, keys: Any, probabilities: Any, header: Header
 ) -> None:
     """A sample as one block, which the core has made already unless its layout changed."""
-    pipe.send_buffers(header, packed(selection.sampled, [*arrays, keys, probabilities], len(keys)))
+    rows = num_rows(selection, arrays)
+    parts = packed(selection.sampled, [*arrays, keys, probabilities], len(keys), rows)
+    pipe.send_buffers({**header, "rows": rows} if selection.gathered.is_ragged else header, parts)
+
+
+def num_rows(selection: HostedSelection, arrays: Any) -> int:
+    """The rows of all items of a batch, where they lie end to end."""
+    pairs = zip(selection.gathered.outputs, arrays, strict=True)
+    return next((len(array) for output, array in pairs if output.per == "row"), 0)
