@@ -103,7 +103,7 @@ _ARGUMENTS: tuple[tuple[str, str, str, str], ...] = (
     ("Tiered", "ram memory memory_bytes", "ram_bytes=", ""),
     ("ArraySpec", _DTYPES, "dtype=", ""),
     ("ArraySpec", "dims size", "shape=", ""),
-    ("ArraySpec", "role", "kind=", "'step', 'state' or 'start'"),
+    ("ArraySpec", "role", "kind=", "'step', 'state', 'start' or 'episode'"),
     ("ArraySpec", "low high minimum maximum name", "ArraySpec(shape, dtype, kind)", "bounds and names are not its own"),
     (
         "StepSpec",

@@ -67,11 +67,13 @@ class Columns:
         num_behind: int = 0,
         windows: tuple[str, ...] = (),
         time_major: bool = False,
+        crosses: bool = False,
     ) -> None:
         self.is_trimmed = is_trimmed
         self.num_behind = num_behind
-        starts = (name for name, column in spec.columns.items() if column.kind == "start")
-        untimed = frozenset((*starts, *PER_ITEM_NAMES))
+        kinds = ("start",) if crosses else ("start", "episode")
+        once = (name for name, column in spec.columns.items() if column.kind in kinds)
+        untimed = frozenset((*once, *PER_ITEM_NAMES))
         self.timed = tuple(name not in untimed for name in names)
         self.item_axes = tuple(int(time_major and timed) for timed in self.timed)
         self.names = names

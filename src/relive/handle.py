@@ -321,7 +321,8 @@ class TableHandle(Closing):
                 shown = Columns(names, self._spec, windows=tuple(items.windows) if items.is_named else ())
             else:
                 names = self._default_columns(items) if asked is None else self._expanded(asked, items)
-                shown = Columns(names, self._spec, items.is_trimmed, items.rows_behind, time_major=items.time_major)
+                behind, first = items.rows_behind, items.time_major
+                shown = Columns(names, self._spec, items.is_trimmed, behind, time_major=first, crosses=items.crosses)
             selection = Selection(self._core.select(number, list(names)), shown, number)
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[index, asked] = selection

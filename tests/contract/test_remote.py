@@ -23,6 +23,7 @@ import relive
 from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
+from contract.episodes import EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
@@ -77,6 +78,9 @@ class TestRemoteTimeFirst(Remote, TimeFirstSuite): ...
 
 
 class TestRemoteSequences(Remote, SequencesSuite): ...
+
+
+class TestRemoteEpisodes(Remote, EpisodesSuite): ...
 
 
 class TestRemoteReading(Remote, ReadingSuite): ...

@@ -14,6 +14,7 @@ from processes.shm import needs_shared_memory, shared_files
 import relive
 from contract.bad_input import BadInputSuite
 from contract.changes import ChangesSuite
+from contract.episodes import EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
@@ -112,6 +113,12 @@ class TestAttachedTimeFirst(Attached, TimeFirstSuite): ...
 
 
 class TestAttachedSequences(Attached, SequencesSuite): ...
+
+
+class TestEpisodes(Shared, EpisodesSuite): ...
+
+
+class TestAttachedEpisodes(Attached, EpisodesSuite): ...
 
 
 class TestAttachedReading(Attached, ReadingSuite):

@@ -18,6 +18,7 @@ from contract.bad_config import BadConfigSuite
 from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
+from contract.episodes import EpisodesSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
@@ -57,6 +58,9 @@ class TestTimeFirst(OnDisk, TimeFirstSuite): ...
 
 
 class TestSequences(OnDisk, SequencesSuite): ...
+
+
+class TestEpisodes(OnDisk, EpisodesSuite): ...
 
 
 class TestReading(OnDisk, ReadingSuite): ...

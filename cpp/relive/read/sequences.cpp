@@ -53,7 +53,8 @@ Output column_output(const Region& r, const GatherPlan& plan, uint32_t column, S
   out.shape.insert(out.shape.end(), layout.dims, layout.dims + layout.num_dims);
   out.item_bytes = layout.num_bytes * out.stack;
   out.is_bulk = layout.area == Area::kBulk;
-  if (layout.kind != ColumnKind::kStart) set_time(plan.num_rows, out.item_bytes, &out);
+  const bool is_of_episode = layout.kind == ColumnKind::kEpisode && !r.header->indexes[plan.index].sequence.crosses();
+  if (layout.kind != ColumnKind::kStart && !is_of_episode) set_time(plan.num_rows, out.item_bytes, &out);
   return out;
 }
 

@@ -39,6 +39,9 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   std::unique_ptr<Writer> writer(new Writer(table));
   writer->closed_ = true;  // until it has its lanes
   writer->lanes_.resize(num_lanes);
+  size_t said_bytes = 0;
+  for (const ColumnCell& cell : writer->episode_cells_) said_bytes += cell.num_bytes;
+  for (LaneWriter& lane : writer->lanes_) lane.said.resize(said_bytes);
   writer->fork_epoch_ = fork_epoch();
   const Deadline deadline = table->own_deadline();
   RELIVE_RETURN_IF_ERROR(cut_left_lanes(*table, deadline));

@@ -87,7 +87,8 @@ class Writer final {
     bool is_frozen = false;  // the state cell of row `end` is written already (the seam)
     uint64_t last_slot = 0;  // where the last row lies
     uint64_t last_word = 0;
-    size_t done = 0;  // rows of the block already committed
+    std::vector<std::byte> said;  // of the open episode's columns of kind episode, one behind the other
+    size_t done = 0;              // rows of the block already committed
     StepRun run;
     uint64_t page = kNoPage;  // the next row's; kNoPage: one has to be opened first
     uint64_t word = 0;
@@ -108,6 +109,8 @@ class Writer final {
   Status check_block(const StepBlock& block);
   Status check_capacity();
   Status check_rows(const StepBlock& block, size_t m) const;
+  void note_episode(const StepBlock& block, LaneWriter& lane, size_t m) const;
+  const ColumnCell* other_episode(const StepBlock& block, size_t m) const;
   const ColumnCell* other_seam(const StepBlock& block, size_t m) const;
   const ColumnCell* other_frozen(const StepBlock& block, const std::vector<Cells>& given, size_t m) const;
   Status seam_mismatch(const StepBlock& block, uint32_t column, size_t m) const;
@@ -153,8 +156,9 @@ class Writer final {
   Status note_given_priorities(const StepBlock& block, const Deadline& deadline);
 
   Table* table_;
-  std::vector<ColumnCell> cells_;        // of all columns, in their order
-  std::vector<ColumnCell> state_cells_;  // of those that are of kind state
+  std::vector<ColumnCell> cells_;          // of all columns, in their order
+  std::vector<ColumnCell> state_cells_;    // of those that are of kind state
+  std::vector<ColumnCell> episode_cells_;  // of those that are of kind episode
   std::vector<LaneWriter> lanes_;
   size_t num_cut_ = 0;  // of them, by a close() that may not have come to its end
   TurnWord turn_;
