@@ -9,7 +9,7 @@ import pytest
 
 import relive
 from contract.sequences import begins, episodes, row_of, sequences
-from contract.tools import MakeTable, Suite, Unchanged, plain_spec, step, transitions
+from contract.tools import MakeTable, Suite, Unchanged, plain_spec, step, transitions, write_steps
 from relive import errors
 
 PROMPT = relive.ArraySpec((2,), "int32", kind="episode")
@@ -110,3 +110,171 @@ class EpisodesSuite(Suite):
     def test_an_episode_column_is_not_late(self) -> None:
         with pytest.raises(errors.SpecError):
             relive.ArraySpec((), "int64", kind="episode", late=True)
+
+
+ALL_ITEMS = {
+    "steps": transitions(n_step=2),
+    "windows": sequences(2, burn_in=1),
+    "cross": sequences(3, burn_in=2, period=1, at_end="cross"),
+    "whole": episodes(20),
+    "chosen": relive.Index(relive.Explicit({"rows": 4}, max_items=50)),
+}
+
+
+def named(keys: Any, count: int) -> dict[str, Any]:
+    return {"rows": (np.atleast_1d(np.asarray(keys)), count)}
+
+
+class AbandonSuite(Suite):
+    INDEXES = ALL_ITEMS
+
+    @pytest.fixture
+    def table(self, make_table: MakeTable) -> relive.Table:
+        return make_table(plain_spec(), 200, dict(self.INDEXES))
+
+    def gone(self, table: Any, keys: Any, but: tuple[str, ...] = ()) -> None:
+        """No item of any index of rows has one of these steps, and their keys lead nowhere."""
+        for name in table.config.index:
+            if name == "chosen" or name in but:
+                continue
+            assert not any(table.gather(np.atleast_1d(keys), index=name).present), name
+            drawn = table.sample(64, columns=["action", "mask"] if name != "steps" else ["action"], index=name)
+            rows = drawn["action"][drawn.mask] if name != "steps" else drawn["action"]
+            assert (rows < 100).all(), name
+        if "chosen" in table.config.index:
+            with pytest.raises((errors.RowGone, errors.RowsApart)):
+                table.create_items(named(np.atleast_1d(keys)[:1], 1), index="chosen")
+
+    def test_abandoned_episodes(self, table: Any) -> None:
+        """Its steps are steps no more; the lane goes on with a new episode; what was before stays."""
+        with table.writer() as writer:
+            before = write_steps(writer, 0, 5, truncated=True)
+            kept = table.gather(before[:4], index="steps")["action"].tolist()
+            keys = write_steps(writer, 100, 6)
+            if "chosen" in table.config.index:
+                made = table.create_items(named(keys[:1], 3), index="chosen")
+                also = table.create_items(named(before[1:2], 3), index="chosen")
+            assert len(table) == 11
+            writer.abandon()
+            assert len(table) == 5 - 2, "windows over ends that began with the last two had steps of it: deleted ones"
+            self.gone(table, keys)
+            if "chosen" in table.config.index:
+                assert not table.gather(made, index="chosen").present.any()
+                assert table.gather(also, index="chosen").present.all()
+            table.check()
+            after = write_steps(writer, 20, 4, terminated=True)
+            assert table.gather(before[:4], index="steps")["action"].tolist() == kept
+            assert table.gather(after, columns=["episode_step"], index="steps")["episode_step"].tolist() == [0, 1, 2, 3]
+            self.gone(table, keys)
+            whole = table.gather(after[:1], index="whole", columns=["action", "mask"])
+            assert whole["action"][0][whole.mask[0]].tolist() == [20, 21, 22, 23]
+            cross = table.gather(after[:1], index="cross", columns=["action", "mask"])
+            assert cross["action"][0][cross.mask[0]].tolist() == [20, 21, 22], "burn-in never reaches back over it"
+            table.check()
+
+    def test_abandoned_lanes_are_told_apart(self, table: Any) -> None:
+        """A mask, ids, or all; lanes without an open episode, and those not named, stay as they are."""
+
+        def both(value: int, **more: Any) -> dict[str, Any]:
+            one = step(value, value + 1)
+            return {name: np.stack([cell, cell]) for name, cell in one.items()} | more
+
+        with table.writer(num_lanes=2) as writer:
+            first = writer.append(**both(0))
+            writer.abandon(np.array([False, False]))
+            writer.abandon([1])
+            writer.abandon(lanes=np.array([False, True]), timeout_s=1.0)
+            assert table.gather(first, index="steps").present.tolist() == [False, False], "of two steps each"
+            rows = both(1, observation=np.stack([np.ones(2), np.zeros(2)]))
+            second = writer.append(**rows)
+            assert table.gather(first, index="steps").present.tolist() == [True, False]
+            writer.abandon()
+            writer.abandon()
+            for keys in (first, second):
+                assert not table.gather(keys, index="steps").present.any()
+            assert len(table) == 0
+            writer.append(**both(5))
+        table.check()
+
+    @pytest.mark.parametrize("length", [1, 7, 8, 9, 63, 64, 65, 150])
+    def test_abandoned_episodes_of_every_length(self, make_table: MakeTable, length: int) -> None:
+        """Over pages, with the next state given and without, at each place of a page; capacity comes back."""
+        table = make_table(plain_spec(), 170, {name: self.INDEXES[name] for name in ("steps", "windows", "cross")})
+        with table.writer() as writer:
+            for turn in range(6):
+                before = write_steps(writer, turn, 4, truncated=True)
+                if turn % 2:
+                    states = np.zeros((length, 2))
+                    keys = writer.extend(observation=states, action=np.full(length, 100), reward=np.zeros(length))
+                else:
+                    keys = write_steps(writer, 100, length)
+                writer.abandon()
+                table.check()
+                assert len(table) <= 4 * (turn + 1)
+                assert table.gather(before[:3], index="steps").present.all()
+                assert not table.gather(keys, index="steps").present.any()
+                drawn = table.sample(32, index="cross", columns=["action", "mask"])
+                assert (drawn["action"][drawn.mask] < 100).all()
+        table.check()
+
+    def test_abandoning_is_refused_as_other_calls_are(self, table: Any) -> None:
+        with table.writer() as writer, pytest.raises(errors.LaneError):
+            writer.abandon([0])
+        with table.writer(num_lanes=2) as writer:
+            keys = writer.append(**{name: np.stack([cell, cell]) for name, cell in step(0, 1).items()})
+            for lanes in ([2], [-1], [0, 0], [[0]], np.array([True]), "0", 1.5):
+                with Unchanged(table, keys, errors.LaneError):
+                    writer.abandon(lanes)
+            for timeout_s in (-1, float("nan"), "1"):
+                with pytest.raises(errors.InvalidConfig):
+                    writer.abandon(timeout_s=timeout_s)
+            writer.abandon(timeout_s=0.0)
+        with pytest.raises(errors.WriterClosed):
+            writer.abandon()
+
+    def test_abandoned_episodes_without_states(self, make_table: MakeTable) -> None:
+        """Where no state marks an end, explicit windows may run over it: those that run into the episode end."""
+        spec = relive.StepSpec({"action": relive.ArraySpec((), "int64")})
+        indexes = {name: self.INDEXES[name] for name in ("cross", "whole", "chosen") if name in self.INDEXES}
+        table = make_table(spec, 200, indexes)
+        with table.writer() as writer:
+            before = writer.extend(action=np.arange(5), terminated=True)
+            keys = writer.extend(action=np.arange(100, 106))
+            if "chosen" in indexes:
+                over = table.create_items(named(before[3:4], 4), index="chosen")
+                stays = table.create_items(named(before[2:3], 3), index="chosen")
+            writer.abandon()
+            if "chosen" in indexes:
+                assert table.gather(over, index="chosen").present.tolist() == [False]
+                assert table.gather(stays, index="chosen").present.tolist() == [True]
+            table.check()
+            after = writer.extend(action=np.arange(20, 25), terminated=True)
+            self.gone(table, keys)
+            cross = table.gather(np.concatenate([before[2:], after[:1]]), index="cross", columns=["action", "mask"])
+            rows = [cross["action"][k][cross.mask[k]].tolist() for k in range(4) if cross.present[k]]
+            assert rows[0] == [0, 1, 2, 3, 4] and rows[-1] == [20, 21, 22], rows
+        table.check()
+
+    def test_abandoned_late_rows(self, make_table: MakeTable) -> None:
+        """They wait no more; completing them is stale."""
+        spec = plain_spec(verdict=relive.ArraySpec((), "float32", late=True))
+        table = make_table(spec, 100, transitions())
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 3)
+            assert table.complete(keys[:1], verdict=[1.0]) == 1 and table.num_items() == 1
+            writer.abandon()
+            assert table.num_items() == 0 and table.complete(keys[1:], verdict=[1.0, 2.0]) == 0
+        table.check()
+
+    def test_abandoned_items_count_as_deleted_ones_do(self, make_table: MakeTable) -> None:
+        """inserted says what was published; who waits for the limiter goes on by the same arithmetic."""
+        limiter = relive.SamplesPerInsert(1.0, min_size=2, tolerance=4.0)
+        table = make_table(plain_spec(), 100, relive.Index(relive.Transitions(), limiter=limiter))
+        with table.writer() as writer:
+            write_steps(writer, 0, 4)
+            writer.abandon()
+            assert table.num_items() == 0
+            keys = write_steps(writer, 10, 2)
+            assert table.gather(keys).present.all()
+            table.sample(2, timeout_s=0.0)
+        table.check()

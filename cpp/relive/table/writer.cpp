@@ -257,6 +257,7 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   if (block.num_rows == 0 || block.num_lanes == 0) return {};
+  RELIVE_RETURN_IF_ERROR(finish_abandoning(block, deadline));
   RELIVE_RETURN_IF_ERROR(check_block(block));
   for (size_t m = 0; m < block.num_lanes; ++m) lane_of(block, m).done = 0;
   const size_t total = block.num_rows * block.num_lanes;
@@ -283,6 +284,7 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
 Status Writer::write_round(const StepBlock& block, const Deadline& deadline, int64_t* keys) {
   RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
   for (size_t m = 0; m < block.num_lanes; ++m) {
+    note_part(lane_of(block, m));
     if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
     write_rows(block, m);
   }
@@ -307,6 +309,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
   if (closed_) return Status(Code::kWriterClosed);
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
+  RELIVE_RETURN_IF_ERROR(finish_abandoning(block, deadline));
   Region& r = table_->region();
   const bool has_state = r.geometry->has_state != 0;
   for (size_t m = 0; m < block.num_lanes; ++m) {
