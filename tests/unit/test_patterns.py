@@ -162,11 +162,11 @@ def test_an_episode_that_is_given_up(table: Any) -> None:
         assert len(table.made) == 2
         writer.abandon()
         assert not table.gather(table.made, index="items").present.any() and table.num_items("items") == 0
-        writer.append(**step(7))
+        writer.append(**step(4))
         assert len(table.made) == 2, "one step of the new episode, fewer than the window"
-        writer.append(**step(8))
+        writer.append(**step(5))
         batch = table.gather(table.made[2:], columns=["past"], index="items")
-        assert batch["past/reward"][batch["past/mask"]].tolist() == [7.0, 8.0]
+        assert batch["past/reward"][batch["past/mask"]].tolist() == [4.0, 5.0]
     table.check()
 
 

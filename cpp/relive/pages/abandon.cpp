@@ -20,10 +20,11 @@ bool is_removed(const Region& r, uint64_t slot) {
 }
 
 // Its item goes from an index; a step that is removed from one of them is counted, once (rule H1).
-void remove_item(Held& held, uint32_t index, uint64_t page, uint64_t slot) {
+void remove_item(Held& held, uint32_t index, uint64_t page, uint64_t slot, bool is_given_up) {
   Region& r = held.region;
   const bool was_removed = is_removed(r, slot);
   if (Leaves::retire(held, index, slot, kStateRemoved)) r.pages[page].live -= 1;
+  if (is_given_up) Leaves::remove_ended(held, index, slot);
   RELIVE_FAIL_POINT(abandon_item);
   if (!was_removed && is_removed(r, slot)) r.header->removed_steps.fetch_add(1, kRelaxed);
 }
@@ -41,7 +42,7 @@ void remove_items(Held& held, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   for (uint32_t row = begin; row < end; ++row) {
     if (r.is_tail(page, row)) continue;  // a call that met its deadline has been here
-    for (const uint32_t i : r.row_indexes()) remove_item(held, i, page, r.slot_of(page, row));
+    for (const uint32_t i : r.row_indexes()) remove_item(held, i, page, r.slot_of(page, row), true);
   }
 }
 
@@ -85,7 +86,7 @@ bool remove_in_front(Held& held, WalkBack* walk, uint32_t count, bool are_tails)
       for (const uint32_t i : r.row_indexes()) {
         if (are_tails || !has_rows_behind(r, i, walk->steps)) continue;
         if (Leaves(r, i).state(slot) == kStatePending) continue;
-        remove_item(held, i, page, slot);
+        remove_item(held, i, page, slot, false);
         has_ended = true;
       }
       if (has_ended) renew_word(held, page);
