@@ -19,7 +19,7 @@ from service.hosts import Host
 
 import relive
 from contract.changes import ChangesSuite
-from contract.episodes import EpisodesSuite
+from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
@@ -113,3 +113,6 @@ class TestStreamedEpisodes(Streamed, EpisodesSuite):
 
     def test_a_value_that_changes_within_a_block(self, make_table: MakeTable) -> None:
         pytest.skip(LATE)
+
+
+class TestStreamedAbandon(Streamed, AbandonSuite): ...
