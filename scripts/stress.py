@@ -50,6 +50,9 @@ SOAK = (
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sequences cross --short-lanes",
     "--fail-points 20 --sequences cross",
     "--fail-points 20 --sequences head --short-lanes",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --abandon --explicit --late --short-lanes",
+    "--seconds 60 --random-kills 100 --stops 50 --self-kills 100 --abandon --sequences cross --stateless",
+    "--fail-points 20 --abandon --explicit",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
@@ -57,6 +60,8 @@ RECIPES = (
     "--seconds 6",
     "--seconds 6 --explicit",
     "--seconds 6 --late",
+    "--seconds 6 --abandon",
+    "--seconds 6 --abandon --rounds 0",
     "--seconds 6 --explicit --rounds 0",
     "--seconds 30 --max-times 1 --stateless --n-step 6",
     "--seconds 6 --sequences drop",

@@ -153,7 +153,8 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
                                        "RowGone",
                                        "EpisodeTooLong",
                                        "AlreadyCompleted",
-                                       "RowsApart"};
+                                       "RowsApart",
+                                       "EpisodeMismatch"};
   nb::dict fields;
   for (const Field& field : status.fields()) {
     nb::object value;

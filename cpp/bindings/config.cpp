@@ -96,7 +96,8 @@ ColumnConfig column_config(nb::handle row) {
                                       {{"step", ColumnKind::kStep},
                                        {"state", ColumnKind::kState},
                                        {"start", ColumnKind::kStart},
-                                       {"late", ColumnKind::kLate}});
+                                       {"late", ColumnKind::kLate},
+                                       {"episode", ColumnKind::kEpisode}});
   } catch (const nb::cast_error&) {
     refuse("column", "(name, dtype, shape, kind)", shown(row));
   }

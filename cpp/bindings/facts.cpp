@@ -10,7 +10,7 @@ namespace relive::bindings {
 namespace {
 
 const char* kind_name(ColumnKind kind) {
-  constexpr const char* kNames[] = {"step", "state", "start", "late"};
+  constexpr const char* kNames[] = {"step", "state", "start", "late", "episode"};
   return kNames[static_cast<uint32_t>(kind)];
 }
 

@@ -95,6 +95,13 @@ class CoreWriter final {
     keep_call(std::move(call));
   }
 
+  void abandon(nb::object lanes, double timeout_s) {
+    std::unique_ptr<Call> call = take_call();
+    take_lanes(lanes, call.get());
+    without_gil([&] { return writer_->abandon(call->block, timeout_s); });
+    keep_call(std::move(call));
+  }
+
   void set_policy_version(nb::object version) {
     writer_->set_policy_version(version.is_none() ? -1 : nb::cast<int64_t>(version));
   }
@@ -409,6 +416,7 @@ void bind_writer(nb::module_& module) {
            nb::arg("timeout_s"))
       .def("end_episode", &CoreWriter::end_episode, nb::arg("columns"), nb::arg("terminated"), nb::arg("truncated"),
            nb::arg("lanes").none(), nb::arg("timeout_s"))
+      .def("abandon", &CoreWriter::abandon, nb::arg("lanes").none(), nb::arg("timeout_s"))
       .def("set_policy_version", &CoreWriter::set_policy_version, nb::arg("version").none())
       .def("close", &CoreWriter::close)
       .def_prop_ro("closed", &CoreWriter::closed)

@@ -6,7 +6,21 @@ from typing import final
 
 from relive._error_base import ReliveError
 
-__all__ = ["EpisodeTooLong", "RowGone", "RowsApart"]
+__all__ = ["EpisodeMismatch", "EpisodeTooLong", "RowGone", "RowsApart"]
+
+
+@final
+class EpisodeMismatch(ReliveError, ValueError):
+    """A step whose value of a column of kind 'episode' is not the one that its episode has; nothing was stored."""
+
+    def __init__(self, lane: int, column: str) -> None:
+        self.lane = lane
+        self.column = column
+        super().__init__(
+            f"lane {lane}: column {column!r} is of kind 'episode': expected the same value with every step of an"
+            " episode, got another than its first step had; end the episode before the value changes, or declare the"
+            " column with kind='step'"
+        )
 
 
 @final

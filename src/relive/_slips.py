@@ -103,7 +103,7 @@ _ARGUMENTS: tuple[tuple[str, str, str, str], ...] = (
     ("Tiered", "ram memory memory_bytes", "ram_bytes=", ""),
     ("ArraySpec", _DTYPES, "dtype=", ""),
     ("ArraySpec", "dims size", "shape=", ""),
-    ("ArraySpec", "role", "kind=", "'step', 'state' or 'start'"),
+    ("ArraySpec", "role", "kind=", "'step', 'state', 'start' or 'episode'"),
     ("ArraySpec", "low high minimum maximum name", "ArraySpec(shape, dtype, kind)", "bounds and names are not its own"),
     (
         "StepSpec",
@@ -169,6 +169,7 @@ _ATTRIBUTES: tuple[tuple[str, str, str, str], ...] = (
     ("Writer", "add insert push put store write record add_transition", "writer.append(...)", "one step of every lane"),
     ("Writer", "add_batch append_batch insert_batch extend_batch add_many", "writer.extend(...)", "[T, ...] steps"),
     ("Writer", "on_episode_end end_trajectory reset finish_episode", "writer.end_episode()", ""),
+    ("Writer", "discard drop drop_episode abort abort_episode cancel", "writer.abandon(lanes)", ""),
     ("Writer", "flush commit", "writer.append(...)", "what append returned from is stored"),
     ("Writer", "sample", "table.sample(num_items)", ""),
     ("Batch", "weight is_weight is_weights importance_weights", _WEIGHTS, ""),

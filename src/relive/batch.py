@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import math
 import sys
@@ -30,21 +31,36 @@ from relive.errors import InvalidConfig, MissingPackage, NoProbabilities, Unknow
 from relive.spec import DERIVED_NAMES, PER_ITEM_NAMES, StepSpec, nest
 from relive.table_core import SelectedColumns
 
-__all__ = ["Batch", "Columns", "Draw", "Selection", "unknown_in_batch"]
+__all__ = ["Batch", "Columns", "Draw", "Selection", "TimeAxis", "unknown_in_batch"]
 
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 
 
 @final
+@dataclasses.dataclass(frozen=True)
+class TimeAxis:
+    """How the arrays of a batch show the time of its items, where these have one.
+
+    is_trimmed: it ends with the longest item of a batch (of Episodes); mask is among the names then. num_behind: rows
+    behind the last step that items show. time_major: it stands before the axis of items. is_ragged: rows of items lie
+    end to end; offsets is the last of the names then, unless it was named. crosses: a window may be of more episodes.
+    """
+
+    is_trimmed: bool = False
+    num_behind: int = 0
+    time_major: bool = False
+    is_ragged: bool = False
+    crosses: bool = False
+
+
+@final
 class Columns:
     """The names of a batch's columns in order, with their nesting; one for all batches of a selection.
 
-    is_trimmed: whether the time axis ends with the longest item of a batch (of Episodes); mask is among the names then.
-    num_behind: rows behind the last step that items show. timed: whether an array has a time axis, if items have one.
+    is_trimmed, num_behind, is_ragged: see TimeAxis. timed: whether an array has a time axis, if items have one.
     item_axes: of each array the axis of items, 1 where a time axis stands before it.
     as_they_are: the same for batches made from a batch, whose time axis is not cut again.
-    is_ragged: whether rows of items lie end to end; offsets is the last of the names then, unless it was named.
     """
 
     __slots__ = (
@@ -65,26 +81,26 @@ class Columns:
         self,
         names: tuple[str, ...],
         spec: StepSpec,
-        is_trimmed: bool = False,
-        num_behind: int = 0,
+        axis: TimeAxis | None = None,
         windows: tuple[str, ...] = (),
-        time_major: bool = False,
-        is_ragged: bool = False,
     ) -> None:
-        self.is_trimmed = is_trimmed
-        self.is_ragged = is_ragged
-        self.num_behind = num_behind
-        starts = (name for name, column in spec.columns.items() if column.kind == "start")
-        untimed = frozenset((*starts, *PER_ITEM_NAMES, *(("offsets",) if is_ragged else ())))
+        axis = axis or TimeAxis()
+        self.is_trimmed = axis.is_trimmed
+        self.is_ragged = axis.is_ragged
+        self.num_behind = axis.num_behind
+        kinds = ("start",) if axis.crosses else ("start", "episode")
+        once = (name for name, column in spec.columns.items() if column.kind in kinds)
+        untimed = frozenset((*once, *PER_ITEM_NAMES, *(("offsets",) if axis.is_ragged else ())))
         self.timed = tuple(name not in untimed for name in names)
-        self.item_axes = tuple(int(time_major and timed) for timed in self.timed)
+        self.item_axes = tuple(int(axis.time_major and timed) for timed in self.timed)
         self.names = names
         self.positions = {name: position for position, name in enumerate(names)}
         self.tops = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
         self.spec = spec
         self.windows = windows  # names that stand before those of columns
         refuse_names(Batch, self.tops, unknown_in_batch)
-        self.as_they_are: Columns = Columns(names, spec, windows=windows, time_major=time_major) if is_trimmed else self
+        uncut = dataclasses.replace(axis, is_trimmed=False, num_behind=0)
+        self.as_they_are: Columns = Columns(names, spec, uncut, windows) if axis.is_trimmed else self
 
     @property
     def time_axis(self) -> int:

@@ -13,7 +13,7 @@ from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import integer, timeout
 from relive._closing import Closing
 from relive._wrong_names import MISSING, names_arguments, refuse_unknown, refuses_attributes, refuses_unknown
-from relive.batch import Batch, Columns, Draw, Selection
+from relive.batch import Batch, Columns, Draw, Selection, TimeAxis
 from relive.batches import Batches, BatchSource
 from relive.config import TableConfig
 from relive.errors import InvalidConfig, ReliveError, RequestTooLarge, ShapeMismatch, UnknownColumn
@@ -324,14 +324,8 @@ class TableHandle(Closing):
                 shown = Columns(names, self._spec, windows=tuple(items.windows) if items.is_named else ())
             else:
                 names = self._default_columns(items) if asked is None else self._expanded(asked, items)
-                shown = Columns(
-                    names,
-                    self._spec,
-                    items.is_trimmed,
-                    items.rows_behind,
-                    time_major=items.time_major,
-                    is_ragged=items.is_ragged,
-                )
+                axis = TimeAxis(items.is_trimmed, items.rows_behind, items.time_major, items.is_ragged, items.crosses)
+                shown = Columns(names, self._spec, axis)
             selection = Selection(self._core.select(number, list(names)), shown, number)
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[index, asked] = selection

@@ -75,6 +75,7 @@ class Transitions:
     has_time: ClassVar[bool] = False  # no time axis
     is_trimmed: ClassVar[bool] = False
     is_ragged: ClassVar[bool] = False
+    crosses: ClassVar[bool] = False  # no window is of several episodes
     time_major: ClassVar[bool] = False
     rows_behind: ClassVar[int] = 0
     steps_apart: ClassVar[int] = 1
@@ -116,10 +117,11 @@ class Sequences:
     length: steps that carry loss. Loss begins at episode_step = k * period, period None: length, so that windows do not
     overlap. burn_in: rows before those, to warm up a recurrent state. bootstrap: rows behind them, to bootstrap from.
     Columns come as [B, T, ...], gamma * discount among them; kind="start" columns and lane as [B, ...], the start value
-    of the window's first row; policy_version as [B, 2], the lowest and the highest of the window. mask bool[B, T] says
-    which rows are steps; loss_mask, where it is asked for, which of these carry loss: neither burn-in nor bootstrap,
-    whichever pad and at_end. Where bootstrap leaves a row for it, the row behind an episode's last step has the state
-    after it (all else zero, not in the mask). next_<state> may be asked for.
+    of the window's first row; kind="episode" columns as [B, ...], with at_end 'cross' as [B, T, ...]; policy_version as
+    [B, 2], the lowest and the highest of the window. mask bool[B, T] says which rows are steps; loss_mask, where it is
+    asked for, which of these carry loss: neither burn-in nor bootstrap, whichever pad and at_end. Where bootstrap
+    leaves a row for it, the row behind an episode's last step has the state after it (all else zero, not in the mask).
+    next_<state> may be asked for.
     at_end: what becomes of windows whose length an episode's end cuts short: 'pad' them; 'shift': one more window ends
     with the episode instead; 'drop'. Episodes shorter than length are padded, but for 'drop'. 'cross': windows run on
     into the lane's next episodes. Loss then begins at every period-th step of the lane, counted on over its episodes;
@@ -164,6 +166,11 @@ class Sequences:
         _check_choice("pad", self.pad, Pad)
         object.__setattr__(self, "time_major", flag("time_major", self.time_major))
         _check_window(self)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a window may be of several episodes."""
+        return self.at_end == "cross"
 
     @property
     def num_rows(self) -> int:
@@ -223,6 +230,7 @@ class Episodes:
     """
 
     has_time: ClassVar[bool] = True
+    crosses: ClassVar[bool] = False
     steps_apart: ClassVar[int] = 1
 
     max_length: int

@@ -284,6 +284,11 @@ class PatternWriter(Closing):
         self._steps[ids] = 0
         self._make(None, timeout_s)
 
+    def abandon(self, lanes: Any = None, *, timeout_s: float | None = None) -> None:
+        """Writer.abandon: items that patterns made of the episodes end with them, and none comes any more."""
+        self._writer.abandon(lanes, timeout_s=timeout_s)
+        self._steps[self._ids(lanes)] = 0
+
     def set_policy_version(self, version: int | None) -> None:
         """As the writer's."""
         self._writer.set_policy_version(version)

@@ -105,6 +105,10 @@ class ReplayWriter(Protocol):
         """Ends the episode of every lane, or of the lanes named, after its last appended step."""
         ...
 
+    def abandon(self, lanes: Any = None, *, timeout_s: float | None = None) -> None:
+        """Drops the open episode of every lane, or of the lanes named: its steps and all items that have some of it."""
+        ...
+
     def create_item(
         self,
         windows: Any,

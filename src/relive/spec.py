@@ -25,7 +25,7 @@ from relive.errors import ReliveError, SpecError, UnknownColumn
 
 __all__ = ["DERIVED_NAMES", "PER_ITEM_NAMES", "RESERVED_NAMES", "ArraySpec", "Kind", "StepSpec"]
 
-Kind: TypeAlias = Literal["step", "state", "start"]
+Kind: TypeAlias = Literal["step", "state", "start", "episode"]
 
 # Columns computed or kept by the table itself; they come when named in columns=.
 DERIVED_NAMES = ("episode_step", "first", "lane", "policy_version", "staleness", "num_steps")
@@ -52,7 +52,8 @@ class ArraySpec:
 
     shape: of one value, without lane or time axes; () for a scalar. dtype: a fixed-size bool, integer, float or complex
     dtype (native byte order). kind: 'step', one value a step (action, reward); 'state', one more after the last step of
-    an episode, and yields next_<name> (observations); 'start', kept for the step an item starts at (recurrent state).
+    an episode, and yields next_<name> (observations); 'start', kept for the step an item starts at (recurrent state);
+    'episode', one value an episode, given with each of its steps and the same in all of them (a task, a prompt).
     late: a step column that append does not take: table.complete(keys, <name>=...) gives it afterwards, and no item is
     drawn before all of its steps have theirs. Raises SpecError.
     """
@@ -70,7 +71,7 @@ class ArraySpec:
         if self.num_bytes > MAX_VALUE_BYTES:
             raise SpecError("shape", f"a value of at most {MAX_VALUE_BYTES} bytes", self.shape)
         if not isinstance(kind, str) or kind not in get_args(Kind):
-            raise SpecError("kind", "'step', 'state' or 'start'", kind)
+            raise SpecError("kind", "'step', 'state', 'start' or 'episode'", kind)
         if not isinstance(late, (bool, np.bool_)):
             raise SpecError("late", "True or False", late)
         if late and kind != "step":

@@ -84,7 +84,7 @@ class TableStats:
     deleted: int  # steps, and explicit items, removed by delete()
     pool_pressure: int  # pages evicted early because no page was free
     early_freed: int  # pages freed before their turn, as nothing in them was live
-    cut_lanes: int  # lanes cut by a close or a death
+    cut_lanes: int  # lanes cut by a close, a death or writer.abandon
     skipped_items: int  # items whose first steps were gone before their window was complete
     updates_applied: int
     updates_stale: int  # updates of items that were gone

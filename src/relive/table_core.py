@@ -169,6 +169,10 @@ class WriterCore(Protocol):
         """The end of an episode."""
         ...
 
+    def abandon(self, lanes: npt.NDArray[np.int32] | None, timeout_s: float) -> None:
+        """The episodes that the lanes have open are dropped."""
+        ...
+
     def set_policy_version(self, version: int | None) -> None:
         """The version of the rows from now on; None: the table's."""
         ...

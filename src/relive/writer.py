@@ -194,6 +194,25 @@ class Writer(Closing):
                 return
         self._core.end_episode(flat, ended, cut, ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
 
+    def abandon(self, lanes: npt.ArrayLike | None = None, *, timeout_s: float | None = None) -> None:
+        """Drops the open episode of every lane, or of the lanes named: an episode that was given up, or went wrong.
+
+        Its steps so far are steps no more: they do not count in len(table), their keys lead nowhere, and no item of any
+        index has one of them; items that were published end as deleted ones do. What may have been drawn by then was
+        drawn. Each lane goes on with a new episode, as a lane of its own: the derived column lane has a new number, and
+        no window runs from before into it. Lanes without an open episode stay as they are.
+        timeout_s: as of append; besides the lock it may wait for readers that hold every page. After a
+        DeadlineExceeded an episode may be dropped in part: the next call for that lane, whichever, drops the rest
+        first. Where the process dies before abandon returns, what is left of it is an episode that was cut off.
+        Raises LaneError, DeadlineExceeded, WriterClosed. Cost: O(steps of the episode), 256 steps a hold of the lock.
+        """
+        ids: Lanes | None = None
+        if lanes is not None:
+            ids = self._select(lanes, {}, None, axis=0)[0]
+            if ids is not None and not len(ids):
+                return
+        self._core.abandon(ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
+
     def create_item(
         self,
         windows: Any,

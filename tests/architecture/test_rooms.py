@@ -31,6 +31,7 @@ TABLE = [
         "looking",
         "hooks",
         "writer",
+        "writer_abandon",
         "writer_cells",
         "writer_room",
         "writer_rows",

@@ -13,6 +13,7 @@ from contract.bad_config import BadConfigSuite
 from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
+from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
@@ -57,6 +58,12 @@ class TestRagged(Local, RaggedSuite): ...
 
 
 class TestSequences(Local, SequencesSuite): ...
+
+
+class TestEpisodes(Local, EpisodesSuite): ...
+
+
+class TestAbandon(Local, AbandonSuite): ...
 
 
 class TestReading(Local, ReadingSuite): ...

@@ -23,6 +23,7 @@ import relive
 from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
+from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
@@ -81,6 +82,12 @@ class TestRemoteRagged(Remote, RaggedSuite): ...
 
 
 class TestRemoteSequences(Remote, SequencesSuite): ...
+
+
+class TestRemoteEpisodes(Remote, EpisodesSuite): ...
+
+
+class TestRemoteAbandon(Remote, AbandonSuite): ...
 
 
 class TestRemoteReading(Remote, ReadingSuite): ...

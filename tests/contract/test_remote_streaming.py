@@ -19,6 +19,7 @@ from service.hosts import Host
 
 import relive
 from contract.changes import ChangesSuite
+from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
@@ -108,3 +109,14 @@ class TestStreamedLate(Streamed, LateSuite): ...
 
 
 class TestStreamedExplicit(Streamed, ExplicitSuite): ...
+
+
+class TestStreamedEpisodes(Streamed, EpisodesSuite):
+    def test_a_value_that_changes_in_an_episode(self, make_table: MakeTable) -> None:
+        pytest.skip(LATE)
+
+    def test_a_value_that_changes_within_a_block(self, make_table: MakeTable) -> None:
+        pytest.skip(LATE)
+
+
+class TestStreamedAbandon(Streamed, AbandonSuite): ...

@@ -14,6 +14,7 @@ from processes.shm import needs_shared_memory, shared_files
 import relive
 from contract.bad_input import BadInputSuite
 from contract.changes import ChangesSuite
+from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
@@ -119,6 +120,15 @@ class TestAttachedRagged(Attached, RaggedSuite): ...
 
 
 class TestAttachedSequences(Attached, SequencesSuite): ...
+
+
+class TestEpisodes(Shared, EpisodesSuite): ...
+
+
+class TestAttachedEpisodes(Attached, EpisodesSuite): ...
+
+
+class TestAbandon(Shared, AbandonSuite): ...
 
 
 class TestAttachedReading(Attached, ReadingSuite):

@@ -18,6 +18,7 @@ from contract.bad_config import BadConfigSuite
 from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
+from contract.episodes import ALL_ITEMS, AbandonSuite, EpisodesSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.limits import LimitsSuite
@@ -61,6 +62,13 @@ class TestRagged(OnDisk, RaggedSuite): ...
 
 
 class TestSequences(OnDisk, SequencesSuite): ...
+
+
+class TestEpisodes(OnDisk, EpisodesSuite): ...
+
+
+class TestAbandon(OnDisk, AbandonSuite):
+    INDEXES = {name: index for name, index in ALL_ITEMS.items() if name != "chosen"}  # no explicit items in tiers
 
 
 class TestReading(OnDisk, ReadingSuite): ...

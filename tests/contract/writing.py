@@ -298,6 +298,7 @@ class WritingSuite(Suite):
             lambda: writer.append(**step(0)),
             lambda: writer.extend(observation=[state(0)], action=[0], reward=[0.0]),
             lambda: writer.end_episode(terminated=True),
+            lambda: writer.abandon(),
         ):
             with pytest.raises(errors.WriterClosed):
                 call()

@@ -12,6 +12,7 @@
 //   stress --sequences pad|shift|drop|cross|head|tail|random  items with a time axis: windows of one episode (of whole ones)
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   stress --late                                    late columns: completers give them, in any order, some never
+//   stress --abandon                                 writers give episodes up, and nobody may see one of them again
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
 //            --capacity N --writers N --samplers N --updaters N --seed N --quiet
@@ -26,7 +27,8 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
   const uint32_t num_messages = std::min<uint32_t>(control->num_messages.load(), 24);
   for (uint32_t k = 0; k < num_messages; ++k) std::printf("  %s\n", control->messages[k]);
   const bool none_known = (options.explicit_items && control->items_known.load() == 0) ||
-                          (options.late && control->rows_completed.load() == 0);
+                          (options.late && control->rows_completed.load() == 0) ||
+                          (options.abandons && control->num_given_up.load() == 0);
   const bool good = control->num_bad() == 0 && control->windows.load() > 0 && !none_known;
   std::printf(
       "%s %s: kills %llu + %llu at fail points, in the lock %llu, stops %llu; steps %llu, windows verified %llu, "
@@ -76,6 +78,7 @@ void fit_options_to(const std::string& point, const Options& given) {
       point == "evict_not_yet")
     options.explicit_items = true;
   if (point.find("late_") == 0 || point == "publish_unfilled") options.late = true;
+  if (point.find("abandon_") == 0) options.abandons = true;
   if (point == "commit_counted") options.sequences = "cross";
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
@@ -133,6 +136,8 @@ bool parse(int argc, char** argv) {
       options.explicit_items = true;
     else if (name == "--late")
       options.late = true;
+    else if (name == "--abandon")
+      options.abandons = true;
     else if (name == "--threads-only")
       options.threads_only = true;
     else if (name == "--stateless")

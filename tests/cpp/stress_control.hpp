@@ -57,6 +57,19 @@ struct Control {
   std::atomic<uint64_t> rows_completed;
   std::atomic<int64_t> completed[kRowNotes];  // keys of rows that have their late columns, by the place of their note
   std::atomic<uint64_t> next_recent;
+  // Of lanes whose last episode was given up, by tag: tag << 32 | episode, and when that was done, in microseconds.
+  std::atomic<uint64_t> given_up[kLaneSlots], given_up_us[kLaneSlots];
+  std::atomic<uint64_t> num_given_up;
+
+  void note_given_up(uint64_t tag, uint32_t episode, double now) {
+    given_up_us[tag % kLaneSlots].store(static_cast<uint64_t>(now * 1e6));
+    given_up[tag % kLaneSlots].store(tag << 32 | episode);
+    num_given_up.fetch_add(1);
+  }
+  bool was_given_up(uint64_t tag, uint32_t episode, double before) const {
+    return given_up[tag % kLaneSlots].load() == (tag << 32 | episode) &&
+           static_cast<double>(given_up_us[tag % kLaneSlots].load()) < before * 1e6;
+  }
 
   void note_row(uint64_t slot, const RowNote& note) {
     rows[slot % kRowNotes].store(note);
@@ -73,6 +86,7 @@ struct Control {
     for (auto& row : rows) row.clear();
     for (auto& item : items) item.clear();
     for (auto& key : completed) key.store(0);
+    for (auto& tag : given_up) tag.store(0);
   }
   // Whether this lane's rows have this tag, and no others, as far as it is remembered.
   bool is_lane_of(uint64_t tag, int64_t lane) {

@@ -132,6 +132,7 @@ class WriterWorker final : public Worker {
     if (random_.below(options_.short_lanes ? 6 : 300) == 0) return close();
     const auto number = static_cast<int32_t>(random_.below(num_lanes_));
     LaneState& lane = lanes_[number];
+    if (options_.abandons && lane.step > 0 && random_.below(8) == 0) return abandon(number);
     const uint32_t mode = mode_of(lane.tag, lane.episode, options_.stateless);
     const uint32_t left = length_of(lane.tag, lane.episode) - lane.step;
     const uint32_t count = mode < 2 ? 1 : std::min<uint32_t>(left, 1 + static_cast<uint32_t>(random_.below(12)));
@@ -142,6 +143,18 @@ class WriterWorker final : public Worker {
     control_.steps.fetch_add(count);
     lane.step += count;
     if (count == left) ++lane.episode, lane.step = 0;
+  }
+
+  // Whoever draws an item of the episode after this is shown one that should not be there.
+  void abandon(int32_t number) {
+    LaneState& lane = lanes_[number];
+    StepBlock block;
+    block.num_lanes = 1;
+    block.lanes = &number;
+    if (!expect(timed(kTimeout_s, "abandon", [&] { return writer_->abandon(block, kTimeout_s); }), "abandon"))
+      return close();
+    control_.note_given_up(lane.tag, lane.episode, now_s());
+    lane = {control_.next_tag.fetch_add(1), 0, 0};
   }
 
   // For who inserts explicit items and who completes rows: what each of these keys means.
@@ -240,6 +253,8 @@ class SamplerWorker final : public Worker {
 
   void step() override {
     const bool hold = random_.below(4) == 0;
+    begin_s_ = now_s();
+    look_at_short_ones();
     int64_t live = 0;
     DrawRequest request;
     request.index = index_;
@@ -268,6 +283,9 @@ class SamplerWorker final : public Worker {
       if (!wrong.empty()) torn ? control_.found_torn(wrong.c_str()) : control_.found_violation(wrong.c_str());
       if (wrong.empty() && !control_.is_lane_of(who_[row].tag, batch_->lane(row)))
         control_.found_violation("rows of one lane that have two tags, or of one tag that have two lanes");
+      if (control_.was_given_up(who_[row].tag, who_[row].episode, begin_s_))
+        control_.found_violation("an item of an episode that was given up before");
+      if (batch_->is_short(row, who_[row])) short_.push_back(who_[row]);
       if (!(batch_->probabilities[row] > 0.0) || batch_->probabilities[row] > 1.0 + 1e-9)
         control_.found_violation("a probability outside (0, 1]");
       if (options_.max_times != 0 && index_ == 0)
@@ -287,6 +305,14 @@ class SamplerWorker final : public Worker {
           control_.found_violation("two windows of one episode");
       }
     }
+  }
+
+  // A lane whose episode is given up was not cut before: no window of that episode ends where none of its ends is.
+  void look_at_short_ones() {
+    for (const Identity& who : short_)
+      if (control_.was_given_up(who.tag, who.episode, begin_s_))
+        control_.found_torn("a window cut short by rows that were given up");
+    if (short_.size() > 2000) short_.erase(short_.begin(), short_.begin() + 1000);
   }
 
   // By their keys the same items come, or none.
@@ -312,6 +338,8 @@ class SamplerWorker final : public Worker {
 
   uint32_t index_ = 0;
   std::unique_ptr<Batch> batch_, again_;
+  double begin_s_ = 0.0;
+  std::vector<Identity> short_;
   Identity who_[kBatch];
 };
 

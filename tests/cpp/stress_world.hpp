@@ -41,6 +41,7 @@ struct Options {
       sequences;  // items with a time axis: pad, shift, drop, cross, head, tail or random (of episodes); empty: none
   bool explicit_items = false;  // a last one, of items of up to three windows and a column of their own
   bool late = false;            // rewards and verdicts come later, from completers
+  bool abandons = false;        // writers give episodes up
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
@@ -274,6 +275,12 @@ class Batch final {
   int64_t lane(size_t row) const { return value<int64_t>(kLane, row); }
   // Which call completed the row; 0 without late columns.
   uint64_t salt(size_t row) const { return is_late ? salt_of(at(num_checked, row)) : 0; }
+  // Whether it is a transition over fewer steps than its episode has for it: of one that was cut off.
+  bool is_short(size_t row, const Identity& who) const {
+    if (sequence.is_set()) return false;
+    const auto num_steps = static_cast<uint32_t>(value<int64_t>(kNumSteps, row));
+    return num_steps < std::min(n_step, length_of(who.tag, who.episode) - who.step);
+  }
   // Empty if the window in this row is right in every byte; `torn` says whether bytes or logic are wrong.
   std::string verify(size_t row, Identity* who, bool* torn) const;
 

@@ -298,6 +298,24 @@ TEST(reading_while_all_pages_are_held) {
   CHECK(reads_held > 0);
 }
 
+// Over pages, with explicit items at the rows; the writer's list of its episode's pages grows outside of the lock.
+TEST(episodes_that_are_given_up) {
+  const Quiet quiet;
+  Spec spec{.capacity = 600, .num_lanes = 2, .max_lanes = 3};
+  spec.indexes = {{.n_step = 3, .stack = 4, .prioritized = true}, {}};
+  Rig rig(spec);
+  const std::vector<int32_t> all = all_of(2);
+  for (int round = 0; round < 6; ++round) {
+    CHECK(rig.write(all, 80, std::vector<int>(160, 0), round % 2 == 0 ? NextGiven::kLastRow : NextGiven::kNo) ==
+          Code::kOk);
+    StepBlock block;
+    block.num_lanes = 2;
+    CHECK(rig.writer->abandon(block, 1.0).ok());
+    CHECK(relive::check(*rig.table).ok());
+    CHECK_EQ(rig.table->region().header->live_steps.load(), 0u);
+  }
+}
+
 TEST(a_table_on_disk) {
   const Quiet quiet;
   Spec spec{.capacity = 200, .num_lanes = 2, .max_lanes = 3, .has_pixels = true};

@@ -64,7 +64,7 @@ DISCOUNTS = (None, 1.0, 0.5, 0.0)
 class Op:
     """One call. Bits are read lane by lane; what would be illegal where it is applied is made legal."""
 
-    kind: str  # append | extend | end | reopen | version | complete
+    kind: str  # append | extend | end | abandon | reopen | version | complete
     writer: int = 0
     lanes: int = ~0
     terminations: int = 0
@@ -231,6 +231,16 @@ class Driver:
         self.writers[op.writer].end_episode(**arguments)
         for i, lane in enumerate(ending):
             self.twin.end_episode(lane, None if omits else nexts[i], terminated, not terminated)
+
+    def _abandon(self, op: Op) -> None:
+        """Open episodes of some lanes are given up; another lane goes on in each one's place."""
+        named = self._named(op)
+        lanes = self.lanes[op.writer]
+        self.writers[op.writer].abandon(self._lanes_argument(op, named))
+        for i in named:
+            if self.twin.open_episode(lanes[i]) is not None:
+                self.twin.abandon(lanes[i], self.all_items)
+                lanes[i] = self.twin.open_lane()
 
     def _complete(self, op: Op) -> None:
         """Late columns of some steps that wait for them, of any lanes, in an order of their own."""

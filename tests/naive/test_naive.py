@@ -16,7 +16,7 @@ from naive.compare import run_programme
 from naive.program import SPECS, Op, Programme
 from naive.twin import NaiveItems, NaiveWindow
 
-KINDS = ("append",) * 8 + ("extend",) * 4 + ("end", "end", "reopen", "version") + ("complete",) * 5
+KINDS = ("append",) * 8 + ("extend",) * 4 + ("end", "end", "abandon", "reopen", "version") + ("complete",) * 5
 STATES = {name: [c for c, (_, _, kind) in columns.items() if kind == "state"] for name, columns in SPECS.items()}
 
 BITS = st.integers(0, 2**24 - 1)

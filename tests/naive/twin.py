@@ -137,6 +137,7 @@ class NaiveReplay:
         self.keys: list[int] = []
         self.num_rows = 0
         self.num_closed_lanes = 0
+        self.deleted: set[tuple[int, NaiveItems]] = set()  # in front of episodes that were given up, of these items
 
     # writing
 
@@ -224,10 +225,31 @@ class NaiveReplay:
             episode.steps[-1].truncated = True
         episode.over = episode.cut = True
 
+    def abandon(self, lane: int, all_items: tuple[NaiveItems, ...]) -> None:
+        """The open episode was never there. What began before it and has steps of it is deleted; the lane is over."""
+        episode = self.open_episode(lane)
+        if episode is None:
+            return
+        front = len(self.places[lane]) - len(episode.steps)
+        for items in all_items:
+            window = items.window
+            if window is None or not window.crosses:
+                continue
+            for number in range(max(0, front - window.length - window.bootstrap + 1), front):
+                before, t = self.places[lane][number]
+                if number % window.period == 0 and self._is_decided(number, lane, window):
+                    self.deleted.add((before.steps[t].key, items))
+        for step in episode.steps:
+            del self.where[step.key]
+        del self.places[lane][front:]
+        self.lanes[lane].pop()
+        self.num_closed_lanes += 1
+        self.closed_lanes.add(lane)
+
     # reading
 
     def num_steps(self) -> int:
-        return len(self.where)
+        return len(self.where) - len({key for key, _ in self.deleted})
 
     def live_keys(self, items: NaiveItems) -> set[int]:
         return {key for key in self.where if self.item(key, items) is not None}
@@ -275,14 +297,20 @@ class NaiveReplay:
         result["policy_version"] = window[0].version
         return result
 
+    def _is_decided(self, number: int, lane: int, window: NaiveWindow) -> bool:
+        """Whether the window that begins at this step of a lane is complete."""
+        places = self.places[lane]
+        last = places[-1][0]
+        may_go = bool(self.state_columns) and not last.over and not last.has_seam  # the last step, if the lane is cut
+        behind = number + window.length + window.bootstrap
+        return lane in self.closed_lanes or len(places) - int(may_go) >= behind
+
     def _item_across(self, key: int, items: NaiveItems, window: NaiveWindow) -> dict[str, Any] | None:
         """A window over the steps of a lane, whatever episodes they are of."""
         lane, number = self.where[key][0].lane, self.numbers[key]
         places = self.places[lane]
         behind = number + window.length + window.bootstrap
-        last = places[-1][0]
-        may_go = bool(self.state_columns) and not last.over and not last.has_seam  # the last step, if the lane is cut
-        is_complete = lane in self.closed_lanes or len(places) - int(may_go) >= behind
+        is_complete = self._is_decided(number, lane, window) and (key, items) not in self.deleted
         first = max(0, number - window.burn_in)
         rows = places[first:behind]
         if number % window.period or not is_complete or not all(e.steps[t].is_filled for e, t in rows):

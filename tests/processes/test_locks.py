@@ -120,6 +120,7 @@ WAITING: Calls = {
     "append": ("Writer.append", lambda table, writer, keys, name: writer.append(**checked_step(1), priority=3.0)),
     "extend": ("Writer.extend", lambda table, writer, keys, name: writer.extend(**block_of(20))),
     "end_episode": ("Writer.end_episode", lambda table, writer, keys, name: writer.end_episode(terminated=True)),
+    "abandon": ("Writer.abandon", lambda table, writer, keys, name: writer.abandon()),
     "close of a writer": ("Writer.close", lambda table, writer, keys, name: writer.close()),
     "writer": ("Table.writer", lambda table, writer, keys, name: table.writer()),
     "sample": ("Table.sample", lambda table, writer, keys, name: table.sample(4)),

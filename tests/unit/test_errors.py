@@ -38,6 +38,7 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.SeamMismatch(3, "observation"),
     errors.MissingNext(2),
     errors.EpisodeTooLong(2, 100),
+    errors.EpisodeMismatch(2, "prompt"),
     errors.AlreadyPublished(1),
     errors.StorageFull("/dev/shm/relive-pong", 7 << 30, 64 << 20),
     errors.NameTaken("/dev/shm/relive-pong"),

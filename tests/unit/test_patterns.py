@@ -153,6 +153,23 @@ def test_an_end_that_comes_later(table: Any) -> None:
         assert len(contents(table)) == 6, "the episode has one step, fewer than the window"
 
 
+def test_an_episode_that_is_given_up(table: Any) -> None:
+    """What was made of it goes, and the next episode begins with no history."""
+    pair = Pattern({"past": 2}, columns={"score": "reward"})
+    with PatternWriter(table, table.writer(), pair) as writer:
+        for number in range(3):
+            writer.append(**step(number))
+        assert len(table.made) == 2
+        writer.abandon()
+        assert not table.gather(table.made, index="items").present.any() and table.num_items("items") == 0
+        writer.append(**step(4))
+        assert len(table.made) == 2, "one step of the new episode, fewer than the window"
+        writer.append(**step(5))
+        batch = table.gather(table.made[2:], columns=["past"], index="items")
+        assert batch["past/reward"][batch["past/mask"]].tolist() == [4.0, 5.0]
+    table.check()
+
+
 def test_what_a_limiter_holds_back_is_made_later() -> None:
     limiter = relive.SamplesPerInsert(1.0, min_size=2, tolerance=4.0)  # made - drawn stays in [-2, 6]
     with make_table(limiter=limiter) as table:

@@ -28,6 +28,7 @@ NESTED = StepSpec(
         },
         "action": ArraySpec((), "int64"),
         "core": ArraySpec((2, 8), "float32", kind="start"),
+        "task": ArraySpec((), "int64", kind="episode"),
     },
     unstack={"observation/camera": 4},
 )
@@ -60,7 +61,7 @@ def test_array_spec_is_a_plain_value() -> None:
         ((), "no such"),
         ((), [("x", "f4")]),
         ((), np.longdouble),
-        ((), "float32", "episode"),
+        ((), "float32", "lane"),
     ],
 )
 def test_array_spec_refuses(arguments: Any) -> None:
@@ -70,7 +71,7 @@ def test_array_spec_refuses(arguments: Any) -> None:
 
 def test_columns_are_flat_names_in_declared_order() -> None:
     assert list(NESTED.columns) == [
-        "observation/camera", "observation/arms/0", "observation/arms/1", "action", "core",
+        "observation/camera", "observation/arms/0", "observation/arms/1", "action", "core", "task",
     ]  # fmt: skip
     assert NESTED.state_columns == ("observation/camera", "observation/arms/0", "observation/arms/1")
     assert NESTED.is_tuple("observation/arms") and NESTED.is_tuple("next_observation/arms")

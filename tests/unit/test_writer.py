@@ -65,6 +65,9 @@ class RecordingCore:
         if self.error is not None:
             raise self.error
 
+    def abandon(self, *arguments: Any) -> None:
+        self.calls.append(arguments)
+
     def set_policy_version(self, version: int | None) -> None:
         self.version = version
 
@@ -225,6 +228,20 @@ def test_a_writer_without_a_lane_axis_takes_no_lanes() -> None:
     writer, _ = open_writer(FLAT, None)
     with pytest.raises(LaneError):
         writer.append(**flat_step(), lanes=[0])
+
+
+def test_abandon() -> None:
+    writer, core = open_writer(FLAT, 3)
+    writer.abandon()
+    writer.abandon([2, 0], timeout_s=1)
+    writer.abandon(np.array([False, True, False]))
+    writer.abandon(lanes=[])
+    named = [None if lanes is None else lanes.tolist() for lanes, _ in core.calls]
+    assert named == [None, [2, 0], [1]] and [timeout_s for _, timeout_s in core.calls] == [60.0, 1.0, 60.0]
+    for lanes in ([3], [1, 1], "0", np.ones(4, bool)):
+        with pytest.raises(LaneError):
+            writer.abandon(lanes)
+    assert len(core.calls) == 3
 
 
 def test_end_episode() -> None:

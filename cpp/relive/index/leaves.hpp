@@ -98,6 +98,11 @@ class Leaves final {
   // Deleted (kStateRemoved), or a row that it needs is gone (kStateEnded): never an item again. True where it had life.
   // What ends unfilled is counted.
   static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state);
+  // Of an episode that is given up: what ended counts as deleted, too, for how many steps came before it will change.
+  static void remove_ended(Held& held, uint32_t index, uint64_t slot) {
+    const Leaves leaves(held.region, index);
+    if (leaves.state(slot) == kStateEnded) leaves.set_state(slot, kStateRemoved);
+  }
 
   // ---- under the lock: all of them ----------------------------------------------------------------------------------
   static void flush(Held& held, uint32_t index);  // ancestors of what was touched

@@ -75,6 +75,16 @@ void write_record(const Records& records, uint64_t record, const NewRecord& from
   }
 }
 
+// The rows that a window spans from the one on at which this node of it hangs.
+uint64_t rows_from(const Region& r, const Records& records, uint64_t node) {
+  const uint64_t place = node % records.geometry->nodes_a_record();
+  const uint64_t w = place / records.geometry->pages_a_window, part = place % records.geometry->pages_a_window;
+  const ItemWindow& window = records.windows_of(records.record_of(node))[w];
+  const uint64_t span = records.shapes[w].span(window.num_rows.load(kRelaxed));
+  const uint64_t first = r.offset_of(r.key_slot(window.key.load(kRelaxed)));
+  return part == 0 ? span : span - (part * r.page_len - first);
+}
+
 // The page and the row of a key, while that row is there.
 struct Place {
   uint64_t page = kNoPage;
@@ -248,6 +258,23 @@ bool end_records_at(Held& held, uint64_t slot) {
       held.ends_left -= std::min(held.ends_left, cost);
       end_record(held, i, records.record_of(records.heads[slot] - 1), kStateEnded);
       RELIVE_FAIL_POINT(record_rows);
+    }
+  }
+  return true;
+}
+
+bool end_records_behind(Held& held, uint64_t slot, uint64_t rows) {
+  const Region& r = held.region;
+  for (const uint32_t i : r.record_indexes()) {
+    const Records& records = r.records[i];
+    for (uint32_t name = records.heads[slot]; name != 0;) {
+      const uint64_t node = name - 1;
+      name = records.nodes[node].next;
+      if (rows_from(r, records, node) <= rows) continue;
+      if (held.ends_left == 0) return false;
+      held.ends_left -= std::min(held.ends_left, cost_of_end(r, i));
+      end_record(held, i, records.record_of(node), kStateEnded);
+      name = records.heads[slot];  // other windows of it may have hung here
     }
   }
   return true;

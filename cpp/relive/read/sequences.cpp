@@ -55,7 +55,8 @@ Output column_output(const Region& r, const GatherPlan& plan, uint32_t column, S
   out.shape.insert(out.shape.end(), layout.dims, layout.dims + layout.num_dims);
   out.item_bytes = layout.num_bytes * out.stack;
   out.is_bulk = layout.area == Area::kBulk;
-  if (layout.kind != ColumnKind::kStart) set_time(plan, out.item_bytes, &out);
+  const bool is_of_episode = layout.kind == ColumnKind::kEpisode && !r.header->indexes[plan.index].sequence.crosses();
+  if (layout.kind != ColumnKind::kStart && !is_of_episode) set_time(plan, out.item_bytes, &out);
   return out;
 }
 
@@ -133,7 +134,9 @@ bool walk_across(const Region& r, const GatherPlan& plan, uint32_t most, Window&
       return false;
     }
     if (steps.is_tail()) {
-      is_behind_end = w.has_tail = true;
+      if (is_behind_end) break;  // an episode that was given up: the lane ends before it
+      is_behind_end = w.has_tail = has_state;
+      if (!has_state) break;  // the same, where ends have no tail
     } else {
       if (is_behind_end && lane_at(r, steps.at.page, steps.row) != lane) break;
       const uint32_t head = head_at(r, steps);
@@ -160,6 +163,7 @@ bool lead_across(const Region& r, const GatherPlan& plan, uint32_t burn_in, Wind
   const uint32_t lane = lane_at(r, page, r.offset_of(w.slot));
   uint32_t row = r.offset_of(w.slot), step = w.episode_step;
   w.lead = w.rows_before = 0;
+  bool was_tail = false;
   for (uint32_t back = 1; w.lead < burn_in; ++back) {
     if (row == 0) {
       if (r.pages[page].prev.load(std::memory_order_acquire) == 0) break;
@@ -172,7 +176,12 @@ bool lead_across(const Region& r, const GatherPlan& plan, uint32_t burn_in, Wind
       row = r.page_len;
     }
     --row;
-    if (r.is_tail(page, row)) continue;
+    if (r.is_tail(page, row)) {
+      if (was_tail || r.geometry->has_state == 0) break;  // of an episode that was given up: the lane begins behind it
+      was_tail = true;
+      continue;
+    }
+    was_tail = false;
     if (step == 0 && lane_at(r, page, row) != lane) break;
     step = load_head(base + row * r.geometry->record_stride) & kStepMask;
     ++w.lead;

@@ -123,7 +123,7 @@ struct SequenceRows {
     const auto copy_step = [&](int64_t offset, uint32_t t) {
       copy_at(offset + next, output.stack > 1 ? stackable(offset) + static_cast<uint32_t>(next) : 0, t);
     };
-    if (output.row_bytes == 0) return copy_at(first, 0, 0);  // of kind start
+    if (output.row_bytes == 0) return copy_at(first, 0, 0);  // of kind start or episode
     const bool is_state = column.kind == ColumnKind::kState && next == 0;
     const uint32_t count = is_state ? num_rows : num_steps;
     if (!is_state) zero_rows(output, place, 0, in_front);
@@ -138,7 +138,8 @@ struct SequenceRows {
   }
 };
 
-// Names: declared columns (of kind start: the first row's, no time axis), next_<state>, discount, mask, loss_mask,
+// Names: declared columns (of kind start, and of kind episode but where windows cross ends: the first row's, no time
+// axis), next_<state>, discount, mask, loss_mask,
 // terminated, truncated, episode_step and first, one a row; lane, num_steps, policy_version (lowest and highest) and
 // staleness (of the lowest), one an item; offsets, where it is named the items of a batch lie end to end. kInvalidConfig
 // for any other, and for offsets where the time axis comes first.

@@ -39,6 +39,9 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   std::unique_ptr<Writer> writer(new Writer(table));
   writer->closed_ = true;  // until it has its lanes
   writer->lanes_.resize(num_lanes);
+  size_t said_bytes = 0;
+  for (const ColumnCell& cell : writer->episode_cells_) said_bytes += cell.num_bytes;
+  for (LaneWriter& lane : writer->lanes_) lane.said.resize(said_bytes);
   writer->fork_epoch_ = fork_epoch();
   const Deadline deadline = table->own_deadline();
   RELIVE_RETURN_IF_ERROR(cut_left_lanes(*table, deadline));
@@ -254,6 +257,7 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   if (block.num_rows == 0 || block.num_lanes == 0) return {};
+  RELIVE_RETURN_IF_ERROR(finish_abandoning(block, deadline));
   RELIVE_RETURN_IF_ERROR(check_block(block));
   for (size_t m = 0; m < block.num_lanes; ++m) lane_of(block, m).done = 0;
   const size_t total = block.num_rows * block.num_lanes;
@@ -280,6 +284,7 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
 Status Writer::write_round(const StepBlock& block, const Deadline& deadline, int64_t* keys) {
   RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
   for (size_t m = 0; m < block.num_lanes; ++m) {
+    note_part(lane_of(block, m));
     if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
     write_rows(block, m);
   }
@@ -304,6 +309,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
   if (closed_) return Status(Code::kWriterClosed);
   Entered entered(*table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
+  RELIVE_RETURN_IF_ERROR(finish_abandoning(block, deadline));
   Region& r = table_->region();
   const bool has_state = r.geometry->has_state != 0;
   for (size_t m = 0; m < block.num_lanes; ++m) {

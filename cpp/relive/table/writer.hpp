@@ -68,6 +68,9 @@ class Writer final {
   // Ends the current episode of the lanes after its last row, so many in a hold as one may cut; lanes whose episode has
   // ended are passed over, so a call that met its deadline can be made again. next: [num_columns] state cells or absent.
   Status end_episode(const StepBlock& block, bool terminated, double timeout_s);
+  // Drops the open episodes of the lanes (block.lanes, block.num_lanes): see pages/abandon.hpp. Where the deadline passed
+  // in between the next call of these lanes, whichever, goes on with it first.
+  Status abandon(const StepBlock& block, double timeout_s);
   void set_policy_version(int64_t version) { policy_version_ = version; }  // -1: the table's
   // Cuts the lanes and gives them back. Where the table lock was not to be had in the handle's own deadline the writer
   // stays open: close() may be called again. A writer that is dropped leaves that to the next one, or to the table's end.
@@ -76,6 +79,11 @@ class Writer final {
   uint32_t num_lanes() const { return static_cast<uint32_t>(lanes_.size()); }
 
  private:
+  // Rows of an open episode that lie in one page, from `first` on.
+  struct EpisodePart {
+    uint64_t ref;
+    uint32_t first;
+  };
   // What the owner of a lane knows of it. Only the owner moves step_end and the open page, so none of this is read back
   // from the region on the way of an append.
   struct LaneWriter {
@@ -87,7 +95,10 @@ class Writer final {
     bool is_frozen = false;  // the state cell of row `end` is written already (the seam)
     uint64_t last_slot = 0;  // where the last row lies
     uint64_t last_word = 0;
-    size_t done = 0;  // rows of the block already committed
+    std::vector<std::byte> said;     // of the open episode's columns of kind episode, one behind the other
+    std::vector<EpisodePart> parts;  // of the open episode, oldest first
+    bool is_given_up = false;        // it was begun to drop it
+    size_t done = 0;                 // rows of the block already committed
     StepRun run;
     uint64_t page = kNoPage;  // the next row's; kNoPage: one has to be opened first
     uint64_t word = 0;
@@ -108,6 +119,8 @@ class Writer final {
   Status check_block(const StepBlock& block);
   Status check_capacity();
   Status check_rows(const StepBlock& block, size_t m) const;
+  void note_episode(const StepBlock& block, LaneWriter& lane, size_t m) const;
+  const ColumnCell* other_episode(const StepBlock& block, size_t m) const;
   const ColumnCell* other_seam(const StepBlock& block, size_t m) const;
   const ColumnCell* other_frozen(const StepBlock& block, const std::vector<Cells>& given, size_t m) const;
   Status seam_mismatch(const StepBlock& block, uint32_t column, size_t m) const;
@@ -134,6 +147,14 @@ class Writer final {
   size_t pages_needed(const StepBlock& block) const;
   Status take_frames(const StepBlock& block, const Deadline& deadline);
   Status cut_lanes(const Deadline& deadline);
+  void note_part(LaneWriter& lane) const;
+  Status finish_abandoning(const StepBlock& block, const Deadline& deadline);
+  Status abandon_lane(LaneWriter& lane, const Deadline& deadline);
+  template <class Each>
+  Status for_each_part(const LaneWriter& lane, const Deadline& deadline, Each&& each);
+  Status remove_all_in_front(const LaneWriter& lane, bool are_tails, const Deadline& deadline);
+  Status outwait_holders(const Deadline& deadline);
+  Status begin_lane_anew(LaneWriter& lane, const Deadline& deadline);
   bool end_lane(Held& held, LaneWriter& lane, bool terminated);
   Status open_pages(const StepBlock& block, const Deadline& deadline);
   bool needs_page(const LaneWriter& lane, bool* ahead) const;
@@ -153,10 +174,12 @@ class Writer final {
   Status note_given_priorities(const StepBlock& block, const Deadline& deadline);
 
   Table* table_;
-  std::vector<ColumnCell> cells_;        // of all columns, in their order
-  std::vector<ColumnCell> state_cells_;  // of those that are of kind state
+  std::vector<ColumnCell> cells_;          // of all columns, in their order
+  std::vector<ColumnCell> state_cells_;    // of those that are of kind state
+  std::vector<ColumnCell> episode_cells_;  // of those that are of kind episode
   std::vector<LaneWriter> lanes_;
-  size_t num_cut_ = 0;  // of them, by a close() that may not have come to its end
+  size_t num_given_up_ = 0;  // lanes with an episode that it was begun to drop
+  size_t num_cut_ = 0;       // of them, by a close() that may not have come to its end
   TurnWord turn_;
   uint64_t fork_epoch_ = 0;
   uint32_t longest_episode_ = kAnyLength;  // steps that some index lets an episode have

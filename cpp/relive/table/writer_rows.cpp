@@ -43,6 +43,7 @@ Writer::Writer(Table* table) : table_(table) {
     const bool is_state = column.kind == ColumnKind::kState;
     cells_.push_back({column.offset, column.stride, column.num_bytes, c, is_state, column.area == Area::kBulk});
     if (is_state) state_cells_.push_back(cells_.back());
+    if (column.kind == ColumnKind::kEpisode) episode_cells_.push_back(cells_.back());
   }
   for (uint32_t i = 0; i < r.num_indexes; ++i)
     if (const uint32_t longest = r.header->indexes[i].sequence.longest; longest != 0)
@@ -99,6 +100,11 @@ Status Writer::check_block(const StepBlock& block) {
     if (has_row_checks) RELIVE_RETURN_IF_ERROR(check_rows(block, m));
     if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
     if (const ColumnCell* cell = other_seam(block, m); cell != nullptr) return seam_mismatch(block, cell->column, m);
+    if (episode_cells_.empty()) continue;
+    if (const ColumnCell* cell = other_episode(block, m); cell != nullptr)
+      return Status(Code::kEpisodeMismatch)
+          .with_int("lane", static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]))
+          .with_text("column", r.columns[cell->column].name);
   }
   return {};
 }
@@ -159,6 +165,31 @@ const ColumnCell* Writer::other_seam(const StepBlock& block, size_t m) const {
   return nullptr;
 }
 
+// What an episode says of itself, kept by the writer: its rows may go, or their page move, while it goes on.
+void Writer::note_episode(const StepBlock& block, LaneWriter& lane, size_t m) const {
+  std::byte* to = lane.said.data();
+  for (const ColumnCell& cell : episode_cells_) {
+    std::memcpy(to, block.columns[cell.column].at(lane.done, m), cell.num_bytes);
+    to += cell.num_bytes;
+  }
+}
+
+// Each row of an episode says the same of it: the first column that differs.
+const ColumnCell* Writer::other_episode(const StepBlock& block, size_t m) const {
+  const LaneWriter& lane = lane_of(block, m);
+  const std::byte* noted = lane.said.data();
+  for (const ColumnCell& cell : episode_cells_) {
+    const std::byte* said = lane.has_last ? noted : nullptr;  // of the episode that goes on
+    for (size_t row = 0; row < block.num_rows; ++row) {
+      const std::byte* const given = block.columns[cell.column].at(row, m);
+      if (said != nullptr && std::memcmp(said, given, cell.num_bytes) != 0) return &cell;
+      said = ends_at(block, row, m) ? nullptr : given;
+    }
+    noted += cell.num_bytes;
+  }
+  return nullptr;
+}
+
 // The state cells of the row after the run: the frozen cell of a seam, or the tail of an episode that ended.
 void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t row, size_t m) {
   RELIVE_NOT_LOCKED("cells are written under the lock");
@@ -187,6 +218,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
   RELIVE_NOT_LOCKED("rows are written under the lock");
   LaneWriter& lane = lane_of(block, m);
   if (lane.run.count == 0 && !lane.run.ends) return;
+  if (!lane.has_last && lane.run.count > 0) note_episode(block, lane, m);
   const Region& r = table_->region();
   const uint32_t version =
       policy_version_ >= 0 ? static_cast<uint32_t>(policy_version_) : r.header->policy_version.load(kRelaxed);

@@ -91,7 +91,7 @@ bool are_areas_sound(const Geometry& g) {
 }
 
 bool is_column_described(const ColumnLayout& column) {
-  return column.num_dims <= kMaxDims && column.area <= Area::kLarge && column.kind <= ColumnKind::kLate &&
+  return column.num_dims <= kMaxDims && column.area <= Area::kLarge && column.kind <= ColumnKind::kEpisode &&
          std::memchr(column.name, 0, sizeof column.name) != nullptr &&
          std::memchr(column.dtype, 0, sizeof column.dtype) != nullptr;
 }

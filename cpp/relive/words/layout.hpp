@@ -38,7 +38,8 @@ inline constexpr uint32_t kMoveBits = 16;
 inline constexpr uint32_t kGenerationShift = kStateBits + kMoveBits;
 
 // kLate: a step column that nobody gives when its row is written; it comes later, by the row's key.
-enum class ColumnKind : uint32_t { kStep = 0, kState = 1, kStart = 2, kLate = 3 };
+// kEpisode: the same in all rows of an episode, which every row has.
+enum class ColumnKind : uint32_t { kStep = 0, kState = 1, kStart = 2, kLate = 3, kEpisode = 4 };
 enum class Area : uint32_t { kRecord = 0, kLarge = 1, kBulk = 2 };  // kBulk: a large column of a tiered table
 
 struct ColumnLayout {

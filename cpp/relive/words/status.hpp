@@ -40,7 +40,8 @@ enum class Code : uint32_t {
   kRowGone,           // item, window, key, why
   kEpisodeTooLong,    // lane, max_length
   kAlreadyCompleted,  // position, key, column, [applied]
-  kRowsApart          // item, window, key, why
+  kRowsApart,         // item, window, key, why
+  kEpisodeMismatch    // lane, column
 };
 
 // One field of a structured error: a name and a number or a text.

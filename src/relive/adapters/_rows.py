@@ -137,7 +137,7 @@ def _extra_columns(spec: StepSpec) -> tuple[str, ...]:
         if path not in observation and spec.columns[path].kind == "state":
             raise InvalidConfig(
                 what=f"column {path!r}",
-                expected="kind 'step' or 'start': state columns come from the observation",
+                expected="kind 'step', 'start' or 'episode': state columns come from the observation",
                 got="state",
             )
     return extras

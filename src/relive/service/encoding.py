@@ -92,6 +92,13 @@ class RowEncoder:
         self._add_rest(header, arrays, lanes, None, leading)
         return Operation(header, arrays, (0,))
 
+    def abandon(self, lanes: npt.NDArray[np.int32] | None) -> Operation:
+        """Open episodes are dropped."""
+        header: dict[str, Any] = {"op": "abandon", "lanes": None if lanes is None else len(lanes), "names": []}
+        arrays: list[npt.NDArray[Any]] = []
+        self._add_rest(header, arrays, lanes, None, ())
+        return Operation(header, arrays, (0,))
+
     def exact(self, name: str, value: Any, leading: tuple[int, ...]) -> npt.NDArray[Any]:
         """The value as a C-contiguous array of the column's dtype and leading + shape; itself where it is that."""
         dtype, shape = self.layout.cells[name]

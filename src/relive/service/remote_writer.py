@@ -51,6 +51,10 @@ class RemoteWriterCore(ABC):
         """The end of an episode."""
 
     @abstractmethod
+    def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
+        """The episodes that lanes have open are dropped."""
+
+    @abstractmethod
     def set_policy_version(self, version: int | None) -> None:
         """The version of the rows from now on."""
 
@@ -129,6 +133,11 @@ class SyncWriterCore(RemoteWriterCore):
         """The end of an episode."""
         self._check_open()
         self._send(self._encoder.end(columns, terminated, truncated, lanes), timeout_s)
+
+    def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
+        """The episodes that lanes have open are dropped."""
+        self._check_open()
+        self._send(self._encoder.abandon(lanes), timeout_s)
 
     def set_policy_version(self, version: int | None) -> None:
         """The version of the rows from now on; said again where the lanes are opened anew."""

@@ -62,13 +62,15 @@ class RowLayout:
         what = wire.field(op, "op", str)
         if what == "version":
             return []
-        if what not in ("append", "extend", "end"):
-            raise BadMessage("op", "append, extend, end or version", what[:40])
+        if what not in ("append", "extend", "end", "abandon"):
+            raise BadMessage("op", "append, extend, end, abandon or version", what[:40])
         names = wire.field(op, "names", list)
+        if what == "abandon" and names:
+            raise BadMessage("names of columns", "none of an episode that is abandoned", str(names[0])[:40])
         num_named = wire.field(op, "lanes", (int, type(None)))
         if num_named is not None and (self.num_lanes is None or not 0 < num_named <= self.width):
             raise BadMessage("header field 'lanes'", f"1 to {self.width} lanes, of several", str(num_named)[:40])
-        rows = None if what == "end" else wire.whole(op, "rows", 0, 2**31 - 1)
+        rows = None if what in ("end", "abandon") else wire.whole(op, "rows", 0, 2**31 - 1)
         states = rows if rows is None or "states" not in op else wire.whole(op, "states", rows, rows + 1)
         parts: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
         if num_named is not None:

@@ -116,6 +116,10 @@ class StreamedWriterCore(RemoteWriterCore):
         """The end of an episode, after what was appended before."""
         self._queue(self._encoder.end(columns, terminated, truncated, lanes), timeout_s)
 
+    def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
+        """Open episodes are dropped, with what was appended to them before."""
+        self._queue(self._encoder.abandon(lanes), timeout_s)
+
     def set_policy_version(self, version: int | None) -> None:
         """The version of the rows that are appended from now on."""
         self._version = version

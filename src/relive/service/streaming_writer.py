@@ -96,6 +96,10 @@ class StreamingWriter(Closing):
             lanes=lanes, terminated=terminated, truncated=truncated, timeout_s=timeout_s, **next_columns
         )
 
+    def abandon(self, lanes: npt.ArrayLike | None = None, *, timeout_s: float | None = None) -> None:
+        """As Writer.abandon; sent after what was appended before."""
+        self._writer.abandon(lanes, timeout_s=timeout_s)
+
     def create_item(
         self,
         windows: Any,

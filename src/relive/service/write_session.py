@@ -149,6 +149,8 @@ class WriteSession(Session):
         if what == "end":
             flags = {name: wire.field(op, name, bool) for name in ("terminated", "truncated")}
             self._waited(lambda slice_s: self._writer.end_episode(**columns, **flags, timeout_s=slice_s), timeout_s)
+        elif what == "abandon":
+            self._waited(lambda slice_s: self._writer.abandon(**columns, timeout_s=slice_s), timeout_s)
         elif what == "extend":
             self._extend(_Rows(columns, wire.whole(op, "rows", 0, 2**31 - 1), self._layout), timeout_s)
         else:

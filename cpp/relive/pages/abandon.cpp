@@ -1,0 +1,114 @@
+#include "relive/pages/abandon.hpp"
+
+#include <algorithm>
+
+#include "relive/index/leaves.hpp"
+#include "relive/pages/pages.hpp"
+#include "relive/pages/records.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
+
+bool is_removed(const Region& r, uint64_t slot) {
+  const auto indexes = r.row_indexes();
+  return std::any_of(indexes.begin(), indexes.end(),
+                     [&](uint32_t i) { return Leaves(r, i).state(slot) == kStateRemoved; });
+}
+
+// Its item goes from an index; a step that is removed from one of them is counted, once (rule H1).
+void remove_item(Held& held, uint32_t index, uint64_t page, uint64_t slot, bool is_given_up) {
+  Region& r = held.region;
+  const bool was_removed = is_removed(r, slot);
+  if (Leaves::retire(held, index, slot, kStateRemoved)) r.pages[page].live -= 1;
+  if (is_given_up) Leaves::remove_ended(held, index, slot);
+  RELIVE_FAIL_POINT(abandon_item);
+  if (!was_removed && is_removed(r, slot)) r.header->removed_steps.fetch_add(1, kRelaxed);
+}
+
+// Rows of its lane from an item's own on, where windows cross ends: one that has not so many to the end of what is there
+// waits yet, and is cut off where its lane is.
+bool has_rows_behind(const Region& r, uint32_t index, uint64_t steps) {
+  const SequenceConfig& sequence = r.header->indexes[index].sequence;
+  return sequence.is_set() && sequence.crosses() && steps < uint64_t{sequence.length} + sequence.bootstrap;
+}
+
+}  // namespace
+
+void remove_items(Held& held, uint64_t page, uint32_t begin, uint32_t end) {
+  const Region& r = held.region;
+  for (uint32_t row = begin; row < end; ++row) {
+    if (r.is_tail(page, row)) continue;  // a call that met its deadline has been here
+    for (const uint32_t i : r.row_indexes()) remove_item(held, i, page, r.slot_of(page, row), true);
+  }
+}
+
+void renew_word(Held& held, uint64_t page) {
+  const Region& r = held.region;
+  if (!RELIVE_RULE(V2_word)) return;
+  r.words[page].store(Region::moved_word(r.words[page].load(kRelaxed)), std::memory_order_release);
+  RELIVE_FAIL_POINT(abandon_word);
+  release_fence();
+}
+
+bool is_reached_over_ends(const Region& r) {
+  const auto indexes = r.row_indexes();
+  return (r.has_records() && r.geometry->has_state == 0) ||
+         std::any_of(indexes.begin(), indexes.end(),
+                     [&r](uint32_t i) { return r.header->indexes[i].sequence.crosses(); });
+}
+
+bool remove_in_front(Held& held, WalkBack* walk, uint32_t count, bool are_tails) {
+  const Region& r = held.region;
+  uint64_t reach = 0;
+  for (const uint32_t i : r.row_indexes())
+    if (r.header->indexes[i].sequence.crosses()) reach = std::max<uint64_t>(reach, r.shape(i).after());
+  for (const uint32_t i : r.record_indexes()) reach = std::max<uint64_t>(reach, r.records[i].geometry->max_rows);
+  uint64_t page = r.alive(walk->ref);
+  for (; count > 0 && page != kNoPage && walk->rows <= reach; --count) {
+    if (walk->row == 0) {
+      walk->ref = r.pages[page].prev.load(kRelaxed);
+      walk->row = r.page_len;
+      page = r.alive(walk->ref);
+      continue;
+    }
+    const uint32_t row = walk->row - 1;
+    if (row < range_of(r, page).step_begin) return true;
+    const uint64_t slot = r.slot_of(page, row);
+    if (!r.is_tail(page, row)) {
+      if (r.marks[slot].lane.load(kRelaxed) != walk->uid) return true;  // no window is of two lanes
+      if (are_tails && !end_records_behind(held, slot, walk->rows + 1)) return false;
+      ++walk->steps;
+      bool has_ended = false;
+      for (const uint32_t i : r.row_indexes()) {
+        if (are_tails || !has_rows_behind(r, i, walk->steps)) continue;
+        if (Leaves(r, i).state(slot) == kStatePending) continue;
+        remove_item(held, i, page, slot, false);
+        has_ended = true;
+      }
+      if (has_ended) renew_word(held, page);
+    }
+    walk->row = row;
+    ++walk->rows;
+  }
+  return page == kNoPage || walk->rows > reach;
+}
+
+uint32_t rows_become_tails(Held& held, uint64_t page, uint32_t begin, uint32_t end) {
+  Region& r = held.region;
+  for (uint32_t row = begin; row < end; ++row) {
+    if (r.is_tail(page, row)) continue;
+    if (r.has_records() && !end_records_at(held, r.slot_of(page, row))) return row;
+    const Living gone = count_living(r, page, row, row + 1);
+    r.set_tail(page, row);
+    RELIVE_FAIL_POINT(abandon_tail);
+    r.header->live_steps.fetch_sub(1, kRelaxed);
+    r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
+  }
+  return end;
+}
+
+}  // namespace relive
