@@ -46,6 +46,7 @@ SOAK = (
     "--fail-points 20 --explicit --max-times 3",
     "--fail-points 20 --sequences shift",
     "--fail-points 20 --late --max-times 3",
+    "--fail-points 20 --late --explicit",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sequences cross --short-lanes",
     "--fail-points 20 --sequences cross",
 )
@@ -55,6 +56,7 @@ RECIPES = (
     "--seconds 6",
     "--seconds 6 --explicit",
     "--seconds 6 --late",
+    "--seconds 6 --late --explicit",
     "--seconds 6 --explicit --rounds 0",
     "--seconds 30 --max-times 1 --stateless --n-step 6",
     "--seconds 6 --sequences drop",
@@ -68,6 +70,7 @@ RECIPES = (
     f"{KILLS} --explicit",
     f"{KILLS} --sequences shift",
     f"{KILLS} --late",
+    f"{KILLS} --late --explicit",
     f"{KILLS} --rounds 0",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",

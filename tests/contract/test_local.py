@@ -16,6 +16,7 @@ from contract.changes import ChangesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.late_items import LateItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -65,6 +66,9 @@ class TestChanges(Local, ChangesSuite): ...
 
 
 class TestLate(Local, LateSuite): ...
+
+
+class TestLateItems(Local, LateItemsSuite): ...
 
 
 class TestBadInput(Local, BadInputSuite): ...

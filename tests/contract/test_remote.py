@@ -26,6 +26,7 @@ from contract.changes import ChangesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.late_items import LateItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -89,6 +90,9 @@ class TestRemoteChanges(Remote, ChangesSuite): ...
 
 
 class TestRemoteLate(Remote, LateSuite): ...
+
+
+class TestRemoteLateItems(Remote, LateItemsSuite): ...
 
 
 class TestRemoteBadInput(Remote, BadInputSuite): ...

@@ -22,6 +22,7 @@ from contract.changes import ChangesSuite
 from contract.explicit import ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.late_items import LateItemsSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable
@@ -101,6 +102,9 @@ class TestStreamedChanges(Streamed, ChangesSuite): ...
 
 
 class TestStreamedLate(Streamed, LateSuite): ...
+
+
+class TestStreamedLateItems(Streamed, LateItemsSuite): ...
 
 
 class TestStreamedExplicit(Streamed, ExplicitSuite): ...

@@ -17,6 +17,7 @@ from contract.changes import ChangesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.late_items import LateItemsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -94,6 +95,9 @@ class TestChanges(Shared, ChangesSuite): ...
 
 
 class TestLate(Shared, LateSuite): ...
+
+
+class TestLateItems(Shared, LateItemsSuite): ...
 
 
 class TestBadInput(Shared, BadInputSuite): ...
