@@ -8,7 +8,9 @@ is asked for one round of calls, one after the other: the commit (base), the tre
 What makes null / base tight, as measured (README.md has the figures): many short rounds rather than few long ones,
 because what else the machine does comes and goes within tens of milliseconds; every order of the three equally often;
 several generations of processes, because now and then one is slower than its twin for as long as it lives, wherever its
-memory came to lie; and the median over all pairs, which one such process cannot move.
+memory came to lie; the median over all pairs, which one such process cannot move; and turns at an even pace: a rented
+core runs at half its speed for seconds at a time while its sibling is busy, so every round has a fixed loop of plain
+Python before and behind it, and a turn within which that loop's time changed is taken again, whatever it had found.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -36,6 +39,8 @@ ROLES = ("base", "new", "null")
 ORDERS = tuple(itertools.permutations(ROLES))
 LEAST_PAIRS = 24  # fewer are a glance, saved in benchmarks/results/quick
 LEAST_SHARE = 4  # pairs of a generation
+EVEN_PACE = 1.04  # slowest by quickest of a turn's paces: what an undisturbed core shows
+MOST_TRIES = 4  # of a turn, before it counts as it is and is told
 MOST = 1.03  # of new / base: what a rebuilt part may cost; told, never asserted
 
 
@@ -69,6 +74,7 @@ class Worker:
     """A process of one build, asleep unless it is asked."""
 
     def __init__(self, role: str, build: builds.Build, group: str, scale: Scale) -> None:
+        self.pace_us = 0.0  # of the last measurement's loop
         self._role = role
         options = json.dumps(dataclasses.asdict(scale))
         command = [str(build.python), "-m", "benchmarks.compare_worker", group, options, str(build.packages)]
@@ -104,7 +110,9 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.write(case + "\n")
         self._process.stdin.flush()
-        return float(self._answer()["figure_us"])
+        answer = self._answer()
+        self.pace_us = float(answer["pace_us"])
+        return float(answer["figure_us"])
 
     def _answer(self) -> dict[str, Any]:
         """The next line; a worker writes one for each that it reads, so nothing waits in the reader's buffer."""
@@ -135,12 +143,26 @@ def open_workers(
         yield workers, versions
 
 
-def take_turns(workers: dict[str, Worker], cases: Sequence[str], turns: range) -> dict[str, list[Turn]]:
+def take_turn(workers: dict[str, Worker], case: str, order: Sequence[str], uneven: Counter[str]) -> Turn:
+    """One figure of each role at one pace; `uneven` counts the cases whose turn never came to one."""
+    for _ in range(MOST_TRIES):
+        turn = {role: workers[role].measure(case) for role in order}
+        paces = [workers[role].pace_us for role in order]
+        if max(paces) <= EVEN_PACE * min(paces):
+            return turn
+    uneven[case] += 1
+    return turn
+
+
+def take_turns(
+    workers: dict[str, Worker], cases: Sequence[str], turns: range, uneven: Counter[str] | None = None
+) -> dict[str, list[Turn]]:
     """One turn of each case before the ones that count, then those; the position of a turn says its order."""
     found: dict[str, list[Turn]] = {case: [] for case in cases}
+    uneven = Counter() if uneven is None else uneven
     for position in [turns.start, *turns]:
         for case in cases:
-            found[case].append({role: workers[role].measure(case) for role in ORDERS[position % len(ORDERS)]})
+            found[case].append(take_turn(workers, case, ORDERS[position % len(ORDERS)], uneven))
     return {case: taken[1:] for case, taken in found.items()}
 
 
@@ -192,18 +214,21 @@ def compare(
         num_pairs = pairs or CASES[asked[0]].pairs
         print(f"{', '.join(asked)}: {num_pairs} pairs", end=" ", flush=True)
         found: dict[str, list[list[Turn]]] = {case: [] for case in asked}
+        uneven: Counter[str] = Counter()
         try:
             for generation, turns in enumerate(shares(num_pairs, CASES[asked[0]].generations)):
                 order = ORDERS[generation % len(ORDERS)]  # who is filled first finds other memory and other disk
                 with open_workers(group, by_role, scale, order) as (workers, values["versions"]):
-                    for case, taken in take_turns(workers, asked, turns).items():
+                    for case, taken in take_turns(workers, asked, turns, uneven).items():
                         found[case].append(taken)
         except WorkerFailed as failure:
             values["failures"].append(f"{', '.join(asked)}: {failure}")
             print(f"failed: {failure}", flush=True)
             continue
-        print(f"({time.monotonic() - start:.0f} s)", flush=True)
-        values["cases"] |= {case: summarise(generations) for case, generations in found.items()}
+        done = {case: summarise(taken) | {"uneven": uneven[case]} for case, taken in found.items()}
+        medians = ", ".join(f"{summary['new']['median']:.3f}" for summary in done.values())
+        print(f"({time.monotonic() - start:.0f} s): {medians}", flush=True)
+        values["cases"] |= done
     return values
 
 
@@ -231,6 +256,9 @@ def grid(values: dict[str, Any]) -> list[list[str]]:
 def as_text(values: dict[str, Any]) -> str:
     """The table, or why there is none, and what failed."""
     table = aligned(grid(values)) if values["cases"] else "nothing measured\n"
+    for case, found in values["cases"].items():
+        if (uneven := found["uneven"]) > 0:
+            table += f"note: {case}: the machine's pace changed within {uneven} turns, each tried {MOST_TRIES} times\n"
     return table + "".join(f"failed: {failure}\n" for failure in values["failures"])
 
 

@@ -1,7 +1,8 @@
 """One process of benchmarks.compare: `python -m benchmarks.compare_worker GROUP SCALE_JSON PACKAGES`.
 
 It opens the tables of a group of cases once, with the relive that lies in PACKAGES, and says so. From then on each line
-of standard input names a case, and the answer, a line of JSON, is one figure: microseconds a call in a round of many.
+of standard input names a case, and the answer, a line of JSON, is one figure, microseconds a call in a round of many,
+and the pace of the machine, microseconds of a fixed loop before and behind the round, whichever took longer.
 Between rounds it sleeps; it ends with its standard input. What it does with relive is what the other measurements do,
 through the public face alone, so that it runs with commits older than itself.
 """
@@ -16,6 +17,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,6 +28,7 @@ from benchmarks.parts import tiers
 
 BATCH = 256
 NUM_LANES = 256
+PACE_STEPS = 20_000  # about a millisecond
 Rounds = dict[str, Callable[[], float]]
 
 
@@ -105,6 +108,18 @@ def _calls(call: Callable[[], Any], num_calls: int, calls_per_reading: int = 1) 
     )
 
 
+def pace_us() -> float:
+    """What a fixed loop takes now, the quickest of three: the core's own speed, whichever build runs on it."""
+
+    def loop() -> float:
+        total, start = 0, time.perf_counter_ns()
+        for number in range(PACE_STEPS):
+            total += number
+        return (time.perf_counter_ns() - start) / 1e3
+
+    return min(loop() for _ in range(3))
+
+
 def check_origin(packages: str) -> None:
     """Refuses to measure any relive but the one asked for: an editable install is easily found first."""
     for name in ("relive", "relive._core"):
@@ -128,7 +143,9 @@ def main(group: str, scale: str, packages: str) -> None:
         with GROUPS[group](Scale(**json.loads(scale))) as rounds:
             answer(versions=worker.versions())
             for line in sys.stdin:
-                answer(figure_us=rounds[line.strip()]())
+                before = pace_us()
+                figure_us = rounds[line.strip()]()
+                answer(figure_us=figure_us, pace_us=max(before, pace_us()))
     except Exception as error:
         answer(error=f"{type(error).__name__}: {error}")
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,15 @@ TINY = compare_worker.Scale(hopper=3000, atari=600, service=600, tiers=40)
 class Echo:
     """Stands in for a process: notes who was asked for what, and answers with its own figure."""
 
-    def __init__(self, role: str, figure_us: float, asked: list[tuple[str, str]]) -> None:
+    def __init__(
+        self, role: str, figure_us: float, asked: list[tuple[str, str]], paces: Iterable[float] = itertools.repeat(1.0)
+    ) -> None:
         self._role, self._figure_us, self._asked = role, figure_us, asked
+        self._paces, self.pace_us = iter(paces), 0.0
 
     def measure(self, case: str) -> float:
         self._asked.append((case, self._role))
+        self.pace_us = next(self._paces)
         return self._figure_us
 
 
@@ -51,6 +56,24 @@ def test_every_order_of_the_three_comes_equally_often_and_the_first_turn_does_no
     orders = Counter(tuple(role for _, role in turn) for turn in turns)
     assert orders == {order: 4 for order in itertools.permutations(compare.ROLES)}
     assert all(len({case for case, _ in turn}) == 1 for turn in turns), "a turn is of one case"
+
+
+def test_a_turn_within_which_the_machine_changed_its_pace_is_taken_again() -> None:
+    asked: list[tuple[str, str]] = []
+    workers: Any = {
+        "base": Echo("base", 1.0, asked, [5.0, 5.0, 9.0, 9.0]),
+        "new": Echo("new", 2.0, asked, [5.3, 9.9, 9.1, 9.2]),
+        "null": Echo("null", 3.0, asked, [5.0, 9.9, 9.3, 9.5]),
+    }
+    uneven: Counter[str] = Counter()
+    compare.take_turn(workers, "sample", compare.ROLES, uneven)
+    assert len(asked) == 3 * 3, "6 % in the first, twice the time in the second, 3 % in the third"
+    assert not uneven
+    workers["base"]._paces, workers["new"]._paces = itertools.repeat(1.0), itertools.repeat(2.0)
+    workers["null"]._paces = itertools.repeat(1.0)
+    found = compare.take_turns(workers, ["update"], range(0, 2), uneven)
+    assert len(found["update"]) == 2, "a machine that never comes to rest is measured as it is"
+    assert uneven == {"update": 3}, "and it is told, the turn before those that count too"
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:

@@ -106,6 +106,16 @@ def test_point_2_slabs_and_frames_are_aligned_and_committed_as_needed(path: str)
     assert not os.path.exists(path)
 
 
+def test_point_2_more_lanes_than_a_cache_has_ways_do_not_push_each_other_out() -> None:
+    """256 lanes are written at the same row of 256 pages: 4096 bytes apart they would share a few lines of a cache."""
+    columns = [("number", "<i8", (7,), "state")]  # 64 bytes a row with its head, 64 rows a page
+    table = make_core(columns=columns, capacity=200_000, max_lanes=256)
+    geometry = table.geometry
+    assert geometry["page_len"] * geometry["record_stride"] % 4096 == 0, "what this test is about"
+    assert geometry["frame_bytes"] % 4096 == 64
+    table.close()
+
+
 @needs_shared_memory
 def test_point_2_a_full_file_system_is_an_error_before_anything_is_made(tmp_path: Path) -> None:
     """Whatever the storage lacks is asked for before it is touched: an error, never a bus error."""

@@ -45,6 +45,17 @@ TEST(a_power_does_not_depend_on_its_neighbours) {
   for (size_t i = 0; i < 7; ++i) CHECK_EQ(together[i], power_of(from[i], 0.6));
 }
 
+TEST(numbers_side_by_side_get_the_bits_of_one_alone) {
+  const CounterRng rng(5, 6, 7, 8);
+  std::vector<double> from(61), together(61);  // groups of sixteen, of four, and one that is left
+  for (size_t i = 0; i < from.size(); ++i) from[i] = i % 9 == 0 ? 0.0 : std::exp2(1800.0 * rng.uniform(i) - 900.0);
+  for (const double exponent : {0.6, -0.4, 0.0, 1.0})
+    for (size_t count = 0; count <= from.size(); ++count) {
+      powers_of(from.data(), count, 1.0, exponent, together.data());
+      for (size_t i = 0; i < count; ++i) CHECK_EQ(together[i], power_of(from[i], exponent));
+    }
+}
+
 TEST(edges) {
   CHECK_EQ(power_of(0.0, 0.0), 1.0);
   CHECK_EQ(power_of(0.0, 0.6), 0.0);

@@ -18,6 +18,10 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kSlabBytes = 256 * kMiB;
 constexpr uint64_t kSlabAlign = 2 * kMiB;
 constexpr uint64_t kFrameAlign = 64;
+// Rows that lie multiples of this apart share one set of a first cache, whose few ways hold as many lines. Lanes are
+// written in step, each at the same row of a page of its own: more of them than ways would push each other out.
+constexpr uint64_t kAliasBytes = 4096;
+constexpr uint32_t kMostWays = 16;
 constexpr uint64_t kGrowBytes = 32 * kMiB;
 constexpr uint64_t kMaxPageLen = 4096;
 constexpr uint64_t kMaxValueBytes = uint64_t{1} << 32;
@@ -212,7 +216,7 @@ uint32_t choose_page_len(const TableConfig& config, const Geometry& g, bool has_
   return static_cast<uint32_t>(len);
 }
 
-void place_frames(Layout* out) {
+void place_frames(uint32_t max_lanes, Layout* out) {
   Geometry& g = out->geometry;
   uint64_t offset = round_up(g.page_len * g.record_stride, 64);
   for (ColumnLayout& column : out->columns) {
@@ -221,6 +225,7 @@ void place_frames(Layout* out) {
     offset += g.page_len * column.stride;
   }
   g.frame_bytes = round_up(offset, kFrameAlign);
+  if (max_lanes > kMostWays && g.frame_bytes % kAliasBytes == 0) g.frame_bytes += kFrameAlign;
   g.num_frames = g.num_pages + 1;  // one to move pages through
   const uint64_t wanted = std::max<uint64_t>(1, kSlabBytes / g.frame_bytes);
   const uint64_t per_slab = std::min(std::bit_ceil(wanted), std::bit_ceil(g.num_frames));
@@ -372,7 +377,7 @@ Status make_layout(const TableConfig& config, Layout* out) {
       (config.capacity + config.capacity / 4 + g.page_len - 1) / g.page_len + 2 * uint64_t{config.max_lanes} + 2;
   g.num_slots = g.num_pages << g.page_shift;
   RELIVE_RETURN_IF_ERROR(number_records(config, &g));
-  place_frames(out);
+  place_frames(config.max_lanes, out);
   if (static_cast<long double>(g.num_frames) * static_cast<long double>(g.frame_bytes) > kMaxRegionBytes)
     return invalid("capacity", "fewer than 2^62 bytes of steps", static_cast<int64_t>(config.capacity));
   if (out->bulk.block_bytes != 0) RELIVE_RETURN_IF_ERROR(place_bulk(config, out));

@@ -1,4 +1,4 @@
-// Powers of priorities and probabilities, four at a time: they are taken by the batch, where the library's function
+// Powers of priorities and probabilities, sixteen at a time: they are taken by the batch, where the library's function
 // costs more than all the memory an update touches.
 //
 // Cost: about 3 ns a number on 256-bit registers. Relative error below 1e-9: exact enough for what is stored as float32.
@@ -18,49 +18,95 @@ using FourWords = uint64_t __attribute__((vector_size(32)));
 
 inline constexpr size_t kFour = 4;
 
+// A power is some forty steps, each of which waits for the one before. Groups of four numbers go side by side, every
+// step for all of them before the next one, so that the processor has others to work on: 1.8 times the speed of one.
+template <size_t kGroups>
+struct Fours {
+  Four at[kGroups];
+};
+inline constexpr size_t kSideBySide = 4;
+
+template <size_t kGroups, class Step>
+inline __attribute__((always_inline)) Fours<kGroups> each(const Step& step) {
+  Fours<kGroups> made;
+#pragma GCC unroll 4
+  for (size_t k = 0; k < kGroups; ++k) made.at[k] = step(k);
+  return made;
+}
+
+inline __attribute__((always_inline)) Four all(double value) { return Four{value, value, value, value}; }
+
+// The polynomial of x with these coefficients, that of the highest power first.
+template <size_t kGroups, size_t kTerms>
+inline __attribute__((always_inline)) Fours<kGroups> polynomial(const Fours<kGroups>& x,
+                                                                const double (&coefficients)[kTerms]) {
+  Fours<kGroups> sum = each<kGroups>([&](size_t k) { return coefficients[1] + x.at[k] * coefficients[0]; });
+#pragma GCC unroll 16
+  for (size_t term = 2; term < kTerms; ++term)
+    sum = each<kGroups>([&](size_t k) { return coefficients[term] + x.at[k] * sum.at[k]; });
+  return sum;
+}
+
 // log2 of normal numbers above 0. x = 2^n m with m in [sqrt(1/2), sqrt(2)); log2 m = 2 / ln 2 x artanh(s), where
 // s = (m - 1) / (m + 1) lies within 0.172: the series up to s^11 leaves 1e-10.
-inline __attribute__((always_inline)) Four log2_of(Four x) {
+template <size_t kGroups>
+inline __attribute__((always_inline)) Fours<kGroups> log2_of(const Fours<kGroups>& x) {
   constexpr uint64_t kRootOfHalf = 0x3fe6a09e667f3bcd;
   constexpr uint64_t kBias = uint64_t{1024} << 52;  // keeps the exponent above 0 while it is shifted
   constexpr uint64_t kWhole = 0xfff0000000000000, kTwo52 = 0x4330000000000000;
-  const FourWords shifted = reinterpret_cast<FourWords>(x) - (kRootOfHalf - kBias);
-  const Four n = reinterpret_cast<Four>((shifted >> 52) | kTwo52) - (0x1p52 + 1024.0);
-  const Four m = reinterpret_cast<Four>(reinterpret_cast<FourWords>(x) - ((shifted & kWhole) - kBias));
-  const Four s = (m - 1.0) / (m + 1.0);
-  const Four s2 = s * s;
   constexpr double kTwoOverLn2 = 2.8853900817779268;
-  const Four series =
-      kTwoOverLn2 +
-      s2 * (kTwoOverLn2 / 3 +
-            s2 * (kTwoOverLn2 / 5 + s2 * (kTwoOverLn2 / 7 + s2 * (kTwoOverLn2 / 9 + s2 * (kTwoOverLn2 / 11)))));
-  return n + s * series;
+  constexpr double kSeries[] = {kTwoOverLn2 / 11, kTwoOverLn2 / 9, kTwoOverLn2 / 7,
+                                kTwoOverLn2 / 5,  kTwoOverLn2 / 3, kTwoOverLn2};
+  const auto shifted = [&](size_t k) { return reinterpret_cast<FourWords>(x.at[k]) - (kRootOfHalf - kBias); };
+  const Fours<kGroups> s = each<kGroups>([&](size_t k) {
+    const Four m = reinterpret_cast<Four>(reinterpret_cast<FourWords>(x.at[k]) - ((shifted(k) & kWhole) - kBias));
+    return (m - 1.0) / (m + 1.0);
+  });
+  const Fours<kGroups> series = polynomial(each<kGroups>([&](size_t k) { return s.at[k] * s.at[k]; }), kSeries);
+  return each<kGroups>([&](size_t k) {
+    const Four n = reinterpret_cast<Four>((shifted(k) >> 52) | kTwo52) - (0x1p52 + 1024.0);
+    return n + s.at[k] * series.at[k];
+  });
 }
 
 // 2^y for |y| <= 1000: 2^n by the exponent's bits, 2^f with f in [-1/2, 1/2] by its Taylor series up to f^8.
-inline __attribute__((always_inline)) Four exp2_of(Four y) {
+template <size_t kGroups>
+inline __attribute__((always_inline)) Fours<kGroups> exp2_of(const Fours<kGroups>& y) {
   constexpr double kRound = 0x1.8p52;
-  const Four rounded = y + kRound;
-  const Four f = (y - (rounded - kRound)) * 0.69314718055994531;
-  const Four series =
-      1.0 +
-      f * (1.0 + f * (1.0 / 2 +
-                      f * (1.0 / 6 +
-                           f * (1.0 / 24 + f * (1.0 / 120 + f * (1.0 / 720 + f * (1.0 / 5040 + f * (1.0 / 40320))))))));
-  return reinterpret_cast<Four>(reinterpret_cast<FourWords>(series) + (reinterpret_cast<FourWords>(rounded) << 52));
+  constexpr double kSeries[] = {1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 1.0 / 2, 1.0, 1.0};
+  const Fours<kGroups> rounded = each<kGroups>([&](size_t k) { return y.at[k] + kRound; });
+  const Fours<kGroups> f =
+      each<kGroups>([&](size_t k) { return (y.at[k] - (rounded.at[k] - kRound)) * 0.69314718055994531; });
+  const Fours<kGroups> series = polynomial(f, kSeries);
+  return each<kGroups>([&](size_t k) {
+    return reinterpret_cast<Four>(reinterpret_cast<FourWords>(series.at[k]) +
+                                  (reinterpret_cast<FourWords>(rounded.at[k]) << 52));
+  });
 }
 
 // x^exponent. 0^0 = 1, 0^e = 0 for e > 0 and a huge number for e < 0, as the limit demands.
-inline __attribute__((always_inline)) Four of_four(Four x, double exponent) {
-  constexpr double kMost = 1000.0;
-  const Four least = {0x1p-1000, 0x1p-1000, 0x1p-1000, 0x1p-1000};
-  const Four clamped = x > least ? x : least;
-  Four y = exponent * log2_of(clamped);
-  y = y > kMost ? Four{kMost, kMost, kMost, kMost} : y;
-  y = y < -kMost ? Four{-kMost, -kMost, -kMost, -kMost} : y;
-  const Four zero = {0.0, 0.0, 0.0, 0.0};
-  const Four powers = exp2_of(y);
-  return exponent > 0.0 ? (x == 0.0 ? zero : powers) : powers;
+template <size_t kGroups>
+inline __attribute__((always_inline)) Fours<kGroups> raised(const Fours<kGroups>& x, double exponent) {
+  const Four least = all(0x1p-1000), most = all(1000.0);
+  const Fours<kGroups> logs = log2_of(each<kGroups>([&](size_t k) { return x.at[k] > least ? x.at[k] : least; }));
+  const Fours<kGroups> powers = exp2_of(each<kGroups>([&](size_t k) {
+    Four y = exponent * logs.at[k];
+    y = y > most ? most : y;
+    return y < -most ? -most : y;
+  }));
+  if (!(exponent > 0.0)) return powers;
+  return each<kGroups>([&](size_t k) { return x.at[k] == 0.0 ? Four{} : powers.at[k]; });
+}
+
+// The powers of the next kGroups fours, every one of them there.
+template <size_t kGroups, class From, class To>
+inline __attribute__((always_inline)) void powers_of_next(const From* from, double scale, double exponent, To* to) {
+  Fours<kGroups> x;
+#pragma GCC unroll 16
+  for (size_t k = 0; k < kGroups * kFour; ++k) x.at[k / kFour][k % kFour] = static_cast<double>(from[k]);
+  x = raised(each<kGroups>([&](size_t k) { return x.at[k] * scale; }), exponent);
+#pragma GCC unroll 16
+  for (size_t k = 0; k < kGroups * kFour; ++k) to[k] = static_cast<To>(x.at[k / kFour][k % kFour]);
 }
 
 }  // namespace power
@@ -83,20 +129,16 @@ inline double least_of(const double* from, size_t count) {
 // to[i] = (from[i] * scale)^exponent for finite from[i] * scale >= 0; every number as if it were alone.
 template <class From, class To>
 void powers_of(const From* from, size_t count, double scale, double exponent, To* to) {
-  for (size_t i = 0; i < count; i += power::kFour) {
-    power::Four four;
-    if (count - i >= power::kFour) {
-#pragma GCC unroll 8
-      for (size_t k = 0; k < power::kFour; ++k) four[k] = static_cast<double>(from[i + k]);
-      four = power::of_four(four * scale, exponent);
-#pragma GCC unroll 8
-      for (size_t k = 0; k < power::kFour; ++k) to[i + k] = static_cast<To>(four[k]);
-      continue;
-    }
-    for (size_t k = 0; k < power::kFour; ++k) four[k] = i + k < count ? static_cast<double>(from[i + k]) : 1.0;
-    four = power::of_four(four * scale, exponent);
-    for (size_t k = 0; i + k < count; ++k) to[i + k] = static_cast<To>(four[k]);
-  }
+  constexpr size_t kMany = power::kSideBySide * power::kFour;
+  size_t i = 0;
+  for (; i + kMany <= count; i += kMany) power::powers_of_next<power::kSideBySide>(from + i, scale, exponent, to + i);
+  for (; i + power::kFour <= count; i += power::kFour) power::powers_of_next<1>(from + i, scale, exponent, to + i);
+  if (i == count) return;
+  From last[power::kFour] = {1, 1, 1, 1};
+  To made[power::kFour];
+  std::copy(from + i, from + count, last);
+  power::powers_of_next<1>(last, scale, exponent, made);
+  std::copy(made, made + (count - i), to + i);
 }
 
 }  // namespace relive
