@@ -113,6 +113,10 @@ class LateItemsSuite(Suite):
             assert table.num_items(index="items") == 1500
         table.check()
 
+
+class LateLimitsSuite(Suite):
+    """Not of writers that stream: their appends return before a limiter was asked."""
+
     def test_limiter_units_of_items_that_wait(self, make_table: MakeTable) -> None:
         """They take room as inserted ones do, until they can be drawn or are gone: lo = 0 and hi = 20 here."""
         limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)

@@ -16,7 +16,7 @@ from contract.changes import ChangesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
-from contract.late_items import LateItemsSuite
+from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -69,6 +69,9 @@ class TestLate(Local, LateSuite): ...
 
 
 class TestLateItems(Local, LateItemsSuite): ...
+
+
+class TestLateLimits(Local, LateLimitsSuite): ...
 
 
 class TestBadInput(Local, BadInputSuite): ...

@@ -26,7 +26,7 @@ from contract.changes import ChangesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
-from contract.late_items import LateItemsSuite
+from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -93,6 +93,9 @@ class TestRemoteLate(Remote, LateSuite): ...
 
 
 class TestRemoteLateItems(Remote, LateItemsSuite): ...
+
+
+class TestRemoteLateLimits(Remote, LateLimitsSuite): ...
 
 
 class TestRemoteBadInput(Remote, BadInputSuite): ...

@@ -17,7 +17,7 @@ from contract.changes import ChangesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
-from contract.late_items import LateItemsSuite
+from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -98,6 +98,9 @@ class TestLate(Shared, LateSuite): ...
 
 
 class TestLateItems(Shared, LateItemsSuite): ...
+
+
+class TestLateLimits(Shared, LateLimitsSuite): ...
 
 
 class TestBadInput(Shared, BadInputSuite): ...
