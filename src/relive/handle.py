@@ -218,6 +218,7 @@ class TableHandle(Closing):
         that append and extend returned: first keys int64[N], for windows of their full length; (first keys, number of
         rows); (last keys, negative number): so many rows that end with it; int64[N, R]: each of them, a stride apart.
         Windows left out, or of 0 rows, are not of the item. All rows that a window spans are steps of one lane.
+        Over rows that wait for late columns an item is made, too, and drawn once all of its rows have theirs.
         priority: of the items, finite, >= 0, one for all or [N]. columns: [N, *shape] of every column of the items.
         index None: the one index that has Explicit items. Several items may stand on one step.
         Blocks while the index's limiter refuses, at most timeout_s. All items are checked before the first is made: an

@@ -17,6 +17,7 @@ from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
 from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
@@ -76,6 +77,12 @@ class TestChanges(Local, ChangesSuite): ...
 
 
 class TestLate(Local, LateSuite): ...
+
+
+class TestLateItems(Local, LateItemsSuite): ...
+
+
+class TestLateLimits(Local, LateLimitsSuite): ...
 
 
 class TestBadInput(Local, BadInputSuite): ...

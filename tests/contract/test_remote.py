@@ -27,6 +27,7 @@ from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
 from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
@@ -100,6 +101,12 @@ class TestRemoteChanges(Remote, ChangesSuite): ...
 
 
 class TestRemoteLate(Remote, LateSuite): ...
+
+
+class TestRemoteLateItems(Remote, LateItemsSuite): ...
+
+
+class TestRemoteLateLimits(Remote, LateLimitsSuite): ...
 
 
 class TestRemoteBadInput(Remote, BadInputSuite): ...

@@ -23,6 +23,7 @@ from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.late_items import LateItemsSuite
 from contract.ragged import RaggedSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -106,6 +107,9 @@ class TestStreamedChanges(Streamed, ChangesSuite): ...
 
 
 class TestStreamedLate(Streamed, LateSuite): ...
+
+
+class TestStreamedLateItems(Streamed, LateItemsSuite): ...
 
 
 class TestStreamedExplicit(Streamed, ExplicitSuite): ...

@@ -18,6 +18,7 @@ from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
 from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
@@ -99,6 +100,12 @@ class TestChanges(Shared, ChangesSuite): ...
 
 
 class TestLate(Shared, LateSuite): ...
+
+
+class TestLateItems(Shared, LateItemsSuite): ...
+
+
+class TestLateLimits(Shared, LateLimitsSuite): ...
 
 
 class TestBadInput(Shared, BadInputSuite): ...

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -74,7 +75,7 @@ struct ModelItem {
 class RecordsRig {
  public:
   RecordsRig(const Spec& spec, const RecordSpec& items)
-      : rig(with_items(spec, items)), spec_(items), has_state_(spec.has_state) {
+      : rig(with_items(spec, items)), spec_(items), has_state_(spec.has_state), has_late_(spec.has_late) {
     index_ = static_cast<uint32_t>(spec.indexes.size());
     std::vector<std::string> names = {"mark", "weight"};
     for (size_t w = 0; w < items.windows.size(); ++w) {
@@ -100,13 +101,24 @@ class RecordsRig {
   std::vector<int64_t> sample(size_t num_items);
   void update(const std::vector<int64_t>& keys, const std::vector<float>& priorities);
   void remove(const std::vector<int64_t>& keys);
+  // Late columns of these rows; also of such that became tails under an item, which count as gone.
+  void complete(const std::vector<int64_t>& keys);
+  // What a completer that died had filled is filled, and no more: the model is told what that is.
+  void look_what_is_filled();
   // Everything that the table says of the items with the model, and check().
   void verify();
 
   bool is_row_there(int64_t key);
   bool is_alive(const ModelItem& item);
   bool is_live(const ModelItem& item) {
-    return is_alive(item) && !item.is_awaiting && (spec_.max_times == 0 || item.uses < spec_.max_times);
+    return is_alive(item) && !item.is_awaiting && is_filled(item) &&
+           (spec_.max_times == 0 || item.uses < spec_.max_times);
+  }
+  bool is_filled(const ModelItem& item) const {
+    const auto has_all = [&](const auto& rows) {
+      return std::all_of(rows.begin(), rows.end(), [&](const ItemRow& row) { return filled_.count(row.key) != 0; });
+    };
+    return !has_late_ || std::all_of(item.rows.begin(), item.rows.end(), has_all);
   }
   int64_t num_live() {
     int64_t count = 0;
@@ -136,6 +148,9 @@ class RecordsRig {
 
   RecordSpec spec_;
   bool has_state_;
+  bool has_late_;
+  std::map<int64_t, ItemRow> known_rows_;  // of items
+  std::set<int64_t> filled_;               // keys of rows
   uint32_t index_ = 0;
   GatherPlan plan_;
 };
@@ -223,6 +238,7 @@ inline std::vector<int64_t> RecordsRig::insert(const std::vector<std::vector<Win
       const std::vector<ItemRow> rows = rows_of(of[k][w].key, span(of[k][w], w));
       CHECK(!rows.empty());
       item.spanned.insert(item.spanned.end(), rows.begin(), rows.end());
+      for (const ItemRow& row : rows) known_rows_[row.key] = row;
       for (size_t row = 0; row < rows.size(); row += stride(w)) item.rows[w].push_back(rows[row]);
     }
     item.is_awaiting = priorities.empty() && spec_.prioritized && spec_.initial == Initial::kGiven;
@@ -336,6 +352,37 @@ inline void RecordsRig::remove(const std::vector<int64_t>& keys) {
   CHECK_EQ(deleted, expected);
 }
 
+inline void RecordsRig::complete(const std::vector<int64_t>& keys) {
+  std::vector<int64_t> of_steps, of_tails;
+  std::vector<float> rewards;
+  for (int64_t key : keys) {
+    const bool is_step = rig.places.count(key) != 0;
+    if (is_row_there(key)) filled_.insert(key);
+    (is_step ? of_steps : of_tails).push_back(key);
+    if (is_step) continue;
+    const ItemRow& row = known_rows_.at(key);
+    rewards.push_back(reward_of(row.tag, row.episode, row.step));
+  }
+  rig.complete(of_steps);
+  int64_t applied = 0;
+  CHECK(relive::complete_rows(table(), of_tails.data(), of_tails.size(),
+                              reinterpret_cast<const std::byte*>(rewards.data()), sizeof(float) * rewards.size(),
+                              &applied)
+            .ok());
+  CHECK_EQ(applied, 0);
+}
+
+inline void RecordsRig::look_what_is_filled() {
+  const Region& r = region();
+  for (auto& [key, place] : rig.places) {
+    if (!is_row_there(key)) continue;
+    const bool is_filled = (r.head_of(r.key_slot(key)).load() & kLateBit) == 0;
+    rig.lanes[place.lane].episodes[place.episode].steps[place.step].is_filled = is_filled;
+    if (!is_filled) filled_.erase(key);
+    if (is_filled) filled_.insert(key);
+  }
+}
+
 inline void RecordsRig::verify() {
   const Status checked = relive::check(table());
   if (!checked.ok())
@@ -348,7 +395,7 @@ inline void RecordsRig::verify() {
   CHECK(relive::gather(table(), plan_, asked.data(), asked.size(), pointers.data(), present.data()).ok());
   for (size_t k = 0; k < asked.size(); ++k) {
     const ModelItem& item = items.at(asked[k]);
-    CHECK_EQ(static_cast<bool>(present[k]), is_alive(item) && !item.is_awaiting);
+    CHECK_EQ(static_cast<bool>(present[k]), is_alive(item) && !item.is_awaiting && is_filled(item));
     if (present[k]) check_rows(out, k, asked[k]);
   }
   double mass = 0.0;

@@ -79,6 +79,8 @@ void fit_options_to(const std::string& point, const Options& given) {
     options.explicit_items = true;
   if (point.find("late_") == 0 || point == "publish_unfilled") options.late = true;
   if (point.find("abandon_") == 0) options.abandons = true;
+  for (const char* of_items : {"late_insert", "late_noted", "late_item"})
+    if (point == of_items) options.explicit_items = true;
   if (point == "commit_counted") options.sequences = "cross";
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :

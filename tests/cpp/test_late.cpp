@@ -382,34 +382,6 @@ TEST(whoever_publishes_may_die_behind_an_unfilled_item) {
   CHECK(relive::check(*rig.table).ok());
 }
 
-TEST(explicit_items_stand_on_filled_rows) {
-  Spec spec = late_spec(60);
-  IndexConfig items{};
-  std::snprintf(items.name, sizeof items.name, "items");
-  items.n_step = 1;
-  items.limiter = make_min_size(1);
-  items.map = LeafMap::kExplicit;
-  items.max_items = 4;
-  items.num_windows = 1;
-  items.windows[0].length = 8;
-  items.windows[0].stride = 1;
-  spec.explicit_indexes = {items};
-  Rig rig(spec);
-  write(rig, 20);
-  rig.complete({rig.keys[2], rig.keys[3]});
-  int64_t key = 0;
-  size_t stored = 0;
-  const auto insert = [&](size_t first, uint32_t num_rows) {
-    const WindowRows window{rig.keys[first], num_rows};
-    return relive::insert_items(*rig.table, 1, {1, &window, nullptr, nullptr}, 0.0, &key, &stored).code();
-  };
-  CHECK(insert(2, 2) == Code::kOk);
-  CHECK(insert(2, 3) == Code::kRowGone);
-  CHECK(refused(rig, {key}) == Code::kForeignKey);  // an item's key is no row's
-  rig.complete({rig.keys[4]});
-  CHECK(insert(2, 3) == Code::kOk);
-}
-
 TEST(late_programme) { run_late_programmes(late_spec(40, {{.n_step = 1, .stack = 3}, {.n_step = 3}}), 40, 120); }
 
 TEST(late_programme_of_long_windows) {

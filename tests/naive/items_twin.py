@@ -13,7 +13,10 @@ WINDOWS = {"near": (4, 1), "now": (1, 1), "far": (3, 3)}
 
 @dataclass
 class NaiveRow:
-    """One step. number: of all that were written. deleted: no step any more, but a row of the items that it has."""
+    """One step. number: of all that were written. deleted: no step any more, but a row of the items that it has.
+
+    filled: its late columns came; before that nothing tells whether it is there but the rows around it.
+    """
 
     key: int
     number: int
@@ -21,6 +24,11 @@ class NaiveRow:
     episode: int
     step: int
     deleted: bool = False
+    filled: bool = True
+
+    @property
+    def is_seen(self) -> bool:
+        return self.filled and not self.deleted
 
 
 @dataclass
@@ -31,9 +39,13 @@ class NaiveItem:
     rows: dict[str, list[NaiveRow]]
     spanned: list[NaiveRow]
     score: float
-    priority: float
+    priority: float | None  # None: that of a new item when it comes
     uses: int = 0
     over: bool = False  # deleted, pushed out by others, or ended with a row
+
+    @property
+    def is_waiting(self) -> bool:
+        return not all(row.filled for rows in self.rows.values() for row in rows)
 
 
 @dataclass
@@ -42,13 +54,14 @@ class NaiveTable:
 
     max_items: int
     max_times: int | None
+    has_late: bool = False
     lanes: dict[int, list[NaiveRow]] = field(default_factory=dict)
     rows: dict[int, NaiveRow] = field(default_factory=dict)
     items: list[NaiveItem] = field(default_factory=list)
     largest: float = 1.0
 
     def append(self, key: int, lane: int, episode: int, step: int) -> None:
-        row = NaiveRow(key, len(self.rows), lane, episode, step)
+        row = NaiveRow(key, len(self.rows), lane, episode, step, filled=not self.has_late)
         self.lanes.setdefault(lane, []).append(row)
         assert key not in self.rows
         self.rows[key] = row
@@ -65,22 +78,34 @@ class NaiveTable:
         spanned = [row for name, some in rows.items() for row in some]
         picked = {name: some[:: WINDOWS[name][1]] for name, some in rows.items()}
         assert all(key != item.key for item in self.items)
-        self.items.append(NaiveItem(key, picked, spanned, score, self.largest if priority is None else priority))
+        self.items.append(NaiveItem(key, picked, spanned, score, priority))
+        self.publish()
         if len(self.items) > self.max_items:
             self.items[-1 - self.max_items].over = True
 
+    def complete(self, rows: list[NaiveRow]) -> None:
+        for row in rows:
+            row.filled = True
+        self.publish()
+
+    def publish(self) -> None:
+        """Items whose rows are all filled, and that have no priority yet, get the largest that there was."""
+        for item in self.items:
+            if item.priority is None and not item.is_waiting:
+                item.priority = self.largest
+
     def is_there(self, row: NaiveRow, present: set[int]) -> bool | None:
         """Whether a row is there, by the steps that are: rows of a lane go from the front. None: no telling."""
-        if not row.deleted:
+        if row.is_seen:
             return row.key in present
         lane = self.lanes[row.lane]
         at = lane.index(row)
         if any(other.key in present for other in lane[:at]):
             return True
-        return False if any(other.key not in present and not other.deleted for other in lane[at:]) else None
+        return False if any(other.key not in present and other.is_seen for other in lane[at:]) else None
 
     def is_live(self, item: NaiveItem) -> bool:
-        return not item.over and (self.max_times is None or item.uses < self.max_times)
+        return not item.over and not item.is_waiting and (self.max_times is None or item.uses < self.max_times)
 
     def live(self) -> list[NaiveItem]:
         return [item for item in self.items if self.is_live(item)]
@@ -96,11 +121,18 @@ class NaiveTable:
             columns[f"{name}/episode_step"] = np.zeros(length, np.int64)
             columns[f"{name}/mask"] = np.arange(length) < len(rows)
             columns[f"{name}/num_steps"] = np.int64(len(rows))
+            columns[f"{name}/verdict"] = np.zeros(length, np.int64)
             for at, row in enumerate(rows):
                 columns[f"{name}/observation"][at] = cells(row.lane, row.episode, row.step)
                 columns[f"{name}/action"][at] = row.number
+                columns[f"{name}/verdict"][at] = verdict(row.number)
                 columns[f"{name}/episode_step"][at] = row.step
         return columns
+
+
+def verdict(number: int) -> int:
+    """The late column of a row."""
+    return 7 * number + 3
 
 
 def cells(lane: int, episode: int, step: int) -> np.ndarray:

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import relive
-from naive.items_twin import WINDOWS, NaiveItem, NaiveRow, NaiveTable, cells
+from naive.items_twin import WINDOWS, NaiveItem, NaiveRow, NaiveTable, cells, verdict
 from relive import errors
 
-SPEC = relive.StepSpec(
-    {"observation": relive.ArraySpec((3,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
-)
+ROWS = {"observation": relive.ArraySpec((3,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
+LATE = {"verdict": relive.ArraySpec((), "int64", late=True)}
 NUM_LANES, MAX_ITEMS = 2, 9
 NAMES = sorted(WINDOWS)
 COLUMNS = ["score"] + [
@@ -30,14 +29,17 @@ PRIORITIES = st.one_of(st.just(0.0), st.floats(0.125, 64.0, width=32))
 class ItemsMachine(RuleBasedStateMachine):
     """A table of few steps with up to 9 items on them, and the twin."""
 
-    @initialize(max_times=st.sampled_from((None, None, 1, 3)), capacity=st.sampled_from((40, 60, 150)))
-    def begin(self, max_times: int | None, capacity: int) -> None:
+    @initialize(
+        max_times=st.sampled_from((None, None, 1, 3)), capacity=st.sampled_from((40, 60, 150)), late=st.booleans()
+    )
+    def begin(self, max_times: int | None, capacity: int, late: bool) -> None:
         windows = {name: relive.Window(length, stride=stride) for name, (length, stride) in WINDOWS.items()}
         items = relive.Explicit(windows, {"score": relive.ArraySpec((), "float32")}, MAX_ITEMS)
         sampler = relive.Prioritized(1.0)
         index = {"steps": relive.Index(), "items": relive.Index(items, sampler, max_times_sampled=max_times)}
-        self.table = relive.Table(SPEC, capacity, index, max_lanes=4, seed=5)
-        self.twin = NaiveTable(MAX_ITEMS, max_times)
+        self.table = relive.Table(relive.StepSpec(ROWS | LATE if late else ROWS), capacity, index, max_lanes=4, seed=5)
+        self.twin = NaiveTable(MAX_ITEMS, max_times, late)
+        self.columns = COLUMNS + [f"{name}/verdict" for name in WINDOWS] * late
         self.present: set[int] = set()
         self.num_lanes = 0
         self.open()
@@ -83,9 +85,26 @@ class ItemsMachine(RuleBasedStateMachine):
         """Their items stay."""
         rows = list(self.twin.rows.values())
         chosen = {rows[-1 - choice % min(len(rows), 40)].key for choice in choices}
+        chosen = {key for key in chosen if self.twin.rows[key].filled}  # of others nothing tells whether they are there
         assert self.table.delete(list(chosen)) == len(chosen & self.present)
         for key in chosen & self.present:
             self.twin.rows[key].deleted = True
+        self.look()
+
+    @rule(choices=st.lists(st.integers(0, 10_000), min_size=1, max_size=12), together=st.booleans())
+    @precondition(lambda self: self.twin.has_late and self.twin.rows)
+    def complete(self, choices: list[int], together: bool) -> None:
+        """Late columns of some steps: neighbours, or any."""
+        waiting = [row for row in self.twin.rows.values() if not row.filled][-40:]
+        if not waiting:
+            return
+        first = choices[0] % len(waiting)
+        places = range(first, min(len(waiting), first + len(choices))) if together else choices
+        rows = list({id(row): row for row in (waiting[place % len(waiting)] for place in places)}.values())
+        there = [self.twin.is_there(row, self.present) for row in rows]
+        applied = self.table.complete([row.key for row in rows], verdict=[verdict(row.number) for row in rows])
+        assert there.count(True) <= applied <= len(rows) - there.count(False)
+        self.twin.complete(rows)
         self.look()
 
     @rule(really=st.integers(0, 9))
@@ -156,26 +175,38 @@ class ItemsMachine(RuleBasedStateMachine):
     def update(self, choices: list[int], priority: float) -> None:
         items = self.chosen(choices)
         self.settle()
+        least, most = self.number_there(items)
         applied = self.table.update_priorities([item.key for item in items], [priority] * len(items), index="items")
         self.twin.largest = max(self.twin.largest, priority)
         for item in items:
             item.priority = priority
-        assert applied == sum(self.twin.is_live(item) for item in items)
+        assert least <= applied <= most
+
+    def number_there(self, items: list[NaiveItem], with_used_up: bool = False) -> tuple[int, int]:
+        """How many of them are there, waiting ones too: at least and at most, where nothing tells."""
+        waiting = [item for item in items if item.is_waiting and not item.over]
+        there = [[self.twin.is_there(row, self.present) for row in item.spanned] for item in waiting]
+        least = sum(all(rows) for rows in there)
+        most = sum(False not in rows for rows in there)
+        others = [item for item in items if not item.is_waiting]
+        live = sum(not item.over if with_used_up else self.twin.is_live(item) for item in others)
+        return live + least, live + most
 
     @rule(choices=CHOICES)
     @precondition(lambda self: self.twin.items)
     def delete(self, choices: list[int]) -> None:
         self.settle()
         items = self.chosen(choices)
+        least, most = self.number_there(items, with_used_up=True)
         deleted = self.table.delete([item.key for item in items])
-        assert deleted == sum(not item.over for item in items)
+        assert least <= deleted <= most
         for item in items:
             item.over = True
 
     @rule(count=st.integers(1, 6), gathers=st.booleans())
     def draw(self, count: int, gathers: bool) -> None:
         self.settle()
-        masses = {item.key: item.priority for item in self.twin.live() if item.priority > 0}
+        masses = {item.key: item.priority for item in self.twin.live() if item.priority}
         call: Any = self.table.sample if gathers else self.table.draw
         try:
             drawn = call(count, timeout_s=0.0, index="items")
@@ -201,7 +232,9 @@ class ItemsMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """An item on rows that nobody can tell about is over if the table says so."""
         for item in self.twin.items:
-            if not item.over and any(self.twin.is_there(row, self.present) is None for row in item.spanned):
+            if not (item.over or item.is_waiting) and any(
+                self.twin.is_there(row, self.present) is None for row in item.spanned
+            ):
                 item.over = not self.table.gather([item.key], columns=["score"], index="items").present[0]
 
     def compare(self, batch: Any, position: int, item: NaiveItem) -> None:
@@ -220,19 +253,20 @@ class ItemsMachine(RuleBasedStateMachine):
         assert self.table.num_items("items") == len(self.twin.live())
         if not self.twin.items:
             return
-        batch = self.table.gather([item.key for item in self.twin.items], columns=COLUMNS, index="items")
+        batch = self.table.gather([item.key for item in self.twin.items], columns=self.columns, index="items")
         for position, item in enumerate(self.twin.items):
-            assert batch.present[position] == (not item.over), f"{item}"
+            assert batch.present[position] == (not item.over and not item.is_waiting), f"{item}"
             if batch.present[position]:
                 self.compare(batch, position, item)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("max_times", [None, 3])
 @pytest.mark.parametrize("capacity", [40, 150])
-def test_long_programmes_of_items(max_times: int | None, capacity: int) -> None:
+def test_long_programmes_of_items(max_times: int | None, capacity: int, late: bool) -> None:
     rng = random.Random(capacity)
     machine = ItemsMachine()
-    machine.begin(max_times, capacity)
+    machine.begin(max_times, capacity, late)
 
     def choices() -> list[int]:
         return [rng.randrange(10_000) for _ in range(rng.randint(1, 4))]
@@ -251,6 +285,7 @@ def test_long_programmes_of_items(max_times: int | None, capacity: int) -> None:
         lambda: machine.delete_steps(choices()),
         lambda: machine.clear(rng.randint(0, 9)),
         machine.reopen,
+        *[lambda: machine.complete(choices() * 3, rng.random() < 0.6)] * (6 * late),
     ]
     try:
         machine.append(12, 2, 1)

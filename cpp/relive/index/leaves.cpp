@@ -19,8 +19,19 @@ bool Leaves::complete(Held& held, uint32_t index, uint64_t record, float given) 
   return Leaves(held.region, index).enter(held, record, given);
 }
 
+bool Leaves::fill(Held& held, uint32_t index, uint64_t slot) {
+  held.region.header->index_state[index].pending.fetch_sub(1, kRelaxed);
+  return complete(held, index, slot);
+}
+
+bool Leaves::fill(Held& held, uint32_t index, uint64_t record, float given) {
+  held.region.header->index_state[index].pending.fetch_sub(1, kRelaxed);
+  return complete(held, index, record, given);
+}
+
 void Leaves::publish(Held& held, uint32_t index, uint64_t slot, double mass) {
   const Leaves leaves(held.region, index);
+  leaves.counts().pending.fetch_sub(1, kRelaxed);
   leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   leaves.set_state(slot, 0);

@@ -54,9 +54,9 @@ class Leaves final {
     return state <= kMostUses && (most == 0 || state < most);
   }
   // Whether a leaf of this state still is, or may become, an item.
-  bool has_life(uint16_t state) const {
-    return state == kStatePending || state == kStateUnfilled || state == kStateAwaiting || is_drawable(state);
-  }
+  bool has_life(uint16_t state) const { return state == kStatePending || is_waiting(state) || is_drawable(state); }
+  // Whether an item of this state is let in and whole, and waits: for late columns, or for its priority.
+  static bool is_waiting(uint16_t state) { return state == kStateUnfilled || state == kStateAwaiting; }
   void prefetch(uint64_t slot) const { tree().prefetch(slot); }
   void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
 
@@ -79,8 +79,13 @@ class Leaves final {
   static void open(Held& held, uint32_t index, uint64_t first_slot, uint32_t count, uint32_t num_ended);
   // The window is complete, late columns of its rows are still to come.
   static void keep_unfilled(Held& held, uint32_t index, uint64_t slot) {
-    Leaves(held.region, index).set_state(slot, kStateUnfilled);
+    const Leaves leaves(held.region, index);
+    leaves.set_state(slot, kStateUnfilled);
+    leaves.counts().pending.fetch_add(1, std::memory_order_relaxed);
   }
+  // The late columns of an unfilled item's rows are all there. True where it is an item now, as complete() says.
+  static bool fill(Held& held, uint32_t index, uint64_t slot);
+  static bool fill(Held& held, uint32_t index, uint64_t record, float given);
   // The window is complete. True where the leaf is an item now, false where its priority has still to come.
   static bool complete(Held& held, uint32_t index, uint64_t slot);
   // The same for an explicit item: its priority comes with it, or not (NaN).
@@ -163,6 +168,7 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   double mass = 0.0;
   if (!initial_mass(given, &mass)) {
     set_state(slot, kStateAwaiting);
+    counts().pending.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
   set_mass(held, slot, mass);
@@ -184,6 +190,7 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   if (state == kStateEnded || state == kStateRemoved) return false;
   if (state == kStateUnfilled && final_state == kStateEnded)
     held.region.header->counters.incomplete_items.fetch_add(1, std::memory_order_relaxed);
+  if (is_waiting(state)) leaves.counts().pending.fetch_sub(1, std::memory_order_relaxed);
   leaves.set_state(slot, final_state);
   RELIVE_FAIL_POINT(retire_state);
   leaves.clear_mass(held, slot);

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/late.hpp"
 #include "relive/pages/records.hpp"
 
 namespace relive {
@@ -47,14 +48,27 @@ const char* check_hanging(const Region& r, const Records& records, uint64_t reco
   return nullptr;
 }
 
-const char* check_leaf(const Region& r, uint32_t index, uint64_t record, int64_t* live_items) {
+// Late columns: an item waits while a row of it does, and no longer, but for what is still to be looked at (rule L6).
+const char* check_filled(const Region& r, uint32_t index, uint64_t record, uint16_t state) {
+  if (r.late_bytes == 0) return nullptr;
+  uint32_t looks = 0;
+  const bool is_filled = has_late_columns_of(r, index, record, &looks);
+  if (!is_filled && state != kStateUnfilled) return "an explicit item is published, late columns are still to come";
+  if (is_filled && state == kStateUnfilled && r.header->late_rest.slot.load(kRelaxed) == 0)
+    return "an explicit item waits for late columns that its rows have";
+  return nullptr;
+}
+
+const char* check_leaf(const Region& r, uint32_t index, uint64_t record, int64_t* live_items, int64_t* pending) {
   const Leaves leaves(r, index);
   const bool is_used = Region::is_used(r.map(index).word(record));
   const uint16_t state = leaves.state(record);
   const double mass = leaves.mass(record);
   const bool is_item = is_used && leaves.is_drawable(state);
   *live_items += is_item ? 1 : 0;
-  if (is_used && state != kStateAwaiting && !leaves.is_published(record)) return "a record in use stands for no item";
+  *pending += is_used && Leaves::is_waiting(state) ? 1 : 0;
+  if (is_used && !Leaves::is_waiting(state) && !leaves.is_published(record))
+    return "a record in use stands for no item";
   if (mass == leaves.nothing()) return nullptr;
   if (!is_item) return "a leaf that stands for no live explicit item has mass";
   return std::isfinite(mass) && mass >= 0.0 ? nullptr : "a leaf is not a finite mass >= 0";
@@ -72,14 +86,18 @@ const char* check_heads(const Region& r, const Records& records, uint64_t num_ha
 const char* check_index(const Region& r, uint32_t index) {
   const Records& records = r.records[index];
   uint64_t num_hanging = 0;
-  int64_t live_items = 0;
+  int64_t live_items = 0, pending = 0;
   for (uint64_t record = 0; record < records.geometry->max_items; ++record) {
-    const char* broken = check_leaf(r, index, record, &live_items);
+    const char* broken = check_leaf(r, index, record, &live_items, &pending);
     if (broken == nullptr) broken = check_hanging(r, records, record, &num_hanging);
+    if (broken == nullptr && Region::is_used(r.map(index).word(record)))
+      broken = check_filled(r, index, record, Leaves(r, index).state(record));
     if (broken != nullptr) return broken;
   }
   if (live_items != r.header->index_state[index].live_items.load(kRelaxed))
     return "live_items of an explicit index differs from its records";
+  if (pending != r.header->index_state[index].pending.load(kRelaxed))
+    return "the count of pending items of an explicit index differs from its records";
   const char* const broken = check_heads(r, records, num_hanging);
   return broken != nullptr ? broken : Leaves(r, index).broken_node();
 }

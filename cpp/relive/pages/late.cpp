@@ -1,15 +1,19 @@
 #include "relive/pages/late.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/records.hpp"
 #include "relive/words/row_bytes.hpp"
 
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+
+constexpr uint32_t kLooksAnItem = 15;  // what an item that is published costs of a hold (rule C3)
 
 Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
 
@@ -36,10 +40,50 @@ int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin
   for (auto offset = static_cast<uint32_t>(std::max<int64_t>(begin, range.step_begin)); offset < last; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (leaves.state(slot) != kStateUnfilled || !filled.has_all_of(page, offset)) continue;
-    published += Leaves::complete(held, index, slot) ? 1 : 0;
+    published += Leaves::fill(held, index, slot) ? 1 : 0;
     RELIVE_FAIL_POINT(late_published);
   }
   return published;
+}
+
+// One explicit item that may have waited for no more than what came. Returns what it costs of a hold.
+uint32_t publish_if_filled(Held& held, uint32_t index, uint64_t record) {
+  const Region& r = held.region;
+  uint32_t looks = 1;
+  if (Leaves(r, index).state(record) != kStateUnfilled || !has_late_columns_of(r, index, record, &looks)) return looks;
+  const uint32_t given = r.records[index].windows_of(record)->pending_priority.load(kRelaxed);
+  if (Leaves::fill(held, index, record, std::bit_cast<float>(given))) Leaves::count_published(held, index, 1);
+  RELIVE_FAIL_POINT(late_item);
+  return looks + kLooksAnItem;
+}
+
+// The explicit items that hang at rows of the page from which they may reach the rows that were filled.
+void note_rest(Held& held, uint64_t page, uint32_t first, uint32_t count) {
+  const Region& r = held.region;
+  LateRest& rest = r.header->late_rest;
+  uint32_t reach = 0;
+  for (const uint32_t i : r.record_indexes()) reach = std::max(reach, r.records[i].geometry->max_rows - 1);
+  const uint64_t last = r.slot_of(page, first + count - 1);
+  const uint32_t index = r.record_indexes().front();
+  rest.stop.store(r.slot_of(page, first - std::min(first, reach)), kRelaxed);
+  rest.index.store(index, kRelaxed);
+  rest.node.store(r.records[index].heads[last], kRelaxed);
+  rest.slot.store(last + 1, kRelaxed);
+  RELIVE_FAIL_POINT(late_noted);
+}
+
+// Behind the last item that hangs at a row in one index: the next index, then the row before it.
+void look_further(const Region& r, LateRest* rest) {
+  uint64_t slot = rest->slot.load(kRelaxed) - 1;
+  const auto indexes = r.record_indexes();
+  auto next = std::find(indexes.begin(), indexes.end(), rest->index.load(kRelaxed)) + 1;
+  if (next == indexes.end()) {
+    next = indexes.begin();
+    if (slot == rest->stop.load(kRelaxed)) return rest->slot.store(0, kRelaxed);
+    rest->slot.store(slot--, kRelaxed);
+  }
+  rest->index.store(*next, kRelaxed);
+  rest->node.store(r.records[*next].heads[slot], kRelaxed);
 }
 
 }  // namespace
@@ -96,6 +140,28 @@ bool has_late_columns(const Region& r, uint64_t page, uint32_t first, uint32_t c
   return true;
 }
 
+bool has_late_columns_of(const Region& r, uint32_t index, uint64_t record, uint32_t* looks) {
+  if (r.late_bytes == 0) return true;
+  const Records& records = r.records[index];
+  const ItemWindow* const windows = records.windows_of(record);
+  for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
+    const uint32_t num_rows = windows[w].num_rows.load(kRelaxed), stride = records.shapes[w].stride;
+    if (num_rows == 0) continue;
+    uint32_t skipped = 0;  // rows to pass over before the window's next one
+    const bool is_filled = walk_rows(r, windows[w].key.load(kRelaxed), records.shapes[w].span(num_rows),
+                                     [&](uint64_t page, uint32_t first, uint32_t count) {
+                                       for (; skipped < count; skipped += stride) {
+                                         *looks += 1;
+                                         if (head_at(r, page, first + skipped) & kLateBit) return false;
+                                       }
+                                       skipped -= count;
+                                       return true;
+                                     });
+    if (!is_filled) return false;
+  }
+  return true;
+}
+
 uint32_t late_reach(const Region& r) {
   uint32_t reach = 0;
   for (const uint32_t i : r.row_indexes()) reach = std::max(reach, r.shape(i).spanned - 1 + late_before(r, i));
@@ -127,11 +193,36 @@ void publish_filled(Held& held, uint64_t page, uint32_t first, uint32_t count) {
     }
     if (published > 0) Leaves::count_published(held, i, published);
   }
+  if (r.has_records()) note_rest(held, page, first, count);
+}
+
+bool publish_rest(Held& held) {
+  const Region& r = held.region;
+  LateRest& rest = r.header->late_rest;
+  while (rest.slot.load(kRelaxed) != 0) {
+    if (held.looks_left == 0) {
+      if (!RELIVE_RULE(L6_rest)) rest.slot.store(0, kRelaxed);
+      return false;
+    }
+    const uint32_t index = rest.index.load(kRelaxed), node = rest.node.load(kRelaxed);
+    const uint32_t looks = node != 0 ? publish_if_filled(held, index, r.records[index].record_of(node - 1)) : 1;
+    held.looks_left -= std::min(held.looks_left, looks);
+    if (node != 0) {
+      rest.node.store(r.records[index].nodes[node - 1].next, kRelaxed);
+    } else {
+      look_further(r, &rest);
+    }
+  }
+  return true;
 }
 
 void publish_all_filled(Held& held) {
   const Region& r = held.region;
   if (r.late_bytes == 0) return;
+  for (const uint32_t i : r.record_indexes())
+    for (uint64_t record = 0; record < r.records[i].geometry->max_items; ++record)
+      (void)publish_if_filled(held, i, record);
+  r.header->late_rest.slot.store(0, kRelaxed);
   for (const uint32_t i : r.row_indexes())
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       if (!Region::is_used(r.words[page].load(kRelaxed))) continue;

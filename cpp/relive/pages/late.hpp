@@ -45,11 +45,20 @@ class FilledRows final {
 // lock, where the rows are known to be there (behind their range); the answer may be old then.
 bool has_late_columns(const Region& r, uint64_t page, uint32_t first, uint32_t count);
 
+// The same of the rows of an explicit item; those that a stride passes over do not count. *looks: and so many more rows
+// were looked at. False where a row is gone.
+bool has_late_columns_of(const Region& r, uint32_t index, uint64_t record, uint32_t* looks);
+
 // Rows of the lane around one whose late columns came that an item of some index may have in common with it.
 uint32_t late_reach(const Region& r);
 
-// Publishes every item that waited for no more than the late columns of rows [first, first + count) of a page.
+// Publishes every item that waited for no more than the late columns of rows [first, first + count) of a page. Explicit
+// ones that may have are noted first: publish_rest() comes to them, which must have said that nothing was left.
 void publish_filled(Held& held, uint64_t page, uint32_t first, uint32_t count);
+
+// Goes on with the explicit items that were noted, as far as one hold may (Held::looks_left). False: there are more, for
+// the next hold, whoever has it.
+bool publish_rest(Held& held);
 
 // After a death under the lock: the same for all rows there are. Idempotent at every store.
 void publish_all_filled(Held& held);

@@ -1,5 +1,6 @@
 #include "relive/pages/records.hpp"
 
+#include <bit>
 #include <cstring>
 
 #include "relive/index/leaves.hpp"
@@ -26,9 +27,18 @@ void hang(const Records& records, uint64_t node, uint64_t slot) {
   records.heads[slot] = name;
 }
 
-void take_down(const Records& records, uint64_t node) {
+// What was to be looked at for late columns goes on behind a node that goes.
+void pass_by(const Region& r, uint32_t index, uint64_t node, uint32_t next) {
+  LateRest& rest = r.header->late_rest;
+  if (rest.slot.load(kRelaxed) != 0 && rest.index.load(kRelaxed) == index && rest.node.load(kRelaxed) == node + 1)
+    rest.node.store(next, kRelaxed);
+}
+
+void take_down(const Region& r, uint32_t index, uint64_t node) {
+  const Records& records = r.records[index];
   RecordNode& at = records.nodes[node];
   if (at.place == 0) return;
+  pass_by(r, index, node, at.next);
   (at.prev == 0 ? records.heads[at.place - 1] : records.nodes[at.prev - 1].next) = at.next;
   if (at.next != 0) records.nodes[at.next - 1].prev = at.prev;
   at = {0, 0, 0};
@@ -57,9 +67,10 @@ bool hang_record(Held& held, uint32_t index, uint64_t record) {
   return has_window;
 }
 
-void take_record_down(const Records& records, uint64_t record) {
+void take_record_down(const Region& r, uint32_t index, uint64_t record) {
+  const Records& records = r.records[index];
   const uint64_t first = records.node_of(record, 0, 0);
-  for (uint64_t node = first; node < first + records.geometry->nodes_a_record(); ++node) take_down(records, node);
+  for (uint64_t node = first; node < first + records.geometry->nodes_a_record(); ++node) take_down(r, index, node);
 }
 
 void write_record(const Records& records, uint64_t record, const NewRecord& from) {
@@ -68,6 +79,7 @@ void write_record(const Records& records, uint64_t record, const NewRecord& from
     to[w].key.store(from.windows[w].key, kRelaxed);
     to[w].num_rows.store(from.windows[w].num_rows, kRelaxed);
   }
+  to->pending_priority.store(std::bit_cast<uint32_t>(from.given), kRelaxed);
   std::byte* const values = records.values_of(record);
   for (uint32_t c = 0; c < records.geometry->num_columns; ++c) {
     const ColumnLayout& column = records.columns[c];
@@ -123,7 +135,6 @@ WhyNot check_span(const Region& r, const WindowRows& asked, uint32_t stride, uin
     if (place.row < range.step_begin) return WhyNot::kGone;
     if (place.row + count > range.step_end) return WhyNot::kNotYet;
     if (r.num_tails(place.page, place.row, place.row + count) != 0) return WhyNot::kEnd;
-    if (!has_late_columns(r, place.page, place.row, count)) return WhyNot::kUnfilled;
     const uint64_t word = r.words[place.page].load(std::memory_order_acquire);
     for (uint32_t at = (stride - row % stride) % stride; asked.rows != nullptr && at < count; at += stride)
       if (asked.rows[(row + at) / stride] != r.key_of(r.slot_of(place.page, place.row + at), word))
@@ -165,8 +176,6 @@ const char* words_of(WhyNot why) {
       return "it made room for newer rows, or was cleared";
     case WhyNot::kNotYet:
       return "the lane has not so many rows yet";
-    case WhyNot::kUnfilled:
-      return "it, or a row behind it, still waits for its late columns";
     case WhyNot::kTail:
       return "it is the state behind an end, and no step";
     case WhyNot::kBegin:
@@ -199,7 +208,7 @@ void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_stat
                               std::memory_order_release);
   RELIVE_FAIL_POINT(record_word);
   release_fence();
-  take_record_down(records, record);
+  take_record_down(r, index, record);
   RELIVE_FAIL_POINT(record_unhung);
 }
 
@@ -234,7 +243,14 @@ int64_t fill_record(Held& held, uint32_t index, uint64_t record, const NewRecord
   RELIVE_FAIL_POINT(insert_hung);
   records.words[record].store(word, std::memory_order_release);
   RELIVE_FAIL_POINT(insert_word);
-  *is_item = Leaves::complete(held, index, record, from.given);
+  uint32_t looks = 0;
+  *is_item = false;
+  if (has_late_columns_of(r, index, record, &looks) || !RELIVE_RULE(L2_items)) {
+    *is_item = Leaves::complete(held, index, record, from.given);
+  } else {
+    Leaves::keep_unfilled(held, index, record);
+    RELIVE_FAIL_POINT(late_insert);
+  }
   if (!RELIVE_RULE(X2_windows_first)) {
     RELIVE_FAIL_POINT(insert_windows);
     write_record(records, record, from);
@@ -291,18 +307,20 @@ void recover_records(Held& held) {
       std::fill_n(records.heads, r.geometry->num_slots, 0u);
       std::fill_n(records.nodes, max_items * records.geometry->nodes_a_record(), RecordNode{0, 0, 0});
     }
-    int64_t live_items = 0;
+    int64_t live_items = 0, pending = 0;
     for (uint64_t record = 0; record < max_items; ++record) {
       if (is_used(records, record)) {
         const uint16_t state = leaves.state(record);
-        const bool is_made = state == kStateAwaiting || leaves.is_published(record);
+        const bool is_made = Leaves::is_waiting(state) || leaves.is_published(record);
         const bool is_whole = !RELIVE_RULE(X6_hang) || hang_record(held, i, record);
         if (RELIVE_RULE(X6_end) && !(is_made && is_whole)) end_record(held, i, record, kStateEnded);
       }
       live_items += Leaves::settle(held, i, record, is_used(records, record)) ? 1 : 0;
+      pending += is_used(records, record) && Leaves::is_waiting(leaves.state(record)) ? 1 : 0;
       RELIVE_FAIL_POINT(recover_records);
     }
     r.header->index_state[i].live_items.store(live_items, kRelaxed);
+    r.header->index_state[i].pending.store(pending, kRelaxed);
   }
 }
 

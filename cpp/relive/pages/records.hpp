@@ -21,8 +21,8 @@ struct WindowRows {
   const int64_t* rows = nullptr;  // the keys of all of them, for them to be these and no others; null: not told
 };
 
-// What speaks against a window. The first four: its rows are not there, or not filled; the others: they do not belong together.
-enum class WhyNot : uint32_t { kNothing, kGone, kNotYet, kUnfilled, kTail, kBegin, kEnd, kLane, kOther };
+// What speaks against a window. The first three: its rows are not there; the others: they do not belong together.
+enum class WhyNot : uint32_t { kNothing, kGone, kNotYet, kTail, kBegin, kEnd, kLane, kOther };
 
 // A window that was looked for: its first row, or why there is none.
 struct FoundWindow {
@@ -53,7 +53,7 @@ bool walk_rows(const Region& r, int64_t key, uint32_t num_rows, Each&& each) {
 }
 
 // The rows that a window asks for. All rows that it spans must be there and be steps of one lane (another may go on in
-// its page, rule E5): what an item may be inserted with; where there are late columns each of them has them (rule L2). A
+// its page, rule E5): what an item may be inserted with, whether or not they wait for their late columns (rule L2). A
 // tail is no step, so where there are states no window runs over an end; a step that becomes one later (rule E4) stays a
 // row of the items that it has: its bytes do not change. Exact under the lock.
 FoundWindow find_window(const Region& r, const WindowConfig& shape, const WindowRows& asked);
@@ -78,7 +78,7 @@ struct NewRecord {
 };
 
 // Makes an item of a record that was taken: windows and values, where it hangs, its word, its leaf. Its rows must be there
-// (find_window). Returns its key; *is_item: whether it can be drawn now.
+// (find_window). Returns its key; *is_item: whether it can be drawn now: not while rows of it wait for their late columns (rule L2).
 int64_t fill_record(Held& held, uint32_t index, uint64_t record, const NewRecord& from, bool* is_item);
 
 // The item goes: as removed (kStateRemoved) or ended (kStateEnded). The record must be used.

@@ -62,7 +62,7 @@ void settle_items(Held& held) {
 void settle_leaves(Held& held) {
   Region& r = held.region;
   for (const uint32_t i : r.row_indexes()) {
-    int64_t live_items = 0;
+    int64_t live_items = 0, pending = 0;
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
@@ -70,9 +70,11 @@ void settle_leaves(Held& held) {
         const bool is_step =
             is_used && offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
         live_items += Leaves::settle(held, i, r.slot_of(page, offset), is_step) ? 1 : 0;
+        pending += is_step && Leaves::is_waiting(Leaves(r, i).state(r.slot_of(page, offset))) ? 1 : 0;
       }
     }
     r.header->index_state[i].live_items.store(live_items, kRelaxed);
+    r.header->index_state[i].pending.store(pending, kRelaxed);
   }
 }
 
@@ -167,6 +169,10 @@ void recover(Held& held, RecoverScratch& scratch) {
 bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
   Region& r = held.region;
   RELIVE_FAIL_POINT(sweep_begin);
+  if (!publish_rest(held)) {  // of a completer that died between two holds
+    Leaves::flush_all(held);
+    return false;
+  }
   for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {
     if (r.lanes[lane].state.load(kRelaxed) != LaneState::kLive) continue;
     if (r.lanes[lane].owner.load(kRelaxed) != participant) continue;

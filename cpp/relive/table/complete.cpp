@@ -57,12 +57,15 @@ Found find_row(const Region& r, int64_t key) {
   if (!Region::is_used(seen) || Region::generation_of(seen) != r.key_generation(key)) return Found::kGone;
   const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));  // behind the row's head
   const uint32_t offset = r.offset_of(slot);
-  if (offset < range.step_begin || offset >= range.step_end || r.is_tail(page, offset)) return Found::kGone;
+  if (offset < range.step_begin || offset >= range.step_end) return Found::kGone;
+  // A row that became a tail is filled for the explicit items that have it, as a deleted one is (rules L4, X4).
+  const bool is_tail = r.is_tail(page, offset);
+  if (is_tail && !r.has_records()) return Found::kGone;
   if (load_head(r.page_base(page) + offset * r.geometry->record_stride) & kLateBit) return Found::kUnfilled;
   // Without the lock the page may have moved or gone meanwhile, and this was the head of another row.
   acquire_fence();
   if (word.load(kRelaxed) >> kStateBits != seen >> kStateBits) return Found::kUnfilled;
-  return is_removed(r, slot) ? Found::kGone : Found::kFilled;
+  return is_tail || is_removed(r, slot) ? Found::kGone : Found::kFilled;
 }
 
 // A row that has its late columns already, `end` where none has.
@@ -129,18 +132,20 @@ void fill_row(Held& held, uint64_t slot, const std::vector<LateCell>& cells, con
   RELIVE_FAIL_POINT(late_filled);
 }
 
-// Rows [begin, end) of the call, none of which is filled; how many of them were there and not deleted.
-int64_t fill_rows(Held& held, const int64_t* keys, size_t begin, size_t end, const std::vector<LateCell>& cells,
+// Rows [*begin, end) of the call, none of which is filled, and the items that these complete: *begin is where the next
+// hold goes on, which is sooner where it may not look at more items. Returns how many were there and not deleted.
+int64_t fill_rows(Held& held, const int64_t* keys, size_t* begin, size_t end, const std::vector<LateCell>& cells,
                   const std::byte* given) {
   const Region& r = held.region;
   int64_t applied = 0;
-  for (size_t i = begin; i < end;) {
+  size_t& i = *begin;
+  while (i < end && publish_rest(held)) {
     const size_t first = i;
     for (; i < end && (i == first || follows(r, keys[i], keys[i - 1])); ++i) {
       if (find_row(r, keys[i]) == Found::kGone) continue;
       const uint64_t slot = r.key_slot(keys[i]);
       fill_row(held, slot, cells, given + i * r.late_bytes);
-      applied += is_removed(r, slot) ? 0 : 1;
+      applied += is_removed(r, slot) || r.is_tail(r.page_of(slot), r.offset_of(slot)) ? 0 : 1;
     }
     const uint64_t slot = r.key_slot(keys[first]);
     if (Region::is_used(r.words[r.page_of(slot)].load(kRelaxed)))
@@ -162,17 +167,19 @@ Status complete_rows(Table& table, const int64_t* keys, size_t count, const std:
   const Deadline deadline = table.own_deadline();
   Status status;
   size_t begin = 0;
-  while (begin < count && status.ok()) {
+  bool is_done = count == 0;
+  while (!is_done && status.ok()) {
     const size_t end = end_of_hold(r, keys, begin, count);
     Locked locked(table.door(), deadline);
     status = locked.status();
     if (!status.ok()) break;
     const size_t filled = first_filled(r, keys, begin, end);  // by another call, since this one looked
-    if (filled == end) *applied += fill_rows(locked.held(), keys, begin, end, cells, given);
+    if (filled == end) *applied += fill_rows(locked.held(), keys, &begin, end, cells, given);
+    is_done = publish_rest(locked.held()) && begin == count;
     locked.items_came();
     locked.release();
+    RELIVE_FAIL_POINT(late_unlocked);
     if (filled != end) status = already_completed(r, filled, keys[filled]);
-    begin = filled == end ? end : begin;
   }
   Counters& counters = r.header->counters;
   counters.completed.fetch_add(static_cast<uint64_t>(*applied), kRelaxed);

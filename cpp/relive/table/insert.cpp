@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/late.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/waiting.hpp"
 
@@ -112,15 +113,14 @@ Status wait_for_room(Table& table, uint32_t index, const Deadline& deadline) {
   const IndexConfig& config = r.header->indexes[index];
   const IndexState& state = r.header->index_state[index];
   const auto ready = [&] {
-    return can_insert(config.limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed), r.sampled(index),
-                      1);
+    return can_insert(config.limiter, state.live_or_pending(), state.inserted_or_pending(), r.sampled(index), 1);
   };
   Counters& counters = r.header->counters;
   const LimiterWait wait{r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table.has_sampled()};
   return wait_for_limiter(table, wait, deadline, ready, [&](Code code) {
     return Status(code)
         .with_text("needs", limiter_text(config))
-        .with_int("has", state.inserted.load(kRelaxed))
+        .with_int("has", state.inserted_or_pending())
         .with_double("waited_s", deadline.waited_s());
   });
 }
@@ -135,10 +135,11 @@ struct Inserted {
 // at an item whose rows went meanwhile.
 Inserted insert_held(Held& held, uint32_t index, const NewItems& items, int64_t* keys, size_t* stored) {
   const Region& r = held.region;
+  (void)publish_rest(held);  // of a completer that died between two holds
   const IndexState& state = r.header->index_state[index];
   const auto left = static_cast<int64_t>(items.num_items - *stored);
-  const int64_t admitted = most_insertable(r.header->indexes[index].limiter, state.live_items.load(kRelaxed),
-                                           state.inserted.load(kRelaxed), r.sampled(index), left);
+  const int64_t admitted = most_insertable(r.header->indexes[index].limiter, state.live_or_pending(),
+                                           state.inserted_or_pending(), r.sampled(index), left);
   NewRecord found;
   found.columns = items.columns;
   for (int64_t k = 0; k < admitted; ++k) {

@@ -61,7 +61,9 @@ bool update_one(Held& held, const ItemMap& map, uint32_t index, int64_t key, flo
   }
   if (found == Found::kGone || found == Found::kUsedUp) return false;
   if (found == Found::kPending) {
-    r.marks[slot].pending_priority.store(std::bit_cast<uint32_t>(priority), kRelaxed);
+    std::atomic<uint32_t>& pending =
+        map.is_explicit ? r.records[index].windows_of(slot)->pending_priority : r.marks[slot].pending_priority;
+    pending.store(std::bit_cast<uint32_t>(priority), kRelaxed);
     return true;
   }
   if (found == Found::kAwaiting) {

@@ -252,8 +252,8 @@ Writer::Admission Writer::ask_limiters(const StepBlock& block, size_t stored) co
     if (limiter.kind == LimiterConfig::kMinSize) continue;
     const IndexState& state = r.header->index_state[i];
     const int64_t items = most_items(block, i, stored, static_cast<size_t>(left));
-    const int64_t allowed = most_insertable(limiter, state.live_items.load(kRelaxed),
-                                            state.inserted.load(kRelaxed) + reserved, r.sampled(i), items);
+    const int64_t allowed =
+        most_insertable(limiter, state.live_or_pending(), state.inserted_or_pending() + reserved, r.sampled(i), items);
     const int64_t rows = allowed >= items ? left : rows_of_items(block, i, stored, static_cast<size_t>(left), allowed);
     if (rows < admission.rows) {
       admission.rows = rows;
@@ -293,7 +293,7 @@ Status Writer::room_error(Code code, const Admission& admission, const Deadline&
         .with_int("requested", admission.items)
         .with_double("window", window(index.limiter) / index.limiter.samples_per_insert)
         .with_text("arithmetic", limiter_text(index));
-  const double inserted = static_cast<double>(state.inserted.load(kRelaxed) + admission.items);
+  const double inserted = static_cast<double>(state.inserted_or_pending() + admission.items);
   const double has = inserted * index.limiter.samples_per_insert - static_cast<double>(r.sampled(admission.refused));
   const std::string needs = "(inserted + n) x samples_per_insert - sampled <= " + std::to_string(index.limiter.hi);
   // Samplers cannot take it down again while there is nothing for them to draw: both sides stand still.

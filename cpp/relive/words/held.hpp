@@ -33,9 +33,12 @@ class Held final {
   Dirty& dirty;
   // Explicit items that may still end in this hold before their rows go (rule X7), each as many as eight of its nodes.
   uint32_t ends_left = kEndsAHold;
+  // Rows that it may still look at for explicit items that have all their late columns now (rule L6).
+  uint32_t looks_left = kLooksAHold;
 
  private:
   static constexpr uint32_t kEndsAHold = 256;
+  static constexpr uint32_t kLooksAHold = 4096;
   friend class Locked;  // the table lock
   friend class Alone;   // nobody else is attached: birth, and the first to attach after all others died
   Held(Region& r, Dirty& d) : region(r), dirty(d) {}

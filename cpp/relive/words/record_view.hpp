@@ -21,9 +21,9 @@ namespace relive {
 // One window of a record, PRIMARY, as its own columns are. Written while the record is free, before its word says
 // otherwise (rule X2). How far its rows lie apart is the window's declaration, not the item's.
 struct ItemWindow {
-  std::atomic<int64_t> key;        // of its first row
-  std::atomic<uint32_t> num_rows;  // 0: the item has no such window
-  uint32_t reserved;
+  std::atomic<int64_t> key;                // of its first row
+  std::atomic<uint32_t> num_rows;          // 0: the item has no such window
+  std::atomic<uint32_t> pending_priority;  // of an item's first one: bits of a float32 that waits for late columns
 };
 static_assert(sizeof(ItemWindow) == 16);
 

@@ -140,6 +140,24 @@ struct IndexState {
   std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
   std::atomic<double> max_mass;      // its mass
   std::atomic<uint64_t> next_item;   // PRIMARY: records ever taken; the next one is that modulo their number
+  std::atomic<int64_t> pending;      // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
+
+  // What the limiter's insert side counts: what is pending, too, until it is published or over.
+  int64_t inserted_or_pending() const {
+    return inserted.load(std::memory_order_relaxed) + pending.load(std::memory_order_relaxed);
+  }
+  int64_t live_or_pending() const {
+    return live_items.load(std::memory_order_relaxed) + pending.load(std::memory_order_relaxed);
+  }
+};
+
+// Where late columns came and explicit items have still to be looked at, PRIMARY, under the lock only (rule L6): a place
+// to go on at, row by row downwards to `stop`, of each row index by index and node by node.
+struct LateRest {
+  std::atomic<uint64_t> slot;  // row slot + 1; 0: nothing is left
+  std::atomic<uint64_t> stop;  // the last row slot to look at
+  std::atomic<uint32_t> index;
+  std::atomic<uint32_t> node;  // the next one there, + 1; 0: none
 };
 
 struct Header {
@@ -168,6 +186,7 @@ struct Header {
   std::atomic<uint32_t> policy_version;
   std::atomic<uint32_t> num_holding;  // DERIVED: the sum of holding over all participants
   std::atomic<uint32_t> kept_head;    // DERIVED: CLOSED pages without rows, kept for who holds or pins them
+  LateRest late_rest;                 // PRIMARY
   alignas(64) IndexState index_state[kMaxIndexes];
   alignas(64) Counters counters;
 };
