@@ -200,7 +200,7 @@ def test_keys() -> None:
 
 
 def test_buffers_must_be_exact() -> None:
-    outputs = [("reward", "<f4", (), 0), ("frame", "|u1", (2, 2), 0)]
+    outputs = [("reward", "<f4", (), 0, "item"), ("frame", "|u1", (2, 2), 0, "item")]
     good = {"frame": np.zeros((3, 2, 2), np.uint8), "reward": np.zeros(3, np.float32)}
     assert [array is good[name] for array, name in zip(as_buffers(good, outputs, 3), ["reward", "frame"], strict=True)]
     with pytest.raises(UnknownColumn):

@@ -261,14 +261,15 @@ def test_what_does_not_fit_the_table_is_refused(table: Any, pattern: Pattern, er
         PatternWriter(table, writer, [pattern])
 
 
-def test_items_over_steps_that_wait_for_late_columns_are_dropped_and_counted() -> None:
-    """Explicit items are made of complete steps: create_items makes them once complete() has come."""
+def test_items_over_steps_that_wait_for_late_columns_come_with_them() -> None:
+    """A pattern's items are made as steps come, and can be drawn once complete() has come for all of their steps."""
     late = relive.ArraySpec((), "float32", late=True)
     spec = relive.StepSpec({"action": relive.ArraySpec((), "int64"), "reward": late})
     table = relive.Table(spec, 100, relive.Index(relive.Explicit({"pair": 2})))
     with table, relive.PatternWriter(table, table.writer(), [relive.Pattern({"pair": 2})]) as writer:
         keys = np.array([writer.append(action=step) for step in range(5)])
-        assert (writer.num_dropped, writer.num_waiting, table.num_items()) == (4, 0, 0)
-        table.complete(keys, reward=np.zeros(5))
-        table.create_items({"pair": keys[:4]})
+        assert (writer.num_dropped, writer.num_waiting, table.num_items()) == (0, 0, 0)
+        table.complete(keys[:3], reward=np.zeros(3))
+        assert table.num_items() == 2
+        table.complete(keys[3:], reward=np.zeros(2))
         assert table.num_items() == 4

@@ -153,7 +153,7 @@ def test_the_core_refuses_of_an_index_what_it_does_not_know(index: dict[str, Any
 @pytest.mark.parametrize(
     "change, says",
     [
-        ({"columns": [("x", "<f4", (), "episode")]}, "'step' or 'state' or 'start'"),
+        ({"columns": [("x", "<f4", (), "epoch")]}, "'step' or 'state' or 'start'"),
         ({"columns": [("x", "<f4", ())]}, "(name, dtype, shape, kind)"),
         ({"columns": 3}, "columns"),
         ({"indexes": [3]}, "a dict"),
