@@ -317,8 +317,9 @@ class ReliveSystem(System):
         except (relive.ReliveError, IndexError) as error:  # an index beyond the list of keys is Python's to refuse
             return self._refused(error)
         self._windowed.items.setdefault(table, []).extend(keys.tolist())
-        made = self._windowed.shown(self._live.gather(keys, index=table), 0, table)
-        self._keys[label_of(made)] = int(keys[0])
+        batch = self._live.gather(keys, index=table)
+        if batch.present[0]:  # else it waits for late columns of its steps
+            self._keys[label_of(self._windowed.shown(batch, 0, table))] = int(keys[0])
         return DONE
 
     def item_of_last(self, num_steps: int) -> str:

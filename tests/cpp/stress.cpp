@@ -82,6 +82,7 @@ void fit_options_to(const std::string& point, const Options& given) {
   for (const char* of_items : {"late_insert", "late_noted", "late_item"})
     if (point == of_items) options.explicit_items = true;
   if (point == "commit_counted") options.sequences = "cross";
+  if (point == "close_dropped") options.sequences = "head", options.short_lanes = true;  // an index with only_ended
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
        {"commit_tail_bit", "commit_tail_range", "commit_seam", "commit_next_page", "evict_carry", "sweep_turn"})
