@@ -55,6 +55,8 @@ nb::dict geometry(const CoreTable& self) {
   d["frames_per_slab"] = uint64_t{1} << g.frames_per_slab_shift;
   d["slab_bytes"] = g.slab_bytes;
   d["slabs_offset"] = g.slabs_offset;
+  d["cells_offset"] = g.cells.cells_offset;
+  d["cell_stride"] = g.cells.stride;
   d["region_bytes"] = g.region_bytes;
   d["row_bytes"] = g.row_bytes;
   d["record_stride"] = g.record_stride;
@@ -119,7 +121,8 @@ nb::list layout(const CoreTable& self) {
     d["stride"] = column.stride;
     d["num_bytes"] = column.num_bytes;
     d["kind"] = kind_name(column.kind);
-    d["area"] = column.area == Area::kBulk ? "bulk" : column.area == Area::kLarge ? "large" : "record";
+    constexpr const char* kAreas[] = {"record", "large", "bulk", "cell"};
+    d["area"] = kAreas[static_cast<uint32_t>(column.area)];
     d["block_rows"] = column.block_rows;
     columns.append(d);
   }

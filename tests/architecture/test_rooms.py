@@ -35,6 +35,7 @@ TABLE = [
         "writer_cells",
         "writer_room",
         "writer_rows",
+        "writer_starts",
     },
 ]
 

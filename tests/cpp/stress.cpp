@@ -82,6 +82,8 @@ void fit_options_to(const std::string& point, const Options& given) {
   for (const char* of_items : {"late_insert", "late_noted", "late_item"})
     if (point == of_items) options.explicit_items = true;
   if (point == "commit_counted") options.sequences = "cross";
+  for (const char* of_cells : {"cell_hung", "cells_given_back", "grow_cells"})
+    if (point == of_cells) options.sequences = "pad", options.explicit_items = false;
   if (point == "close_dropped") options.sequences = "head", options.short_lanes = true;  // an index with only_ended
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :

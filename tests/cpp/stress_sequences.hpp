@@ -116,6 +116,10 @@ inline std::string Batch::verify_sequence(size_t row, Identity* who, bool* torn)
     return what + " (sequence " + std::to_string(who->tag) + "/" + std::to_string(who->episode) + "/" +
            std::to_string(who->step) + ", " + std::to_string(num) + " steps)";
   };
+  const size_t core = mask - 1;
+  std::byte start[kCoreBytes];
+  write_cell(start, sizeof start, who->tag, who->episode, who->step, plan.outputs[core].column);
+  if (std::memcmp(start, at(core, row), sizeof start) != 0) return name("start value");
   if (sequence.crosses()) {
     const std::string wrong = verify_across(row, front, *who);
     *torn = !wrong.empty();

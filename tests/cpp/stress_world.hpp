@@ -58,6 +58,7 @@ struct Options {
 };
 
 inline constexpr int64_t kVerdictBytes = 64;  // the late column beside the reward
+inline constexpr int64_t kCoreBytes = 328;    // the start value of sequences
 
 inline uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -101,6 +102,7 @@ inline TableConfig make_config(const Options& options) {
   add("step", "|u1", {96}, 1, ColumnKind::kStep);
   add("reward", "<f4", {}, 4, options.late ? ColumnKind::kLate : ColumnKind::kStep);
   if (options.late) add("verdict", "|u1", {kVerdictBytes}, 1, ColumnKind::kLate);
+  if (!options.sequences.empty()) add("core", "|u1", {kCoreBytes}, 1, ColumnKind::kStart);
   IndexConfig index{};
   std::snprintf(index.name, sizeof index.name, "main");
   index.n_step = options.n_step;
@@ -259,7 +261,7 @@ class Batch final {
     is_late = table->region().late_bytes != 0;
     if (is_late) names.push_back("verdict");
     sequence = table->region().header->indexes[index].sequence;
-    if (sequence.is_set()) names.push_back("mask");  // the last of them
+    if (sequence.is_set()) names.insert(names.end(), {"core", "mask"});  // the last of them
     RELIVE_RETURN_IF_ERROR(relive::make_plan(*table, index, names, &plan));
     n_step = table->region().header->indexes[index].n_step;
     for (const Output& output : plan.outputs) {

@@ -153,7 +153,11 @@ def check_table(driver: Driver, programme: Programme, exact: bool) -> None:
     table, twin = driver.table, driver.twin
     table.check()
     if exact:
-        assert len(table) == twin.num_steps()
+        # Where an episode was given up a page may be left without any item: it goes early, with steps of other episodes
+        # that no item needs. The items themselves are all there, which is looked at below.
+        stats = table.stats()
+        gone = twin.num_steps() - len(table)
+        assert gone == 0 or (stats.early_freed > 0 and 0 < gone <= stats.evicted)
     else:
         assert len(table) <= programme.capacity
     for number, items in enumerate(programme.indexes):

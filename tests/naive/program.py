@@ -29,6 +29,7 @@ SPECS: dict[str, Columns] = {
         "action": ((2,), "float32", "step"),
         "reward": ((), "float32", "step"),
         "core": ((2, 4), "float16", "start"),
+        "memory": ((90,), "float32", "start"),
     },
     "frames": {
         "observation": ((9, 7), "uint8", "state"),
@@ -39,6 +40,7 @@ SPECS: dict[str, Columns] = {
     },
     "stateless": {
         "token": ((), "int32", "step"),
+        "memory": ((3, 33), "float64", "start"),
         "logits": ((70,), "float32", "step"),
         "reward": ((), "float32", "step"),
     },

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/begins.hpp"
+#include "relive/pages/cells.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/publish.hpp"
@@ -228,6 +229,7 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
   if (count_holding(r) != h.num_holding.load(kRelaxed)) return {"num_holding differs from what participants hold"};
   broken = {broken_records(r)};
   if (!broken) broken = {broken_bulk(r, cleared(scratch.bulk_frames), cleared(scratch.positions))};
+  if (!broken && r.cells) broken = {broken_cells(r, scratch.cell_owners.data())};
   return broken ? broken : check_lists(r, scratch);
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/cells.hpp"
 #include "relive/pages/crossing.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/parked.hpp"
@@ -164,6 +165,7 @@ void free_page(Held& held, uint64_t page) {
   r.free_frames[free].store(r.frames[page].load(kRelaxed), kRelaxed);
   r.header->num_free_frames.store(free + 1, kRelaxed);
   if (r.bulk) release_bulk(held, page);
+  if (r.cells) release_cells(held, page);
   r.pages[page].live = 0;
   if (Region::state_of(freed) != PageState::kRetired) free_push_back(held, static_cast<uint32_t>(page));
   RELIVE_FAIL_POINT(free_listed);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/cells.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/publish.hpp"
@@ -155,6 +156,7 @@ void recover(Held& held, RecoverScratch& scratch) {
   RELIVE_FAIL_POINT(recover_pass3);
   recover_records(held);
   rebuild_lists(held, scratch);
+  if (r.cells) recover_cells(held, scratch.cells.data());
   RELIVE_FAIL_POINT(recover_lists);
   if (RELIVE_RULE(F5_lanes))
     for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) settle_lane(held, lane);

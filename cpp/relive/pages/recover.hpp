@@ -23,11 +23,15 @@ struct RecoverScratch {
   std::vector<uint8_t> frames;
   std::vector<uint8_t> seen;                    // of each page, by check()
   std::vector<uint8_t> bulk_frames, positions;  // of a tiered table, by check()
+  std::vector<uint8_t> cells;                   // of each start cell
+  std::vector<uint32_t> cell_owners;            // the same, by check()
 
   void reserve(const Geometry& g) {
     pages.resize(g.num_pages);
     frames.resize(g.num_frames);
     seen.resize(g.num_pages);
+    cells.resize(g.cells.num_cells);
+    cell_owners.resize(g.cells.num_cells);
   }
   void reserve_bulk(const BulkGeometry& g) {
     bulk_frames.resize(g.num_frames);

@@ -238,6 +238,19 @@ void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& 
   run([num_bytes](std::byte* into, const std::byte* from) { copy_bytes(into, from, num_bytes); });
 }
 
+// Of kind start, where only some rows have one: that of the window's first row. A window whose row says none is not what
+// it was, which the look behind the copy finds (G4).
+void copy_start(const SequenceRows& rows, const Output& output, std::byte* to) {
+  const Region& r = rows.r;
+  const RowPlace row = row_at(r, rows.w, rows.runs, rows.first);
+  const uint32_t cell = load_head(row.base + row.offset * r.geometry->record_stride + kCellWord);
+  if (cell < r.cells.state->committed.load(std::memory_order_acquire)) {
+    copy_bytes(to, r.cells.at(cell) + r.columns[output.column].offset, output.item_bytes);
+  } else {
+    std::memset(to, 0, output.item_bytes);
+  }
+}
+
 void fill_steps(const SequenceRows& rows, const GatherPlan& plan, const Output& output, const ItemPlace& to) {
   const Region& r = rows.r;
   const double gamma = r.header->indexes[plan.index].gamma;
@@ -314,6 +327,8 @@ void fill_item(const SequenceRows& rows, const Output& output, std::byte* to) {
 
 void copy_output(const SequenceRows& rows, const GatherPlan& plan, const Output& output, size_t batch, std::byte* out) {
   const ItemPlace place = place_of(plan, output, rows.w, batch, out);
+  if (output.source == Source::kColumn && rows.r.columns[output.column].area == Area::kCell)
+    return copy_start(rows, output, place.first);
   if (output.source == Source::kColumn || output.source == Source::kNext)
     return copy_cells(rows, plan, output, batch, place);
   if (output.row_bytes == 0) return fill_item(rows, output, place.first);

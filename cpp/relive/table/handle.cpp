@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/cells.hpp"
 #include "relive/table/table.hpp"
 #include "relive/tiers/tier.hpp"
 #include "relive/words/rng.hpp"
@@ -61,6 +62,14 @@ uint64_t first_frames(const Geometry& g, bool is_local) {
 uint64_t end_of_frame(const Geometry& g, uint64_t frame) {
   const uint64_t mask = (uint64_t{1} << g.frames_per_slab_shift) - 1;
   return g.slabs_offset + (frame >> g.frames_per_slab_shift) * g.slab_bytes + ((frame & mask) + 1) * g.frame_bytes;
+}
+
+// Start cells that rows up to the capacity have at least, in windows that begin every so often.
+uint64_t least_cells(const TableConfig& config) {
+  uint64_t cells = 0;
+  for (const IndexConfig& index : config.indexes)
+    if (index.sequence.period != 0) cells = std::max(cells, config.capacity / index.sequence.period);
+  return cells;
 }
 
 void offer_frames(Region& r, uint64_t count) {
@@ -125,7 +134,8 @@ Status Table::create(const TableConfig& asked, const std::string& path, std::uni
     RELIVE_RETURN_IF_ERROR(Storage::create_local(g.region_bytes, &table->storage_));
   } else {
     // Pages that hold the capacity, and one that is being written: more lanes need more.
-    const uint64_t expected = g.slabs_offset + ((g.capacity + g.page_len - 1) / g.page_len + 1) * g.frame_bytes;
+    const uint64_t expected = g.slabs_offset + ((g.capacity + g.page_len - 1) / g.page_len + 1) * g.frame_bytes +
+                              least_cells(config) * g.cells.stride;
     const std::lock_guard<std::mutex> guard(handles().mutex);
     RELIVE_RETURN_IF_ERROR(
         Storage::create_file(path, g.region_bytes, end_of_frame(g, frames - 1), expected, &table->storage_));
@@ -135,6 +145,7 @@ Status Table::create(const TableConfig& asked, const std::string& path, std::uni
   table->region_.create(table->storage_->base(), config, layout);
   table->door_.scratch.reserve(layout.geometry);
   offer_frames(table->region_, frames);
+  if (is_local && table->region_.cells) offer_cells(Alone(table->door_).held(), 0, g.cells.num_cells);
   if (has_bulk(layout.bulk))
     RELIVE_RETURN_IF_ERROR(Tier::create(config.tier, layout.bulk, table->door_, &table->tier_));
   Participant& me = table->region_.participants[0];

@@ -45,6 +45,7 @@ Status stats(Table& table, TableStats* out) {
   out->frames_committed = h.frames_committed.load(kRelaxed);
   out->frames_used = out->frames_committed - h.num_free_frames.load(kRelaxed);
   out->bytes_committed = r.geometry->slabs_offset + out->frames_committed * r.geometry->frame_bytes;
+  if (r.cells) out->bytes_committed += r.cells.state->committed.load(kRelaxed) * r.cells.geometry->stride;
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const IndexState& state = h.index_state[i];
     out->live_items.push_back(state.live_items.load(kRelaxed));

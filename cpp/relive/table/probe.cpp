@@ -21,6 +21,7 @@ Status probe_region(const std::string& path, Probe* out) {
   const uint64_t last_frame = std::max<uint64_t>(1, h.frames_committed.load()) - 1;
   const std::byte* const end = region.frame_base(static_cast<uint32_t>(last_frame)) + region.geometry->frame_bytes;
   out->num_bytes = static_cast<uint64_t>(end - region.base);
+  if (region.cells) out->num_bytes += region.cells.state->committed.load() * region.cells.geometry->stride;
   out->num_steps = h.live_steps.load() - h.removed_steps.load();
   out->capacity = region.geometry->capacity;
   for (uint32_t p = 0; p < region.geometry->max_participants; ++p)

@@ -222,6 +222,7 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
       lane.last_word = lane.word;
       lane.episode_step = run.ends ? 0 : lane.episode_step + run.count;
       lane.lane_step += run.count;
+      if (!start_cells_.empty()) keep_cells(lane);
       advance(lane, run.ends && r.geometry->has_state != 0);
       if (rows_left_admitted_ > 0) {
         table.region().credit(table.participant(), 0).reserved.fetch_sub(run.count, kRelaxed);
@@ -283,6 +284,7 @@ Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
 
 Status Writer::write_round(const StepBlock& block, const Deadline& deadline, int64_t* keys) {
   RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
+  if (!start_cells_.empty()) RELIVE_RETURN_IF_ERROR(take_cells(block, deadline));
   for (size_t m = 0; m < block.num_lanes; ++m) {
     note_part(lane_of(block, m));
     if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));

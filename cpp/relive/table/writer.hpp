@@ -107,6 +107,8 @@ class Writer final {
     std::byte* ahead_frame = nullptr;  // of the page opened ahead, null where there is none
     std::byte* bulk = nullptr;         // as frame and ahead_frame, for the large columns of a tiered table
     std::byte* ahead_bulk = nullptr;
+    std::vector<uint32_t> cells;  // start cells of the page that no committed row names yet, in the order of rows
+    uint32_t run_cells = 0;       // of them, what the run names
   };
 
   static constexpr uint32_t kAnyLength = ~0u;
@@ -164,6 +166,13 @@ class Writer final {
   Status relieve(OpenResult result, Locked* locked, const Deadline& deadline);
   Status wait_for_holders(const Deadline& deadline);
   Status grow(const Deadline& deadline);
+  Status grow_cells(const Deadline& deadline);
+  bool starts_at(uint32_t episode_step, uint64_t lane_step) const;
+  uint32_t cells_of_run(const LaneWriter& lane) const;
+  uint64_t cells_of_block(const StepBlock& block) const;
+  Status take_cells(const StepBlock& block, const Deadline& deadline);
+  void write_start(const StepBlock& block, LaneWriter& lane, uint32_t k, size_t m) const;
+  void keep_cells(LaneWriter& lane) const;
   void write_rows(const StepBlock& block, size_t m);
   void write_next_cell(const StepBlock& block, LaneWriter& lane, size_t row, size_t m);
   void ask_for_words(const LaneWriter& lane) const;
@@ -177,6 +186,7 @@ class Writer final {
   std::vector<ColumnCell> cells_;          // of all columns, in their order
   std::vector<ColumnCell> state_cells_;    // of those that are of kind state
   std::vector<ColumnCell> episode_cells_;  // of those that are of kind episode
+  std::vector<ColumnCell> start_cells_;    // of those that only some rows have; in none of the others
   std::vector<LaneWriter> lanes_;
   size_t num_given_up_ = 0;  // lanes with an episode that it was begun to drop
   size_t num_cut_ = 0;       // of them, by a close() that may not have come to its end

@@ -41,6 +41,7 @@ void Writer::take_page(LaneWriter& lane, bool ahead, uint64_t ref) {
   lane.bulk = bulk_of(r, page);
   lane.end = 0;
   lane.is_frozen = false;
+  lane.cells.clear();  // what is left of them goes with the page before
 }
 
 // After commit_run: where the next row goes.
@@ -101,7 +102,8 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     return table_->tier()->wait_for_frame(deadline);
   }
   const auto has_room = [&r] {
-    return r.header->num_free_pages.load(kRelaxed) > 0 && r.header->num_free_frames.load(kRelaxed) > 0;
+    const bool has_cells = !r.cells || r.cells.state->num_free.load(kRelaxed) > 0;
+    return has_cells && r.header->num_free_pages.load(kRelaxed) > 0 && r.header->num_free_frames.load(kRelaxed) > 0;
   };
   (void)locked->sweep_dead();
   RELIVE_RETURN_IF_ERROR(locked->status());
@@ -203,6 +205,13 @@ Status Writer::take_frames(const StepBlock& block, const Deadline& deadline) {
   while (r.header->num_free_frames.load(kRelaxed) < needed &&
          r.header->frames_committed.load(std::memory_order_acquire) < g.num_frames) {
     Status status = grow(deadline);
+    if (status.ok()) continue;
+    return old_rows_go && status.code() == Code::kStorageFull ? Status() : status;
+  }
+  const uint64_t cells = start_cells_.empty() ? 0 : cells_of_block(block);
+  while (cells > 0 && r.cells.state->num_free.load(kRelaxed) < cells &&
+         r.cells.state->committed.load(std::memory_order_acquire) < r.cells.geometry->num_cells) {
+    Status status = grow_cells(deadline);
     if (status.ok()) continue;
     return old_rows_go && status.code() == Code::kStorageFull ? Status() : status;
   }

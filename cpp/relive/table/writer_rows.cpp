@@ -41,6 +41,10 @@ Writer::Writer(Table* table) : table_(table) {
     const ColumnLayout& column = r.columns[c];
     if (column.kind == ColumnKind::kLate) continue;
     const bool is_state = column.kind == ColumnKind::kState;
+    if (column.area == Area::kCell) {
+      start_cells_.push_back({column.offset, column.stride, column.num_bytes, c, false, false});
+      continue;
+    }
     cells_.push_back({column.offset, column.stride, column.num_bytes, c, is_state, column.area == Area::kBulk});
     if (is_state) state_cells_.push_back(cells_.back());
     if (column.kind == ColumnKind::kEpisode) episode_cells_.push_back(cells_.back());
@@ -223,6 +227,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
   const uint32_t version =
       policy_version_ >= 0 ? static_cast<uint32_t>(policy_version_) : r.header->policy_version.load(kRelaxed);
   const uint32_t late = r.late_bytes != 0 && RELIVE_RULE(L1_bit) ? kLateBit : 0;
+  lane.run_cells = 0;
   for (uint32_t k = 0; k < lane.run.count; ++k) {
     const size_t row = lane.done + k;
     const uint32_t offset = lane.run.first + k;
@@ -237,6 +242,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
                           (truncated ? kTruncatedBit : 0) | (discount != usual ? kDiscountBit : 0) | late;
     std::memcpy(lane.frame + offset * r.geometry->record_stride, &head, sizeof head);
     r.marks[r.slot_of(lane.page, offset)].write(version, discount, priority, lane.uid);
+    if (!start_cells_.empty()) write_start(block, lane, k, m);
     const bool is_frozen = k == 0 && lane.is_frozen;
     for (const ColumnCell& cell : cells_) {
       if (is_frozen && cell.is_state) continue;  // others read it already, and it says the same

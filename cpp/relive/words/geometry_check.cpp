@@ -38,6 +38,16 @@ bool are_slabs_sound(const Geometry& g, size_t num_bytes) {
              num_bytes;
 }
 
+// Start cells: as many as rows, behind the slabs.
+bool are_cells_sound(const Geometry& g, size_t num_bytes) {
+  const CellGeometry& cells = g.cells;
+  if (cells.stride == 0) return true;
+  return cells.num_cells == g.num_slots && cells.num_cells < kNoCell && cells.grow_cells >= 1 &&
+         cells.stride % 64 == 0 && cells.cells_offset % 64 == 0 && cells.cells_offset > g.slabs_offset &&
+         g.record_stride >= kCellWord + sizeof(uint32_t) &&
+         Wide{cells.cells_offset} + Wide{cells.num_cells} * cells.stride <= num_bytes;
+}
+
 // Records: as many as keys have numbers for, above every row's slot, and areas that hold all of them.
 template <class Lies>
 bool are_records_sound(const Geometry& g, const RecordGeometry& records, Wide first_leaf, const Lies& lies) {
@@ -75,6 +85,10 @@ bool are_areas_sound(const Geometry& g) {
                lies(g.marks_offset, Wide{sizeof(Mark)} * g.num_slots) &&
                lies(g.free_frames_offset, Wide{sizeof(uint32_t)} * g.num_frames) &&
                lies(g.metadata_offset, g.metadata_bytes);
+  if (g.cells.stride != 0)
+    sound = sound && lies(g.cells.state_offset, sizeof(CellState)) &&
+            lies(g.cells.links_offset, Wide{sizeof(uint32_t)} * g.cells.num_cells) &&
+            lies(g.cells.free_offset, Wide{sizeof(uint32_t)} * g.cells.num_cells);
   Wide next_leaf = g.num_slots;
   for (uint32_t i = 0; i < g.num_indexes && sound; ++i) {
     const RecordGeometry& records = g.records[i];
@@ -91,12 +105,14 @@ bool are_areas_sound(const Geometry& g) {
 }
 
 bool is_column_described(const ColumnLayout& column) {
-  return column.num_dims <= kMaxDims && column.area <= Area::kLarge && column.kind <= ColumnKind::kEpisode &&
+  return column.num_dims <= kMaxDims && column.area <= Area::kCell && column.kind <= ColumnKind::kEpisode &&
          std::memchr(column.name, 0, sizeof column.name) != nullptr &&
          std::memchr(column.dtype, 0, sizeof column.dtype) != nullptr;
 }
 
 bool is_column_sound(const Geometry& g, const ColumnLayout& column) {
+  if (column.area == Area::kCell)
+    return Wide{column.offset} + column.num_bytes <= g.cells.stride && is_column_described(column);
   const bool lies = Wide{column.offset} + Wide{g.page_len - 1} * column.stride + column.num_bytes <= g.frame_bytes;
   return lies && is_column_described(column);
 }
@@ -118,6 +134,7 @@ bool are_item_columns_sound(const Geometry& g, const ColumnLayout* columns) {
 std::string unsound_part(const Geometry& g, const std::byte* memory, size_t num_bytes) {
   if (!are_counts_sound(g)) return "counts that do not agree";
   if (!are_slabs_sound(g, num_bytes)) return "frames that lie outside of the file";
+  if (!are_cells_sound(g, num_bytes)) return "start cells that lie outside of the file";
   if (!are_areas_sound(g)) return "areas that lie outside of their place";
   const auto* columns = reinterpret_cast<const ColumnLayout*>(memory + g.columns_offset);
   for (uint32_t c = 0; c < g.num_columns; ++c)

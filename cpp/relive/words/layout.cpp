@@ -23,6 +23,7 @@ constexpr uint64_t kFrameAlign = 64;
 constexpr uint64_t kAliasBytes = 4096;
 constexpr uint32_t kMostWays = 16;
 constexpr uint64_t kGrowBytes = 32 * kMiB;
+constexpr uint64_t kGrowCellBytes = kMiB / 16;  // they are few
 constexpr uint64_t kMaxPageLen = 4096;
 constexpr uint64_t kMaxValueBytes = uint64_t{1} << 32;
 constexpr uint64_t kMaxRowBytes = uint64_t{1} << 36;  // a page of rows: 2^48 bytes at most
@@ -178,18 +179,34 @@ uint64_t aligned_at(uint64_t offset, const ColumnConfig& column) {
   return round_up(offset, std::clamp<uint64_t>(std::bit_floor(column.item_bytes), 1, 16));
 }
 
+// Whether large columns of kind start are kept in cells: where no index may ask for them at any row.
+bool has_cells(const TableConfig& config) {
+  const auto is_large = [](const ColumnConfig& column) {
+    return column.kind == ColumnKind::kStart && described(column).num_bytes > kLargeColumn;
+  };
+  const auto knows = [](const IndexConfig& index) { return index.sequence.knows_starts(); };
+  return !config.tier.is_tiered() && std::all_of(config.indexes.begin(), config.indexes.end(), knows) &&
+         std::any_of(config.columns.begin(), config.columns.end(), is_large);
+}
+
 // Packed columns first by alignment, so that each lies on its natural boundary; large ones in areas of their own.
 void place_columns(const TableConfig& config, Layout* out) {
   Geometry& g = out->geometry;
   out->columns.resize(config.columns.size());
-  uint64_t record = kRecordHead;
+  const bool are_sparse = has_cells(config);
+  uint64_t record = are_sparse ? kCellWord + sizeof(uint32_t) : kRecordHead;
   for (size_t position : packing_order(config.columns)) {
     const ColumnConfig& from = config.columns[position];
     ColumnLayout& to = out->columns[position];
     to = described(from);
-    to.area = is_bulk(config, from, to.num_bytes) ? Area::kBulk
-              : to.num_bytes > kLargeColumn       ? Area::kLarge
-                                                  : Area::kRecord;
+    to.area = is_bulk(config, from, to.num_bytes)             ? Area::kBulk
+              : to.num_bytes <= kLargeColumn                  ? Area::kRecord
+              : are_sparse && from.kind == ColumnKind::kStart ? Area::kCell
+                                                              : Area::kLarge;
+    if (to.area == Area::kCell) {
+      to.offset = g.cells.stride;
+      g.cells.stride += round_up(to.num_bytes, 64);
+    }
     if (to.area == Area::kRecord) {
       record = aligned_at(record, from);
       to.offset = record;
@@ -201,9 +218,10 @@ void place_columns(const TableConfig& config, Layout* out) {
   choose_block(config, out);
   for (ColumnLayout& column : out->columns) {
     column.stride = column.area == Area::kRecord ? g.record_stride
+                    : column.area == Area::kCell ? g.cells.stride
                     : column.area == Area::kBulk ? bulk_stride(out->bulk, column.num_bytes)
                                                  : round_up(column.num_bytes, 64);
-    if (column.area != Area::kRecord) g.row_bytes += column.stride;
+    if (column.area == Area::kLarge || column.area == Area::kBulk) g.row_bytes += column.stride;
   }
 }
 
@@ -294,6 +312,16 @@ void place_records(const Take& take, uint64_t num_slots, RecordGeometry* records
   records->values_offset = take(records->value_stride * records->max_items);
 }
 
+template <class Take>
+void place_cells(const Take& take, uint64_t num_slots, CellGeometry* cells) {
+  if (cells->stride == 0) return;
+  cells->num_cells = num_slots;
+  cells->grow_cells = std::max<uint64_t>(1, kGrowCellBytes / cells->stride);
+  cells->state_offset = take(sizeof(CellState));
+  cells->links_offset = take(sizeof(uint32_t) * num_slots);
+  cells->free_offset = take(sizeof(uint32_t) * num_slots);
+}
+
 void place_areas(const TableConfig& config, Layout* out) {
   Geometry& g = out->geometry;
   uint64_t offset = round_up(sizeof(Header), 4096);
@@ -321,6 +349,7 @@ void place_areas(const TableConfig& config, Layout* out) {
     g.cursors_offset[i] = take(has_records ? 0 : sizeof(Cursor) * g.max_lanes);
     if (has_records) place_records(take, g.num_slots, &g.records[i]);
   }
+  place_cells(take, g.num_slots, &g.cells);
   g.metadata_bytes = config.metadata.size();
   g.metadata_offset = take(g.metadata_bytes);
   g.slabs_offset = round_up(offset, kSlabAlign);
@@ -328,6 +357,9 @@ void place_areas(const TableConfig& config, Layout* out) {
   const uint64_t mask = (uint64_t{1} << g.frames_per_slab_shift) - 1;
   g.region_bytes =
       g.slabs_offset + (last >> g.frames_per_slab_shift) * g.slab_bytes + ((last & mask) + 1) * g.frame_bytes;
+  if (g.cells.stride == 0) return;
+  g.cells.cells_offset = round_up(g.region_bytes, kSlabAlign);
+  g.region_bytes = g.cells.cells_offset + g.cells.num_cells * g.cells.stride;
 }
 
 }  // namespace
@@ -381,7 +413,12 @@ Status make_layout(const TableConfig& config, Layout* out) {
   g.num_slots = g.num_pages << g.page_shift;
   RELIVE_RETURN_IF_ERROR(number_records(config, &g));
   place_frames(config.max_lanes, out);
-  if (static_cast<long double>(g.num_frames) * static_cast<long double>(g.frame_bytes) > kMaxRegionBytes)
+  if (g.cells.stride != 0 && g.num_slots >= kNoCell)
+    return invalid("capacity", "fewer than 2^32 rows where start values are kept apart",
+                   static_cast<int64_t>(config.capacity));
+  const auto bytes_a_page =
+      static_cast<long double>(g.frame_bytes) + static_cast<long double>(g.page_len) * g.cells.stride;
+  if (static_cast<long double>(g.num_frames) * bytes_a_page > kMaxRegionBytes)
     return invalid("capacity", "fewer than 2^62 bytes of steps", static_cast<int64_t>(config.capacity));
   if (out->bulk.block_bytes != 0) RELIVE_RETURN_IF_ERROR(place_bulk(config, out));
   place_item_columns(config, out);
@@ -394,9 +431,9 @@ uint64_t layout_hash(const Geometry& geometry, const ColumnLayout* columns) {
   const auto eat = [&hash](uint64_t value) {
     for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 255)) * 1099511628211ull;
   };
-  for (uint64_t value :
-       {geometry.page_len + uint64_t{0}, geometry.frame_bytes, geometry.slab_bytes, geometry.record_stride,
-        geometry.marks_offset, geometry.slabs_offset, uint64_t{geometry.frames_per_slab_shift}})
+  for (uint64_t value : {geometry.page_len + uint64_t{0}, geometry.frame_bytes, geometry.slab_bytes,
+                         geometry.record_stride, geometry.marks_offset, geometry.slabs_offset,
+                         uint64_t{geometry.frames_per_slab_shift}, geometry.cells.cells_offset, geometry.cells.stride})
     eat(value);
   for (uint32_t c = 0; c < geometry.num_columns; ++c) {
     const ColumnLayout& column = columns[c];

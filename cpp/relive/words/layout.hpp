@@ -2,7 +2,8 @@
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
 // marks | free frames | per index: tree, leaf states, and of rows cursors, of records their words, windows, nodes,
-// heads and own columns | metadata | slabs. All positions are offsets from the region's start.
+// heads and own columns | of start cells: state, links, free ones | metadata | slabs | start cells. All positions are
+// offsets from the region's start.
 // A slab is a run of frames, a frame holds the rows of one page:
 //   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
 //                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
@@ -24,11 +25,13 @@ namespace relive {
 inline constexpr uint32_t kMaxIndexes = 8;
 inline constexpr uint32_t kMaxColumns = 128;
 inline constexpr uint32_t kMaxDims = 8;
-inline constexpr uint32_t kPins = 4;             // pages one participant may pin at a time
-inline constexpr uint32_t kRecordHead = 4;       // bytes of the row's head in front of the packed columns
+inline constexpr uint32_t kPins = 4;        // pages one participant may pin at a time
+inline constexpr uint32_t kRecordHead = 4;  // bytes of the row's head in front of the packed columns
+inline constexpr uint32_t kCellWord = 4;    // where a table has start cells: behind the head, the number of the row's
+inline constexpr uint32_t kNoCell = ~0u;    // that of a row which has none
 inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kMostLateBytes = 256;  // of a row's late columns together: they are written under the lock
-inline constexpr uint32_t kFormatVersion = 5;
+inline constexpr uint32_t kFormatVersion = 6;
 inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together; that a record's window spans
 inline constexpr uint32_t kMaxWindows = 32;   // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
@@ -40,13 +43,14 @@ inline constexpr uint32_t kGenerationShift = kStateBits + kMoveBits;
 // kLate: a step column that nobody gives when its row is written; it comes later, by the row's key.
 // kEpisode: the same in all rows of an episode, which every row has.
 enum class ColumnKind : uint32_t { kStep = 0, kState = 1, kStart = 2, kLate = 3, kEpisode = 4 };
-enum class Area : uint32_t { kRecord = 0, kLarge = 1, kBulk = 2 };  // kBulk: a large column of a tiered table
+// kBulk: a large column of a tiered table. kCell: one of kind start, which only rows have where a window may begin.
+enum class Area : uint32_t { kRecord = 0, kLarge = 1, kBulk = 2, kCell = 3 };
 
 struct ColumnLayout {
   char name[128];
   char dtype[16];  // numpy's str, e.g. "<f4"
   uint64_t num_bytes;
-  uint64_t offset;  // inside the frame (kBulk: inside the bulk frame), of row 0
+  uint64_t offset;  // inside the frame (kBulk: inside the bulk frame), of row 0; kCell: inside the cell
   uint64_t stride;  // from row to row
   ColumnKind kind;
   Area area;
@@ -97,6 +101,10 @@ struct SequenceConfig {
   bool waits_for_end() const { return only_ended != 0 && longest != 0; }
   bool crosses() const { return at_end == AtEnd::kCross; }
   bool draws_one() const { return only_the_last == kOneAtRandom; }
+  // Whether it follows from the step of a row alone (kCross: of its lane) that some item's first row may be that one.
+  bool knows_starts() const { return is_set() && at_end != AtEnd::kShift && only_the_last == 0; }
+  // Then, whether it may: an item's burn-in lies before the step where its loss begins.
+  bool starts_at(uint64_t step) const { return step == 0 || (period != 0 && (step + burn_in) % period == 0); }
   // Whether an item may begin at this step of an episode (kCross: of a lane), whatever its end makes of it.
   bool begins_at(uint64_t step) const { return step == 0 || (period != 0 && step % period == 0); }
 };
@@ -191,6 +199,19 @@ struct RecordGeometry {
 };
 static_assert(sizeof(RecordGeometry) == 80);
 
+// Start cells: what a step has of the large columns of kind start, for those steps where a window may begin. All zero in
+// a table that keeps them in every row. They have memory as frames have it: committed in order, taken last-in first-out.
+struct CellGeometry {
+  uint64_t stride;     // bytes of a cell
+  uint64_t num_cells;  // as many as rows
+  uint64_t grow_cells;
+  uint64_t state_offset;  // CellState
+  uint64_t links_offset;  // of each cell: the next one of its page
+  uint64_t free_offset;   // the stack of free ones
+  uint64_t cells_offset;
+};
+static_assert(sizeof(CellGeometry) == 56);
+
 // Sizes and offsets of one region. Lives in its header, never changes after birth.
 struct Geometry {
   uint64_t capacity;
@@ -239,6 +260,7 @@ struct Geometry {
   uint64_t metadata_bytes;
   uint64_t slabs_offset;
   uint64_t region_bytes;
+  CellGeometry cells;
 };
 static_assert(std::is_trivially_copyable_v<Geometry>);
 

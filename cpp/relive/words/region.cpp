@@ -53,6 +53,11 @@ void Region::bind(std::byte* memory) {
   r->tails = at<std::atomic<uint64_t>>(memory, g.tails_offset);
   r->marks = at<Mark>(memory, g.marks_offset);
   r->free_frames = at<std::atomic<uint32_t>>(memory, g.free_frames_offset);
+  r->cells = {};
+  if (g.cells.stride != 0)
+    r->cells = {&g.cells, memory + g.cells.cells_offset, at<CellState>(memory, g.cells.state_offset),
+                at<std::atomic<uint32_t>>(memory, g.cells.links_offset),
+                at<std::atomic<uint32_t>>(memory, g.cells.free_offset)};
   r->num_indexes = g.num_indexes;
   r->page_shift = g.page_shift;
   r->page_len = g.page_len;
@@ -146,6 +151,8 @@ Status Region::open(std::byte* memory, size_t num_bytes) {
   if (h->frames_committed.load() > h->geometry.num_frames)
     return Status(Code::kNotARegion).with_text("what", "a damaged header: more frames than there are");
   bind(memory);
+  if (cells && std::max(cells.state->committed.load(), cells.state->num_free.load()) > cells.geometry->num_cells)
+    return Status(Code::kNotARegion).with_text("what", "a damaged header: more start cells than there are");
   const uint64_t hash = relive::layout_hash(*geometry, columns);
   if (hash != h->layout_hash) return differs("layout hash", h->layout_hash, hash);
   return {};

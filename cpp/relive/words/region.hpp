@@ -56,7 +56,8 @@ struct PageRecord {
   std::atomic<uint32_t> flags;               // PRIMARY
   uint32_t ring_prev, ring_next, free_next;  // DERIVED; the ring's two are the kept list's while the page is on it
   uint32_t live;                             // DERIVED: (step, index) pairs still live or pending
-  uint32_t reserved[2];
+  std::atomic<uint32_t> first_cell;          // PRIMARY: start cells of its rows, + 1; 0: none (rule B4)
+  uint32_t reserved;
   uint64_t first_step;  // PRIMARY where steps are counted (rules S4, S6): steps that its first lane had before row 0
 };
 static_assert(sizeof(PageRecord) == 96);
@@ -125,6 +126,12 @@ struct alignas(64) Credit {
   // beside it is let in by parts.
   std::atomic<int64_t> refused_draw;
   int64_t unused[4];
+};
+
+// Start cells, by CellGeometry. A cell is free, or hangs at the page that took it.
+struct CellState {
+  std::atomic<uint64_t> committed;  // PRIMARY: cells below this number really have memory behind them
+  std::atomic<uint64_t> num_free;   // DERIVED
 };
 
 struct Counters {
@@ -196,6 +203,18 @@ inline constexpr char kMagic[8] = {'r', 'e', 'l', 'i', 'v', 'e', '\n', '\0'};
 // What of a geometry cannot be true of a file of num_bytes, its columns included; empty where it is sound.
 std::string unsound_part(const Geometry& geometry, const std::byte* memory, size_t num_bytes);
 
+// A table's start cells; empty where it has none.
+struct StartCells {
+  const CellGeometry* geometry = nullptr;
+  std::byte* first = nullptr;
+  CellState* state = nullptr;
+  std::atomic<uint32_t>* links = nullptr;  // PRIMARY: of one that hangs at a page, the next one, + 1; 0: it is the last
+  std::atomic<uint32_t>* free = nullptr;   // DERIVED
+
+  explicit operator bool() const { return geometry != nullptr; }
+  std::byte* at(uint64_t cell) const { return first + cell * geometry->stride; }
+};
+
 struct Region {
   std::byte* base = nullptr;
   Header* header = nullptr;
@@ -218,6 +237,7 @@ struct Region {
   uint32_t page_bits = 0;
   uint32_t late_bytes = 0;  // of a row's late columns; 0: there are none
   Bulk bulk;                // of a tiered table; empty in all others
+  StartCells cells;
 
   // Fills a fresh, zeroed region of layout.geometry.region_bytes and binds to it.
   void create(std::byte* memory, const TableConfig& config, const Layout& layout);
