@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "relive/pages/publish.hpp"
@@ -107,6 +108,20 @@ class Writer final {
     std::byte* ahead_frame = nullptr;  // of the page opened ahead, null where there is none
     std::byte* bulk = nullptr;         // as frame and ahead_frame, for the large columns of a tiered table
     std::byte* ahead_bulk = nullptr;
+  };
+
+  // A call by the lanes' owner, for one scope: of this process, one at a time, with the writer and its table open.
+  class Call final {
+   public:
+    Call(Writer& writer, const Deadline& deadline) : status_(begin(writer, deadline)) {}
+    const Status& status() const { return status_; }
+
+   private:
+    Status begin(Writer& writer, const Deadline& deadline);
+
+    std::optional<Turn> turn_;
+    std::optional<Entered> entered_;
+    Status status_;
   };
 
   static constexpr uint32_t kAnyLength = ~0u;
