@@ -3,18 +3,12 @@
 
 #include "relive/pages/abandon.hpp"
 #include "relive/pages/kept.hpp"
+#include "relive/pages/page_rows.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/table/writer.hpp"
 #include "relive/table/writer_cells.hpp"
 
 namespace relive {
-namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-
-Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
-
-}  // namespace
 
 // The page that the lane's run is about to be written into, as one of the episode's. Pages that are gone are forgotten
 // where room for more would be taken.
