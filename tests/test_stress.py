@@ -65,6 +65,7 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --abandon",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --explicit --late",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --sequences cross",
+        "--seconds 3 --random-kills 30 --self-kills 60 --sequences head --ragged --max-times 3",
         "--fail-points 1 --seconds-a-point 10 --max-times 3",
     ],
 )

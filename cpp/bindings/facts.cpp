@@ -153,6 +153,7 @@ nb::dict stats(const CoreTable& self) {
   for (size_t i = 0; i < s.live_items.size(); ++i) {
     nb::dict one;
     one["num_items"] = s.live_items[i];
+    one["pending"] = s.pending[i];
     one["inserted"] = s.inserted[i];
     one["sampled"] = s.sampled[i];
     one["in_flight"] = s.in_flight[i];

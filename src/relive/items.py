@@ -48,8 +48,11 @@ def _check_whole(items: Any, name: str, least: int, most: int) -> None:
 def _check_timed(items: Any, spec: StepSpec) -> None:
     spec.expand_stack(items.stack)
     tops = {name.partition("/")[0] for name in spec.columns}
-    if "mask" in tops:
-        raise SpecError("column 'mask'", "another name: items with a time axis have a mask of their own", "mask")
+    for name in ("mask", "loss_mask"):
+        if name in tops:
+            raise SpecError(
+                f"column {name!r}", f"another name: items with a time axis have a {name} of their own", name
+            )
     if "offsets" in tops and items.is_ragged:
         raise SpecError("column 'offsets'", "another name: ragged items have offsets of their own", "offsets")
 
@@ -190,7 +193,7 @@ class Sequences:
         return 1 if self.at_end != "drop" else min(self.length, self.period or self.length)
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named mask."""
+        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named as a mask."""
         _check_timed(self, spec)
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:
@@ -286,7 +289,7 @@ class Episodes:
         return 0
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named mask."""
+        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named as a mask."""
         _check_timed(self, spec)
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:

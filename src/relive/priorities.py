@@ -22,11 +22,13 @@ def sequence_priority(
     td_errors [B, T] and mask bool [B, T]: numpy arrays or torch tensors, both of one kind; the result is [B], of that
     kind. time_major: both are [T, B]. offsets: batch.offsets of items that lie end to end; both are [rows] then. To
     leave burn-in out give the mask of the rows that carry loss. A sequence without such a row has 0. eta in [0, 1].
-    Kapturowski et al., Recurrent Experience Replay in Distributed
-    Reinforcement Learning (2019), section 2.3. Raises InvalidConfig, ShapeMismatch.
+    Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning (2019), section 2.3.
+    Raises InvalidConfig, ShapeMismatch.
     """
     eta = finite("eta", eta, 0.0, 1.0)
     axis = 0 if flag("time_major", time_major) or offsets is not None else 1
+    if time_major and offsets is not None:
+        raise InvalidConfig("time_major with offsets", "False: rows that lie end to end have one axis", time_major)
     for what, value in (("td_errors", td_errors), ("mask", mask)):
         if not hasattr(value, "shape"):
             raise InvalidConfig(what, "a numpy array or a torch tensor [B, T]", value)
@@ -53,14 +55,15 @@ def _end_to_end(errors: Any, named: Any, offsets: Any, eta: float) -> Any:
     num_items = len(starts) - 1
     whose = np.repeat(np.arange(num_items), np.diff(starts))
     if isinstance(errors, np.ndarray):
-        largest, total = np.zeros((2, num_items), errors.dtype)
-        count = np.zeros(num_items, np.int64)
+        largest = np.zeros(num_items, errors.dtype)
         np.maximum.at(largest, whose, errors)
-        np.add.at(total, whose, errors)
-        np.add.at(count, whose, named)
+        total = np.bincount(whose, errors, num_items)
+        count = np.bincount(whose[named], minlength=num_items)
     else:
-        item = errors.new_tensor(whose).long()
+        # Half precision has too few digits to number items, to count rows, and to add many errors up.
+        item = errors.new_tensor(whose, dtype=named[:0].long().dtype)
         largest = errors.new_zeros(num_items).scatter_reduce(0, item, errors, "amax")
-        total = errors.new_zeros(num_items).index_add(0, item, errors)
-        count = errors.new_zeros(num_items).index_add(0, item, named.to(errors.dtype))
+        wide = errors.float() if errors.element_size() < 4 else errors
+        total = wide.new_zeros(num_items).index_add(0, item, wide).to(errors.dtype)
+        count = item.new_zeros(num_items).index_add(0, item, named.long())
     return eta * largest + (1.0 - eta) * total / count.clip(1)

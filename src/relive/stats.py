@@ -15,6 +15,7 @@ class IndexStats:
     """One index at one moment. Counters run since the table was made."""
 
     num_items: int  # live items
+    pending: int  # items that wait for late columns or, with initial='given', for their priority; limiters count them
     inserted: int  # items published
     sampled: int  # items handed out, and those in flight
     in_flight: int  # items drawn ahead, not yet handed out

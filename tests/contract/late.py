@@ -65,7 +65,7 @@ class LateSuite(Suite):
             assert table.complete([], **columns([])) == 0
             stats = table.stats()
             assert (stats.completed, stats.completions_stale, stats.incomplete_items) == (5, 0, 0)
-            assert (stats.num_steps, table.num_items()) == (10, 5)
+            assert (stats.num_steps, table.num_items(), stats.indexes["default"].pending) == (10, 5, 5)
         table.check()
 
     def test_late_columns_of_n_steps(self, make_table: MakeTable) -> None:

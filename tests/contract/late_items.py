@@ -48,6 +48,31 @@ class LateItemsSuite(Suite):
             assert table.stats().incomplete_items == 0
         table.check()
 
+    def test_how_many_items_wait(self, make_table: MakeTable) -> None:
+        """In each index: for late columns, for a priority; until they can be drawn, or are gone."""
+        given = relive.Index(sampler=relive.Prioritized(1.0, initial="given"))
+        table = make_table(late_spec(), 16, {**index_of_items(), "given": given}, max_lanes=1)
+
+        def waiting() -> list[tuple[int, int]]:
+            indexes = table.stats().indexes
+            return [(indexes[name].pending, indexes[name].inserted) for name in ("steps", "items", "given")]
+
+        with table.writer() as writer:
+            keys = write(writer, 0, 10)
+            assert waiting() == [(10, 0), (0, 0), (10, 0)]
+            (made,) = table.create_items({"now": keys[[2]]})
+            assert waiting() == [(10, 0), (1, 0), (10, 0)]
+            table.complete(keys[2:5], **columns([2, 3, 4]))
+            assert waiting() == [(7, 3), (0, 1), (10, 0)], "in one index they wait for their priorities now"
+            assert table.update_priorities(keys[4:6], [1.0, 2.0], index="given") == 2
+            assert waiting() == [(7, 3), (0, 1), (9, 1)]
+            table.create_items({"now": keys[[7]]})
+            assert table.delete([*keys[6:8].tolist(), made]) == 3
+            assert waiting() == [(5, 3), (1, 1), (7, 1)], "an item lives on without its deleted row"
+            write(writer, 10, 16)
+            assert waiting() == [(16, 3), (0, 1), (16, 1)], "evicted"
+        table.check()
+
     def test_explicit_items_wait_for_their_own_rows(self, make_table: MakeTable) -> None:
         """Not for those that a stride passes over."""
         table = make_table(late_spec(), 1000, index_of_items(), max_lanes=4)

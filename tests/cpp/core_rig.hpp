@@ -3,6 +3,8 @@
 // Cells are functions of (lane, episode, step, column), so that every byte that a table delivers can be checked.
 #pragma once
 
+#include <cstdlib>
+
 #include "core_model.hpp"
 
 namespace rig {
@@ -52,6 +54,12 @@ class Rig {
   std::string where(int64_t key) const;
   bool can_end(int32_t m) const { return !lane_of(m).episodes.back().steps.empty(); }
   bool has_seam(int32_t m) const { return lane_of(m).has_seam; }
+  // The key of one of the newest `most` steps; there is one.
+  int64_t some_key(size_t most) { return keys[keys.size() - 1 - below(std::min(most, keys.size()))]; }
+  void move_pages() {
+    uint64_t moved = 0;
+    CHECK(relive::move_all_pages(*table, &moved).ok());
+  }
   uint64_t below(uint64_t n) { return std::uniform_int_distribution<uint64_t>(0, n - 1)(random_); }
 
   std::unique_ptr<Table> table;
@@ -82,6 +90,26 @@ class Rig {
   std::vector<std::unique_ptr<Writer>> dead_;
   std::map<uint32_t, size_t> last_of_slot_;  // lane slot -> position in lanes
 };
+
+// Runs a programme of operations with so many seeds, up to one that fails.
+template <class Programme>
+void run_with_seeds(Spec spec, int num_seeds, Programme&& programme) {
+#if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
+  num_seeds = num_seeds / 5 + 1;  // one thread: the sanitizers look for threads and stray bytes, not for logic
+#endif
+  if (const char* times = std::getenv("RELIVE_SEEDS")) num_seeds *= std::atoi(times);  // a longer hunt
+  for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
+    spec.seed = static_cast<uint64_t>(seed);
+    programme(spec);
+  }
+}
+
+// Says where in its programme an operation failed.
+inline void fail_at(const Spec& spec, int operation, uint64_t kind) {
+  harness::fail(__FILE__, __LINE__,
+                "seed " + std::to_string(spec.seed) + ", operation " + std::to_string(operation) + " of kind " +
+                    std::to_string(kind));
+}
 
 // A lane that opens where another one left a page with room goes on behind its rows.
 inline void Rig::go_on(size_t position) {

@@ -10,6 +10,7 @@
 //   stress --stateless                               no state columns: ends are marks in rows
 //   stress --short-lanes                             writers of a few rows each: their lanes go on in parked pages
 //   stress --sequences pad|shift|drop|cross|head|tail|random  items with a time axis: windows of one episode (of whole ones)
+//   stress --sequences head|tail|random --ragged     episodes whose rows are read end to end
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   stress --late                                    late columns: completers give them, in any order, some never
 //   stress --abandon                                 writers give episodes up, and nobody may see one of them again
@@ -137,6 +138,8 @@ bool parse(int argc, char** argv) {
       options.two_indexes = true;
     else if (name == "--sequences" && has_value)
       options.sequences = argv[++i];
+    else if (name == "--ragged")
+      options.ragged = true;
     else if (name == "--explicit")
       options.explicit_items = true;
     else if (name == "--late")
@@ -197,7 +200,8 @@ bool parse(int argc, char** argv) {
     if (options.mutant != relive::testing::rule_name(rule)) continue;
     relive::testing::rule_switched_off[rule] = known = true;
   }
-  return known && num_workers() <= static_cast<int>(kMaxWorkers);
+  const bool are_episodes = sequence_of(options).only_ended != 0;
+  return known && (!options.ragged || are_episodes) && num_workers() <= static_cast<int>(kMaxWorkers);
 }
 
 }  // namespace

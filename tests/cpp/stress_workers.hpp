@@ -247,8 +247,8 @@ class SamplerWorker final : public Worker {
     batch_ = std::make_unique<Batch>();
     again_ = std::make_unique<Batch>();
     index_ = options_.two_indexes ? static_cast<uint32_t>(random_.below(2)) : 0;
-    expect(batch_->prepare(&table(), index_, kBatch), "planning");
-    expect(again_->prepare(&table(), index_, kBatch), "planning");
+    expect(batch_->prepare(&table(), index_, kBatch, options_.ragged), "planning");
+    expect(again_->prepare(&table(), index_, kBatch, options_.ragged), "planning");
   }
 
   void step() override {
@@ -259,14 +259,11 @@ class SamplerWorker final : public Worker {
     DrawRequest request;
     request.index = index_;
     request.num_items = kBatch;
-    request.plan = &batch_->plan;
-    request.out = batch_->pointers.data();
-    request.keys = batch_->keys.data();
-    request.probabilities = batch_->probabilities.data();
     request.num_live_items = &live;
     request.hold = hold;
-    const Status status = timed(kTimeout_s, "sample", [&] { return relive::sample(table(), request, kTimeout_s); });
+    const Status status = timed(kTimeout_s, "sample", [&] { return batch_->sample(table(), request, kTimeout_s); });
     if (!expect(status, "sample")) return;
+    if (!batch_->wrong_offsets.empty()) control_.found_torn(batch_->wrong_offsets.c_str());
     verify_all();
     if (hold && random_.below(2) == 0) {
       expect(relive::return_held(table(), index_, kBatch), "giving back");
@@ -317,11 +314,9 @@ class SamplerWorker final : public Worker {
 
   // By their keys the same items come, or none.
   void gather_again() {
-    const Status status = timed(kTimeout_s, "gather", [&] {
-      return relive::gather(table(), again_->plan, batch_->keys.data(), kBatch, again_->pointers.data(),
-                            again_->present.data());
-    });
+    const Status status = timed(kTimeout_s, "gather", [&] { return again_->gather(table(), batch_->keys); });
     if (!expect(status, "gather")) return;
+    if (!again_->wrong_offsets.empty()) control_.found_torn(("gather: " + again_->wrong_offsets).c_str());
     for (size_t row = 0; row < kBatch; ++row) {
       if (!again_->present[row]) continue;
       Identity who;

@@ -39,6 +39,7 @@ struct Options {
   bool two_indexes = false;  // a second one, uniform over single steps without stacks
   std::string
       sequences;  // items with a time axis: pad, shift, drop, cross, head, tail or random (of episodes); empty: none
+  bool ragged = false;          // episodes (head, tail or random) are read end to end
   bool explicit_items = false;  // a last one, of items of up to three windows and a column of their own
   bool late = false;            // rewards and verdicts come later, from completers
   bool abandons = false;        // writers give episodes up
@@ -248,10 +249,12 @@ enum Place : size_t {
   kNextPicture
 };
 
+class RaggedItems;  // stress_ragged.hpp
+
 // Buffers of one batch of all columns.
 class Batch final {
  public:
-  Status prepare(Table* table, uint32_t index, size_t num_items) {
+  Status prepare(Table* table, uint32_t index, size_t num_items, bool is_ragged) {
     std::vector<std::string> names = {"state",        "picture",        "step",      "reward",
                                       "discount",     "terminated",     "truncated", "num_steps",
                                       "episode_step", "policy_version", "lane"};
@@ -271,8 +274,11 @@ class Batch final {
     keys.resize(num_items);
     probabilities.resize(num_items);
     present.resize(num_items);
-    return {};
+    return is_ragged && sequence.only_ended != 0 ? prepare_ragged(table, index, names) : Status();
   }
+  // Items that are drawn, and those of keys, as many as it is for.
+  Status sample(Table& table, DrawRequest request, double timeout_s);
+  Status gather(Table& table, const std::vector<int64_t>& of);
 
   int64_t lane(size_t row) const { return value<int64_t>(kLane, row); }
   // Which call completed the row; 0 without late columns.
@@ -296,8 +302,11 @@ class Batch final {
   std::vector<int64_t> keys;
   std::vector<double> probabilities;
   std::vector<uint8_t> present;
+  std::shared_ptr<RaggedItems> ragged;  // where its items are read end to end
+  std::string wrong_offsets;            // what is wrong with how they lay
 
  private:
+  Status prepare_ragged(Table* table, uint32_t index, const std::vector<std::string>& names);
   const std::byte* at(size_t output, size_t row) const {
     return buffers[output].data() + row * plan.outputs[output].item_bytes;
   }
@@ -407,4 +416,5 @@ inline std::string Batch::verify(size_t row, Identity* who, bool* torn) const {
 
 }  // namespace stress
 
+#include "stress_ragged.hpp"
 #include "stress_sequences.hpp"

@@ -50,8 +50,7 @@ void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
       if (spec.indexes[index].max_times != 0) rig.has_holes = true;
       if (spec.indexes[index].prioritized && !rig.keys.empty()) {
         std::vector<int64_t> updated = keys;
-        for (int k = 0; k < 8; ++k)
-          updated.push_back(rig.keys[rig.keys.size() - 1 - rig.below(std::min<size_t>(40, rig.keys.size()))]);
+        for (int k = 0; k < 8; ++k) updated.push_back(rig.some_key(40));
         std::vector<float> priorities;
         for (size_t k = 0; k < updated.size(); ++k) priorities.push_back(static_cast<float>(rig.below(7)));
         int64_t applied = 0;
@@ -60,16 +59,14 @@ void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
       }
     } else if (kind < 93) {
       std::vector<int64_t> removed;
-      for (int k = 0; k < 4 && !rig.keys.empty(); ++k)
-        removed.push_back(rig.keys[rig.keys.size() - 1 - rig.below(std::min<size_t>(60, rig.keys.size()))]);
+      for (int k = 0; k < 4 && !rig.keys.empty(); ++k) removed.push_back(rig.some_key(60));
       if (!removed.empty()) rig.remove(removed);
     } else if (kind < 95) {
       rig.close_writer();
       rig.verify();
       rig.open_writer();
     } else if (kind < 98) {
-      uint64_t moved = 0;
-      CHECK(relive::move_all_pages(*rig.table, &moved).ok());
+      rig.move_pages();
     } else if (rig.below(4) == 0) {
       CHECK(relive::clear(*rig.table).ok());
     }
@@ -80,9 +77,7 @@ void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
     }
     if (operation % verify_every == 0) rig.verify();
     if (static_cast<size_t>(harness::failures()) > before + 3) {
-      harness::fail(__FILE__, __LINE__,
-                    "seed " + std::to_string(spec.seed) + ", stopped at operation " + std::to_string(operation) +
-                        " of kind " + std::to_string(kind));
+      fail_at(spec, operation, kind);
       return;
     }
   }
@@ -90,15 +85,8 @@ void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
   rig.verify();
 }
 
-void run_programmes(Spec spec, int num_seeds, int num_operations, int verify_every = 1) {
-#if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
-  num_seeds = num_seeds / 5 + 1;  // one thread: the sanitizers look for threads and stray bytes, not for logic
-#endif
-  if (const char* times = std::getenv("RELIVE_SEEDS")) num_seeds *= std::atoi(times);  // a longer hunt
-  for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
-    spec.seed = static_cast<uint64_t>(seed);
-    run_programme(spec, num_operations, verify_every);
-  }
+void run_programmes(const Spec& spec, int num_seeds, int num_operations, int verify_every = 1) {
+  run_with_seeds(spec, num_seeds, [&](const Spec& one) { run_programme(one, num_operations, verify_every); });
 }
 
 }  // namespace

@@ -88,10 +88,9 @@ void run_late_programme(const Spec& spec, int num_operations) {
             relive::update_priorities(*rig.table, i, updated.data(), priorities.data(), updated.size(), &applied).ok());
       }
     } else if (kind < 92 && !rig.keys.empty()) {
-      rig.remove({rig.keys[rig.keys.size() - 1 - rig.below(std::min<size_t>(30, rig.keys.size()))]});
+      rig.remove({rig.some_key(30)});
     } else if (kind < 95) {
-      uint64_t moved = 0;
-      CHECK(relive::move_all_pages(*rig.table, &moved).ok());
+      rig.move_pages();
     } else if (kind < 97) {
       rig.close_writer();
       if (rig.below(2) == 0) recover_all(*rig.table);
@@ -102,18 +101,12 @@ void run_late_programme(const Spec& spec, int num_operations) {
     for (known = std::min(known, rig.keys.size()); known < rig.keys.size(); ++known)
       if (rig.below(12) != 0) waiting.push_back(rig.keys[known]);  // the others are never completed
     rig.verify();
+    if (harness::failures() != 0) fail_at(spec, operation, kind);
   }
 }
 
-void run_late_programmes(Spec spec, int num_seeds, int num_operations) {
-#if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
-  num_seeds = num_seeds / 5 + 1;
-#endif
-  for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
-    spec.seed = static_cast<uint64_t>(seed);
-    run_late_programme(spec, num_operations);
-    if (harness::failures() != 0) harness::fail(__FILE__, __LINE__, "seed " + std::to_string(seed));
-  }
+void run_late_programmes(const Spec& spec, int num_seeds, int num_operations) {
+  run_with_seeds(spec, num_seeds, [&](const Spec& one) { run_late_programme(one, num_operations); });
 }
 
 }  // namespace

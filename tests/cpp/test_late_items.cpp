@@ -55,8 +55,7 @@ void run_programme(const Spec& spec, const RecordSpec& items, int num_operations
         std::vector<WindowRows> windows;
         bool is_there = false;
         for (size_t w = 0; w < items.windows.size(); ++w) {
-          const size_t most = std::min<size_t>(50, rig.rig.keys.size());
-          const WindowRows window{rig.rig.keys[rig.rig.keys.size() - 1 - rig.rig.below(most)],
+          const WindowRows window{rig.rig.some_key(50),
                                   1 + static_cast<int64_t>(rig.rig.below(items.windows[w].first))};
           const bool has = rig.rig.below(3) != 0 && !rig.rows_of(window.key, rig.span(window, w)).empty();
           windows.push_back(has ? window : WindowRows{0, 0});
@@ -84,11 +83,9 @@ void run_programme(const Spec& spec, const RecordSpec& items, int num_operations
     } else if (kind < 92) {
       (void)rig.sample(1 + rig.rig.below(6));
     } else if (kind < 94 && !rig.rig.keys.empty()) {
-      rig.rig.remove(
-          {rig.rig.keys[rig.rig.keys.size() - 1 - rig.rig.below(std::min<size_t>(20, rig.rig.keys.size()))]});
+      rig.rig.remove({rig.rig.some_key(20)});
     } else if (kind < 96) {
-      uint64_t moved = 0;
-      CHECK(relive::move_all_pages(rig.table(), &moved).ok());
+      rig.rig.move_pages();
     } else if (kind < 98) {
       rig.rig.close_writer();
       if (rig.rig.below(2) == 0) recover_all(rig.table());
@@ -99,21 +96,12 @@ void run_programme(const Spec& spec, const RecordSpec& items, int num_operations
     for (known = std::min(known, rig.rig.keys.size()); known < rig.rig.keys.size(); ++known)
       if (rig.rig.below(20) != 0) waiting.push_back(rig.rig.keys[known]);  // the others are never completed
     rig.verify();
-    if (harness::failures() != 0)
-      harness::fail(__FILE__, __LINE__,
-                    "seed " + std::to_string(spec.seed) + ", operation " + std::to_string(operation) + " of kind " +
-                        std::to_string(kind));
+    if (harness::failures() != 0) fail_at(spec, operation, kind);
   }
 }
 
-void run_programmes(Spec spec, const RecordSpec& items, int num_seeds) {
-#if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
-  num_seeds = num_seeds / 5 + 1;
-#endif
-  for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
-    spec.seed = static_cast<uint64_t>(seed);
-    run_programme(spec, items, 250);
-  }
+void run_programmes(const Spec& spec, const RecordSpec& items, int num_seeds) {
+  run_with_seeds(spec, num_seeds, [&](const Spec& one) { run_programme(one, items, 250); });
 }
 
 }  // namespace

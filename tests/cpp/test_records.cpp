@@ -92,11 +92,9 @@ void run_programme(const Spec& spec, const RecordSpec& items, int num_operations
     } else if (kind < 90) {
       rig.remove(some_items(rig, 3));
     } else if (kind < 93 && !rig.rig.keys.empty()) {  // a row's key: explicit items stay
-      rig.rig.remove(
-          {rig.rig.keys[rig.rig.keys.size() - 1 - rig.rig.below(std::min<size_t>(20, rig.rig.keys.size()))]});
+      rig.rig.remove({rig.rig.some_key(20)});
     } else if (kind < 96) {
-      uint64_t moved = 0;
-      CHECK(relive::move_all_pages(rig.table(), &moved).ok());
+      rig.rig.move_pages();
     } else if (kind < 98) {
       rig.rig.close_writer();
       rig.rig.open_writer();
@@ -106,22 +104,12 @@ void run_programme(const Spec& spec, const RecordSpec& items, int num_operations
     }
     rig.verify();
     if (operation % 20 == 0) rig.rig.verify();
-    if (harness::failures() != 0)
-      harness::fail(__FILE__, __LINE__,
-                    "seed " + std::to_string(spec.seed) + ", operation " + std::to_string(operation) + " of kind " +
-                        std::to_string(kind));
+    if (harness::failures() != 0) fail_at(spec, operation, kind);
   }
 }
 
-void run_programmes(Spec spec, const RecordSpec& items, int num_seeds, int num_operations) {
-#if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
-  num_seeds = num_seeds / 5 + 1;
-#endif
-  if (const char* times = std::getenv("RELIVE_SEEDS")) num_seeds *= std::atoi(times);  // a longer hunt
-  for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
-    spec.seed = static_cast<uint64_t>(seed);
-    run_programme(spec, items, num_operations);
-  }
+void run_programmes(const Spec& spec, const RecordSpec& items, int num_seeds, int num_operations) {
+  run_with_seeds(spec, num_seeds, [&](const Spec& one) { run_programme(one, items, num_operations); });
 }
 
 // A table of one lane with 40 rows, and items of two windows over them.

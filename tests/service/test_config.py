@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -57,6 +58,60 @@ max_times_sampled = 4
 """
 
 
+# Every option of every kind of items, none as it is by default.
+KINDS = """
+[tables.all]
+capacity = 5000
+storage = "local"
+
+[tables.all.columns]
+observation = { shape = [2], dtype = "float32", kind = "state" }
+core = { shape = [2], dtype = "float32", kind = "start" }
+task = { dtype = "int64", kind = "episode" }
+reward = { dtype = "float32", late = true }
+
+[tables.all.indexes.windows]
+items = { type = "Sequences", length = 8, burn_in = 4, bootstrap = 1, period = 2, at_end = "shift", pad = "left", \
+gamma = 0.9, stack = { observation = 3 }, stack_pad = "zeros", time_major = true }
+sampler = { type = "Prioritized", priority_exponent = 0.9, initial = "given" }
+limiter = { type = "SamplesPerInsert", samples_per_insert = 2.0, min_size = 10, tolerance = 50.0 }
+remover = { type = "Fifo" }
+max_times_sampled = 7
+
+[tables.all.indexes.padded]
+items = { type = "Episodes", max_length = 9, bootstrap = 1, too_long = "tail", pad = "left", gamma = 0.9, \
+stack = { observation = 3 }, stack_pad = "zeros", time_major = true }
+
+[tables.all.indexes.ragged]
+items = { type = "Episodes", max_length = 9, too_long = "random", layout = "ragged" }
+
+[tables.all.indexes.made.items]
+type = "Explicit"
+windows = { now = 3, far = { length = 2, stride = 4, columns = ["observation", "reward"] } }
+columns = { score = { dtype = "float64" }, ranks = { shape = [3], dtype = "int16" } }
+max_items = 9
+"""
+STACKED = {"gamma": 0.9, "stack": {"observation": 3}, "stack_pad": "zeros", "time_major": True}
+OF_KINDS = {
+    "windows": relive.Index(
+        relive.Sequences(8, 4, 1, 2, "shift", "left", **STACKED),
+        relive.Prioritized(0.9, initial="given"),
+        relive.SamplesPerInsert(2.0, 10, tolerance=50.0),
+        relive.Fifo(),
+        7,
+    ),
+    "padded": relive.Index(relive.Episodes(9, 1, "tail", "left", **STACKED)),
+    "ragged": relive.Index(relive.Episodes(9, too_long="random", layout="ragged")),
+    "made": relive.Index(
+        relive.Explicit(
+            {"now": relive.Window(3), "far": relive.Window(2, ("observation", "reward"), 4)},
+            {"score": relive.ArraySpec((), "float64"), "ranks": relive.ArraySpec((3,), "int16")},
+            max_items=9,
+        )
+    ),
+}
+
+
 def written(folder: Path, text: str, name: str = "nobody") -> Path:
     path = folder / "table.toml"
     path.write_text(text.replace("NAME", name))
@@ -72,6 +127,26 @@ def test_a_file_is_the_tables_it_describes(tmp_path: Path, shm_name: Any) -> Non
         assert pong.spec.columns["observation"] == relive.ArraySpec((2,), "float32", kind="state")
         assert list(nested.spec.columns) == ["reward", "sensors/camera", "sensors/speed"]
         assert list(nested.indexes) == ["first", "second"] and nested.indexes["second"].max_times_sampled == 4
+
+
+def test_a_file_spells_every_option_of_every_kind_of_items(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, KINDS.replace("\\\n", ""))).tables["all"]
+    assert dict(config.index) == OF_KINDS and list(config.index) == list(OF_KINDS)
+    assert config.spec.columns["reward"] == relive.ArraySpec((), "float32", late=True)
+    assert [column.kind for column in config.spec.columns.values()] == ["state", "start", "episode", "step"]
+    for kind in (relive.Sequences, relive.Episodes, relive.Explicit, relive.Window, relive.ArraySpec):
+        for field in dataclasses.fields(kind):
+            assert f"{field.name} = " in KINDS, f"{field.name} of {kind.__name__} is not in the file"
+    with open_table(config) as table:
+        assert dict(table.indexes) == OF_KINDS
+
+
+@pytest.mark.parametrize("twice", ["index = {}", "spec = { columns = { reward = { dtype = 'float32' } } }"])
+def test_what_a_file_says_twice_is_refused(tmp_path: Path, twice: str) -> None:
+    """Neither of the two is passed over."""
+    with pytest.raises(errors.InvalidConfig) as caught:
+        load_config(written(tmp_path, KINDS.replace('storage = "local"', twice)))
+    assert twice.split()[0] in caught.value.what and "[tables.all]" in caught.value.what
 
 
 @pytest.mark.parametrize(

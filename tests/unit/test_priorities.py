@@ -49,8 +49,25 @@ def test_items_that_lie_end_to_end(as_tensors: bool) -> None:
             relive.sequence_priority(td_errors, mask, offsets=wrong)
 
 
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_many_items_end_to_end_in_half_precision(half: str) -> None:
+    """Numbers of items, and of rows, that half precision has no digits for."""
+    torch = pytest.importorskip("torch", reason="torch is not installed here")
+    td_errors, mask = torch.ones(3000, dtype=getattr(torch, half)), torch.ones(3000, dtype=torch.bool)
+    td_errors[1::2] = 0.0
+    offsets = np.arange(3001)
+    got = relive.sequence_priority(td_errors, mask, offsets=offsets)
+    assert got.dtype == td_errors.dtype and got.tolist() == td_errors.tolist()
+    one = relive.sequence_priority(td_errors, mask, 0.0, offsets=offsets[[0, 3000]])
+    assert one.tolist() == [0.5]
+    wide = relive.sequence_priority(td_errors.double() / 3, mask, 0.0, offsets=offsets[[0, 3000]])
+    assert wide.dtype == torch.float64 and abs(wide.item() - 1 / 6) < 1e-12
+
+
 def test_what_it_refuses() -> None:
     with pytest.raises(errors.ShapeMismatch):
         relive.sequence_priority(np.zeros((2, 3)), np.ones((2, 4), bool))
     with pytest.raises(errors.InvalidConfig):
         relive.sequence_priority(np.zeros((2, 3)), np.ones((2, 3), bool), eta=2.0)
+    with pytest.raises(errors.InvalidConfig, match="time_major"):
+        relive.sequence_priority(np.zeros(3), np.ones(3, bool), time_major=True, offsets=[0, 3])

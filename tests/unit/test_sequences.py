@@ -37,11 +37,18 @@ def write(writer: relive.Writer, length: int) -> np.ndarray:
     return writer.extend(observation=states, action=numbers, core=cores, truncated=True)
 
 
-@pytest.mark.parametrize("items", [relive.Sequences(3), relive.Episodes(3)])
-def test_a_group_of_columns_named_mask_is_refused_too(items: Any) -> None:
-    spec = relive.StepSpec({"mask": {"legal": relive.ArraySpec((4,), "bool")}})
-    with pytest.raises(errors.SpecError, match="mask"):
-        relive.Table(spec, 100, relive.Index(items))
+@pytest.mark.parametrize("items", [relive.Sequences(3), relive.Episodes(3), relive.Episodes(3, layout="ragged")])
+@pytest.mark.parametrize("name", ["mask", "loss_mask"])
+def test_columns_named_as_a_mask_of_the_items_are_refused(items: Any, name: str) -> None:
+    """A group of columns, too; transitions have no mask."""
+    legal = relive.ArraySpec((4,), "bool")
+    for column in (legal, {"legal": legal}):
+        spec = relive.StepSpec({name: column})
+        for index in (relive.Index(items), {"steps": relive.Index(), "items": relive.Index(items)}):
+            with pytest.raises(errors.SpecError, match=f"'{name}'") as refused:
+                relive.Table(spec, 100, index)
+            assert refused.value.got == name
+        relive.Table(spec, 100).close()
 
 
 def test_rows_of_a_batch_of_episodes_keep_its_time_axis() -> None:

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/crossing.hpp"
+#include "relive/pages/page_rows.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/pages/records.hpp"
 
@@ -10,14 +12,6 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-
-Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
-
-bool is_removed(const Region& r, uint64_t slot) {
-  const auto indexes = r.row_indexes();
-  return std::any_of(indexes.begin(), indexes.end(),
-                     [&](uint32_t i) { return Leaves(r, i).state(slot) == kStateRemoved; });
-}
 
 // Its item goes from an index; a step that is removed from one of them is counted, once (rule H1).
 void remove_item(Held& held, uint32_t index, uint64_t page, uint64_t slot, bool is_given_up) {
@@ -29,11 +23,11 @@ void remove_item(Held& held, uint32_t index, uint64_t page, uint64_t slot, bool 
   if (!was_removed && is_removed(r, slot)) r.header->removed_steps.fetch_add(1, kRelaxed);
 }
 
-// Rows of its lane from an item's own on, where windows cross ends: one that has not so many to the end of what is there
-// waits yet, and is cut off where its lane is.
-bool has_rows_behind(const Region& r, uint32_t index, uint64_t steps) {
+// Whether the window of an item runs over the end of its episode into the one that is given up, where `steps` steps of
+// the lane, its own the first, stand in front of that.
+bool runs_into_it(const Region& r, uint32_t index, uint64_t steps) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
-  return sequence.is_set() && sequence.crosses() && steps < uint64_t{sequence.length} + sequence.bootstrap;
+  return sequence.crosses() && steps < uint64_t{sequence.length} + sequence.bootstrap;
 }
 
 }  // namespace
@@ -55,10 +49,7 @@ void renew_word(Held& held, uint64_t page) {
 }
 
 bool is_reached_over_ends(const Region& r) {
-  const auto indexes = r.row_indexes();
-  return (r.has_records() && r.geometry->has_state == 0) ||
-         std::any_of(indexes.begin(), indexes.end(),
-                     [&r](uint32_t i) { return r.header->indexes[i].sequence.crosses(); });
+  return (r.has_records() && r.geometry->has_state == 0) || crosses_ends(r);
 }
 
 bool remove_in_front(Held& held, WalkBack* walk, uint32_t count, bool are_tails) {
@@ -84,8 +75,8 @@ bool remove_in_front(Held& held, WalkBack* walk, uint32_t count, bool are_tails)
       ++walk->steps;
       bool has_ended = false;
       for (const uint32_t i : r.row_indexes()) {
-        if (are_tails || !has_rows_behind(r, i, walk->steps)) continue;
-        if (Leaves(r, i).state(slot) == kStatePending) continue;
+        if (are_tails || !runs_into_it(r, i, walk->steps)) continue;
+        if (Leaves(r, i).state(slot) == kStatePending) continue;  // it waits yet, and is cut off where its lane is
         remove_item(held, i, page, slot, false);
         has_ended = true;
       }

@@ -3,13 +3,12 @@
 #include <algorithm>
 
 #include "relive/pages/late.hpp"
+#include "relive/pages/page_rows.hpp"
 
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-
-Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
 
 bool is_first_lane(const Region& r, uint64_t page, uint64_t uid) {
   return r.pages[page].lane_uid.load(kRelaxed) == uid;

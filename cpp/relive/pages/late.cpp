@@ -5,6 +5,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/page_rows.hpp"
 #include "relive/pages/records.hpp"
 #include "relive/words/row_bytes.hpp"
 
@@ -14,8 +15,6 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 constexpr uint32_t kLooksAnItem = 15;  // what an item that is published costs of a hold (rule C3)
-
-Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
 
 uint32_t head_at(const Region& r, uint64_t page, uint32_t offset) {
   return load_head(r.page_base(page) + offset * r.geometry->record_stride);

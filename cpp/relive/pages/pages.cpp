@@ -7,6 +7,7 @@
 #include "relive/pages/cells.hpp"
 #include "relive/pages/crossing.hpp"
 #include "relive/pages/kept.hpp"
+#include "relive/pages/page_rows.hpp"
 #include "relive/pages/parked.hpp"
 #include "relive/pages/records.hpp"
 
@@ -15,8 +16,6 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint64_t kMostAHold = 256;  // rows that pool pressure evicts in one hold (rule C3)
-
-Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
 
 // The page after (before) this one in its lane, kNoPage where it is gone or there is none.
 uint64_t next_of(const Region& r, uint64_t page) { return r.alive(r.pages[page].next.load(kRelaxed)); }

@@ -6,13 +6,12 @@
 #include "relive/pages/begins.hpp"
 #include "relive/pages/crossing.hpp"
 #include "relive/pages/late.hpp"
+#include "relive/pages/page_rows.hpp"
 
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-
-Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
 
 // Publishes the pending leaves [begin, end) of one page, whose windows are complete.
 void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {

@@ -87,8 +87,8 @@ void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_stat
 // Ends every explicit item that hangs at a row, which is about to go. False where the hold has ended enough: come again.
 bool end_records_at(Held& held, uint64_t slot);
 
-// The same of those among them that have `rows` rows or more from that row on: an episode begins behind the last of these,
-// and is given up (rule V3).
+// The same of those among them that have more than `rows` rows from that row on: the last of so many is the last in front
+// of an episode that is given up (rule V3).
 bool end_records_behind(Held& held, uint64_t slot, uint64_t rows);
 
 // Recovery, once the pages are settled: ends what died half made, half gone or without its rows; counts what lives and

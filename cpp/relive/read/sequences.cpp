@@ -188,15 +188,8 @@ bool lead_across(const Region& r, const GatherPlan& plan, uint32_t burn_in, Wind
     w.rows_before = back;
   }
   const uint32_t frames = std::min(plan.stacked, step);
-  for (int64_t left = int64_t{w.rows_before} + frames - r.offset_of(w.slot) - int64_t{w.pages_before} * r.page_len;
-       left > 0; left -= r.page_len) {
-    Run prev;
-    if (!follow(r, r.pages[page].prev, &prev)) return false;
-    runs->push_back(prev);
-    ++w.pages_before;
-    page = prev.page;
-  }
-  return true;
+  const int64_t are_there = r.offset_of(w.slot) + int64_t{w.pages_before} * r.page_len;
+  return add_pages_before(r, w, page, int64_t{w.rows_before} + frames - are_there, runs);
 }
 
 bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs) {

@@ -25,10 +25,9 @@ inline bool add_next(const Region& r, Window& w, Runs* runs) {
   return true;
 }
 
-// The pages before the item's own, as far as `rows` rows before it reach.
-inline bool add_before(const Region& r, Window& w, int64_t rows, Runs* runs) {
-  uint64_t page = r.page_of(w.slot);
-  for (int64_t left = rows - r.offset_of(w.slot); left > 0; left -= r.page_len) {
+// The pages before `page`, the first that the window has yet, as far as `rows` rows before row 0 of that reach.
+inline bool add_pages_before(const Region& r, Window& w, uint64_t page, int64_t rows, Runs* runs) {
+  for (int64_t left = rows; left > 0; left -= r.page_len) {
     Run prev;
     if (!follow(r, r.pages[page].prev, &prev)) return false;
     runs->push_back(prev);
@@ -36,6 +35,11 @@ inline bool add_before(const Region& r, Window& w, int64_t rows, Runs* runs) {
     page = prev.page;
   }
   return true;
+}
+
+// The same before the item's own page, as far as `rows` rows before the item reach.
+inline bool add_before(const Region& r, Window& w, int64_t rows, Runs* runs) {
+  return add_pages_before(r, w, r.page_of(w.slot), rows - r.offset_of(w.slot), runs);
 }
 
 // A walk along the steps of a window, page by page.

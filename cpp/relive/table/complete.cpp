@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "relive/index/leaves.hpp"
 #include "relive/pages/late.hpp"
+#include "relive/pages/page_rows.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/words/row_bytes.hpp"
 
@@ -41,13 +41,6 @@ const char* late_name(const Region& r) {
   for (uint32_t c = 0; c < r.geometry->num_columns; ++c)
     if (r.columns[c].kind == ColumnKind::kLate) return r.columns[c].name;
   return "";
-}
-
-// Deleted: no item begins at it any more, but windows of its neighbours may still hold it.
-bool is_removed(const Region& r, uint64_t slot) {
-  const auto indexes = r.row_indexes();
-  return std::any_of(indexes.begin(), indexes.end(),
-                     [&](uint32_t i) { return Leaves(r, i).state(slot) == kStateRemoved; });
 }
 
 Found find_row(const Region& r, int64_t key) {

@@ -49,6 +49,7 @@ Status stats(Table& table, TableStats* out) {
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const IndexState& state = h.index_state[i];
     out->live_items.push_back(state.live_items.load(kRelaxed));
+    out->pending.push_back(state.pending.load(kRelaxed));
     out->inserted.push_back(state.inserted.load(kRelaxed));
     out->sampled.push_back(r.sampled(i));
     int64_t in_flight = 0;

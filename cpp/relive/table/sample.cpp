@@ -62,6 +62,7 @@ class Draw final {
   Status fill_held(bool* empty);
   Status read_held(bool* empty);
   bool draw_missing(const DrawRequest& request, uint32_t attempt);
+  Status read_rows();
   Status claim();
   void claim_held(Held& held);
   void undo_claims(const Deadline& deadline);
@@ -149,6 +150,15 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   return true;
 }
 
+// The rows of items whose lengths were read. Those that went in between are drawn anew, too.
+Status Draw::read_rows() {
+  const size_t before = s_.still_missing.size();
+  RELIVE_RETURN_IF_ERROR(read_ragged(r_, request_, &s_));
+  if (!table_.is_read_only() && s_.still_missing.size() > before)
+    r_.header->counters.redraws_generation.fetch_add(s_.still_missing.size() - before, kRelaxed);
+  return {};
+}
+
 // Use counts: each item drawn this round is taken under the lock, or goes back among the missing (rule G7).
 Status Draw::claim() {
   if (!takes_claims()) return {};
@@ -213,7 +223,7 @@ Status Draw::fill(bool* empty) {
       *empty = true;
       return {};
     }
-    if (request_.ragged != nullptr) RELIVE_RETURN_IF_ERROR(read_ragged(r_, request_, &s_));
+    if (request_.ragged != nullptr) RELIVE_RETURN_IF_ERROR(read_rows());
     RELIVE_RETURN_IF_ERROR(claim());
     s_.missing.swap(s_.still_missing);
   }

@@ -249,14 +249,18 @@ Status Writer::note_given_priorities(const StepBlock& block, const Deadline& dea
   return {};
 }
 
+Status Writer::Call::begin(Writer& writer, const Deadline& deadline) {
+  if (writer.fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
+  turn_.emplace(writer.turn_, "this writer", deadline);
+  RELIVE_RETURN_IF_ERROR(turn_->status());
+  if (writer.closed_) return Status(Code::kWriterClosed);
+  return entered_.emplace(*writer.table_, true).status();
+}
+
 Status Writer::write(const StepBlock& block, double timeout_s, int64_t* keys) {
-  if (fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
   const Deadline deadline = Deadline::after(timeout_s);
-  const Turn turn(turn_, "this writer", deadline);
-  RELIVE_RETURN_IF_ERROR(turn.status());
-  if (closed_) return Status(Code::kWriterClosed);
-  Entered entered(*table_, true);
-  RELIVE_RETURN_IF_ERROR(entered.status());
+  const Call call(*this, deadline);
+  RELIVE_RETURN_IF_ERROR(call.status());
   if (block.num_rows == 0 || block.num_lanes == 0) return {};
   RELIVE_RETURN_IF_ERROR(finish_abandoning(block, deadline));
   RELIVE_RETURN_IF_ERROR(check_block(block));
@@ -304,13 +308,9 @@ Status Writer::with_rows_stored(const StepBlock& block, Status status) {
 }
 
 Status Writer::end_episode(const StepBlock& block, bool terminated, double timeout_s) {
-  if (fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
   const Deadline deadline = Deadline::after(timeout_s);
-  const Turn turn(turn_, "this writer", deadline);
-  RELIVE_RETURN_IF_ERROR(turn.status());
-  if (closed_) return Status(Code::kWriterClosed);
-  Entered entered(*table_, true);
-  RELIVE_RETURN_IF_ERROR(entered.status());
+  const Call call(*this, deadline);
+  RELIVE_RETURN_IF_ERROR(call.status());
   RELIVE_RETURN_IF_ERROR(finish_abandoning(block, deadline));
   Region& r = table_->region();
   const bool has_state = r.geometry->has_state != 0;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "relive/pages/publish.hpp"
@@ -109,6 +110,20 @@ class Writer final {
     std::byte* ahead_bulk = nullptr;
     std::vector<uint32_t> cells;  // start cells of the page that no committed row names yet, in the order of rows
     uint32_t run_cells = 0;       // of them, what the run names
+  };
+
+  // A call by the lanes' owner, for one scope: of this process, one at a time, with the writer and its table open.
+  class Call final {
+   public:
+    Call(Writer& writer, const Deadline& deadline) : status_(begin(writer, deadline)) {}
+    const Status& status() const { return status_; }
+
+   private:
+    Status begin(Writer& writer, const Deadline& deadline);
+
+    std::optional<Turn> turn_;
+    std::optional<Entered> entered_;
+    Status status_;
   };
 
   static constexpr uint32_t kAnyLength = ~0u;

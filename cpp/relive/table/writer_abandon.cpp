@@ -3,18 +3,12 @@
 
 #include "relive/pages/abandon.hpp"
 #include "relive/pages/kept.hpp"
+#include "relive/pages/page_rows.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/table/writer.hpp"
 #include "relive/table/writer_cells.hpp"
 
 namespace relive {
-namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-
-Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
-
-}  // namespace
 
 // The page that the lane's run is about to be written into, as one of the episode's. Pages that are gone are forgotten
 // where room for more would be taken.
@@ -133,13 +127,9 @@ Status Writer::finish_abandoning(const StepBlock& block, const Deadline& deadlin
 }
 
 Status Writer::abandon(const StepBlock& block, double timeout_s) {
-  if (fork_epoch_ != fork_epoch()) return Status(Code::kForkedHandle).with_text("what", "a writer");
   const Deadline deadline = Deadline::after(timeout_s);
-  const Turn turn(turn_, "this writer", deadline);
-  RELIVE_RETURN_IF_ERROR(turn.status());
-  if (closed_) return Status(Code::kWriterClosed);
-  Entered entered(*table_, true);
-  RELIVE_RETURN_IF_ERROR(entered.status());
+  const Call call(*this, deadline);
+  RELIVE_RETURN_IF_ERROR(call.status());
   for (size_t m = 0; m < block.num_lanes; ++m) RELIVE_RETURN_IF_ERROR(abandon_lane(lane_of(block, m), deadline));
   return {};
 }

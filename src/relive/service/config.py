@@ -90,6 +90,9 @@ def _table(name: str, parts: Any) -> TableConfig:
 def _spelled_out(name: str, parts: dict[str, Any]) -> dict[str, Any]:
     """columns and unstack stand for spec, one index for a dict of them, 'shared' or 'local' for a storage."""
     whole = dict(parts)
+    for long, short in (("spec", "columns"), ("index", "indexes")):
+        if long in whole and short in whole:
+            raise InvalidConfig(f"{long} and {short}", "one of the two", "both")
     if "columns" in whole:
         whole["spec"] = {key: whole.pop(key) for key in ("columns", "unstack") if key in whole}
     index = whole.get("index")
