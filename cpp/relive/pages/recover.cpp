@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/groups.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/publish.hpp"
@@ -154,6 +155,7 @@ void recover(Held& held, RecoverScratch& scratch) {
   if (RELIVE_RULE(F4_leaves)) settle_leaves(held);
   RELIVE_FAIL_POINT(recover_pass3);
   recover_records(held);
+  if (RELIVE_RULE(Y2_full)) recover_groups(held);
   rebuild_lists(held, scratch);
   RELIVE_FAIL_POINT(recover_lists);
   if (RELIVE_RULE(F5_lanes))
