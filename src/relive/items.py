@@ -340,7 +340,9 @@ class Episodes:
         if column is None:
             raise UnknownColumn(self.group_by, tuple(spec.columns))
         if column.kind != "episode" or column.dtype != np.dtype(np.int64) or column.shape:
-            raise SpecError(f"column {self.group_by!r}", "one int64 of kind 'episode', as groups form by it", repr(column))
+            raise SpecError(
+                f"column {self.group_by!r}", "one int64 of kind 'episode', as groups form by it", repr(column)
+            )
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:
         """The items as the core reads them: a sequence that begins with each episode, or groups of whole ones."""
