@@ -326,7 +326,7 @@ class Episodes:
 
     @property
     def kept_back(self) -> int:
-        """Steps that no item begins at whatever the episodes are: as each may be an episode, those of a group but one."""
+        """Steps that no item begins at whatever the episodes are: as each may be one, those of a group but one."""
         return self.steps_apart - 1
 
     def check_against(self, spec: StepSpec) -> None:

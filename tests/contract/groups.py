@@ -78,7 +78,7 @@ def items_of(table: Any, twin: Twin) -> list[list[list[int]]]:
 
 class GroupsSuite(Suite):
     def test_groups_of_episodes_are_those_of_the_twin(self, make_table: MakeTable) -> None:
-        """By value, in the order in which episodes end, from two writers' lanes; ended by a step or later, or cut off."""
+        """By value, in the order in which episodes end, from two writers; ended by a step or later, or cut off."""
         table = make_table(spec_of_groups(), 4_000, grouped())
         twin, random, at = Twin(5, SIZE), np.random.default_rng(3), 0
         writers = [table.writer(), table.writer()]
