@@ -133,6 +133,25 @@ void read_explicit(const Part& from, IndexConfig* index, std::vector<ColumnConfi
   for (nb::handle row : from.get<nb::list>("columns")) item_columns->push_back(column_config(row));
 }
 
+// Of every member one window; which column says whose they are, by its name.
+void read_groups(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index) {
+  index->n_step = 1;
+  index->gamma = from.get<double>("gamma");
+  std::fill(std::begin(index->stack), std::end(index->stack), 1u);
+  index->map = LeafMap::kExplicit;
+  index->max_items = from.get<uint64_t>("max_groups");
+  index->num_windows = 1;
+  index->windows[0].length = from.get<uint32_t>("length");
+  index->windows[0].stride = 1;
+  index->group.size = from.get<uint32_t>("group_size");
+  if (index->group.size == 0) refuse(from.of("group_size"), "1 to 64", "0");
+  const auto name = from.get<std::string>("group_by");
+  const auto is_it = [&name](const ColumnConfig& column) { return column.name == name; };
+  const auto found = std::find_if(columns.begin(), columns.end(), is_it);
+  if (found == columns.end()) refuse(from.of("group_by"), "a column of the table", name);
+  index->group.column = static_cast<uint32_t>(found - columns.begin());
+}
+
 void read_sequence(const Part& from, SequenceConfig* sequence) {
   sequence->length = from.get<uint32_t>("length");
   sequence->burn_in = from.get<uint32_t>("burn_in");
@@ -149,9 +168,12 @@ void read_sequence(const Part& from, SequenceConfig* sequence) {
 
 void read_items(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index,
                 std::vector<ColumnConfig>* item_columns) {
-  enum class Kind { kTransitions, kSequences, kExplicit };
-  const Kind kind = from.kind<Kind>(
-      "items", {{"transitions", Kind::kTransitions}, {"sequences", Kind::kSequences}, {"explicit", Kind::kExplicit}});
+  enum class Kind { kTransitions, kSequences, kExplicit, kGroups };
+  const Kind kind = from.kind<Kind>("items", {{"transitions", Kind::kTransitions},
+                                              {"sequences", Kind::kSequences},
+                                              {"explicit", Kind::kExplicit},
+                                              {"groups", Kind::kGroups}});
+  if (kind == Kind::kGroups) return read_groups(from, columns, index);
   if (kind == Kind::kExplicit) return read_explicit(from, index, item_columns);
   if (kind == Kind::kSequences) {
     read_sequence(from, &index->sequence);
@@ -194,10 +216,10 @@ void read_limiter(const Part& from, IndexConfig* index) {
 }
 
 // What an index says differs with its items.
-bool is_explicit(nb::handle row) {
+bool has_items(nb::handle row, const char* items) {
   if (!nb::isinstance<nb::dict>(row)) return false;
   const auto from = nb::borrow<nb::dict>(row);
-  return from.contains("items") && nb::object(from["items"]).equal(nb::str("explicit"));
+  return from.contains("items") && nb::object(from["items"]).equal(nb::str(items));
 }
 
 IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& columns,
@@ -208,7 +230,11 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
   const Part from =
-      is_explicit(row)
+      has_items(row, "groups") ? Part(row, "index" + name,
+                                      {"name", "items", "length", "group_by", "group_size", "max_groups", "gamma",
+                                       "sampler", "priority_exponent", "initial", "limiter", "min_size",
+                                       "samples_per_insert", "tolerance", "remover", "max_times_sampled"})
+      : has_items(row, "explicit")
           ? Part(row, "index" + name,
                  {"name", "items", "windows", "columns", "max_items", "sampler", "priority_exponent", "initial",
                   "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"})

@@ -45,6 +45,7 @@ class TimeAxis:
     is_trimmed: it ends with the longest item of a batch (of Episodes); mask is among the names then. num_behind: rows
     behind the last step that items show. time_major: it stands before the axis of items. is_ragged: rows of items lie
     end to end; offsets is the last of the names then, unless it was named. crosses: a window may be of more episodes.
+    is_grouped: an item is several episodes, whose axis stands between that of items and time.
     """
 
     is_trimmed: bool = False
@@ -52,6 +53,7 @@ class TimeAxis:
     time_major: bool = False
     is_ragged: bool = False
     crosses: bool = False
+    is_grouped: bool = False
 
 
 @final
@@ -65,6 +67,7 @@ class Columns:
 
     __slots__ = (
         "as_they_are",
+        "is_grouped",
         "is_ragged",
         "is_trimmed",
         "item_axes",
@@ -87,6 +90,7 @@ class Columns:
         axis = axis or TimeAxis()
         self.is_trimmed = axis.is_trimmed
         self.is_ragged = axis.is_ragged
+        self.is_grouped = axis.is_grouped
         self.num_behind = axis.num_behind
         kinds = ("start",) if axis.crosses else ("start", "episode")
         once = (name for name, column in spec.columns.items() if column.kind in kinds)
@@ -105,6 +109,8 @@ class Columns:
     @property
     def time_axis(self) -> int:
         """Of mask and every column with a time axis. Raises UnknownColumn where there is no mask."""
+        if self.is_grouped:
+            return 2
         return 1 - self.item_axes[self.positions["mask"]] if "mask" in self.positions else 1
 
     def sizes(self, num_items: int, num_rows: int) -> list[int]:
@@ -149,13 +155,13 @@ class Columns:
         if not mask.size:
             return arrays
         axis = self.time_axis
-        steps = np.flatnonzero(mask.any(axis=1 - axis))
+        steps = np.flatnonzero(mask.any(axis=tuple(other for other in range(mask.ndim) if other != axis)))
         first, end = (int(steps[0]), int(steps[-1]) + 1) if steps.size else (0, 0)
         times = mask.shape[axis]
         end = min(times, end + self.num_behind)  # the row behind an episode's last step has its last state
         if first == 0 and end == times:
             return arrays
-        cut = (slice(None), slice(first, end)) if axis else slice(first, end)
+        cut = (*(slice(None),) * axis, slice(first, end))
         return [a[cut] if timed else a for a, timed in zip(arrays, self.timed, strict=True)]
 
     def group(self, name: Any, arrays: list[Any]) -> Any:
@@ -242,6 +248,7 @@ class Batch(Mapping[str, Any]):
 
     Of Sequences and Episodes [B, T, ...] ([B, T, k, ...]), with mask and lengths; of time_major ones what has a time
     axis is [T, B, ...]. Of ragged Episodes [rows, ...], the rows of one item behind those of the other, with offsets.
+    Of groups of Episodes [B, G, T, ...].
 
     Nested columns come back as they were declared, in dicts and tuples; batch["a/b"] is one of them.
     item_keys: int64[B]. present: bool[B], which keys were still there (after gather; other rows mean nothing); None for
@@ -313,7 +320,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def mask(self) -> Any:
-        """bool[B, T], [T, B] of time_major items, [rows] of ragged ones: which rows are steps.
+        """bool[B, T], [T, B] of time_major items, [rows] of ragged ones, [B, G, T] of groups: which rows are steps.
 
         Raises UnknownColumn where it was not gathered.
         """
@@ -326,7 +333,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def lengths(self) -> Any:
-        """int64[B]: steps of each item. Raises UnknownColumn where the mask was not gathered.
+        """int64[B]: steps of each item; [B, G] of groups. Raises UnknownColumn where the mask was not gathered.
 
         Of ragged items without bootstrap all rows are steps, and no mask is needed.
         """

@@ -63,9 +63,10 @@ class TableConfig:
         if storage is not None and not isinstance(storage, STORAGES):
             raise InvalidConfig("storage", "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)", storage)
         indexes = named_indexes(index, spec)
-        explicit = [name for name, one in indexes.items() if isinstance(one.items, Explicit)]
+        explicit = [name for name, one in indexes.items() if isinstance(one.items, Explicit) or one.items.is_grouped]
         if isinstance(storage, Tiered) and explicit:
-            expected = f"LocalMemory() or SharedMemory(name), as index {explicit[0]!r} has Explicit items"
+            what = "Explicit items" if isinstance(indexes[explicit[0]].items, Explicit) else "groups of episodes"
+            expected = f"LocalMemory() or SharedMemory(name), as index {explicit[0]!r} has {what}"
             raise InvalidConfig("storage", expected, storage)
         steps = num_steps(capacity, spec, len(indexes))
         check_min_sizes(steps, indexes)

@@ -325,7 +325,14 @@ class TableHandle(Closing):
                 shown = Columns(names, self._spec, windows=tuple(items.windows) if items.is_named else ())
             else:
                 names = self._default_columns(items) if asked is None else self._expanded(asked, items)
-                axis = TimeAxis(items.is_trimmed, items.rows_behind, items.time_major, items.is_ragged, items.crosses)
+                axis = TimeAxis(
+                    items.is_trimmed,
+                    items.rows_behind,
+                    items.time_major,
+                    items.is_ragged,
+                    items.crosses,
+                    items.is_grouped,
+                )
                 shown = Columns(names, self._spec, axis)
             selection = Selection(self._core.select(number, list(names)), shown, number)
             if len(self._selections) < _MAX_SELECTIONS:
@@ -356,9 +363,12 @@ class TableHandle(Closing):
 
     def _expanded(self, names: tuple[str, ...], items: Items) -> tuple[str, ...]:
         spec = self._spec
-        states = tuple(f"next_{name}" for name in spec.state_columns)
+        states = () if items.is_grouped else tuple(f"next_{name}" for name in spec.state_columns)
         masks = ("mask", "loss_mask", *(("offsets",) if items.is_ragged else ())) if items.has_time else ()
-        known = (*spec.columns, *states, "discount", *masks, "terminated", "truncated", *DERIVED_NAMES)
+        ends: tuple[str, ...] = ("terminated", "truncated")
+        if items.is_grouped:  # what records know of their rows
+            masks, ends = ("mask",), ("terminated",)
+        known = (*spec.columns, *states, "discount", *masks, *ends, *DERIVED_NAMES)
         flat: dict[str, None] = {}
         for name in names:
             matches = [one for one in known if one == name or one.startswith(f"{name}/")]

@@ -11,9 +11,9 @@ from relive._parts import from_parts, refuse_unknown, to_parts
 from relive._wrong_names import names_arguments
 from relive.errors import CapacityTooSmall, InvalidConfig
 from relive.explicit import Explicit
-from relive.items import ITEMS, Items, Transitions
+from relive.items import ITEMS, Episodes, Items, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
-from relive.samplers import REMOVERS, SAMPLERS, Fifo, Remover, Sampler, Uniform
+from relive.samplers import REMOVERS, SAMPLERS, Fifo, Prioritized, Remover, Sampler, Uniform
 from relive.spec import StepSpec
 
 __all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]
@@ -65,11 +65,19 @@ class Index:
             times = integer("max_times_sampled", self.max_times_sampled, 1, MAX_TIMES_SAMPLED)
             object.__setattr__(self, "max_times_sampled", times)
             self._check_uses(times)
-        if isinstance(self.items, Explicit) and self.limiter.min_size > self.items.max_items:
+        self._check_most()
+        grouped = isinstance(self.items, Episodes) and self.items.is_grouped
+        if grouped and isinstance(self.sampler, Prioritized) and self.sampler.initial == "given":
             raise InvalidConfig(
-                "min_size",
-                f"at most max_items = {self.items.max_items}: the oldest item ends where one more comes",
-                self.limiter.min_size,
+                "initial priority of groups of episodes", "'max' or a number: none comes with a step", "given"
+            )
+
+    def _check_most(self) -> None:
+        name = "max_items" if isinstance(self.items, Explicit) else "max_groups"
+        most = getattr(self.items, name, None)
+        if most is not None and self.limiter.min_size > most:
+            raise InvalidConfig(
+                "min_size", f"at most {name} = {most}: the oldest item ends where one more comes", self.limiter.min_size
             )
 
     def _check_uses(self, times: int) -> None:

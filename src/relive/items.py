@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
+import numpy as np
+
 from relive._checks import finite, flag, integer
 from relive._wrong_names import names_arguments
-from relive.errors import InvalidConfig, SpecError
+from relive.errors import InvalidConfig, SpecError, UnknownColumn
 from relive.spec import StepSpec
 
 __all__ = ["ITEMS", "AtEnd", "Episodes", "Items", "Layout", "Pad", "Sequences", "StackPad", "TooLong", "Transitions"]
@@ -20,6 +22,8 @@ Layout = Literal["padded", "ragged"]
 TooLong = Literal["refuse", "head", "tail", "random"]
 MAX_STACK = 4096  # of a window, in the core
 MAX_ROWS = 4096  # of a window, in the core
+MAX_GROUP_SIZE = 64  # in the core
+MAX_GROUPS = 4096  # in the core
 
 
 def _check_window(items: Any) -> None:
@@ -78,6 +82,7 @@ class Transitions:
     has_time: ClassVar[bool] = False  # no time axis
     is_trimmed: ClassVar[bool] = False
     is_ragged: ClassVar[bool] = False
+    is_grouped: ClassVar[bool] = False
     crosses: ClassVar[bool] = False  # no window is of several episodes
     time_major: ClassVar[bool] = False
     rows_behind: ClassVar[int] = 0
@@ -141,6 +146,7 @@ class Sequences:
     has_time: ClassVar[bool] = True  # columns come with a time axis
     is_trimmed: ClassVar[bool] = False
     is_ragged: ClassVar[bool] = False
+    is_grouped: ClassVar[bool] = False
     rows_behind: ClassVar[int] = 0
 
     length: int
@@ -229,12 +235,21 @@ class Episodes:
     [B + 1] says where each begins, and behind them all how many rows there are. No pad, no time_major there.
     bootstrap=1: one row more, which has the state after the last step. pad, gamma, stack, stack_pad, time_major: as of
     Sequences.
-    The key of an item is that of its first step. Raises InvalidConfig.
+    The key of an item is that of its first step.
+    group_by, group_size, max_groups: an item is a group of group_size (1 to 64) episodes with the same value of the
+    column group_by (one int64 of kind 'episode'), from any lanes of any writer, in the order in which they ended; the
+    next episodes of that value open the next group. Columns come as [B, G, T, ...], those of kind 'episode' and 'start'
+    as [B, G, ...], mask bool[B, G, T], batch.lengths [B, G]; lane, num_steps and staleness [B, G], policy_version
+    [B, G, 2]. There are at most max_groups (1 to 4,096) groups at a time, those that wait for members among them: where
+    one more opens the oldest goes. A group goes, too, with the first step of it that makes room for newer ones; what
+    went before it was complete is stats().dropped_groups. An episode is in one group at most; whose first step is gone
+    when it ends is in none. The key of a group is its own: none of a step. Such items have no bootstrap, stack, pad,
+    time_major, ragged layout or too_long other than 'refuse'.
+    Raises InvalidConfig.
     """
 
     has_time: ClassVar[bool] = True
     crosses: ClassVar[bool] = False
-    steps_apart: ClassVar[int] = 1
 
     max_length: int
     bootstrap: int = 0
@@ -245,6 +260,9 @@ class Episodes:
     stack_pad: StackPad = "repeat"
     time_major: bool = False
     layout: Layout = "padded"
+    group_by: str | None = None
+    group_size: int | None = None
+    max_groups: int | None = None
 
     def __post_init__(self) -> None:
         _check_whole(self, "max_length", 1, MAX_ROWS)
@@ -262,6 +280,32 @@ class Episodes:
         if self.is_ragged and self.pad != "right":
             raise InvalidConfig("pad of ragged episodes", "the default: nothing is padded", self.pad)
         _check_window(self)
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        if self.group_by is None:
+            for name in ("group_size", "max_groups"):
+                if getattr(self, name) is not None:
+                    raise InvalidConfig(name, "None where group_by names no column", getattr(self, name))
+            return
+        if not isinstance(self.group_by, str):
+            raise InvalidConfig("group_by", "the name of a column of kind 'episode', or None", self.group_by)
+        _check_whole(self, "group_size", 1, MAX_GROUP_SIZE)
+        _check_whole(self, "max_groups", 1, MAX_GROUPS)
+        plain = {"bootstrap": 0, "too_long": "refuse", "pad": "right", "stack": {}, "time_major": False}
+        for name, value in {**plain, "layout": "padded"}.items():
+            if getattr(self, name) != value:
+                raise InvalidConfig(f"{name} of groups of episodes", f"the default, {value!r}", getattr(self, name))
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether an item is several episodes of one value of a column."""
+        return self.group_by is not None
+
+    @property
+    def steps_apart(self) -> int:
+        """Steps from one item to the next at the least: one, or as many as a group has episodes."""
+        return self.group_size or 1
 
     @property
     def is_ragged(self) -> bool:
@@ -285,15 +329,35 @@ class Episodes:
 
     @property
     def kept_back(self) -> int:
-        """Steps that no item begins at whatever the episodes are: none, as each may be an episode."""
-        return 0
+        """Steps that no item begins at whatever the episodes are: as each may be one, those of a group but one."""
+        return self.steps_apart - 1
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named as a mask."""
+        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column that is not what it
+        must be, or that is named as a mask.
+        """
         _check_timed(self, spec)
+        if self.group_by is None:
+            return
+        column = spec.columns.get(self.group_by)
+        if column is None:
+            raise UnknownColumn(self.group_by, tuple(spec.columns))
+        if column.kind != "episode" or column.dtype != np.dtype(np.int64) or column.shape:
+            raise SpecError(
+                f"column {self.group_by!r}", "one int64 of kind 'episode', as groups form by it", repr(column)
+            )
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:
-        """The items as the core reads them: a sequence that begins with each episode."""
+        """The items as the core reads them: a sequence that begins with each episode, or groups of whole ones."""
+        if self.is_grouped:
+            return {
+                "items": "groups",
+                "length": self.max_length,
+                "group_by": self.group_by,
+                "group_size": self.group_size,
+                "max_groups": self.max_groups,
+                "gamma": self.gamma,
+            }
         return {
             "items": "sequences",
             "length": self.max_length,

@@ -96,6 +96,7 @@ class TableStats:
     completed: int  # steps that complete() gave their late columns
     completions_stale: int  # steps that were gone when complete() came
     incomplete_items: int  # items that went before all of their steps had their late columns
+    dropped_groups: int  # groups of episodes that went before they had all members
     recoveries: int  # dead lock holders
     swept: int  # dead participants
     sampler_waits: int

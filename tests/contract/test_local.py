@@ -15,6 +15,7 @@ from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
+from contract.groups import GroupsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
@@ -62,6 +63,9 @@ class TestSequences(Local, SequencesSuite): ...
 
 
 class TestEpisodes(Local, EpisodesSuite): ...
+
+
+class TestGroups(Local, GroupsSuite): ...
 
 
 class TestAbandon(Local, AbandonSuite): ...

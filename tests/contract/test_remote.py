@@ -25,6 +25,7 @@ from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
+from contract.groups import GroupsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
@@ -86,6 +87,9 @@ class TestRemoteSequences(Remote, SequencesSuite): ...
 
 
 class TestRemoteEpisodes(Remote, EpisodesSuite): ...
+
+
+class TestRemoteGroups(Remote, GroupsSuite): ...
 
 
 class TestRemoteAbandon(Remote, AbandonSuite): ...

@@ -16,6 +16,7 @@ from contract.bad_input import BadInputSuite
 from contract.changes import ChangesSuite
 from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
+from contract.groups import GroupsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
@@ -132,7 +133,13 @@ class TestAttachedSequences(Attached, SequencesSuite): ...
 class TestEpisodes(Shared, EpisodesSuite): ...
 
 
+class TestGroups(Shared, GroupsSuite): ...
+
+
 class TestAttachedEpisodes(Attached, EpisodesSuite): ...
+
+
+class TestAttachedGroups(Attached, GroupsSuite): ...
 
 
 class TestAbandon(Shared, AbandonSuite): ...

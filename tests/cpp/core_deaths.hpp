@@ -16,6 +16,27 @@ inline void recover_all(Table& table) {
   recover(locked.held(), table.door().scratch);
 }
 
+// Whether the call was at the point for the k-th time, and went no further.
+template <class Call>
+bool dies_at(uint32_t point, int passages, Call&& call) {
+  static uint32_t wanted;
+  static int passages_left;
+  struct Death {};
+  wanted = point;
+  passages_left = passages;
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (static_cast<uint32_t>(at) == wanted && passages_left > 0 && --passages_left == 0) throw Death{};
+  };
+  bool died = false;
+  try {
+    call();
+  } catch (const Death&) {
+    died = true;
+  }
+  testing::fail_point_hook = nullptr;
+  return died;
+}
+
 // Who is at `point` for the k-th time goes no further; what it held is then recovered, as after a death.
 template <class Call>
 void die_at(testing::FailPoint point, Table& table, Call&& call, int passages = 1) {

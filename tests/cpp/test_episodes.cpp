@@ -22,27 +22,6 @@ Spec episodes_spec(bool has_state, TooLong too_long) {
   return spec;
 }
 
-// Whether the call was at the point for the k-th time, and went no further.
-template <class Call>
-bool dies_at(uint32_t point, int passages, Call&& call) {
-  static uint32_t wanted;
-  static int passages_left;
-  struct Death {};
-  wanted = point;
-  passages_left = passages;
-  testing::fail_point_hook = [](testing::FailPoint at) {
-    if (static_cast<uint32_t>(at) == wanted && passages_left > 0 && --passages_left == 0) throw Death{};
-  };
-  bool died = false;
-  try {
-    call();
-  } catch (const Death&) {
-    died = true;
-  }
-  testing::fail_point_hook = nullptr;
-  return died;
-}
-
 // Makes `prepare`, then `call` and dies in it, at every point and passage of it in turn; each time others clean up, once
 // more dying in that at each point of `again`, and `judge` looks at what is left.
 template <class Prepare, class Call, class Judge>

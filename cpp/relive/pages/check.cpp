@@ -5,6 +5,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/pages/begins.hpp"
 #include "relive/pages/cells.hpp"
+#include "relive/pages/groups.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/publish.hpp"
@@ -137,6 +138,7 @@ Broken check_complete(const Region& r, uint32_t lane_slot) {
   if (ahead != 0 && r.alive(ahead) == kNoPage) return at_page("the page after a lane's last one is gone", open);
   const uint32_t num_here = Range::unpack(r.pages[open].range.load(kRelaxed)).step_end;
   const int64_t num_rows = static_cast<int64_t>(r.pages[open].first_t) + num_here;
+  if (const char* broken = broken_join(r, lane_slot); broken != nullptr) return {broken};
   for (const uint32_t i : r.row_indexes()) {
     const bool has_seam = r.shape(i).bootstrap != 0 && is_seam(r, lane, open, num_here);
     const int64_t ready = is_over ? num_rows : num_decided(r, i, lane_slot, num_rows, has_seam);
@@ -228,6 +230,8 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
   }
   if (count_holding(r) != h.num_holding.load(kRelaxed)) return {"num_holding differs from what participants hold"};
   broken = {broken_records(r)};
+  for (const uint32_t i : r.record_indexes())
+    if (!broken) broken = {broken_groups(r, i)};
   if (!broken) broken = {broken_bulk(r, cleared(scratch.bulk_frames), cleared(scratch.positions))};
   if (!broken && r.cells) broken = {broken_cells(r, scratch.cell_owners.data())};
   return broken ? broken : check_lists(r, scratch);

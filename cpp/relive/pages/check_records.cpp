@@ -29,8 +29,8 @@ const char* check_hanging(const Region& r, const Records& records, uint64_t reco
     bool hangs = true;
     if (is_used && num_rows != 0) {
       has_window = true;
-      if (num_rows > records.shapes[w].length) return "an explicit item's window is too long";
-      const uint32_t span = records.shapes[w].span(num_rows);
+      if (num_rows > records.shape(w).length) return "an explicit item's window is too long";
+      const uint32_t span = records.shape(w).span(num_rows);
       const bool is_whole =
           walk_rows(r, windows[w].key.load(kRelaxed), span, [&](uint64_t page, uint32_t first, uint32_t) {
             const uint64_t node = records.node_of(record, w, part++);
@@ -53,7 +53,8 @@ const char* check_filled(const Region& r, uint32_t index, uint64_t record, uint1
   if (r.late_bytes == 0) return nullptr;
   uint32_t looks = 0;
   const bool is_filled = has_late_columns_of(r, index, record, &looks);
-  if (!is_filled && state != kStateUnfilled) return "an explicit item is published, late columns are still to come";
+  if (!is_filled && state != kStateUnfilled && !is_open_group(r, index, record))
+    return "an explicit item is published, late columns are still to come";
   if (is_filled && state == kStateUnfilled && r.header->late_rest.slot.load(kRelaxed) == 0)
     return "an explicit item waits for late columns that its rows have";
   return nullptr;
@@ -67,7 +68,7 @@ const char* check_leaf(const Region& r, uint32_t index, uint64_t record, int64_t
   const bool is_item = is_used && leaves.is_drawable(state);
   *live_items += is_item ? 1 : 0;
   *pending += is_used && Leaves::is_waiting(state) ? 1 : 0;
-  if (is_used && !Leaves::is_waiting(state) && !leaves.is_published(record))
+  if (is_used && !Leaves::is_waiting(state) && !leaves.is_published(record) && !is_open_group(r, index, record))
     return "a record in use stands for no item";
   if (mass == leaves.nothing()) return nullptr;
   if (!is_item) return "a leaf that stands for no live explicit item has mass";

@@ -144,10 +144,10 @@ bool has_late_columns_of(const Region& r, uint32_t index, uint64_t record, uint3
   const Records& records = r.records[index];
   const ItemWindow* const windows = records.windows_of(record);
   for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
-    const uint32_t num_rows = windows[w].num_rows.load(kRelaxed), stride = records.shapes[w].stride;
+    const uint32_t num_rows = windows[w].num_rows.load(kRelaxed), stride = records.shape(w).stride;
     if (num_rows == 0) continue;
     uint32_t skipped = 0;  // rows to pass over before the window's next one
-    const bool is_filled = walk_rows(r, windows[w].key.load(kRelaxed), records.shapes[w].span(num_rows),
+    const bool is_filled = walk_rows(r, windows[w].key.load(kRelaxed), records.shape(w).span(num_rows),
                                      [&](uint64_t page, uint32_t first, uint32_t count) {
                                        for (; skipped < count; skipped += stride) {
                                          *looks += 1;

@@ -5,6 +5,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/pages/begins.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/groups.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/page_rows.hpp"
 
@@ -267,6 +268,7 @@ void mark_lane_end(Held& held, uint32_t lane_slot, uint64_t page) {
   const bool ended = has_ended(r, page);
   const bool has_cell = is_seam(r, r.lanes[lane_slot], page, step_end) || (is_open && ended && step_end < r.page_len);
   if (!ended && RELIVE_RULE(S5_cut)) drop_unfinished(held, lane_slot, page, has_state && !has_cell);
+  if (!ended && RELIVE_RULE(Y4_cut)) pass_by_groups(held, lane_slot);
   if (!has_state) return mark_last_row(held, page);
   has_cell ? commit_tail(held, page, step_end) : last_row_becomes_tail(held, page);
 }
@@ -315,6 +317,7 @@ void publish_lane(Held& held, uint32_t lane_slot, Until until) {
     const bool goes_on = until == Until::kNow || (until == Until::kEpisodeEnd && crosses(r, i));
     publish_up_to(held, i, lane_slot, goes_on ? num_decided(r, i, lane_slot, num_rows, has_seam) : num_rows);
   }
+  if (until != Until::kNow) join_groups(held, lane_slot);
 }
 
 bool make_room(Held& held, uint64_t count) {
@@ -400,6 +403,7 @@ void settle_lane(Held& held, uint32_t lane_slot) {
   if (lane.state.load(kRelaxed) != LaneState::kLive) return;
   turned_page(held, lane);
   publish_lane(held, lane_slot, Until::kNow);
+  if (RELIVE_RULE(Y3_settle)) join_groups(held, lane_slot);
 }
 
 void cut_lane(Held& held, uint32_t lane_slot) {

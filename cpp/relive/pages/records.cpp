@@ -13,10 +13,6 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kNodesAnEnd = 8;    // of one item's share of a hold
 constexpr uint32_t kBytesAnEnd = 512;  // of own columns, where one comes
 
-uint64_t used_word(uint64_t word) {
-  return Region::generation_of(word) << kGenerationShift | static_cast<uint64_t>(PageState::kOpen);
-}
-
 bool is_used(const Records& records, uint64_t record) { return Region::is_used(records.words[record].load(kRelaxed)); }
 
 void hang(const Records& records, uint64_t node, uint64_t slot) {
@@ -44,24 +40,32 @@ void take_down(const Region& r, uint32_t index, uint64_t node) {
   at = {0, 0, 0};
 }
 
-// Hangs a record wherever its windows touch a page. False where a row of them is not there, or it has no window.
-bool hang_record(Held& held, uint32_t index, uint64_t record) {
+}  // namespace
+
+bool hang_window(Held& held, uint32_t index, uint64_t record, uint32_t window) {
   const Region& r = held.region;
   const Records& records = r.records[index];
+  const ItemWindow& at = records.windows_of(record)[window];
+  const uint32_t num_rows = at.num_rows.load(kRelaxed);
+  if (num_rows > records.shape(window).length) return false;
+  uint32_t part = 0;
+  const uint32_t span = records.shape(window).span(num_rows);
+  return walk_rows(r, at.key.load(kRelaxed), span, [&](uint64_t page, uint32_t first, uint32_t) {
+    hang(records, records.node_of(record, window, part++), r.slot_of(page, first));
+    return true;
+  });
+}
+
+namespace {
+
+// Hangs a record wherever its windows touch a page. False where a row of them is not there, or it has no window.
+bool hang_record(Held& held, uint32_t index, uint64_t record) {
+  const Records& records = held.region.records[index];
   const ItemWindow* const windows = records.windows_of(record);
   bool has_window = false;
   for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
-    const uint32_t num_rows = windows[w].num_rows.load(kRelaxed);
-    if (num_rows == 0) continue;
-    if (num_rows > records.shapes[w].length) return false;
-    uint32_t part = 0;
-    const uint32_t span = records.shapes[w].span(num_rows);
-    const bool is_whole =
-        walk_rows(r, windows[w].key.load(kRelaxed), span, [&](uint64_t page, uint32_t first, uint32_t) {
-          hang(records, records.node_of(record, w, part++), r.slot_of(page, first));
-          return true;
-        });
-    if (!is_whole) return false;
+    if (windows[w].num_rows.load(kRelaxed) == 0) continue;
+    if (!hang_window(held, index, record, w)) return false;
     has_window = true;
   }
   return has_window;
@@ -92,7 +96,7 @@ uint64_t rows_from(const Region& r, const Records& records, uint64_t node) {
   const uint64_t place = node % records.geometry->nodes_a_record();
   const uint64_t w = place / records.geometry->pages_a_window, part = place % records.geometry->pages_a_window;
   const ItemWindow& window = records.windows_of(records.record_of(node))[w];
-  const uint64_t span = records.shapes[w].span(window.num_rows.load(kRelaxed));
+  const uint64_t span = records.shape(w).span(window.num_rows.load(kRelaxed));
   const uint64_t first = r.offset_of(r.key_slot(window.key.load(kRelaxed)));
   return part == 0 ? span : span - (part * r.page_len - first);
 }
@@ -152,6 +156,24 @@ WhyNot check_span(const Region& r, const WindowRows& asked, uint32_t stride, uin
 
 }  // namespace
 
+uint64_t used_word(uint64_t word) {
+  return Region::generation_of(word) << kGenerationShift | static_cast<uint64_t>(PageState::kOpen);
+}
+
+bool is_open_group(const Region& r, uint32_t index, uint64_t record) {
+  return r.records[index].are_groups() && is_used(r.records[index], record) &&
+         Leaves(r, index).state(record) == kStatePending;
+}
+
+bool let_in(Held& held, uint32_t index, uint64_t record, float given) {
+  uint32_t looks = 0;
+  if (has_late_columns_of(held.region, index, record, &looks) || !RELIVE_RULE(L2_items))
+    return Leaves::complete(held, index, record, given);
+  Leaves::keep_unfilled(held, index, record);
+  RELIVE_FAIL_POINT(late_insert);
+  return false;
+}
+
 FoundWindow find_window(const Region& r, const WindowConfig& shape, const WindowRows& asked) {
   FoundWindow found;
   if (asked.num_rows == 0) return found;
@@ -201,6 +223,7 @@ uint32_t cost_of_end(const Region& r, uint32_t index) {
 void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state) {
   Region& r = held.region;
   const Records& records = r.records[index];
+  if (is_open_group(r, index, record)) r.header->counters.dropped_groups.fetch_add(1, kRelaxed);
   Leaves::retire(held, index, record, final_state);
   RELIVE_FAIL_POINT(record_ended);
   const uint64_t word = records.words[record].load(kRelaxed);
@@ -243,14 +266,7 @@ int64_t fill_record(Held& held, uint32_t index, uint64_t record, const NewRecord
   RELIVE_FAIL_POINT(insert_hung);
   records.words[record].store(word, std::memory_order_release);
   RELIVE_FAIL_POINT(insert_word);
-  uint32_t looks = 0;
-  *is_item = false;
-  if (has_late_columns_of(r, index, record, &looks) || !RELIVE_RULE(L2_items)) {
-    *is_item = Leaves::complete(held, index, record, from.given);
-  } else {
-    Leaves::keep_unfilled(held, index, record);
-    RELIVE_FAIL_POINT(late_insert);
-  }
+  *is_item = let_in(held, index, record, from.given);
   if (!RELIVE_RULE(X2_windows_first)) {
     RELIVE_FAIL_POINT(insert_windows);
     write_record(records, record, from);
@@ -311,7 +327,7 @@ void recover_records(Held& held) {
     for (uint64_t record = 0; record < max_items; ++record) {
       if (is_used(records, record)) {
         const uint16_t state = leaves.state(record);
-        const bool is_made = Leaves::is_waiting(state) || leaves.is_published(record);
+        const bool is_made = Leaves::is_waiting(state) || leaves.is_published(record) || is_open_group(r, i, record);
         const bool is_whole = !RELIVE_RULE(X6_hang) || hang_record(held, i, record);
         if (RELIVE_RULE(X6_end) && !(is_made && is_whole)) end_record(held, i, record, kStateEnded);
       }

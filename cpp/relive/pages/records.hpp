@@ -81,6 +81,16 @@ struct NewRecord {
 // (find_window). Returns its key; *is_item: whether it can be drawn now: not while rows of it wait for their late columns (rule L2).
 int64_t fill_record(Held& held, uint32_t index, uint64_t record, const NewRecord& from, bool* is_item);
 
+// ---- for who makes a record piece by piece (groups.hpp) ------------------------------------------------------------
+// The word of a record in use, of the generation that it has.
+uint64_t used_word(uint64_t word);
+// Hangs it where one of its windows, which it has, touches a page. False where a row of that is not there.
+bool hang_window(Held& held, uint32_t index, uint64_t record, uint32_t window);
+// All that it lists is there: an item of this priority (NaN: none is given). False where it cannot be drawn yet.
+bool let_in(Held& held, uint32_t index, uint64_t record, float given);
+// Whether a record is a group of episodes that still waits for members (rule Y1).
+bool is_open_group(const Region& r, uint32_t index, uint64_t record);
+
 // The item goes: as removed (kStateRemoved) or ended (kStateEnded). The record must be used.
 void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state);
 

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
+#include "relive/pages/groups.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/publish.hpp"
@@ -155,6 +156,7 @@ void recover(Held& held, RecoverScratch& scratch) {
   if (RELIVE_RULE(F4_leaves)) settle_leaves(held);
   RELIVE_FAIL_POINT(recover_pass3);
   recover_records(held);
+  if (RELIVE_RULE(Y2_full)) recover_groups(held);
   rebuild_lists(held, scratch);
   if (r.cells) recover_cells(held, scratch.cells.data());
   RELIVE_FAIL_POINT(recover_lists);

@@ -46,7 +46,9 @@ struct Output {
   uint64_t item_bytes = 0;     // of one item
   Source source = Source::kColumn;
   uint32_t column = 0;
-  uint32_t window = 0;  // of explicit items: whose rows it takes
+  uint32_t window = 0;        // of explicit items: whose rows it takes
+  uint32_t num_windows = 1;   // of groups of episodes: each member's, from `window` on, one behind the other
+  bool is_of_member = false;  // of groups: one value a member, and not one for each of its rows
   uint32_t stack = 1;
   bool is_bulk = false;    // of a tiered table's large column: a source brings it that knows the tier
   uint64_t row_bytes = 0;  // of sequences: of one row of the item's, 0 where it has one value for all of them

@@ -56,7 +56,7 @@ Output with_rows(Output out, uint32_t window, uint32_t length) {
 // `rest`: the name without its window's.
 bool find_window_output(const Region& r, const Records& records, uint32_t window, const std::string& name,
                         const std::string& rest, Output* out) {
-  const uint32_t length = records.shapes[window].length;
+  const uint32_t length = records.shape(window).length;
   for (uint32_t c = 0; c < r.geometry->num_columns; ++c) {
     if (rest != r.columns[c].name) continue;
     *out = with_rows(column_output(name, r.columns[c], c, Source::kColumn), window, length);
@@ -73,14 +73,55 @@ bool find_window_output(const Region& r, const Records& records, uint32_t window
   return true;
 }
 
+// What a member of a group has one value of, beside columns: as of episodes alone.
+constexpr RowValue kMemberValues[] = {
+    {"num_steps", "<i8", 8, Source::kNumSteps},
+    {"lane", "<i8", 8, Source::kLane},
+    {"policy_version", "<i8", 16, Source::kPolicyVersion},
+    {"staleness", "<i8", 8, Source::kStaleness},
+};
+
+// One value of each member, or of each of its rows.
+bool find_member_output(const Region& r, const Records& records, const std::string& name, Output* out) {
+  bool found = false;
+  for (const RowValue& value : kMemberValues) {
+    if (name != value.name) continue;
+    *out = output_of(name, value.dtype, value.source, value.num_bytes);
+    if (value.source == Source::kPolicyVersion) out->shape = {2};
+    out->is_of_member = found = true;
+  }
+  found = found || find_window_output(r, records, 0, name, name, out);
+  if (!found) return false;
+  const bool is_once = out->source == Source::kColumn && (r.columns[out->column].kind == ColumnKind::kEpisode ||
+                                                          r.columns[out->column].kind == ColumnKind::kStart);
+  if (is_once) {
+    *out = column_output(name, r.columns[out->column], out->column, Source::kColumn);
+    out->is_of_member = true;
+  }
+  out->num_windows = static_cast<uint32_t>(records.geometry->group_size);
+  out->item_bytes *= out->num_windows;
+  out->shape.insert(out->shape.begin(), out->num_windows);
+  return true;
+}
+
 Status find_output(const Region& r, const Records& records, const std::string& name, Output* out) {
+  if (records.are_groups()) {
+    if (find_member_output(r, records, name, out)) return {};
+    return Status(Code::kInvalidConfig)
+        .with_text("what", "column of groups of episodes")
+        .with_text(
+            "expected",
+            "a declared column, discount, mask, terminated, episode_step, first, num_steps, lane, policy_version "
+            "or staleness")
+        .with_text("got", name);
+  }
   for (uint32_t c = 0; c < records.geometry->num_columns; ++c) {
     if (name != records.columns[c].name) continue;
     *out = column_output(name, records.columns[c], c, Source::kItemColumn);
     return {};
   }
   for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
-    const std::string before = records.shapes[w].name[0] == 0 ? "" : std::string(records.shapes[w].name) + "/";
+    const std::string before = records.shape(w).name[0] == 0 ? "" : std::string(records.shape(w).name) + "/";
     if (name.compare(0, before.size(), before) == 0 &&
         find_window_output(r, records, w, name, name.substr(before.size()), out))
       return {};
@@ -121,8 +162,8 @@ bool resolve_one(const Region& r, const Records& records, Window& w, Runs* runs)
   for (uint32_t k = 0; k < records.geometry->max_windows; ++k) {
     const uint32_t num_rows = windows[k].num_rows.load(kRelaxed);
     if (num_rows == 0) continue;
-    if (num_rows > records.shapes[k].length ||
-        !add_window(r, records.shapes[k], k, windows[k].key.load(kRelaxed), num_rows, runs))
+    if (num_rows > records.shape(k).length ||
+        !add_window(r, records.shape(k), k, windows[k].key.load(kRelaxed), num_rows, runs))
       return false;
     rows += num_rows;
   }
@@ -131,19 +172,22 @@ bool resolve_one(const Region& r, const Records& records, Window& w, Runs* runs)
   return rows > 0;
 }
 
-// One output of one item, on its way.
+// One output of one window of an item, on its way.
 struct Copy {
   const Region& r;
   const Output& output;
-  const Run* runs;  // of the item
+  const Run* runs;  // of the item; those of one window follow each other
   uint32_t num_runs;
-  uint32_t stride;  // of the output's window
+  uint32_t window;
+  uint32_t stride;  // of the window
+  double gamma;
+  uint64_t num_bytes;  // of the output, for one window
   std::byte* to;
 
   template <class Each>
   void each_run(Each&& each) const {
     for (uint32_t k = 0; k < num_runs; ++k)
-      if (runs[k].window == output.window) each(runs[k]);
+      if (runs[k].window == window) each(runs[k]);
   }
 
   // value(run, row in its page) for every row of the window, zeros behind the last.
@@ -156,26 +200,54 @@ struct Copy {
         std::memcpy(at, &number, sizeof(T));
       }
     });
-    std::memset(at, 0, static_cast<size_t>(to + output.item_bytes - at));
+    std::memset(at, 0, static_cast<size_t>(to + num_bytes - at));
   }
 
   void copy_column() const {
     const ColumnLayout& column = r.columns[output.column];
-    const size_t num_bytes = column.num_bytes, step = column.stride * stride;
+    const size_t cell_bytes = column.num_bytes, step = column.stride * stride;
     std::byte* at = to;
     each_run([&](const Run& run) {
       const std::byte* from = run.base + column.offset + run.first * column.stride;
-      if (step == num_bytes) {
-        copy_bytes(at, from, run.count * num_bytes);
-        at += run.count * num_bytes;
+      if (output.is_of_member) {
+        if (at == to) copy_bytes(at, from, cell_bytes);
+        at = to + cell_bytes;
         return;
       }
-      for (uint32_t k = 0; k < run.count; ++k, at += num_bytes, from += step) copy_bytes(at, from, num_bytes);
+      if (step == cell_bytes) {
+        copy_bytes(at, from, run.count * cell_bytes);
+        at += run.count * cell_bytes;
+        return;
+      }
+      for (uint32_t k = 0; k < run.count; ++k, at += cell_bytes, from += step) copy_bytes(at, from, cell_bytes);
     });
-    std::memset(at, 0, static_cast<size_t>(to + output.item_bytes - at));
+    std::memset(at, 0, static_cast<size_t>(to + num_bytes - at));
+  }
+
+  // What a member has one value of.
+  void copy_member_value() const {
+    int64_t num_rows = 0, lane = 0, lowest = INT64_MAX, highest = 0;
+    each_run([&](const Run& run) {
+      if (num_rows == 0) lane = static_cast<int64_t>(r.lane_of(r.slot_of(run.page, run.first)));
+      num_rows += run.count;
+      const bool asks_version = output.source == Source::kPolicyVersion || output.source == Source::kStaleness;
+      for (uint32_t row = run.first; asks_version && row < run.first + run.count; ++row) {
+        const int64_t version = r.marks[r.slot_of(run.page, row)].policy_version.load(kRelaxed);
+        lowest = std::min(lowest, version);
+        highest = std::max(highest, version);
+      }
+    });
+    const int64_t staleness = int64_t{r.header->policy_version.load(kRelaxed)} - lowest;
+    const int64_t values[2] = {output.source == Source::kPolicyVersion ? lowest
+                               : output.source == Source::kStaleness   ? staleness
+                               : output.source == Source::kLane        ? lane
+                                                                       : num_rows,
+                               highest};
+    std::memcpy(to, values, num_bytes);
   }
 
   void copy_row_values() const {
+    if (output.is_of_member) return copy_member_value();
     const uint64_t record_stride = r.geometry->record_stride;
     const auto head = [record_stride](const Run& run, uint32_t row) {
       return load_head(run.base + row * record_stride);
@@ -195,8 +267,9 @@ struct Copy {
         return fill_rows<int64_t>([&](const Run& run, uint32_t row) { return now - version(run, row); });
       }
       case Source::kDiscount:
-        return fill_rows<float>(
-            [&](const Run& run, uint32_t row) { return r.discount_of(r.slot_of(run.page, row), head(run, row)); });
+        return fill_rows<float>([&](const Run& run, uint32_t row) {
+          return gamma * r.discount_of(r.slot_of(run.page, row), head(run, row));
+        });
       case Source::kEpisodeStep:
         return fill_rows<int64_t>([&](const Run& run, uint32_t row) { return head(run, row) & kStepMask; });
       case Source::kFirst:
@@ -216,7 +289,7 @@ struct Copy {
 
 Status make_record_plan(const Region& r, const std::vector<std::string>& names, GatherPlan* plan) {
   const Records& records = r.records[plan->index];
-  for (uint32_t w = 0; w < records.geometry->max_windows; ++w) plan->max_rows += records.shapes[w].length;
+  for (uint32_t w = 0; w < records.geometry->max_windows; ++w) plan->max_rows += records.shape(w).length;
   for (const std::string& name : names) {
     Output output;
     RELIVE_RETURN_IF_ERROR(find_output(r, records, name, &output));
@@ -268,19 +341,33 @@ void copy_records(const Region& r, const GatherPlan& plan, const Window* windows
 void copy_record_rows(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs,
                       const uint32_t* which, size_t count, std::byte* const* out) {
   const Records& records = r.records[plan.index];
+  const double gamma = r.header->indexes[plan.index].gamma;
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
     if (output.source == Source::kItemColumn) continue;
     for (size_t k = 0; k < count; ++k) {
       const Window& w = windows[which[k]];
       if (!w.ok) continue;
-      const Copy copy{r,
-                      output,
-                      runs.data() + w.first_run,
-                      w.pages_after,
-                      records.shapes[output.window].stride,
-                      out[o] + w.row * output.item_bytes};
-      output.source == Source::kColumn ? copy.copy_column() : copy.copy_row_values();
+      const uint64_t num_bytes = output.item_bytes / output.num_windows;
+      const Run* first = runs.data() + w.first_run;
+      const Run* const end = first + w.pages_after;
+      for (uint32_t k = 0; k < output.num_windows; ++k) {
+        const uint32_t window = output.window + k;
+        const Run* next = output.num_windows == 1
+                              ? end
+                              : std::find_if(first, end, [window](const Run& run) { return run.window != window; });
+        const Copy copy{r,
+                        output,
+                        first,
+                        static_cast<uint32_t>(next - first),
+                        window,
+                        records.shape(window).stride,
+                        gamma,
+                        num_bytes,
+                        out[o] + w.row * output.item_bytes + k * num_bytes};
+        output.source == Source::kColumn ? copy.copy_column() : copy.copy_row_values();
+        first = next;
+      }
     }
   }
 }

@@ -79,7 +79,7 @@ Status check_window(const Region& r, const WindowConfig& shape, const WindowRows
 
 // All that can be said without the lock; whether rows are there is asked again under it.
 Status check_items(const Region& r, uint32_t index, const NewItems& items) {
-  if (index >= r.num_indexes || !r.map(index).is_explicit)
+  if (index >= r.num_indexes || !r.map(index).is_explicit || r.records[index].are_groups())
     return too_much("index", "one whose items are inserted (explicit)", index, 0);
   const Records& records = r.records[index];
   const uint32_t num_windows = records.geometry->max_windows;

@@ -84,6 +84,7 @@ Status stats(Table& table, TableStats* out) {
   add("completed", c.completed);
   add("completions_stale", c.completions_stale);
   add("incomplete_items", c.incomplete_items);
+  add("dropped_groups", c.dropped_groups);
   return {};
 }
 

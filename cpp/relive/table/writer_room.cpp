@@ -219,10 +219,12 @@ Status Writer::take_frames(const StepBlock& block, const Deadline& deadline) {
 }
 
 // The most items of an index that the next `rows` rows of a block can begin: what admission counts. Of sequences these are
-// the steps where one may begin, and of those that move back at an end one more for each end.
+// the steps where one may begin, and of those that move back at an end one more for each end; of groups one for each
+// episode that begins, for with its end it may be the last member.
 int64_t Writer::most_items(const StepBlock& block, uint32_t index, size_t stored, size_t rows) const {
   const SequenceConfig& sequence = table_->region().header->indexes[index].sequence;
-  if (!sequence.is_set()) return static_cast<int64_t>(rows);
+  const bool is_group = table_->region().header->indexes[index].group.is_set();
+  if (!sequence.is_set() && !is_group) return static_cast<int64_t>(rows);
   int64_t items = 0;
   for (size_t m = 0; m < block.num_lanes; ++m) {
     const LaneWriter& lane = lane_of(block, m);
@@ -256,7 +258,7 @@ Writer::Admission Writer::ask_limiters(const StepBlock& block, size_t stored) co
   const int64_t left = static_cast<int64_t>(block.num_rows * block.num_lanes - stored);
   const int64_t reserved = r.reserved_rows();
   Admission admission{left, left, left, 0, false};
-  for (const uint32_t i : r.row_indexes()) {
+  for (const uint32_t i : r.appended_indexes()) {
     const LimiterConfig& limiter = r.header->indexes[i].limiter;
     if (limiter.kind == LimiterConfig::kMinSize) continue;
     const IndexState& state = r.header->index_state[i];
@@ -281,7 +283,7 @@ void Writer::split_admission(const StepBlock& block, size_t stored, Admission* a
   const auto width = static_cast<int64_t>(block.num_lanes);
   const auto first = static_cast<int64_t>(stored);
   bool goes_by_parts = stored > 0, steps_fit = true;
-  for (const uint32_t i : r.row_indexes()) {
+  for (const uint32_t i : r.appended_indexes()) {
     const LimiterConfig& limiter = r.header->indexes[i].limiter;
     const int64_t draw = r.refused_draw(i);
     const auto asked = static_cast<size_t>(admission->asked), step = static_cast<size_t>(width);
@@ -331,7 +333,8 @@ Status Writer::admit(const StepBlock& block, size_t stored, const Deadline& dead
   Table& table = *table_;
   Region& r = table.region();
   bool is_limited = false;
-  for (const uint32_t i : r.row_indexes()) is_limited |= r.header->indexes[i].limiter.kind != LimiterConfig::kMinSize;
+  for (const uint32_t i : r.appended_indexes())
+    is_limited |= r.header->indexes[i].limiter.kind != LimiterConfig::kMinSize;
   while (is_limited) {
     if (table.is_closed()) return Status(Code::kTableClosed);
     {

@@ -49,9 +49,11 @@ Writer::Writer(Table* table) : table_(table) {
     if (is_state) state_cells_.push_back(cells_.back());
     if (column.kind == ColumnKind::kEpisode) episode_cells_.push_back(cells_.back());
   }
-  for (uint32_t i = 0; i < r.num_indexes; ++i)
-    if (const uint32_t longest = r.header->indexes[i].sequence.longest; longest != 0)
-      longest_episode_ = std::min(longest_episode_, longest);
+  for (uint32_t i = 0; i < r.num_indexes; ++i) {
+    const IndexConfig& index = r.header->indexes[i];
+    const uint32_t longest = index.group.is_set() ? index.windows[0].length : index.sequence.longest;
+    if (longest != 0) longest_episode_ = std::min(longest_episode_, longest);
+  }
 }
 
 bool Writer::ends_at(const StepBlock& block, size_t row, size_t m) const {

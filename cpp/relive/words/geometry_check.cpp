@@ -51,18 +51,21 @@ bool are_cells_sound(const Geometry& g, size_t num_bytes) {
 // Records: as many as keys have numbers for, above every row's slot, and areas that hold all of them.
 template <class Lies>
 bool are_records_sound(const Geometry& g, const RecordGeometry& records, Wide first_leaf, const Lies& lies) {
-  if (!is_in(records.max_items, 1, Wide{1} << 31) || !is_in(records.max_windows, 1, kMaxWindows) ||
-      !is_in(records.max_rows, 1, kMaxWindow) || records.first_leaf != first_leaf ||
-      first_leaf + records.max_items > Wide{1} << g.slot_bits ||
+  if (!is_in(records.max_items, 1, Wide{1} << 31) ||
+      !is_in(records.max_windows, 1, std::max(kMaxWindows, kMaxGroupSize)) || !is_in(records.max_rows, 1, kMaxWindow) ||
+      records.first_leaf != first_leaf || first_leaf + records.max_items > Wide{1} << g.slot_bits ||
       records.pages_a_window != (records.max_rows + g.page_len - 2) / g.page_len + 1 ||
-      Wide{records.first_column} + records.num_columns > g.num_columns + g.num_item_columns)
+      Wide{records.first_column} + records.num_columns > g.num_columns + g.num_item_columns ||
+      (records.group_size != 0 &&
+       (records.group_size != records.max_windows || records.value_stride < sizeof(int64_t))))
     return false;
   const Wide num_nodes = Wide{records.max_items} * records.max_windows * records.pages_a_window;
   return num_nodes < ~uint32_t{0} && lies(records.words_offset, Wide{sizeof(uint64_t)} * records.max_items) &&
          lies(records.windows_offset, Wide{sizeof(ItemWindow)} * records.max_items * records.max_windows) &&
          lies(records.nodes_offset, sizeof(RecordNode) * num_nodes) &&
          lies(records.heads_offset, Wide{sizeof(uint32_t)} * g.num_slots) &&
-         lies(records.values_offset, Wide{records.value_stride} * records.max_items);
+         lies(records.values_offset, Wide{records.value_stride} * records.max_items) &&
+         (records.group_size == 0 || lies(records.joined_offset, Wide{sizeof(uint64_t)} * g.max_lanes));
 }
 
 bool is_shape_sound(const Geometry& g, const ItemShape& shape) {

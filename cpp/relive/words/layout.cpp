@@ -28,6 +28,7 @@ constexpr uint64_t kMaxPageLen = 4096;
 constexpr uint64_t kMaxValueBytes = uint64_t{1} << 32;
 constexpr uint64_t kMaxRowBytes = uint64_t{1} << 36;  // a page of rows: 2^48 bytes at most
 constexpr uint64_t kMaxRecords = uint64_t{1} << 31;
+constexpr uint32_t kGroupValueBytes = 16;
 constexpr long double kMaxRegionBytes = 0x1p62L;  // offsets are added up in 64 bits
 
 uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -84,13 +85,31 @@ Status check_map(const TableConfig& config, const IndexConfig& index) {
   return {};
 }
 
+// Groups of episodes: one window of stride 1, which all members have, and a column that says whose they are.
+Status check_group(const TableConfig& config, const IndexConfig& index) {
+  const GroupConfig& group = index.group;
+  if (!group.is_set())
+    return group.column == 0 ? Status() : invalid("group_by", "none without group_size", group.column);
+  if (index.map != LeafMap::kExplicit || index.num_windows != 1 || index.windows[0].stride != 1)
+    return invalid("groups", "explicit items with one window of stride 1", index.num_windows);
+  if (group.size > kMaxGroupSize) return invalid("group_size", "1 to 64", group.size);
+  if (index.max_items > kMaxGroups) return invalid("max_groups", "1 to 4096", static_cast<int64_t>(index.max_items));
+  if (index.initial == Initial::kGiven)
+    return invalid("initial priority of groups", "none that is given with steps", 1);
+  if (group.column >= config.columns.size()) return invalid("group_by", "a column", group.column);
+  const ColumnConfig& column = config.columns[group.column];
+  if (column.kind != ColumnKind::kEpisode || column.dtype != "<i8" || !column.shape.empty())
+    return invalid("group_by", "a column of one int64 of kind episode", group.column);
+  return {};
+}
+
 // The columns that items of an explicit index have of their own.
 Status check_item_columns(const TableConfig& config) {
   size_t count = 0;
   for (size_t i = 0; i < config.item_columns.size(); ++i) {
     const std::vector<ColumnConfig>& columns = config.item_columns[i];
     if (columns.empty()) continue;
-    if (i >= config.indexes.size() || config.indexes[i].map != LeafMap::kExplicit)
+    if (i >= config.indexes.size() || config.indexes[i].map != LeafMap::kExplicit || config.indexes[i].group.is_set())
       return invalid("columns of items", "none where items are not explicit", static_cast<int64_t>(i));
     uint64_t item_bytes = 0, late_bytes = 0;
     for (const ColumnConfig& column : columns) RELIVE_RETURN_IF_ERROR(check_column(column, &item_bytes, &late_bytes));
@@ -144,6 +163,7 @@ Status check_config(const TableConfig& config) {
           .with_text("expected", "a number >= 0 that float32 holds")
           .with_double("got", index.initial_number);
     RELIVE_RETURN_IF_ERROR(check_map(config, index));
+    RELIVE_RETURN_IF_ERROR(check_group(config, index));
     RELIVE_RETURN_IF_ERROR(check_sequence(index));
   }
   return check_item_columns(config);
@@ -184,7 +204,9 @@ bool has_cells(const TableConfig& config) {
   const auto is_large = [](const ColumnConfig& column) {
     return column.kind == ColumnKind::kStart && described(column).num_bytes > kLargeColumn;
   };
-  const auto knows = [](const IndexConfig& index) { return index.sequence.knows_starts(); };
+  const auto knows = [](const IndexConfig& index) {
+    return index.map == LeafMap::kImplicit && index.sequence.knows_starts();
+  };
   return !config.tier.is_tiered() && std::all_of(config.indexes.begin(), config.indexes.end(), knows) &&
          std::any_of(config.columns.begin(), config.columns.end(), is_large);
 }
@@ -264,7 +286,9 @@ Status number_records(const TableConfig& config, Geometry* g) {
     RecordGeometry& records = g->records[i];
     records.first_leaf = next_leaf;
     records.max_items = index.max_items;
-    records.max_windows = index.num_windows;
+    records.max_windows = index.group.is_set() ? index.group.size : index.num_windows;
+    records.group_size = index.group.size;
+    records.value_stride = index.group.is_set() ? kGroupValueBytes : 0;
     for (uint32_t w = 0; w < index.num_windows; ++w)
       records.max_rows = std::max(records.max_rows, index.windows[w].span(index.windows[w].length));
     records.pages_a_window = (records.max_rows + g->page_len - 2) / g->page_len + 1;
@@ -304,12 +328,13 @@ void place_item_columns(const TableConfig& config, Layout* out) {
 }
 
 template <class Take>
-void place_records(const Take& take, uint64_t num_slots, RecordGeometry* records) {
+void place_records(const Take& take, uint64_t num_slots, uint32_t max_lanes, RecordGeometry* records) {
   records->words_offset = take(sizeof(uint64_t) * records->max_items);
   records->windows_offset = take(sizeof(ItemWindow) * records->max_items * records->max_windows);
   records->nodes_offset = take(sizeof(RecordNode) * records->max_items * records->nodes_a_record());
   records->heads_offset = take(sizeof(uint32_t) * num_slots);
   records->values_offset = take(records->value_stride * records->max_items);
+  records->joined_offset = take(records->group_size == 0 ? 0 : sizeof(uint64_t) * max_lanes);
 }
 
 template <class Take>
@@ -347,7 +372,7 @@ void place_areas(const TableConfig& config, Layout* out) {
     g.trees_offset[i] = take(Tree::num_bytes(num_leaves));
     g.states_offset[i] = take(sizeof(uint16_t) * num_leaves);
     g.cursors_offset[i] = take(has_records ? 0 : sizeof(Cursor) * g.max_lanes);
-    if (has_records) place_records(take, g.num_slots, &g.records[i]);
+    if (has_records) place_records(take, g.num_slots, g.max_lanes, &g.records[i]);
   }
   place_cells(take, g.num_slots, &g.cells);
   g.metadata_bytes = config.metadata.size();
@@ -382,6 +407,7 @@ Status make_layout(const TableConfig& config, Layout* out) {
   }
   g.max_n_step = 1;
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
+    if (config.indexes[i].group.is_set()) g.max_n_step = std::max(g.max_n_step, config.indexes[i].windows[0].length);
     if (config.indexes[i].map == LeafMap::kExplicit) continue;
     const SequenceConfig& sequence = config.indexes[i].sequence;
     ItemShape& shape = g.shapes[i];

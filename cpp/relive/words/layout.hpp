@@ -35,6 +35,8 @@ inline constexpr uint32_t kFormatVersion = 6;
 inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together; that a record's window spans
 inline constexpr uint32_t kMaxWindows = 32;   // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
+inline constexpr uint32_t kMaxGroupSize = 64;    // episodes of a group
+inline constexpr uint64_t kMaxGroups = 4096;     // of an index: an episode that ends asks for the group of its value
 inline constexpr uint32_t kLeafBits = 51;        // a key is shard << 51 | generation and slot
 inline constexpr uint32_t kStateBits = 2;
 inline constexpr uint32_t kMoveBits = 16;
@@ -134,6 +136,16 @@ struct WindowConfig {
 };
 static_assert(sizeof(WindowConfig) == 64);
 
+// Items that are groups of episodes: the index is explicit, its one declared window that of each member, and a record is
+// made by the episodes that end, not by a call (rules Y1 to Y5). All zero where items are no groups.
+struct GroupConfig {
+  uint32_t size;    // episodes of a group
+  uint32_t column;  // an int64 of kind episode, of which the members of a group have the same value
+
+  bool is_set() const { return size != 0; }
+};
+static_assert(sizeof(GroupConfig) == 8);
+
 struct IndexConfig {
   char name[64];
   uint32_t n_step;
@@ -154,6 +166,7 @@ struct IndexConfig {
   uint32_t num_windows;
   uint32_t time_major;  // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
   WindowConfig windows[kMaxWindows];
+  GroupConfig group;  // kExplicit: of items that episodes make as they end
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);
 
@@ -193,11 +206,14 @@ struct RecordGeometry {
   uint64_t windows_offset;  // max_windows of each
   uint64_t nodes_offset;    // max_windows x pages_a_window of each: where it hangs
   uint64_t heads_offset;    // of each row slot: what hangs there
-  uint64_t values_offset;   // its own columns
+  uint64_t values_offset;   // its own columns; of groups their value
+
+  uint64_t group_size;     // of groups, as what follows, 0 else: members
+  uint64_t joined_offset;  // of each lane: the episode that was looked at last
 
   uint64_t nodes_a_record() const { return uint64_t{max_windows} * pages_a_window; }
 };
-static_assert(sizeof(RecordGeometry) == 80);
+static_assert(sizeof(RecordGeometry) == 96);
 
 // Start cells: what a step has of the large columns of kind start, for those steps where a window may begin. All zero in
 // a table that keeps them in every row. They have memory as frames have it: committed in order, taken last-in first-out.
@@ -236,7 +252,7 @@ struct Geometry {
   uint32_t num_indexes;
   uint32_t num_columns;
   uint32_t history;           // the largest `before` of all indexes
-  uint32_t max_n_step;        // the largest `spanned`
+  uint32_t max_n_step;        // the largest `spanned`, and the longest episode of a group
   uint32_t has_state;         // some column is of kind state: windows need a bootstrap cell
   int32_t reward_column;      // -1: none
   uint32_t num_item_columns;  // of all explicit indexes, behind those of rows

@@ -43,7 +43,10 @@ struct Records {
   RecordNode* nodes = nullptr;
   uint32_t* heads = nullptr;  // of each row slot: the first node there, + 1
   std::byte* values = nullptr;
+  std::atomic<uint64_t>* joined = nullptr;  // of groups: of each lane the key of its last episode that was looked at
 
+  bool are_groups() const { return geometry->group_size != 0; }
+  const WindowConfig& shape(uint64_t window) const { return shapes[are_groups() ? 0 : window]; }
   std::byte* values_of(uint64_t record) const { return values + record * geometry->value_stride; }
   ItemWindow* windows_of(uint64_t record) const { return windows + record * geometry->max_windows; }
   uint64_t node_of(uint64_t record, uint32_t window, uint32_t part) const {

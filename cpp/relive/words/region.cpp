@@ -66,6 +66,8 @@ void Region::bind(std::byte* memory) {
   for (uint32_t c = 0; c < g.num_columns; ++c)
     if (columns[c].kind == ColumnKind::kLate) r->late_bytes += static_cast<uint32_t>(columns[c].num_bytes);
   r->num_row_indexes_ = 0;
+  r->num_appended_indexes_ = 0;
+  r->has_groups_ = false;
   for (uint32_t i = 0; i < g.num_indexes; ++i) bind_index(i);
 }
 
@@ -84,10 +86,13 @@ void Region::bind_index(uint32_t index) {
                       at<ItemWindow>(base, of.windows_offset),
                       at<RecordNode>(base, of.nodes_offset),
                       at<uint32_t>(base, of.heads_offset),
-                      at<std::byte>(base, of.values_offset)};
+                      at<std::byte>(base, of.values_offset),
+                      at<std::atomic<uint64_t>>(base, of.joined_offset)};
     maps_[index] = {records[index].words, of.first_leaf, of.max_items, 0, true};
     record_indexes_[index - num_row_indexes_] = index;
+    has_groups_ |= of.group_size != 0;
   }
+  if (of.max_items == 0 || of.group_size != 0) appended_indexes_[num_appended_indexes_++] = index;
   trees_[index].bind(base + g.trees_offset[index], maps_[index].num_leaves, header->indexes[index].reduction);
   states_[index] = at<std::atomic<uint16_t>>(base, g.states_offset[index]);
 }

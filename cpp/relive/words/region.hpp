@@ -139,6 +139,7 @@ struct Counters {
   std::atomic<uint64_t> updates_applied, updates_stale, redraws_generation, redraws_empty, redraws_claimed, slow_draws;
   std::atomic<uint64_t> recoveries, swept, sampler_waits, writer_waits, sampler_wait_ns, writer_wait_ns;
   std::atomic<uint64_t> completed, completions_stale, incomplete_items;
+  std::atomic<uint64_t> dropped_groups;
 };
 
 struct IndexState {
@@ -326,6 +327,9 @@ struct Region {
   std::span<const uint32_t> row_indexes() const { return {row_indexes_, num_row_indexes_}; }
   std::span<const uint32_t> record_indexes() const { return {record_indexes_, num_indexes - num_row_indexes_}; }
   bool has_records() const { return num_row_indexes_ < num_indexes; }
+  // Those to which a row that is appended may bring an item: of rows, and of groups of episodes.
+  std::span<const uint32_t> appended_indexes() const { return {appended_indexes_, num_appended_indexes_}; }
+  bool has_groups() const { return has_groups_; }  // of episodes: some of the records are theirs
   const ItemMap& map(uint32_t index) const { return maps_[index]; }
   uint64_t leaf_of_key(uint32_t index, int64_t key) const { return key_slot(key) - maps_[index].first; }
   int64_t key_of_leaf(uint32_t index, uint64_t leaf, uint64_t word) const {
@@ -353,6 +357,9 @@ struct Region {
   uint32_t row_indexes_[kMaxIndexes] = {};
   uint32_t record_indexes_[kMaxIndexes] = {};
   uint32_t num_row_indexes_ = 0;
+  uint32_t appended_indexes_[kMaxIndexes] = {};
+  uint32_t num_appended_indexes_ = 0;
+  bool has_groups_ = false;
   bool is_key_in(uint64_t first, uint64_t count, int64_t key) const {
     return key >= 0 && static_cast<uint64_t>(key) >> kLeafBits == geometry->shard && key_slot(key) - first < count &&
            key_generation(key) >= 1;  // below `first` wraps to above
