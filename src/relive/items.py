@@ -289,7 +289,7 @@ class Episodes:
         return 0
 
     def check_against(self, spec: StepSpec) -> None:
-        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named as a mask."""
+        """Raises UnknownColumn where the spec lacks what these items need, SpecError for a column named mask."""
         _check_timed(self, spec)
 
     def core_config(self, spec: StepSpec) -> dict[str, Any]:
