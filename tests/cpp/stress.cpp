@@ -13,6 +13,7 @@
 //   stress --sequences head|tail|random --ragged     episodes whose rows are read end to end
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   stress --late                                    late columns: completers give them, in any order, some never
+//   stress --groups                                  a last index of groups of episodes: samplers of their own
 //   stress --abandon                                 writers give episodes up, and nobody may see one of them again
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
@@ -27,7 +28,7 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
   const auto number = [](const std::atomic<uint64_t>& value) { return static_cast<unsigned long long>(value.load()); };
   const uint32_t num_messages = std::min<uint32_t>(control->num_messages.load(), 24);
   for (uint32_t k = 0; k < num_messages; ++k) std::printf("  %s\n", control->messages[k]);
-  const bool none_known = (options.explicit_items && control->items_known.load() == 0) ||
+  const bool none_known = ((options.explicit_items || options.groups) && control->items_known.load() == 0) ||
                           (options.late && control->rows_completed.load() == 0) ||
                           (options.abandons && control->num_given_up.load() == 0);
   const bool good = control->num_bad() == 0 && control->windows.load() > 0 && !none_known;
@@ -80,6 +81,7 @@ void fit_options_to(const std::string& point, const Options& given) {
     options.explicit_items = true;
   if (point.find("late_") == 0 || point == "publish_unfilled") options.late = true;
   if (point.find("abandon_") == 0) options.abandons = true;
+  if (point.find("group_") == 0) options.groups = true;
   for (const char* of_items : {"late_insert", "late_noted", "late_item"})
     if (point == of_items) options.explicit_items = true;
   if (point == "commit_counted") options.sequences = "cross";
@@ -144,6 +146,8 @@ bool parse(int argc, char** argv) {
       options.explicit_items = true;
     else if (name == "--late")
       options.late = true;
+    else if (name == "--groups")
+      options.groups = true;
     else if (name == "--abandon")
       options.abandons = true;
     else if (name == "--threads-only")

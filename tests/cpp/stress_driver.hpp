@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "stress_checker.hpp"
+#include "stress_groups.hpp"
 
 namespace stress {
 
@@ -72,12 +73,13 @@ inline void at_point(FailPoint point) {
 // A mutant is caught by the first thing that goes wrong.
 inline uint64_t enough_bad() { return options.mutant.empty() ? 50 : 0; }
 
-enum class Role { kWriter, kSampler, kUpdater, kCompleter, kInserter, kItemSampler, kChecker };
+enum class Role { kWriter, kSampler, kUpdater, kCompleter, kInserter, kItemSampler, kGroupSampler, kChecker };
 
 inline int num_workers() {
   const int of_items = options.explicit_items ? options.inserters + options.item_samplers : 0;
   const int of_late = options.late ? options.completers : 0;
-  return options.writers + options.samplers + options.updaters + of_late + of_items + 1;
+  return options.writers + options.samplers + options.updaters + of_late + of_items +
+         (options.groups ? options.group_samplers : 0) + 1;
 }
 
 inline Role role_of(int position) {
@@ -89,6 +91,8 @@ inline Role role_of(int position) {
   position -= options.updaters;
   if (options.late && position < options.completers) return Role::kCompleter;
   position -= options.late ? options.completers : 0;
+  if (options.groups && position < options.group_samplers) return Role::kGroupSampler;
+  position -= options.groups ? options.group_samplers : 0;
   if (!options.explicit_items || position >= options.inserters + options.item_samplers) return Role::kChecker;
   return position < options.inserters ? Role::kInserter : Role::kItemSampler;
 }
@@ -108,6 +112,8 @@ inline std::unique_ptr<Worker> make_worker(int position, uint64_t seed, Table* s
       return std::make_unique<InserterWorker>(options, control, at, seed, shared);
     case Role::kItemSampler:
       return std::make_unique<ItemSamplerWorker>(options, control, at, seed, shared);
+    case Role::kGroupSampler:
+      return std::make_unique<GroupSamplerWorker>(options, control, at, seed, shared);
     default:
       return std::make_unique<CheckerWorker>(options, control, at, seed, shared);
   }

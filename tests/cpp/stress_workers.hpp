@@ -186,6 +186,9 @@ class WriterWorker final : public Worker {
           if (num_bytes == 4) {
             const float reward = reward_of(lane.tag, lane.episode, at);
             std::memcpy(to, &reward, 4);
+          } else if (num_bytes == 8) {
+            const int64_t prompt = prompt_of(lane.tag, lane.episode);
+            std::memcpy(to, &prompt, 8);
           } else {
             write_cell(to, num_bytes, lane.tag, lane.episode, at, c);
           }

@@ -43,6 +43,7 @@ struct Options {
   bool explicit_items = false;  // a last one, of items of up to three windows and a column of their own
   bool late = false;            // rewards and verdicts come later, from completers
   bool abandons = false;        // writers give episodes up
+  bool groups = false;          // a last one, of groups of episodes by a column that says which
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
@@ -51,6 +52,7 @@ struct Options {
   int writers = 3, samplers = 3, updaters = 2;
   int inserters = 2, item_samplers = 2;  // with explicit_items only
   int completers = 2;                    // with late only
+  int group_samplers = 2;                // with groups only
   uint64_t seed = 1;
   std::string mutant;
   TierConfig tier;          // not tiered by default
@@ -73,6 +75,13 @@ inline constexpr uint32_t kItemRows[kItemWindows] = {20, 8, 6}, kItemStrides[kIt
 inline constexpr uint32_t kOwnBytes = 300;
 
 inline uint32_t items_index(const Options& options) { return options.two_indexes ? 2 : 1; }
+
+// Groups of episodes: as many as have one of a few values.
+inline constexpr uint32_t kGroupRows = 96, kGroupSize = 3;
+inline uint32_t groups_index(const Options& options) { return items_index(options) + (options.explicit_items ? 1 : 0); }
+inline int64_t prompt_of(uint64_t tag, uint32_t episode) {
+  return static_cast<int64_t>(mix(tag * 67 + episode) % 5) - 2;
+}
 
 // Windows over two and three pages of 8 rows.
 inline SequenceConfig sequence_of(const Options& options) {
@@ -155,7 +164,23 @@ inline TableConfig make_config(const Options& options) {
     config.item_columns.push_back({{"own", "|u1", {kOwnBytes}, 1, ColumnKind::kStep}});
     config.indexes.push_back(index);
   }
-  config.capacity = options.capacity;
+  if (options.groups) {
+    add("prompt", "<i8", {}, 8, ColumnKind::kEpisode);
+    index = IndexConfig{};
+    std::snprintf(index.name, sizeof index.name, "groups");
+    index.n_step = 1;
+    index.gamma = 1.0;
+    index.max_times_sampled = options.max_times;
+    index.limiter = make_min_size(1);
+    index.map = LeafMap::kExplicit;
+    index.max_items = 12;
+    index.num_windows = 1;
+    index.windows[0].length = kGroupRows;
+    index.windows[0].stride = 1;
+    index.group = {kGroupSize, static_cast<uint32_t>(config.columns.size()) - 1};
+    config.indexes.push_back(index);
+  }
+  config.capacity = options.groups ? std::max<uint64_t>(options.capacity, 14 * kGroupRows) : options.capacity;
   config.max_lanes = 12;
   config.max_participants = 24;
   config.seed = options.seed;
