@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/page_rows.hpp"
 #include "relive/pages/records.hpp"
 
 namespace relive {
@@ -13,8 +14,6 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr float kNoneGiven = std::numeric_limits<float>::quiet_NaN();
-
-Range range_of(const Region& r, uint64_t page) { return Range::unpack(r.pages[page].range.load(kRelaxed)); }
 
 // A row of a lane; kNoPage where it is not there.
 struct Row {
