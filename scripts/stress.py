@@ -56,6 +56,9 @@ SOAK = (
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --abandon --explicit --late --short-lanes",
     "--seconds 60 --random-kills 100 --stops 50 --self-kills 100 --abandon --sequences cross --stateless",
     "--fail-points 20 --abandon --explicit",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --groups --abandon --max-times 3",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --groups --late --stateless",
+    "--fail-points 20 --groups --short-lanes",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
@@ -83,9 +86,12 @@ RECIPES = (
     f"{KILLS} --sequences shift",
     f"{KILLS} --late",
     f"{KILLS} --late --explicit",
+    f"{KILLS} --groups",
+    f"{KILLS} --groups --late",
     f"{KILLS} --rounds 0",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",
+    "--fail-points 40 --seconds-a-point 8 --point group_ --groups",
 )
 # A processor with x86's order of stores never shows a missing fence; only the reordering model does.
 UNSEEN_ON_X86 = {"D3_fence"}

@@ -28,6 +28,7 @@ QUICK_MUTANTS = (
     "L2_rows",
     "L4_once",
     "V1_items",
+    "Y4_cut",
 )
 
 pytestmark = pytest.mark.skipif(
@@ -64,6 +65,8 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --late",
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --abandon",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --explicit --late",
+        "--seconds 3 --random-kills 30 --self-kills 60 --groups",
+        "--seconds 3 --random-kills 30 --self-kills 60 --groups --abandon --late --stateless",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --sequences cross",
         "--seconds 3 --random-kills 30 --self-kills 60 --sequences head --ragged --max-times 3",
         "--fail-points 1 --seconds-a-point 10 --max-times 3",
@@ -78,6 +81,6 @@ def test_nothing_is_torn_lost_or_stuck(stress: Path, options: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rule", QUICK_MUTANTS)
 def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
-    items = {"X": "--explicit", "L": "--late", "V": "--abandon"}.get(rule[0], "")
+    items = {"X": "--explicit", "L": "--late", "V": "--abandon", "Y": "--groups"}.get(rule[0], "")
     status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 {items} --mutant {rule}")
     assert status != 0, output
