@@ -1,6 +1,5 @@
 // Groups of episodes (rules Y1 to Y5): which episodes are a group's, in what order, and that whoever dies at any store leaves
 // each ended episode in one group or in none that is left, and no episode in two.
-#include <array>
 
 #include "core_deaths.hpp"
 #include "core_rig.hpp"
@@ -82,14 +81,18 @@ struct World {
 
   int64_t num_items() const { return relive::num_items(*table, 0); }
   uint64_t dropped() const { return table->region().header->counters.dropped_groups.load(); }
-  // How many members the groups that wait have, and how many groups are used.
-  std::array<uint32_t, 2> open_members() const {
+  // The groups that wait for members, and how many they have.
+  struct Open {
+    uint32_t groups = 0, members = 0;
+  };
+  Open open_groups() const {
     const Region& r = table->region();
-    std::array<uint32_t, 2> count{};
+    Open count;
     for (uint64_t record = 0; record < r.records[0].geometry->max_items; ++record) {
       if (!is_open_group(r, 0, record)) continue;
-      ++count[1];
-      for (uint32_t w = 0; w < kSize; ++w) count[0] += r.records[0].windows_of(record)[w].num_rows.load() != 0 ? 1 : 0;
+      ++count.groups;
+      for (uint32_t w = 0; w < kSize; ++w)
+        count.members += r.records[0].windows_of(record)[w].num_rows.load() != 0 ? 1 : 0;
     }
     return count;
   }
@@ -110,12 +113,12 @@ void test_forms() {
       world.check();
     }
     CHECK_EQ(world.num_items(), 1);
-    CHECK_EQ(world.open_members()[1], 0u);
+    CHECK_EQ(world.open_groups().groups, 0u);
     CHECK(world.write(0, 8, 2, true).ok());
     CHECK(world.write(1, 8, 2, true).ok());
-    CHECK_EQ(world.open_members()[0], 2u);
+    CHECK_EQ(world.open_groups().members, 2u);
     CHECK(world.writers[2]->close().ok());  // its episode is cut off and is no member
-    CHECK_EQ(world.open_members()[0], 2u);
+    CHECK_EQ(world.open_groups().members, 2u);
     world.check();
     CHECK(world.write(0, 8, 1, true).ok());
     CHECK_EQ(world.num_items(), 2);
@@ -129,7 +132,7 @@ void test_oldest_goes() {
   world.open_writer();
   for (int64_t prompt = 0; prompt < 7; ++prompt) CHECK(world.write(0, prompt, 2, true).ok());
   world.check();
-  CHECK_EQ(world.open_members()[1], 4u);
+  CHECK_EQ(world.open_groups().groups, 4u);
   CHECK_EQ(world.dropped(), 3u);
   for (int k = 0; k < 2; ++k) CHECK(world.write(0, 6, 2, true).ok());
   CHECK_EQ(world.num_items(), 1);
@@ -159,7 +162,7 @@ void test_late() {
   world.open_writer();
   for (int k = 0; k < 3; ++k) CHECK(world.write(0, 1, 2, true).ok());
   CHECK_EQ(world.num_items(), 0);
-  CHECK_EQ(world.open_members()[1], 0u);
+  CHECK_EQ(world.open_groups().groups, 0u);
   world.check();
 }
 
@@ -181,7 +184,7 @@ void test_deaths(bool has_state, bool has_late, int way) {
       if (way == 3)
         for (int64_t k = 0; k < 2; ++k) CHECK(world.write(1, 20 + k, 2, true).ok());
       if (way == 4) CHECK(world.write(0, 9, 2, false).ok());
-      const std::array<uint32_t, 2> was = world.open_members();
+      const World::Open was = world.open_groups();
       const uint64_t steps = relive::num_steps(*world.table);
       const auto call = [&] { way == 4 ? (void)world.writers[0]->close() : (void)world.write(0, 9, 2, true); };
       if (!dies_at(point, passages, call)) break;
@@ -190,19 +193,21 @@ void test_deaths(bool has_state, bool has_late, int way) {
       world.check();
       end_writers(*world.table);
       world.check();
-      const std::array<uint32_t, 2> now = world.open_members();
+      const World::Open now = world.open_groups();
       const bool has_ended = relive::num_steps(*world.table) == steps + 2;
       const int64_t full = way == 2 && has_ended ? 1 : 0;
       const bool is_item = full == 1 && !has_late;
       bool is_sound = world.num_items() == (is_item ? 1 : 0);
-      if (way == 0 || way == 1) is_sound &= now[0] == was[0] + (has_ended ? 1 : 0) && now[1] == (way == 1 || has_ended);
-      if (way == 2) is_sound &= now[0] == (full == 1 ? 0u : 2u);
-      if (way == 3) is_sound &= !has_ended || now[1] >= 1;
-      if (way == 4) is_sound &= now == was;
+      if (way == 0 || way == 1)
+        is_sound &= now.members == was.members + (has_ended ? 1 : 0) && now.groups == (way == 1 || has_ended);
+      if (way == 2) is_sound &= now.members == (full == 1 ? 0u : 2u);
+      if (way == 3) is_sound &= !has_ended || now.groups >= 1;
+      if (way == 4) is_sound &= now.members == was.members && now.groups == was.groups;
       if (!is_sound)
         harness::fail(__FILE__, __LINE__,
-                      "way " + std::to_string(way) + ": " + std::to_string(now[0]) + " members of " +
-                          std::to_string(now[1]) + " open groups after a death at " + testing::fail_point_name(point));
+                      "way " + std::to_string(way) + ": " + std::to_string(now.members) + " members of " +
+                          std::to_string(now.groups) + " open groups after a death at " +
+                          testing::fail_point_name(point));
     }
   }
   CHECK(deaths > 3);

@@ -85,6 +85,9 @@ stack = { observation = 3 }, stack_pad = "zeros", time_major = true }
 [tables.all.indexes.ragged]
 items = { type = "Episodes", max_length = 9, too_long = "random", layout = "ragged" }
 
+[tables.all.indexes.grouped]
+items = { type = "Episodes", max_length = 9, group_by = "task", group_size = 4, max_groups = 50 }
+
 [tables.all.indexes.made.items]
 type = "Explicit"
 windows = { now = 3, far = { length = 2, stride = 4, columns = ["observation", "reward"] } }
@@ -102,6 +105,7 @@ OF_KINDS = {
     ),
     "padded": relive.Index(relive.Episodes(9, 1, "tail", "left", **STACKED)),
     "ragged": relive.Index(relive.Episodes(9, too_long="random", layout="ragged")),
+    "grouped": relive.Index(relive.Episodes(9, group_by="task", group_size=4, max_groups=50)),
     "made": relive.Index(
         relive.Explicit(
             {"now": relive.Window(3), "far": relive.Window(2, ("observation", "reward"), 4)},
