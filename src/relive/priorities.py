@@ -20,8 +20,9 @@ def sequence_priority(
     """eta * max + (1 - eta) * mean of |td_errors| over the rows of each sequence that mask names.
 
     td_errors [B, T] and mask bool [B, T]: numpy arrays or torch tensors, both of one kind; the result is [B], of that
-    kind. time_major: both are [T, B]. offsets: batch.offsets of items that lie end to end; both are [rows] then. To
-    leave burn-in out give the mask of the rows that carry loss. A sequence without such a row has 0. eta in [0, 1].
+    kind. Of groups of episodes both are [B, G, T], and the rows of all G are looked at. time_major: both are [T, B].
+    offsets: batch.offsets of items that lie end to end; both are [rows] then. To leave burn-in out give the mask of the
+    rows that carry loss. A sequence without such a row has 0. eta in [0, 1].
     Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning (2019), section 2.3.
     Raises InvalidConfig, ShapeMismatch.
     """
@@ -32,9 +33,15 @@ def sequence_priority(
     for what, value in (("td_errors", td_errors), ("mask", mask)):
         if not hasattr(value, "shape"):
             raise InvalidConfig(what, "a numpy array or a torch tensor [B, T]", value)
-    num_axes = 2 if offsets is None else 1
-    if len(td_errors.shape) != num_axes or tuple(td_errors.shape) != tuple(mask.shape):
+    if tuple(td_errors.shape) != tuple(mask.shape):
         raise ShapeMismatch("mask of td_errors", tuple(td_errors.shape), tuple(mask.shape))
+    axes = ("rows",) if offsets is not None else ("T", "B") if axis == 0 else ("B", "T")
+    if len(td_errors.shape) != len(axes) and (axis == 0 or len(td_errors.shape) != 3):
+        raise ShapeMismatch("td_errors", axes, tuple(td_errors.shape))
+    if len(td_errors.shape) == 3:
+        num_items, num_episodes, num_rows = td_errors.shape
+        flat = (num_items, num_episodes * num_rows)
+        td_errors, mask = td_errors.reshape(flat), mask.reshape(flat)
     errors, named = abs(td_errors), mask != 0
     # Not a product: what a network makes of padding may be nan or infinite.
     errors = np.where(named, errors, 0) if isinstance(errors, np.ndarray) else errors.masked_fill(~named, 0)

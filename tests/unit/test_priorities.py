@@ -71,3 +71,31 @@ def test_what_it_refuses() -> None:
         relive.sequence_priority(np.zeros((2, 3)), np.ones((2, 3), bool), eta=2.0)
     with pytest.raises(errors.InvalidConfig, match="time_major"):
         relive.sequence_priority(np.zeros(3), np.ones(3, bool), time_major=True, offsets=[0, 3])
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_group_is_one_sequence_of_all_its_episodes(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    td_errors, mask = rng.normal(size=(5, 3, 7)), rng.random((5, 3, 7)) < 0.6
+    expected = relive.sequence_priority(td_errors.reshape(5, 21), mask.reshape(5, 21))
+    given: tuple = (td_errors, mask)
+    if kind == "torch":
+        given = tuple(map(pytest.importorskip("torch", reason="torch is not installed here").from_numpy, given))
+    np.testing.assert_allclose(np.asarray(relive.sequence_priority(*given)), expected)
+    none = relive.sequence_priority(given[0][:0], given[1][:0])
+    assert tuple(none.shape) == (0,)
+
+
+@pytest.mark.parametrize(
+    "shape, options, expected",
+    [
+        ((3,), {}, ("B", "T")),
+        ((2, 3, 4, 5), {}, ("B", "T")),
+        ((2, 3, 4), {"time_major": True}, ("T", "B")),
+        ((2, 3), {"offsets": [0, 3]}, ("rows",)),
+    ],
+)
+def test_errors_of_another_number_of_axes_are_refused(shape: tuple[int, ...], options: dict, expected: tuple) -> None:
+    with pytest.raises(errors.ShapeMismatch) as caught:
+        relive.sequence_priority(np.zeros(shape), np.ones(shape, bool), **options)
+    assert caught.value.expected == expected and caught.value.got == shape
