@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processes.shm import needs_shared_memory, shared_files
+from tiered.tools import needs_tiers
 
 import relive
 
@@ -134,6 +135,7 @@ def test_small_values_lie_in_the_row() -> None:
         assert area_of_core(table) == "record"
 
 
+@needs_tiers
 def test_a_tiered_table_keeps_all(tmp_path: Path) -> None:
     with make_table([R2D2], 3_000, relive.Tiered(tmp_path, ram_bytes=32 << 20)) as table:
         assert area_of_core(table) != "cell"
