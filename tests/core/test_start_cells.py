@@ -93,6 +93,22 @@ def test_stored_states_take_a_thirtieth(at_end: str, shm_name: Callable[[], str]
     assert 0 < taken[0] - taken[1] <= capacity * CORE * 4 / 30
 
 
+@needs_shared_memory
+def test_a_block_as_long_as_the_table_takes_no_more(shm_name: Callable[[], str]) -> None:
+    """Cells come back as old rows go for those of the block: what a full table has is enough."""
+    capacity, name, taken = 8_000, shm_name(), []
+    with make_table([R2D2], capacity, relive.SharedMemory(name)) as table:
+        writer = table.writer()
+        steps = np.arange(capacity + 1, dtype=np.int32)
+        who = np.stack([np.zeros_like(steps), np.zeros_like(steps), steps], 1)
+        core = np.zeros((capacity, CORE), "f4")
+        for _ in range(3):
+            writer.extend(who=who, reward=np.zeros(capacity, "f4"), core=core, terminated=steps[1:] == capacity)
+            taken.append(allocated(name))
+        table.check()
+    assert taken[2] - taken[0] <= capacity * CORE * 4 / 200
+
+
 @pytest.mark.parametrize("names", [("pad",), ("drop",), ("cross",), ("short",), ("head",), ("short", "cross", "head")])
 def test_a_window_gets_the_value_of_its_first_row(names: tuple[str, ...]) -> None:
     """Through evictions, ends of episodes, given up ones, and writers that go on in another's pages."""

@@ -184,7 +184,7 @@ class Writer final {
   Status grow_cells(const Deadline& deadline);
   bool starts_at(uint32_t episode_step, uint64_t lane_step) const;
   uint32_t cells_of_run(const LaneWriter& lane) const;
-  uint64_t cells_of_block(const StepBlock& block) const;
+  uint64_t cells_of_block(const StepBlock& block, uint64_t most_rows) const;
   Status take_cells(const StepBlock& block, const Deadline& deadline);
   void write_start(const StepBlock& block, LaneWriter& lane, uint32_t k, size_t m) const;
   void keep_cells(LaneWriter& lane) const;

@@ -102,7 +102,9 @@ Status Writer::relieve(OpenResult result, Locked* locked, const Deadline& deadli
     return table_->tier()->wait_for_frame(deadline);
   }
   const auto has_room = [&r] {
-    const bool has_cells = !r.cells || r.cells.state->num_free.load(kRelaxed) > 0;
+    // Start cells are short only where all of them have memory: else more are committed, and no row goes for one.
+    const bool has_cells = !r.cells || r.cells.state->num_free.load(kRelaxed) > 0 ||
+                           r.cells.state->committed.load(kRelaxed) < r.cells.geometry->num_cells;
     return has_cells && r.header->num_free_pages.load(kRelaxed) > 0 && r.header->num_free_frames.load(kRelaxed) > 0;
   };
   (void)locked->sweep_dead();
@@ -208,7 +210,8 @@ Status Writer::take_frames(const StepBlock& block, const Deadline& deadline) {
     if (status.ok()) continue;
     return old_rows_go && status.code() == Code::kStorageFull ? Status() : status;
   }
-  const uint64_t cells = start_cells_.empty() ? 0 : cells_of_block(block);
+  const uint64_t rows = old_rows_go ? room + kRowsPerHold : left;  // behind these old cells come back
+  const uint64_t cells = start_cells_.empty() ? 0 : cells_of_block(block, rows);
   while (cells > 0 && r.cells.state->num_free.load(kRelaxed) < cells &&
          r.cells.state->committed.load(std::memory_order_acquire) < r.cells.geometry->num_cells) {
     Status status = grow_cells(deadline);

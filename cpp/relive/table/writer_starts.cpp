@@ -29,14 +29,16 @@ uint32_t Writer::cells_of_run(const LaneWriter& lane) const {
   return cells;
 }
 
-// Of the rows that are not stored yet.
-uint64_t Writer::cells_of_block(const StepBlock& block) const {
+// Of the rows that are not stored yet, as far as the first `most_rows` of them go.
+uint64_t Writer::cells_of_block(const StepBlock& block, uint64_t most_rows) const {
+  const uint64_t most_steps = most_rows / block.num_lanes + 1;  // of a lane
   uint64_t cells = 0;
   for (size_t m = 0; m < block.num_lanes; ++m) {
     const LaneWriter& lane = lane_of(block, m);
     uint32_t step = lane.episode_step;
     uint64_t lane_step = lane.lane_step;
-    for (size_t row = lane.done; row < block.num_rows; ++row) {
+    const size_t end = std::min<uint64_t>(block.num_rows, lane.done + most_steps);
+    for (size_t row = lane.done; row < end; ++row) {
       cells += starts_at(step, lane_step++) ? 1 : 0;
       step = ends_at(block, row, m) ? 0 : step + 1;
     }
