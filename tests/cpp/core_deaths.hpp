@@ -16,6 +16,12 @@ inline void recover_all(Table& table) {
   recover(locked.held(), table.door().scratch);
 }
 
+// Whether an exception may leave the call there.
+inline bool has_way_out(testing::FailPoint at) {
+  return at != testing::FailPoint::commit_ancestors && at != testing::FailPoint::commit_unlocked &&
+         at != testing::FailPoint::lock_taken;
+}
+
 // Whether the call was at the point for the k-th time, and went no further.
 template <class Call>
 bool dies_at(uint32_t point, int passages, Call&& call) {
