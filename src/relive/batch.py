@@ -36,6 +36,8 @@ __all__ = ["Batch", "Columns", "Draw", "Selection", "TimeAxis", "unknown_in_batc
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 
+_USUAL: Literal["batch"] = "batch"  # of weights(normalize=...)
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +122,11 @@ class Columns:
         sizes = [num_rows if timed else num_items for timed in self.timed]
         sizes[self.positions["offsets"]] = num_items + 1
         return sizes
+
+    def num_rows(self, arrays: Iterable[Any]) -> int:
+        """Of ragged arrays, the rows of all items. Leaves of a tree without a shape say nothing."""
+        shapes = (getattr(array, "shape", ()) for array, timed in zip(arrays, self.timed, strict=True) if timed)
+        return next((shape[0] for shape in shapes if shape), 0) if self.is_ragged else 0
 
     def rows(self, arrays: list[Any], which: Any) -> list[Any]:
         """The arrays of some of the items."""
@@ -265,7 +272,6 @@ class Batch(Mapping[str, Any]):
         "_device",
         "_item_keys",
         "_num_live_items",
-        "_num_rows",
         "_present",
         "_probabilities",
     )
@@ -282,7 +288,6 @@ class Batch(Mapping[str, Any]):
     ) -> None:
         self._columns = columns
         self._arrays = columns.trimmed(arrays) if columns.is_trimmed else arrays
-        self._num_rows: int = len(arrays[columns.timed.index(True)]) if columns.is_ragged and any(columns.timed) else 0
         self._item_keys: Keys | None = item_keys  # None: it is not known any more which items the rows are
         self._probabilities = probabilities
         self._num_live_items = num_live_items
@@ -295,10 +300,10 @@ class Batch(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         try:
-            position = self._columns.positions.get(name)
-        except TypeError:  # a slice, an array: no name
-            position = None
-        return self._columns.group(name, self._arrays) if position is None else self._arrays[position]
+            return self._arrays[self._columns.positions[name]]
+        except (KeyError, TypeError):  # a group of columns; a slice, an array: no name
+            pass
+        return self._columns.group(name, self._arrays)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns.tops)
@@ -385,19 +390,24 @@ class Batch(Mapping[str, Any]):
         raise unknown_attribute("Batch", name)
 
     @refuses_unknown
-    def weights(self, beta: float, normalize: Literal["batch"] | None = "batch", **unknown: NoReturn) -> Any:
+    def weights(self, beta: float, normalize: Literal["batch"] | None = _USUAL, **unknown: NoReturn) -> Any:
         """Importance weights float32[B]: (N p) ** -beta, divided by their maximum in this batch.
 
         beta >= 0. normalize=None does not divide (for use across ranks). A numpy array, or a tensor beside the columns
         of a batch from to_torch. Raises NoProbabilities after a gather by keys, InvalidConfig.
         """
-        if unknown or beta is MISSING:
+        if unknown:
             refuse_unknown(self.weights, unknown)
-        if normalize is not None and (not isinstance(normalize, str) or normalize != "batch"):
+        if normalize is not _USUAL and normalize is not None and (type(normalize) is not str or normalize != _USUAL):
             raise InvalidConfig("normalize", "'batch' or None", normalize)
         if type(beta) is not float or not 0.0 <= beta < math.inf:
+            if beta is MISSING:
+                refuse_unknown(self.weights, unknown)
             beta = finite("beta", beta, 0.0)
-        weights = _core.importance_weights(self.probabilities, self._num_live_items, beta, normalize is not None)
+        probabilities = self._probabilities
+        if probabilities is None:
+            probabilities = self.probabilities  # says why there are none
+        weights = _core.importance_weights(probabilities, self._num_live_items, beta, normalize is not None)
         if self._device is None:
             return weights
         return _to_tensor(weights, self._device)
@@ -463,10 +473,11 @@ class _Rest:
     It holds no array of the batch's columns, whose memory is free when they are gone.
     """
 
-    __slots__ = ("batch",)
+    __slots__ = ("batch", "num_rows")
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, num_rows: int) -> None:
         self.batch = batch
+        self.num_rows = num_rows  # of ragged items, before leaves were anything
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Rest):
@@ -483,7 +494,7 @@ class _Rest:
 
 
 def _rest(batch: Batch) -> _Rest:
-    return _Rest(batch._with([], None))
+    return _Rest(batch._with([], None), batch._columns.num_rows(batch._arrays))
 
 
 def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
@@ -497,7 +508,7 @@ def _rebuilt(rest: _Rest, leaves: Iterable[Any], is_traced: bool) -> Batch:
     batch = rest.batch._with(arrays, device)
     if batch._item_keys is not None:
         columns = batch._columns
-        sizes = columns.sizes(len(batch._item_keys), batch._num_rows)
+        sizes = columns.sizes(len(batch._item_keys), rest.num_rows)
         shapes = [getattr(array, "shape", None) for array in arrays]
         is_other = any(
             shape is not None and tuple(shape[axis : axis + 1]) != (size,)

@@ -85,11 +85,12 @@ class TableHandle(Closing):
         Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded,
         WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
         """
-        if unknown or num_items is MISSING:
+        if unknown:
             refuse_unknown(self.sample, unknown)
-        usual = columns is None and index is None
-        selection = self._default_selection if usual else self.select(index, columns)
+        selection = self._default_selection if columns is None and index is None else self.select(index, columns)
         if type(num_items) is not int or not 0 < num_items <= _MAX_ITEMS:
+            if num_items is MISSING:
+                refuse_unknown(self.sample, unknown)
             num_items = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         try:

@@ -26,19 +26,22 @@ struct Listed {
 };
 
 void list_windows(const Region& r, const Window* windows, const uint32_t* which, size_t count, Listed* listed) {
+  // In variables of its own: what is stored below may, for all that a compiler knows, change what `r` refers to.
   const uint64_t stride = r.geometry->record_stride;
-  const bool has_state = r.geometry->has_state != 0;
+  const uint32_t page_len = r.page_len, steps_to_boot = r.geometry->has_state != 0 ? ~0u : 0;
+  const Run* const runs = listed->runs;
   size_t n = 0;
   for (size_t k = 0; k < count; ++k) {
     const Window& w = windows[which[k]];
     if (!w.ok) continue;
-    const uint32_t offset = r.offset_of(w.slot);
-    const uint32_t boot = has_state ? offset + w.num_steps : offset;
+    const uint32_t offset = static_cast<uint32_t>(w.slot) & (page_len - 1);
+    const uint32_t boot = offset + (w.num_steps & steps_to_boot);
+    const RowPlace place = boot < page_len ? RowPlace{w.base, boot} : row_at(r, w, runs, boot);
     listed->windows[n] = &w;
     listed->rows[n] = w.row;
     listed->records[n] = w.base + offset * stride;
-    listed->boots[n] = boot < r.page_len ? RowPlace{w.base, boot} : row_at(r, w, listed->runs, boot);
-    listed->boot_records[n] = listed->boots[n].base + listed->boots[n].offset * stride;
+    listed->boots[n] = place;
+    listed->boot_records[n] = place.base + place.offset * stride;
     ++n;
   }
   listed->count = n;

@@ -113,12 +113,12 @@ void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uin
   if (plan.max_rows != 0) return resolve_records(r, plan, windows, which, count, runs);
   if (plan.num_rows != 0) return resolve_sequences(r, plan, windows, which, count, runs);
   if (!plan.needs_walk && !plan.needs_end && plan.before == 0) {  // a row and the one after it
-    const uint32_t last = r.geometry->has_state != 0 ? r.page_len - 1 : r.page_len;
+    const uint32_t in_page = r.page_len - 1, last = r.geometry->has_state != 0 ? in_page : r.page_len;
     for (size_t k = 0; k < count; ++k) {
       Window& w = windows[which[k]];
       w.pages_after = w.pages_before = 0;
       w.num_steps = 1;
-      if (!w.ok || r.offset_of(w.slot) < last) continue;
+      if ((static_cast<uint32_t>(w.slot) & in_page) < last || !w.ok) continue;
       w.first_run = static_cast<uint32_t>(runs->size());
       w.ok = add_next(r, w, runs);
     }
