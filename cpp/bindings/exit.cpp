@@ -92,12 +92,19 @@ bool hear_signals() {
   return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
 }
 
-// Whether this is the only Python thread: then nobody in the process can end the wait it is about to begin.
+// Whether this is the only Python thread: then nobody in the process can end the wait it is about to begin. Counting
+// them runs Python, and so perhaps a signal's handler: what that raises stays set, as in hear_signals. Thrown from here
+// it would leave a call that is half done without its way of saying so.
 bool is_only_thread() {
   const WayBack way;
   if (way.is_refused()) return false;
   const nb::gil_scoped_acquire acquire;
-  return nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) == 1;
+  try {
+    return nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) == 1;
+  } catch (nb::python_error& raised) {
+    raised.restore();
+    return false;
+  }
 }
 
 void close_at_exit(const std::shared_ptr<Table>& table) {

@@ -194,6 +194,39 @@ def test_a_block_that_ctrl_c_stops_says_what_is_stored(kind: type[BaseException]
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, HeardError])
+def test_a_signal_that_comes_while_threads_are_counted_is_told_like_any_other(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait first asks how many threads there are, in Python: a handler may run in there, with half a block stored."""
+
+    def raise_it(*_: Any) -> None:
+        raise kind
+
+    before = signal.signal(signal.SIGINT, raise_it)
+    try:
+        with relive.Table(SPEC, 100, paced(1.0, 10, 10.0)) as table, table.writer() as writer:
+            writer.extend(**block(10))
+            table.draw(10)
+            with pytest.raises(errors.DeadlineExceeded):
+                table.draw(15, timeout_s=0.0)
+            writer.extend(**block(10, first=10))
+            monkeypatch.setattr(threading, "active_count", lambda: signal.raise_signal(signal.SIGINT))
+            with pytest.raises(kind) as caught:
+                writer.extend(**block(12, first=20), timeout_s=BOUND_S)
+            assert caught.value.stored == 10 and len(table) == 30  # type: ignore[attr-defined]
+            table.draw(15)
+            with pytest.raises(kind) as caught:
+                table.draw(15, timeout_s=BOUND_S)
+            assert not hasattr(caught.value, "stored")
+            monkeypatch.undo()
+            assert table.draw(5, timeout_s=0.0).num_items == 5  # the other draw holds nothing of it back
+            writer.extend(**block(2, first=30), timeout_s=0.0)  # what the call had been admitted with is given back
+            table.check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_step_of_many_lanes_goes_in_lane_by_lane() -> None:
     """Window 20: no step of 12 lanes fits it beside a draw of 15. What is stored of it are its first lanes."""
     with relive.Table(SPEC, 200, paced(1.0, 10, 10.0), max_lanes=12) as table, table.writer(12) as writer:

@@ -294,7 +294,8 @@ Status Draw::give_up(Status status) {
 // There is something, but not enough unused items for the whole batch: sleeps until more come.
 Status Draw::wait_for_unused() {
   if (deadline_.passed()) return late(Code::kDeadlineExceeded);
-  if (waits_for_itself(table_, true)) return late(Code::kWaitsForItself);
+  const Code code = before_waiting(table_, true);
+  if (code != Code::kOk) return code == Code::kInterrupted ? Status(code) : late(code);
   EventWords& event = r_.header->items_event;
   const uint32_t seen = event.count.load();
   if (!table_.is_read_only()) event.waiters.store(1);

@@ -20,8 +20,10 @@ std::string massless_text(const Region& r, uint32_t index) {
          " live items, whose mass (priority) is 0, every one, so that none can be drawn";
 }
 
-bool waits_for_itself(const Table& table, bool serves_itself) {
-  return only_thread_hook != nullptr && table.is_alone() && (serves_itself || table.is_local()) && only_thread_hook();
+Code before_waiting(const Table& table, bool serves_itself) {
+  if (only_thread_hook == nullptr || !table.is_alone() || !(serves_itself || table.is_local())) return Code::kOk;
+  if (is_only_thread()) return Code::kWaitsForItself;
+  return is_interrupted() ? Code::kInterrupted : Code::kOk;
 }
 
 Status after_slice(Table& table, double slept_s, const Deadline& deadline) {

@@ -24,8 +24,9 @@ struct LimiterWait {
   bool serves_itself;  // this handle has done the other side's work, too
 };
 
-// Whether nobody can end a wait of this thread but itself.
-bool waits_for_itself(const Table& table, bool serves_itself);
+// kWaitsForItself where nobody can end a wait of this thread but itself; kInterrupted where a signal came while that was
+// asked, so that a call that has done some of its work can still say how much.
+Code before_waiting(const Table& table, bool serves_itself);
 // After a slice of the wait: a signal is told, the dead are swept where the slice came to its end.
 Status after_slice(Table& table, double slept_s, const Deadline& deadline);
 
@@ -39,7 +40,9 @@ Status wait_for_limiter(Table& table, const LimiterWait& wait, const Deadline& d
     futex_wait(&wait.event.count, wait.event.count.load(), std::min(deadline.remaining_s(), kWaitSlice_s));
     return {};
   }
-  if (waits_for_itself(table, wait.serves_itself)) return error(Code::kWaitsForItself);
+  const Code code = before_waiting(table, wait.serves_itself);
+  if (code == Code::kInterrupted) return Status(code);
+  if (code != Code::kOk) return error(code);
   wait.waits.fetch_add(1, std::memory_order_relaxed);
   const double before = deadline.waited_s();
   wait_slice(&wait.event, deadline, kWaitSlice_s, ends);

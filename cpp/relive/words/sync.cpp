@@ -62,16 +62,22 @@ bool take_from_dead(std::atomic<uint32_t>* word, uint32_t seen, uint32_t me, uin
   return taken;
 }
 
+bool asked(bool (*hook)()) {
+  if (hook == nullptr) return false;
+  ++hooks_running;
+  const bool said = hook();
+  --hooks_running;
+  return said;
+}
+
 }  // namespace
 
 bool is_interrupted() {
-  if (interrupt_hook == nullptr) return false;
   const int64_t process = process_id();
-  ++hooks_running;
-  const bool said = interrupt_hook();
-  --hooks_running;
-  return said || process_id() != process;
+  return asked(interrupt_hook) || (interrupt_hook != nullptr && process_id() != process);
 }
+
+bool is_only_thread() { return asked(only_thread_hook); }
 
 bool is_in_interrupt() { return hooks_running > 0; }
 

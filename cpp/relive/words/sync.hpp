@@ -20,7 +20,11 @@ namespace relive {
 extern bool (*interrupt_hook)();
 // Asks the hook. Also true in the child of a fork that a signal's handler made: the call it came from is the parent's.
 bool is_interrupted();
-// Whether the hook is running on this thread: a signal's handler may call a handle whose call it interrupted.
+// Whether the calling thread is the only one of the process that could change anything; null counts as false.
+extern bool (*only_thread_hook)();
+// Asks the hook. It may run a signal's handler: what that raised, is_interrupted() says afterwards.
+bool is_only_thread();
+// Whether a hook is running on this thread: a signal's handler may call a handle whose call it interrupted.
 bool is_in_interrupt();
 
 // A point in monotonic time, local to the process: no absolute time is ever stored in a region (rule I2).
@@ -174,11 +178,6 @@ class TableLock final {
                          const Deadline& deadline, const std::atomic<bool>* is_over = nullptr);
   static void unlock(std::atomic<uint32_t>* word);  // release; wakes one if WAITERS
 };
-
-// Asked every slice of a wait; true ends the wait with kInterrupted. Set once by the bindings (signals of Python).
-extern bool (*interrupt_hook)();
-// Whether the calling thread is the only one of the process that could change anything; null counts as false.
-extern bool (*only_thread_hook)();
 
 int64_t process_id();
 uint64_t pid_namespace();  // inode of the pid namespace, 0 where unknown; for messages only
