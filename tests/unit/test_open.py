@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,43 @@ def test_attach_brings_the_whole_configuration(shm_name: Any) -> None:
             again = pickle.loads(pickle.dumps(handle))
             assert again.read_only and again.timeout_s == float("inf")
             again.close()
+
+
+def test_a_read_only_handle_that_waits_hears_signals(shm_name: Any) -> None:
+    """At once and not when items come, which they do ten seconds later."""
+    name = shm_name()
+    were_there: list[bool] = []
+
+    def raise_it(*_: Any) -> None:
+        were_there.append(fed.is_set())
+        raise KeyboardInterrupt
+
+    fed = threading.Event()
+    spec = relive.StepSpec({"reward": relive.ArraySpec((), "float32")})
+    before = signal.signal(signal.SIGINT, raise_it)
+    try:
+        with (
+            relive.Table(spec, 100, storage=relive.SharedMemory(name)) as table,
+            table.writer() as writer,
+            relive.attach(name, timeout_s=60.0, read_only=True) as reader,
+        ):
+
+            def feed() -> None:
+                fed.set()
+                writer.append(reward=1.0)
+
+            interrupt = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+            feeder = threading.Timer(10.0, feed)
+            for timer in (interrupt, feeder):
+                timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                reader.sample(4)
+            feeder.cancel()
+            for timer in (interrupt, feeder):
+                timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert were_there == [False]
 
 
 def test_an_infinite_default_deadline_survives(shm_name: Any) -> None:

@@ -38,7 +38,7 @@ Status wait_for_limiter(Table& table, const LimiterWait& wait, const Deadline& d
   if (deadline.passed()) return error(Code::kDeadlineExceeded);
   if (table.is_read_only()) {  // it may not raise the flag of those who wait
     futex_wait(&wait.event.count, wait.event.count.load(), std::min(deadline.remaining_s(), kWaitSlice_s));
-    return {};
+    return is_interrupted() ? Status(Code::kInterrupted) : Status();
   }
   const Code code = before_waiting(table, wait.serves_itself);
   if (code == Code::kInterrupted) return Status(code);
