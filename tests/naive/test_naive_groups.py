@@ -1,0 +1,324 @@
+"""Groups of episodes against their twin: episodes come, end, are cut off, given up, completed, pushed out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import relive
+from naive.items_twin import NaiveRow, NaiveTable, verdict
+from relive import errors
+
+ROWS = {
+    "observation": relive.ArraySpec((2,), "float32", kind="state"),
+    "action": relive.ArraySpec((), "int64"),
+    "prompt": relive.ArraySpec((), "int64", kind="episode"),
+}
+LATE = {"verdict": relive.ArraySpec((), "int64", late=True)}
+NUM_LANES, MAX_LENGTH, SIZE, MAX_GROUPS = 2, 6, 3, 4
+DRAWS = 150  # of at most MAX_GROUPS items of priorities at most 8 times each other: one that none finds is not there
+CHOICES = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
+PRIORITIES = st.sampled_from((1.0, 2.0, 4.0, 8.0))
+
+
+@dataclass
+class NaiveGroup:
+    """Episodes of one value, each a list of rows, in the order of their ends."""
+
+    value: int
+    members: list[list[NaiveRow]]
+    key: int | None = None  # once it was drawn
+    priority: float | None = None  # None: the largest that there is when it becomes an item
+    uses: int = 0
+    over: bool = False
+
+    @property
+    def rows(self) -> list[NaiveRow]:
+        return [row for member in self.members for row in member]
+
+    @property
+    def is_item(self) -> bool:
+        return len(self.members) == SIZE and all(row.filled for row in self.rows)
+
+    @property
+    def numbers(self) -> list[list[int]]:
+        return [[row.number for row in member] for member in self.members]
+
+
+class GroupsMachine(RuleBasedStateMachine):
+    """A table of few steps with up to four groups on them, and the twin."""
+
+    @initialize(max_times=st.sampled_from((None, None, 2)), capacity=st.sampled_from((48, 200)), late=st.booleans())
+    def begin(self, max_times: int | None, capacity: int, late: bool) -> None:
+        groups = relive.Episodes(MAX_LENGTH, group_by="prompt", group_size=SIZE, max_groups=MAX_GROUPS)
+        indexes = {
+            "steps": relive.Index(),
+            "groups": relive.Index(groups, relive.Prioritized(1.0), max_times_sampled=max_times),
+            "probe": relive.Index(relive.Explicit({"row": relive.Window(1)}, max_items=1)),
+        }
+        spec = relive.StepSpec(ROWS | LATE if late else ROWS)
+        self.table = relive.Table(spec, capacity, indexes, max_lanes=4, seed=7)
+        self.max_times = max_times
+        self.twin = NaiveTable(1, None, late)  # of rows alone
+        self.groups: list[NaiveGroup] = []  # in the order in which they opened
+        self.dropped = 0
+        self.largest = 1.0
+        self.present: set[int] = set()
+        self.num_lanes = self.num_steps = 0
+        self.open()
+
+    def open(self) -> None:
+        self.writer = self.table.writer(NUM_LANES)
+        self.episodes: list[list[NaiveRow]] = [[] for _ in range(NUM_LANES)]  # those that go on
+        self.prompts = [0] * NUM_LANES
+        self.numbers = [self.num_lanes + lane for lane in range(NUM_LANES)]
+        self.num_lanes += NUM_LANES
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            self.table.close()
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    @rule(
+        lane=st.integers(0, NUM_LANES - 1),
+        count=st.integers(1, MAX_LENGTH),
+        prompt=st.integers(-1, 1),
+        end=st.sampled_from(("step", "step", "later", "none")),
+    )
+    def append(self, lane: int, count: int, prompt: int, end: str) -> None:
+        """Each step with its next state: one that is there is an item of the index of steps."""
+        episode = self.episodes[lane]
+        count = min(count, MAX_LENGTH - len(episode))
+        if not episode:
+            self.prompts[lane] = prompt
+        for position in range(count):
+            number, step = self.num_steps, len(episode)
+            self.num_steps += 1
+            key = self.writer.append(
+                observation=np.full((1, 2), step),
+                action=[number],
+                prompt=[self.prompts[lane]],
+                next_observation=np.full((1, 2), step + 1),
+                terminated=end == "step" and position == count - 1,
+                lanes=[lane],
+            )[0]
+            self.twin.append(int(key), self.numbers[lane], 0, step)
+            episode.append(self.twin.rows[int(key)])
+            episode[-1].number = number  # that of the twin counts those that are not given up
+        self.look()
+        if episode and (end != "none" or len(episode) == MAX_LENGTH):
+            if end != "step" or not count:
+                self.writer.end_episode(lanes=[lane])
+            self.join(lane)
+
+    def join(self, lane: int) -> None:
+        """The episode ended: a member of the group of its value that waits, or of one that opens now."""
+        episode, self.episodes[lane] = self.episodes[lane], []
+        if not self.is_there(episode[0]):
+            return
+        value = self.prompts[lane]
+        waiting = [group for group in self.groups if not group.over and len(group.members) < SIZE]
+        group = next((one for one in waiting if one.value == value), None)
+        if group is not None:
+            group.members.append(episode)
+        else:
+            self.groups.append(NaiveGroup(value, [episode]))
+            if len(self.groups) > MAX_GROUPS:
+                self.end(self.groups[-1 - MAX_GROUPS])
+        self.publish()
+
+    @rule(lane=st.integers(0, NUM_LANES - 1))
+    def abandon(self, lane: int) -> None:
+        self.writer.abandon(lanes=[lane])
+        for row in self.episodes[lane]:
+            self.twin.lanes[row.lane].remove(row)
+            del self.twin.rows[row.key]
+            row.number = -1
+        self.episodes[lane] = []
+        self.look()
+
+    @rule()
+    def reopen(self) -> None:
+        """What goes on is cut off: no member."""
+        self.writer.close()
+        self.open()
+        self.look()
+
+    @rule(choices=CHOICES, together=st.booleans())
+    @precondition(lambda self: self.twin.has_late and self.twin.rows)
+    def complete(self, choices: list[int], together: bool) -> None:
+        waiting = [row for row in self.twin.rows.values() if not row.filled][-40:]
+        if not waiting:
+            return
+        first = choices[0] % len(waiting)
+        places = range(first, min(len(waiting), first + len(choices))) if together else choices
+        rows = list({id(row): row for row in (waiting[place % len(waiting)] for place in places)}.values())
+        there = [self.is_there(row) for row in rows]
+        applied = self.table.complete([row.key for row in rows], verdict=[verdict(row.number) for row in rows])
+        assert applied == there.count(True)
+        self.twin.complete(rows)
+        self.publish()
+        self.look()
+
+    @rule(really=st.integers(0, 9))
+    def clear(self, really: int) -> None:
+        if really == 0:
+            self.table.clear()
+            self.look()
+
+    def look(self) -> None:
+        """Which steps are there is for the table to say; what ends with them is not."""
+        keys = list(self.twin.rows)
+        there = self.table.gather(keys, columns=["action"], index="steps").present if keys else []
+        self.present = {key for key, is_there in zip(keys, there, strict=True) if is_there}
+        for group in self.groups:
+            if not group.over and not all(self.is_there(row) for row in group.rows):
+                self.end(group)
+
+    def is_there(self, row: NaiveRow) -> bool:
+        """Of a row that waits for its late column, and has no neighbours that tell, an item made on it does."""
+        told = self.twin.is_there(row, self.present)
+        if told is not None:
+            return told
+        try:
+            self.writer.create_item({"row": (row.key, 1)}, index="probe")
+        except errors.RowGone:
+            return False
+        return True
+
+    def end(self, group: NaiveGroup) -> None:
+        self.dropped += not group.over and len(group.members) < SIZE
+        group.over = True
+
+    # ---- groups ----------------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        for group in self.groups:
+            if group.priority is None and group.is_item and not group.over:
+                group.priority = self.largest
+
+    def live(self) -> list[NaiveGroup]:
+        return [
+            group
+            for group in self.groups
+            if group.is_item and not group.over and (self.max_times is None or group.uses < self.max_times)
+        ]
+
+    @rule(count=st.integers(1, 4))
+    def draw(self, count: int) -> None:
+        live = self.live()
+        left = sum(self.max_times - group.uses for group in live) if self.max_times else count * bool(live)
+        if left < count:
+            with pytest.raises((errors.DeadlineExceeded, errors.WaitsForItself)):
+                self.table.sample(count, timeout_s=0.0, index="groups")
+            return
+        self.compare(self.table.sample(count, timeout_s=0.0, index="groups"))
+
+    def compare(self, batch: Any) -> None:
+        """Every cell of a batch, and whose key it is."""
+        assert batch.num_live_items == len(self.live())
+        by_first = {group.numbers[0][0]: group for group in self.live()}
+        for position, key in enumerate(batch.item_keys.tolist()):
+            group = by_first[int(batch["action"][position, 0, 0])]
+            group.uses += 1
+            assert group.key in (None, key)
+            group.key = key
+            for place, member in enumerate(group.members):
+                shown, numbers = batch.mask[position, place], [row.number for row in member]
+                assert shown.tolist() == [True] * len(member) + [False] * (len(shown) - len(member))
+                assert batch["action"][position, place][shown].tolist() == numbers
+                assert batch["observation"][position, place][shown][:, 1].tolist() == [*range(len(member))]
+                assert batch["prompt"][position, place] == group.value
+                if self.twin.has_late:
+                    assert batch["verdict"][position, place][shown].tolist() == [verdict(number) for number in numbers]
+
+    def known(self, choices: list[int]) -> list[NaiveGroup]:
+        """Some of those that were drawn at some time, the last ones."""
+        drawn = [group for group in self.groups if group.key is not None][-6:]
+        return list({id(one): one for choice in choices if drawn for one in [drawn[choice % len(drawn)]]}.values())
+
+    @rule(choices=CHOICES, priority=PRIORITIES)
+    def update(self, choices: list[int], priority: float) -> None:
+        groups = self.known(choices)
+        live = [group for group in groups if group in self.live()]
+        keys = np.array([group.key for group in groups], np.int64)
+        assert self.table.update_priorities(keys, [priority] * len(groups), index="groups") == len(live)
+        self.largest = max([self.largest, *([priority] if groups else [])])
+        for group in live:
+            group.priority = priority
+
+    @rule(choices=CHOICES)
+    def delete(self, choices: list[int]) -> None:
+        groups = self.known(choices)
+        keys = np.array([group.key for group in groups], np.int64)
+        assert self.table.delete(keys) == sum(not group.over for group in groups)
+        for group in groups:
+            group.over = True
+
+    # ---- always ----------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def all_groups_are_the_twins(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        self.table.check()
+        live = self.live()
+        stats = self.table.stats()
+        assert stats.dropped_groups == self.dropped
+        assert self.table.num_items("groups") == len(live)
+        if live and self.max_times is None:
+            batch = self.table.sample(DRAWS, index="groups")
+            self.compare(batch)
+            total = sum(group.priority or 0.0 for group in live)
+            by_key = {group.key: group for group in live}
+            shares = [(by_key[key].priority or 0.0) / total for key in batch.item_keys.tolist()]
+            np.testing.assert_allclose(batch.probabilities, shares, rtol=1e-6)
+            assert len(np.unique(batch.item_keys)) == len(live)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("max_times", [None, 2])
+@pytest.mark.parametrize("capacity", [48, 200])
+def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: bool) -> None:
+    rng = random.Random(capacity)
+    machine = GroupsMachine()
+    machine.begin(max_times, capacity, late)
+
+    def choices() -> list[int]:
+        return [rng.randrange(10_000) for _ in range(rng.randint(1, 12))]
+
+    calls: list[Callable[[], None]] = [
+        *[
+            lambda: machine.append(
+                rng.randrange(2), rng.randint(1, 6), rng.randint(-1, 1), rng.choice(("step", "step", "later", "none"))
+            )
+        ]
+        * 12,
+        *[lambda: machine.complete(choices(), rng.random() < 0.8)] * (8 * late),
+        lambda: machine.draw(rng.randint(1, 4)),
+        lambda: machine.update(choices(), rng.choice((1.0, 2.0, 4.0, 8.0))),
+        lambda: machine.delete(choices()) if rng.random() < 0.2 else None,
+        lambda: machine.abandon(rng.randrange(2)),
+        lambda: machine.clear(rng.randint(0, 9)),
+        lambda: machine.reopen() if rng.random() < 0.5 else None,
+    ]
+    try:
+        for number in range(500):
+            rng.choice(calls)()
+            if number % 5 == 0:
+                machine.all_groups_are_the_twins()
+    finally:
+        machine.teardown()
+    items = [group for group in machine.groups if group.is_item]
+    assert len(items) > 10 and machine.dropped > 3
+
+
+TestGroups = pytest.mark.filterwarnings("error")(GroupsMachine.TestCase)
