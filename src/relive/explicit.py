@@ -20,7 +20,9 @@ MAX_ITEMS = 2**31
 MAX_ITEM_BYTES = 4096  # of the item's own columns
 MAX_WINDOW_NAME = 47
 # What a window has for each of its rows, beside their columns.
-ROW_NAMES = ("mask", "lane", "episode_step", "first", "terminated", "discount", "policy_version", "staleness")
+ROW_NAMES = (
+    "mask", "lane", "episode_step", "first", "terminated", "truncated", "discount", "policy_version", "staleness"
+)  # fmt: skip
 # Names that calls and batches have for something else.
 _TAKEN = RESERVED_NAMES | {"index", "windows", "mask", "item_keys", "probabilities", "present", *DERIVED_NAMES}
 

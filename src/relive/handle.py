@@ -366,10 +366,9 @@ class TableHandle(Closing):
         spec = self._spec
         states = () if items.is_grouped else tuple(f"next_{name}" for name in spec.state_columns)
         masks = ("mask", "loss_mask", *(("offsets",) if items.is_ragged else ())) if items.has_time else ()
-        ends: tuple[str, ...] = ("terminated", "truncated")
         if items.is_grouped:  # what records know of their rows
-            masks, ends = ("mask",), ("terminated",)
-        known = (*spec.columns, *states, "discount", *masks, *ends, *DERIVED_NAMES)
+            masks = ("mask",)
+        known = (*spec.columns, *states, "discount", *masks, "terminated", "truncated", *DERIVED_NAMES)
         flat: dict[str, None] = {}
         for name in names:
             matches = [one for one in known if one == name or one.startswith(f"{name}/")]

@@ -25,6 +25,8 @@ class NaiveRow:
     step: int
     deleted: bool = False
     filled: bool = True
+    terminated: bool = False
+    truncated: bool = False  # by the step, later, or with its lane
 
     @property
     def is_seen(self) -> bool:
@@ -119,6 +121,8 @@ class NaiveTable:
             columns[f"{name}/observation"] = np.zeros((length, 3), np.float32)
             columns[f"{name}/action"] = np.zeros(length, np.int64)
             columns[f"{name}/episode_step"] = np.zeros(length, np.int64)
+            columns[f"{name}/terminated"] = np.zeros(length, np.bool_)
+            columns[f"{name}/truncated"] = np.zeros(length, np.bool_)
             columns[f"{name}/mask"] = np.arange(length) < len(rows)
             columns[f"{name}/num_steps"] = np.int64(len(rows))
             columns[f"{name}/verdict"] = np.zeros(length, np.int64)
@@ -127,6 +131,8 @@ class NaiveTable:
                 columns[f"{name}/action"][at] = row.number
                 columns[f"{name}/verdict"][at] = verdict(row.number)
                 columns[f"{name}/episode_step"][at] = row.step
+                columns[f"{name}/terminated"][at] = row.terminated
+                columns[f"{name}/truncated"][at] = row.truncated
         return columns
 
 

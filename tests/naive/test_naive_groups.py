@@ -112,11 +112,13 @@ class GroupsMachine(RuleBasedStateMachine):
             )[0]
             self.twin.append(int(key), self.numbers[lane], 0, step)
             episode.append(self.twin.rows[int(key)])
+            episode[-1].terminated = end == "step" and position == count - 1
             episode[-1].number = number  # that of the twin counts those that are not given up
         self.look()
         if episode and (end != "none" or len(episode) == MAX_LENGTH):
             if end != "step" or not count:
                 self.writer.end_episode(lanes=[lane])
+                episode[-1].truncated = True
             self.join(lane)
 
     def join(self, lane: int) -> None:
@@ -225,6 +227,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def compare(self, batch: Any) -> None:
         """Every cell of a batch, and whose key it is."""
         assert batch.num_live_items == len(self.live())
+        ends = self.table.gather(batch.item_keys, columns=["terminated", "truncated", "mask"], index="groups")
         by_first = {group.numbers[0][0]: group for group in self.live()}
         for position, key in enumerate(batch.item_keys.tolist()):
             group = by_first[int(batch["action"][position, 0, 0])]
@@ -237,6 +240,8 @@ class GroupsMachine(RuleBasedStateMachine):
                 assert batch["action"][position, place][shown].tolist() == numbers
                 assert batch["observation"][position, place][shown][:, 1].tolist() == [*range(len(member))]
                 assert batch["prompt"][position, place] == group.value
+                for name in ("terminated", "truncated"):
+                    assert ends[name][position, place][shown].tolist() == [getattr(row, name) for row in member]
                 if self.twin.has_late:
                     assert batch["verdict"][position, place][shown].tolist() == [verdict(number) for number in numbers]
 

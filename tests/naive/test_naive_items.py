@@ -19,9 +19,9 @@ ROWS = {"observation": relive.ArraySpec((3,), "float32", kind="state"), "action"
 LATE = {"verdict": relive.ArraySpec((), "int64", late=True)}
 NUM_LANES, MAX_ITEMS = 2, 9
 NAMES = sorted(WINDOWS)
-COLUMNS = ["score"] + [
-    f"{name}/{column}" for name in WINDOWS for column in ("observation", "action", "mask", "episode_step", "num_steps")
-]
+HOW = ("terminated", "truncated", "later")  # an episode ends: by a step, or after it
+PER_ROW = ("observation", "action", "mask", "episode_step", "num_steps", "terminated", "truncated")
+COLUMNS = ["score"] + [f"{name}/{column}" for name in WINDOWS for column in PER_ROW]
 CHOICES = st.lists(st.integers(0, 10_000), min_size=1, max_size=4)
 PRIORITIES = st.one_of(st.just(0.0), st.floats(0.125, 64.0, width=32))
 
@@ -55,8 +55,13 @@ class ItemsMachine(RuleBasedStateMachine):
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
-    @rule(count=st.integers(1, 12), which=st.integers(0, 2), ends=st.integers(0, 5))
-    def append(self, count: int, which: int, ends: int) -> None:
+    @rule(
+        count=st.integers(1, 12),
+        which=st.integers(0, 2),
+        ends=st.integers(0, 5),
+        how=st.sampled_from(HOW),
+    )
+    def append(self, count: int, which: int, ends: int, how: str) -> None:
         """Each with its next state: a row that is there is a step of the other index."""
         lanes = [0, 1] if which == 2 else [which]
         for position in range(count):
@@ -66,17 +71,25 @@ class ItemsMachine(RuleBasedStateMachine):
                 observation=np.stack([cells(*place) for place in places]),
                 action=np.arange(len(lanes)) + len(self.twin.rows),
                 next_observation=np.stack([cells(lane, episode, t + 1) for lane, episode, t in places]),
-                truncated=is_last,
+                terminated=is_last and how == "terminated",
+                truncated=is_last and how == "truncated",
                 lanes=lanes,
             )
+            if is_last and how == "later":
+                self.writer.end_episode(lanes=lanes)
             for lane, key, (name, episode, t) in zip(lanes, keys, places, strict=True):
                 self.twin.append(int(key), name, episode, t)
+                self.twin.rows[int(key)].terminated = is_last and how == "terminated"
+                self.twin.rows[int(key)].truncated = is_last and how != "terminated"
                 self.places[lane] = (name, episode + 1, 0) if is_last else (name, episode, t + 1)
         self.look()
 
     @rule()
     def reopen(self) -> None:
         self.writer.close()
+        for lane, _, step in self.places:
+            if step > 0:
+                self.twin.lanes[lane][-1].truncated = True
         self.open()
 
     @rule(choices=CHOICES)
@@ -277,7 +290,7 @@ def test_long_programmes_of_items(max_times: int | None, capacity: int, late: bo
         machine.create(wanted, rng.choice(("forward", "backward", "named")), rng.choice((None, 0.0, 2.5)), 0.5)
 
     calls: list[Callable[[], None]] = [
-        *[lambda: machine.append(rng.randint(1, 12), rng.randint(0, 2), rng.randint(0, 5))] * 4,
+        *[lambda: machine.append(rng.randint(1, 12), rng.randint(0, 2), rng.randint(0, 5), rng.choice(HOW))] * 4,
         *[create] * 9,
         lambda: machine.draw(rng.randint(1, 6), rng.random() < 0.5),
         lambda: machine.update(choices(), rng.choice((0.0, 0.5, 8.0))),
@@ -288,7 +301,7 @@ def test_long_programmes_of_items(max_times: int | None, capacity: int, late: bo
         *[lambda: machine.complete(choices() * 3, rng.random() < 0.6)] * (6 * late),
     ]
     try:
-        machine.append(12, 2, 1)
+        machine.append(12, 2, 1, "later")
         create()
         for number in range(400):
             rng.choice(calls)()

@@ -16,9 +16,9 @@
 
 namespace relive {
 
-// Names, of a window: declared columns; mask, lane, episode_step, first, terminated, discount, policy_version and
-// staleness, one a row; num_steps. Of the item: its own columns. What is computed over the window of a step (a return, a
-// next state, a stack) means nothing here: kInvalidConfig.
+// Names, of a window: declared columns; mask, lane, episode_step, first, terminated, truncated, discount, policy_version
+// and staleness, one a row; num_steps. Of the item: its own columns. What is computed over the window of a step (a
+// return, a next state, a stack) means nothing here: kInvalidConfig.
 Status make_record_plan(const Region& r, const std::vector<std::string>& names, GatherPlan* plan);
 
 // Asks for the words and first windows of the records of groups of leaves, by the time a leaf is chosen.
