@@ -79,13 +79,18 @@ class ExplicitSuite(Suite):
         """Of a window every column that rows have, by its name; of a window's name what comes by itself."""
         table, writer, keys = filled
         made = table.create_items({"far": (keys[[14]], -2), "now": keys[[0]]}, **own(1))
-        names = [f"far/{name}" for name in ("episode_step", "first", "terminated", "discount", "lane", "num_steps")]
+        every = ("episode_step", "first", "terminated", "truncated", "discount", "lane", "num_steps")
+        names = [f"far/{name}" for name in every]
         batch = table.gather(made, columns=[*names, "now", "tag"], index="items")
         assert list(batch.flat()) == [*names, "now/action", "now/mask", "tag"]
         assert batch["far/episode_step"].tolist() == [[9, 14, 0]] and batch["far/num_steps"].tolist() == [2]
         assert batch["far/discount"].tolist() == [[1, 1, 0]] and batch["far/first"].tolist() == [[False] * 3]
         assert batch["far/lane"][0, 0] == batch["far/lane"][0, 1] > 0
-        for name in ("observation", "past/action", "past/next_observation", "far/truncated", "nothing", "score/a"):
+        writer.end_episode()
+        last = table.gather(table.create_items({"far": (keys[[-1]], -2)}, **own(1)), columns=names, index="items")
+        assert last["far/truncated"].tolist() == [[False, True, False]] and not last["far/terminated"].any()
+        assert not batch["far/truncated"].any()
+        for name in ("observation", "past/action", "past/next_observation", "far/loss_mask", "nothing", "score/a"):
             with pytest.raises(errors.UnknownColumn):
                 table.gather(made, columns=[name], index="items")
 
