@@ -1,7 +1,7 @@
 """Draws what each kind of item reads, into docs/images: `python scripts/draw_items.py`.
 
 items.svg: transitions, sequences, episodes. explicit.svg: windows that a call names, and patterns. late-columns.svg:
-which items can be drawn while steps are completed.
+which items can be drawn while steps are completed. ragged.svg, groups.svg: batches of episodes, and of groups of them.
 """
 
 from __future__ import annotations
@@ -166,7 +166,29 @@ RAGGED = Picture(
     ),
     "A batch of three episodes, padded to the longest of them, and with their rows end to end",
 )
-PICTURES = (ITEMS, EXPLICIT, LATE, RAGGED)
+PROMPTS: tuple[Cells, ...] = (
+    (("loss", range(3)), ("lead", range(3, 5)), ("loss", range(5, 9))),
+    (("lead", range(4)), ("loss", range(4, 6))),
+)
+GROUPS = Picture(
+    "groups",
+    "Groups of two episodes with the same prompt",
+    (
+        Line("lane 0: prompts 7, 8 and 7", "episodes of 3, 2 and 4 steps", PROMPTS[0]),
+        Line("lane 1: prompts 8 and 7", "the first ends behind lane 0's", PROMPTS[1]),
+        Line("an item: the first two of 7", "[G, T, ...]: lane 0's first", cells(loss=range(3))),
+        Line("", "and lane 0's last; T is that of the longest", cells(loss=range(4))),
+        Line("another: those of 8", "lane 0's", cells(lead=range(2), pad=range(2, 4))),
+        Line("", "and lane 1's", cells(lead=range(4))),
+        Line("a group that waits", "lane 1's of 7, for one more", cells(loss=range(2))),
+    ),
+    (
+        "green: prompt 7; yellow: prompt 8; grey: padding, to the longest episode of the batch;",
+        "a group is an item when the last of its episodes has ended, in the order of their ends",
+    ),
+    "Episodes of two lanes, and the groups that those of one prompt form",
+)
+PICTURES = (ITEMS, EXPLICIT, LATE, RAGGED, GROUPS)
 
 
 def drawn_cells(line: Line, y: float) -> Iterator[str]:

@@ -128,3 +128,26 @@ def test_batches_of_episodes_lie_as_shown() -> None:
     assert sorted(lines[3]) == list(range(len(ragged["number"])))
     assert [step for step, kind in sorted(lines[3].items()) if kind == "key"] == ragged.offsets[:-1].tolist()
     assert draw_items.RAGGED.lines[3].note.endswith(", ".join(map(str, ragged.offsets)))
+
+
+def test_groups_form_as_shown() -> None:
+    spec = relive.StepSpec(
+        {"number": relive.ArraySpec((), "int64"), "prompt": relive.ArraySpec((), "int64", kind="episode")}
+    )
+    groups = relive.Episodes(9, group_by="prompt", group_size=2, max_groups=9)
+    table = relive.Table(spec, 100, relive.Index(groups), seed=0)
+    prompts = {"loss": 7, "lead": 8}
+    lanes = [[(prompts[kind], steps) for kind, steps in lane] for lane in draw_items.PROMPTS]
+    assert [draw_items.GROUPS.lines[lane].cells for lane in range(2)] == list(draw_items.PROMPTS)
+    with table.writer() as first, table.writer() as second:
+        for writer, episodes in ((first, lanes[0]), (second, lanes[1])):
+            for prompt, steps in episodes:
+                writer.extend(number=np.array(steps), prompt=np.full(len(steps), prompt), truncated=True)
+        assert table.num_items() == 2
+        batch = table.sample(40)
+    lines = [positions(line) for line in draw_items.GROUPS.lines[2:]]
+    for prompt, members in ((7, lines[:2]), (8, lines[2:4])):
+        row = batch["prompt"][:, 0].tolist().index(prompt)
+        for mask, line in zip(batch.mask[row], members, strict=True):
+            assert [line.get(step, "pad") != "pad" for step in range(mask.size)] == mask.tolist()
+    assert len(lines[4]) == len(lanes[1][1][1]) and set(lines[4].values()) == {"loss"}
