@@ -23,6 +23,9 @@ ITEMS = {
     "cross": dataclasses.replace(R2D2, at_end="cross"),
     "short": relive.Sequences(length=5, burn_in=3, period=4),
     "head": relive.Episodes(60, too_long="head"),
+    "shift": dataclasses.replace(R2D2, at_end="shift"),
+    "short shift": relive.Sequences(length=5, burn_in=3, period=4, at_end="shift"),
+    "tail": relive.Episodes(60, too_long="tail"),
 }
 
 
@@ -79,7 +82,7 @@ def allocated(name: str) -> int:
 
 
 @needs_shared_memory
-@pytest.mark.parametrize("at_end", ["pad", "drop", "cross"])
+@pytest.mark.parametrize("at_end", ["pad", "drop", "cross", "shift", "tail"])
 def test_stored_states_take_a_thirtieth(at_end: str, shm_name: Callable[[], str]) -> None:
     """R2D2: windows of 121 steps, period 40, a state of 4 kB; after the table was filled more than twice."""
     capacity, taken = 8_000, []
@@ -109,7 +112,15 @@ def test_a_block_as_long_as_the_table_takes_no_more(shm_name: Callable[[], str])
     assert taken[2] - taken[0] <= capacity * CORE * 4 / 200
 
 
-@pytest.mark.parametrize("names", [("pad",), ("drop",), ("cross",), ("short",), ("head",), ("short", "cross", "head")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        *[(name,) for name in ITEMS],
+        ("short", "cross", "head"),
+        ("shift", "short shift", "tail"),
+        ("cross", "short shift", "tail", "drop"),
+    ],
+)
 def test_a_window_gets_the_value_of_its_first_row(names: tuple[str, ...]) -> None:
     """Through evictions, ends of episodes, given up ones, and writers that go on in another's pages."""
     with make_table([ITEMS[name] for name in names], 3_000, relive.LocalMemory()) as table:
@@ -131,12 +142,10 @@ def test_a_window_gets_the_value_of_its_first_row(names: tuple[str, ...]) -> Non
 @pytest.mark.parametrize(
     "items",
     [
-        [dataclasses.replace(R2D2, at_end="shift")],
-        [relive.Episodes(40, too_long="tail")],
         [relive.Episodes(40, too_long="random")],
         [R2D2, relive.Transitions()],
     ],
-    ids=["shift", "tail", "random", "transitions"],
+    ids=["random", "transitions"],
 )
 def test_every_row_keeps_its_value_where_any_may_be_asked_for(items: list[Any]) -> None:
     with make_table(items, 3_000, relive.LocalMemory()) as table:

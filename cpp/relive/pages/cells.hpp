@@ -11,12 +11,15 @@
 
 namespace relive {
 
-// The word of a row that names its cell.
+// The word of a row that names its cell. Of a row that is a step already only name_cell() stores it.
 void store_cell_word(std::byte* record, uint32_t cell);
 uint32_t load_cell_word(const std::byte* record);
 
 // A cell for a row of a page that the caller writes; kNoCell where none is free.
 uint32_t take_cell(Held& held, uint64_t page);
+// A cell that its owner took for page `from` and has written: it hangs at the page of a step, which names it from now on.
+// Before whatever makes the row the first of an item.
+void name_cell(Held& held, uint64_t from, uint32_t cell, uint64_t slot);
 // Cells [from, to) have memory now.
 void offer_cells(Held& held, uint64_t from, uint64_t to);
 // Gives back what hangs at a page whose generation is over.
