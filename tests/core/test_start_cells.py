@@ -64,7 +64,7 @@ class Acting:
 
 
 def starts_of(who: np.ndarray, core: int) -> np.ndarray:
-    return (who @ np.array([100_000.0, 1000.0, 1.0]) % 2**20)[:, None].astype(np.float32) + np.arange(core, dtype="f4")
+    return (who @ np.array([100_000.0, 1000.0, 1.0]) % 2**20)[..., None].astype(np.float32) + np.arange(core, dtype="f4")
 
 
 def assert_starts_are_right(table: relive.Table, index: str) -> None:
@@ -182,3 +182,142 @@ def test_a_block_of_a_whole_episode() -> None:
             )
             assert_starts_are_right(table, "i0")
             table.check()
+
+
+MOVED = {
+    "shift": relive.Sequences(length=7, burn_in=4, bootstrap=1, period=5, at_end="shift"),
+    "alone": relive.Sequences(length=9, burn_in=0, period=3, at_end="shift"),  # no burn-in, nothing behind
+    "each": relive.Sequences(length=3, burn_in=2, period=1, at_end="shift"),  # an end finds a cell wherever it looks
+    "long": relive.Sequences(length=40, burn_in=30, period=35, at_end="shift"),  # over many pages
+    "tail": relive.Episodes(11, too_long="tail"),
+}
+
+
+class Twins:
+    """The same rows to a table with cells and to one that keeps the value of each row, as transitions ask for it."""
+
+    def __init__(self, items: list[Any], has_state: bool, capacity: int, lanes: int, core: int) -> None:
+        kind = "state" if has_state else "step"
+        self.columns = {
+            "who": relive.ArraySpec((3,), "int32", kind=kind),
+            "pad": relive.ArraySpec((20_000,), "uint8"),  # pages of 8 rows: windows lie on many
+            "core": relive.ArraySpec((core,), "float32", kind="start"),
+        }
+        self.has_state, self.lanes, self.core = has_state, lanes, core
+        self.names = [f"i{k}" for k in range(len(items))]
+        indexes = {name: relive.Index(each, relive.Uniform()) for name, each in zip(self.names, items, strict=True)}
+        more = [{}, {"plain": relive.Index(relive.Transitions(), relive.Uniform())}]
+        self.tables = [
+            relive.Table(relive.StepSpec(self.columns), capacity, indexes | each, max_lanes=8) for each in more
+        ]
+        assert [area_of_core(table) for table in self.tables] == ["cell", "large"]
+        self.keys: list[tuple[np.ndarray, np.ndarray]] = []
+        self.who = np.zeros((lanes, 3), np.int32)
+        self.who[:, 0] = np.arange(lanes)
+        self.open = np.zeros(lanes, bool)  # an episode of that lane
+        self.writers = [table.writer(num_lanes=lanes) for table in self.tables]
+
+    def rows_of(self, count: int, lanes: list[int]) -> np.ndarray:
+        return self.who[lanes] + np.arange(count + 1, dtype=np.int32)[:, None, None] * np.int32([0, 0, 1])
+
+    def extend(self, count: int, lanes: list[int], ends: bool, gives_next: bool) -> None:
+        who = self.rows_of(count, lanes)
+        flags = np.zeros((count, len(lanes)), bool)
+        flags[-1] = ends
+        rows = {"pad": np.zeros((count, len(lanes), 20_000), np.uint8), "core": starts_of(who[:-1], self.core)}
+        rows["who"] = who if self.has_state and (gives_next or ends) else who[:-1]
+        self.keys.append(
+            tuple(writer.extend(**rows, truncated=flags, lanes=lanes).reshape(-1) for writer in self.writers)
+        )
+        self.who[lanes] = who[-1]
+        self.open[lanes] = not ends
+        if ends:
+            self.begin_anew(lanes)
+
+    def begin_anew(self, lanes: list[int]) -> None:
+        self.who[lanes] = self.who[lanes] * np.int32([1, 1, 0]) + np.int32([0, 1, 0])
+        self.open[lanes] = False
+
+    def end_episode(self, lanes: list[int], terminated: bool) -> None:
+        lanes = [lane for lane in lanes if self.open[lane]]
+        if not lanes:
+            return
+        more = {"next_who": self.who[lanes]} if self.has_state and not terminated else {}
+        for writer in self.writers:
+            writer.end_episode(lanes=lanes, terminated=terminated and self.has_state, **more)
+        self.begin_anew(lanes)
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+        self.writers = [table.writer(num_lanes=self.lanes) for table in self.tables]
+        self.begin_anew(list(range(self.lanes)))
+
+    def abandon(self, lanes: list[int]) -> None:
+        for writer in self.writers:
+            writer.abandon(lanes)
+        self.begin_anew(lanes)
+
+    def assert_equal(self, is_full: bool) -> int:
+        sparse, dense = (np.concatenate([pair[t] for pair in self.keys]) for t in (0, 1))
+        found = 0
+        for name in self.names:
+            columns = ["who", "core", "mask"]
+            one, other = (
+                t.gather(keys, columns, index=name) for t, keys in zip(self.tables, (sparse, dense), strict=True)
+            )
+            if not is_full:
+                np.testing.assert_array_equal(one.present, other.present)
+            both = one.present & other.present
+            for column in columns:
+                np.testing.assert_array_equal(one[column][both], other[column][both])
+            here = np.flatnonzero(one.present)
+            if not len(here):
+                continue
+            first = one["who"][here, one.mask[here].argmax(axis=1)]
+            np.testing.assert_array_equal(one["core"][here], starts_of(first, self.core))
+            found += len(here)
+        for table in self.tables:
+            table.check()
+        return found
+
+
+@pytest.mark.parametrize("has_state", [True, False], ids=["states", "no states"])
+@pytest.mark.parametrize(
+    "names", [*[(name,) for name in MOVED], ("shift", "tail", "alone"), ("long", "each")], ids="-".join
+)
+@pytest.mark.parametrize("capacity", [3_000, 400], ids=["all", "evicting"])
+def test_windows_are_those_of_a_table_that_keeps_all(names: tuple[str, ...], has_state: bool, capacity: int) -> None:
+    """Rows one by one and by blocks, every way an episode can end, lanes that end within one, over pages of 8 rows."""
+    rng = np.random.default_rng(len(names[0]) + 2 * has_state)
+    twins = Twins([MOVED[name] for name in names], has_state, capacity, lanes=3, core=70)
+    for turn in range(150):
+        lanes = sorted(rng.choice(3, size=rng.integers(1, 4), replace=False).tolist())
+        what = rng.integers(0, 12)
+        if what < 8:
+            count = int(rng.choice([1, 2, 8, 13, 45]))
+            twins.extend(count, lanes, ends=bool(rng.random() < 0.4), gives_next=bool(rng.random() < 0.5))
+        elif what < 10:
+            twins.end_episode(lanes, terminated=False)
+        elif what == 10:
+            twins.close()
+        elif rng.random() < 0.5:
+            twins.abandon([lane for lane in lanes if twins.open[lane]])
+        if turn % 15 == 14:
+            assert twins.assert_equal(is_full=capacity == 400) > 0
+
+
+@pytest.mark.parametrize("how", ["append", "end_episode", "close"])
+@pytest.mark.parametrize("has_state", [True, False], ids=["states", "no states"])
+@pytest.mark.parametrize("steps", [*range(6, 30), 63, 64, 65])
+def test_an_end_wherever_it_falls(how: str, has_state: bool, steps: int) -> None:
+    """The last row of a page, the first of the next one, an episode just as long as a window or one step longer."""
+    twins = Twins([MOVED["shift"], MOVED["tail"]], has_state, 1_000, lanes=1, core=70)
+    for step in range(steps):
+        is_last = step + 1 == steps and how == "append"
+        twins.extend(1, [0], ends=is_last, gives_next=False)
+    if how == "end_episode":
+        twins.end_episode([0], terminated=False)
+    if how == "close":
+        twins.close()
+    assert twins.assert_equal(is_full=False) > 0
