@@ -64,7 +64,8 @@ class Acting:
 
 
 def starts_of(who: np.ndarray, core: int) -> np.ndarray:
-    return (who @ np.array([100_000.0, 1000.0, 1.0]) % 2**20)[..., None].astype(np.float32) + np.arange(core, dtype="f4")
+    number = (who @ np.array([100_000.0, 1000.0, 1.0]) % 2**20).astype(np.float32)
+    return number[..., None] + np.arange(core, dtype="f4")
 
 
 def assert_starts_are_right(table: relive.Table, index: str) -> None:
