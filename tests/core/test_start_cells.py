@@ -235,6 +235,20 @@ class Twins:
         if ends:
             self.begin_anew(lanes)
 
+    def extend_over_ends(self, ends: np.ndarray, lanes: list[int]) -> None:
+        """One block with as many ends as there are in `ends` [T, M]."""
+        who = np.zeros((*ends.shape, 3), np.int32)
+        for t, here in enumerate(ends):
+            who[t] = self.who[lanes]
+            self.who[lanes] += np.int32([0, 0, 1])
+            self.open[lanes] = ~here
+            self.begin_anew([lane for lane, is_end in zip(lanes, here, strict=True) if is_end])
+        more = {"next_who": who + np.int32([0, 0, 1])} if self.has_state else {}
+        rows = {"who": who, "pad": np.zeros((*ends.shape, 20_000), np.uint8), "core": starts_of(who, self.core)}
+        self.keys.append(
+            tuple(each.extend(**rows, **more, truncated=ends, lanes=lanes).reshape(-1) for each in self.writers)
+        )
+
     def begin_anew(self, lanes: list[int]) -> None:
         self.who[lanes] = self.who[lanes] * np.int32([1, 1, 0]) + np.int32([0, 1, 0])
         self.open[lanes] = False
@@ -321,4 +335,17 @@ def test_an_end_wherever_it_falls(how: str, has_state: bool, steps: int) -> None
         twins.end_episode([0], terminated=False)
     if how == "close":
         twins.close()
+    assert twins.assert_equal(is_full=False) > 0
+
+
+@pytest.mark.parametrize("has_state", [True, False], ids=["states", "no states"])
+@pytest.mark.parametrize("names", [("shift",), ("tail",), ("long", "each"), tuple(MOVED)], ids="-".join)
+def test_a_block_with_many_ends(names: tuple[str, ...], has_state: bool) -> None:
+    rng = np.random.default_rng(11)
+    twins = Twins([MOVED[name] for name in names], has_state, 5_000, lanes=3, core=70)
+    for mean in (3, 12, 25, 90):
+        for lanes in ([0, 1, 2], [1]):
+            twins.extend_over_ends(rng.random((200, len(lanes))) < 1 / mean, lanes)
+            assert twins.assert_equal(is_full=False) > 0
+    twins.close()
     assert twins.assert_equal(is_full=False) > 0

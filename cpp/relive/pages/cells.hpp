@@ -2,7 +2,7 @@
 //
 // A cell is free, or hangs at the page whose writer took it, and goes back with that page: nobody frees one by itself, so
 // there is nothing to reckon when a lane ends early. A row names its cell by a word behind its head, which is written
-// with the row. Locking: all of it under the table lock. Cost: one load and three stores a cell taken or given back.
+// with the row, or, where its episode's end moves a window back to it, in the hold of that end. Locking: all of it under the table lock. Cost: one load and three stores a cell taken or given back.
 #pragma once
 
 #include <cstdint>
