@@ -209,7 +209,8 @@ class Twins:
         indexes = {name: relive.Index(each, relive.Uniform()) for name, each in zip(self.names, items, strict=True)}
         more = [{}, {"plain": relive.Index(relive.Transitions(), relive.Uniform())}]
         self.tables = [
-            relive.Table(relive.StepSpec(self.columns), capacity, indexes | each, max_lanes=8) for each in more
+            relive.Table(relive.StepSpec(self.columns), capacity, indexes | each, max_lanes=max(8, lanes))
+            for each in more
         ]
         assert [area_of_core(table) for table in self.tables] == ["cell", "large"]
         self.keys: list[tuple[np.ndarray, np.ndarray]] = []
@@ -349,3 +350,15 @@ def test_a_block_with_many_ends(names: tuple[str, ...], has_state: bool) -> None
             assert twins.assert_equal(is_full=False) > 0
     twins.close()
     assert twins.assert_equal(is_full=False) > 0
+
+
+@pytest.mark.parametrize("has_state", [True, False], ids=["states", "no states"])
+@pytest.mark.parametrize("how", ["end_episode", "close"])
+def test_more_lanes_end_than_one_hold_ends(how: str, has_state: bool) -> None:
+    """Some of them with the last row of a page, where an end without a row has no page open."""
+    twins = Twins([MOVED["shift"]], has_state, 4_000, lanes=70, core=70)
+    for lane in range(70):
+        twins.extend(8 + lane % 9, [lane], ends=False, gives_next=lane % 2 == 0)
+    before = twins.assert_equal(is_full=False)
+    twins.end_episode(list(range(70)), terminated=False) if how == "end_episode" else twins.close()
+    assert twins.assert_equal(is_full=False) > before + 50
