@@ -253,7 +253,8 @@ class Writer(Closing):
         """Cuts the lanes and gives them back. Closing twice is harmless.
 
         Waits for the table's lock at most the table's timeout_s, then DeadlineExceeded: the writer stays open and may
-        be closed again. Dropped instead, its lanes go to the handle's next writer, or end with the handle.
+        be closed again. Dropped instead, its lanes go to the handle's next writer, or end with the handle; then large
+        start values of sequences that the end of an open episode would move back may be lost, and these are no items.
         """
         self._core.close()
 

@@ -86,7 +86,9 @@ void fit_options_to(const std::string& point, const Options& given) {
     if (point == of_items) options.explicit_items = true;
   if (point == "commit_counted") options.sequences = "cross";
   for (const char* of_cells : {"cell_hung", "cells_given_back", "grow_cells"})
-    if (point == of_cells) options.sequences = "pad", options.explicit_items = false;
+    if (point == of_cells) options.sequences = "pad", options.explicit_items = options.groups = false;
+  for (const char* of_ends : {"cell_unhung", "cell_moved", "cell_named"})  // where an end moves a window back
+    if (point == of_ends) options.sequences = "shift", options.explicit_items = options.groups = false;
   if (point == "close_dropped") options.sequences = "head", options.short_lanes = true;  // an index with only_ended
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :

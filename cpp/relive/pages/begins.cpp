@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/cells.hpp"
 #include "relive/pages/crossing.hpp"
 #include "relive/words/rng.hpp"
 #include "relive/words/testing.hpp"
@@ -64,6 +65,15 @@ bool is_the_one_drawn(const Region& r, uint32_t length, uint64_t page, uint32_t 
   return true;
 }
 
+// Whether the first row of a window that an end moved back has its start value. Its writer gives it one before the end
+// is committed; where the writer died, or was dropped, whoever ends the lane has none to give.
+bool has_start(const Region& r, const SequenceConfig& sequence, uint64_t page, uint32_t offset, uint32_t step) {
+  if (!r.cells || !RELIVE_RULE(B4_none)) return true;
+  const uint64_t first = row_before(r, page, offset, std::min(sequence.burn_in, step));
+  return first != kNoSlot &&
+         load_cell_word(r.page_base(r.page_of(first)) + r.offset_of(first) * r.geometry->record_stride) != kNoCell;
+}
+
 // How many rows of a lane are of episodes that have ended.
 int64_t num_ended(const Region& r, uint32_t lane_slot, int64_t num_rows) {
   uint64_t page = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
@@ -91,6 +101,16 @@ bool RowAhead::go_to(uint64_t offset) {
   return row_ < Range::unpack(r_.pages[page_].range.load(kRelaxed)).step_end;
 }
 
+uint64_t row_before(const Region& r, uint64_t page, uint32_t offset, uint32_t count) {
+  for (; count > offset; offset = r.page_len - 1) {
+    count -= offset + 1;
+    page = r.alive(r.pages[page].prev.load(kRelaxed));
+    if (page == kNoPage) return kNoSlot;
+  }
+  offset -= count;
+  return offset < Range::unpack(r.pages[page].range.load(kRelaxed)).step_begin ? kNoSlot : r.slot_of(page, offset);
+}
+
 bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset, RowAhead& ahead, bool is_cut) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   if (sequence.crosses()) return sequence.begins_at(lane_step(r, page, offset));
@@ -106,7 +126,7 @@ bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset
   const bool is_dropped = is_cut && sequence.only_ended != 0;
   if (is_whole)
     return (is_candidate && sequence.only_the_last == 0 && !(is_dropped && sequence.waits_for_end())) ||
-           (shifts && !is_dropped && ends_behind(r, ahead, last));
+           (shifts && !is_dropped && ends_behind(r, ahead, last) && has_start(r, sequence, page, offset, step));
   if (sequence.at_end == AtEnd::kDrop || is_dropped) return false;
   return shifts ? step == 0 : is_candidate;
 }

@@ -37,6 +37,9 @@ class RowAhead final {
   uint32_t row_ = 0;
 };
 
+// The row so many rows before one of the same lane, kNoSlot where it is gone.
+uint64_t row_before(const Region& r, uint64_t page, uint32_t offset, uint32_t count);
+
 // Whether a step begins an item of an index of sequences. Asked for steps of one page in order, with one RowAhead made
 // for that page; when the row may be decided (num_decided). is_cut: the lane ends with its last episode unfinished.
 bool begins_item(const Region& r, uint32_t index, uint64_t page, uint32_t offset, RowAhead& ahead, bool is_cut);

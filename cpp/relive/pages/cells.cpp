@@ -1,6 +1,7 @@
 #include "relive/pages/cells.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace relive {
@@ -27,9 +28,26 @@ bool for_each_cell(const Region& r, uint64_t page, Each&& each) {
   return true;
 }
 
+// Takes a cell off the list of one page and hangs it at another. Who dies in between leaves one that hangs nowhere and
+// that no row names: it is free. Cost: one step, as far as its owner took no others behind it.
+void rehang(Region& r, uint64_t from, uint64_t to, uint32_t cell) {
+  std::atomic<uint32_t>* link = &r.pages[from].first_cell;
+  for (uint32_t next = link->load(kRelaxed); next != cell + 1; next = link->load(kRelaxed)) {
+    if (next == 0) return;  // only where a rule is left out
+    link = &r.cells.links[next - 1];
+  }
+  link->store(r.cells.links[cell].load(kRelaxed), kRelaxed);
+  RELIVE_FAIL_POINT(cell_unhung);
+  r.cells.links[cell].store(r.pages[to].first_cell.load(kRelaxed), kRelaxed);
+  r.pages[to].first_cell.store(cell + 1, std::memory_order_release);
+  RELIVE_FAIL_POINT(cell_moved);
+}
+
 }  // namespace
 
-void store_cell_word(std::byte* record, uint32_t cell) { std::memcpy(record + kCellWord, &cell, sizeof cell); }
+void store_cell_word(std::byte* record, uint32_t cell) {
+  std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(record + kCellWord)).store(cell, kRelaxed);
+}
 
 uint32_t load_cell_word(const std::byte* record) {
   uint32_t cell;
@@ -48,6 +66,14 @@ uint32_t take_cell(Held& held, uint64_t page) {
   RELIVE_FAIL_POINT(cell_hung);
   r.cells.state->num_free.store(free - 1, kRelaxed);
   return cell;
+}
+
+void name_cell(Held& held, uint64_t from, uint32_t cell, uint64_t slot) {
+  Region& r = held.region;
+  const uint64_t page = r.page_of(slot);
+  if (page != from && RELIVE_RULE(B4_page)) rehang(r, from, page, cell);
+  store_cell_word(r.page_base(page) + r.offset_of(slot) * r.geometry->record_stride, cell);
+  RELIVE_FAIL_POINT(cell_named);
 }
 
 void offer_cells(Held& held, uint64_t from, uint64_t to) {

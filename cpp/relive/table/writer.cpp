@@ -42,6 +42,7 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   size_t said_bytes = 0;
   for (const ColumnCell& cell : writer->episode_cells_) said_bytes += cell.num_bytes;
   for (LaneWriter& lane : writer->lanes_) lane.said.resize(said_bytes);
+  writer->set_up_recent();
   writer->fork_epoch_ = fork_epoch();
   const Deadline deadline = table->own_deadline();
   RELIVE_RETURN_IF_ERROR(cut_left_lanes(*table, deadline));
@@ -113,10 +114,14 @@ Status Writer::cut_lanes(const Deadline& deadline) {
   if (entered.status().code() == Code::kTableClosed) closed_ = true;  // which has ended all its lanes
   if (closed_) return {};
   RELIVE_RETURN_IF_ERROR(entered.status());
+  (void)prepare_cut(deadline);  // a window more or less at a lane's end: no reason to keep the lanes
   while (num_cut_ < lanes_.size()) {
     Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    while (num_cut_ < lanes_.size() && locked.cut(lanes_[num_cut_].slot)) ++num_cut_;
+    for (; num_cut_ < lanes_.size(); ++num_cut_) {
+      name_moved(locked.held(), lanes_[num_cut_]);
+      if (!locked.cut(lanes_[num_cut_].slot)) break;
+    }
   }
   table_->count_writers(-1);
   closed_ = true;
@@ -128,6 +133,8 @@ void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
   LaneWriter& lane = lane_of(block, m);
   const Region& r = table_->region();
   lane.run = StepRun{};
+  lane.run_cells = 0;
+  lane.moved.clear();
   lane.run.lane_slot = lane.slot;
   lane.run.first = lane.page == kNoPage ? 0 : lane.end;
   const size_t room = r.page_len - lane.run.first;
@@ -138,6 +145,7 @@ void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
     lane.run.ends = true;
   }
   lane.run.count = static_cast<uint32_t>(count);
+  if (lane.run.ends) plan_moved(lane, lane.episode_step + lane.run.count, false);
   const size_t last = lane.done + count - 1;
   lane.run.has_seam = r.geometry->has_state != 0 && count > 0 && !lane.run.ends && has_next_cell(block, last, false);
 }
@@ -212,12 +220,14 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
       const StepRun& run = lane.run;
       if (m + kLanesAhead < block.num_lanes) ask_for_words(lane_of(block, m + kLanesAhead));
       if (run.count == 0) continue;
+      name_moved(locked.held(), lane);
       commit_run(locked.held(), run);
       for (uint32_t k = 0; k < run.count; ++k)
         keys[(lane.done + k) * block.num_lanes + m] = r.key_of(r.slot_of(lane.page, run.first + k), lane.word);
       rows += run.count;
       lane.done += run.count;
       lane.has_last = !run.ends;
+      lane.fresh = run.ends ? 0 : run.count;
       lane.last_slot = r.slot_of(lane.page, run.first + run.count - 1);
       lane.last_word = lane.word;
       lane.episode_step = run.ends ? 0 : lane.episode_step + run.count;
@@ -294,7 +304,9 @@ Status Writer::write_round(const StepBlock& block, const Deadline& deadline, int
     if (m + kLanesAhead < block.num_lanes) ask_for_row(lane_of(block, m + kLanesAhead));
     write_rows(block, m);
   }
-  return commit(block, deadline, keys);
+  Status status = commit(block, deadline, keys);
+  for (size_t m = 0; num_recent_ > 0 && m < block.num_lanes; ++m) note_recent(block, lane_of(block, m), m);
+  return status;
 }
 
 // A block that stops half way says how many of its rows are stored: the first `stored` ones, whose keys are written.
@@ -320,6 +332,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     plan_run(block, m, 0);
     lane.run.ends = lane.has_last;
     if (!lane.has_last) continue;
+    plan_moved(lane, lane.episode_step, false);
     const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
     if (terminated && (lane.is_frozen || !has_state)) return Status(Code::kAlreadyPublished).with_int("lane", number);
     if (!has_state) continue;
@@ -327,13 +340,14 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     if (other != nullptr) return seam_mismatch(block, other->column, m);
     if (!lane.is_frozen && !terminated && !block.has_next) return Status(Code::kMissingNext).with_int("lane", number);
   }
-  if (has_state) {
-    RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
-    for (size_t m = 0; m < block.num_lanes; ++m) {  // no row of these is a step yet: they need no lock
-      LaneWriter& lane = lane_of(block, m);
-      lane.run = StepRun{lane.slot, lane.end, 0, true, false};
-      if (lane.has_last && !lane.is_frozen) write_next_cell(block, lane, 0, m);
-    }
+  RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
+  RELIVE_RETURN_IF_ERROR(take_cells(block, deadline));
+  for (size_t m = 0; m < block.num_lanes; ++m) {  // no row of these is a step yet: they need no lock
+    LaneWriter& lane = lane_of(block, m);
+    write_moved(lane);
+    if (!has_state) continue;
+    lane.run = StepRun{lane.slot, lane.end, 0, true, false};
+    if (lane.has_last && !lane.is_frozen) write_next_cell(block, lane, 0, m);
   }
   for (size_t m = 0; m < block.num_lanes;) {
     Locked locked(table_->door(), deadline);
@@ -349,6 +363,8 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
 bool Writer::end_lane(Held& held, LaneWriter& lane, bool terminated) {
   if (!lane.has_last) return false;
   Region& r = held.region;
+  name_moved(held, lane);
+  keep_cells(lane);
   const bool has_state = r.geometry->has_state != 0;
   const uint64_t last_page = r.page_of(lane.last_slot);
   const bool last_is_there =

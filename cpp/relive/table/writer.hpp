@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -110,6 +111,9 @@ class Writer final {
     std::byte* ahead_bulk = nullptr;
     std::vector<uint32_t> cells;  // start cells of the page that no committed row names yet, in the order of rows
     uint32_t run_cells = 0;       // of them, what the run names
+    std::vector<uint32_t> moved;  // steps where windows begin that the run's end moves back, if no others begin there
+    std::unique_ptr<std::byte[]> recent;  // start values of the episode's last steps, those without a cell
+    uint32_t fresh = 0;                   // steps just committed that are not among them yet
   };
 
   // A call by the lanes' owner, for one scope: of this process, one at a time, with the writer and its table open.
@@ -183,6 +187,16 @@ class Writer final {
   Status grow(const Deadline& deadline);
   Status grow_cells(const Deadline& deadline);
   bool starts_at(uint32_t episode_step, uint64_t lane_step) const;
+  bool has_cell(const LaneWriter& lane, uint32_t k) const;
+  void set_up_recent();
+  std::byte* recent_at(const LaneWriter& lane, uint32_t step) const;
+  template <class Each>
+  void for_each_moved(uint32_t num_steps, uint64_t lane_begin, bool is_cut, Each&& each) const;
+  void plan_moved(LaneWriter& lane, uint32_t num_steps, bool is_cut) const;
+  void write_moved(LaneWriter& lane) const;
+  void name_moved(Held& held, LaneWriter& lane) const;
+  void note_recent(const StepBlock& block, LaneWriter& lane, size_t m) const;
+  Status prepare_cut(const Deadline& deadline);
   uint32_t cells_of_run(const LaneWriter& lane) const;
   uint64_t cells_of_block(const StepBlock& block, uint64_t most_rows) const;
   Status take_cells(const StepBlock& block, const Deadline& deadline);
@@ -202,6 +216,7 @@ class Writer final {
   std::vector<ColumnCell> state_cells_;    // of those that are of kind state
   std::vector<ColumnCell> episode_cells_;  // of those that are of kind episode
   std::vector<ColumnCell> start_cells_;    // of those that only some rows have; in none of the others
+  uint32_t num_recent_ = 0;  // start values that a lane keeps, for windows that an end moves back; 0: none does
   std::vector<LaneWriter> lanes_;
   size_t num_given_up_ = 0;  // lanes with an episode that it was begun to drop
   size_t num_cut_ = 0;       // of them, by a close() that may not have come to its end

@@ -89,6 +89,8 @@ Status Writer::begin_lane_anew(LaneWriter& lane, const Deadline& deadline) {
     fresh.said.swap(lane.said);
     fresh.parts.swap(lane.parts);
     fresh.parts.clear();
+    fresh.moved.swap(lane.moved);
+    fresh.recent.swap(lane.recent);
     std::swap(lane, fresh);  // nothing is freed under the lock
     take_lane(locked.held(), lane, slot);
     return {};

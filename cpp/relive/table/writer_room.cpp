@@ -20,9 +20,10 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 // Whether a page must be opened before the lane's run is written: its own, or the one that the cell after it falls on.
 bool Writer::needs_page(const LaneWriter& lane, bool* ahead) const {
   *ahead = lane.page != kNoPage;
-  if (lane.run.count == 0 && !lane.run.ends) return false;
-  if (lane.page == kNoPage) return true;
   const Region& r = table_->region();
+  const bool has_tail = lane.run.ends && r.geometry->has_state != 0;
+  if (lane.run.count == 0 && !has_tail && lane.moved.empty()) return false;
+  if (lane.page == kNoPage) return true;
   const bool on_next = lane.run.first + lane.run.count == r.page_len;
   return on_next && lane.ahead_frame == nullptr && r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends);
 }

@@ -253,6 +253,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
   }
   if (r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends) && lane.run.count > 0)
     write_next_cell(block, lane, lane.done + lane.run.count - 1, m);
+  write_moved(lane);
   RELIVE_FAIL_POINT(cells_written);
 }
 

@@ -1,7 +1,9 @@
 // Start values of a writer's rows, in tables that keep them only where a window may begin (pages/cells.hpp).
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
+#include "relive/pages/begins.hpp"
 #include "relive/pages/cells.hpp"
 #include "relive/table/writer.hpp"
 #include "relive/table/writer_cells.hpp"
@@ -23,9 +25,17 @@ bool Writer::starts_at(uint32_t episode_step, uint64_t lane_step) const {
   return false;
 }
 
+// Whether row k of the run has one: by its step, or since the run's end moves a window back to it.
+bool Writer::has_cell(const LaneWriter& lane, uint32_t k) const {
+  const uint32_t step = lane.episode_step + k;
+  return starts_at(step, lane.lane_step + k) ||
+         std::find(lane.moved.begin(), lane.moved.end(), step) != lane.moved.end();
+}
+
 uint32_t Writer::cells_of_run(const LaneWriter& lane) const {
   uint32_t cells = 0;
-  for (uint32_t k = 0; k < lane.run.count; ++k) cells += starts_at(lane.episode_step + k, lane.lane_step + k) ? 1 : 0;
+  for (uint32_t k = 0; k < lane.run.count; ++k) cells += has_cell(lane, k) ? 1 : 0;
+  for (const uint32_t step : lane.moved) cells += step < lane.episode_step ? 1 : 0;
   return cells;
 }
 
@@ -40,7 +50,10 @@ uint64_t Writer::cells_of_block(const StepBlock& block, uint64_t most_rows) cons
     const size_t end = std::min<uint64_t>(block.num_rows, lane.done + most_steps);
     for (size_t row = lane.done; row < end; ++row) {
       cells += starts_at(step, lane_step++) ? 1 : 0;
-      step = ends_at(block, row, m) ? 0 : step + 1;
+      ++step;
+      if (!ends_at(block, row, m)) continue;
+      for_each_moved(step, lane_step - step, false, [&cells](uint32_t) { ++cells; });
+      step = 0;
     }
   }
   return cells;
@@ -65,17 +78,20 @@ Status Writer::take_cells(const StepBlock& block, const Deadline& deadline) {
   Region& r = table_->region();
   for (size_t m = 0; m < block.num_lanes;) {
     LaneWriter& first = lane_of(block, m);
-    if (first.run.count == 0 || first.cells.size() >= cells_of_run(first)) {
+    if (first.cells.size() >= cells_of_run(first)) {
       ++m;
       continue;
     }
     const size_t end = std::min(m + kRowsPerHold, block.num_lanes);
-    for (size_t n = m; n < end; ++n) lane_of(block, n).cells.reserve(lane_of(block, n).run.count);
+    for (size_t n = m; n < end; ++n) {
+      LaneWriter& lane = lane_of(block, n);
+      lane.cells.reserve(lane.run.count + lane.moved.size());
+    }
     Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     for (size_t taken = 0; m < end && taken < kRowsPerHold;) {
       LaneWriter& lane = lane_of(block, m);
-      if (lane.run.count == 0 || lane.cells.size() >= cells_of_run(lane)) {
+      if (lane.cells.size() >= cells_of_run(lane)) {
         ++m;
         continue;
       }
@@ -101,12 +117,124 @@ void Writer::write_start(const StepBlock& block, LaneWriter& lane, uint32_t k, s
   RELIVE_NOT_LOCKED("start values are written under the lock");
   const Region& r = table_->region();
   uint32_t cell = kNoCell;
-  if (starts_at(lane.episode_step + k, lane.lane_step + k)) {
+  if (has_cell(lane, k)) {
     cell = lane.cells[lane.run_cells++];
     for (const ColumnCell& part : start_cells_)
       std::memcpy(r.cells.at(cell) + part.offset, block.columns[part.column].at(lane.done + k, m), part.num_bytes);
   }
   store_cell_word(lane.frame + (lane.run.first + k) * r.geometry->record_stride, cell);
+}
+
+// ---- windows that an end moves back --------------------------------------------------------------------------------
+//
+// Where such a window begins is known with its episode's end alone. So the owner of a lane keeps the start values of as
+// many steps as a window reaches back over. When the episode ends, the value of the row where the window begins goes
+// into a cell of the lane's page, outside the lock; in the hold of the end it goes over to the row's own page.
+
+// Room for them, made when the lanes are: of one more than a window has, as a lane's last row may become a tail.
+void Writer::set_up_recent() {
+  const Region& r = table_->region();
+  for (const uint32_t i : r.row_indexes()) {
+    const SequenceConfig& sequence = r.header->indexes[i].sequence;
+    if (!start_cells_.empty() && sequence.at_end == AtEnd::kShift)
+      num_recent_ = std::max(num_recent_, sequence.length + sequence.burn_in + 1);
+  }
+  if (num_recent_ == 0) return;
+  for (LaneWriter& lane : lanes_) {
+    lane.recent.reset(new std::byte[num_recent_ * r.cells.geometry->stride]);  // pages of it that are used, no others
+    lane.moved.reserve(r.num_indexes);
+  }
+}
+
+std::byte* Writer::recent_at(const LaneWriter& lane, uint32_t step) const {
+  return lane.recent.get() + step % num_recent_ * table_->region().cells.geometry->stride;
+}
+
+// Calls each(step) for the first rows of the windows that an end behind so many steps of an episode moves back; those
+// that have a cell by their step are left out. lane_begin: the lane's steps before the episode.
+template <class Each>
+void Writer::for_each_moved(uint32_t num_steps, uint64_t lane_begin, bool is_cut, Each&& each) const {
+  if (num_recent_ == 0) return;
+  const Region& r = table_->region();
+  for (const uint32_t i : r.row_indexes()) {
+    const SequenceConfig& sequence = r.header->indexes[i].sequence;
+    const uint32_t step = is_cut && sequence.only_ended != 0 ? 0 : sequence.moved_start(num_steps);
+    if (step != 0 && !starts_at(step, lane_begin + step)) each(step);
+  }
+}
+
+// is_cut: it is its lane that ends.
+void Writer::plan_moved(LaneWriter& lane, uint32_t num_steps, bool is_cut) const {
+  lane.moved.clear();
+  for_each_moved(num_steps, lane.lane_step - lane.episode_step, is_cut, [&lane](uint32_t step) {
+    if (std::find(lane.moved.begin(), lane.moved.end(), step) == lane.moved.end()) lane.moved.push_back(step);
+  });
+}
+
+// The values of those that are steps already, behind the cells of the run's own rows.
+void Writer::write_moved(LaneWriter& lane) const {
+  RELIVE_NOT_LOCKED("start values are written under the lock");
+  const Region& r = table_->region();
+  uint32_t at = lane.run_cells;
+  for (const uint32_t step : lane.moved) {
+    if (step >= lane.episode_step) continue;
+    std::byte* const cell = r.cells.at(lane.cells[at++]);
+    const std::byte* const from = recent_at(lane, step);
+    for (const ColumnCell& part : start_cells_) std::memcpy(cell + part.offset, from + part.offset, part.num_bytes);
+  }
+}
+
+// In the hold of the end and before it: their rows name them. A row that is gone needs none, and its cell is the next's.
+void Writer::name_moved(Held& held, LaneWriter& lane) const {
+  const Region& r = held.region;
+  uint32_t at = lane.run_cells;
+  for (const uint32_t step : lane.moved) {
+    if (step >= lane.episode_step) continue;
+    const uint32_t cell = lane.cells[at++];
+    const uint64_t last = r.alive(r.ref_of(r.page_of(lane.last_slot), lane.last_word));
+    if (last == kNoPage) continue;
+    const uint64_t slot = row_before(r, last, r.offset_of(lane.last_slot), lane.episode_step - 1 - step);
+    if (slot == kNoSlot) continue;
+    name_cell(held, lane.page, cell, slot);
+    std::swap(lane.cells[at - 1], lane.cells[lane.run_cells++]);  // what is named stands in front
+  }
+  lane.moved.clear();
+}
+
+// After the commit, outside the lock: the values of the run's rows, in case that windows are moved back to them.
+void Writer::note_recent(const StepBlock& block, LaneWriter& lane, size_t m) const {
+  RELIVE_NOT_LOCKED("start values are copied under the lock");
+  for (uint32_t back = std::min(std::exchange(lane.fresh, 0), num_recent_); back > 0; --back) {
+    const uint32_t step = lane.episode_step - back;
+    if (starts_at(step, lane.lane_step - back)) continue;
+    for (const ColumnCell& part : start_cells_)
+      std::memcpy(recent_at(lane, step) + part.offset, block.columns[part.column].at(lane.done - back, m),
+                  part.num_bytes);
+  }
+}
+
+// Before lanes are cut: what cut_lane() makes of an open episode moves windows back as its end does. Where a row behind
+// its last one is not there yet that row becomes a tail. Where this fails a lane ends without these windows.
+Status Writer::prepare_cut(const Deadline& deadline) {
+  if (num_recent_ == 0) return {};
+  const bool has_state = table_->region().geometry->has_state != 0;
+  std::vector<int32_t> numbers;
+  for (size_t m = num_cut_; m < lanes_.size(); ++m) {
+    LaneWriter& lane = lanes_[m];
+    lane.run = StepRun{};
+    lane.run_cells = 0;
+    lane.moved.clear();
+    if (!lane.has_last || lane.is_given_up) continue;
+    plan_moved(lane, lane.episode_step - (has_state && !lane.is_frozen ? 1 : 0), true);
+    if (!lane.moved.empty()) numbers.push_back(static_cast<int32_t>(m));
+  }
+  StepBlock block;
+  block.num_lanes = numbers.size();
+  block.lanes = numbers.data();
+  Status status = open_pages(block, deadline);
+  if (status.ok()) status = take_cells(block, deadline);
+  for (const int32_t m : numbers) status.ok() ? write_moved(lanes_[m]) : lanes_[m].moved.clear();
+  return status;
 }
 
 // After commit_run: what its rows name is theirs.

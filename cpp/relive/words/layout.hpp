@@ -103,10 +103,17 @@ struct SequenceConfig {
   bool waits_for_end() const { return only_ended != 0 && longest != 0; }
   bool crosses() const { return at_end == AtEnd::kCross; }
   bool draws_one() const { return only_the_last == kOneAtRandom; }
-  // Whether it follows from the step of a row alone (kCross: of its lane) that some item's first row may be that one.
-  bool knows_starts() const { return is_set() && at_end != AtEnd::kShift && only_the_last == 0; }
-  // Then, whether it may: an item's burn-in lies before the step where its loss begins.
+  // Whether it follows from the step of a row (kCross: of its lane), and from where its episode ends, that some item's
+  // first row is that one.
+  bool knows_starts() const { return is_set() && !draws_one(); }
+  // Then, whether it may be by its step alone: an item's burn-in lies before the step where its loss begins.
   bool starts_at(uint64_t step) const { return step == 0 || (period != 0 && (step + burn_in) % period == 0); }
+  // The first row of the window that ends with an episode of so many steps, where an end moves windows back; 0: that is
+  // the episode's own first.
+  uint32_t moved_start(uint32_t num_steps) const {
+    const uint32_t most = length + burn_in;
+    return at_end == AtEnd::kShift && num_steps > most ? num_steps - most : 0;
+  }
   // Whether an item may begin at this step of an episode (kCross: of a lane), whatever its end makes of it.
   bool begins_at(uint64_t step) const { return step == 0 || (period != 0 && step % period == 0); }
 };
