@@ -248,6 +248,45 @@ TEST(a_table_without_state_columns) {
   live(rig, spec, 8);
 }
 
+TEST(start_values_where_windows_begin) {
+  const Quiet quiet;
+  for (const bool has_state : {false, true}) {
+    TableConfig config;
+    config.columns.push_back(column("number", "<i4", {}, 4, has_state ? ColumnKind::kState : ColumnKind::kStep));
+    config.columns.push_back(column("core", "<f4", {80}, 4, ColumnKind::kStart));
+    IndexConfig index{};
+    std::snprintf(index.name, sizeof index.name, "shift");
+    index.n_step = 1;
+    index.initial = Initial::kMax;
+    index.limiter = make_min_size(1);
+    for (uint32_t& frames : index.stack) frames = 1;
+    index.sequence = {5, 4, 1, 3, AtEnd::kShift, PadSide::kRight, 0, 0, 0};
+    config.indexes = {index};
+    config.capacity = 200;
+    config.max_lanes = 2;
+    config.max_participants = 2;
+    std::unique_ptr<Table> table;
+    CHECK(Table::create(config, "", &table).ok());
+    const std::vector<std::byte> zeros(64 * 320);
+    for (size_t rows = 1; rows < 64; ++rows) {
+      std::unique_ptr<Writer> writer;
+      CHECK(Writer::open(table.get(), 1, &writer).ok());
+      StepBlock block;
+      block.num_rows = rows;
+      block.num_lanes = 1;
+      block.has_next = has_state;
+      block.columns.assign(2, Cells{zeros.data(), 0, 0});
+      block.next = block.columns;
+      std::vector<int64_t> keys(rows);
+      CHECK(writer->write(block, 1.0, keys.data()).ok());
+      CHECK(writer->end_episode(block, false, 1.0).ok());
+      CHECK(writer->write(block, 1.0, keys.data()).ok());
+      CHECK(writer->close().ok());
+    }
+    CHECK(relive::check(*table).ok());
+  }
+}
+
 TEST(late_columns_and_who_completes_them) {
   const Quiet quiet;
   Spec spec{.capacity = 300, .has_late = true};
