@@ -42,7 +42,7 @@ Status Writer::open(Table* table, uint32_t num_lanes, std::unique_ptr<Writer>* o
   size_t said_bytes = 0;
   for (const ColumnCell& cell : writer->episode_cells_) said_bytes += cell.num_bytes;
   for (LaneWriter& lane : writer->lanes_) lane.said.resize(said_bytes);
-  writer->set_up_recent();
+  writer->set_up_starts();
   writer->fork_epoch_ = fork_epoch();
   const Deadline deadline = table->own_deadline();
   RELIVE_RETURN_IF_ERROR(cut_left_lanes(*table, deadline));
@@ -119,7 +119,7 @@ Status Writer::cut_lanes(const Deadline& deadline) {
     Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     for (; num_cut_ < lanes_.size(); ++num_cut_) {
-      name_moved(locked.held(), lanes_[num_cut_]);
+      if (lanes_[num_cut_].moves_back()) name_moved(locked.held(), lanes_[num_cut_]);
       if (!locked.cut(lanes_[num_cut_].slot)) break;
     }
   }
@@ -133,8 +133,6 @@ void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
   LaneWriter& lane = lane_of(block, m);
   const Region& r = table_->region();
   lane.run = StepRun{};
-  lane.run_cells = 0;
-  lane.moved.clear();
   lane.run.lane_slot = lane.slot;
   lane.run.first = lane.page == kNoPage ? 0 : lane.end;
   const size_t room = r.page_len - lane.run.first;
@@ -145,7 +143,7 @@ void Writer::plan_run(const StepBlock& block, size_t m, size_t most) {
     lane.run.ends = true;
   }
   lane.run.count = static_cast<uint32_t>(count);
-  if (lane.run.ends) plan_moved(lane, lane.episode_step + lane.run.count, false);
+  if (lane.starts != nullptr) plan_starts(lane);
   const size_t last = lane.done + count - 1;
   lane.run.has_seam = r.geometry->has_state != 0 && count > 0 && !lane.run.ends && has_next_cell(block, last, false);
 }
@@ -220,19 +218,18 @@ Status Writer::commit(const StepBlock& block, const Deadline& deadline, int64_t*
       const StepRun& run = lane.run;
       if (m + kLanesAhead < block.num_lanes) ask_for_words(lane_of(block, m + kLanesAhead));
       if (run.count == 0) continue;
-      name_moved(locked.held(), lane);
+      if (lane.starts != nullptr) name_moved(locked.held(), lane);
       commit_run(locked.held(), run);
       for (uint32_t k = 0; k < run.count; ++k)
         keys[(lane.done + k) * block.num_lanes + m] = r.key_of(r.slot_of(lane.page, run.first + k), lane.word);
       rows += run.count;
       lane.done += run.count;
       lane.has_last = !run.ends;
-      lane.fresh = run.ends ? 0 : run.count;
       lane.last_slot = r.slot_of(lane.page, run.first + run.count - 1);
       lane.last_word = lane.word;
       lane.episode_step = run.ends ? 0 : lane.episode_step + run.count;
       lane.lane_step += run.count;
-      if (!start_cells_.empty()) keep_cells(lane);
+      if (lane.starts != nullptr) keep_cells(lane);
       advance(lane, run.ends && r.geometry->has_state != 0);
       if (rows_left_admitted_ > 0) {
         table.region().credit(table.participant(), 0).reserved.fetch_sub(run.count, kRelaxed);
@@ -332,7 +329,7 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     plan_run(block, m, 0);
     lane.run.ends = lane.has_last;
     if (!lane.has_last) continue;
-    plan_moved(lane, lane.episode_step, false);
+    if (lane.starts != nullptr) plan_moved(lane, lane.episode_step, false);
     const auto number = static_cast<int64_t>(block.lanes == nullptr ? m : block.lanes[m]);
     if (terminated && (lane.is_frozen || !has_state)) return Status(Code::kAlreadyPublished).with_int("lane", number);
     if (!has_state) continue;
@@ -341,10 +338,10 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
     if (!lane.is_frozen && !terminated && !block.has_next) return Status(Code::kMissingNext).with_int("lane", number);
   }
   RELIVE_RETURN_IF_ERROR(open_pages(block, deadline));
-  RELIVE_RETURN_IF_ERROR(take_cells(block, deadline));
+  if (!start_cells_.empty()) RELIVE_RETURN_IF_ERROR(take_cells(block, deadline));
   for (size_t m = 0; m < block.num_lanes; ++m) {  // no row of these is a step yet: they need no lock
     LaneWriter& lane = lane_of(block, m);
-    write_moved(lane);
+    if (lane.starts != nullptr) write_moved(lane);
     if (!has_state) continue;
     lane.run = StepRun{lane.slot, lane.end, 0, true, false};
     if (lane.has_last && !lane.is_frozen) write_next_cell(block, lane, 0, m);
@@ -363,8 +360,10 @@ Status Writer::end_episode(const StepBlock& block, bool terminated, double timeo
 bool Writer::end_lane(Held& held, LaneWriter& lane, bool terminated) {
   if (!lane.has_last) return false;
   Region& r = held.region;
-  name_moved(held, lane);
-  keep_cells(lane);
+  if (lane.starts != nullptr) {
+    name_moved(held, lane);
+    keep_cells(lane);
+  }
   const bool has_state = r.geometry->has_state != 0;
   const uint64_t last_page = r.page_of(lane.last_slot);
   const bool last_is_there =

@@ -86,8 +86,16 @@ class Writer final {
     uint64_t ref;
     uint32_t first;
   };
+  // What the owner of a lane knows of the start values of its rows, in tables that keep them in cells.
+  struct LaneStarts {
+    std::vector<uint32_t> cells;  // of the page, those that no committed row names yet, in the order of rows
+    uint32_t run_cells = 0;       // of them, what the run names
+    std::vector<uint32_t> moved;  // steps where windows begin that the run's end moves back, if no others begin there
+    std::unique_ptr<std::byte[]> recent;  // values of the episode's last steps, those without a cell
+    uint32_t fresh = 0;                   // steps just committed that are not among them yet
+  };
   // What the owner of a lane knows of it. Only the owner moves step_end and the open page, so none of this is read back
-  // from the region on the way of an append.
+  // from the region on the way of an append. A step of many lanes reads all of it, so it is small.
   struct LaneWriter {
     uint32_t slot = 0;
     uint32_t uid = 0;  // its low half
@@ -97,10 +105,7 @@ class Writer final {
     bool is_frozen = false;  // the state cell of row `end` is written already (the seam)
     uint64_t last_slot = 0;  // where the last row lies
     uint64_t last_word = 0;
-    std::vector<std::byte> said;     // of the open episode's columns of kind episode, one behind the other
-    std::vector<EpisodePart> parts;  // of the open episode, oldest first
-    bool is_given_up = false;        // it was begun to drop it
-    size_t done = 0;                 // rows of the block already committed
+    size_t done = 0;  // rows of the block already committed
     StepRun run;
     uint64_t page = kNoPage;  // the next row's; kNoPage: one has to be opened first
     uint64_t word = 0;
@@ -109,11 +114,11 @@ class Writer final {
     std::byte* ahead_frame = nullptr;  // of the page opened ahead, null where there is none
     std::byte* bulk = nullptr;         // as frame and ahead_frame, for the large columns of a tiered table
     std::byte* ahead_bulk = nullptr;
-    std::vector<uint32_t> cells;  // start cells of the page that no committed row names yet, in the order of rows
-    uint32_t run_cells = 0;       // of them, what the run names
-    std::vector<uint32_t> moved;  // steps where windows begin that the run's end moves back, if no others begin there
-    std::unique_ptr<std::byte[]> recent;  // start values of the episode's last steps, those without a cell
-    uint32_t fresh = 0;                   // steps just committed that are not among them yet
+    std::unique_ptr<LaneStarts> starts;  // null where rows keep their start values themselves
+    std::vector<std::byte> said;         // of the open episode's columns of kind episode, one behind the other
+    std::vector<EpisodePart> parts;      // of the open episode, oldest first
+    bool is_given_up = false;            // it was begun to drop it
+    bool moves_back() const { return starts != nullptr && !starts->moved.empty(); }
   };
 
   // A call by the lanes' owner, for one scope: of this process, one at a time, with the writer and its table open.
@@ -188,7 +193,8 @@ class Writer final {
   Status grow_cells(const Deadline& deadline);
   bool starts_at(uint32_t episode_step, uint64_t lane_step) const;
   bool has_cell(const LaneWriter& lane, uint32_t k) const;
-  void set_up_recent();
+  void set_up_starts();
+  void plan_starts(LaneWriter& lane) const;
   std::byte* recent_at(const LaneWriter& lane, uint32_t step) const;
   template <class Each>
   void for_each_moved(uint32_t num_steps, uint64_t lane_begin, bool is_cut, Each&& each) const;

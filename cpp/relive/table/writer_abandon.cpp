@@ -14,6 +14,7 @@ namespace relive {
 // where room for more would be taken.
 void Writer::note_part(LaneWriter& lane) const {
   if (lane.run.count == 0) return;
+  if (lane.has_last && lane.run.first != 0) return;  // noted with the rows before it
   const Region& r = table_->region();
   if (!lane.has_last) lane.parts.clear();
   const uint64_t ref = r.ref_of(lane.page, lane.word);
@@ -89,8 +90,12 @@ Status Writer::begin_lane_anew(LaneWriter& lane, const Deadline& deadline) {
     fresh.said.swap(lane.said);
     fresh.parts.swap(lane.parts);
     fresh.parts.clear();
-    fresh.moved.swap(lane.moved);
-    fresh.recent.swap(lane.recent);
+    if (lane.starts != nullptr) {  // its cells go with the page
+      lane.starts->cells.clear();
+      lane.starts->moved.clear();
+      lane.starts->run_cells = lane.starts->fresh = 0;
+    }
+    fresh.starts.swap(lane.starts);
     std::swap(lane, fresh);  // nothing is freed under the lock
     take_lane(locked.held(), lane, slot);
     return {};

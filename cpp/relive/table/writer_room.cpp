@@ -22,7 +22,7 @@ bool Writer::needs_page(const LaneWriter& lane, bool* ahead) const {
   *ahead = lane.page != kNoPage;
   const Region& r = table_->region();
   const bool has_tail = lane.run.ends && r.geometry->has_state != 0;
-  if (lane.run.count == 0 && !has_tail && lane.moved.empty()) return false;
+  if (lane.run.count == 0 && !has_tail && !lane.moves_back()) return false;
   if (lane.page == kNoPage) return true;
   const bool on_next = lane.run.first + lane.run.count == r.page_len;
   return on_next && lane.ahead_frame == nullptr && r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends);
@@ -42,7 +42,7 @@ void Writer::take_page(LaneWriter& lane, bool ahead, uint64_t ref) {
   lane.bulk = bulk_of(r, page);
   lane.end = 0;
   lane.is_frozen = false;
-  lane.cells.clear();  // what is left of them goes with the page before
+  if (lane.starts != nullptr) lane.starts->cells.clear();  // what is left of them goes with the page before
 }
 
 // After commit_run: where the next row goes.

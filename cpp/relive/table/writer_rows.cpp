@@ -229,7 +229,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
   const uint32_t version =
       policy_version_ >= 0 ? static_cast<uint32_t>(policy_version_) : r.header->policy_version.load(kRelaxed);
   const uint32_t late = r.late_bytes != 0 && RELIVE_RULE(L1_bit) ? kLateBit : 0;
-  lane.run_cells = 0;
+  if (lane.starts != nullptr) lane.starts->run_cells = 0;
   for (uint32_t k = 0; k < lane.run.count; ++k) {
     const size_t row = lane.done + k;
     const uint32_t offset = lane.run.first + k;
@@ -253,7 +253,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
   }
   if (r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends) && lane.run.count > 0)
     write_next_cell(block, lane, lane.done + lane.run.count - 1, m);
-  write_moved(lane);
+  if (lane.starts != nullptr) write_moved(lane);
   RELIVE_FAIL_POINT(cells_written);
 }
 

@@ -28,14 +28,14 @@ bool Writer::starts_at(uint32_t episode_step, uint64_t lane_step) const {
 // Whether row k of the run has one: by its step, or since the run's end moves a window back to it.
 bool Writer::has_cell(const LaneWriter& lane, uint32_t k) const {
   const uint32_t step = lane.episode_step + k;
-  return starts_at(step, lane.lane_step + k) ||
-         std::find(lane.moved.begin(), lane.moved.end(), step) != lane.moved.end();
+  const std::vector<uint32_t>& moved = lane.starts->moved;
+  return starts_at(step, lane.lane_step + k) || std::find(moved.begin(), moved.end(), step) != moved.end();
 }
 
 uint32_t Writer::cells_of_run(const LaneWriter& lane) const {
   uint32_t cells = 0;
   for (uint32_t k = 0; k < lane.run.count; ++k) cells += has_cell(lane, k) ? 1 : 0;
-  for (const uint32_t step : lane.moved) cells += step < lane.episode_step ? 1 : 0;
+  for (const uint32_t step : lane.starts->moved) cells += step < lane.episode_step ? 1 : 0;
   return cells;
 }
 
@@ -78,25 +78,25 @@ Status Writer::take_cells(const StepBlock& block, const Deadline& deadline) {
   Region& r = table_->region();
   for (size_t m = 0; m < block.num_lanes;) {
     LaneWriter& first = lane_of(block, m);
-    if (first.cells.size() >= cells_of_run(first)) {
+    if (first.starts->cells.size() >= cells_of_run(first)) {
       ++m;
       continue;
     }
     const size_t end = std::min(m + kRowsPerHold, block.num_lanes);
     for (size_t n = m; n < end; ++n) {
       LaneWriter& lane = lane_of(block, n);
-      lane.cells.reserve(lane.run.count + lane.moved.size());
+      lane.starts->cells.reserve(lane.run.count + lane.starts->moved.size());
     }
     Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
     for (size_t taken = 0; m < end && taken < kRowsPerHold;) {
       LaneWriter& lane = lane_of(block, m);
-      if (lane.cells.size() >= cells_of_run(lane)) {
+      if (lane.starts->cells.size() >= cells_of_run(lane)) {
         ++m;
         continue;
       }
       if (const uint32_t cell = take_cell(locked.held(), lane.page); cell != kNoCell) {
-        lane.cells.push_back(cell);
+        lane.starts->cells.push_back(cell);
         ++taken;
         continue;
       }
@@ -118,7 +118,7 @@ void Writer::write_start(const StepBlock& block, LaneWriter& lane, uint32_t k, s
   const Region& r = table_->region();
   uint32_t cell = kNoCell;
   if (has_cell(lane, k)) {
-    cell = lane.cells[lane.run_cells++];
+    cell = lane.starts->cells[lane.starts->run_cells++];
     for (const ColumnCell& part : start_cells_)
       std::memcpy(r.cells.at(cell) + part.offset, block.columns[part.column].at(lane.done + k, m), part.num_bytes);
   }
@@ -131,23 +131,24 @@ void Writer::write_start(const StepBlock& block, LaneWriter& lane, uint32_t k, s
 // many steps as a window reaches back over. When the episode ends, the value of the row where the window begins goes
 // into a cell of the lane's page, outside the lock; in the hold of the end it goes over to the row's own page.
 
-// Room for them, made when the lanes are: of one more than a window has, as a lane's last row may become a tail.
-void Writer::set_up_recent() {
+// Made when the lanes are, with room for one more than a window has, as a lane's last row may become a tail.
+void Writer::set_up_starts() {
+  if (start_cells_.empty()) return;
   const Region& r = table_->region();
   for (const uint32_t i : r.row_indexes()) {
     const SequenceConfig& sequence = r.header->indexes[i].sequence;
-    if (!start_cells_.empty() && sequence.at_end == AtEnd::kShift)
-      num_recent_ = std::max(num_recent_, sequence.length + sequence.burn_in + 1);
+    if (sequence.at_end == AtEnd::kShift) num_recent_ = std::max(num_recent_, sequence.length + sequence.burn_in + 1);
   }
-  if (num_recent_ == 0) return;
   for (LaneWriter& lane : lanes_) {
-    lane.recent.reset(new std::byte[num_recent_ * r.cells.geometry->stride]);  // pages of it that are used, no others
-    lane.moved.reserve(r.num_indexes);
+    lane.starts = std::make_unique<LaneStarts>();
+    lane.starts->moved.reserve(r.num_indexes);
+    if (num_recent_ > 0)  // memory of it that is used, no more
+      lane.starts->recent.reset(new std::byte[num_recent_ * r.cells.geometry->stride]);
   }
 }
 
 std::byte* Writer::recent_at(const LaneWriter& lane, uint32_t step) const {
-  return lane.recent.get() + step % num_recent_ * table_->region().cells.geometry->stride;
+  return lane.starts->recent.get() + step % num_recent_ * table_->region().cells.geometry->stride;
 }
 
 // Calls each(step) for the first rows of the windows that an end behind so many steps of an episode moves back; those
@@ -163,11 +164,19 @@ void Writer::for_each_moved(uint32_t num_steps, uint64_t lane_begin, bool is_cut
   }
 }
 
+// Of a run that was planned.
+void Writer::plan_starts(LaneWriter& lane) const {
+  lane.starts->run_cells = 0;
+  lane.starts->moved.clear();
+  if (lane.run.ends) plan_moved(lane, lane.episode_step + lane.run.count, false);
+}
+
 // is_cut: it is its lane that ends.
 void Writer::plan_moved(LaneWriter& lane, uint32_t num_steps, bool is_cut) const {
-  lane.moved.clear();
-  for_each_moved(num_steps, lane.lane_step - lane.episode_step, is_cut, [&lane](uint32_t step) {
-    if (std::find(lane.moved.begin(), lane.moved.end(), step) == lane.moved.end()) lane.moved.push_back(step);
+  std::vector<uint32_t>& moved = lane.starts->moved;
+  moved.clear();
+  for_each_moved(num_steps, lane.lane_step - lane.episode_step, is_cut, [&moved](uint32_t step) {
+    if (std::find(moved.begin(), moved.end(), step) == moved.end()) moved.push_back(step);
   });
 }
 
@@ -175,10 +184,11 @@ void Writer::plan_moved(LaneWriter& lane, uint32_t num_steps, bool is_cut) const
 void Writer::write_moved(LaneWriter& lane) const {
   RELIVE_NOT_LOCKED("start values are written under the lock");
   const Region& r = table_->region();
-  uint32_t at = lane.run_cells;
-  for (const uint32_t step : lane.moved) {
+  const LaneStarts& starts = *lane.starts;
+  uint32_t at = starts.run_cells;
+  for (const uint32_t step : starts.moved) {
     if (step >= lane.episode_step) continue;
-    std::byte* const cell = r.cells.at(lane.cells[at++]);
+    std::byte* const cell = r.cells.at(starts.cells[at++]);
     const std::byte* const from = recent_at(lane, step);
     for (const ColumnCell& part : start_cells_) std::memcpy(cell + part.offset, from + part.offset, part.num_bytes);
   }
@@ -187,24 +197,25 @@ void Writer::write_moved(LaneWriter& lane) const {
 // In the hold of the end and before it: their rows name them. A row that is gone needs none, and its cell is the next's.
 void Writer::name_moved(Held& held, LaneWriter& lane) const {
   const Region& r = held.region;
-  uint32_t at = lane.run_cells;
-  for (const uint32_t step : lane.moved) {
+  LaneStarts& starts = *lane.starts;
+  uint32_t at = starts.run_cells;
+  for (const uint32_t step : starts.moved) {
     if (step >= lane.episode_step) continue;
-    const uint32_t cell = lane.cells[at++];
+    const uint32_t cell = starts.cells[at++];
     const uint64_t last = r.alive(r.ref_of(r.page_of(lane.last_slot), lane.last_word));
     if (last == kNoPage) continue;
     const uint64_t slot = row_before(r, last, r.offset_of(lane.last_slot), lane.episode_step - 1 - step);
     if (slot == kNoSlot) continue;
     name_cell(held, lane.page, cell, slot);
-    std::swap(lane.cells[at - 1], lane.cells[lane.run_cells++]);  // what is named stands in front
+    std::swap(starts.cells[at - 1], starts.cells[starts.run_cells++]);  // what is named stands in front
   }
-  lane.moved.clear();
+  starts.moved.clear();
 }
 
 // After the commit, outside the lock: the values of the run's rows, in case that windows are moved back to them.
 void Writer::note_recent(const StepBlock& block, LaneWriter& lane, size_t m) const {
   RELIVE_NOT_LOCKED("start values are copied under the lock");
-  for (uint32_t back = std::min(std::exchange(lane.fresh, 0), num_recent_); back > 0; --back) {
+  for (uint32_t back = std::min(std::exchange(lane.starts->fresh, 0), num_recent_); back > 0; --back) {
     const uint32_t step = lane.episode_step - back;
     if (starts_at(step, lane.lane_step - back)) continue;
     for (const ColumnCell& part : start_cells_)
@@ -222,25 +233,27 @@ Status Writer::prepare_cut(const Deadline& deadline) {
   for (size_t m = num_cut_; m < lanes_.size(); ++m) {
     LaneWriter& lane = lanes_[m];
     lane.run = StepRun{};
-    lane.run_cells = 0;
-    lane.moved.clear();
+    lane.starts->run_cells = 0;
+    lane.starts->moved.clear();
     if (!lane.has_last || lane.is_given_up) continue;
     plan_moved(lane, lane.episode_step - (has_state && !lane.is_frozen ? 1 : 0), true);
-    if (!lane.moved.empty()) numbers.push_back(static_cast<int32_t>(m));
+    if (!lane.starts->moved.empty()) numbers.push_back(static_cast<int32_t>(m));
   }
   StepBlock block;
   block.num_lanes = numbers.size();
   block.lanes = numbers.data();
   Status status = open_pages(block, deadline);
   if (status.ok()) status = take_cells(block, deadline);
-  for (const int32_t m : numbers) status.ok() ? write_moved(lanes_[m]) : lanes_[m].moved.clear();
+  for (const int32_t m : numbers) status.ok() ? write_moved(lanes_[m]) : lanes_[m].starts->moved.clear();
   return status;
 }
 
 // After commit_run: what its rows name is theirs.
 void Writer::keep_cells(LaneWriter& lane) const {
-  if (RELIVE_RULE(B4_own)) lane.cells.erase(lane.cells.begin(), lane.cells.begin() + lane.run_cells);
-  lane.run_cells = 0;
+  LaneStarts& starts = *lane.starts;
+  if (RELIVE_RULE(B4_own)) starts.cells.erase(starts.cells.begin(), starts.cells.begin() + starts.run_cells);
+  starts.run_cells = 0;
+  starts.fresh = lane.run.ends ? 0 : lane.run.count;
 }
 
 }  // namespace relive
