@@ -11,6 +11,7 @@ from processes.shm import needs_shared_memory
 import relive
 from gpu.tools import DeviceReader, all_columns, assert_same, numbered_rows, numbered_spec, torch
 from relive import _core
+from relive.errors import InvalidConfig
 from relive.gpu.draw import DeviceSampler
 
 PRIORITIZED = relive.Index(relive.Transitions(n_step=2), relive.Prioritized(priority_exponent=0.7))
@@ -135,3 +136,38 @@ def test_a_device_draw_counts_for_nothing() -> None:
         after = table.stats()
         assert after.indexes == before.indexes
         table.check()
+
+
+DRAWN_INDEXES = {
+    "steps": relive.Index(relive.Transitions()),
+    "windows": relive.Index(
+        relive.Sequences(8, burn_in=3, bootstrap=1, period=4, at_end="shift"), relive.Prioritized()
+    ),
+    "crossing": relive.Index(relive.Sequences(8, at_end="cross")),
+    "whole": relive.Index(relive.Episodes(60)),
+    "ends": relive.Index(relive.Episodes(60, layout="ragged")),
+}
+
+
+def test_sequences_and_episodes_are_drawn_as_the_core_draws_them_and_read_by_it() -> None:
+    with relive.Table(numbered_spec(), 4096, DRAWN_INDEXES, seed=11) as table:
+        with table.writer() as writer:
+            for number, length in enumerate((40, 3, 55, 17, 26)):
+                writer.extend(**numbered_rows(100 * number, length), truncated=True)
+        with DeviceReader(table, "cpu", stream=0) as reader:
+            for name in DRAWN_INDEXES:
+                core, device = table.draw(33, index=name), reader.draw(33, index=name)
+                np.testing.assert_array_equal(device.item_keys.numpy(), core.item_keys)
+                np.testing.assert_array_equal(device.probabilities.numpy(), core.probabilities)
+                assert table.gather(device.item_keys.numpy(), index=name).present.all()
+            for name in list(DRAWN_INDEXES)[1:]:
+                with pytest.raises(InvalidConfig, match=f"items of index '{name}'"):
+                    reader.gather(reader.draw(4, index=name))
+
+
+def test_groups_are_not_drawn() -> None:
+    task = relive.ArraySpec((), "int64", kind="episode")
+    groups = relive.Index(relive.Episodes(60, group_by="task", group_size=2, max_groups=10))
+    with relive.Table(relive.StepSpec({"task": task}), 4096, groups) as table, DeviceReader(table, "cpu") as reader:
+        with pytest.raises(InvalidConfig, match="without group_by"):
+            reader.draw(4)

@@ -14,7 +14,7 @@ from typing import Any, final
 
 from relive.errors import DtypeMismatch, InvalidConfig
 from relive.index import Index
-from relive.items import Transitions
+from relive.items import Episodes, Sequences, Transitions
 
 __all__ = [
     "COLUMN_NAMES",
@@ -24,6 +24,7 @@ __all__ = [
     "IndexLayout",
     "RegionLayout",
     "WindowNeeds",
+    "drawn_items_of",
     "fact_words",
     "job_words",
     "transitions_of",
@@ -141,6 +142,19 @@ def transitions_of(indexes: Mapping[str, Index], number: int) -> Transitions:
     return index.items
 
 
+def drawn_items_of(indexes: Mapping[str, Index], number: int) -> Transitions | Sequences | Episodes:
+    """The items of the number-th index, whose leaves are slots of steps: a draw needs the tree alone.
+
+    Raises InvalidConfig of groups and explicit items, which kernels do not draw.
+    """
+    name, index = list(indexes.items())[number]
+    items = index.items
+    if isinstance(items, (Transitions, Sequences)) or (isinstance(items, Episodes) and items.group_by is None):
+        return items
+    expected = "Transitions, Sequences or Episodes without group_by: devices draw no others yet; use Table.draw"
+    raise InvalidConfig(f"items of index {name!r}", expected, items)
+
+
 @final
 @dataclass(frozen=True)
 class IndexLayout:
@@ -155,16 +169,19 @@ class IndexLayout:
     levels: tuple[int, ...]
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any], number: int, items: Transitions) -> IndexLayout:
-        """Of the number-th index of the region, whose items are these."""
+    def from_facts(
+        cls, facts: Mapping[str, Any], number: int, items: Transitions | Sequences | Episodes
+    ) -> IndexLayout:
+        """Of the number-th index of the region, whose items are these; of others than Transitions to draw from."""
         page_len = int(facts["page_len"])
+        n_step, gamma = (items.n_step, items.gamma) if isinstance(items, Transitions) else (1, 1.0)
         return cls(
-            n_step=items.n_step,
-            gamma=items.gamma,
+            n_step=n_step,
+            gamma=gamma,
             tree_offset=int(facts["trees_offset"][number]),
             states_offset=int(facts["states_offset"][number]),
             pages_before=-(-int(facts["history"]) // page_len),
-            pages_after=(page_len - 1 + items.n_step) // page_len,
+            pages_after=(page_len - 1 + n_step) // page_len,
             levels=tree_levels(int(facts["num_slots"])),
         )
 

@@ -22,7 +22,7 @@ from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
 from relive.gpu.draw import DeviceSampler
 from relive.gpu.gather import DeviceGather
 from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds, facts_on
-from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, transitions_of
+from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, drawn_items_of, transitions_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView, registration_for
 from relive.table import Table, attach_path
@@ -100,7 +100,10 @@ class DeviceReader(Closing):
 
     @names_arguments
     def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> DeviceDraw:
-        """Draws without reading rows; blocks as sample does. gather(draw) brings the rows."""
+        """Draws without reading rows; blocks as sample does. gather(draw) brings the rows.
+
+        Sequences and Episodes are drawn, too; their rows are refused here, Table.gather brings them by their keys.
+        """
         number = self._table.index_number(index)
         drawing, _, num_live = self._draw(number, num_items, timeout_s, None)
         return DeviceDraw(drawing.item_keys, drawing.probabilities, num_live, list(self._table.indexes)[number])
@@ -169,7 +172,7 @@ class DeviceReader(Closing):
 
     def _rounds_of(self, number: int) -> Rounds:
         if number not in self._rounds:
-            items = transitions_of(self._table.indexes, number)
+            items = drawn_items_of(self._table.indexes, number)
             blocks = INTERPRETER_BLOCKS if self._device.type == "cpu" else BlockSizes()
             index = IndexLayout.from_facts(self._facts, number, items)
             self._rounds[number] = Rounds(index, facts_on(self._device, self._layout, index), blocks)
