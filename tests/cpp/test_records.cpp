@@ -293,7 +293,7 @@ TEST(configurations_that_cannot_be_are_refused) {
 
 TEST(what_is_computed_over_a_steps_window_is_refused_for_an_item) {
   RecordsRig rig({.capacity = 64}, {});
-  for (const char* name : {"observation", "w0/next_observation", "w0/truncated", "w3/reward", "w1", "w0/", "w0/mark"}) {
+  for (const char* name : {"observation", "w0/next_observation", "w0/loss_mask", "w3/reward", "w1", "w0/", "w0/mark"}) {
     GatherPlan plan;
     CHECK(relive::make_plan(rig.table(), rig.index(), {name}, &plan).code() == Code::kInvalidConfig);
   }
