@@ -179,6 +179,7 @@ void read_items(const Part& from, const std::vector<ColumnConfig>& columns, Inde
     read_sequence(from, &index->sequence);
     index->time_major = from.get_or<bool>("time_major", false) ? 1 : 0;
   }
+  index->max_items = from.get_or<uint64_t>("max_items", 0);
   index->n_step = from.get_or<uint32_t>("n_step", 1);
   index->gamma = from.get<double>("gamma");
   index->stack_pad = from.kind<StackPad>("stack_pad", {{"repeat", StackPad::kRepeat}, {"zeros", StackPad::kZeros}});
@@ -254,6 +255,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
                   "tolerance",
                   "remover",
                   "max_times_sampled",
+                  "max_items",
                   "length",
                   "burn_in",
                   "bootstrap",

@@ -1,5 +1,7 @@
 #include "relive/index/leaves.hpp"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 
@@ -7,6 +9,26 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Whether each inner node is the reduction of its children.
+bool follows(const Tree& tree, Reduction reduction) {
+  uint64_t size = tree.num_leaves();
+  for (uint32_t level = 1; level < tree.num_levels(); ++level) {
+    const uint64_t children = size;
+    size = (size + Tree::kFanout - 1) / Tree::kFanout;
+    for (uint64_t node = 0; node < size; ++node) {
+      double value = tree.identity();
+      for (uint64_t child = node * Tree::kFanout; child < children && child < (node + 1) * Tree::kFanout; ++child) {
+        const double next = tree.node(level - 1, child);
+        value = reduction == Reduction::kSum   ? value + next
+                : reduction == Reduction::kMin ? std::fmin(value, next)
+                                               : std::fmax(value, next);
+      }
+      if (value != tree.node(level, node)) return false;
+    }
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -32,6 +54,7 @@ bool Leaves::fill(Held& held, uint32_t index, uint64_t record, float given) {
 void Leaves::publish(Held& held, uint32_t index, uint64_t slot, double mass) {
   const Leaves leaves(held.region, index);
   leaves.counts().pending.fetch_sub(1, kRelaxed);
+  if (leaves.is_bounded()) leaves.take_ticket(held, slot);
   leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   leaves.set_state(slot, 0);
@@ -52,6 +75,7 @@ bool Leaves::use(Held& held, uint32_t index, uint64_t slot) {
   if (leaves.is_drawable(times)) return false;
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(claim_leaf);
+  if (leaves.is_bounded()) leaves.clear_ticket(held, slot);
   leaves.counts().live_items.fetch_sub(1, kRelaxed);
   return true;
 }
@@ -61,6 +85,7 @@ bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass) {
   const uint16_t times = leaves.states()[slot].load(kRelaxed);
   if (times == 0 || times > kMostUses) return false;  // deleted or ended meanwhile
   const bool was_used_up = !leaves.is_drawable(times);
+  if (was_used_up && leaves.is_bounded()) leaves.take_ticket(held, slot);
   if (was_used_up) leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(claim_back);
   leaves.set_state(slot, static_cast<uint16_t>(times - 1));
@@ -70,7 +95,13 @@ bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass) {
 
 void Leaves::flush(Held& held, uint32_t index) {
   Dirty& dirty = held.dirty;
-  held.region.trees_[index].refresh(dirty.slots_[index].data(), dirty.count_[index]);
+  const size_t count = dirty.count_[index];
+  if (Leaves(held.region, index).is_bounded()) {
+    std::array<uint64_t, Dirty::kRoom> slots;  // a refresh leaves rubbish in them
+    std::copy_n(dirty.slots_[index].data(), count, slots.data());
+    held.region.orders_[index].refresh(slots.data(), count);
+  }
+  held.region.trees_[index].refresh(dirty.slots_[index].data(), count);
   dirty.count_[index] = 0;
 }
 
@@ -83,6 +114,7 @@ bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
   const Leaves leaves(held.region, index);
   const bool is_item = is_step && leaves.is_drawable(leaves.states()[slot].load(kRelaxed));
   const double value = leaves.tree().leaf(slot);
+  if (!is_item && leaves.is_bounded()) held.region.orders_[index].set_leaf(slot, leaves.orders().identity());
   if (value == leaves.nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
   held.region.trees_[index].set_leaf(slot, leaves.nothing());  // inner nodes are rebuilt behind this
   return is_item;
@@ -91,25 +123,12 @@ bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
 void Leaves::rebuild(Held& held, uint32_t index) {
   held.dirty.count_[index] = 0;
   held.region.trees_[index].rebuild();
+  if (Leaves(held.region, index).is_bounded()) held.region.orders_[index].rebuild();
 }
 
 const char* Leaves::broken_node() const {
-  const Tree& tree = this->tree();
-  uint64_t size = tree.num_leaves();
-  for (uint32_t level = 1; level < tree.num_levels(); ++level) {
-    const uint64_t children = size;
-    size = (size + Tree::kFanout - 1) / Tree::kFanout;
-    for (uint64_t node = 0; node < size; ++node) {
-      double value = tree.identity();
-      for (uint64_t child = node * Tree::kFanout; child < children && child < (node + 1) * Tree::kFanout; ++child) {
-        const double next = tree.node(level - 1, child);
-        value = config().reduction == Reduction::kSum   ? value + next
-                : config().reduction == Reduction::kMin ? std::fmin(value, next)
-                                                        : std::fmax(value, next);
-      }
-      if (value != tree.node(level, node)) return "an inner node differs from the reduction of its children";
-    }
-  }
+  if (!follows(tree(), config().reduction)) return "an inner node differs from the reduction of its children";
+  if (is_bounded() && !follows(orders(), Reduction::kMin)) return "a remover's inner node differs from its children's";
   return nullptr;
 }
 

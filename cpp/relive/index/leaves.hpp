@@ -10,13 +10,16 @@
 //               |   +-----> awaiting ---+ |  +------------------+
 //               | late columns to come  ^ |
 //               +-----> unfilled -------+-+ (or awaiting) when the last of its rows has them
-//   any of them: deleted -> removed; a row that it needs goes -> ended
+//   any of them: deleted -> removed; a row that it needs goes -> ended; the oldest of too many (max_items) -> dropped
+//
+// Where an index of rows has max_items, each item that can be drawn has a second leaf, in the remover's tree: the ticket
+// of its publication (rule R1). Which item goes is that tree's best.
 //
 // Owner:   a Leaves is a view of one index of a region, made where it is used.
 // Locking: everything that takes a Held is under the table lock; the rest may be called at any time. Lock-free readers
 //          read the page's word before a value or a state and look at the word again afterwards (rules G2, G4).
-// Order:   an item comes alive by its leaf, then its state; it goes by its state, then its leaf. Whoever dies in between
-//          leaves what recovery tells apart (rules F3, F4).
+// Order:   an item comes alive by its ticket, its leaf, then its state; it goes by its state, its leaf, then its ticket.
+//          Whoever dies in between leaves what recovery tells apart (rules F3, F4).
 // Cost:    O(1) each, but ancestors: they are recomputed once, when the lock is given back (Leaves::flush).
 #pragma once
 
@@ -57,6 +60,10 @@ class Leaves final {
   bool has_life(uint16_t state) const { return state == kStatePending || is_waiting(state) || is_drawable(state); }
   // Whether an item of this state is let in and whole, and waits: for late columns, or for its priority.
   static bool is_waiting(uint16_t state) { return state == kStateUnfilled || state == kStateAwaiting; }
+  int64_t num_live() const { return counts().live_items.load(std::memory_order_relaxed); }
+  // Whether the index holds no more than max_items; then, whether the item of a slot has a ticket.
+  bool is_bounded() const { return r_.geometry->orders_offset[index_] != 0; }
+  bool has_ticket(uint64_t slot) const { return orders().leaf(slot) != orders().identity(); }
   void prefetch(uint64_t slot) const { tree().prefetch(slot); }
   void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
 
@@ -103,6 +110,11 @@ class Leaves final {
   // Deleted (kStateRemoved), or a row that it needs is gone (kStateEnded): never an item again. True where it had life.
   // What ends unfilled is counted.
   static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state);
+  // The item of a bounded index that its remover would have go, kNoLeaf where there is none. Works off what was touched.
+  static uint64_t next_to_go(Held& held, uint32_t index) {
+    flush(held, index);
+    return held.region.orders_[index].best();
+  }
   // Of an episode that is given up: what ended counts as deleted, too, for how many steps came before it will change.
   static void remove_ended(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
@@ -120,6 +132,7 @@ class Leaves final {
 
  private:
   const Tree& tree() const { return tree_; }
+  const Tree& orders() const { return r_.orders_[index_]; }  // of a bounded index
   std::atomic<uint16_t>* states() const { return states_; }
   IndexState& counts() const { return r_.header->index_state[index_]; }
   bool initial_mass(float given, double* mass) const;
@@ -131,6 +144,22 @@ class Leaves final {
   }
   void clear_mass(Held& held, uint64_t slot) const {
     if (tree().leaf(slot) != nothing()) set_mass(held, slot, nothing());
+  }
+  // Tickets only rise; one that is lost with a death is nobody's.
+  void take_ticket(Held& held, uint64_t slot) const {
+    const uint64_t ticket = counts().next_item.load(std::memory_order_relaxed) + 1;
+    counts().next_item.store(ticket, std::memory_order_relaxed);
+    if (RELIVE_RULE(R1_ticket)) set_ticket(held, slot, static_cast<double>(ticket));
+    RELIVE_FAIL_POINT(order_ticket);
+  }
+  void clear_ticket(Held& held, uint64_t slot) const {
+    if (!has_ticket(slot)) return;
+    set_ticket(held, slot, orders().identity());
+    RELIVE_FAIL_POINT(order_cleared);
+  }
+  void set_ticket(Held& held, uint64_t slot, double ticket) const {
+    held.region.orders_[index_].set_leaf(slot, ticket);
+    touch(held, slot);
   }
   void touch(Held& held, uint64_t slot) const {
     Dirty& dirty = held.dirty;
@@ -171,6 +200,7 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
     counts().pending.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
+  if (is_bounded()) take_ticket(held, slot);
   set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   set_state(slot, 0);
@@ -195,6 +225,7 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   RELIVE_FAIL_POINT(retire_state);
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(retire_leaf);
+  if (leaves.is_bounded()) leaves.clear_ticket(held, slot);
   if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, std::memory_order_relaxed);
   return leaves.has_life(state);
 }

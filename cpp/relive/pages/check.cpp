@@ -56,6 +56,8 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_it
     if (mass != leaves.nothing() && (!std::isfinite(mass) || mass < 0.0))
       return at_page("a leaf is not a finite mass >= 0", page);
     if (mass != leaves.nothing() && !is_item) return at_page("a leaf that stands for no live item has mass", page);
+    if (leaves.is_bounded() && leaves.has_ticket(slot) != is_item)
+      return at_page(is_item ? "an item that no remover can find" : "a ticket of what is no live item", page);
     if (is_used && !is_step && state <= kMostUses) return at_page("an item stands where no step is", page);
     if (is_step && offset < first_item && leaves.has_life(state))
       return at_page("an item outlives a row it needs", page);
@@ -218,6 +220,8 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
       if (broken) return broken;
     }
     if (live_items != h.index_state[i].live_items.load(kRelaxed)) return {"live_items differs from the leaves"};
+    if (Leaves(r, i).is_bounded() && live_items > static_cast<int64_t>(h.indexes[i].max_items))
+      return {"an index holds more than max_items"};
     if (pending != h.index_state[i].pending.load(kRelaxed))
       return {"the count of pending items differs from the leaves"};
     broken = {Leaves(r, i).broken_node()};

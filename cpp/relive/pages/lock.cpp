@@ -2,6 +2,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/kept.hpp"
+#include "relive/pages/most.hpp"
 #include "relive/pages/publish.hpp"
 
 namespace relive {
@@ -89,6 +90,7 @@ bool Locked::end_me() {
 void Locked::release() {
   if (!is_held_) return;
   is_held_ = false;
+  keep_to_most(held_);
   Leaves::flush_all(held_);
   RELIVE_FAIL_POINT(commit_ancestors);
   RELIVE_HOLD(false);

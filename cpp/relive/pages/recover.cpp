@@ -7,6 +7,7 @@
 #include "relive/pages/groups.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
+#include "relive/pages/most.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 
@@ -167,6 +168,8 @@ void recover(Held& held, RecoverScratch& scratch) {
   if (RELIVE_RULE(F5_inner))
     for (uint32_t i = 0; i < r.num_indexes; ++i) Leaves::rebuild(held, i);
   RELIVE_FAIL_POINT(recover_inner);
+  keep_to_most(held);  // this hold may go on to check
+  Leaves::flush_all(held);
   r.header->counters.recoveries.fetch_add(1, kRelaxed);
 }
 

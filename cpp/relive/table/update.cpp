@@ -14,6 +14,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr size_t kChunk = 256;  // leaves a hold (rule C3)
 
+// kUsedUp: or dropped; the step is there.
 enum class Found : uint32_t { kGone, kPending, kAwaiting, kUsedUp, kLive };
 
 struct UpdateScratch {

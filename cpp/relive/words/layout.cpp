@@ -60,8 +60,9 @@ Status check_column(const ColumnConfig& column, uint64_t* row_bytes, uint64_t* l
 // What an explicit item is, is said when it is inserted; the index says how much of it there may be.
 Status check_map(const TableConfig& config, const IndexConfig& index) {
   if (index.map == LeafMap::kImplicit) {
-    if (index.max_items == 0 && index.num_windows == 0) return {};
-    return invalid("max_items and windows", "none where items are not explicit", index.num_windows);
+    if (index.num_windows != 0) return invalid("windows", "none where items are not explicit", index.num_windows);
+    if (index.max_items <= kMaxRecords) return {};
+    return invalid("max_items", "1 to 2^31, or 0 for any number", static_cast<int64_t>(index.max_items));
   }
   if (index.map != LeafMap::kExplicit) return invalid("map", "0 or 1", static_cast<int64_t>(index.map));
   if (config.tier.is_tiered()) return invalid("explicit items", "a table that is not tiered", 1);
@@ -372,6 +373,7 @@ void place_areas(const TableConfig& config, Layout* out) {
     g.trees_offset[i] = take(Tree::num_bytes(num_leaves));
     g.states_offset[i] = take(sizeof(uint16_t) * num_leaves);
     g.cursors_offset[i] = take(has_records ? 0 : sizeof(Cursor) * g.max_lanes);
+    if (!has_records && config.indexes[i].max_items != 0) g.orders_offset[i] = take(Tree::num_bytes(num_leaves));
     if (has_records) place_records(take, g.num_slots, g.max_lanes, &g.records[i]);
   }
   place_cells(take, g.num_slots, &g.cells);

@@ -1,8 +1,8 @@
 // Where every byte of a table lies: a plain value that a remote peer or a GPU kernel can compute addresses from.
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
-// marks | free frames | per index: tree, leaf states, and of rows cursors, of records their words, windows, nodes,
-// heads and own columns | of start cells: state, links, free ones | metadata | slabs | start cells. All positions are
+// marks | free frames | per index: tree, leaf states, of rows cursors and, with max_items, the remover's tree, of records
+// their words, windows, nodes, heads and own columns | of start cells: state, links, free ones | metadata | slabs | start cells. All positions are
 // offsets from the region's start.
 // A slab is a run of frames, a frame holds the rows of one page:
 //   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
@@ -169,8 +169,8 @@ struct IndexConfig {
   uint32_t stack[kMaxColumns];  // frames of each state column, 1 = no stack
   SequenceConfig sequence;      // of items with a time axis
   LeafMap map;                  // what its leaves stand for
-  uint64_t max_items;           // kExplicit, as what follows, 0 else: items that live at a time
-  uint32_t num_windows;
+  uint64_t max_items;           // items that live at a time; 0: any number (never where they are explicit)
+  uint32_t num_windows;         // kExplicit, 0 else
   uint32_t time_major;  // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
   WindowConfig windows[kMaxWindows];
   GroupConfig group;  // kExplicit: of items that episodes make as they end
@@ -278,6 +278,7 @@ struct Geometry {
   uint64_t trees_offset[kMaxIndexes];
   uint64_t states_offset[kMaxIndexes];
   uint64_t cursors_offset[kMaxIndexes];
+  uint64_t orders_offset[kMaxIndexes];  // the remover's tree, of indexes of rows that have max_items; 0: none
   RecordGeometry records[kMaxIndexes];
   uint64_t metadata_offset;
   uint64_t metadata_bytes;

@@ -1,0 +1,25 @@
+#include "relive/pages/most.hpp"
+
+#include "relive/index/leaves.hpp"
+#include "relive/pages/pages.hpp"
+
+namespace relive {
+
+// The step stays: it may be an item of other indexes, and a row that windows of its neighbours need.
+void end_beyond_most(Held& held) {
+  Region& r = held.region;
+  for (const uint32_t i : r.bounded_indexes()) {
+    const Leaves leaves(r, i);
+    const auto most = static_cast<int64_t>(leaves.config().max_items);
+    while (leaves.num_live() > most && RELIVE_RULE(R2_most)) {
+      const uint64_t slot = Leaves::next_to_go(held, i);
+      if (slot == Leaves::kNoLeaf) break;
+      const uint64_t page = r.page_of(slot);
+      if (Leaves::retire(held, i, slot, kStateDropped)) r.pages[page].live -= 1;
+      RELIVE_FAIL_POINT(order_dropped);
+      if (r.pages[page].live == 0) free_if_lifeless(held, page);
+    }
+  }
+}
+
+}  // namespace relive
