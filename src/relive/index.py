@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-from relive._checks import integer, is_text
+from relive._checks import finite, integer, is_text
 from relive._parts import from_parts, refuse_unknown, to_parts
 from relive._wrong_names import names_arguments
 from relive.errors import CapacityTooSmall, InvalidConfig
@@ -23,6 +23,7 @@ Limiter: TypeAlias = MinSize | SamplesPerInsert
 DEFAULT_INDEX_NAME = "default"
 MAX_INDEXES = 8
 MAX_TIMES_SAMPLED = 65_529
+MAX_WAIT_S = 1e9
 # The parts of an Index, and the classes that each may be of.
 _KINDS: dict[str, tuple[type[Any], ...]] = {
     "items": (*ITEMS, Explicit),
@@ -30,6 +31,9 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
     "limiter": (MinSize, SamplesPerInsert),
     "remover": REMOVERS,
 }
+
+# Its limits.
+_NUMBERS = ("max_times_sampled", "max_items", "max_wait_s")
 
 
 @names_arguments
@@ -45,6 +49,12 @@ class Index:
     the one that was published first). Its step stays, for other indexes and for windows of its neighbours. None: as many
     as there are steps. Of Explicit items and of groups it is their own: Explicit(max_items=), Episodes(max_groups=).
     While a call adds items a sampler may see up to 256 more. Costs 9.1 bytes a step, and O(log8 steps) an item.
+    max_wait_s: seconds that an item waits for what it lacks before it can be drawn; then it is dropped, and counted
+    (stats().indexes[name].timed_out). It waits for the late columns of its steps, from when all of its steps are there, an
+    Explicit one from when it was made; a group of episodes from its first member on, for the others and for late columns;
+    with initial="given" for its priority, too. Its steps stay, for other indexes and to be completed. What it took of the
+    limiter's room comes back. None: for ever. Some call drops it: any that changes the table, or that waits for a limiter.
+    Costs 9.1 bytes a step (or item), and O(log8 steps) an item that waits.
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
@@ -56,6 +66,7 @@ class Index:
     remover: Remover = Fifo()
     max_times_sampled: int | None = None
     max_items: int | None = None
+    max_wait_s: float | None = None
 
     def __post_init__(self) -> None:
         for what, kinds in _KINDS.items():
@@ -72,6 +83,8 @@ class Index:
             self._check_uses(times)
         if self.max_items is not None:
             self._check_max_items()
+        if self.max_wait_s is not None:
+            object.__setattr__(self, "max_wait_s", finite("max_wait_s", self.max_wait_s, 0.0, MAX_WAIT_S, above=True))
         self._check_most()
         grouped = isinstance(self.items, Episodes) and self.items.is_grouped
         if grouped and isinstance(self.sampler, Prioritized) and self.sampler.initial == "given":
@@ -115,6 +128,19 @@ class Index:
     def check_against(self, spec: StepSpec) -> None:
         """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""
         self.items.check_against(spec)
+        if self.max_wait_s is None or self._can_wait(spec):
+            return
+        raise InvalidConfig(
+            "max_wait_s of an Index",
+            "None: no item of this index waits, for it has no late columns (ArraySpec(..., late=True)), no groups"
+            " (Episodes(group_by=...)) and no priorities that come later (initial='given')",
+            self.max_wait_s,
+        )
+
+    def _can_wait(self, spec: StepSpec) -> bool:
+        grouped = isinstance(self.items, Episodes) and self.items.is_grouped
+        given = isinstance(self.sampler, Prioritized) and self.sampler.initial == "given"
+        return grouped or given or bool(spec.late_columns)
 
     def core_config(self, name: str, spec: StepSpec) -> dict[str, Any]:
         """The index as the core reads it: what each of its parts says."""
@@ -126,19 +152,20 @@ class Index:
             **self.remover.core_config(),
             "max_times_sampled": self.max_times_sampled or 0,
             **({} if self.max_items is None else {"max_items": self.max_items}),
+            **({} if self.max_wait_s is None else {"max_wait_s": self.max_wait_s}),
         }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; from_dict gives an equal Index back."""
         parts = {name: to_parts(getattr(self, name)) for name in _KINDS}
-        return {**parts, "max_times_sampled": self.max_times_sampled, "max_items": self.max_items}
+        return {**parts, **{name: getattr(self, name) for name in _NUMBERS}}
 
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> Index:
         """The Index that to_dict wrote; parts left out have their defaults. Raises InvalidConfig."""
         if not isinstance(parts, Mapping):
             raise InvalidConfig("an Index", "a dict of its parts", parts)
-        refuse_unknown("part of an Index", parts, (*_KINDS, "max_times_sampled", "max_items"))
+        refuse_unknown("part of an Index", parts, (*_KINDS, *_NUMBERS))
         built = {
             name: from_parts(f"{name} of an Index", value, _KINDS[name]) if name in _KINDS else value
             for name, value in parts.items()

@@ -3,6 +3,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/most.hpp"
+#include "relive/pages/overdue.hpp"
 #include "relive/pages/publish.hpp"
 
 namespace relive {
@@ -21,6 +22,7 @@ void Locked::take() {
   Region& r = door_.region;
   const uint32_t nobody = r.geometry->max_participants;
   LockResult result = LockResult::kTaken;
+  held_.begin();
   const std::atomic<bool>* const is_over = deadline_.is_deaf() ? nullptr : door_.is_over;
   if (RELIVE_RULE(C1_lock))
     result = TableLock::lock(&r.header->lock, door_.me, nobody, *door_.storage, deadline_, is_over);
@@ -54,6 +56,7 @@ void Locked::take() {
     room_ = true;
   }
   if (door_.has_dead) sweep_some();
+  room_ |= drop_overdue(held_);
 }
 
 bool Locked::sweep_some() {

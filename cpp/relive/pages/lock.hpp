@@ -66,7 +66,10 @@ class Locked final {
 // The lock where nobody else can want it: a region at birth, or whose users all died.
 class Alone final {
  public:
-  explicit Alone(Door& door) : held_(door.region, door.dirty) { RELIVE_HOLD(true); }
+  explicit Alone(Door& door) : held_(door.region, door.dirty) {
+    RELIVE_HOLD(true);
+    held_.begin();
+  }
   ~Alone() { RELIVE_HOLD(false); }
   Alone(const Alone&) = delete;
   Alone& operator=(const Alone&) = delete;

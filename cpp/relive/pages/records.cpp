@@ -223,7 +223,8 @@ uint32_t cost_of_end(const Region& r, uint32_t index) {
 void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state) {
   Region& r = held.region;
   const Records& records = r.records[index];
-  if (is_open_group(r, index, record)) r.header->counters.dropped_groups.fetch_add(1, kRelaxed);
+  if (final_state != kStateDropped && is_open_group(r, index, record))
+    r.header->counters.dropped_groups.fetch_add(1, kRelaxed);
   Leaves::retire(held, index, record, final_state);
   RELIVE_FAIL_POINT(record_ended);
   const uint64_t word = records.words[record].load(kRelaxed);

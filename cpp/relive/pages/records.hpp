@@ -91,7 +91,7 @@ bool let_in(Held& held, uint32_t index, uint64_t record, float given);
 // Whether a record is a group of episodes that still waits for members (rule Y1).
 bool is_open_group(const Region& r, uint32_t index, uint64_t record);
 
-// The item goes: as removed (kStateRemoved) or ended (kStateEnded). The record must be used.
+// The item goes: as removed (kStateRemoved), ended (kStateEnded) or dropped (kStateDropped). The record must be used.
 void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state);
 
 // Ends every explicit item that hangs at a row, which is about to go. False where the hold has ended enough: come again.

@@ -150,6 +150,7 @@ void recover(Held& held, RecoverScratch& scratch) {
   Region& r = held.region;
   RELIVE_FAIL_POINT(recover_begin);
   count_keepers(held);
+  for (const uint32_t i : r.timed_indexes()) Leaves::settle_drop(held, i);
   if (RELIVE_RULE(F2_pages)) settle_pages(held);
   RELIVE_FAIL_POINT(recover_pass1);
   settle_items(held);

@@ -26,6 +26,11 @@ Code before_waiting(const Table& table, bool serves_itself) {
   return is_interrupted() ? Code::kInterrupted : Code::kOk;
 }
 
+Status drop_due(Table& table, const Deadline& deadline) {
+  const Locked locked(table.door(), deadline);
+  return locked.status();
+}
+
 Status after_slice(Table& table, double slept_s, const Deadline& deadline) {
   if (is_interrupted()) return Status(Code::kInterrupted);
   if (table.is_local() || slept_s <= kWaitSlice_s / 2) return {};

@@ -1,9 +1,9 @@
 // Where every byte of a table lies: a plain value that a remote peer or a GPU kernel can compute addresses from.
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
-// marks | free frames | per index: tree, leaf states, of rows cursors and, with max_items, the remover's tree, of records
-// their words, windows, nodes, heads and own columns | of start cells: state, links, free ones | metadata | slabs | start cells. All positions are
-// offsets from the region's start.
+// marks | free frames | per index: tree, leaf states, of rows cursors and, with max_items, the remover's tree, with
+// max_wait_s the tree of times, of records their words, windows, nodes, heads and own columns | of start cells: state,
+// links, free ones | metadata | slabs | start cells. All positions are offsets from the region's start.
 // A slab is a run of frames, a frame holds the rows of one page:
 //   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
 //                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
@@ -37,6 +37,7 @@ inline constexpr uint32_t kMaxWindows = 32;   // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
 inline constexpr uint32_t kMaxGroupSize = 64;    // episodes of a group
 inline constexpr uint64_t kMaxGroups = 4096;     // of an index: an episode that ends asks for the group of its value
+inline constexpr double kMostWait_s = 1e9;       // of an item; 30 years
 inline constexpr uint32_t kLeafBits = 51;        // a key is shard << 51 | generation and slot
 inline constexpr uint32_t kStateBits = 2;
 inline constexpr uint32_t kMoveBits = 16;
@@ -171,7 +172,8 @@ struct IndexConfig {
   LeafMap map;                  // what its leaves stand for
   uint64_t max_items;           // items that live at a time; 0: any number (never where they are explicit)
   uint32_t num_windows;         // kExplicit, 0 else
-  uint32_t time_major;  // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
+  double max_wait_s;            // an item that waits so long to be published is dropped; 0: it waits for ever
+  uint32_t time_major;          // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
   WindowConfig windows[kMaxWindows];
   GroupConfig group;  // kExplicit: of items that episodes make as they end
 };
@@ -279,6 +281,7 @@ struct Geometry {
   uint64_t states_offset[kMaxIndexes];
   uint64_t cursors_offset[kMaxIndexes];
   uint64_t orders_offset[kMaxIndexes];  // the remover's tree, of indexes of rows that have max_items; 0: none
+  uint64_t times_offset[kMaxIndexes];   // since when items wait, of indexes that have max_wait_s; 0: none
   RecordGeometry records[kMaxIndexes];
   uint64_t metadata_offset;
   uint64_t metadata_bytes;

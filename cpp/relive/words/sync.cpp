@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 
 #include "relive/words/testing.hpp"
@@ -62,6 +63,8 @@ bool take_from_dead(std::atomic<uint32_t>* word, uint32_t seen, uint32_t me, uin
   return taken;
 }
 
+std::atomic<double> set_clock{std::numeric_limits<double>::quiet_NaN()};
+
 bool asked(bool (*hook)()) {
   if (hook == nullptr) return false;
   ++hooks_running;
@@ -76,6 +79,13 @@ bool is_interrupted() {
   const int64_t process = process_id();
   return asked(interrupt_hook) || (interrupt_hook != nullptr && process_id() != process);
 }
+
+double clock_s() {
+  const double set = set_clock.load(std::memory_order_relaxed);
+  return std::isnan(set) ? static_cast<double>(now_ns()) * 1e-9 : set;
+}
+
+void set_clock_s(double now_s) { set_clock.store(now_s, std::memory_order_relaxed); }
 
 bool is_only_thread() { return asked(only_thread_hook); }
 
