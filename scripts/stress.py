@@ -59,6 +59,8 @@ SOAK = (
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --groups --abandon --max-times 3",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --groups --late --stateless",
     "--fail-points 20 --groups --short-lanes",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --late --groups --max-wait 0.05",
+    "--seconds 120 --self-kills 300 --late --explicit --two-indexes --short-lanes --max-wait 0.01 --max-times 3",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
@@ -88,6 +90,7 @@ RECIPES = (
     f"{KILLS} --late --explicit",
     f"{KILLS} --groups",
     f"{KILLS} --groups --late",
+    f"{KILLS} --groups --late --max-wait 0.02",
     f"{KILLS} --rounds 0",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",

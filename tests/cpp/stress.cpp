@@ -14,6 +14,7 @@
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   stress --late                                    late columns: completers give them, in any order, some never
 //   stress --groups                                  a last index of groups of episodes: samplers of their own
+//   stress --late --groups --max-wait 0.05           items that wait so many seconds and no longer
 //   stress --abandon                                 writers give episodes up, and nobody may see one of them again
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
@@ -30,13 +31,14 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
   for (uint32_t k = 0; k < num_messages; ++k) std::printf("  %s\n", control->messages[k]);
   const bool none_known = ((options.explicit_items || options.groups) && control->items_known.load() == 0) ||
                           (options.late && control->rows_completed.load() == 0) ||
-                          (options.abandons && control->num_given_up.load() == 0);
+                          (options.abandons && control->num_given_up.load() == 0) ||
+                          (options.max_wait_s > 0.0 && control->num_dropped.load() == 0);
   const bool good = control->num_bad() == 0 && control->windows.load() > 0 && !none_known;
   std::printf(
       "%s %s: kills %llu + %llu at fail points, in the lock %llu, stops %llu; steps %llu, windows verified %llu, "
       "gathered again "
       "%llu, updates applied %llu stale %llu, items inserted %llu known %llu, rows completed %llu, deleted %llu, pages "
-      "moved %llu, checks "
+      "moved %llu, dropped for their time %llu, checks "
       "%llu, deadlines passed %llu, "
       "longest call "
       "%.0f ms; torn %llu, violations %llu, hangs %llu, crashes %llu, overruns %llu\n",
@@ -44,7 +46,7 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
       number(control->deaths_in_lock), static_cast<unsigned long long>(stops), number(control->steps),
       number(control->windows), number(control->gathered_again), number(control->updates_applied),
       number(control->updates_stale), number(control->items_inserted), number(control->items_known),
-      number(control->rows_completed), number(control->deleted), number(control->moved), number(control->checks),
+      number(control->rows_completed), number(control->deleted), number(control->moved), number(control->num_dropped), number(control->checks),
       number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0, number(control->torn),
       number(control->violations), number(control->hangs), number(control->crashes), number(control->overruns));
   return good ? 0 : 1;
@@ -82,6 +84,10 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point.find("late_") == 0 || point == "publish_unfilled") options.late = true;
   if (point.find("abandon_") == 0) options.abandons = true;
   if (point.find("group_") == 0) options.groups = true;
+  if (point.find("wait_") == 0 || point.find("drop_") == 0) {
+    options.late = options.groups = true;
+    if (given.max_wait_s == 0.0) options.max_wait_s = 0.02;
+  }
   for (const char* of_items : {"late_insert", "late_noted", "late_item"})
     if (point == of_items) options.explicit_items = true;
   if (point == "commit_counted") options.sequences = "cross";
@@ -194,6 +200,8 @@ bool parse(int argc, char** argv) {
       options.samplers = std::atoi(argv[++i]);
     else if (name == "--updaters")
       options.updaters = std::atoi(argv[++i]);
+    else if (name == "--max-wait")
+      options.max_wait_s = std::atof(argv[++i]);
     else if (name == "--seed")
       options.seed = static_cast<uint64_t>(std::atoll(argv[++i]));
     else if (name == "--mutant")

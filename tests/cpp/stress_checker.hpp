@@ -71,6 +71,14 @@ class CheckerWorker final : public Worker {
     return difference < limiter.lo - 1e-6 ? "more sampled than the limiter allows" : "";
   }
 
+  // Whoever takes the lock drops what is due; others may have been held up, but not for long.
+  static std::string wrong_waiting(const Region& r) {
+    constexpr double kLongest_s = 3.0;
+    for (const uint32_t i : r.timed_indexes())
+      if (Leaves(r, i).next_due_s() + kLongest_s < clock_s()) return "an item waits long after its time";
+    return {};
+  }
+
  private:
   void step() override {
     {
@@ -81,7 +89,7 @@ class CheckerWorker final : public Worker {
       Locked locked(table().door(), deadline);
       if (locked.status().ok()) {
         for (const std::string& wrong :
-             {wrong_mass(table().region()), wrong_item_mass(table().region()), wrong_limiter(table().region())})
+             {wrong_mass(table().region()), wrong_item_mass(table().region()), wrong_limiter(table().region()), wrong_waiting(table().region())})
           if (!wrong.empty()) control_.found_violation(wrong.c_str());
       }
     }

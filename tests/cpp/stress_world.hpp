@@ -44,6 +44,7 @@ struct Options {
   bool late = false;            // rewards and verdicts come later, from completers
   bool abandons = false;        // writers give episodes up
   bool groups = false;          // a last one, of groups of episodes by a column that says which
+  double max_wait_s = 0.0;      // items wait so long and no longer; 0: for ever
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
@@ -180,6 +181,8 @@ inline TableConfig make_config(const Options& options) {
     index.group = {kGroupSize, static_cast<uint32_t>(config.columns.size()) - 1};
     config.indexes.push_back(index);
   }
+  for (IndexConfig& one : config.indexes)
+    if (options.late || one.group.is_set()) one.max_wait_s = options.max_wait_s;
   config.capacity = options.groups ? std::max<uint64_t>(options.capacity, 14 * kGroupRows) : options.capacity;
   config.max_lanes = 12;
   config.max_participants = 24;
