@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,19 @@ class GroupsSuite(Suite):
             batch = table.sample(50)
             assert (batch["action"][:, 0, 0] >= 10 * (60 - 64 // 3 - 8)).all()
         assert table.stats().dropped_groups >= 0 and table.stats().indexes["default"].inserted == 20
+
+    def test_a_group_that_waits_too_long_for_its_members(self, make_table: MakeTable) -> None:
+        """So long after its first one; the next episode of its value opens another."""
+        table = make_table(spec_of_groups(), 100, grouped(max_wait_s=1.5))
+        with table.writer() as writer:
+            for k in range(2):
+                writer.extend(**episode(10 * k, 2, 5, terminated=True))
+            time.sleep(1.6)
+            for k in range(2, 5):
+                writer.extend(**episode(10 * k, 2, 5, terminated=True))
+            assert table.sample(1)["action"][0, :, 0].tolist() == [20, 30, 40]
+            stats = table.stats()
+            assert stats.indexes["default"].timed_out == 1 and stats.dropped_groups == 0 and len(table) == 10
 
     def test_an_episode_that_was_given_up_is_no_member(self, make_table: MakeTable) -> None:
         table = make_table(spec_of_groups(), 100, grouped())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,26 @@ def check_batch(batch: Any, n_step: int = 1, length: int = 1 << 30) -> None:
 
 
 class LateSuite(Suite):
+    def test_items_that_wait_too_long(self, make_table: MakeTable) -> None:
+        """They are dropped from their index, and counted; their steps stay, and are completed for others."""
+        table = make_table(late_spec(), 1000, {"soon": relive.Index(max_wait_s=1.5), "ever": relive.Index()})
+        with table.writer() as writer:
+            keys = write(writer, 0, 6)
+            assert table.complete(keys[:2], **columns([0, 1])) == 2
+            time.sleep(1.6)
+            assert table.complete(keys[2:4], **columns([2, 3])) == 2
+            stats = table.stats()
+            soon, ever = stats.indexes["soon"], stats.indexes["ever"]
+            assert (soon.num_items, soon.pending, soon.timed_out) == (2, 0, 4)
+            assert (ever.num_items, ever.pending, ever.timed_out) == (4, 2, 0)
+            assert stats.incomplete_items == 0 and len(table) == 6
+            assert present(table, keys, "soon") == [True] * 2 + [False] * 4
+            assert present(table, keys, "ever") == [True] * 4 + [False] * 2
+            assert set(table.sample(50, index="soon")["action"].tolist()) == {0, 1}
+            keys = write(writer, 6, 2)
+            assert table.complete(keys, **columns([6, 7])) == 2
+            assert table.num_items("soon") == 4, "what comes in time is an item"
+
     def test_late_columns(self, make_table: MakeTable) -> None:
         """An item is there when its last step has its late columns, in whatever order they come."""
         table = make_table(late_spec(), 1000)

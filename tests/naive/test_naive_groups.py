@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clock import Clock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -39,6 +40,7 @@ class NaiveGroup:
     priority: float | None = None  # None: the largest that there is when it becomes an item
     uses: int = 0
     over: bool = False
+    since_s: float = 0.0  # its first member joined
 
     @property
     def rows(self) -> list[NaiveRow]:
@@ -56,17 +58,23 @@ class NaiveGroup:
 class GroupsMachine(RuleBasedStateMachine):
     """A table of few steps with up to four groups on them, and the twin."""
 
-    @initialize(max_times=st.sampled_from((None, None, 2)), capacity=st.sampled_from((48, 200)), late=st.booleans())
-    def begin(self, max_times: int | None, capacity: int, late: bool) -> None:
+    @initialize(
+        max_times=st.sampled_from((None, None, 2)),
+        capacity=st.sampled_from((48, 200)),
+        late=st.booleans(),
+        max_wait_s=st.sampled_from((None, 4.0)),
+    )
+    def begin(self, max_times: int | None, capacity: int, late: bool, max_wait_s: float | None) -> None:
         groups = relive.Episodes(MAX_LENGTH, group_by="prompt", group_size=SIZE, max_groups=MAX_GROUPS)
         indexes = {
             "steps": relive.Index(),
-            "groups": relive.Index(groups, relive.Prioritized(1.0), max_times_sampled=max_times),
+            "groups": relive.Index(groups, relive.Prioritized(1.0), max_times_sampled=max_times, max_wait_s=max_wait_s),
             "probe": relive.Index(relive.Explicit({"row": relive.Window(1)}, max_items=1)),
         }
         spec = relive.StepSpec(ROWS | LATE if late else ROWS)
         self.table = relive.Table(spec, capacity, indexes, max_lanes=4, seed=7)
-        self.max_times = max_times
+        self.max_times, self.max_wait_s = max_times, max_wait_s
+        self.clock, self.timed_out = Clock(), 0
         self.twin = NaiveTable(1, None, late)  # of rows alone
         self.groups: list[NaiveGroup] = []  # in the order in which they opened
         self.dropped = 0
@@ -85,6 +93,19 @@ class GroupsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "table"):
             self.table.close()
+            Clock.stop()
+
+    # ---- time ------------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from((0.5, 1.0, 3.0)))
+    def let_time_pass(self, seconds: float) -> None:
+        """A group that is no item so long after its first member is none any more, and counted as such alone."""
+        self.clock.advance(seconds)
+        for group in self.groups:
+            is_due = self.max_wait_s is not None and group.since_s + self.max_wait_s <= self.clock.now_s
+            if is_due and not group.over and not group.is_item:
+                group.over = True
+                self.timed_out += 1
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -133,7 +154,7 @@ class GroupsMachine(RuleBasedStateMachine):
         if group is not None:
             group.members.append(episode)
         else:
-            self.groups.append(NaiveGroup(value, [episode]))
+            self.groups.append(NaiveGroup(value, [episode], since_s=self.clock.now_s))
             if len(self.groups) > MAX_GROUPS:
                 self.end(self.groups[-1 - MAX_GROUPS])
         self.publish()
@@ -279,6 +300,7 @@ class GroupsMachine(RuleBasedStateMachine):
         live = self.live()
         stats = self.table.stats()
         assert stats.dropped_groups == self.dropped
+        assert stats.indexes["groups"].timed_out == self.timed_out
         assert self.table.num_items("groups") == len(live)
         if live and self.max_times is None:
             batch = self.table.sample(DRAWS, index="groups")
@@ -292,11 +314,11 @@ class GroupsMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("max_times", [None, 2])
-@pytest.mark.parametrize("capacity", [48, 200])
-def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: bool) -> None:
+@pytest.mark.parametrize(("capacity", "max_wait_s"), [(48, None), (200, None), (200, 4.0)])
+def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: bool, max_wait_s: float | None) -> None:
     rng = random.Random(capacity)
     machine = GroupsMachine()
-    machine.begin(max_times, capacity, late)
+    machine.begin(max_times, capacity, late, max_wait_s)
 
     def choices() -> list[int]:
         return [rng.randrange(10_000) for _ in range(rng.randint(1, 12))]
@@ -310,6 +332,7 @@ def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: b
         * 12,
         *[lambda: machine.complete(choices(), rng.random() < 0.8)] * (8 * late),
         lambda: machine.draw(rng.randint(1, 4)),
+        *[lambda: machine.let_time_pass(rng.choice((0.5, 1.0)))] * 4,
         lambda: machine.update(choices(), rng.choice((1.0, 2.0, 4.0, 8.0))),
         lambda: machine.delete(choices()) if rng.random() < 0.2 else None,
         lambda: machine.abandon(rng.randrange(2)),
@@ -318,7 +341,8 @@ def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: b
     ]
     run_at_random(rng, calls, 500, (5, machine.all_groups_are_the_twins), machine.teardown)
     items = [group for group in machine.groups if group.is_item]
-    assert len(items) > 10 and machine.dropped > 3
+    assert len(items) > 10 and machine.dropped + machine.timed_out > 3
+    assert machine.timed_out > 3 or max_wait_s is None
 
 
 TestGroups = pytest.mark.filterwarnings("error")(GroupsMachine.TestCase)
