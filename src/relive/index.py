@@ -50,11 +50,11 @@ class Index:
     as there are steps. Of Explicit items and of groups it is their own: Explicit(max_items=), Episodes(max_groups=).
     While a call adds items a sampler may see up to 256 more. Costs 9.1 bytes a step, and O(log8 steps) an item.
     max_wait_s: seconds that an item waits for what it lacks before it can be drawn; then it is dropped, and counted
-    (stats().indexes[name].timed_out). It waits for the late columns of its steps, from when all of its steps are there, an
-    Explicit one from when it was made; a group of episodes from its first member on, for the others and for late columns;
-    with initial="given" for its priority, too. Its steps stay, for other indexes and to be completed. What it took of the
-    limiter's room comes back. None: for ever. Some call drops it: any that changes the table, or that waits for a limiter.
-    Costs 9.1 bytes a step (or item), and O(log8 steps) an item that waits.
+    (stats().indexes[name].timed_out). It waits for the late columns of its steps, from when all of its steps are there
+    (an Explicit one: from when it was made); a group of episodes from its first member on, for the others and for late
+    columns; with initial="given" for its priority as well. Its steps stay, for other indexes, and can be completed;
+    what it took of the limiter's room comes back. None: for ever. It goes in the first call after its time that changes
+    the table, checks it, or waits for a limiter. Costs 9.1 bytes a step (or item), and O(log8 steps) an item that waits.
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.

@@ -46,9 +46,10 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
       number(control->deaths_in_lock), static_cast<unsigned long long>(stops), number(control->steps),
       number(control->windows), number(control->gathered_again), number(control->updates_applied),
       number(control->updates_stale), number(control->items_inserted), number(control->items_known),
-      number(control->rows_completed), number(control->deleted), number(control->moved), number(control->num_dropped), number(control->checks),
-      number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0, number(control->torn),
-      number(control->violations), number(control->hangs), number(control->crashes), number(control->overruns));
+      number(control->rows_completed), number(control->deleted), number(control->moved), number(control->num_dropped),
+      number(control->checks), number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0,
+      number(control->torn), number(control->violations), number(control->hangs), number(control->crashes),
+      number(control->overruns));
   return good ? 0 : 1;
 }
 

@@ -126,7 +126,8 @@ inline std::string wrong_drops(const TableStats& stats) {
   uint64_t counted = 0;
   for (const uint64_t count : stats.timed_out) counted += count;
   if (counted >= control->drops_done.load() && counted <= control->drops_begun.load()) return {};
-  return std::to_string(counted) + " items timed out of " + std::to_string(control->drops_done.load()) + " that were dropped";
+  return std::to_string(counted) + " items timed out of " + std::to_string(control->drops_done.load()) +
+         " that were dropped";
 }
 
 // After everybody is gone or quiet: a fresh handle, all invariants, nothing in flight.

@@ -332,7 +332,7 @@ def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: b
         * 12,
         *[lambda: machine.complete(choices(), rng.random() < 0.8)] * (8 * late),
         lambda: machine.draw(rng.randint(1, 4)),
-        *[lambda: machine.let_time_pass(rng.choice((0.5, 1.0)))] * 4,
+        *[lambda: machine.let_time_pass(rng.choice((0.5, 1.0)))] * (4 if max_wait_s else 0),
         lambda: machine.update(choices(), rng.choice((1.0, 2.0, 4.0, 8.0))),
         lambda: machine.delete(choices()) if rng.random() < 0.2 else None,
         lambda: machine.abandon(rng.randrange(2)),

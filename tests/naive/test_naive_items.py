@@ -324,12 +324,12 @@ def test_long_programmes_of_items(max_times: int | None, capacity: int, late: bo
         lambda: machine.delete_steps(choices()),
         lambda: machine.clear(rng.randint(0, 9)),
         machine.reopen,
-        *[lambda: machine.let_time_pass(rng.choice((1.0, 3.0)))] * 4,
+        *[lambda: machine.let_time_pass(rng.choice((1.0, 3.0)))] * (4 * waits),
         *[lambda: machine.complete(choices() * 3, rng.random() < 0.6)] * (6 * late),
     ]
     machine.append(12, 2, 1, "later")
     create()
-    run_at_random(rng, calls, 400, (10, machine.all_items_are_the_twins), machine.teardown)
+    run_at_random(rng, calls, 400 + 100 * waits, (10, machine.all_items_are_the_twins), machine.teardown)
     ended = [item for item in machine.twin.items if item.over]
     assert len(machine.twin.items) > 100 and len(ended) > 50
     assert machine.timed_out > 3 or not waits
