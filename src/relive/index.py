@@ -41,10 +41,10 @@ class Index:
     items: Transitions, Sequences, Episodes or Explicit. sampler: Uniform or Prioritized. limiter: MinSize or
     SamplesPerInsert.
     remover: Fifo: which items go where there are more than max_items.
-    max_items: items of this index that live at a time; the remover chooses which goes where one more is published (Fifo:
-    the one that was published first). Its step stays, for other indexes and for windows of its neighbours. None: as many
-    as there are steps. Of Explicit items and of groups it is their own: Explicit(max_items=), Episodes(max_groups=).
-    While a call adds items a sampler may see up to 256 more. Costs 9.1 bytes a step, and O(log8 steps) an item.
+    max_items: items of this index that live at a time; the remover chooses which goes where one more is published
+    (Fifo: the one that was published first). Its step stays, for other indexes and for windows of its neighbours. None:
+    as many as there are steps. Explicit items and groups have their own: Explicit(max_items=), Episodes(max_groups=).
+    While a call adds items a sampler may see up to 256 more. Costs 9.2 bytes a step and O(log8 steps) an item.
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
@@ -71,7 +71,7 @@ class Index:
             object.__setattr__(self, "max_times_sampled", times)
             self._check_uses(times)
         if self.max_items is not None:
-            self._check_max_items()
+            object.__setattr__(self, "max_items", self._checked_max_items(self.max_items))
         self._check_most()
         grouped = isinstance(self.items, Episodes) and self.items.is_grouped
         if grouped and isinstance(self.sampler, Prioritized) and self.sampler.initial == "given":
@@ -79,14 +79,14 @@ class Index:
                 "initial priority of groups of episodes", "'max' or a number: none comes with a step", "given"
             )
 
-    def _check_max_items(self) -> None:
+    def _checked_max_items(self, max_items: int) -> int:
         if getattr(self.items, self._name_of_most, None) is not None:
             raise InvalidConfig(
                 "max_items of an Index",
                 f"none: these items have their own, {type(self.items).__name__}({self._name_of_most}=)",
-                self.max_items,
+                max_items,
             )
-        object.__setattr__(self, "max_items", integer("max_items", self.max_items, 1, MAX_ITEMS))
+        return integer("max_items", max_items, 1, MAX_ITEMS)
 
     @property
     def _name_of_most(self) -> str:

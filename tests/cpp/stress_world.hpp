@@ -32,6 +32,7 @@ struct Options {
   uint32_t rounds = ~0u;           // without the lock, before pages are held
   bool stateless = false;          // no state columns: no next outputs, no tails, an end is a mark in the last row
   uint32_t max_times = 0;
+  uint64_t max_items = 0;  // of the first index, and half of it of the second
   double samples_per_insert = 0.0;
   bool uniform = false;
   bool with_deletes = true;
@@ -122,6 +123,7 @@ inline TableConfig make_config(const Options& options) {
   index.initial_number = 1.0;
   index.priority_exponent = 0.6;
   index.max_times_sampled = options.max_times;
+  index.max_items = options.max_items;
   index.sequence = sequence_of(options);
   if (index.sequence.is_set()) index.n_step = 1;
   const int64_t rows_an_item = index.sequence.is_set() ? 200 : 20;
@@ -139,6 +141,7 @@ inline TableConfig make_config(const Options& options) {
     index.stack[0] = index.stack[1] = 1;  // what the first one reaches over must cost it nothing
     index.sampling = Sampling::kUniform;
     index.max_times_sampled = 0;
+    index.max_items = options.max_items / 2;
     index.limiter = make_min_size(1);
     config.indexes.push_back(index);
   }

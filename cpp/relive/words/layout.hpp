@@ -278,13 +278,13 @@ struct Geometry {
   uint64_t trees_offset[kMaxIndexes];
   uint64_t states_offset[kMaxIndexes];
   uint64_t cursors_offset[kMaxIndexes];
-  uint64_t orders_offset[kMaxIndexes];  // the remover's tree, of indexes of rows that have max_items; 0: none
   RecordGeometry records[kMaxIndexes];
   uint64_t metadata_offset;
   uint64_t metadata_bytes;
   uint64_t slabs_offset;
   uint64_t region_bytes;
   CellGeometry cells;
+  uint64_t orders_offset[kMaxIndexes];  // the remover's tree, of indexes of rows that have max_items; 0: none
 };
 static_assert(std::is_trivially_copyable_v<Geometry>);
 
