@@ -51,7 +51,7 @@ _ARGUMENTS: tuple[tuple[str, str, str, str], ...] = (
     ("Table TableConfig", "limiter rate_limiter", "Index(limiter=...)", "an index says when its items may be drawn"),
     ("Table TableConfig", "remover", "Index(remover=...)", ""),
     ("Table TableConfig", "max_times_sampled", "Index(max_times_sampled=...)", ""),
-    ("Table TableConfig", "max_items max_size", "Index(max_items=...)", "capacity= counts steps"),
+    ("Table TableConfig", "max_items", "Index(max_items=...)", "capacity= counts steps"),
     ("Table TableConfig", "items", "Index(items=...)", "an index says what its items are"),
     ("Table TableConfig", "indexes indices", "index=", "one Index, or a dict of them by name"),
     ("Table TableConfig", "n_step nstep num_steps_return n_steps Nstep", _N_STEP, ""),
