@@ -24,6 +24,7 @@ ROWS = {
 }
 LATE = {"verdict": relive.ArraySpec((), "int64", late=True)}
 NUM_LANES, MAX_LENGTH, SIZE, MAX_GROUPS = 2, 6, 3, 4
+LONGEST = 11  # where that is no reason to refuse
 DRAWS = 150  # of at most MAX_GROUPS items of priorities at most 8 times each other: one that none finds is not there
 CHOICES = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
 PRIORITIES = st.sampled_from((1.0, 2.0, 4.0, 8.0))
@@ -56,9 +57,18 @@ class NaiveGroup:
 class GroupsMachine(RuleBasedStateMachine):
     """A table of few steps with up to four groups on them, and the twin."""
 
-    @initialize(max_times=st.sampled_from((None, None, 2)), capacity=st.sampled_from((48, 200)), late=st.booleans())
-    def begin(self, max_times: int | None, capacity: int, late: bool) -> None:
-        groups = relive.Episodes(MAX_LENGTH, group_by="prompt", group_size=SIZE, max_groups=MAX_GROUPS)
+    @initialize(
+        max_times=st.sampled_from((None, None, 2)),
+        capacity=st.sampled_from((48, 200)),
+        late=st.booleans(),
+        too_long=st.sampled_from(("refuse", "head", "tail")),
+    )
+    def begin(self, max_times: int | None, capacity: int, late: bool, too_long: Any) -> None:
+        groups = relive.Episodes(
+            MAX_LENGTH, group_by="prompt", group_size=SIZE, max_groups=MAX_GROUPS, too_long=too_long
+        )
+        self.part = {"refuse": slice(None), "head": slice(MAX_LENGTH), "tail": slice(-MAX_LENGTH, None)}[too_long]
+        self.longest = MAX_LENGTH if too_long == "refuse" else LONGEST
         indexes = {
             "steps": relive.Index(),
             "groups": relive.Index(groups, relive.Prioritized(1.0), max_times_sampled=max_times),
@@ -90,14 +100,14 @@ class GroupsMachine(RuleBasedStateMachine):
 
     @rule(
         lane=st.integers(0, NUM_LANES - 1),
-        count=st.integers(1, MAX_LENGTH),
+        count=st.integers(1, LONGEST),
         prompt=st.integers(-1, 1),
         end=st.sampled_from(("step", "step", "later", "none")),
     )
     def append(self, lane: int, count: int, prompt: int, end: str) -> None:
         """Each step with its next state: one that is there is an item of the index of steps."""
         episode = self.episodes[lane]
-        count = min(count, MAX_LENGTH - len(episode))
+        count = min(count, self.longest - len(episode))
         if not episode:
             self.prompts[lane] = prompt
         for position in range(count):
@@ -116,7 +126,7 @@ class GroupsMachine(RuleBasedStateMachine):
             episode[-1].terminated = end == "step" and position == count - 1
             episode[-1].number = number  # that of the twin counts those that are not given up
         self.look()
-        if episode and (end != "none" or len(episode) == MAX_LENGTH):
+        if episode and (end != "none" or len(episode) == self.longest):
             if end != "step" or not count:
                 self.writer.end_episode(lanes=[lane])
                 episode[-1].truncated = True
@@ -125,7 +135,8 @@ class GroupsMachine(RuleBasedStateMachine):
     def join(self, lane: int) -> None:
         """The episode ended: a member of the group of its value that waits, or of one that opens now."""
         episode, self.episodes[lane] = self.episodes[lane], []
-        if not self.is_there(episode[0]):
+        episode = episode[self.part]
+        if not all(self.is_there(row) for row in episode):
             return
         value = self.prompts[lane]
         waiting = [group for group in self.groups if not group.over and len(group.members) < SIZE]
@@ -239,7 +250,7 @@ class GroupsMachine(RuleBasedStateMachine):
                 shown, numbers = batch.mask[position, place], [row.number for row in member]
                 assert shown.tolist() == [True] * len(member) + [False] * (len(shown) - len(member))
                 assert batch["action"][position, place][shown].tolist() == numbers
-                assert batch["observation"][position, place][shown][:, 1].tolist() == [*range(len(member))]
+                assert batch["observation"][position, place][shown][:, 1].tolist() == [row.step for row in member]
                 assert batch["prompt"][position, place] == group.value
                 for name in ("terminated", "truncated"):
                     assert ends[name][position, place][shown].tolist() == [getattr(row, name) for row in member]
@@ -291,12 +302,21 @@ class GroupsMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("max_times", [None, 2])
-@pytest.mark.parametrize("capacity", [48, 200])
-def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: bool) -> None:
+@pytest.mark.parametrize(
+    "capacity, max_times, too_long",
+    [
+        (48, None, "refuse"),
+        (48, 2, "refuse"),
+        (200, None, "refuse"),
+        (200, 2, "refuse"),
+        (90, 2, "head"),
+        (90, None, "tail"),
+    ],
+)
+def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: bool, too_long: str) -> None:
     rng = random.Random(capacity)
     machine = GroupsMachine()
-    machine.begin(max_times, capacity, late)
+    machine.begin(max_times, capacity, late, too_long)
 
     def choices() -> list[int]:
         return [rng.randrange(10_000) for _ in range(rng.randint(1, 12))]
@@ -304,7 +324,10 @@ def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: b
     calls: list[Callable[[], None]] = [
         *[
             lambda: machine.append(
-                rng.randrange(2), rng.randint(1, 6), rng.randint(-1, 1), rng.choice(("step", "step", "later", "none"))
+                rng.randrange(2),
+                rng.randint(1, LONGEST),
+                rng.randint(-1, 1),
+                rng.choice(("step", "step", "later", "none")),
             )
         ]
         * 12,
@@ -316,7 +339,8 @@ def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: b
         lambda: machine.clear(rng.randint(0, 9)),
         lambda: machine.reopen() if rng.random() < 0.5 else None,
     ]
-    run_at_random(rng, calls, 500, (5, machine.all_groups_are_the_twins), machine.teardown)
+    num_calls = 500 if too_long == "refuse" else 800  # longer episodes make fewer groups
+    run_at_random(rng, calls, num_calls, (5, machine.all_groups_are_the_twins), machine.teardown)
     items = [group for group in machine.groups if group.is_item]
     assert len(items) > 10 and machine.dropped > 3
 

@@ -181,7 +181,7 @@ FoundWindow find_window(const Region& r, const WindowConfig& shape, const Window
   const uint32_t span = shape.span(found.num_rows);
   Place place;
   found.why = find_row(r, asked.key, &place);
-  if (found.why == WhyNot::kNothing && asked.num_rows < 0) found.why = step_back(r, span - 1, &place);
+  if (found.why == WhyNot::kNothing && asked.num_rows < 0) found.why = step_back(r, span - 1 + asked.behind, &place);
   if (found.why != WhyNot::kNothing) return found;
   const uint64_t first = r.slot_of(place.page, place.row);
   found.key = r.key_of(first, r.words[place.page].load(std::memory_order_acquire));

@@ -16,8 +16,9 @@ namespace relive {
 
 // One window of an item that is to be inserted, as somebody asks for it.
 struct WindowRows {
-  int64_t key;       // of its first row, or of its last one
-  int64_t num_rows;  // from that row on; negative: so many that end with it; 0: the item has no such window
+  int64_t key;          // of its first row, or of its last one
+  int64_t num_rows;     // from that row on; negative: so many that end with it; 0: the item has no such window
+  uint32_t behind = 0;  // of one that ends: rows from its last to the one that is named
   const int64_t* rows = nullptr;  // the keys of all of them, for them to be these and no others; null: not told
 };
 

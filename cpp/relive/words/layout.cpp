@@ -93,6 +93,7 @@ Status check_group(const TableConfig& config, const IndexConfig& index) {
     return group.column == 0 ? Status() : invalid("group_by", "none without group_size", group.column);
   if (index.map != LeafMap::kExplicit || index.num_windows != 1 || index.windows[0].stride != 1)
     return invalid("groups", "explicit items with one window of stride 1", index.num_windows);
+  if (group.too_long > TooLong::kRandom) return invalid("too_long", "0 to 3", static_cast<int64_t>(group.too_long));
   if (group.size > kMaxGroupSize) return invalid("group_size", "1 to 64", group.size);
   if (index.max_items > kMaxGroups) return invalid("max_groups", "1 to 4096", static_cast<int64_t>(index.max_items));
   if (index.initial == Initial::kGiven)

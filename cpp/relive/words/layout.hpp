@@ -143,15 +143,21 @@ struct WindowConfig {
 };
 static_assert(sizeof(WindowConfig) == 64);
 
+// What becomes of an episode of more steps than its item has rows: the step that makes it so long is refused; or the item
+// is its first ones, its last ones, or as many from one at random on.
+enum class TooLong : uint32_t { kRefuse = 0, kHead = 1, kTail = 2, kRandom = 3 };
+
 // Items that are groups of episodes: the index is explicit, its one declared window that of each member, and a record is
 // made by the episodes that end, not by a call (rules Y1 to Y5). All zero where items are no groups.
 struct GroupConfig {
-  uint32_t size;    // episodes of a group
-  uint32_t column;  // an int64 of kind episode, of which the members of a group have the same value
+  uint32_t size;     // episodes of a group
+  uint32_t column;   // an int64 of kind episode, of which the members of a group have the same value
+  TooLong too_long;  // of an episode of more steps than the index's window has rows
+  uint32_t reserved;
 
   bool is_set() const { return size != 0; }
 };
-static_assert(sizeof(GroupConfig) == 8);
+static_assert(sizeof(GroupConfig) == 16);
 
 struct IndexConfig {
   char name[64];
@@ -171,7 +177,7 @@ struct IndexConfig {
   LeafMap map;                  // what its leaves stand for
   uint64_t max_items;           // items that live at a time; 0: any number (never where they are explicit)
   uint32_t num_windows;         // kExplicit, 0 else
-  uint32_t time_major;  // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
+  uint32_t time_major;          // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
   WindowConfig windows[kMaxWindows];
   GroupConfig group;  // kExplicit: of items that episodes make as they end
 };

@@ -27,8 +27,9 @@ enum class LaneState : uint32_t { kClosed = 0, kLive = 1 };
 inline constexpr uint32_t kNoPage = ~0u;
 
 // The state of a leaf, PRIMARY, 16 bits: what the step of that slot is to the index. Mass 0 is not a state.
-inline constexpr uint16_t kMostUses = 0xfff9;       // 0 .. this: published, and drawn so many times
-inline constexpr uint16_t kStateDropped = 0xfffa;   // its index holds no more (max_items): the step stays, as others' item
+inline constexpr uint16_t kMostUses = 0xfff9;  // 0 .. this: published, and drawn so many times
+inline constexpr uint16_t kStateDropped =
+    0xfffa;  // its index holds no more (max_items): the step stays, as others' item
 inline constexpr uint16_t kStateUnfilled = 0xfffb;  // its window is complete, late columns of its rows still to come
 inline constexpr uint16_t kStatePending = 0xfffc;   // the step is there, or will be; its window is not complete yet
 inline constexpr uint16_t kStateAwaiting = 0xfffd;  // its window is complete, its priority still to come
@@ -148,8 +149,9 @@ struct IndexState {
   std::atomic<int64_t> live_items;   // DERIVED
   std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
   std::atomic<double> max_mass;      // its mass
-  std::atomic<uint64_t> next_item;   // PRIMARY: records ever taken (the next one is that modulo their number); of rows tickets
-  std::atomic<int64_t> pending;      // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
+  std::atomic<uint64_t>
+      next_item;  // PRIMARY: records ever taken (the next one is that modulo their number); of rows tickets
+  std::atomic<int64_t> pending;  // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
 
   // What the limiter's insert side counts: what is pending, too, until it is published or over.
   int64_t inserted_or_pending() const {
