@@ -234,42 +234,43 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
   const Part from =
-      has_items(row, "groups") ? Part(row, "index" + name,
-                                      {"name", "items", "length", "group_by", "group_size", "max_groups", "too_long",
-                                       "gamma", "sampler", "priority_exponent", "initial", "limiter", "min_size",
-                                       "samples_per_insert", "tolerance", "remover", "max_times_sampled"})
-      : has_items(row, "explicit")
-          ? Part(row, "index" + name,
-                 {"name", "items", "windows", "columns", "max_items", "sampler", "priority_exponent", "initial",
-                  "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled"})
-          : Part(row, "index" + name,
-                 {"name",
-                  "items",
-                  "n_step",
-                  "gamma",
-                  "stack",
-                  "stack_pad",
-                  "sampler",
-                  "priority_exponent",
-                  "initial",
-                  "limiter",
-                  "min_size",
-                  "samples_per_insert",
-                  "tolerance",
-                  "remover",
-                  "max_times_sampled",
-                  "max_items",
-                  "length",
-                  "burn_in",
-                  "bootstrap",
-                  "period",
-                  "at_end",
-                  "pad",
-                  "only_ended",
-                  "only_the_last",
-                  "one_at_random",
-                  "longest",
-                  "time_major"});
+      has_items(row, "groups")     ? Part(row, "index" + name,
+                                          {"name", "items", "length", "group_by", "group_size", "max_groups", "too_long",
+                                           "gamma", "sampler", "priority_exponent", "initial", "limiter", "min_size",
+                                           "samples_per_insert", "tolerance", "remover", "max_times_sampled", "max_wait_s"})
+      : has_items(row, "explicit") ? Part(row, "index" + name,
+                                          {"name", "items", "windows", "columns", "max_items", "sampler",
+                                           "priority_exponent", "initial", "limiter", "min_size", "samples_per_insert",
+                                           "tolerance", "remover", "max_times_sampled", "max_wait_s"})
+                                   : Part(row, "index" + name,
+                                          {"name",
+                                           "items",
+                                           "n_step",
+                                           "gamma",
+                                           "stack",
+                                           "stack_pad",
+                                           "sampler",
+                                           "priority_exponent",
+                                           "initial",
+                                           "limiter",
+                                           "min_size",
+                                           "samples_per_insert",
+                                           "tolerance",
+                                           "remover",
+                                           "max_times_sampled",
+                                           "max_items",
+                                           "max_wait_s",
+                                           "length",
+                                           "burn_in",
+                                           "bootstrap",
+                                           "period",
+                                           "at_end",
+                                           "pad",
+                                           "only_ended",
+                                           "only_the_last",
+                                           "one_at_random",
+                                           "longest",
+                                           "time_major"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");
@@ -281,6 +282,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
   if (const auto remover = from.get<std::string>("remover"); !find_remover(remover, &index.removal, &known))
     refuse(from.of("remover"), known + " (what this core knows)", remover);
   index.max_times_sampled = from.get<uint32_t>("max_times_sampled");
+  index.max_wait_s = from.get_or<double>("max_wait_s", 0.0);
   return index;
 }
 

@@ -154,6 +154,7 @@ nb::dict stats(const CoreTable& self) {
     nb::dict one;
     one["num_items"] = s.live_items[i];
     one["pending"] = s.pending[i];
+    one["timed_out"] = s.timed_out[i];
     one["inserted"] = s.inserted[i];
     one["sampled"] = s.sampled[i];
     one["in_flight"] = s.in_flight[i];

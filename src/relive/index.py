@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-from relive._checks import integer, is_text
+from relive._checks import finite, integer, is_text
 from relive._parts import from_parts, refuse_unknown, to_parts
 from relive._wrong_names import names_arguments
 from relive.errors import CapacityTooSmall, InvalidConfig
@@ -30,6 +30,8 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
     "limiter": (MinSize, SamplesPerInsert),
     "remover": REMOVERS,
 }
+_NUMBERS = ("max_times_sampled", "max_items", "max_wait_s")
+MAX_WAIT_S = 1e9
 
 
 @names_arguments
@@ -45,6 +47,11 @@ class Index:
     (Fifo: the one that was published first). Its step stays, for other indexes and for windows of its neighbours. None:
     as many as there are steps. Explicit items and groups have their own: Explicit(max_items=), Episodes(max_groups=).
     While a call adds items a sampler may see up to 256 more. Costs 9.2 bytes a step and O(log8 steps) an item.
+    max_wait_s: an item that is whole and waits longer than so many seconds, for late columns, or for its priority where
+    initial='given', and a group that waits longer for members or for late columns of theirs, is dropped: never an item
+    of this index, and no longer in the limiter's way; stats() counts it as timed_out. Its steps stay. Time runs from
+    the step that made its window whole (a group: from its first member's end). What is overdue goes when somebody next
+    changes the table, or waits for it. None: for ever. Costs 9.2 bytes a step (an explicit item, a group).
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
@@ -56,6 +63,7 @@ class Index:
     remover: Remover = Fifo()
     max_times_sampled: int | None = None
     max_items: int | None = None
+    max_wait_s: float | None = None
 
     def __post_init__(self) -> None:
         for what, kinds in _KINDS.items():
@@ -72,6 +80,8 @@ class Index:
             self._check_uses(times)
         if self.max_items is not None:
             object.__setattr__(self, "max_items", self._checked_max_items(self.max_items))
+        if self.max_wait_s is not None:
+            object.__setattr__(self, "max_wait_s", finite("max_wait_s", self.max_wait_s, 0.0, MAX_WAIT_S, above=True))
         self._check_most()
         grouped = isinstance(self.items, Episodes) and self.items.is_grouped
         if grouped and isinstance(self.sampler, Prioritized) and self.sampler.initial == "given":
@@ -115,6 +125,18 @@ class Index:
     def check_against(self, spec: StepSpec) -> None:
         """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""
         self.items.check_against(spec)
+        if self.max_wait_s is None or self._may_wait(spec):
+            return
+        raise InvalidConfig(
+            "max_wait_s",
+            "None: no item of this index waits, as there are no late columns, no initial='given' and no groups",
+            self.max_wait_s,
+        )
+
+    def _may_wait(self, spec: StepSpec) -> bool:
+        is_given = isinstance(self.sampler, Prioritized) and self.sampler.initial == "given"
+        is_grouped = isinstance(self.items, Episodes) and self.items.is_grouped
+        return is_given or is_grouped or any(column.late for column in spec.columns.values())
 
     def core_config(self, name: str, spec: StepSpec) -> dict[str, Any]:
         """The index as the core reads it: what each of its parts says."""
@@ -126,19 +148,20 @@ class Index:
             **self.remover.core_config(),
             "max_times_sampled": self.max_times_sampled or 0,
             **({} if self.max_items is None else {"max_items": self.max_items}),
+            **({} if self.max_wait_s is None else {"max_wait_s": self.max_wait_s}),
         }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; from_dict gives an equal Index back."""
         parts = {name: to_parts(getattr(self, name)) for name in _KINDS}
-        return {**parts, "max_times_sampled": self.max_times_sampled, "max_items": self.max_items}
+        return {**parts, **{name: getattr(self, name) for name in _NUMBERS}}
 
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> Index:
         """The Index that to_dict wrote; parts left out have their defaults. Raises InvalidConfig."""
         if not isinstance(parts, Mapping):
             raise InvalidConfig("an Index", "a dict of its parts", parts)
-        refuse_unknown("part of an Index", parts, (*_KINDS, "max_times_sampled", "max_items"))
+        refuse_unknown("part of an Index", parts, (*_KINDS, *_NUMBERS))
         built = {
             name: from_parts(f"{name} of an Index", value, _KINDS[name]) if name in _KINDS else value
             for name, value in parts.items()

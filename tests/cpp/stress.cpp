@@ -16,6 +16,7 @@
 //   stress --groups                                  a last index of groups of episodes: samplers of their own
 //   stress --abandon                                 writers give episodes up, and nobody may see one of them again
 //   stress --max-items 150                           the first index holds no more, and the second (--two-indexes) fewer yet
+//   stress --max-wait 0.002                          of every index; with --late, --groups
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
 //            --capacity N --writers N --samplers N --updaters N --seed N --quiet
@@ -91,6 +92,8 @@ void fit_options_to(const std::string& point, const Options& given) {
   for (const char* of_ends : {"cell_unhung", "cell_moved", "cell_named"})  // where an end moves a window back
     if (point == of_ends) options.sequences = "shift", options.explicit_items = options.groups = false;
   if (point.find("order_") == 0 && given.max_items == 0) options.max_items = 150;
+  if (point.find("wait_") == 0)
+    options.late = true, options.max_wait_s = given.max_wait_s > 0 ? given.max_wait_s : 0.002;
   if (point == "close_dropped") options.sequences = "head", options.short_lanes = true;  // an index with only_ended
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
@@ -188,6 +191,8 @@ bool parse(int argc, char** argv) {
       options.max_times = static_cast<uint32_t>(std::atoi(argv[++i]));
     else if (name == "--max-items")
       options.max_items = static_cast<uint64_t>(std::atoll(argv[++i]));
+    else if (name == "--max-wait")
+      options.max_wait_s = std::atof(argv[++i]);
     else if (name == "--samples-per-insert")
       options.samples_per_insert = std::atof(argv[++i]);
     else if (name == "--capacity")

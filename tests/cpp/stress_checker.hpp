@@ -71,6 +71,15 @@ class CheckerWorker final : public Worker {
     return difference < limiter.lo - 1e-6 ? "more sampled than the limiter allows" : "";
   }
 
+  // Whoever changes the table drops what is overdue, and here somebody always does.
+  static std::string overdue(const Region& r) {
+    constexpr double kPatience_s = 2.0;  // of a machine that has better things to do
+    for (const uint32_t i : r.timed_indexes())
+      if (Leaves(r, i).waits_since() + r.header->indexes[i].max_wait_s + kPatience_s < clock_s())
+        return "an item waits far longer than it may";
+    return {};
+  }
+
  private:
   void step() override {
     {
@@ -80,8 +89,8 @@ class CheckerWorker final : public Worker {
       if (expect(checked, "check()")) control_.checks.fetch_add(1);
       Locked locked(table().door(), deadline);
       if (locked.status().ok()) {
-        for (const std::string& wrong :
-             {wrong_mass(table().region()), wrong_item_mass(table().region()), wrong_limiter(table().region())})
+        for (const std::string& wrong : {wrong_mass(table().region()), wrong_item_mass(table().region()),
+                                         wrong_limiter(table().region()), overdue(table().region())})
           if (!wrong.empty()) control_.found_violation(wrong.c_str());
       }
     }

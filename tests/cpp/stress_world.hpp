@@ -32,6 +32,7 @@ struct Options {
   uint32_t rounds = ~0u;           // without the lock, before pages are held
   bool stateless = false;          // no state columns: no next outputs, no tails, an end is a mark in the last row
   uint32_t max_times = 0;
+  double max_wait_s = 0.0;
   uint64_t max_items = 0;  // of the first index, and half of it of the second
   double samples_per_insert = 0.0;
   bool uniform = false;
@@ -183,6 +184,7 @@ inline TableConfig make_config(const Options& options) {
     index.group = {kGroupSize, static_cast<uint32_t>(config.columns.size()) - 1};
     config.indexes.push_back(index);
   }
+  for (IndexConfig& one : config.indexes) one.max_wait_s = options.max_wait_s;
   config.capacity = options.groups ? std::max<uint64_t>(options.capacity, 14 * kGroupRows) : options.capacity;
   config.max_lanes = 12;
   config.max_participants = 24;

@@ -58,6 +58,7 @@ void Leaves::publish(Held& held, uint32_t index, uint64_t slot, double mass) {
   leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   leaves.set_state(slot, 0);
+  if (leaves.is_timed()) leaves.end_wait(held, slot);
   count_published(held, index, 1);
 }
 
@@ -96,11 +97,14 @@ bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass) {
 void Leaves::flush(Held& held, uint32_t index) {
   Dirty& dirty = held.dirty;
   const size_t count = dirty.count_[index];
-  if (Leaves(held.region, index).is_bounded()) {
+  const Leaves leaves(held.region, index);
+  const auto refresh_copy = [&](Tree& tree) {
     std::array<uint64_t, Dirty::kRoom> slots;  // a refresh leaves rubbish in them
     std::copy_n(dirty.slots_[index].data(), count, slots.data());
-    held.region.orders_[index].refresh(slots.data(), count);
-  }
+    tree.refresh(slots.data(), count);
+  };
+  if (leaves.is_bounded()) refresh_copy(held.region.orders_[index]);
+  if (leaves.is_timed()) refresh_copy(held.region.waits_[index]);
   held.region.trees_[index].refresh(dirty.slots_[index].data(), count);
   dirty.count_[index] = 0;
 }
@@ -115,6 +119,8 @@ bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
   const bool is_item = is_step && leaves.is_drawable(leaves.states()[slot].load(kRelaxed));
   const double value = leaves.tree().leaf(slot);
   if (!is_item && leaves.is_bounded()) held.region.orders_[index].set_leaf(slot, leaves.orders().identity());
+  if (leaves.is_timed() && !(is_step && leaves.may_wait(slot)))
+    held.region.waits_[index].set_leaf(slot, leaves.waits().identity());
   if (value == leaves.nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
   held.region.trees_[index].set_leaf(slot, leaves.nothing());  // inner nodes are rebuilt behind this
   return is_item;
@@ -123,12 +129,15 @@ bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
 void Leaves::rebuild(Held& held, uint32_t index) {
   held.dirty.count_[index] = 0;
   held.region.trees_[index].rebuild();
-  if (Leaves(held.region, index).is_bounded()) held.region.orders_[index].rebuild();
+  const Leaves leaves(held.region, index);
+  if (leaves.is_bounded()) held.region.orders_[index].rebuild();
+  if (leaves.is_timed()) held.region.waits_[index].rebuild();
 }
 
 const char* Leaves::broken_node() const {
   if (!follows(tree(), config().reduction)) return "an inner node differs from the reduction of its children";
   if (is_bounded() && !follows(orders(), Reduction::kMin)) return "a remover's inner node differs from its children's";
+  if (is_timed() && !follows(waits(), Reduction::kMin)) return "an inner node of waits differs from its children's";
   return nullptr;
 }
 

@@ -13,7 +13,8 @@
 //   any of them: deleted -> removed; a row that it needs goes -> ended; the oldest of too many (max_items) -> dropped
 //
 // Where an index of rows has max_items, each item that can be drawn has a second leaf, in the remover's tree: the ticket
-// of its publication (rule R1). Which item goes is that tree's best.
+// of its publication (rule R1). Which item goes is that tree's best. Where it has max_wait_s, an item that waits has one in
+// a tree of minima: since when (rule T1).
 //
 // Owner:   a Leaves is a view of one index of a region, made where it is used.
 // Locking: everything that takes a Held is under the table lock; the rest may be called at any time. Lock-free readers
@@ -64,6 +65,15 @@ class Leaves final {
   // Whether the index holds no more than max_items; then, whether the item of a slot has a ticket.
   bool is_bounded() const { return r_.geometry->orders_offset[index_] != 0; }
   bool has_ticket(uint64_t slot) const { return orders().leaf(slot) != orders().identity(); }
+  // Whether its items wait no longer than max_wait_s; then, since when the longest of them does (infinity: none), and
+  // whether this one is noted as waiting.
+  bool is_timed() const { return r_.geometry->waits_offset[index_] != 0; }
+  double waits_since() const { return waits().total(); }
+  bool has_wait(uint64_t slot) const { return waits().leaf(slot) != waits().identity(); }
+  // Whether the item of a step that is there, or of a record in use, is one that waits: of a record also for members.
+  bool may_wait(uint64_t slot) const {
+    return is_waiting(state(slot)) || (r_.map(index_).is_explicit && state(slot) == kStatePending);
+  }
   void prefetch(uint64_t slot) const { tree().prefetch(slot); }
   void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
 
@@ -87,6 +97,7 @@ class Leaves final {
   // The window is complete, late columns of its rows are still to come.
   static void keep_unfilled(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
+    begin_wait(held, index, slot);
     leaves.set_state(slot, kStateUnfilled);
     leaves.counts().pending.fetch_add(1, std::memory_order_relaxed);
   }
@@ -115,6 +126,20 @@ class Leaves final {
     flush(held, index);
     return held.region.orders_[index].best();
   }
+  // The item waits from now on, if its index counts how long and it does not wait already (rule T1).
+  static void begin_wait(Held& held, uint32_t index, uint64_t slot) {
+    const Leaves leaves(held.region, index);
+    if (!leaves.is_timed() || leaves.has_wait(slot) || !RELIVE_RULE(T1_since)) return;
+    leaves.set_wait(held, slot, held.now_s());
+    RELIVE_FAIL_POINT(wait_begun);
+  }
+  // The item of a timed index that has waited longest, kNoLeaf where none waits. Works off what was touched.
+  static uint64_t waits_longest(Held& held, uint32_t index, double* since) {
+    flush(held, index);
+    const uint64_t slot = held.region.waits_[index].best();
+    if (slot != kNoLeaf) *since = held.region.waits_[index].leaf(slot);
+    return slot;
+  }
   // Of an episode that is given up: what ended counts as deleted, too, for how many steps came before it will change.
   static void remove_ended(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
@@ -133,6 +158,7 @@ class Leaves final {
  private:
   const Tree& tree() const { return tree_; }
   const Tree& orders() const { return r_.orders_[index_]; }  // of a bounded index
+  const Tree& waits() const { return r_.waits_[index_]; }    // of a timed one
   std::atomic<uint16_t>* states() const { return states_; }
   IndexState& counts() const { return r_.header->index_state[index_]; }
   bool initial_mass(float given, double* mass) const;
@@ -159,6 +185,15 @@ class Leaves final {
   }
   void set_ticket(Held& held, uint64_t slot, double ticket) const {
     held.region.orders_[index_].set_leaf(slot, ticket);
+    touch(held, slot);
+  }
+  void end_wait(Held& held, uint64_t slot) const {
+    if (!has_wait(slot)) return;
+    set_wait(held, slot, waits().identity());
+    RELIVE_FAIL_POINT(wait_over);
+  }
+  void set_wait(Held& held, uint64_t slot, double since) const {
+    held.region.waits_[index_].set_leaf(slot, since);
     touch(held, slot);
   }
   void touch(Held& held, uint64_t slot) const {
@@ -196,6 +231,7 @@ inline bool Leaves::initial_mass(float given, double* mass) const {
 inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   double mass = 0.0;
   if (!initial_mass(given, &mass)) {
+    begin_wait(held, index_, slot);
     set_state(slot, kStateAwaiting);
     counts().pending.fetch_add(1, std::memory_order_relaxed);
     return false;
@@ -204,6 +240,7 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   set_state(slot, 0);
+  if (is_timed()) end_wait(held, slot);
   return true;
 }
 
@@ -226,6 +263,7 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(retire_leaf);
   if (leaves.is_bounded()) leaves.clear_ticket(held, slot);
+  if (leaves.is_timed()) leaves.end_wait(held, slot);
   if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, std::memory_order_relaxed);
   return leaves.has_life(state);
 }

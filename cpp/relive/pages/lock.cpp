@@ -3,6 +3,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/most.hpp"
+#include "relive/pages/overdue.hpp"
 #include "relive/pages/publish.hpp"
 
 namespace relive {
@@ -91,6 +92,7 @@ void Locked::release() {
   if (!is_held_) return;
   is_held_ = false;
   keep_to_most(held_);
+  if (keep_to_time(held_)) room_ = true;
   Leaves::flush_all(held_);
   RELIVE_FAIL_POINT(commit_ancestors);
   RELIVE_HOLD(false);

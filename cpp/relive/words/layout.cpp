@@ -166,6 +166,11 @@ Status check_config(const TableConfig& config) {
           .with_double("got", index.initial_number);
     RELIVE_RETURN_IF_ERROR(check_map(config, index));
     RELIVE_RETURN_IF_ERROR(check_group(config, index));
+    if (!(index.max_wait_s >= 0.0 && index.max_wait_s <= kMaxWait_s))
+      return Status(Code::kInvalidConfig)
+          .with_text("what", "max_wait_s")
+          .with_text("expected", "above 0 and at most 1e9 seconds, or 0 for ever")
+          .with_double("got", index.max_wait_s);
     RELIVE_RETURN_IF_ERROR(check_sequence(index));
   }
   return check_item_columns(config);
@@ -375,6 +380,7 @@ void place_areas(const TableConfig& config, Layout* out) {
     g.states_offset[i] = take(sizeof(uint16_t) * num_leaves);
     g.cursors_offset[i] = take(has_records ? 0 : sizeof(Cursor) * g.max_lanes);
     if (!has_records && config.indexes[i].max_items != 0) g.orders_offset[i] = take(Tree::num_bytes(num_leaves));
+    if (config.indexes[i].max_wait_s != 0.0) g.waits_offset[i] = take(Tree::num_bytes(num_leaves));
     if (has_records) place_records(take, g.num_slots, g.max_lanes, &g.records[i]);
   }
   place_cells(take, g.num_slots, &g.cells);

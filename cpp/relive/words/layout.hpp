@@ -2,7 +2,7 @@
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
 // marks | free frames | per index: tree, leaf states, of rows cursors and, with max_items, the remover's tree, of records
-// their words, windows, nodes, heads and own columns | of start cells: state, links, free ones | metadata | slabs | start cells. All positions are
+// their words, windows, nodes, heads and own columns, with max_wait_s since when they wait | of start cells: state, links, free ones | metadata | slabs | start cells. All positions are
 // offsets from the region's start.
 // A slab is a run of frames, a frame holds the rows of one page:
 //   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
@@ -35,6 +35,7 @@ inline constexpr uint32_t kFormatVersion = 6;
 inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together; that a record's window spans
 inline constexpr uint32_t kMaxWindows = 32;   // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
+inline constexpr double kMaxWait_s = 1e9;        // 30 years
 inline constexpr uint32_t kMaxGroupSize = 64;    // episodes of a group
 inline constexpr uint64_t kMaxGroups = 4096;     // of an index: an episode that ends asks for the group of its value
 inline constexpr uint32_t kLeafBits = 51;        // a key is shard << 51 | generation and slot
@@ -180,6 +181,7 @@ struct IndexConfig {
   uint32_t time_major;          // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
   WindowConfig windows[kMaxWindows];
   GroupConfig group;  // kExplicit: of items that episodes make as they end
+  double max_wait_s;  // an item that waits longer to be published is none; 0: for ever
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);
 
@@ -291,6 +293,7 @@ struct Geometry {
   uint64_t region_bytes;
   CellGeometry cells;
   uint64_t orders_offset[kMaxIndexes];  // the remover's tree, of indexes of rows that have max_items; 0: none
+  uint64_t waits_offset[kMaxIndexes];   // since when items wait, of indexes that have max_wait_s; 0: none
 };
 static_assert(std::is_trivially_copyable_v<Geometry>);
 

@@ -150,8 +150,9 @@ struct IndexState {
   std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
   std::atomic<double> max_mass;      // its mass
   std::atomic<uint64_t>
-      next_item;  // PRIMARY: records ever taken (the next one is that modulo their number); of rows tickets
+      next_item;                 // PRIMARY: records ever taken; the next is that modulo their number; of rows tickets
   std::atomic<int64_t> pending;  // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
+  std::atomic<uint64_t> timed_out;  // items that waited too long
 
   // What the limiter's insert side counts: what is pending, too, until it is published or over.
   int64_t inserted_or_pending() const {
@@ -340,6 +341,8 @@ struct Region {
   }
   // Those of rows that hold no more than max_items.
   std::span<const uint32_t> bounded_indexes() const { return {bounded_indexes_, num_bounded_indexes_}; }
+  // Those whose items wait no longer than max_wait_s.
+  std::span<const uint32_t> timed_indexes() const { return {timed_indexes_, num_timed_indexes_}; }
   uint32_t max_times(uint32_t index) const { return header->indexes[index].max_times_sampled; }
   const ItemShape& shape(uint32_t index) const { return geometry->shapes[index]; }
   std::atomic<uint64_t>& cursor(uint32_t index, uint32_t lane) const { return cursors[index][lane].place; }
@@ -358,6 +361,7 @@ struct Region {
 
   Tree trees_[kMaxIndexes];
   Tree orders_[kMaxIndexes];  // of the bounded indexes: which of their items goes first
+  Tree waits_[kMaxIndexes];   // of the timed indexes: since when what waits does
   std::atomic<uint16_t>* states_[kMaxIndexes] = {};
   ItemMap maps_[kMaxIndexes] = {};
   uint32_t row_indexes_[kMaxIndexes] = {};
@@ -367,6 +371,8 @@ struct Region {
   uint32_t num_appended_indexes_ = 0;
   uint32_t bounded_indexes_[kMaxIndexes] = {};
   uint32_t num_bounded_indexes_ = 0;
+  uint32_t timed_indexes_[kMaxIndexes] = {};
+  uint32_t num_timed_indexes_ = 0;
   bool has_groups_ = false;
   bool is_key_in(uint64_t first, uint64_t count, int64_t key) const {
     return key >= 0 && static_cast<uint64_t>(key) >> kLeafBits == geometry->shard && key_slot(key) - first < count &&

@@ -15,6 +15,8 @@ bool (*only_thread_hook)() = nullptr;
 
 namespace {
 
+std::atomic<double> clock_ahead_s{0.0};
+
 thread_local int hooks_running = 0;  // on this thread
 
 constexpr int kSpins = 100;  // a hold is about 1 us between threads of one process
@@ -87,6 +89,9 @@ bool Hearing::ends() {
   if (is_over_ != nullptr && is_over_->load(std::memory_order_relaxed)) return true;
   return !deadline_.is_deaf() && is_interrupted();
 }
+
+double clock_s() { return static_cast<double>(now_ns()) * 1e-9 + clock_ahead_s.load(std::memory_order_relaxed); }
+void set_clock_ahead(double seconds) { clock_ahead_s.store(seconds, std::memory_order_relaxed); }
 
 Deadline Deadline::after(double seconds) {
   Deadline deadline;

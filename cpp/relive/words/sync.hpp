@@ -27,7 +27,12 @@ bool is_only_thread();
 // Whether a hook is running on this thread: a signal's handler may call a handle whose call it interrupted.
 bool is_in_interrupt();
 
-// A point in monotonic time, local to the process: no absolute time is ever stored in a region (rule I2).
+// Seconds of the system's monotonic clock, the same one for all processes of a boot and a time namespace (rule I2); and
+// what this process sees it run ahead of it, for tests.
+double clock_s();
+void set_clock_ahead(double seconds);
+
+// A point in monotonic time, local to the process.
 class Deadline final {
  public:
   // seconds: 0 = try once, +inf = wait for ever. NaN and negative count as 0.
