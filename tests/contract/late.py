@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 import relive
-from contract.tools import MakeTable, Suite, is_empty, present, prioritized, state, transitions
+from contract.tools import MakeTable, Suite, is_empty, plain_spec, present, prioritized, state, transitions
 from relive import errors
 
 
@@ -51,6 +52,21 @@ def check_batch(batch: Any, n_step: int = 1, length: int = 1 << 30) -> None:
 
 
 class LateSuite(Suite):
+    def test_max_wait_s(self, make_table: MakeTable) -> None:
+        """What waits too long is no item of that index when somebody next changes the table; of the other one it is."""
+        table = make_table(late_spec(), 1000, {"patient": transitions(), "timed": relive.Index(max_wait_s=0.02)})
+        with table.writer() as writer:
+            keys = write(writer, 0, 8)
+            time.sleep(0.05)
+            keys = np.concatenate([keys, write(writer, 8, 1)])
+            assert table.stats().indexes["timed"].timed_out == 8
+            assert table.complete(keys, **columns(np.arange(9))) == 9
+        table.check()
+        assert present(table, keys[:8], "timed") == [False] * 8
+        assert present(table, keys, "patient") == [True] * 9
+        with pytest.raises(errors.InvalidConfig, match="max_wait_s"):
+            make_table(plain_spec(), 100, relive.Index(max_wait_s=1.0))
+
     def test_late_columns(self, make_table: MakeTable) -> None:
         """An item is there when its last step has its late columns, in whatever order they come."""
         table = make_table(late_spec(), 1000)

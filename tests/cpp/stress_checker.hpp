@@ -93,8 +93,8 @@ class CheckerWorker final : public Worker {
       if (expect(checked, "check()")) control_.checks.fetch_add(1);
       Locked locked(table().door(), deadline);
       if (locked.status().ok()) {
-        for (const std::string& wrong : {wrong_mass(table().region()), wrong_item_mass(table().region()),
-                                         wrong_limiter(table().region())})
+        for (const std::string& wrong :
+             {wrong_mass(table().region()), wrong_item_mass(table().region()), wrong_limiter(table().region())})
           if (!wrong.empty()) control_.found_violation(wrong.c_str());
       }
     }

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import relive
 from naive.items_twin import NaiveRow, NaiveTable, verdict
 from naive.program import run_at_random
-from relive import errors
+from relive import _core, errors
 
 ROWS = {
     "observation": relive.ArraySpec((2,), "float32", kind="state"),
@@ -25,6 +25,7 @@ ROWS = {
 LATE = {"verdict": relive.ArraySpec((), "int64", late=True)}
 NUM_LANES, MAX_LENGTH, SIZE, MAX_GROUPS = 2, 6, 3, 4
 LONGEST = 11  # where that is no reason to refuse
+MAX_WAIT_S, LATER_S = 1000.0, 400.0  # of a clock that only go_on moves on
 DRAWS = 150  # of at most MAX_GROUPS items of priorities at most 8 times each other: one that none finds is not there
 CHOICES = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
 PRIORITIES = st.sampled_from((1.0, 2.0, 4.0, 8.0))
@@ -40,6 +41,7 @@ class NaiveGroup:
     priority: float | None = None  # None: the largest that there is when it becomes an item
     uses: int = 0
     over: bool = False
+    since_s: float = 0.0  # it opened
 
     @property
     def rows(self) -> list[NaiveRow]:
@@ -71,7 +73,7 @@ class GroupsMachine(RuleBasedStateMachine):
         self.longest = MAX_LENGTH if too_long == "refuse" else LONGEST
         indexes = {
             "steps": relive.Index(),
-            "groups": relive.Index(groups, relive.Prioritized(1.0), max_times_sampled=max_times),
+            "groups": relive.Index(groups, relive.Prioritized(1.0), max_times_sampled=max_times, max_wait_s=MAX_WAIT_S),
             "probe": relive.Index(relive.Explicit({"row": relive.Window(1)}, max_items=1)),
         }
         spec = relive.StepSpec(ROWS | LATE if late else ROWS)
@@ -79,7 +81,8 @@ class GroupsMachine(RuleBasedStateMachine):
         self.max_times = max_times
         self.twin = NaiveTable(1, None, late)  # of rows alone
         self.groups: list[NaiveGroup] = []  # in the order in which they opened
-        self.dropped = 0
+        self.dropped = self.timed_out = 0
+        self.ahead_s = 0.0
         self.largest = 1.0
         self.present: set[int] = set()
         self.num_lanes = self.num_steps = 0
@@ -93,6 +96,7 @@ class GroupsMachine(RuleBasedStateMachine):
         self.num_lanes += NUM_LANES
 
     def teardown(self) -> None:
+        _core.set_clock_ahead(0.0)
         if hasattr(self, "table"):
             self.table.close()
 
@@ -144,7 +148,7 @@ class GroupsMachine(RuleBasedStateMachine):
         if group is not None:
             group.members.append(episode)
         else:
-            self.groups.append(NaiveGroup(value, [episode]))
+            self.groups.append(NaiveGroup(value, [episode], since_s=self.ahead_s))
             if len(self.groups) > MAX_GROUPS:
                 self.end(self.groups[-1 - MAX_GROUPS])
         self.publish()
@@ -187,6 +191,17 @@ class GroupsMachine(RuleBasedStateMachine):
         if really == 0:
             self.table.clear()
             self.look()
+
+    @rule()
+    def go_on(self) -> None:
+        """Time passes, and somebody takes the lock: what waits for members or late columns may have waited too long."""
+        self.ahead_s += LATER_S
+        _core.set_clock_ahead(self.ahead_s)
+        self.table.check()
+        for group in self.groups:
+            if not group.over and not group.is_item and self.ahead_s - group.since_s > MAX_WAIT_S:
+                self.end(group)
+                self.timed_out += 1
 
     def look(self) -> None:
         """Which steps are there is for the table to say; what ends with them is not."""
@@ -290,6 +305,7 @@ class GroupsMachine(RuleBasedStateMachine):
         live = self.live()
         stats = self.table.stats()
         assert stats.dropped_groups == self.dropped
+        assert stats.indexes["groups"].timed_out == self.timed_out
         assert self.table.num_items("groups") == len(live)
         if live and self.max_times is None:
             batch = self.table.sample(DRAWS, index="groups")
@@ -338,6 +354,7 @@ def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: b
         lambda: machine.abandon(rng.randrange(2)),
         lambda: machine.clear(rng.randint(0, 9)),
         lambda: machine.reopen() if rng.random() < 0.5 else None,
+        lambda: machine.go_on() if rng.random() < 0.3 else None,
     ]
     num_calls = 500 if too_long == "refuse" else 800  # longer episodes make fewer groups
     run_at_random(rng, calls, num_calls, (5, machine.all_groups_are_the_twins), machine.teardown)
