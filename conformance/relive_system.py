@@ -64,12 +64,12 @@ class ReliveSystem(System):
         self._setup, trajectories = setup, self._trajectories
         try:
             if trajectories is None:
-                indexes = {one.name: index_of(one, relive.Transitions()) for one in setup.tables}
                 columns: Mapping[str, Any] = setup.tables[0].signature or LABEL if setup.tables else LABEL
-                sizes = {one.max_size for one in setup.tables} or {1}
-                if len(sizes) > 1:
-                    raise NotYet("max_items of an index")
-                capacity = sizes.pop()
+                capacity = max((one.max_size for one in setup.tables), default=1)
+                indexes = {
+                    one.name: index_of(one, relive.Transitions(), one.max_size if one.max_size < capacity else None)
+                    for one in setup.tables
+                }
             else:
                 indexes = {
                     one.name: index_of(one, trajectories.explicit(one.name, one.max_size, one.signature))

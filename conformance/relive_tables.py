@@ -35,7 +35,7 @@ class NoWord(Exception):
     """What the case asks for has no word in relive, on purpose."""
 
 
-def index_of(setup: TableSetup, items: Any) -> relive.Index:
+def index_of(setup: TableSetup, items: Any, max_items: int | None = None) -> relive.Index:
     """The index that is this table's like, of these items. Raises NotYet, NoWord, and what relive refuses it with."""
     for what, value, coming in (
         ("sampler", setup.sampler, SAMPLERS_TO_COME),
@@ -47,7 +47,8 @@ def index_of(setup: TableSetup, items: Any) -> relive.Index:
         assert value in ("uniform", "prioritized", "fifo", "min_size", "ratio"), f"{what} {value!r}"
     sampler = relive.Prioritized(setup.exponent) if setup.sampler == "prioritized" else relive.Uniform()
     uses = setup.max_times_sampled if setup.max_times_sampled > 0 else None
-    return relive.Index(items, sampler=sampler, limiter=_limiter(setup.limit), max_times_sampled=uses)
+    limiter = _limiter(setup.limit)
+    return relive.Index(items, sampler=sampler, limiter=limiter, max_times_sampled=uses, max_items=max_items)
 
 
 def _limiter(limit: Limit) -> relive.MinSize | relive.SamplesPerInsert:

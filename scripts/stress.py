@@ -59,8 +59,11 @@ SOAK = (
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --groups --abandon --max-times 3",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --groups --late --stateless",
     "--fail-points 20 --groups --short-lanes",
-    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --late --groups --max-wait 0.05",
-    "--seconds 120 --self-kills 300 --late --explicit --two-indexes --short-lanes --max-wait 0.01 --max-times 3",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --max-items 150 --two-indexes --max-times 3",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --late --explicit --max-items 100 --max-wait 0.003",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --groups --abandon --max-wait 0.003 --stateless",
+    "--fail-points 20 --late --max-items 100 --max-wait 0.002 --point wait_",
+    "--fail-points 20 --max-items 150 --max-times 3 --point order_",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
@@ -79,6 +82,8 @@ RECIPES = (
     "--seconds 6 --sequences head --short-lanes",
     "--seconds 6 --sequences random",
     "--seconds 6 --sequences head --ragged",
+    "--seconds 6 --max-items 150",
+    "--seconds 6 --late --max-wait 0.002",
     KILLS,
     f"{KILLS} --short-lanes",
     f"{KILLS} --max-times 3",
@@ -90,7 +95,6 @@ RECIPES = (
     f"{KILLS} --late --explicit",
     f"{KILLS} --groups",
     f"{KILLS} --groups --late",
-    f"{KILLS} --groups --late --max-wait 0.02",
     f"{KILLS} --rounds 0",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",

@@ -29,6 +29,10 @@ QUICK_MUTANTS = (
     "L4_once",
     "V1_items",
     "Y4_cut",
+    "R1_ticket",
+    "R2_most",
+    "T1_since",
+    "T2_overdue",
 )
 
 pytestmark = pytest.mark.skipif(
@@ -69,6 +73,7 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --self-kills 60 --groups --abandon --late --stateless",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --sequences cross",
         "--seconds 3 --random-kills 30 --self-kills 60 --sequences head --ragged --max-times 3",
+        "--seconds 3 --random-kills 30 --self-kills 60 --late --groups --max-items 100 --max-wait 0.003 --two-indexes",
         "--fail-points 1 --seconds-a-point 10 --max-times 3",
     ],
 )
@@ -81,6 +86,13 @@ def test_nothing_is_torn_lost_or_stuck(stress: Path, options: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rule", QUICK_MUTANTS)
 def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
-    items = {"X": "--explicit", "L": "--late", "V": "--abandon", "Y": "--groups"}.get(rule[0], "")
+    items = {
+        "X": "--explicit",
+        "L": "--late",
+        "V": "--abandon",
+        "Y": "--groups",
+        "R": "--max-items 150",
+        "T": "--late --max-wait 0.002",
+    }.get(rule[0], "")
     status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 {items} --mutant {rule}")
     assert status != 0, output

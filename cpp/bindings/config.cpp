@@ -145,6 +145,9 @@ void read_groups(const Part& from, const std::vector<ColumnConfig>& columns, Ind
   index->windows[0].stride = 1;
   index->group.size = from.get<uint32_t>("group_size");
   if (index->group.size == 0) refuse(from.of("group_size"), "1 to 64", "0");
+  index->group.too_long = from.kind<TooLong>(
+      "too_long",
+      {{"refuse", TooLong::kRefuse}, {"head", TooLong::kHead}, {"tail", TooLong::kTail}, {"random", TooLong::kRandom}});
   const auto name = from.get<std::string>("group_by");
   const auto is_it = [&name](const ColumnConfig& column) { return column.name == name; };
   const auto found = std::find_if(columns.begin(), columns.end(), is_it);
@@ -232,8 +235,8 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
   }
   const Part from =
       has_items(row, "groups")     ? Part(row, "index" + name,
-                                          {"name", "items", "length", "group_by", "group_size", "max_groups", "gamma",
-                                           "sampler", "priority_exponent", "initial", "limiter", "min_size",
+                                          {"name", "items", "length", "group_by", "group_size", "max_groups", "too_long",
+                                           "gamma", "sampler", "priority_exponent", "initial", "limiter", "min_size",
                                            "samples_per_insert", "tolerance", "remover", "max_times_sampled", "max_wait_s"})
       : has_items(row, "explicit") ? Part(row, "index" + name,
                                           {"name", "items", "windows", "columns", "max_items", "sampler",

@@ -36,6 +36,6 @@ NB_MODULE(_core, module) {
       .def(nanobind::init<>())
       .def("close", &relive::bindings::BatchMemory::close);
   module.def("kept_batch_bytes", &relive::bindings::kept_batch_bytes);
-  module.def("set_clock", [](double now_s) { relive::set_clock_s(now_s); }, nanobind::arg("now_s"));
+  module.def("set_clock_ahead", &relive::set_clock_ahead, nanobind::arg("seconds"));  // for tests of max_wait_s
   module.def("new_buffer", &relive::bindings::new_buffer, nanobind::arg("num_bytes"));
 }

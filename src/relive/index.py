@@ -23,7 +23,6 @@ Limiter: TypeAlias = MinSize | SamplesPerInsert
 DEFAULT_INDEX_NAME = "default"
 MAX_INDEXES = 8
 MAX_TIMES_SAMPLED = 65_529
-MAX_WAIT_S = 1e9
 # The parts of an Index, and the classes that each may be of.
 _KINDS: dict[str, tuple[type[Any], ...]] = {
     "items": (*ITEMS, Explicit),
@@ -31,9 +30,8 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
     "limiter": (MinSize, SamplesPerInsert),
     "remover": REMOVERS,
 }
-
-# Its limits.
 _NUMBERS = ("max_times_sampled", "max_items", "max_wait_s")
+MAX_WAIT_S = 1e9
 
 
 @names_arguments
@@ -45,16 +43,15 @@ class Index:
     items: Transitions, Sequences, Episodes or Explicit. sampler: Uniform or Prioritized. limiter: MinSize or
     SamplesPerInsert.
     remover: Fifo: which items go where there are more than max_items.
-    max_items: items of this index that live at a time; the remover chooses which goes where one more is published (Fifo:
-    the one that was published first). Its step stays, for other indexes and for windows of its neighbours. None: as many
-    as there are steps. Of Explicit items and of groups it is their own: Explicit(max_items=), Episodes(max_groups=).
-    While a call adds items a sampler may see up to 256 more. Costs 9.1 bytes a step, and O(log8 steps) an item.
-    max_wait_s: seconds that an item waits for what it lacks before it can be drawn; then it is dropped, and counted
-    (stats().indexes[name].timed_out). It waits for the late columns of its steps, from when all of its steps are there
-    (an Explicit one: from when it was made); a group of episodes from its first member on, for the others and for late
-    columns; with initial="given" for its priority as well. Its steps stay, for other indexes, and can be completed;
-    what it took of the limiter's room comes back. None: for ever. It goes in the first call after its time that changes
-    the table, checks it, or waits for a limiter. Costs 9.1 bytes a step (or item), and O(log8 steps) an item that waits.
+    max_items: items of this index that live at a time; the remover chooses which goes where one more is published
+    (Fifo: the one that was published first). Its step stays, for other indexes and for windows of its neighbours. None:
+    as many as there are steps. Explicit items and groups have their own: Explicit(max_items=), Episodes(max_groups=).
+    While a call adds items a sampler may see up to 256 more. Costs 9.2 bytes a step and O(log8 steps) an item.
+    max_wait_s: an item that is whole and waits longer than so many seconds, for late columns, or for its priority where
+    initial='given', and a group that waits longer for members or for late columns of theirs, is dropped: never an item
+    of this index, and no longer in the limiter's way; stats() counts it as timed_out. Its steps stay. Time runs from
+    the step that made its window whole (a group: from its first member's end). What is overdue goes when somebody next
+    changes the table, or waits for it. None: for ever. Costs 9.2 bytes a step (an explicit item, a group).
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
@@ -82,7 +79,7 @@ class Index:
             object.__setattr__(self, "max_times_sampled", times)
             self._check_uses(times)
         if self.max_items is not None:
-            self._check_max_items()
+            object.__setattr__(self, "max_items", self._checked_max_items(self.max_items))
         if self.max_wait_s is not None:
             object.__setattr__(self, "max_wait_s", finite("max_wait_s", self.max_wait_s, 0.0, MAX_WAIT_S, above=True))
         self._check_most()
@@ -92,14 +89,14 @@ class Index:
                 "initial priority of groups of episodes", "'max' or a number: none comes with a step", "given"
             )
 
-    def _check_max_items(self) -> None:
+    def _checked_max_items(self, max_items: int) -> int:
         if getattr(self.items, self._name_of_most, None) is not None:
             raise InvalidConfig(
                 "max_items of an Index",
                 f"none: these items have their own, {type(self.items).__name__}({self._name_of_most}=)",
-                self.max_items,
+                max_items,
             )
-        object.__setattr__(self, "max_items", integer("max_items", self.max_items, 1, MAX_ITEMS))
+        return integer("max_items", max_items, 1, MAX_ITEMS)
 
     @property
     def _name_of_most(self) -> str:
@@ -128,19 +125,18 @@ class Index:
     def check_against(self, spec: StepSpec) -> None:
         """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""
         self.items.check_against(spec)
-        if self.max_wait_s is None or self._can_wait(spec):
+        if self.max_wait_s is None or self._may_wait(spec):
             return
         raise InvalidConfig(
-            "max_wait_s of an Index",
-            "None: no item of this index waits, for it has no late columns (ArraySpec(..., late=True)), no groups"
-            " (Episodes(group_by=...)) and no priorities that come later (initial='given')",
+            "max_wait_s",
+            "None: no item of this index waits, as there are no late columns, no initial='given' and no groups",
             self.max_wait_s,
         )
 
-    def _can_wait(self, spec: StepSpec) -> bool:
-        grouped = isinstance(self.items, Episodes) and self.items.is_grouped
-        given = isinstance(self.sampler, Prioritized) and self.sampler.initial == "given"
-        return grouped or given or bool(spec.late_columns)
+    def _may_wait(self, spec: StepSpec) -> bool:
+        is_given = isinstance(self.sampler, Prioritized) and self.sampler.initial == "given"
+        is_grouped = isinstance(self.items, Episodes) and self.items.is_grouped
+        return is_given or is_grouped or any(column.late for column in spec.columns.values())
 
     def core_config(self, name: str, spec: StepSpec) -> dict[str, Any]:
         """The index as the core reads it: what each of its parts says."""

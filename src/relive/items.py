@@ -243,8 +243,9 @@ class Episodes:
     [B, G, 2]. There are at most max_groups (1 to 4,096) groups at a time, those that wait for members among them: where
     one more opens the oldest goes. A group goes, too, with the first step of it that makes room for newer ones; what
     went before it was complete is stats().dropped_groups. An episode is in one group at most; whose first step is gone
-    when it ends is in none. The key of a group is its own: none of a step. Such items have no bootstrap, stack, pad,
-    time_major, ragged layout or too_long other than 'refuse'.
+    when it ends is in none. The key of a group is its own: none of a step. too_long says which steps of a
+    longer episode its member has, once it has ended. Such items have no bootstrap, stack, pad, time_major or ragged
+    layout.
     Raises InvalidConfig.
     """
 
@@ -292,7 +293,7 @@ class Episodes:
             raise InvalidConfig("group_by", "the name of a column of kind 'episode', or None", self.group_by)
         _check_whole(self, "group_size", 1, MAX_GROUP_SIZE)
         _check_whole(self, "max_groups", 1, MAX_GROUPS)
-        plain = {"bootstrap": 0, "too_long": "refuse", "pad": "right", "stack": {}, "time_major": False}
+        plain = {"bootstrap": 0, "pad": "right", "stack": {}, "time_major": False}
         for name, value in {**plain, "layout": "padded"}.items():
             if getattr(self, name) != value:
                 raise InvalidConfig(f"{name} of groups of episodes", f"the default, {value!r}", getattr(self, name))
@@ -356,6 +357,7 @@ class Episodes:
                 "group_by": self.group_by,
                 "group_size": self.group_size,
                 "max_groups": self.max_groups,
+                "too_long": self.too_long,
                 "gamma": self.gamma,
             }
         return {

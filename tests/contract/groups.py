@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +126,34 @@ class GroupsSuite(Suite):
         with pytest.raises(errors.UnknownColumn):
             table.sample(1, columns=["next_observation"])
 
+    def test_which_steps_of_a_long_episode_a_member_has(self, make_table: MakeTable) -> None:
+        """Four of ten, once the episode has ended: the first, the last, or from a random one on, each as likely."""
+        indexes = {
+            part: relive.Index(
+                relive.Episodes(4, group_by="prompt", group_size=2, max_groups=400, too_long=part)  # type: ignore[arg-type]
+            )
+            for part in ("head", "tail", "random")
+        }
+        table = make_table(spec_of_groups(), 9_000, indexes)
+        with table.writer() as writer:
+            for number in range(800):
+                is_last = number % 2 == 1
+                writer.extend(**episode(10 * number, 10, number // 2, terminated=is_last, truncated=not is_last))
+            writer.extend(**episode(8_000, 3, -1, terminated=True))
+            writer.extend(**episode(8_010, 9, -1))  # cut off
+        assert [table.num_items(part) for part in indexes] == [399, 399, 399]  # the one that waits took a place
+        starts = {}
+        for part in indexes:
+            batch = table.sample(2_000, index=part)
+            first = batch["action"][..., 0] % 10
+            assert (batch["action"] == batch["action"][..., :1] + np.arange(4)).all() and batch.mask.all()
+            assert (batch["action"] // 20 == batch["prompt"][..., None]).all()
+            starts[part] = dict(zip(batch["action"][..., 0].ravel() // 10, first.ravel(), strict=True))
+        assert set(starts["head"].values()) == {0} and set(starts["tail"].values()) == {6}
+        chosen = np.bincount(list(starts["random"].values()), minlength=7)
+        assert len(chosen) == 7 and ((chosen - chosen.mean()) ** 2 / chosen.mean()).sum() < 30  # 6 degrees: p < 1e-4
+        table.check()
+
     def test_a_group_goes_with_its_first_step(self, make_table: MakeTable) -> None:
         table = make_table(spec_of_groups(), 64, grouped(max_groups=50), max_lanes=4)
         with table.writer() as writer:
@@ -137,19 +164,6 @@ class GroupsSuite(Suite):
             batch = table.sample(50)
             assert (batch["action"][:, 0, 0] >= 10 * (60 - 64 // 3 - 8)).all()
         assert table.stats().dropped_groups >= 0 and table.stats().indexes["default"].inserted == 20
-
-    def test_a_group_that_waits_too_long_for_its_members(self, make_table: MakeTable) -> None:
-        """So long after its first one; the next episode of its value opens another."""
-        table = make_table(spec_of_groups(), 100, grouped(max_wait_s=1.5))
-        with table.writer() as writer:
-            for k in range(2):
-                writer.extend(**episode(10 * k, 2, 5, terminated=True))
-            time.sleep(1.6)
-            for k in range(2, 5):
-                writer.extend(**episode(10 * k, 2, 5, terminated=True))
-            assert table.sample(1)["action"][0, :, 0].tolist() == [20, 30, 40]
-            stats = table.stats()
-            assert stats.indexes["default"].timed_out == 1 and stats.dropped_groups == 0 and len(table) == 10
 
     def test_an_episode_that_was_given_up_is_no_member(self, make_table: MakeTable) -> None:
         table = make_table(spec_of_groups(), 100, grouped())
@@ -205,7 +219,7 @@ class GroupsSuite(Suite):
             ({"group_by": "prompt", "group_size": True, "max_groups": 2}, "group_size"),
             ({"group_by": "prompt", "group_size": 2, "max_groups": 4097}, "max_groups"),
             ({"group_by": "prompt", "group_size": 2, "max_groups": 2, "bootstrap": 1}, "bootstrap"),
-            ({"group_by": "prompt", "group_size": 2, "max_groups": 2, "too_long": "head"}, "too_long"),
+            ({"group_by": "prompt", "group_size": 2, "max_groups": 2, "too_long": "middle"}, "too_long"),
             ({"group_by": "prompt", "group_size": 2, "max_groups": 2, "layout": "ragged"}, "layout"),
             ({"group_by": "prompt", "group_size": 2, "max_groups": 2, "time_major": True}, "time_major"),
             ({"group_by": "prompt", "group_size": 2, "max_groups": 2, "stack": {"observation": 2}}, "stack"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import relive
-from contract.tools import MakeTable, Suite, is_empty, present, prioritized, state, transitions
+from contract.tools import MakeTable, Suite, is_empty, plain_spec, present, prioritized, state, transitions
 from relive import errors
 
 
@@ -52,25 +52,20 @@ def check_batch(batch: Any, n_step: int = 1, length: int = 1 << 30) -> None:
 
 
 class LateSuite(Suite):
-    def test_items_that_wait_too_long(self, make_table: MakeTable) -> None:
-        """They are dropped from their index, and counted; their steps stay, and are completed for others."""
-        table = make_table(late_spec(), 1000, {"soon": relive.Index(max_wait_s=1.5), "ever": relive.Index()})
+    def test_max_wait_s(self, make_table: MakeTable) -> None:
+        """What waits too long is no item of that index when somebody next changes the table; of the other one it is."""
+        table = make_table(late_spec(), 1000, {"patient": transitions(), "timed": relive.Index(max_wait_s=0.02)})
         with table.writer() as writer:
-            keys = write(writer, 0, 6)
-            assert table.complete(keys[:2], **columns([0, 1])) == 2
-            time.sleep(1.6)
-            assert table.complete(keys[2:4], **columns([2, 3])) == 2
-            stats = table.stats()
-            soon, ever = stats.indexes["soon"], stats.indexes["ever"]
-            assert (soon.num_items, soon.pending, soon.timed_out) == (2, 0, 4)
-            assert (ever.num_items, ever.pending, ever.timed_out) == (4, 2, 0)
-            assert stats.incomplete_items == 0 and len(table) == 6
-            assert present(table, keys, "soon") == [True] * 2 + [False] * 4
-            assert present(table, keys, "ever") == [True] * 4 + [False] * 2
-            assert set(table.sample(50, index="soon")["action"].tolist()) == {0, 1}
-            keys = write(writer, 6, 2)
-            assert table.complete(keys, **columns([6, 7])) == 2
-            assert table.num_items("soon") == 4, "what comes in time is an item"
+            keys = write(writer, 0, 8)
+            time.sleep(0.05)
+            keys = np.concatenate([keys, write(writer, 8, 1)])
+            assert table.stats().indexes["timed"].timed_out == 8
+            assert table.complete(keys, **columns(np.arange(9))) == 9
+        table.check()
+        assert present(table, keys[:8], "timed") == [False] * 8
+        assert present(table, keys, "patient") == [True] * 9
+        with pytest.raises(errors.InvalidConfig, match="max_wait_s"):
+            make_table(plain_spec(), 100, relive.Index(max_wait_s=1.0))
 
     def test_late_columns(self, make_table: MakeTable) -> None:
         """An item is there when its last step has its late columns, in whatever order they come."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import relive
-from contract.tools import MakeTable, Suite, is_empty, plain_spec, step, write_steps
+from contract.tools import MakeTable, Suite, is_empty, plain_spec, present, step, write_steps
 from relive import errors
 
 
@@ -53,6 +53,27 @@ class LimitsSuite(Suite):
             assert len(table) == 30
             table.draw(1)
             writer.append(**step(30, 31), timeout_s=0.0)
+
+    def test_max_items(self, make_table: MakeTable) -> None:
+        """The item that was published first goes; its step stays, for the other index."""
+        indexes = {
+            "all": relive.Index(sampler=relive.Prioritized(1.0)),
+            "few": relive.Index(relive.Transitions(n_step=2), relive.Prioritized(1.0), max_items=4),
+        }
+        table = make_table(plain_spec(), 100, indexes, max_lanes=4)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 20)
+        assert table.num_items("all") == 20 and len(table) == 20
+        assert table.num_items("few") == 4
+        assert present(table, keys, "few") == [False] * 16 + [True] * 4
+        assert table.update_priorities(keys, np.ones(20, np.float32), index="few") == 4
+        assert table.update_priorities(keys, np.ones(20, np.float32), index="all") == 20
+        drawn = table.sample(64, index="few")
+        assert set(drawn.item_keys.tolist()) == set(keys[16:].tolist())
+        assert table.delete(keys[:17]) == 17
+        assert table.num_items("few") == 3
+        with pytest.raises(errors.InvalidConfig, match="min_size"):
+            relive.Index(limiter=relive.MinSize(5), max_items=4)
 
     def test_limiter_units_are_items_not_steps(self, make_table: MakeTable) -> None:
         """A step that completes no window is free."""

@@ -14,8 +14,9 @@
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   stress --late                                    late columns: completers give them, in any order, some never
 //   stress --groups                                  a last index of groups of episodes: samplers of their own
-//   stress --late --groups --max-wait 0.05           items that wait so many seconds and no longer
 //   stress --abandon                                 writers give episodes up, and nobody may see one of them again
+//   stress --max-items 150                           the first index holds no more, and the second (--two-indexes) fewer yet
+//   stress --max-wait 0.002                          of every index; with --late, --groups
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
 //            --capacity N --writers N --samplers N --updaters N --seed N --quiet
@@ -31,14 +32,13 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
   for (uint32_t k = 0; k < num_messages; ++k) std::printf("  %s\n", control->messages[k]);
   const bool none_known = ((options.explicit_items || options.groups) && control->items_known.load() == 0) ||
                           (options.late && control->rows_completed.load() == 0) ||
-                          (options.abandons && control->num_given_up.load() == 0) ||
-                          (options.max_wait_s > 0.0 && control->num_dropped.load() == 0);
+                          (options.abandons && control->num_given_up.load() == 0);
   const bool good = control->num_bad() == 0 && control->windows.load() > 0 && !none_known;
   std::printf(
       "%s %s: kills %llu + %llu at fail points, in the lock %llu, stops %llu; steps %llu, windows verified %llu, "
       "gathered again "
       "%llu, updates applied %llu stale %llu, items inserted %llu known %llu, rows completed %llu, deleted %llu, pages "
-      "moved %llu, dropped for their time %llu, checks "
+      "moved %llu, checks "
       "%llu, deadlines passed %llu, "
       "longest call "
       "%.0f ms; torn %llu, violations %llu, hangs %llu, crashes %llu, overruns %llu\n",
@@ -46,10 +46,9 @@ int summary(const char* what, uint64_t kills, uint64_t self_kills, uint64_t stop
       number(control->deaths_in_lock), static_cast<unsigned long long>(stops), number(control->steps),
       number(control->windows), number(control->gathered_again), number(control->updates_applied),
       number(control->updates_stale), number(control->items_inserted), number(control->items_known),
-      number(control->rows_completed), number(control->deleted), number(control->moved), number(control->num_dropped),
-      number(control->checks), number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0,
-      number(control->torn), number(control->violations), number(control->hangs), number(control->crashes),
-      number(control->overruns));
+      number(control->rows_completed), number(control->deleted), number(control->moved), number(control->checks),
+      number(control->timeouts), static_cast<double>(control->longest_call_us.load()) / 1000.0, number(control->torn),
+      number(control->violations), number(control->hangs), number(control->crashes), number(control->overruns));
   return good ? 0 : 1;
 }
 
@@ -85,10 +84,6 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point.find("late_") == 0 || point == "publish_unfilled") options.late = true;
   if (point.find("abandon_") == 0) options.abandons = true;
   if (point.find("group_") == 0) options.groups = true;
-  if (point.find("wait_") == 0 || point.find("drop_") == 0) {
-    options.late = options.groups = true;
-    if (given.max_wait_s == 0.0) options.max_wait_s = 0.02;
-  }
   for (const char* of_items : {"late_insert", "late_noted", "late_item"})
     if (point == of_items) options.explicit_items = true;
   if (point == "commit_counted") options.sequences = "cross";
@@ -96,6 +91,9 @@ void fit_options_to(const std::string& point, const Options& given) {
     if (point == of_cells) options.sequences = "pad", options.explicit_items = options.groups = false;
   for (const char* of_ends : {"cell_unhung", "cell_moved", "cell_named"})  // where an end moves a window back
     if (point == of_ends) options.sequences = "shift", options.explicit_items = options.groups = false;
+  if (point.find("order_") == 0 && given.max_items == 0) options.max_items = 150;
+  if (point.find("wait_") == 0)
+    options.late = true, options.max_wait_s = given.max_wait_s > 0 ? given.max_wait_s : 0.002;
   if (point == "close_dropped") options.sequences = "head", options.short_lanes = true;  // an index with only_ended
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
@@ -191,6 +189,10 @@ bool parse(int argc, char** argv) {
       options.stack = static_cast<uint32_t>(std::atoi(argv[++i]));
     else if (name == "--max-times")
       options.max_times = static_cast<uint32_t>(std::atoi(argv[++i]));
+    else if (name == "--max-items")
+      options.max_items = static_cast<uint64_t>(std::atoll(argv[++i]));
+    else if (name == "--max-wait")
+      options.max_wait_s = std::atof(argv[++i]);
     else if (name == "--samples-per-insert")
       options.samples_per_insert = std::atof(argv[++i]);
     else if (name == "--capacity")
@@ -201,8 +203,6 @@ bool parse(int argc, char** argv) {
       options.samplers = std::atoi(argv[++i]);
     else if (name == "--updaters")
       options.updaters = std::atoi(argv[++i]);
-    else if (name == "--max-wait")
-      options.max_wait_s = std::atof(argv[++i]);
     else if (name == "--seed")
       options.seed = static_cast<uint64_t>(std::atoll(argv[++i]));
     else if (name == "--mutant")

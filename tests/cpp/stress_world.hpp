@@ -32,6 +32,8 @@ struct Options {
   uint32_t rounds = ~0u;           // without the lock, before pages are held
   bool stateless = false;          // no state columns: no next outputs, no tails, an end is a mark in the last row
   uint32_t max_times = 0;
+  double max_wait_s = 0.0;
+  uint64_t max_items = 0;  // of the first index, and half of it of the second
   double samples_per_insert = 0.0;
   bool uniform = false;
   bool with_deletes = true;
@@ -44,7 +46,6 @@ struct Options {
   bool late = false;            // rewards and verdicts come later, from completers
   bool abandons = false;        // writers give episodes up
   bool groups = false;          // a last one, of groups of episodes by a column that says which
-  double max_wait_s = 0.0;      // items wait so long and no longer; 0: for ever
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
@@ -123,6 +124,7 @@ inline TableConfig make_config(const Options& options) {
   index.initial_number = 1.0;
   index.priority_exponent = 0.6;
   index.max_times_sampled = options.max_times;
+  index.max_items = options.max_items;
   index.sequence = sequence_of(options);
   if (index.sequence.is_set()) index.n_step = 1;
   const int64_t rows_an_item = index.sequence.is_set() ? 200 : 20;
@@ -140,6 +142,7 @@ inline TableConfig make_config(const Options& options) {
     index.stack[0] = index.stack[1] = 1;  // what the first one reaches over must cost it nothing
     index.sampling = Sampling::kUniform;
     index.max_times_sampled = 0;
+    index.max_items = options.max_items / 2;
     index.limiter = make_min_size(1);
     config.indexes.push_back(index);
   }
@@ -181,8 +184,7 @@ inline TableConfig make_config(const Options& options) {
     index.group = {kGroupSize, static_cast<uint32_t>(config.columns.size()) - 1};
     config.indexes.push_back(index);
   }
-  for (IndexConfig& one : config.indexes)
-    if (options.late || one.group.is_set()) one.max_wait_s = options.max_wait_s;
+  for (IndexConfig& one : config.indexes) one.max_wait_s = options.max_wait_s;
   config.capacity = options.groups ? std::max<uint64_t>(options.capacity, 14 * kGroupRows) : options.capacity;
   config.max_lanes = 12;
   config.max_participants = 24;

@@ -7,8 +7,6 @@ using namespace rig;
 
 namespace {
 
-enum class TooLong { kRefuse, kHead, kTail };
-
 constexpr uint32_t kMost = 16;  // steps of an episode that is whole
 
 Spec episodes_spec(bool has_state, TooLong too_long) {

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clock import Clock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import relive
 from naive.items_twin import NaiveRow, NaiveTable, verdict
 from naive.program import run_at_random
-from relive import errors
+from relive import _core, errors
 
 ROWS = {
     "observation": relive.ArraySpec((2,), "float32", kind="state"),
@@ -25,6 +24,8 @@ ROWS = {
 }
 LATE = {"verdict": relive.ArraySpec((), "int64", late=True)}
 NUM_LANES, MAX_LENGTH, SIZE, MAX_GROUPS = 2, 6, 3, 4
+LONGEST = 11  # where that is no reason to refuse
+MAX_WAIT_S, LATER_S = 1000.0, 400.0  # of a clock that only go_on moves on
 DRAWS = 150  # of at most MAX_GROUPS items of priorities at most 8 times each other: one that none finds is not there
 CHOICES = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
 PRIORITIES = st.sampled_from((1.0, 2.0, 4.0, 8.0))
@@ -40,7 +41,7 @@ class NaiveGroup:
     priority: float | None = None  # None: the largest that there is when it becomes an item
     uses: int = 0
     over: bool = False
-    since_s: float = 0.0  # its first member joined
+    since_s: float = 0.0  # it opened
 
     @property
     def rows(self) -> list[NaiveRow]:
@@ -62,22 +63,26 @@ class GroupsMachine(RuleBasedStateMachine):
         max_times=st.sampled_from((None, None, 2)),
         capacity=st.sampled_from((48, 200)),
         late=st.booleans(),
-        max_wait_s=st.sampled_from((None, 4.0)),
+        too_long=st.sampled_from(("refuse", "head", "tail")),
     )
-    def begin(self, max_times: int | None, capacity: int, late: bool, max_wait_s: float | None) -> None:
-        groups = relive.Episodes(MAX_LENGTH, group_by="prompt", group_size=SIZE, max_groups=MAX_GROUPS)
+    def begin(self, max_times: int | None, capacity: int, late: bool, too_long: Any) -> None:
+        groups = relive.Episodes(
+            MAX_LENGTH, group_by="prompt", group_size=SIZE, max_groups=MAX_GROUPS, too_long=too_long
+        )
+        self.part = {"refuse": slice(None), "head": slice(MAX_LENGTH), "tail": slice(-MAX_LENGTH, None)}[too_long]
+        self.longest = MAX_LENGTH if too_long == "refuse" else LONGEST
         indexes = {
             "steps": relive.Index(),
-            "groups": relive.Index(groups, relive.Prioritized(1.0), max_times_sampled=max_times, max_wait_s=max_wait_s),
+            "groups": relive.Index(groups, relive.Prioritized(1.0), max_times_sampled=max_times, max_wait_s=MAX_WAIT_S),
             "probe": relive.Index(relive.Explicit({"row": relive.Window(1)}, max_items=1)),
         }
         spec = relive.StepSpec(ROWS | LATE if late else ROWS)
         self.table = relive.Table(spec, capacity, indexes, max_lanes=4, seed=7)
-        self.max_times, self.max_wait_s = max_times, max_wait_s
-        self.clock, self.timed_out = Clock(), 0
+        self.max_times = max_times
         self.twin = NaiveTable(1, None, late)  # of rows alone
         self.groups: list[NaiveGroup] = []  # in the order in which they opened
-        self.dropped = 0
+        self.dropped = self.timed_out = 0
+        self.ahead_s = 0.0
         self.largest = 1.0
         self.present: set[int] = set()
         self.num_lanes = self.num_steps = 0
@@ -91,34 +96,22 @@ class GroupsMachine(RuleBasedStateMachine):
         self.num_lanes += NUM_LANES
 
     def teardown(self) -> None:
+        _core.set_clock_ahead(0.0)
         if hasattr(self, "table"):
             self.table.close()
-            Clock.stop()
-
-    # ---- time ------------------------------------------------------------------------------------------------------
-
-    @rule(seconds=st.sampled_from((0.5, 1.0, 3.0)))
-    def let_time_pass(self, seconds: float) -> None:
-        """A group that is no item so long after its first member is none any more, and counted as such alone."""
-        self.clock.advance(seconds)
-        for group in self.groups:
-            is_due = self.max_wait_s is not None and group.since_s + self.max_wait_s <= self.clock.now_s
-            if is_due and not group.over and not group.is_item:
-                group.over = True
-                self.timed_out += 1
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
     @rule(
         lane=st.integers(0, NUM_LANES - 1),
-        count=st.integers(1, MAX_LENGTH),
+        count=st.integers(1, LONGEST),
         prompt=st.integers(-1, 1),
         end=st.sampled_from(("step", "step", "later", "none")),
     )
     def append(self, lane: int, count: int, prompt: int, end: str) -> None:
         """Each step with its next state: one that is there is an item of the index of steps."""
         episode = self.episodes[lane]
-        count = min(count, MAX_LENGTH - len(episode))
+        count = min(count, self.longest - len(episode))
         if not episode:
             self.prompts[lane] = prompt
         for position in range(count):
@@ -137,7 +130,7 @@ class GroupsMachine(RuleBasedStateMachine):
             episode[-1].terminated = end == "step" and position == count - 1
             episode[-1].number = number  # that of the twin counts those that are not given up
         self.look()
-        if episode and (end != "none" or len(episode) == MAX_LENGTH):
+        if episode and (end != "none" or len(episode) == self.longest):
             if end != "step" or not count:
                 self.writer.end_episode(lanes=[lane])
                 episode[-1].truncated = True
@@ -146,7 +139,8 @@ class GroupsMachine(RuleBasedStateMachine):
     def join(self, lane: int) -> None:
         """The episode ended: a member of the group of its value that waits, or of one that opens now."""
         episode, self.episodes[lane] = self.episodes[lane], []
-        if not self.is_there(episode[0]):
+        episode = episode[self.part]
+        if not all(self.is_there(row) for row in episode):
             return
         value = self.prompts[lane]
         waiting = [group for group in self.groups if not group.over and len(group.members) < SIZE]
@@ -154,7 +148,7 @@ class GroupsMachine(RuleBasedStateMachine):
         if group is not None:
             group.members.append(episode)
         else:
-            self.groups.append(NaiveGroup(value, [episode], since_s=self.clock.now_s))
+            self.groups.append(NaiveGroup(value, [episode], since_s=self.ahead_s))
             if len(self.groups) > MAX_GROUPS:
                 self.end(self.groups[-1 - MAX_GROUPS])
         self.publish()
@@ -197,6 +191,17 @@ class GroupsMachine(RuleBasedStateMachine):
         if really == 0:
             self.table.clear()
             self.look()
+
+    @rule()
+    def go_on(self) -> None:
+        """Time passes, and somebody takes the lock: what waits for members or late columns may have waited too long."""
+        self.ahead_s += LATER_S
+        _core.set_clock_ahead(self.ahead_s)
+        self.table.check()
+        for group in self.groups:
+            if not group.over and not group.is_item and self.ahead_s - group.since_s > MAX_WAIT_S:
+                self.end(group)
+                self.timed_out += 1
 
     def look(self) -> None:
         """Which steps are there is for the table to say; what ends with them is not."""
@@ -260,7 +265,7 @@ class GroupsMachine(RuleBasedStateMachine):
                 shown, numbers = batch.mask[position, place], [row.number for row in member]
                 assert shown.tolist() == [True] * len(member) + [False] * (len(shown) - len(member))
                 assert batch["action"][position, place][shown].tolist() == numbers
-                assert batch["observation"][position, place][shown][:, 1].tolist() == [*range(len(member))]
+                assert batch["observation"][position, place][shown][:, 1].tolist() == [row.step for row in member]
                 assert batch["prompt"][position, place] == group.value
                 for name in ("terminated", "truncated"):
                     assert ends[name][position, place][shown].tolist() == [getattr(row, name) for row in member]
@@ -313,12 +318,21 @@ class GroupsMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("max_times", [None, 2])
-@pytest.mark.parametrize(("capacity", "max_wait_s"), [(48, None), (200, None), (200, 4.0)])
-def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: bool, max_wait_s: float | None) -> None:
+@pytest.mark.parametrize(
+    "capacity, max_times, too_long",
+    [
+        (48, None, "refuse"),
+        (48, 2, "refuse"),
+        (200, None, "refuse"),
+        (200, 2, "refuse"),
+        (90, 2, "head"),
+        (90, None, "tail"),
+    ],
+)
+def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: bool, too_long: str) -> None:
     rng = random.Random(capacity)
     machine = GroupsMachine()
-    machine.begin(max_times, capacity, late, max_wait_s)
+    machine.begin(max_times, capacity, late, too_long)
 
     def choices() -> list[int]:
         return [rng.randrange(10_000) for _ in range(rng.randint(1, 12))]
@@ -326,23 +340,26 @@ def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: b
     calls: list[Callable[[], None]] = [
         *[
             lambda: machine.append(
-                rng.randrange(2), rng.randint(1, 6), rng.randint(-1, 1), rng.choice(("step", "step", "later", "none"))
+                rng.randrange(2),
+                rng.randint(1, LONGEST),
+                rng.randint(-1, 1),
+                rng.choice(("step", "step", "later", "none")),
             )
         ]
         * 12,
         *[lambda: machine.complete(choices(), rng.random() < 0.8)] * (8 * late),
         lambda: machine.draw(rng.randint(1, 4)),
-        *[lambda: machine.let_time_pass(rng.choice((0.5, 1.0)))] * (4 if max_wait_s else 0),
         lambda: machine.update(choices(), rng.choice((1.0, 2.0, 4.0, 8.0))),
         lambda: machine.delete(choices()) if rng.random() < 0.2 else None,
         lambda: machine.abandon(rng.randrange(2)),
         lambda: machine.clear(rng.randint(0, 9)),
         lambda: machine.reopen() if rng.random() < 0.5 else None,
+        lambda: machine.go_on() if rng.random() < 0.3 else None,
     ]
-    run_at_random(rng, calls, 500, (5, machine.all_groups_are_the_twins), machine.teardown)
+    num_calls = 500 if too_long == "refuse" else 800  # longer episodes make fewer groups
+    run_at_random(rng, calls, num_calls, (5, machine.all_groups_are_the_twins), machine.teardown)
     items = [group for group in machine.groups if group.is_item]
-    assert len(items) > 10 and machine.dropped + machine.timed_out > 3
-    assert machine.timed_out > 3 or max_wait_s is None
+    assert len(items) > 10 and machine.dropped > 3
 
 
 TestGroups = pytest.mark.filterwarnings("error")(GroupsMachine.TestCase)

@@ -1,20 +1,18 @@
-"""max_wait_s: what waits too long for late columns, members of its group or its priority is dropped, and counted."""
+"""max_wait_s of an index: what waits too long for late columns, a priority or members is dropped, and counted."""
 
 from __future__ import annotations
 
-import pickle
-import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from clock import Clock
 from processes.shm import needs_shared_memory
 
 import relive
-from relive import errors
+from relive import _core, errors
 from relive.errors import InvalidConfig
 
 COLUMNS = {
@@ -24,14 +22,8 @@ COLUMNS = {
 }
 PLAIN = relive.StepSpec(COLUMNS)
 LATE = relive.StepSpec({**COLUMNS, "score": relive.ArraySpec((), "float32", late=True)})
-GROUPS = relive.Episodes(4, group_by="prompt", group_size=2, max_groups=8)
-WINDOW = relive.Explicit(relive.Window(3), max_items=8)
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    yield Clock()
-    Clock.stop()
+GROUPS = relive.Episodes(8, group_by="prompt", group_size=2, max_groups=10)
+ITEMS = relive.Explicit(relive.Window(3), max_items=20)
 
 
 def block(first: int, num_steps: int, prompt: int = 0, **more: Any) -> dict[str, Any]:
@@ -40,263 +32,183 @@ def block(first: int, num_steps: int, prompt: int = 0, **more: Any) -> dict[str,
     return {"state": states[:-1], "next_state": states[1:], **said, **more}
 
 
-def counts(table: relive.Table, index: str = "default") -> tuple[int, int, int]:
-    """Live, pending, timed out; what is due has gone."""
-    table.check()
+@pytest.fixture
+def go_on() -> Iterator[Callable[[float], None]]:
+    """Lets the clock that waits are told by run ahead, by so many seconds more."""
+    ahead = 0.0
+
+    def go(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+        _core.set_clock_ahead(ahead)
+
+    yield go
+    _core.set_clock_ahead(0.0)
+
+
+def told(table: relive.Table, index: str = "default") -> tuple[int, int, int]:
+    """What its stats say: items, those that wait, those that waited too long."""
     stats = table.stats().indexes[index]
     return stats.num_items, stats.pending, stats.timed_out
 
 
-# ---- groups --------------------------------------------------------------------------------------------------------
-
-
-def test_a_group_goes_so_long_after_its_first_member(clock: Clock) -> None:
-    with relive.Table(PLAIN, 100, relive.Index(GROUPS, max_wait_s=5.0)) as table, table.writer() as writer:
-        writer.extend(**block(0, 2, 7, terminated=[False, True]))
-        clock.advance(4.0)
-        writer.extend(**block(10, 2, 8, terminated=[False, True]))
-        assert counts(table) == (0, 0, 0)
-        clock.advance(1.0)
-        assert counts(table) == (0, 0, 1)
-        writer.extend(**block(20, 2, 7, terminated=[False, True]))  # not the second of the one that went
-        assert counts(table) == (0, 0, 1)
-        writer.extend(**block(30, 3, 8, terminated=[False, False, True]))
-        assert counts(table) == (1, 0, 1)
-        clock.advance(5.0)
-        assert counts(table) == (1, 0, 2), "an item waits no more, the first one of 7 was alone again"
-        assert table.sample(4)["number"][:, :, 0].tolist() == [[10, 30]] * 4
-        assert table.stats().dropped_groups == 0 and len(table) == 9
-
-
-def test_a_full_group_waits_for_late_columns_since_its_first_member(clock: Clock) -> None:
-    with relive.Table(LATE, 100, relive.Index(GROUPS, max_wait_s=5.0)) as table, table.writer() as writer:
-        first = writer.extend(**block(0, 2, 7, terminated=[False, True]))
-        clock.advance(3.0)
-        second = writer.extend(**block(10, 2, 7, terminated=[False, True]))
-        assert counts(table) == (0, 1, 0)
-        clock.advance(2.0)
-        assert counts(table) == (0, 0, 1)
-        assert table.complete(np.concatenate([first, second]), score=np.zeros(4)) == 4
-        assert counts(table) == (0, 0, 1) and table.stats().incomplete_items == 0
-
-
-# ---- explicit items ------------------------------------------------------------------------------------------------
-
-
-def test_an_explicit_item_waits_for_late_columns_so_long(clock: Clock) -> None:
-    with relive.Table(LATE, 100, {"steps": relive.Index(), "mine": relive.Index(WINDOW, max_wait_s=2.0)}) as table:
-        writer = table.writer()
+def test_steps_that_wait_for_late_columns(go_on: Callable[[float], None]) -> None:
+    indexes = {"timed": relive.Index(relive.Transitions(n_step=2), max_wait_s=10.0), "patient": relive.Index()}
+    with relive.Table(LATE, 300, indexes) as table, table.writer() as writer:
         keys = writer.extend(**block(0, 6))
-        table.create_items(keys[:1], index="mine")
-        clock.advance(1.5)
-        table.create_items(keys[1:2], index="mine")
-        assert counts(table, "mine") == (0, 2, 0)
-        clock.advance(0.5)
-        assert counts(table, "mine") == (0, 1, 1)
-        assert table.complete(keys, score=np.arange(6)) == 6
-        clock.advance(9.0)
-        assert counts(table, "mine") == (1, 0, 1) and table.num_items("steps") == 6
-        assert table.sample(3, index="mine")["score"].tolist() == [[1.0, 2.0, 3.0]] * 3
-        assert table.delete(table.sample(1, index="mine").item_keys) == 1
-        assert counts(table, "mine") == (0, 0, 1)
-
-
-def test_an_explicit_item_waits_for_its_priority_so_long(clock: Clock) -> None:
-    index = relive.Index(WINDOW, relive.Prioritized(1.0, initial="given"), max_wait_s=2.0)
-    with relive.Table(PLAIN, 100, index) as table, table.writer() as writer:
-        keys = writer.extend(**block(0, 6))
-        gone = table.create_items(keys[:1])
-        clock.advance(1.0)
-        kept = table.create_items(keys[:2])
-        clock.advance(1.0)
-        assert table.update_priorities(gone, [1.0]) == 0, "dropped before it was looked up"
-        assert table.update_priorities(kept, [1.0, 2.0]) == 2
-        assert counts(table) == (2, 0, 1)
-
-
-# ---- items of rows -------------------------------------------------------------------------------------------------
-
-
-def test_a_step_waits_for_its_late_columns_so_long_in_its_own_index(clock: Clock) -> None:
-    indexes = {"short": relive.Index(max_wait_s=2.0), "long": relive.Index(max_wait_s=8.0), "ever": relive.Index()}
-    with relive.Table(LATE, 200, indexes) as table, table.writer() as writer:
-        keys = writer.extend(**block(0, 10))
-        clock.advance(1.0)
-        assert table.complete(keys[:2], score=[1.0, 2.0]) == 2
-        clock.advance(1.0)
-        assert counts(table, "short") == (2, 0, 8)
-        assert counts(table, "long") == (2, 8, 0)
-        assert table.complete(keys[2:4], score=[3.0, 4.0]) == 2, "it fills the row for the others"
-        assert [counts(table, name) for name in indexes] == [(2, 0, 8), (4, 6, 0), (4, 6, 0)]
-        clock.advance(6.0)
-        assert [counts(table, name) for name in indexes] == [(2, 0, 8), (4, 0, 6), (4, 6, 0)]
-        assert table.gather(keys, columns=["number"], index="short").present.tolist() == [True] * 2 + [False] * 8
-        assert table.complete(keys[4:], score=np.ones(6)) == 6
-        assert [table.num_items(name) for name in indexes] == [2, 4, 10]
-
-
-def test_a_key_of_an_item_that_was_dropped_is_stale(clock: Clock) -> None:
-    index = relive.Index(sampler=relive.Prioritized(1.0, initial="given"), max_wait_s=2.0)
-    with relive.Table(PLAIN, 100, index) as table, table.writer() as writer:
-        keys = writer.extend(**block(0, 4))
-        assert table.update_priorities(keys[:2], [1.0, 2.0]) == 2
-        clock.advance(2.0)
-        assert table.update_priorities(keys, np.ones(4)) == 2 and table.stats().updates_stale == 2
-        assert counts(table) == (2, 0, 2)
-        assert table.delete(keys) == 4
-
-
-def test_a_window_that_is_not_whole_does_not_wait_yet(clock: Clock) -> None:
-    """Its steps have still to come; its time begins when the last of them is there."""
-    index = relive.Index(relive.Transitions(n_step=3), max_wait_s=2.0)
-    with relive.Table(LATE, 100, index) as table, table.writer() as writer:
-        keys = writer.extend(**block(0, 3))
-        clock.advance(1.9)
-        writer.extend(**block(3, 1))
-        clock.advance(0.1)
-        assert counts(table) == (0, 1, 1)
-        assert table.complete(keys, score=np.zeros(3)) == 3
-        clock.advance(50.0)
-        assert counts(table) == (0, 0, 2)
-
-
-def test_pages_on_which_no_item_is_left_go(clock: Clock) -> None:
-    with relive.Table(LATE, 4000, relive.Index(max_wait_s=1.0)) as table, table.writer() as writer:
-        writer.extend(**block(0, 2000))
-        clock.advance(1.0)
-        for _ in range(8):
-            table.check()
-        assert counts(table) == (0, 0, 2000) and len(table) < 600
-
-
-def test_all_limits_of_an_index_at_once(clock: Clock) -> None:
-    """max_items, use counts, max_wait_s and deletions, beside a list of what waits."""
-    rng = random.Random(5)
-    index = relive.Index(max_items=6, max_times_sampled=2, max_wait_s=3.0)
-    with relive.Table(LATE, 400, {"all": index, "ever": relive.Index()}) as table, table.writer() as writer:
-        waits: dict[int, float] = {}
-        out = number = 0
-        for _ in range(600):
-            match rng.randrange(4):
-                case 0:
-                    keys = writer.extend(**block(number, 3))
-                    waits |= dict.fromkeys(keys.tolist(), clock.now_s)
-                    number += 3
-                case 1 if waits:
-                    key = rng.choice(list(waits))
-                    out += sum(since + 3.0 <= clock.now_s for since in waits.values())
-                    waits = {key: since for key, since in waits.items() if since + 3.0 > clock.now_s}
-                    assert table.complete([key], score=[1.0]) == 1
-                    waits.pop(key, None)
-                case 2 if waits and rng.random() < 0.3:
-                    key = rng.choice(list(waits))
-                    out += sum(since + 3.0 <= clock.now_s for since in waits.values())
-                    waits = {key: since for key, since in waits.items() if since + 3.0 > clock.now_s}
-                    table.delete([key])
-                    waits.pop(key, None)
-                case _:
-                    clock.advance(rng.choice((0.25, 0.5, 1.0)))
-            if table.num_items("all") and rng.random() < 0.2:
-                table.sample(1, index="all", timeout_s=0.0)
-            out += sum(since + 3.0 <= clock.now_s for since in waits.values())
-            waits = {key: since for key, since in waits.items() if since + 3.0 > clock.now_s}
-            assert counts(table, "all")[1:] == (len(waits), out)
-        assert out > 100
-
-
-# ---- limiters ------------------------------------------------------------------------------------------------------
-
-
-def limited(**more: Any) -> relive.Index:
-    return relive.Index(limiter=relive.SamplesPerInsert(1.0, min_size=1, tolerance=8.0), **more)
-
-
-def test_what_waited_too_long_gives_the_limiters_room_back(clock: Clock) -> None:
-    with relive.Table(LATE, 100, limited(max_wait_s=2.0)) as table, table.writer() as writer:
-        number = 0
-        with pytest.raises((errors.WaitsForItself, errors.DeadlineExceeded)):
-            while True:
-                writer.append(**{name: value[0] for name, value in block(number, 1).items()}, timeout_s=0.0)
-                number += 1
-        assert 5 < number < 30 and counts(table) == (0, number, 0)
-        clock.advance(2.0)
-        writer.append(**{name: value[0] for name, value in block(number, 1).items()}, timeout_s=0.0)
-        assert counts(table) == (0, 1, number)
-
-
-@pytest.mark.parametrize("is_shared", [False, pytest.param(True, marks=needs_shared_memory)])
-def test_who_waits_for_room_gets_it_when_the_time_is_over(is_shared: bool) -> None:
-    """Also the only thread of a process, which nobody else could help: time does."""
-    name = f"max-wait-{random.getrandbits(40):x}"
-    storage = relive.SharedMemory(name) if is_shared else relive.LocalMemory()
-    with relive.Table(LATE, 100, limited(max_wait_s=0.3), storage=storage) as table, table.writer() as writer:
-        begun = time.monotonic()
-        for number in range(60):
-            writer.append(**{name: value[0] for name, value in block(number, 1).items()}, timeout_s=10.0)
-        assert 0.3 < time.monotonic() - begun < 8.0
-        assert table.stats().indexes["default"].timed_out > 10
+        go_on(6.0)
+        keys = np.concatenate([keys, writer.extend(**block(6, 4))])
+        assert told(table, "timed") == (0, 9, 0) and told(table, "patient") == (0, 10, 0)
+        assert table.complete(keys[:3], score=np.ones(3)) == 3
+        assert told(table, "timed") == (2, 7, 0)
+        go_on(5.0)
+        assert table.complete(keys[3:8], score=np.ones(5)) == 5  # the hold in which it comes ends with the look
+        table.check()
+        # What was whole with this very call is an item; of what still waited the first ones are none.
+        assert told(table, "timed") == (7, 2, 0)
+        go_on(10.0)
+        writer.append(state=10.0, number=10, prompt=0)
+        assert told(table, "timed") == (7, 0, 2)
+        assert told(table, "patient") == (8, 2, 0)
+        assert table.complete(keys[8:], score=np.ones(2)) == 2
+        present = table.gather(keys, columns=["number"], index="timed").present
+        assert present.tolist() == [True] * 7 + [False] * 3
+        assert table.num_items("patient") == 10
         table.check()
 
 
-def test_nobody_waits_for_a_time_that_comes_behind_the_deadline(clock: Clock) -> None:
-    with relive.Table(LATE, 100, limited(max_wait_s=50.0)) as table, table.writer() as writer:
-        begun = time.monotonic()
-        with pytest.raises((errors.WaitsForItself, errors.DeadlineExceeded)):
-            for number in range(60):
-                writer.append(**{name: value[0] for name, value in block(number, 1).items()}, timeout_s=0.5)
-        assert time.monotonic() - begun < 5.0
+def test_a_priority_that_never_comes(go_on: Callable[[float], None]) -> None:
+    index = relive.Index(sampler=relive.Prioritized(1.0, initial="given"), max_wait_s=3.0)
+    with relive.Table(PLAIN, 300, index) as table, table.writer() as writer:
+        keys = writer.extend(**block(0, 5))
+        table.update_priorities(keys[:2], np.ones(2, np.float32))
+        go_on(4.0)
+        assert table.update_priorities(keys[1:3], np.ones(2, np.float32)) == 2
+        assert told(table) == (3, 0, 2)
+        assert table.update_priorities(keys, np.ones(5, np.float32)) == 3
+        table.check()
 
 
-def test_a_draw_of_what_timed_out_is_one_of_nothing(clock: Clock) -> None:
-    with relive.Table(LATE, 100, relive.Index(max_wait_s=1.0)) as table, table.writer() as writer:
-        writer.extend(**block(0, 5))
-        clock.advance(1.0)
-        with pytest.raises((errors.WaitsForItself, errors.DeadlineExceeded)):
-            table.sample(1, timeout_s=0.0)
-        assert table.stats().indexes["default"].timed_out == 5
+@pytest.mark.parametrize("late", [False, True])
+def test_groups(late: bool, go_on: Callable[[float], None]) -> None:
+    index = relive.Index(GROUPS, max_wait_s=10.0)
+    with relive.Table(LATE if late else PLAIN, 300, index) as table, table.writer() as writer:
+        keys = [writer.extend(**block(10 * k, 3, prompt=k % 3, truncated=True)) for k in range(3)]
+        go_on(6.0)
+        keys += [writer.extend(**block(10 * k, 3, prompt=k % 3, truncated=True)) for k in range(3, 5)]
+        assert told(table) == ((0, 2, 0) if late else (2, 0, 0))
+        if late:
+            for part in (keys[0], keys[3]):
+                table.complete(part, score=np.ones(3))
+        go_on(5.0)
+        writer.extend(**block(90, 3, prompt=2, truncated=True))  # joins in this hold, behind which the group goes
+        table.check()
+        assert told(table) == ((1, 0, 2) if late else (3, 0, 0))
+        assert table.stats().dropped_groups == 0
+        go_on(20.0)
+        writer.extend(**block(100, 3, prompt=7, truncated=True))
+        go_on(20.0)
+        writer.extend(**block(110, 3, prompt=8, truncated=True))
+        assert table.stats().dropped_groups == 1
+        writer.extend(**block(120, 3, prompt=7, truncated=True))  # opens a group anew
+        assert table.num_items() == (1 if late else 3)
+        table.check()
 
 
-# ---- the configuration ---------------------------------------------------------------------------------------------
+def test_explicit_items(go_on: Callable[[float], None]) -> None:
+    indexes = {"steps": relive.Index(), "items": relive.Index(ITEMS, max_wait_s=1.0)}
+    with relive.Table(LATE, 300, indexes) as table, table.writer() as writer:
+        rows = writer.extend(**block(0, 9))
+        items = [writer.create_item({"": (rows[at], 3)}, index="items") for at in (0, 3, 6)]
+        table.complete(rows[:3], score=np.ones(3))
+        go_on(1.5)
+        table.complete(rows[3:4], score=np.ones(1))
+        assert told(table, "items") == (1, 0, 2)
+        assert table.complete(rows[4:], score=np.ones(5)) == 5
+        assert table.gather(items, index="items").present.tolist() == [True, False, False]
+        assert table.num_items("steps") == 9
+        table.check()
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), 2e9, "5", True, [1.0], np.datetime64("now")])
-def test_what_is_no_time_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidConfig, match="max_wait_s"):
-        relive.Index(max_wait_s=value)
-
-
-def test_where_nothing_waits_it_is_refused() -> None:
-    for items in (relive.Transitions(), relive.Sequences(length=2), relive.Episodes(4), WINDOW):
-        with pytest.raises(InvalidConfig, match="no item of this index waits"):
-            relive.Table(PLAIN, 100, relive.Index(items, max_wait_s=1.0))
-        relive.Table(LATE, 100, relive.Index(items, max_wait_s=1.0)).close()
-    relive.Table(PLAIN, 100, relive.Index(GROUPS, max_wait_s=1)).close()
-    given = relive.Prioritized(1.0, initial="given")
-    relive.Table(PLAIN, 100, relive.Index(sampler=given, max_wait_s=1.0)).close()
-
-
-def test_it_is_written_down_and_read_again() -> None:
-    index = relive.Index(GROUPS, max_wait_s=1.5)
-    assert relive.Index.from_dict(index.to_dict()) == index == pickle.loads(pickle.dumps(index))
-    assert "max_wait_s=1.5" in repr(index)
-    assert relive.Index.from_dict(relive.Index().to_dict()) == relive.Index()
-    config = relive.TableConfig(PLAIN, 100, index)
-    assert relive.TableConfig.from_dict(config.to_dict()) == config
-    with pytest.raises(TypeError, match="max_wait_s"):
-        relive.Index(timeout_s=2.0)  # type: ignore[call-arg]
-
-
-# ---- processes -----------------------------------------------------------------------------------------------------
+def test_room_of_the_limiter_comes_back(go_on: Callable[[float], None]) -> None:
+    """Items that wait hold the limiter's room; who waits for it alone is not told that it waits for itself."""
+    limiter = relive.SamplesPerInsert(1.0, 10, 10.0)
+    index = relive.Index(limiter=limiter, max_wait_s=0.3)
+    with relive.Table(LATE, 300, index) as table, table.writer() as writer:
+        rows = writer.extend(**block(0, 20))
+        table.complete(rows[:15], score=np.ones(15))
+        with pytest.raises(errors.DeadlineExceeded):
+            writer.extend(**block(20, 5), timeout_s=0.0)
+        writer.extend(**block(20, 5), timeout_s=20.0)
+        assert told(table)[2] == 5
+        table.check()
 
 
 @needs_shared_memory
-def test_times_that_this_clock_has_not_come_to_begin_anew(clock: Clock) -> None:
-    """As after the machine was started anew: its clock begins at 0 again, and nothing waits for ever."""
-    name = f"max-wait-{random.getrandbits(40):x}"
-    index = relive.Index(max_wait_s=5.0)
+def test_another_process_s_items(shm_name: Callable[[], str]) -> None:
+    """Whoever changes the table next drops what is overdue, whoever wrote it."""
+    index = relive.Index(max_wait_s=0.05)
+    assert relive.Index.from_dict(index.to_dict()) == index and "max_wait_s=0.05" in repr(index)
+    name = shm_name()
     with relive.Table(LATE, 100, index, storage=relive.SharedMemory(name)) as table, table.writer() as writer:
         writer.extend(**block(0, 5))
-        clock.advance(-900.0)
-        with relive.attach(name) as other:  # somebody else lives: nothing is mended
-            clock.advance(5.0)
-            assert counts(other) == (0, 5, 0)
+        with relive.attach(name) as other, other.writer() as second:
+            time.sleep(0.1)
+            second.extend(**block(5, 1))
+            assert told(other) == told(table) == (0, 1, 5)
+
+
+def test_more_than_one_hold_drops(go_on: Callable[[float], None]) -> None:
+    with relive.Table(LATE, 5_000, relive.Index(max_wait_s=1.0)) as table, table.writer() as writer:
+        for first in range(0, 4_000, 100):
+            writer.extend(**block(first, 100))
+        assert told(table) == (0, 4_000, 0)
+        go_on(2.0)
+        for first in range(20):
+            writer.append(state=4_000.0 + first, number=first, prompt=0)
+        assert told(table)[0] == 0 and told(table)[2] == 4_000
+        table.check()
+
+
+def test_completers_beside_a_clock(go_on: Callable[[float], None]) -> None:
+    """Each item is one thing at the end: published or timed out."""
+    with relive.Table(LATE, 20_000, relive.Index(max_wait_s=0.01), max_lanes=4) as table:
+        written: list[np.ndarray] = []
+        is_over = threading.Event()
+
+        def write() -> None:
+            with table.writer() as writer:
+                for first in range(0, 6_000, 20):
+                    written.append(writer.extend(**block(first, 20)))
+            is_over.set()
+
+        def complete(part: int) -> None:
+            at = 0
+            while not is_over.is_set() or at < len(written):
+                if at < len(written):
+                    table.complete(written[at][part::3], score=np.ones(len(written[at][part::3])))
+                    at += 1
+
+        threads = [threading.Thread(target=write), *(threading.Thread(target=complete, args=(k,)) for k in (0, 1))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        go_on(1.0)
+        for _ in range(40):
+            with table.writer() as writer:
+                writer.append(state=0.0, number=0, prompt=0, next_state=1.0)
+        table.check()
+        stats = table.stats().indexes["default"]
+        assert stats.inserted + stats.timed_out + stats.pending == 6_000 + 40 and stats.inserted > 0
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("inf"), float("nan"), "1", True])
+def test_what_is_no_time(bad: Any) -> None:
+    with pytest.raises(InvalidConfig, match="max_wait_s"):
+        relive.Index(max_wait_s=bad)
+
+
+def test_nothing_waits() -> None:
+    with pytest.raises(InvalidConfig, match="no late columns"):
+        relive.Table(PLAIN, 100, relive.Index(max_wait_s=1.0))

@@ -138,7 +138,7 @@ def test_an_attached_handle_says_what_the_table_was_made_from(shm_name: Any) -> 
         ({"stack_pad": "edge"}, "'repeat' or 'zeros'"),
         ({"initial": ("mean", 0.0)}, "'max' or 'given' or 'number'"),
         ({"stack": {"nobody": 2}}, "nobody"),
-        ({"max_items": 3}, "max_times_sampled"),
+        ({"max_staleness": 3}, "max_times_sampled"),
         ({"n_step": "three"}, "n_step"),
         ({"n_step": -1}, "n_step"),
     ],

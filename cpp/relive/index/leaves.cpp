@@ -58,7 +58,7 @@ void Leaves::publish(Held& held, uint32_t index, uint64_t slot, double mass) {
   leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   leaves.set_state(slot, 0);
-  leaves.end_waiting(held, slot);
+  if (leaves.is_timed()) leaves.end_wait(held, slot);
   count_published(held, index, 1);
 }
 
@@ -97,13 +97,14 @@ bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass) {
 void Leaves::flush(Held& held, uint32_t index) {
   Dirty& dirty = held.dirty;
   const size_t count = dirty.count_[index];
-  const auto refresh = [&](Tree& tree) {
+  const Leaves leaves(held.region, index);
+  const auto refresh_copy = [&](Tree& tree) {
     std::array<uint64_t, Dirty::kRoom> slots;  // a refresh leaves rubbish in them
     std::copy_n(dirty.slots_[index].data(), count, slots.data());
     tree.refresh(slots.data(), count);
   };
-  if (Leaves(held.region, index).is_bounded()) refresh(held.region.orders_[index]);
-  if (Leaves(held.region, index).is_timed()) refresh(held.region.times_[index]);
+  if (leaves.is_bounded()) refresh_copy(held.region.orders_[index]);
+  if (leaves.is_timed()) refresh_copy(held.region.waits_[index]);
   held.region.trees_[index].refresh(dirty.slots_[index].data(), count);
   dirty.count_[index] = 0;
 }
@@ -116,10 +117,10 @@ void Leaves::flush_all(Held& held) {
 bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
   const Leaves leaves(held.region, index);
   const bool is_item = is_step && leaves.is_drawable(leaves.states()[slot].load(kRelaxed));
-  if (leaves.is_timed() && !(is_step && leaves.waits(slot)))
-    held.region.times_[index].set_leaf(slot, leaves.times().identity());
   const double value = leaves.tree().leaf(slot);
   if (!is_item && leaves.is_bounded()) held.region.orders_[index].set_leaf(slot, leaves.orders().identity());
+  if (leaves.is_timed() && !(is_step && leaves.may_wait(slot)))
+    held.region.waits_[index].set_leaf(slot, leaves.waits().identity());
   if (value == leaves.nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
   held.region.trees_[index].set_leaf(slot, leaves.nothing());  // inner nodes are rebuilt behind this
   return is_item;
@@ -128,43 +129,15 @@ bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
 void Leaves::rebuild(Held& held, uint32_t index) {
   held.dirty.count_[index] = 0;
   held.region.trees_[index].rebuild();
-  if (Leaves(held.region, index).is_bounded()) held.region.orders_[index].rebuild();
-  if (Leaves(held.region, index).is_timed()) held.region.times_[index].rebuild();
-}
-
-void Leaves::begin_drop(Held& held, uint32_t index, uint64_t slot) {
-  IndexState& counts = held.region.header->index_state[index];
-  counts.timed_out_then.store(counts.timed_out.load(kRelaxed) + 1, kRelaxed);
-  counts.dropping.store(slot + 1, kRelaxed);
-  RELIVE_FAIL_POINT(drop_noted);
-}
-
-void Leaves::count_drop(Held& held, uint32_t index) {
-  IndexState& counts = held.region.header->index_state[index];
-  counts.timed_out.store(counts.timed_out_then.load(kRelaxed), kRelaxed);
-  RELIVE_FAIL_POINT(drop_counted);
-  counts.dropping.store(0, kRelaxed);
-}
-
-void Leaves::settle_drop(Held& held, uint32_t index) {
-  IndexState& counts = held.region.header->index_state[index];
-  const uint64_t noted = counts.dropping.load(kRelaxed);
-  if (noted != 0 && Leaves(held.region, index).state(noted - 1) == kStateDropped && RELIVE_RULE(T3_count))
-    counts.timed_out.store(counts.timed_out_then.load(kRelaxed), kRelaxed);
-  counts.dropping.store(0, kRelaxed);
-}
-
-void Leaves::mend_times(Held& held, uint32_t index, bool all) {
   const Leaves leaves(held.region, index);
-  const Tree& times = leaves.times();
-  for (uint64_t slot = 0; slot < times.num_leaves(); ++slot)
-    if (leaves.has_time(slot) && (all || times.leaf(slot) > held.now_s)) leaves.set_time(held, slot, held.now_s);
+  if (leaves.is_bounded()) held.region.orders_[index].rebuild();
+  if (leaves.is_timed()) held.region.waits_[index].rebuild();
 }
 
 const char* Leaves::broken_node() const {
   if (!follows(tree(), config().reduction)) return "an inner node differs from the reduction of its children";
   if (is_bounded() && !follows(orders(), Reduction::kMin)) return "a remover's inner node differs from its children's";
-  if (is_timed() && !follows(times(), Reduction::kMin)) return "an inner node of times differs from its children's";
+  if (is_timed() && !follows(waits(), Reduction::kMin)) return "an inner node of waits differs from its children's";
   return nullptr;
 }
 

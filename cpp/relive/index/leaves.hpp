@@ -10,12 +10,11 @@
 //               |   +-----> awaiting ---+ |  +------------------+
 //               | late columns to come  ^ |
 //               +-----> unfilled -------+-+ (or awaiting) when the last of its rows has them
-//   any of them: deleted -> removed; a row that it needs goes -> ended; the oldest of too many (max_items), or one that
-//   waits too long (max_wait_s) -> dropped
+//   any of them: deleted -> removed; a row that it needs goes -> ended; the oldest of too many (max_items) -> dropped
 //
 // Where an index of rows has max_items, each item that can be drawn has a second leaf, in the remover's tree: the ticket
-// of its publication (rule R1). Which item goes is that tree's best. Where it has max_wait_s each item that waits (unfilled,
-// awaiting, or an open group) has one in the tree of times: since when (rule T1). The best of that one goes next.
+// of its publication (rule R1). Which item goes is that tree's best. Where it has max_wait_s, an item that waits has one in
+// a tree of minima: since when (rule T1).
 //
 // Owner:   a Leaves is a view of one index of a region, made where it is used.
 // Locking: everything that takes a Held is under the table lock; the rest may be called at any time. Lock-free readers
@@ -66,16 +65,15 @@ class Leaves final {
   // Whether the index holds no more than max_items; then, whether the item of a slot has a ticket.
   bool is_bounded() const { return r_.geometry->orders_offset[index_] != 0; }
   bool has_ticket(uint64_t slot) const { return orders().leaf(slot) != orders().identity(); }
-  // Whether the item of a step, or of a record in use, waits to be published: an open group for its members.
-  bool waits(uint64_t slot) const {
-    const uint16_t now = state(slot);
-    return is_waiting(now) || (now == kStatePending && r_.map(index_).is_explicit);
+  // Whether its items wait no longer than max_wait_s; then, since when the longest of them does (infinity: none), and
+  // whether this one is noted as waiting.
+  bool is_timed() const { return r_.geometry->waits_offset[index_] != 0; }
+  double waits_since() const { return waits().total(); }
+  bool has_wait(uint64_t slot) const { return waits().leaf(slot) != waits().identity(); }
+  // Whether the item of a step that is there, or of a record in use, is one that waits: of a record also for members.
+  bool may_wait(uint64_t slot) const {
+    return is_waiting(state(slot)) || (r_.map(index_).is_explicit && state(slot) == kStatePending);
   }
-  // Whether its items wait max_wait_s and no longer; then, whether that of a slot waits, and when the one that has waited
-  // longest is to go, by clock_s(): +inf where none waits. In a hold behind flush().
-  bool is_timed() const { return r_.geometry->times_offset[index_] != 0; }
-  bool has_time(uint64_t slot) const { return times().leaf(slot) != times().identity(); }
-  double next_due_s() const { return times().total() + config().max_wait_s; }
   void prefetch(uint64_t slot) const { tree().prefetch(slot); }
   void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
 
@@ -99,16 +97,9 @@ class Leaves final {
   // The window is complete, late columns of its rows are still to come.
   static void keep_unfilled(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
-    begin_waiting(held, index, slot);
+    begin_wait(held, index, slot);
     leaves.set_state(slot, kStateUnfilled);
     leaves.counts().pending.fetch_add(1, std::memory_order_relaxed);
-  }
-  // From now on it waits, if it does not yet: before its state, or its record's word, says so.
-  static void begin_waiting(Held& held, uint32_t index, uint64_t slot) {
-    const Leaves leaves(held.region, index);
-    if (!leaves.is_timed() || leaves.has_time(slot) || !RELIVE_RULE(T1_time)) return;
-    leaves.set_time(held, slot, held.now_s);
-    RELIVE_FAIL_POINT(wait_time);
   }
   // The late columns of an unfilled item's rows are all there. True where it is an item now, as complete() says.
   static bool fill(Held& held, uint32_t index, uint64_t slot);
@@ -135,17 +126,20 @@ class Leaves final {
     flush(held, index);
     return held.region.orders_[index].best();
   }
-  // The item that has waited longest, whose time is over, is about to go as kStateDropped: what is counted is noted before
-  // (rule T3). Then it is counted. Recovery settles what a death left in between, before it ends anything.
-  static uint64_t longest_waiting(Held& held, uint32_t index) {
-    flush(held, index);
-    return held.region.times_[index].best();
+  // The item waits from now on, if its index counts how long and it does not wait already (rule T1).
+  static void begin_wait(Held& held, uint32_t index, uint64_t slot) {
+    const Leaves leaves(held.region, index);
+    if (!leaves.is_timed() || leaves.has_wait(slot) || !RELIVE_RULE(T1_since)) return;
+    leaves.set_wait(held, slot, held.now_s());
+    RELIVE_FAIL_POINT(wait_begun);
   }
-  static void begin_drop(Held& held, uint32_t index, uint64_t slot);
-  static void count_drop(Held& held, uint32_t index);
-  static void settle_drop(Held& held, uint32_t index);
-  // Times of a clock that is not this one (another boot's, or to come) begin anew.
-  static void mend_times(Held& held, uint32_t index, bool all);
+  // The item of a timed index that has waited longest, kNoLeaf where none waits. Works off what was touched.
+  static uint64_t waits_longest(Held& held, uint32_t index, double* since) {
+    flush(held, index);
+    const uint64_t slot = held.region.waits_[index].best();
+    if (slot != kNoLeaf) *since = held.region.waits_[index].leaf(slot);
+    return slot;
+  }
   // Of an episode that is given up: what ended counts as deleted, too, for how many steps came before it will change.
   static void remove_ended(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
@@ -164,7 +158,7 @@ class Leaves final {
  private:
   const Tree& tree() const { return tree_; }
   const Tree& orders() const { return r_.orders_[index_]; }  // of a bounded index
-  const Tree& times() const { return r_.times_[index_]; }    // of a timed one
+  const Tree& waits() const { return r_.waits_[index_]; }    // of a timed one
   std::atomic<uint16_t>* states() const { return states_; }
   IndexState& counts() const { return r_.header->index_state[index_]; }
   bool initial_mass(float given, double* mass) const;
@@ -193,14 +187,14 @@ class Leaves final {
     held.region.orders_[index_].set_leaf(slot, ticket);
     touch(held, slot);
   }
-  void set_time(Held& held, uint64_t slot, double since_s) const {
-    held.region.times_[index_].set_leaf(slot, since_s);
-    touch(held, slot);
+  void end_wait(Held& held, uint64_t slot) const {
+    if (!has_wait(slot)) return;
+    set_wait(held, slot, waits().identity());
+    RELIVE_FAIL_POINT(wait_over);
   }
-  void end_waiting(Held& held, uint64_t slot) const {
-    if (!is_timed() || !has_time(slot)) return;
-    set_time(held, slot, times().identity());
-    RELIVE_FAIL_POINT(wait_cleared);
+  void set_wait(Held& held, uint64_t slot, double since) const {
+    held.region.waits_[index_].set_leaf(slot, since);
+    touch(held, slot);
   }
   void touch(Held& held, uint64_t slot) const {
     Dirty& dirty = held.dirty;
@@ -237,7 +231,7 @@ inline bool Leaves::initial_mass(float given, double* mass) const {
 inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   double mass = 0.0;
   if (!initial_mass(given, &mass)) {
-    begin_waiting(held, index_, slot);
+    begin_wait(held, index_, slot);
     set_state(slot, kStateAwaiting);
     counts().pending.fetch_add(1, std::memory_order_relaxed);
     return false;
@@ -246,7 +240,7 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   set_state(slot, 0);
-  end_waiting(held, slot);
+  if (is_timed()) end_wait(held, slot);
   return true;
 }
 
@@ -269,7 +263,7 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(retire_leaf);
   if (leaves.is_bounded()) leaves.clear_ticket(held, slot);
-  leaves.end_waiting(held, slot);
+  if (leaves.is_timed()) leaves.end_wait(held, slot);
   if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, std::memory_order_relaxed);
   return leaves.has_life(state);
 }

@@ -70,8 +70,9 @@ const char* check_leaf(const Region& r, uint32_t index, uint64_t record, int64_t
   *pending += is_used && Leaves::is_waiting(state) ? 1 : 0;
   if (is_used && !Leaves::is_waiting(state) && !leaves.is_published(record) && !is_open_group(r, index, record))
     return "a record in use stands for no item";
-  if (leaves.is_timed() && leaves.has_time(record) != (is_used && leaves.waits(record)))
-    return leaves.has_time(record) ? "a time of what does not wait" : "an explicit item that waits has no time";
+  const bool waits = is_used && (Leaves::is_waiting(state) || is_open_group(r, index, record));
+  if (leaves.is_timed() && leaves.has_wait(record) != waits)
+    return "since when an explicit item waits is noted of one that does not, or not of one that does";
   if (mass == leaves.nothing()) return nullptr;
   if (!is_item) return "a leaf that stands for no live explicit item has mass";
   return std::isfinite(mass) && mass >= 0.0 ? nullptr : "a leaf is not a finite mass >= 0";

@@ -8,6 +8,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/records.hpp"
+#include "relive/words/rng.hpp"
 
 namespace relive {
 namespace {
@@ -47,15 +48,40 @@ Row last_step(const Region& r, uint32_t lane_slot, bool ended) {
   return has_state || has_mark == ended ? row : Row{};
 }
 
-// All rows of that episode, as the window of a member. Its first row may be gone, or have become a tail.
-FoundWindow last_episode(const Region& r, uint32_t index, uint32_t lane_slot, bool ended) {
+// An episode as a member: its rows, or those that too_long says. Rows of it may be gone, or have become a tail.
+struct Member {
+  FoundWindow window;
+  uint64_t name = 0;  // which episode of its lane slot: that lane's, and the row of the lane that it begins with
+};
+
+// Rows of the episode behind those that its member has.
+uint32_t num_left_out_behind(const Region& r, uint32_t index, uint64_t last_slot, uint32_t left_out) {
+  constexpr uint64_t kMembers = 0x6d656d62;  // a stream of numbers that no draw has
+  switch (r.header->indexes[index].group.too_long) {
+    case TooLong::kTail:
+      return 0;
+    case TooLong::kRandom:
+      return CounterRng(r.geometry->seed, r.lane_of(last_slot), last_slot, kMembers).below(index, left_out + 1);
+    default:
+      return left_out;
+  }
+}
+
+Member last_episode(const Region& r, uint32_t index, uint32_t lane_slot, bool ended) {
   const Row last = last_step(r, lane_slot, ended);
-  if (!last.is_there()) return {WhyNot::kNotYet};
+  if (!last.is_there()) return {{WhyNot::kNotYet}};
   const uint64_t slot = r.slot_of(last.page, last.offset);
-  const int64_t num_rows = int64_t{r.head_of(slot).load(kRelaxed) & kStepMask} + 1;
+  const uint32_t step = r.head_of(slot).load(kRelaxed) & kStepMask;
+  const uint64_t begin = r.pages[last.page].first_t + last.offset - step;
+  Member member{{}, r.lane_of(slot) << 32 | (begin & 0xffffffffu)};
   const WindowConfig& shape = r.records[index].shape(0);
-  if (num_rows > shape.length) return {WhyNot::kEnd};  // no writer of this table wrote it
-  return find_window(r, shape, {r.key_of(slot, r.words[last.page].load(kRelaxed)), -num_rows});
+  const uint32_t num_rows = std::min(step + 1, shape.length), left_out = step + 1 - num_rows;
+  const bool is_refused = left_out > 0 && r.header->indexes[index].group.too_long == TooLong::kRefuse;
+  if (is_refused) return {{WhyNot::kEnd}};  // no writer of this table wrote it
+  const uint32_t behind = left_out == 0 ? 0 : num_left_out_behind(r, index, slot, left_out);
+  member.window = find_window(
+      r, shape, {r.key_of(slot, r.words[last.page].load(kRelaxed)), -static_cast<int64_t>(num_rows), behind});
+  return member;
 }
 
 int64_t load_value(const Records& records, uint64_t record) {
@@ -103,7 +129,7 @@ uint64_t open_group(Held& held, uint32_t index, int64_t value, const FoundWindow
   std::memcpy(records.values_of(record), &value, sizeof value);
   RELIVE_FAIL_POINT(group_windows);
   hang_window(held, index, record, 0);
-  Leaves::begin_waiting(held, index, record);
+  Leaves::begin_wait(held, index, record);
   records.words[record].store(used_word(records.words[record].load(kRelaxed)), std::memory_order_release);
   RELIVE_FAIL_POINT(group_opened);
   return record;
@@ -159,8 +185,14 @@ const char* check_member(const Region& r, uint32_t index, uint64_t record, const
   const Records& records = r.records[index];
   const int64_t key = window.key.load(kRelaxed);
   const uint64_t slot = r.key_slot(key);
-  if ((r.head_of(slot).load(kRelaxed) & kStepMask) != 0) return "a group has a member that does not begin an episode";
-  if (!ends_an_episode(r, key, window.num_rows.load(kRelaxed))) return "a group has a member that has not ended";
+  const uint32_t num_rows = window.num_rows.load(kRelaxed);
+  // Of an episode that was too long only a part may be there.
+  const TooLong part = num_rows < records.shape(0).length ? TooLong::kRefuse : r.header->indexes[index].group.too_long;
+  const bool begins = part == TooLong::kRefuse || part == TooLong::kHead;
+  const bool ends = part == TooLong::kRefuse || part == TooLong::kTail;
+  if (begins && (r.head_of(slot).load(kRelaxed) & kStepMask) != 0)
+    return "a group has a member that does not begin an episode";
+  if (ends && !ends_an_episode(r, key, num_rows)) return "a group has a member that has not ended";
   if (value_of(r, index, key) != load_value(records, record)) return "a group has a member of another value";
   return records.nodes[records.heads[slot] - 1].next == 0 ? nullptr : "an episode is in two groups";
 }
@@ -173,13 +205,13 @@ void join_groups(Held& held, uint32_t lane_slot) {
   for (const uint32_t i : r.record_indexes()) {
     const Records& records = r.records[i];
     if (!records.are_groups()) continue;
-    const FoundWindow episode = last_episode(r, i, lane_slot, true);
-    if (episode.why != WhyNot::kNothing) continue;
+    const Member member = last_episode(r, i, lane_slot, true);
+    if (member.window.why != WhyNot::kNothing) continue;
     std::atomic<uint64_t>& joined = records.joined[lane_slot];
-    if (joined.load(kRelaxed) == static_cast<uint64_t>(episode.key)) continue;
+    if (joined.load(kRelaxed) == member.name) continue;
     // Who died between the two stores left a member that is noted nowhere else: it hangs at its first row.
-    if (records.heads[r.key_slot(episode.key)] == 0 || !RELIVE_RULE(Y1_once)) join(held, i, episode);
-    joined.store(static_cast<uint64_t>(episode.key), kRelaxed);
+    if (records.heads[r.key_slot(member.window.key)] == 0 || !RELIVE_RULE(Y1_once)) join(held, i, member.window);
+    joined.store(member.name, kRelaxed);
     RELIVE_FAIL_POINT(group_joined);
   }
 }
@@ -189,9 +221,9 @@ void pass_by_groups(Held& held, uint32_t lane_slot) {
   if (!r.has_groups()) return;
   for (const uint32_t i : r.record_indexes()) {
     if (!r.records[i].are_groups()) continue;
-    const FoundWindow episode = last_episode(r, i, lane_slot, false);
-    if (episode.why != WhyNot::kNothing) continue;
-    r.records[i].joined[lane_slot].store(static_cast<uint64_t>(episode.key), kRelaxed);
+    const Member member = last_episode(r, i, lane_slot, false);
+    if (member.window.why != WhyNot::kNothing) continue;
+    r.records[i].joined[lane_slot].store(member.name, kRelaxed);
     RELIVE_FAIL_POINT(group_passed);
   }
 }
@@ -226,9 +258,8 @@ const char* broken_groups(const Region& r, uint32_t index) {
 const char* broken_join(const Region& r, uint32_t lane_slot) {
   for (const uint32_t i : r.record_indexes()) {
     if (!r.records[i].are_groups()) continue;
-    const FoundWindow episode = last_episode(r, i, lane_slot, true);
-    if (episode.why == WhyNot::kNothing &&
-        r.records[i].joined[lane_slot].load(kRelaxed) != static_cast<uint64_t>(episode.key))
+    const Member member = last_episode(r, i, lane_slot, true);
+    if (member.window.why == WhyNot::kNothing && r.records[i].joined[lane_slot].load(kRelaxed) != member.name)
       return "an episode that has ended was not looked at for its group";
   }
   return nullptr;

@@ -22,7 +22,6 @@ void Locked::take() {
   Region& r = door_.region;
   const uint32_t nobody = r.geometry->max_participants;
   LockResult result = LockResult::kTaken;
-  held_.begin();
   const std::atomic<bool>* const is_over = deadline_.is_deaf() ? nullptr : door_.is_over;
   if (RELIVE_RULE(C1_lock))
     result = TableLock::lock(&r.header->lock, door_.me, nobody, *door_.storage, deadline_, is_over);
@@ -56,7 +55,6 @@ void Locked::take() {
     room_ = true;
   }
   if (door_.has_dead) sweep_some();
-  room_ |= drop_overdue(held_);
 }
 
 bool Locked::sweep_some() {
@@ -94,6 +92,7 @@ void Locked::release() {
   if (!is_held_) return;
   is_held_ = false;
   keep_to_most(held_);
+  if (keep_to_time(held_)) room_ = true;
   Leaves::flush_all(held_);
   RELIVE_FAIL_POINT(commit_ancestors);
   RELIVE_HOLD(false);

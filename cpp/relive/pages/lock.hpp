@@ -66,10 +66,7 @@ class Locked final {
 // The lock where nobody else can want it: a region at birth, or whose users all died.
 class Alone final {
  public:
-  explicit Alone(Door& door) : held_(door.region, door.dirty) {
-    RELIVE_HOLD(true);
-    held_.begin();
-  }
+  explicit Alone(Door& door) : held_(door.region, door.dirty) { RELIVE_HOLD(true); }
   ~Alone() { RELIVE_HOLD(false); }
   Alone(const Alone&) = delete;
   Alone& operator=(const Alone&) = delete;

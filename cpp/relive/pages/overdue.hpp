@@ -1,26 +1,22 @@
-// max_wait_s: items that wait longer to be published are dropped, and counted (rules T1 to T3).
+// max_wait_s of an index: what waits longer to be published, for late columns, a priority or members, is dropped (T2).
 //
-// What waits is let in and whole, and lacks late columns or its priority; or it is a group that lacks members. Since when,
-// the tree of times says (index/leaves.hpp), whose best is the next to go.
-//
-// Locking: under the table lock, as soon as it is taken: whoever has it finds those gone whose time is over.
-// Cost:    O(log8 leaves) for each item that goes, at most 256 of an index a hold (rule C3); where nothing is due a look
-//          at eight words of each timed index; nothing where no index is timed.
+// Locking: under the table lock, before it is given back. Nobody asks for it but who takes the lock: while nobody does,
+//          what is overdue stays, and nobody can see it, for it cannot be drawn.
+// Cost:    a look at the clock where anything waits, O(log8 leaves) for each item that goes; nothing where no index is
+//          timed.
 #pragma once
 
 #include "relive/words/held.hpp"
 
 namespace relive {
 
-// True where some item went: what it took of a limiter's room has come back.
-bool drop_items_due(Held& held);
-inline bool drop_overdue(Held& held) { return !held.region.timed_indexes().empty() && drop_items_due(held); }
+// True where any was dropped: there is room to insert.
+bool drop_overdue(Held& held);
 
-// When the next item is to go, by clock_s(); +inf where none waits. At any time; exact under the lock.
-double next_due_s(const Region& r);
+// What a hold ends with.
+inline bool keep_to_time(Held& held) { return !held.region.timed_indexes().empty() && drop_overdue(held); }
 
-// For the first to attach after all others left: times that its clock has not come to begin anew. all: so do the others,
-// since the machine was started anew.
-void mend_times(Held& held, bool all);
+// Whether anything waits that will be dropped in time: who waits for room does not wait for itself alone.
+bool has_waits(const Region& r);
 
 }  // namespace relive

@@ -181,7 +181,7 @@ FoundWindow find_window(const Region& r, const WindowConfig& shape, const Window
   const uint32_t span = shape.span(found.num_rows);
   Place place;
   found.why = find_row(r, asked.key, &place);
-  if (found.why == WhyNot::kNothing && asked.num_rows < 0) found.why = step_back(r, span - 1, &place);
+  if (found.why == WhyNot::kNothing && asked.num_rows < 0) found.why = step_back(r, span - 1 + asked.behind, &place);
   if (found.why != WhyNot::kNothing) return found;
   const uint64_t first = r.slot_of(place.page, place.row);
   found.key = r.key_of(first, r.words[place.page].load(std::memory_order_acquire));
@@ -223,8 +223,7 @@ uint32_t cost_of_end(const Region& r, uint32_t index) {
 void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state) {
   Region& r = held.region;
   const Records& records = r.records[index];
-  if (final_state != kStateDropped && is_open_group(r, index, record))
-    r.header->counters.dropped_groups.fetch_add(1, kRelaxed);
+  if (is_open_group(r, index, record)) r.header->counters.dropped_groups.fetch_add(1, kRelaxed);
   Leaves::retire(held, index, record, final_state);
   RELIVE_FAIL_POINT(record_ended);
   const uint64_t word = records.words[record].load(kRelaxed);

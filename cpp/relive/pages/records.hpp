@@ -16,8 +16,9 @@ namespace relive {
 
 // One window of an item that is to be inserted, as somebody asks for it.
 struct WindowRows {
-  int64_t key;       // of its first row, or of its last one
-  int64_t num_rows;  // from that row on; negative: so many that end with it; 0: the item has no such window
+  int64_t key;          // of its first row, or of its last one
+  int64_t num_rows;     // from that row on; negative: so many that end with it; 0: the item has no such window
+  uint32_t behind = 0;  // of one that ends: rows from its last to the one that is named
   const int64_t* rows = nullptr;  // the keys of all of them, for them to be these and no others; null: not told
 };
 
@@ -91,7 +92,7 @@ bool let_in(Held& held, uint32_t index, uint64_t record, float given);
 // Whether a record is a group of episodes that still waits for members (rule Y1).
 bool is_open_group(const Region& r, uint32_t index, uint64_t record);
 
-// The item goes: as removed (kStateRemoved), ended (kStateEnded) or dropped (kStateDropped). The record must be used.
+// The item goes: as removed (kStateRemoved) or ended (kStateEnded). The record must be used.
 void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state);
 
 // Ends every explicit item that hangs at a row, which is about to go. False where the hold has ended enough: come again.

@@ -150,7 +150,6 @@ void recover(Held& held, RecoverScratch& scratch) {
   Region& r = held.region;
   RELIVE_FAIL_POINT(recover_begin);
   count_keepers(held);
-  for (const uint32_t i : r.timed_indexes()) Leaves::settle_drop(held, i);
   if (RELIVE_RULE(F2_pages)) settle_pages(held);
   RELIVE_FAIL_POINT(recover_pass1);
   settle_items(held);
@@ -169,7 +168,7 @@ void recover(Held& held, RecoverScratch& scratch) {
   if (RELIVE_RULE(F5_inner))
     for (uint32_t i = 0; i < r.num_indexes; ++i) Leaves::rebuild(held, i);
   RELIVE_FAIL_POINT(recover_inner);
-  keep_to_most(held);  // this hold may go on to check
+  keep_to_most(held);
   Leaves::flush_all(held);
   r.header->counters.recoveries.fetch_add(1, kRelaxed);
 }
@@ -223,6 +222,10 @@ Swept sweep(Held& held, const Storage& storage, uint32_t me, uint32_t* num_cut) 
     swept.any = true;
   }
   swept.any |= *num_cut > cut_before;
+  if (swept.any) {  // this hold may go on to check
+    keep_to_most(held);
+    Leaves::flush_all(held);
+  }
   return swept;
 }
 

@@ -8,7 +8,6 @@
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
 #include "relive/pages/most.hpp"
-#include "relive/pages/overdue.hpp"
 #include "relive/table/table.hpp"
 #include "relive/tiers/tier.hpp"
 #include "relive/words/rng.hpp"
@@ -232,8 +231,6 @@ void Table::recover_alone() {
     if (region_.participants[p].live.load() == 0) continue;
     for (uint32_t num_cut = 0; !end_participant(nobody_else.held(), p, &num_cut);) num_cut = 0;
   }
-  const std::string boot = boot_id().substr(0, sizeof region_.header->boot_id - 1);
-  mend_times(nobody_else.held(), boot != region_.header->boot_id);
   keep_to_most(nobody_else.held());
   Leaves::flush_all(nobody_else.held());
 }

@@ -51,7 +51,8 @@ Writer::Writer(Table* table) : table_(table) {
   }
   for (uint32_t i = 0; i < r.num_indexes; ++i) {
     const IndexConfig& index = r.header->indexes[i];
-    const uint32_t longest = index.group.is_set() ? index.windows[0].length : index.sequence.longest;
+    const bool is_group = index.group.is_set() && index.group.too_long == TooLong::kRefuse;
+    const uint32_t longest = is_group ? index.windows[0].length : index.sequence.longest;
     if (longest != 0) longest_episode_ = std::min(longest_episode_, longest);
   }
 }

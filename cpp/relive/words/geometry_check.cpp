@@ -102,8 +102,8 @@ bool are_areas_sound(const Geometry& g) {
     const uint64_t num_leaves = has_records ? records.max_items : g.num_slots;
     sound = sound && lies(g.trees_offset[i], Tree::num_bytes(num_leaves)) &&
             lies(g.states_offset[i], Wide{sizeof(uint16_t)} * num_leaves) &&
-            (g.orders_offset[i] == 0 || (!has_records && lies(g.orders_offset[i], Tree::num_bytes(num_leaves)))) &&
-            (g.times_offset[i] == 0 || lies(g.times_offset[i], Tree::num_bytes(num_leaves)));
+            (g.waits_offset[i] == 0 || lies(g.waits_offset[i], Tree::num_bytes(num_leaves))) &&
+            (g.orders_offset[i] == 0 || (!has_records && lies(g.orders_offset[i], Tree::num_bytes(num_leaves))));
     next_leaf += records.max_items;
   }
   return sound;

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "relive/words/region.hpp"
+#include "relive/words/sync.hpp"
 
 namespace relive {
 
@@ -31,12 +32,15 @@ class Held final {
 
   Region& region;
   Dirty& dirty;
-  // When it began, by clock_s(); where no item of the region is timed: 0.
-  double now_s = 0.0;
   // Explicit items that may still end in this hold before their rows go (rule X7), each as many as eight of its nodes.
   uint32_t ends_left = kEndsAHold;
   // Rows that it may still look at for explicit items that have all their late columns now (rule L6).
   uint32_t looks_left = kLooksAHold;
+  // The time of this hold, asked for once.
+  double now_s() {
+    if (now_s_ == 0.0) now_s_ = clock_s();
+    return now_s_;
+  }
 
  private:
   static constexpr uint32_t kEndsAHold = 256;
@@ -44,7 +48,7 @@ class Held final {
   friend class Locked;  // the table lock
   friend class Alone;   // nobody else is attached: birth, and the first to attach after all others died
   Held(Region& r, Dirty& d) : region(r), dirty(d) {}
-  void begin() { now_s = region.timed_indexes().empty() ? 0.0 : clock_s(); }
+  double now_s_ = 0.0;
 };
 
 }  // namespace relive

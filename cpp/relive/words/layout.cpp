@@ -93,6 +93,7 @@ Status check_group(const TableConfig& config, const IndexConfig& index) {
     return group.column == 0 ? Status() : invalid("group_by", "none without group_size", group.column);
   if (index.map != LeafMap::kExplicit || index.num_windows != 1 || index.windows[0].stride != 1)
     return invalid("groups", "explicit items with one window of stride 1", index.num_windows);
+  if (group.too_long > TooLong::kRandom) return invalid("too_long", "0 to 3", static_cast<int64_t>(group.too_long));
   if (group.size > kMaxGroupSize) return invalid("group_size", "1 to 64", group.size);
   if (index.max_items > kMaxGroups) return invalid("max_groups", "1 to 4096", static_cast<int64_t>(index.max_items));
   if (index.initial == Initial::kGiven)
@@ -139,22 +140,6 @@ Status check_sequence(const IndexConfig& index) {
   return {};
 }
 
-// Something must be able to wait: for late columns, for members of its group, or for its priority.
-Status check_wait(const TableConfig& config, const IndexConfig& index) {
-  if (index.max_wait_s == 0.0) return {};
-  const auto refused = [&index](const char* expected) {
-    return Status(Code::kInvalidConfig)
-        .with_text("what", "max_wait_s")
-        .with_text("expected", expected)
-        .with_double("got", index.max_wait_s);
-  };
-  if (!(index.max_wait_s > 0.0 && index.max_wait_s <= kMostWait_s)) return refused("seconds above 0, up to 1e9");
-  const auto is_late = [](const ColumnConfig& column) { return column.kind == ColumnKind::kLate; };
-  const bool can_wait = index.group.is_set() || index.initial == Initial::kGiven ||
-                        std::any_of(config.columns.begin(), config.columns.end(), is_late);
-  return can_wait ? Status() : refused("none where no item waits for late columns, members or its priority");
-}
-
 Status check_config(const TableConfig& config) {
   if (config.columns.empty() || config.columns.size() > kMaxColumns)
     return invalid("columns", "1 to 128 columns", static_cast<int64_t>(config.columns.size()));
@@ -181,8 +166,12 @@ Status check_config(const TableConfig& config) {
           .with_double("got", index.initial_number);
     RELIVE_RETURN_IF_ERROR(check_map(config, index));
     RELIVE_RETURN_IF_ERROR(check_group(config, index));
+    if (!(index.max_wait_s >= 0.0 && index.max_wait_s <= kMaxWait_s))
+      return Status(Code::kInvalidConfig)
+          .with_text("what", "max_wait_s")
+          .with_text("expected", "above 0 and at most 1e9 seconds, or 0 for ever")
+          .with_double("got", index.max_wait_s);
     RELIVE_RETURN_IF_ERROR(check_sequence(index));
-    RELIVE_RETURN_IF_ERROR(check_wait(config, index));
   }
   return check_item_columns(config);
 }
@@ -391,7 +380,7 @@ void place_areas(const TableConfig& config, Layout* out) {
     g.states_offset[i] = take(sizeof(uint16_t) * num_leaves);
     g.cursors_offset[i] = take(has_records ? 0 : sizeof(Cursor) * g.max_lanes);
     if (!has_records && config.indexes[i].max_items != 0) g.orders_offset[i] = take(Tree::num_bytes(num_leaves));
-    if (config.indexes[i].max_wait_s != 0.0) g.times_offset[i] = take(Tree::num_bytes(num_leaves));
+    if (config.indexes[i].max_wait_s != 0.0) g.waits_offset[i] = take(Tree::num_bytes(num_leaves));
     if (has_records) place_records(take, g.num_slots, g.max_lanes, &g.records[i]);
   }
   place_cells(take, g.num_slots, &g.cells);

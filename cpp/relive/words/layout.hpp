@@ -1,9 +1,9 @@
 // Where every byte of a table lies: a plain value that a remote peer or a GPU kernel can compute addresses from.
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
-// marks | free frames | per index: tree, leaf states, of rows cursors and, with max_items, the remover's tree, with
-// max_wait_s the tree of times, of records their words, windows, nodes, heads and own columns | of start cells: state,
-// links, free ones | metadata | slabs | start cells. All positions are offsets from the region's start.
+// marks | free frames | per index: tree, leaf states, of rows cursors and, with max_items, the remover's tree, of records
+// their words, windows, nodes, heads and own columns, with max_wait_s since when they wait | of start cells: state, links, free ones | metadata | slabs | start cells. All positions are
+// offsets from the region's start.
 // A slab is a run of frames, a frame holds the rows of one page:
 //   address(row, column) = slabs_offset + (frame >> frames_per_slab_shift) * slab_bytes
 //                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
@@ -31,13 +31,13 @@ inline constexpr uint32_t kCellWord = 4;    // where a table has start cells: be
 inline constexpr uint32_t kNoCell = ~0u;    // that of a row which has none
 inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kMostLateBytes = 256;  // of a row's late columns together: they are written under the lock
-inline constexpr uint32_t kFormatVersion = 6;
+inline constexpr uint32_t kFormatVersion = 7;
 inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together; that a record's window spans
 inline constexpr uint32_t kMaxWindows = 32;   // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
+inline constexpr double kMaxWait_s = 1e9;        // 30 years
 inline constexpr uint32_t kMaxGroupSize = 64;    // episodes of a group
 inline constexpr uint64_t kMaxGroups = 4096;     // of an index: an episode that ends asks for the group of its value
-inline constexpr double kMostWait_s = 1e9;       // of an item; 30 years
 inline constexpr uint32_t kLeafBits = 51;        // a key is shard << 51 | generation and slot
 inline constexpr uint32_t kStateBits = 2;
 inline constexpr uint32_t kMoveBits = 16;
@@ -144,15 +144,21 @@ struct WindowConfig {
 };
 static_assert(sizeof(WindowConfig) == 64);
 
+// What becomes of an episode of more steps than its item has rows: the step that makes it so long is refused; or the item
+// is its first ones, its last ones, or as many from one at random on.
+enum class TooLong : uint32_t { kRefuse = 0, kHead = 1, kTail = 2, kRandom = 3 };
+
 // Items that are groups of episodes: the index is explicit, its one declared window that of each member, and a record is
 // made by the episodes that end, not by a call (rules Y1 to Y5). All zero where items are no groups.
 struct GroupConfig {
-  uint32_t size;    // episodes of a group
-  uint32_t column;  // an int64 of kind episode, of which the members of a group have the same value
+  uint32_t size;     // episodes of a group
+  uint32_t column;   // an int64 of kind episode, of which the members of a group have the same value
+  TooLong too_long;  // of an episode of more steps than the index's window has rows
+  uint32_t reserved;
 
   bool is_set() const { return size != 0; }
 };
-static_assert(sizeof(GroupConfig) == 8);
+static_assert(sizeof(GroupConfig) == 16);
 
 struct IndexConfig {
   char name[64];
@@ -172,10 +178,10 @@ struct IndexConfig {
   LeafMap map;                  // what its leaves stand for
   uint64_t max_items;           // items that live at a time; 0: any number (never where they are explicit)
   uint32_t num_windows;         // kExplicit, 0 else
-  double max_wait_s;            // an item that waits so long to be published is dropped; 0: it waits for ever
   uint32_t time_major;          // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
   WindowConfig windows[kMaxWindows];
   GroupConfig group;  // kExplicit: of items that episodes make as they end
+  double max_wait_s;  // an item that waits longer to be published is none; 0: for ever
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);
 
@@ -280,14 +286,14 @@ struct Geometry {
   uint64_t trees_offset[kMaxIndexes];
   uint64_t states_offset[kMaxIndexes];
   uint64_t cursors_offset[kMaxIndexes];
-  uint64_t orders_offset[kMaxIndexes];  // the remover's tree, of indexes of rows that have max_items; 0: none
-  uint64_t times_offset[kMaxIndexes];   // since when items wait, of indexes that have max_wait_s; 0: none
   RecordGeometry records[kMaxIndexes];
   uint64_t metadata_offset;
   uint64_t metadata_bytes;
   uint64_t slabs_offset;
   uint64_t region_bytes;
   CellGeometry cells;
+  uint64_t orders_offset[kMaxIndexes];  // the remover's tree, of indexes of rows that have max_items; 0: none
+  uint64_t waits_offset[kMaxIndexes];   // since when items wait, of indexes that have max_wait_s; 0: none
 };
 static_assert(std::is_trivially_copyable_v<Geometry>);
 

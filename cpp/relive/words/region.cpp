@@ -97,13 +97,13 @@ void Region::bind_index(uint32_t index) {
   if (of.max_items == 0 || of.group_size != 0) appended_indexes_[num_appended_indexes_++] = index;
   trees_[index].bind(base + g.trees_offset[index], maps_[index].num_leaves, header->indexes[index].reduction);
   states_[index] = at<std::atomic<uint16_t>>(base, g.states_offset[index]);
-  if (g.times_offset[index] != 0) {
-    times_[index].bind(base + g.times_offset[index], maps_[index].num_leaves, Reduction::kMin);
-    timed_indexes_[num_timed_indexes_++] = index;
+  if (g.orders_offset[index] != 0) {
+    orders_[index].bind(base + g.orders_offset[index], g.num_slots, Reduction::kMin);
+    bounded_indexes_[num_bounded_indexes_++] = index;
   }
-  if (g.orders_offset[index] == 0) return;
-  orders_[index].bind(base + g.orders_offset[index], g.num_slots, Reduction::kMin);
-  bounded_indexes_[num_bounded_indexes_++] = index;
+  if (g.waits_offset[index] == 0) return;
+  waits_[index].bind(base + g.waits_offset[index], maps_[index].num_leaves, Reduction::kMin);
+  timed_indexes_[num_timed_indexes_++] = index;
 }
 
 void Region::create(std::byte* memory, const TableConfig& config, const Layout& layout) {
@@ -124,7 +124,7 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
   for (uint32_t i = 0; i < num_indexes; ++i) {
     trees_[i].clear();
     if (geometry->orders_offset[i] != 0) orders_[i].clear();
-    if (geometry->times_offset[i] != 0) times_[i].clear();
+    if (geometry->waits_offset[i] != 0) waits_[i].clear();
     h->index_state[i].max_priority.store(1.0, std::memory_order_relaxed);
     h->index_state[i].max_mass.store(1.0, std::memory_order_relaxed);
     for (uint64_t record = 0; record < geometry->records[i].max_items; ++record)

@@ -29,7 +29,7 @@ inline constexpr uint32_t kNoPage = ~0u;
 // The state of a leaf, PRIMARY, 16 bits: what the step of that slot is to the index. Mass 0 is not a state.
 inline constexpr uint16_t kMostUses = 0xfff9;  // 0 .. this: published, and drawn so many times
 inline constexpr uint16_t kStateDropped =
-    0xfffa;  // its index holds no more of it (max_items, max_wait_s): its rows stay
+    0xfffa;  // its index holds no more (max_items): the step stays, as others' item
 inline constexpr uint16_t kStateUnfilled = 0xfffb;  // its window is complete, late columns of its rows still to come
 inline constexpr uint16_t kStatePending = 0xfffc;   // the step is there, or will be; its window is not complete yet
 inline constexpr uint16_t kStateAwaiting = 0xfffd;  // its window is complete, its priority still to come
@@ -150,11 +150,9 @@ struct IndexState {
   std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
   std::atomic<double> max_mass;      // its mass
   std::atomic<uint64_t>
-      next_item;  // PRIMARY: records ever taken (the next one is that modulo their number); of rows tickets
-  std::atomic<int64_t> pending;     // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
-  std::atomic<uint64_t> timed_out;  // PRIMARY: items dropped after max_wait_s
-  // Of the one that is being dropped, PRIMARY (rule T3): its leaf + 1 (0: none), and timed_out with it counted.
-  std::atomic<uint64_t> dropping, timed_out_then;
+      next_item;                 // PRIMARY: records ever taken; the next is that modulo their number; of rows tickets
+  std::atomic<int64_t> pending;  // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
+  std::atomic<uint64_t> timed_out;  // items that waited too long
 
   // What the limiter's insert side counts: what is pending, too, until it is published or over.
   int64_t inserted_or_pending() const {
@@ -343,7 +341,7 @@ struct Region {
   }
   // Those of rows that hold no more than max_items.
   std::span<const uint32_t> bounded_indexes() const { return {bounded_indexes_, num_bounded_indexes_}; }
-  // Those whose items wait max_wait_s and no longer.
+  // Those whose items wait no longer than max_wait_s.
   std::span<const uint32_t> timed_indexes() const { return {timed_indexes_, num_timed_indexes_}; }
   uint32_t max_times(uint32_t index) const { return header->indexes[index].max_times_sampled; }
   const ItemShape& shape(uint32_t index) const { return geometry->shapes[index]; }
@@ -363,7 +361,7 @@ struct Region {
 
   Tree trees_[kMaxIndexes];
   Tree orders_[kMaxIndexes];  // of the bounded indexes: which of their items goes first
-  Tree times_[kMaxIndexes];   // of the timed indexes: since when each of their items waits
+  Tree waits_[kMaxIndexes];   // of the timed indexes: since when what waits does
   std::atomic<uint16_t>* states_[kMaxIndexes] = {};
   ItemMap maps_[kMaxIndexes] = {};
   uint32_t row_indexes_[kMaxIndexes] = {};

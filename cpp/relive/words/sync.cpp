@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <limits>
 
 #include "relive/words/testing.hpp"
@@ -15,6 +14,8 @@ bool (*interrupt_hook)() = nullptr;
 bool (*only_thread_hook)() = nullptr;
 
 namespace {
+
+std::atomic<double> clock_ahead_s{0.0};
 
 thread_local int hooks_running = 0;  // on this thread
 
@@ -63,8 +64,6 @@ bool take_from_dead(std::atomic<uint32_t>* word, uint32_t seen, uint32_t me, uin
   return taken;
 }
 
-std::atomic<double> set_clock{std::numeric_limits<double>::quiet_NaN()};
-
 bool asked(bool (*hook)()) {
   if (hook == nullptr) return false;
   ++hooks_running;
@@ -80,13 +79,6 @@ bool is_interrupted() {
   return asked(interrupt_hook) || (interrupt_hook != nullptr && process_id() != process);
 }
 
-double clock_s() {
-  const double set = set_clock.load(std::memory_order_relaxed);
-  return std::isnan(set) ? static_cast<double>(now_ns()) * 1e-9 : set;
-}
-
-void set_clock_s(double now_s) { set_clock.store(now_s, std::memory_order_relaxed); }
-
 bool is_only_thread() { return asked(only_thread_hook); }
 
 bool is_in_interrupt() { return hooks_running > 0; }
@@ -97,6 +89,9 @@ bool Hearing::ends() {
   if (is_over_ != nullptr && is_over_->load(std::memory_order_relaxed)) return true;
   return !deadline_.is_deaf() && is_interrupted();
 }
+
+double clock_s() { return static_cast<double>(now_ns()) * 1e-9 + clock_ahead_s.load(std::memory_order_relaxed); }
+void set_clock_ahead(double seconds) { clock_ahead_s.store(seconds, std::memory_order_relaxed); }
 
 Deadline Deadline::after(double seconds) {
   Deadline deadline;

@@ -27,7 +27,12 @@ bool is_only_thread();
 // Whether a hook is running on this thread: a signal's handler may call a handle whose call it interrupted.
 bool is_in_interrupt();
 
-// A point in monotonic time, local to the process: no deadline is ever stored in a region (rule I2).
+// Seconds of the system's monotonic clock, the same one for all processes of a boot and a time namespace (rule I2); and
+// what this process sees it run ahead of it, for tests.
+double clock_s();
+void set_clock_ahead(double seconds);
+
+// A point in monotonic time, local to the process.
 class Deadline final {
  public:
   // seconds: 0 = try once, +inf = wait for ever. NaN and negative count as 0.
@@ -50,12 +55,6 @@ class Deadline final {
   int64_t end_ns_ = 0;  // INT64_MAX: endless
   bool is_deaf_ = false;
 };
-
-// Seconds of the machine's monotonic clock, the same in all processes of a boot (but not of other time namespaces): what
-// items that wait too long are measured by (rule I2). set_clock_s: this process goes by that number instead, until it is
-// told NaN; for tests, as time is an argument.
-double clock_s();
-void set_clock_s(double now_s);
 
 // What ends a wait in slices before its deadline: a signal, or somebody who raised the flag. Asked seldom, for the
 // answer may have to wait for Python.
