@@ -60,6 +60,8 @@ struct Control {
   // Of lanes whose last episode was given up, by tag: tag << 32 | episode, and when that was done, in microseconds.
   std::atomic<uint64_t> given_up[kLaneSlots], given_up_us[kLaneSlots];
   std::atomic<uint64_t> num_given_up;
+  // Items that were about to be dropped for their time, and that were: how many are counted lies between the two.
+  std::atomic<uint64_t> drops_begun, drops_done;
 
   void note_given_up(uint64_t tag, uint32_t episode, double now) {
     given_up_us[tag % kLaneSlots].store(static_cast<uint64_t>(now * 1e6));
@@ -87,6 +89,8 @@ struct Control {
     for (auto& item : items) item.clear();
     for (auto& key : completed) key.store(0);
     for (auto& tag : given_up) tag.store(0);
+    drops_begun.store(0);
+    drops_done.store(0);
   }
   // Whether this lane's rows have this tag, and no others, as far as it is remembered.
   bool is_lane_of(uint64_t tag, int64_t lane) {

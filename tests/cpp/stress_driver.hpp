@@ -63,6 +63,8 @@ inline void dawdle() {
 }
 
 inline void at_point(FailPoint point) {
+  if (point == FailPoint::wait_noted) control->drops_begun.fetch_add(1);
+  if (point == FailPoint::wait_ended) control->drops_done.fetch_add(1);
   if (static_cast<uint32_t>(point) != my_point || --my_passages > 0) return dawdle();
   control->deaths[my_point].fetch_add(1);
   if (!is_outside_lock(point)) control->deaths_in_lock.fetch_add(1);
@@ -119,6 +121,15 @@ inline std::unique_ptr<Worker> make_worker(int position, uint64_t seed, Table* s
   }
 }
 
+// Items that were dropped for their time: each is counted, once, whoever died on the way.
+inline std::string wrong_drops(const TableStats& stats) {
+  int64_t counted = 0;
+  for (const int64_t count : stats.timed_out) counted += count;
+  const auto done = static_cast<int64_t>(control->drops_done.load());
+  if (counted >= done && counted <= static_cast<int64_t>(control->drops_begun.load())) return {};
+  return std::to_string(counted) + " items timed out of " + std::to_string(done) + " that were dropped";
+}
+
 // After everybody is gone or quiet: a fresh handle, all invariants, nothing in flight.
 inline int judge() {
   std::unique_ptr<Table> table;
@@ -131,6 +142,8 @@ inline int judge() {
   if (!relive::stats(*table, &stats).ok()) control->found_violation("no statistics at the end");
   for (int64_t in_flight : stats.in_flight)
     if (in_flight != 0) control->found_violation(("in flight at the end: " + std::to_string(in_flight)).c_str());
+  const std::string miscounted = wrong_drops(stats);
+  if (!miscounted.empty()) control->found_violation(miscounted.c_str());
   if (table->region().header->num_holding.load() != 0) control->found_violation("pages are held at the end");
   if (stats.num_open_lanes != 0)
     control->found_violation(("lanes open at the end: " + std::to_string(stats.num_open_lanes)).c_str());

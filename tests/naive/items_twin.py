@@ -43,7 +43,8 @@ class NaiveItem:
     score: float
     priority: float | None  # None: that of a new item when it comes
     uses: int = 0
-    over: bool = False  # deleted, pushed out by others, or ended with a row
+    over: bool = False  # deleted, pushed out by others, ended with a row, or waited too long
+    since_s: float = 0.0  # it was made
 
     @property
     def is_waiting(self) -> bool:

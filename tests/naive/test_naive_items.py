@@ -14,11 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import relive
 from naive.items_twin import WINDOWS, NaiveItem, NaiveRow, NaiveTable, cells, verdict
 from naive.program import run_at_random
-from relive import errors
+from relive import _core, errors
 
 ROWS = {"observation": relive.ArraySpec((3,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
 LATE = {"verdict": relive.ArraySpec((), "int64", late=True)}
 NUM_LANES, MAX_ITEMS = 2, 9
+MAX_WAIT_S, STEPS_S = 1000.0, (300.0, 700.0)  # of a clock that only let_time_pass moves on
 NAMES = sorted(WINDOWS)
 HOW = ("terminated", "truncated", "later")  # an episode ends: by a step, or after it
 PER_ROW = ("observation", "action", "mask", "episode_step", "num_steps", "terminated", "truncated")
@@ -31,15 +32,23 @@ class ItemsMachine(RuleBasedStateMachine):
     """A table of few steps with up to 9 items on them, and the twin."""
 
     @initialize(
-        max_times=st.sampled_from((None, None, 1, 3)), capacity=st.sampled_from((40, 60, 150)), late=st.booleans()
+        max_times=st.sampled_from((None, None, 1, 3)),
+        capacity=st.sampled_from((40, 60, 150)),
+        late=st.booleans(),
+        waits=st.booleans(),
     )
-    def begin(self, max_times: int | None, capacity: int, late: bool) -> None:
+    def begin(self, max_times: int | None, capacity: int, late: bool, waits: bool) -> None:
         windows = {name: relive.Window(length, stride=stride) for name, (length, stride) in WINDOWS.items()}
         items = relive.Explicit(windows, {"score": relive.ArraySpec((), "float32")}, MAX_ITEMS)
         sampler = relive.Prioritized(1.0)
-        index = {"steps": relive.Index(), "items": relive.Index(items, sampler, max_times_sampled=max_times)}
+        self.max_wait_s = MAX_WAIT_S if waits and late else None
+        index = {
+            "steps": relive.Index(),
+            "items": relive.Index(items, sampler, max_times_sampled=max_times, max_wait_s=self.max_wait_s),
+        }
         self.table = relive.Table(relive.StepSpec(ROWS | LATE if late else ROWS), capacity, index, max_lanes=4, seed=5)
         self.twin = NaiveTable(MAX_ITEMS, max_times, late)
+        self.ahead_s, self.timed_out = 0.0, 0
         self.columns = COLUMNS + [f"{name}/verdict" for name in WINDOWS] * late
         self.present: set[int] = set()
         self.num_lanes = 0
@@ -51,8 +60,23 @@ class ItemsMachine(RuleBasedStateMachine):
         self.num_lanes += NUM_LANES
 
     def teardown(self) -> None:
+        _core.set_clock_ahead(0.0)
         if hasattr(self, "table"):
             self.table.close()
+
+    # ---- time ------------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from(STEPS_S))
+    def let_time_pass(self, seconds: float) -> None:
+        """What has waited so long for late columns is over when somebody next takes the lock."""
+        self.ahead_s += seconds
+        _core.set_clock_ahead(self.ahead_s)
+        self.table.check()
+        for item in self.twin.items:
+            is_due = self.max_wait_s is not None and self.ahead_s - item.since_s >= self.max_wait_s
+            if is_due and item.is_waiting and not item.over:
+                item.over = True
+                self.timed_out += 1
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -179,6 +203,7 @@ class ItemsMachine(RuleBasedStateMachine):
             return
         assert not expected or (type(None) in expected and len(rows) == len(wanted))
         self.twin.create(key, rows, score, priority)
+        self.twin.items[-1].since_s = self.ahead_s
 
     def chosen(self, choices: list[int]) -> list[NaiveItem]:
         items = self.twin.items
@@ -265,6 +290,8 @@ class ItemsMachine(RuleBasedStateMachine):
         self.table.check()
         self.settle()
         assert self.table.num_items("items") == len(self.twin.live())
+        # Nobody could tell of some that they had gone with a row before.
+        assert self.table.stats().indexes["items"].timed_out <= self.timed_out
         if not self.twin.items:
             return
         batch = self.table.gather([item.key for item in self.twin.items], columns=self.columns, index="items")
@@ -274,13 +301,13 @@ class ItemsMachine(RuleBasedStateMachine):
                 self.compare(batch, position, item)
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("late", "waits"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("max_times", [None, 3])
 @pytest.mark.parametrize("capacity", [40, 150])
-def test_long_programmes_of_items(max_times: int | None, capacity: int, late: bool) -> None:
+def test_long_programmes_of_items(max_times: int | None, capacity: int, late: bool, waits: bool) -> None:
     rng = random.Random(capacity)
     machine = ItemsMachine()
-    machine.begin(max_times, capacity, late)
+    machine.begin(max_times, capacity, late, waits)
 
     def choices() -> list[int]:
         return [rng.randrange(10_000) for _ in range(rng.randint(1, 4))]
@@ -299,13 +326,15 @@ def test_long_programmes_of_items(max_times: int | None, capacity: int, late: bo
         lambda: machine.delete_steps(choices()),
         lambda: machine.clear(rng.randint(0, 9)),
         machine.reopen,
+        *[lambda: machine.let_time_pass(rng.choice(STEPS_S))] * (4 * waits),
         *[lambda: machine.complete(choices() * 3, rng.random() < 0.6)] * (6 * late),
     ]
     machine.append(12, 2, 1, "later")
     create()
-    run_at_random(rng, calls, 400, (10, machine.all_items_are_the_twins), machine.teardown)
+    run_at_random(rng, calls, 400 + 100 * waits, (10, machine.all_items_are_the_twins), machine.teardown)
     ended = [item for item in machine.twin.items if item.over]
     assert len(machine.twin.items) > 100 and len(ended) > 50
+    assert machine.timed_out > 3 or not waits
 
 
 TestItems = pytest.mark.filterwarnings("error")(ItemsMachine.TestCase)

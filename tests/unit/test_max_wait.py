@@ -144,6 +144,27 @@ def test_room_of_the_limiter_comes_back(go_on: Callable[[float], None]) -> None:
         table.check()
 
 
+def test_room_of_what_is_overdue_is_there_at_once(go_on: Callable[[float], None]) -> None:
+    """Also for who does not wait: what is overdue goes before a call gives up."""
+    limiter = relive.SamplesPerInsert(1.0, 10, 10.0)
+    with relive.Table(LATE, 1_000, relive.Index(limiter=limiter, max_wait_s=5.0)) as table, table.writer() as writer:
+        writer.extend(**block(0, 20))
+        with pytest.raises(errors.WaitsForItself):  # its time comes behind the deadline
+            writer.extend(**block(20, 20), timeout_s=1.0)
+        go_on(6.0)
+        writer.extend(**block(20, 20), timeout_s=0.0)
+        assert told(table) == (0, 20, 20)
+        table.check()
+
+
+def test_a_draw_does_not_wait_for_what_will_be_dropped() -> None:
+    """Nobody but this thread could bring an item, and time brings none."""
+    with relive.Table(LATE, 300, relive.Index(max_wait_s=50.0)) as table, table.writer() as writer:
+        writer.extend(**block(0, 5))
+        with pytest.raises(errors.WaitsForItself):
+            table.sample(1, timeout_s=5.0)
+
+
 @needs_shared_memory
 def test_another_process_s_items(shm_name: Callable[[], str]) -> None:
     """Whoever changes the table next drops what is overdue, whoever wrote it."""

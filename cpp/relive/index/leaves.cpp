@@ -119,8 +119,10 @@ bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
   const bool is_item = is_step && leaves.is_drawable(leaves.states()[slot].load(kRelaxed));
   const double value = leaves.tree().leaf(slot);
   if (!is_item && leaves.is_bounded()) held.region.orders_[index].set_leaf(slot, leaves.orders().identity());
-  if (leaves.is_timed() && !(is_step && leaves.may_wait(slot)))
+  if (leaves.is_timed() && !(is_step && leaves.may_wait(slot))) {
+    if (RELIVE_RULE(T3_count)) leaves.count_drop(slot);
     held.region.waits_[index].set_leaf(slot, leaves.waits().identity());
+  }
   if (value == leaves.nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
   held.region.trees_[index].set_leaf(slot, leaves.nothing());  // inner nodes are rebuilt behind this
   return is_item;

@@ -140,6 +140,14 @@ class Leaves final {
     if (slot != kNoLeaf) *since = held.region.waits_[index].leaf(slot);
     return slot;
   }
+  // It is about to go as kStateDropped, for it has waited too long. What is counted then stands in the place of its time
+  // from now on, below 0, so that who dies behind the state leaves what to count (rule T3).
+  static void note_drop(Held& held, uint32_t index, uint64_t slot) {
+    const Leaves leaves(held.region, index);
+    const uint64_t count = leaves.counts().timed_out.load(std::memory_order_relaxed) + 1;
+    leaves.set_wait(held, slot, -static_cast<double>(count));
+    RELIVE_FAIL_POINT(wait_noted);
+  }
   // Of an episode that is given up: what ended counts as deleted, too, for how many steps came before it will change.
   static void remove_ended(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
@@ -189,8 +197,16 @@ class Leaves final {
   }
   void end_wait(Held& held, uint64_t slot) const {
     if (!has_wait(slot)) return;
+    count_drop(slot);
     set_wait(held, slot, waits().identity());
     RELIVE_FAIL_POINT(wait_over);
+  }
+  bool is_noted(uint64_t slot) const { return is_timed() && waits().leaf(slot) < 0.0; }  // by note_drop
+  // Again, too: what is stored was noted before (T3).
+  void count_drop(uint64_t slot) const {
+    if (!is_noted(slot) || state(slot) != kStateDropped) return;
+    counts().timed_out.store(static_cast<uint64_t>(-waits().leaf(slot)), std::memory_order_relaxed);
+    RELIVE_FAIL_POINT(wait_counted);
   }
   void set_wait(Held& held, uint64_t slot, double since) const {
     held.region.waits_[index_].set_leaf(slot, since);
@@ -257,8 +273,10 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   if (state == kStateEnded || state == kStateRemoved) return false;
   if (state == kStateUnfilled && final_state == kStateEnded)
     held.region.header->counters.incomplete_items.fetch_add(1, std::memory_order_relaxed);
+  if (state == kStateDropped && RELIVE_RULE(T3_count)) leaves.count_drop(slot);  // of the dead
   if (is_waiting(state)) leaves.counts().pending.fetch_sub(1, std::memory_order_relaxed);
   leaves.set_state(slot, final_state);
+  if (leaves.is_noted(slot)) RELIVE_FAIL_POINT(wait_ended);
   RELIVE_FAIL_POINT(retire_state);
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(retire_leaf);

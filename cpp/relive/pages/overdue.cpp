@@ -1,7 +1,7 @@
 #include "relive/pages/overdue.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/pages.hpp"
@@ -14,6 +14,7 @@ constexpr uint32_t kDropsAHold = 256;  // rule C3
 
 void drop(Held& held, uint32_t index, uint64_t leaf) {
   Region& r = held.region;
+  Leaves::note_drop(held, index, leaf);
   if (r.map(index).is_explicit) {
     end_record(held, index, leaf, kStateDropped);
   } else {
@@ -21,7 +22,6 @@ void drop(Held& held, uint32_t index, uint64_t leaf) {
     if (Leaves::retire(held, index, leaf, kStateDropped)) r.pages[page].live -= 1;
     if (r.pages[page].live == 0) free_if_lifeless(held, page);
   }
-  r.header->index_state[index].timed_out.fetch_add(1, std::memory_order_relaxed);
   RELIVE_FAIL_POINT(wait_dropped);
 }
 
@@ -42,10 +42,12 @@ bool drop_overdue(Held& held) {
   return left < kDropsAHold;
 }
 
-bool has_waits(const Region& r) {
+double next_due_s(const Region& r) {
+  double due_s = std::numeric_limits<double>::infinity();
+  if (!RELIVE_RULE(T2_overdue)) return due_s;
   for (const uint32_t i : r.timed_indexes())
-    if (std::isfinite(Leaves(r, i).waits_since())) return true;
-  return false;
+    due_s = std::min(due_s, Leaves(r, i).waits_since() + Leaves(r, i).config().max_wait_s);
+  return due_s;
 }
 
 }  // namespace relive

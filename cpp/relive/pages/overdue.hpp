@@ -16,7 +16,7 @@ bool drop_overdue(Held& held);
 // What a hold ends with.
 inline bool keep_to_time(Held& held) { return !held.region.timed_indexes().empty() && drop_overdue(held); }
 
-// Whether anything waits that will be dropped in time: who waits for room does not wait for itself alone.
-bool has_waits(const Region& r);
+// When the next of what waits is to go, by clock_s(); infinity where nothing waits. At any time; exact under the lock.
+double next_due_s(const Region& r);
 
 }  // namespace relive

@@ -116,7 +116,8 @@ Status wait_for_room(Table& table, uint32_t index, const Deadline& deadline) {
     return can_insert(config.limiter, state.live_or_pending(), state.inserted_or_pending(), r.sampled(index), 1);
   };
   Counters& counters = r.header->counters;
-  const LimiterWait wait{r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table.has_sampled()};
+  const LimiterWait wait{r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table.has_sampled(),
+                         true};
   return wait_for_limiter(table, wait, deadline, ready, [&](Code code) {
     return Status(code)
         .with_text("needs", limiter_text(config))

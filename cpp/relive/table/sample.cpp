@@ -89,8 +89,8 @@ Status Draw::wait_for_items() {
            can_sample(limiter, live, state.inserted.load(kRelaxed), r_.sampled(request_.index), num_items());
   };
   Counters& counters = r_.header->counters;
-  const LimiterWait wait{r_.header->items_event, counters.sampler_waits, counters.sampler_wait_ns,
-                         table_.has_writers()};
+  const LimiterWait wait{r_.header->items_event, counters.sampler_waits, counters.sampler_wait_ns, table_.has_writers(),
+                         false};
   return wait_for_limiter(table_, wait, deadline_, ready, [&](Code code) { return late(code); });
 }
 

@@ -1,7 +1,6 @@
 #include "relive/table/waiting.hpp"
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/overdue.hpp"
 #include "relive/words/limiter.hpp"
 
 namespace relive {
@@ -23,17 +22,20 @@ std::string massless_text(const Region& r, uint32_t index) {
 
 Code before_waiting(const Table& table, bool serves_itself) {
   if (only_thread_hook == nullptr || !table.is_alone() || !(serves_itself || table.is_local())) return Code::kOk;
-  if (has_waits(table.region())) return Code::kOk;  // time ends it
   if (is_only_thread()) return Code::kWaitsForItself;
   return is_interrupted() ? Code::kInterrupted : Code::kOk;
 }
 
+Status drop_due(Table& table, const Deadline& deadline) {
+  const Locked locked(table.door(), deadline);  // whoever gives it back drops them
+  return locked.status();
+}
+
 Status after_slice(Table& table, double slept_s, const Deadline& deadline) {
   if (is_interrupted()) return Status(Code::kInterrupted);
-  const bool has_news = !table.is_local() || has_waits(table.region());  // the dead, and what is overdue
-  if (!has_news || slept_s <= kWaitSlice_s / 2) return {};
+  if (table.is_local() || slept_s <= kWaitSlice_s / 2) return {};
   Locked locked(table.door(), deadline);
-  if (locked.status().ok() && !table.is_local()) (void)locked.sweep_dead();
+  if (locked.status().ok()) (void)locked.sweep_dead();
   if (locked.status().code() == Code::kInterrupted) return locked.status();
   return {};
 }

@@ -3,13 +3,17 @@
 // Locking: none while it sleeps. After a slice that came to its end the dead are swept, who may be what it waits for.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 
+#include "relive/pages/overdue.hpp"
 #include "relive/table/table.hpp"
 
 namespace relive {
 
 inline constexpr double kWaitSlice_s = 0.1;
+inline constexpr double kLeastSlice_s = 0.001;  // until what waits longest is to go
 
 // What an index's limiter asks for, with its numbers; for errors.
 std::string limiter_text(const IndexConfig& index);
@@ -22,6 +26,7 @@ struct LimiterWait {
   std::atomic<uint64_t>& waits;
   std::atomic<uint64_t>& wait_ns;
   bool serves_itself;  // this handle has done the other side's work, too
+  bool is_for_room;
 };
 
 // kWaitsForItself where nobody can end a wait of this thread but itself; kInterrupted where a signal came while that was
@@ -30,11 +35,17 @@ Code before_waiting(const Table& table, bool serves_itself);
 // After a slice of the wait: a signal is told, the dead are swept where the slice came to its end.
 Status after_slice(Table& table, double slept_s, const Deadline& deadline);
 
+// What has waited too long goes, as much as one hold may drop: then look again.
+Status drop_due(Table& table, const Deadline& deadline);
+
 // Waits until ready(), a slice at most. error(code): what is said at the deadline, and to a thread that waits for itself.
 template <class Ready, class Error>
 Status wait_for_limiter(Table& table, const LimiterWait& wait, const Deadline& deadline, Ready&& ready, Error&& error) {
   const auto ends = [&] { return table.is_closed() || ready(); };
   if (ends()) return {};
+  const double due_s = next_due_s(table.region());
+  const double due_in_s = std::isinf(due_s) ? due_s : due_s - clock_s();
+  if (due_in_s <= 0.0 && !table.is_read_only()) return drop_due(table, deadline);
   if (deadline.passed()) return error(Code::kDeadlineExceeded);
   if (table.is_read_only()) {  // it may not raise the flag of those who wait
     futex_wait(&wait.event.count, wait.event.count.load(), std::min(deadline.remaining_s(), kWaitSlice_s));
@@ -42,10 +53,12 @@ Status wait_for_limiter(Table& table, const LimiterWait& wait, const Deadline& d
   }
   const Code code = before_waiting(table, wait.serves_itself);
   if (code == Code::kInterrupted) return Status(code);
-  if (code != Code::kOk) return error(code);
+  // What is dropped makes room, and is nothing to draw.
+  const bool time_helps = wait.is_for_room && due_in_s < deadline.remaining_s();
+  if (code != Code::kOk && !time_helps) return error(code);
   wait.waits.fetch_add(1, std::memory_order_relaxed);
   const double before = deadline.waited_s();
-  wait_slice(&wait.event, deadline, kWaitSlice_s, ends);
+  wait_slice(&wait.event, deadline, std::clamp(due_in_s, kLeastSlice_s, kWaitSlice_s), ends);
   const double slept_s = deadline.waited_s() - before;
   wait.wait_ns.fetch_add(static_cast<uint64_t>(slept_s * 1e9), std::memory_order_relaxed);
   return after_slice(table, slept_s, deadline);

@@ -326,7 +326,8 @@ Status Writer::wait_for_room(const StepBlock& block, size_t stored, const Deadli
   if (admission.rows > 0) return {};
   if (admission.never) return room_error(Code::kRequestTooLarge, admission, deadline);
   Counters& counters = r.header->counters;
-  const LimiterWait wait{r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table_->has_sampled()};
+  const LimiterWait wait{r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table_->has_sampled(),
+                         true};
   return wait_for_limiter(
       *table_, wait, deadline, [&] { return ask_limiters(block, stored).rows > 0; },
       [&](Code code) { return room_error(code, admission, deadline); });
