@@ -149,7 +149,7 @@ DRAWN_INDEXES = {
 }
 
 
-def test_sequences_and_episodes_are_drawn_as_the_core_draws_them_and_read_by_it() -> None:
+def test_sequences_and_episodes_are_drawn_as_the_core_draws_them() -> None:
     with relive.Table(numbered_spec(), 4096, DRAWN_INDEXES, seed=11) as table:
         with table.writer() as writer:
             for number, length in enumerate((40, 3, 55, 17, 26)):
@@ -160,9 +160,10 @@ def test_sequences_and_episodes_are_drawn_as_the_core_draws_them_and_read_by_it(
                 np.testing.assert_array_equal(device.item_keys.numpy(), core.item_keys)
                 np.testing.assert_array_equal(device.probabilities.numpy(), core.probabilities)
                 assert table.gather(device.item_keys.numpy(), index=name).present.all()
-            for name in list(DRAWN_INDEXES)[1:]:
-                with pytest.raises(InvalidConfig, match=f"items of index '{name}'"):
-                    reader.gather(reader.draw(4, index=name))
+            for call in (reader.sample, lambda count, index: reader.gather(reader.draw(count, index=index))):
+                with pytest.raises(InvalidConfig, match="items of index 'crossing'") as caught:
+                    call(4, index="crossing")
+                assert "one episode" in caught.value.expected and "Table.gather" in caught.value.expected
 
 
 def test_groups_are_not_drawn() -> None:

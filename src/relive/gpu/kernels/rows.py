@@ -6,10 +6,14 @@ import triton
 import triton.language as tl
 
 from relive.gpu.kernels.facts import (
+    BURN_IN,
     COLUMN_WORDS,
     FIRST_COLUMN,
     IS_NEXT,
+    IS_STATE,
+    IS_TIMED,
     NUM_BYTES,
+    NUM_PLACES,
     NUM_WINDOW_PAGES,
     OFFSET,
     OUT,
@@ -22,7 +26,8 @@ from relive.gpu.kernels.facts import (
     UNIT_BYTES,
     fact,
 )
-from relive.gpu.kernels.words import ARGUMENTS, EPISODE_STEP, NUM_STEPS, READY, RUN_PAGES, SLOT, STATE, field
+from relive.gpu.kernels.places import item_of, rows_in_front
+from relive.gpu.kernels.words import ARGUMENTS, EPISODE_STEP, NUM_ROWS, NUM_STEPS, READY, RUN_PAGES, SLOT, STATE, field
 
 __all__ = ["copy_columns"]
 
@@ -31,13 +36,17 @@ __all__ = ["copy_columns"]
 def _copy_units(
     region: tl.tensor,
     facts: tl.tensor,
+    job: tl.tensor,
     column: tl.tensor,
     scratch: tl.tensor,
     count: tl.tensor,
+    num_places: tl.tensor,
     BYTES: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """BLOCK units of one column. Frames newest last; before the episode's first that frame again, or zeros.
+
+    Padding of a time axis is zero, but of states in front of the rows it is the first of them.
 
     Rows are read volatile: a draw may find an item that was published after the launch, in a frame whose old bytes a
     cache still holds.
@@ -49,14 +58,28 @@ def _copy_units(
     within = unit - position * units
     item = position // stack
     position = position - item * stack
-    inside = item < count
+    inside = item < num_places
+    time = item * 0
+    if fact(column, IS_TIMED) != 0:
+        item, time = item_of(facts, job, count, item, inside)
     ready = tl.load(field(scratch, count, STATE) + item, mask=inside, other=0) == READY
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
-    ahead = tl.load(field(scratch, count, NUM_STEPS) + item, mask=ready, other=0) * fact(column, IS_NEXT)
-    before = tl.load(field(scratch, count, EPISODE_STEP) + item, mask=ready, other=0) + ahead
+    ahead = tl.load(field(scratch, count, NUM_STEPS) + item, mask=ready, other=0)
+    at_item = tl.load(field(scratch, count, EPISODE_STEP) + item, mask=ready, other=0)
+    first = -tl.minimum(at_item, fact(facts, BURN_IN))  # of the window's rows, counted from the item's own
+    shown = ready
+    if fact(column, IS_TIMED) != 0:
+        num_rows = tl.load(field(scratch, count, NUM_ROWS) + item, mask=ready, other=0)
+        along = time - rows_in_front(facts, job, num_rows, -first)
+        is_state = fact(column, IS_STATE) + item * 0 != 0
+        shown = ready & tl.where(is_state, along < num_rows, (along >= 0) & (along < ahead - first))
+        first = first + tl.maximum(along, 0)
+        ahead = item * 0 + 1
+    newest = first + ahead * fact(column, IS_NEXT)
+    before = at_item + newest
     back = stack - 1 - position
-    shown = ready & (back <= before + (1 - fact(column, PADS_ZEROS)) * stack)
-    row = (slot & (fact(facts, PAGE_LEN) - 1)) + ahead - tl.minimum(before, back)
+    shown = shown & (back <= before + (1 - fact(column, PADS_ZEROS)) * stack)
+    row = (slot & (fact(facts, PAGE_LEN) - 1)) + newest - tl.minimum(before, back)
     run = (row >> fact(facts, PAGE_SHIFT)) + fact(facts, PAGES_BEFORE)
     bases = field(scratch, count, RUN_PAGES + 2 * fact(facts, NUM_WINDOW_PAGES) + run)
     base = tl.load(bases + item, mask=shown, other=0)
@@ -93,11 +116,14 @@ def copy_columns(
     """
     column = job + (FIRST_COLUMN + (first + tl.program_id(1)) * COLUMN_WORDS) * 8
     bytes_a_unit = fact(column, UNIT_BYTES)
-    items = count * fact(column, STACK)
-    if tl.program_id(0).to(tl.int64) * BLOCK * bytes_a_unit < items * fact(column, NUM_BYTES):
+    places = count.to(tl.int64)
+    if fact(column, IS_TIMED) != 0:
+        places = fact(job, NUM_PLACES)
+    rows = places * fact(column, STACK)
+    if tl.program_id(0).to(tl.int64) * BLOCK * bytes_a_unit < rows * fact(column, NUM_BYTES):
         if bytes_a_unit == 16:
-            _copy_units(region, facts, column, scratch, count, 16, BLOCK)
+            _copy_units(region, facts, job, column, scratch, count, places, 16, BLOCK)
         elif bytes_a_unit == 4:
-            _copy_units(region, facts, column, scratch, count, 4, BLOCK)
+            _copy_units(region, facts, job, column, scratch, count, places, 4, BLOCK)
         else:
-            _copy_units(region, facts, column, scratch, count, 1, BLOCK)
+            _copy_units(region, facts, job, column, scratch, count, places, 1, BLOCK)

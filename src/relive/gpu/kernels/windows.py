@@ -9,15 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relive.gpu.kernels.derived import fill_derived
+from relive.gpu.kernels.derived import fill_item, fill_transition
 from relive.gpu.kernels.draw import take
 from relive.gpu.kernels.facts import (
+    BURN_IN,
     DISCOUNT_AT,
     GAMMA_BITS,
     HAS_STATE,
+    HAS_TIME,
+    LENGTH,
     MARK_BYTES,
     MARKS_OFFSET,
-    N_STEP,
+    MOST_STEPS,
+    NEEDS_NEXT,
     NEXT_AT,
     NUM_PAGES,
     NUM_WINDOW_PAGES,
@@ -41,7 +45,9 @@ from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
     GONE,
+    IS_CUT,
     LOST,
+    NUM_ROWS,
     NUM_STEPS,
     PRESENT,
     READY,
@@ -125,11 +131,11 @@ def _walk_ahead(
     mapped_frames: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Walks windows up to n_step steps or to the end of the episode, and finds the row after where there are states.
+    """Walks windows up to their most steps or to the end of the episode, and finds the row after where it is needed.
 
-    -> (num_steps, episode_step, ends, reward, discount, a row is lost, a frame is not mapped). An end is a mark in a
-    row or a tail, never a row that is missing (rule W1). Sums run in float64 and in the order of the C++ walk, without
-    fused multiply-adds: the same bits.
+    -> (num_steps, episode_step, ends, reward, discount, a row is lost, a frame is not mapped). ends: bit 0 terminated,
+    1 truncated, 2 by the tail behind the last step. An end is a mark in a row or a tail, never a row that is missing
+    (rule W1). Sums run in float64 and in the order of the C++ walk, without fused multiply-adds: the same bits.
     """
     last_row = fact(facts, PAGE_LEN) - 1
     page = slot >> fact(facts, PAGE_SHIFT)
@@ -139,9 +145,10 @@ def _walk_ahead(
     end = step_end(region, facts, page, good)
     run = tl.full([BLOCK], 0, tl.int64) + fact(facts, PAGES_BEFORE)
     note_run(scratch, facts, count, item, run, page, word, base, good)
-    n_step = fact(facts, N_STEP)
+    most_steps = fact(facts, MOST_STEPS)
     has_state = fact(facts, HAS_STATE) + slot * 0 != 0
-    last_at = offset + n_step
+    looks_behind = has_state & (fact(job, NEEDS_NEXT) + slot * 0 != 0)
+    last_at = offset + most_steps
     gamma = real_fact(facts, GAMMA_BITS)
     reward_sum = tl.full([BLOCK], 0.0, tl.float64)
     product = tl.full([BLOCK], 1.0, tl.float64)
@@ -151,7 +158,9 @@ def _walk_ahead(
     unmapped = good & ~seen
     lost = tl.full([BLOCK], 0, tl.int1)
     moving = good & seen
-    for step in range(n_step + 1):
+    step = most_steps * 0
+    num_moving = tl.sum(moving.to(tl.int32), 0)
+    while (step <= most_steps) & (num_moving > 0):
         at = offset + step
         row = at & last_row
         crossing = moving & (row == 0) & (at > offset)
@@ -170,7 +179,7 @@ def _walk_ahead(
         unknown = moving & (ends == 0) & ~is_first
         tail = is_tail(region, facts, page, row, unknown)
         is_step = moving & (ends == 0) & (at < last_at) & (is_first | ((row < end) & ~tail))
-        ends = tl.where(unknown & (row < end) & tail, 2, ends)
+        ends = tl.where(unknown & (row < end) & tail, 6, ends)
         lost = lost | (unknown & (row >= end) & (at < last_at))
 
         frame = region + base
@@ -187,7 +196,10 @@ def _walk_ahead(
         num_steps = num_steps + is_step.to(tl.int64)
         bits = (tl.where(head < 0, 1, 0) | ((head >> 29) & 2)).to(tl.int64)
         ends = tl.where(is_step, bits, ends)
-        moving = is_step & (((bits == 0) & (at + 1 < last_at)) | has_state)
+        goes_on = ((at + 1 < last_at) & ((bits == 0) | has_state)) | ((at + 1 >= last_at) & looks_behind)
+        moving = is_step & goes_on
+        num_moving = tl.sum(moving.to(tl.int32), 0)
+        step += 1
     return num_steps, episode_step, ends, reward_sum, product, lost, unmapped
 
 
@@ -205,7 +217,7 @@ def _walk_back(
     mapped_frames: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Finds the pages that stacks reach back to: (a page is lost, a frame is not mapped)."""
+    """Finds the pages that burn-in and stacks reach back to: (a page is lost, a frame is not mapped)."""
     page = slot >> fact(facts, PAGE_SHIFT)
     reach = tl.minimum(episode_step, fact(job, ROWS_BEFORE)) - (slot & (fact(facts, PAGE_LEN) - 1))
     lost = tl.full([BLOCK], 0, tl.int1)
@@ -261,9 +273,18 @@ def resolve(
         )
         lost, unmapped = lost | lost_before, unmapped | unmapped_before
     good = live & ~lost & ~unmapped
+    lead = tl.minimum(episode_step, fact(facts, BURN_IN))
+    is_cut = (ends >> 2) & 1
+    has_tail = is_cut | ((ends != 0).to(tl.int64) * fact(facts, HAS_STATE))
+    bootstraps = fact(facts, MOST_STEPS) - fact(facts, LENGTH) + num_steps * 0 > 0
+    shows_tail = bootstraps & (has_tail != 0) & (num_steps < fact(facts, MOST_STEPS))
     tl.store(field(scratch, count, NUM_STEPS) + item, num_steps, mask=good)
     tl.store(field(scratch, count, EPISODE_STEP) + item, episode_step, mask=good)
-    fill_derived(region, facts, job, item, slot, num_steps, episode_step, ends, reward, discount, good)
+    tl.store(field(scratch, count, NUM_ROWS) + item, lead + num_steps + shows_tail.to(tl.int64), mask=good)
+    tl.store(field(scratch, count, IS_CUT) + item, is_cut, mask=good)
+    fill_item(region, facts, job, item, slot, lead + num_steps, good)
+    if fact(facts, HAS_TIME) == 0:
+        fill_transition(region, facts, job, item, slot, episode_step, ends, reward, discount, good)
     if BY_KEY:
         state = tl.where(live, tl.where(unmapped, WANTED, LOST), GONE).to(tl.int64)
     else:

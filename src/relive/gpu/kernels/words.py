@@ -53,11 +53,13 @@ NUM_COUNTERS = 2
 STATE = tl.constexpr(0)
 SLOT = tl.constexpr(1)
 WORD = tl.constexpr(2)  # of the item's page, as it was noted first
-NUM_STEPS = tl.constexpr(3)
-EPISODE_STEP = tl.constexpr(4)
+NUM_STEPS = tl.constexpr(3)  # from the item's own step on
+EPISODE_STEP = tl.constexpr(4)  # of the item's own step
 TOTAL = tl.constexpr(5)  # mass of the tree at the draw
-RUN_PAGES = tl.constexpr(6)  # of each page that is touched, the earliest first; -1: not touched
-NUM_FIELDS = 6
+NUM_ROWS = tl.constexpr(6)  # of a window: burn-in, steps and the last state where it is shown
+IS_CUT = tl.constexpr(7)  # its last step is an episode's last by the tail behind it, not by its head
+RUN_PAGES = tl.constexpr(8)  # of each page that is touched, the earliest first; -1: not touched
+NUM_FIELDS = 8
 FIELDS_A_PAGE = 3  # page, word, base: bytes from the region's start to its frame
 
 
