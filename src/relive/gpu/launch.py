@@ -181,7 +181,7 @@ class Rounds:
             if columns:
                 most = max(one.units * (job.num_places if one.is_timed else scratch.num_items) for one in columns)
                 tiles = (_tiles(most, self.blocks.units), len(columns))
-                self.start(row_kernels.copy_columns, tiles, *asked, first, BLOCK=self.blocks.units)
+                self.start(row_kernels.copy_columns, tiles, *asked, first, span.mapped_cells, BLOCK=self.blocks.units)
             first += len(columns)
         if job.fills_rows:
             rows = (_tiles(job.num_places, self.blocks.units),)

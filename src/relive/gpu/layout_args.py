@@ -35,8 +35,9 @@ FANOUT = 8
 VECTOR = 16
 UNITS = (VECTOR, 4, 1)  # bytes one lane of a kernel moves at a time
 MOST_LEVELS = 17  # of a tree: slots are fewer than 2^51
-IN_FRAMES = ("record", "large")  # areas whose rows kernels can find; a column kept elsewhere is refused
+FOUND = ("record", "large", "cell")  # areas whose rows kernels can find; a column kept elsewhere is refused
 LARGE = "large"  # the area whose rows are apart from the packed records
+CELL = "cell"  # the area of start values that only some rows have
 LEAF_BITS = 51
 StepItems: TypeAlias = Transitions | Sequences | Episodes  # items whose leaves are slots of steps
 
@@ -73,6 +74,8 @@ class RegionLayout:
     prev_at: int
     next_at: int
     page_lane_uid_at: int
+    cells_offset: int
+    cell_stride: int
     mark_bytes: int
     version_at: int
     discount_at: int
@@ -92,6 +95,7 @@ class RegionLayout:
             "shard",
         )
         same += ("record_stride", "frame_bytes", "slab_bytes", "slabs_offset", "tail_words")
+        same += ("cells_offset", "cell_stride")
         same += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "marks_offset")
         return cls(
             **{name: int(facts[name]) for name in same},
@@ -272,6 +276,7 @@ class ColumnCopy:
     is_next: bool
     pads_zeros: bool
     is_large: bool  # its rows lie apart from the packed records
+    is_cell: bool = False  # it lies in start cells, whose numbers stand in the packed records
     is_timed: bool = False  # it has one row for each of an item's, not one an item
     is_state: bool = False  # and padding in front repeats the first row, and the state behind the last step is shown
 
@@ -292,9 +297,9 @@ class ColumnCopy:
     ) -> ColumnCopy:
         """From one entry of the serialised layout.
 
-        Raises InvalidConfig where its rows do not lie in the region's frames, DtypeMismatch where they have no bytes.
+        Raises InvalidConfig where its rows do not lie in the region, DtypeMismatch where they have no bytes.
         """
-        if column["area"] not in IN_FRAMES:
+        if column["area"] not in FOUND:
             expected = "rows in the region's frames; gather this one with Table.gather, or name columns= without it"
             raise InvalidConfig(f"column {column['name']!r}", expected, f"area {column['area']!r}")
         if int(column["num_bytes"]) == 0:
@@ -306,7 +311,8 @@ class ColumnCopy:
             stack=stack,
             is_next=is_next,
             pads_zeros=pads_zeros,
-            is_large=column["area"] == LARGE,
+            is_large=column["area"] in (LARGE, CELL),
+            is_cell=column["area"] == CELL,
             is_timed=is_timed,
             is_state=is_state,
         )
@@ -320,7 +326,7 @@ DERIVED = ("reward", *OF_ROWS, "lane", *OF_VERSIONS, "num_steps")
 JOB_NAMES = (*DERIVED, *(field.name for field in fields(WindowNeeds)), "offsets", "num_places", "first_column")
 COLUMN_NAMES = (
     *("out", "offset", "stride", "num_bytes", "stack"),
-    *("is_next", "pads_zeros", "unit_bytes", "is_timed", "is_state"),
+    *("is_next", "pads_zeros", "unit_bytes", "is_timed", "is_state", "is_cell"),
 )
 
 

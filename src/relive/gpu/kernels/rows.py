@@ -7,8 +7,11 @@ import triton.language as tl
 
 from relive.gpu.kernels.facts import (
     BURN_IN,
+    CELL_STRIDE,
+    CELLS_OFFSET,
     COLUMN_WORDS,
     FIRST_COLUMN,
+    IS_CELL,
     IS_NEXT,
     IS_STATE,
     IS_TIMED,
@@ -21,15 +24,30 @@ from relive.gpu.kernels.facts import (
     PAGE_LEN,
     PAGE_SHIFT,
     PAGES_BEFORE,
+    RECORD_STRIDE,
     STACK,
     STRIDE,
     UNIT_BYTES,
     fact,
 )
 from relive.gpu.kernels.places import item_of, rows_in_front
-from relive.gpu.kernels.words import ARGUMENTS, EPISODE_STEP, NUM_ROWS, NUM_STEPS, READY, RUN_PAGES, SLOT, STATE, field
+from relive.gpu.kernels.words import (
+    ARGUMENTS,
+    EPISODE_STEP,
+    NUM_ROWS,
+    NUM_STEPS,
+    READY,
+    RUN_PAGES,
+    SLOT,
+    STATE,
+    WANTED,
+    field,
+    load_int32,
+)
 
 __all__ = ["copy_columns"]
+
+CELL_WORD = tl.constexpr(4)  # where the number of a row's start cell stands in its record
 
 
 @triton.jit
@@ -41,12 +59,14 @@ def _copy_units(
     scratch: tl.tensor,
     count: tl.tensor,
     num_places: tl.tensor,
+    mapped_cells: tl.tensor,
     BYTES: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """BLOCK units of one column. Frames newest last; before the episode's first that frame again, or zeros.
 
-    Padding of a time axis is zero, but of states in front of the rows it is the first of them.
+    Padding of a time axis is zero, but of states in front of the rows it is the first of them. A start cell that the
+    device does not see, or that its row does not name any more, makes the item wanted again.
 
     Rows are read volatile: a draw may find an item that was published after the launch, in a frame whose old bytes a
     cache still holds.
@@ -84,7 +104,15 @@ def _copy_units(
     bases = field(scratch, count, RUN_PAGES + 2 * fact(facts, NUM_WINDOW_PAGES) + run)
     base = tl.load(bases + item, mask=shown, other=0)
     row = row & (fact(facts, PAGE_LEN) - 1)
-    source = region + base + fact(column, OFFSET) + row * fact(column, STRIDE) + within * BYTES
+    start = base + row * fact(column, STRIDE)
+    if fact(column, IS_CELL) != 0:
+        word = load_int32(region + base + row * fact(facts, RECORD_STRIDE) + CELL_WORD, shown)
+        cell = word.to(tl.int64) & 0xFFFFFFFF
+        seen = shown & (cell < mapped_cells)
+        tl.store(field(scratch, count, STATE) + item, (item * 0 + WANTED).to(tl.int64), mask=shown & ~seen)
+        shown = seen
+        start = fact(facts, CELLS_OFFSET) + cell * fact(facts, CELL_STRIDE)
+    source = region + start + fact(column, OFFSET) + within * BYTES
     target = fact(column, OUT) + unit * BYTES
     if BYTES == 16:
         half = tl.arange(0, 2)[None, :]
@@ -107,6 +135,7 @@ def copy_columns(
     scratch: tl.int64,
     count: tl.int32,
     first: tl.int32,
+    mapped_cells: tl.int64,
     BLOCK: tl.constexpr,
 ) -> None:
     """Columns first, first + 1, ... of the job, one a second coordinate of the grid: BLOCK units of it a program.
@@ -122,8 +151,8 @@ def copy_columns(
     rows = places * fact(column, STACK)
     if tl.program_id(0).to(tl.int64) * BLOCK * bytes_a_unit < rows * fact(column, NUM_BYTES):
         if bytes_a_unit == 16:
-            _copy_units(region, facts, job, column, scratch, count, places, 16, BLOCK)
+            _copy_units(region, facts, job, column, scratch, count, places, mapped_cells, 16, BLOCK)
         elif bytes_a_unit == 4:
-            _copy_units(region, facts, job, column, scratch, count, places, 4, BLOCK)
+            _copy_units(region, facts, job, column, scratch, count, places, mapped_cells, 4, BLOCK)
         else:
-            _copy_units(region, facts, job, column, scratch, count, places, 1, BLOCK)
+            _copy_units(region, facts, job, column, scratch, count, places, mapped_cells, 1, BLOCK)

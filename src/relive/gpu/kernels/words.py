@@ -38,7 +38,7 @@ __all__: list[str] = []
 
 # What kernels are called with beside constants. Triton would compile anew for a value that is 1 or a multiple of 16.
 ARGUMENTS = ["region", "facts", "job", "scratch", "keys", "probabilities", "present", "count", "is_first"]
-ARGUMENTS += ["mapped_frames", "chains", "points", "shuffle", "base", "first"]
+ARGUMENTS += ["mapped_frames", "mapped_cells", "chains", "points", "shuffle", "base", "first"]
 
 # The state of an item during a call.
 GONE = tl.constexpr(0)
