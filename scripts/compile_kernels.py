@@ -59,8 +59,13 @@ def make_tables() -> dict[str, relive.Table]:
     large = {
         "by_priority": relive.Index(items, relive.Prioritized()),
         "windows": relive.Index(relive.Sequences(8, burn_in=3, bootstrap=1, stack={"observation": 4})),
+        "crossing": relive.Index(relive.Sequences(8, burn_in=3, at_end="cross")),
     }
-    episodes = {"steps": relive.Index(relive.Transitions(n_step=5)), "whole": relive.Index(relive.Episodes(20))}
+    episodes = {
+        "steps": relive.Index(relive.Transitions(n_step=5)),
+        "whole": relive.Index(relive.Episodes(20)),
+        "crossing": relive.Index(relive.Sequences(5, at_end="cross", time_major=True)),
+    }
     small = relive.StepSpec({"token": relive.ArraySpec((5,), "int16"), "reward": relive.ArraySpec((), "float64")})
     return {
         "large": relive.Table(relive.StepSpec(spec), 20_000, large, max_lanes=8),

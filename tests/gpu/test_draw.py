@@ -160,10 +160,6 @@ def test_sequences_and_episodes_are_drawn_as_the_core_draws_them() -> None:
                 np.testing.assert_array_equal(device.item_keys.numpy(), core.item_keys)
                 np.testing.assert_array_equal(device.probabilities.numpy(), core.probabilities)
                 assert table.gather(device.item_keys.numpy(), index=name).present.all()
-            for call in (reader.sample, lambda count, index: reader.gather(reader.draw(count, index=index))):
-                with pytest.raises(InvalidConfig, match="items of index 'crossing'") as caught:
-                    call(4, index="crossing")
-                assert "one episode" in caught.value.expected and "Table.gather" in caught.value.expected
 
 
 def test_groups_are_not_drawn() -> None:

@@ -32,7 +32,7 @@ def timed_columns(table: relive.Table) -> list[str]:
 
 
 def random_items(rng: random.Random, columns: str) -> relive.Sequences | relive.Episodes:
-    """Any shape but those that run over ends, with and without stacks, burn-in, bootstrap and the time axis first."""
+    """Any shape, with and without stacks, burn-in, bootstrap and the time axis first."""
     stack = {name: depth for name in STATES[columns] if (depth := rng.randint(1, 4)) > 1}
     more: dict[str, Any] = {"stack": stack, "stack_pad": rng.choice(("repeat", "zeros")), "gamma": rng.choice((1, 0.9))}
     if rng.random() < 0.4:
@@ -46,7 +46,7 @@ def random_items(rng: random.Random, columns: str) -> relive.Sequences | relive.
         rng.randint(0, 9),
         rng.randint(0, 3),
         rng.choice((None, rng.randint(1, 10))),
-        rng.choice(("pad", "shift", "drop")),
+        rng.choice(("pad", "shift", "drop", "cross", "cross")),
         rng.choice(("right", "left")),
         time_major=rng.random() < 0.4,
         **more,
@@ -70,7 +70,7 @@ def test_random_programmes_read_the_same_bytes(seed: int) -> None:
     rng = random.Random(seed)
     index = {f"index{n}": relive.Index(random_items(rng, programme.columns)) for n in range(3)}
     lanes = sum(size or 1 for size in programme.writers)
-    table = relive.Table(make_spec(SPECS[programme.columns]), 50 * lanes, index, max_lanes=lanes + 8, seed=7)
+    table = relive.Table(make_spec(SPECS[programme.columns]), 64 * lanes, index, max_lanes=lanes + 8, seed=7)
     with table, DeviceReader(table, "cpu") as reader:
         assert table._core.geometry["page_len"] == PAGE_LEN
         driver = Driver(SPECS[programme.columns], table, programme.writers, programme.indexes)
@@ -86,6 +86,7 @@ SHAPES = {
     "r2d2": relive.Sequences(8, burn_in=3, bootstrap=1, period=4, at_end="shift", gamma=0.997),
     "left": relive.Sequences(5, burn_in=2, bootstrap=2, period=3, pad="left", stack={"frame": 3}),
     "major": relive.Sequences(6, at_end="drop", time_major=True, stack={"observation": 4}, stack_pad="zeros"),
+    "cross": relive.Sequences(9, burn_in=7, bootstrap=1, period=4, at_end="cross", stack={"frame": 2}),
     "whole": relive.Episodes(30, bootstrap=1, pad="left", time_major=True),
     "tail": relive.Episodes(13, too_long="tail"),
     "ragged": relive.Episodes(30, bootstrap=1, layout="ragged", stack={"observation": 4}),

@@ -19,7 +19,7 @@ from triton.runtime.jit import mangle_type
 
 from relive.errors import InvalidConfig
 from relive.gpu.launch import COMPILE_OPTIONS, Drawing, Rounds, facts_on
-from relive.gpu.layout_args import IndexLayout, RegionLayout, read_items_of
+from relive.gpu.layout_args import IndexLayout, RegionLayout, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import Span
 from relive.table import Table
@@ -94,7 +94,7 @@ def launches_of(table: Table, columns: Sequence[str]) -> list[NotedLaunch]:
 
 def _note_launches(table: Table, index: str, columns: Sequence[str], note: Callable[..., None]) -> None:
     core, number, host = table.core, table.index_number(index), torch.device("cpu")
-    facts, items = core.geometry, read_items_of(table.indexes, number)
+    facts, items = core.geometry, step_items_of(table.indexes, number)
     plan = OutputPlan.make(table.select(index, columns), core.layout, items, table.spec.expand_stack(items.stack))
     layout = IndexLayout.from_facts(facts, number, items)
     rounds = Rounds(layout, facts_on(host, RegionLayout.from_facts(facts), layout), start=note)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
+from relive.gpu.kernels import crossing as crossing_kernels
 from relive.gpu.kernels import draw as draw_kernels
 from relive.gpu.kernels import rows as row_kernels
 from relive.gpu.kernels import times as time_kernels
@@ -34,9 +35,10 @@ class Left(NamedTuple):
 class Scratch:
     """The windows of one call, 8-byte cells as kernels/words.py names them; the first round sets all of them."""
 
-    def __init__(self, num_items: int, pages_a_window: int, device: torch.device) -> None:
+    def __init__(self, num_items: int, index: IndexLayout, device: torch.device) -> None:
         self.num_items = num_items
-        num_cells = NUM_COUNTERS + (NUM_FIELDS + FIELDS_A_PAGE * pages_a_window) * num_items
+        num_fields = NUM_FIELDS + FIELDS_A_PAGE * index.num_pages + index.num_entries
+        num_cells = NUM_COUNTERS + num_fields * num_items
         self.cells = torch.empty(num_cells, dtype=torch.int64, device=device)
         self._is_first = True
 
@@ -130,7 +132,7 @@ class Rounds:
 
     def scratch(self, num_items: int) -> Scratch:
         """For one call of num_items items."""
-        return Scratch(num_items, self.index.num_pages, self.facts.device)
+        return Scratch(num_items, self.index, self.facts.device)
 
     def gather(
         self, span: Span, scratch: Scratch, keys: torch.Tensor, room: BatchRoom, present: torch.Tensor | None = None
@@ -169,7 +171,8 @@ class Rounds:
 
     def _read(self, span: Span, scratch: Scratch, items: tuple[int, int], room: BatchRoom, by_key: bool) -> None:
         walked = (*self._head(span), room.job.address, scratch.address, *items, scratch.num_items, span.mapped_frames)
-        self.start(window_kernels.resolve, self._grid(scratch), *walked, BY_KEY=by_key, **self._block())
+        resolve = crossing_kernels.resolve_across if self.index.crosses else window_kernels.resolve
+        self.start(resolve, self._grid(scratch), *walked, BY_KEY=by_key, **self._block())
         self._pause("walked")
         self._copy(span, scratch, room.lay_out(scratch.state, scratch.num_rows))
         self._pause("copied")

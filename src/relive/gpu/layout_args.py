@@ -24,10 +24,9 @@ __all__ = [
     "IndexLayout",
     "RegionLayout",
     "WindowNeeds",
-    "drawn_items_of",
     "fact_words",
     "job_words",
-    "read_items_of",
+    "step_items_of",
     "tree_levels",
 ]
 
@@ -137,25 +136,16 @@ def tree_levels(num_leaves: int) -> tuple[int, ...]:
         size = -(-size // FANOUT)
 
 
-def read_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
-    """The items of the number-th index. Raises InvalidConfig of those whose rows kernels do not read."""
-    items = drawn_items_of(indexes, number)
-    if items.crosses:
-        expected = "windows of one episode: devices do not read those that run over ends yet; use Table.gather"
-        raise InvalidConfig(f"items of index {list(indexes)[number]!r}", expected, items)
-    return items
+def step_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
+    """The items of the number-th index, whose leaves are slots of steps.
 
-
-def drawn_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
-    """The items of the number-th index, whose leaves are slots of steps: a draw needs the tree alone.
-
-    Raises InvalidConfig of groups and explicit items, which kernels do not draw.
+    Raises InvalidConfig of groups and explicit items, which kernels neither draw nor read.
     """
     name, index = list(indexes.items())[number]
     items = index.items
     if isinstance(items, (Transitions, Sequences)) or (isinstance(items, Episodes) and items.group_by is None):
         return items
-    expected = "Transitions, Sequences or Episodes without group_by: devices draw no others yet; use Table.draw"
+    expected = "Transitions, Sequences or Episodes without group_by: devices read no others yet; use Table.sample"
     raise InvalidConfig(f"items of index {name!r}", expected, items)
 
 
@@ -170,6 +160,7 @@ class IndexLayout:
     has_time: bool
     pads_left: bool
     time_major: bool
+    crosses: bool
     gamma: float
     tree_offset: int
     states_offset: int
@@ -179,7 +170,7 @@ class IndexLayout:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], number: int, items: StepItems) -> IndexLayout:
-        """Of the number-th index of the region, whose items are these; of windows that cross ends to draw from."""
+        """Of the number-th index of the region, whose items are these."""
         page_len = int(facts["page_len"])
         most_steps, length, burn_in = _rows_of(items)
         return cls(
@@ -189,11 +180,13 @@ class IndexLayout:
             has_time=items.has_time,
             pads_left=not isinstance(items, Transitions) and items.pad == "left",
             time_major=items.time_major,
+            crosses=items.crosses,
             gamma=items.gamma,
             tree_offset=int(facts["trees_offset"][number]),
             states_offset=int(facts["states_offset"][number]),
             pages_before=-(-int(facts["history"]) // page_len),
-            pages_after=(page_len - 1 + most_steps) // page_len,
+            # Windows that run over ends may have a tail behind each step.
+            pages_after=(page_len - 1 + most_steps * (2 if items.crosses else 1)) // page_len,
             levels=tree_levels(int(facts["num_slots"])),
         )
 
@@ -201,6 +194,11 @@ class IndexLayout:
     def num_pages(self) -> int:
         """The most pages one window touches."""
         return self.pages_before + 1 + self.pages_after
+
+    @property
+    def num_entries(self) -> int:
+        """Steps of a window that are listed one by one, as their rows do not follow each other."""
+        return self.num_rows if self.crosses else 0
 
     @property
     def num_rows(self) -> int:
@@ -211,6 +209,7 @@ class IndexLayout:
         """In the order of INDEX_NAMES, then the levels of the tree."""
         (gamma_bits,) = struct.unpack("<q", struct.pack("<d", self.gamma))
         window = [self.most_steps, self.length, self.burn_in, self.has_time, self.pads_left, self.time_major]
+        window.append(self.crosses)
         reach = [self.pages_before, self.pages_after, self.num_pages, len(self.levels)]
         return [*map(int, window), gamma_bits, self.tree_offset, self.states_offset, *reach, *self.levels]
 
@@ -231,6 +230,7 @@ INDEX_NAMES = (
     "has_time",
     "pads_left",
     "time_major",
+    "crosses",
     "gamma_bits",
     "tree_offset",
     "states_offset",

@@ -22,7 +22,7 @@ from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
 from relive.gpu.draw import DeviceSampler
 from relive.gpu.gather import DeviceGather
 from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds, facts_on
-from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, drawn_items_of, read_items_of
+from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView, registration_for
 from relive.table import Table, attach_path
@@ -168,7 +168,7 @@ class DeviceReader(Closing):
         plan = self._table.select(index, columns)
         made = self._plans.get(id(plan))
         if made is None or made[0] is not plan:
-            items = read_items_of(self._table.indexes, plan.number)
+            items = step_items_of(self._table.indexes, plan.number)
             stack = self._table.spec.expand_stack(items.stack)
             made = plan, OutputPlan.make(plan, self._columns, items, stack)
             self._plans[id(plan)] = made
@@ -176,7 +176,7 @@ class DeviceReader(Closing):
 
     def _rounds_of(self, number: int) -> Rounds:
         if number not in self._rounds:
-            items = drawn_items_of(self._table.indexes, number)
+            items = step_items_of(self._table.indexes, number)
             blocks = INTERPRETER_BLOCKS if self._device.type == "cpu" else BlockSizes()
             index = IndexLayout.from_facts(self._facts, number, items)
             self._rounds[number] = Rounds(index, facts_on(self._device, self._layout, index), blocks)

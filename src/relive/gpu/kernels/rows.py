@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 
 from relive.gpu.kernels.facts import (
-    BURN_IN,
     CELL_STRIDE,
     CELLS_OFFSET,
     COLUMN_WORDS,
+    CROSSES,
     FIRST_COLUMN,
     IS_CELL,
     IS_NEXT,
@@ -30,7 +30,7 @@ from relive.gpu.kernels.facts import (
     UNIT_BYTES,
     fact,
 )
-from relive.gpu.kernels.places import item_of, rows_in_front
+from relive.gpu.kernels.places import item_of, lead_of, rows_in_front, step_of
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
@@ -86,21 +86,25 @@ def _copy_units(
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
     ahead = tl.load(field(scratch, count, NUM_STEPS) + item, mask=ready, other=0)
     at_item = tl.load(field(scratch, count, EPISODE_STEP) + item, mask=ready, other=0)
-    first = -tl.minimum(at_item, fact(facts, BURN_IN))  # of the window's rows, counted from the item's own
+    lead = lead_of(facts, scratch, count, item, at_item, ready)
+    along = item * 0  # the window's row
     shown = ready
     if fact(column, IS_TIMED) != 0:
         num_rows = tl.load(field(scratch, count, NUM_ROWS) + item, mask=ready, other=0)
-        along = time - rows_in_front(facts, job, num_rows, -first)
+        along = time - rows_in_front(facts, job, num_rows, lead)
         is_state = fact(column, IS_STATE) + item * 0 != 0
-        shown = ready & tl.where(is_state, along < num_rows, (along >= 0) & (along < ahead - first))
-        first = first + tl.maximum(along, 0)
+        shown = ready & tl.where(is_state, along < num_rows, (along >= 0) & (along < ahead + lead))
+        along = tl.maximum(along, 0)
         ahead = item * 0 + 1
-    newest = first + ahead * fact(column, IS_NEXT)
-    before = at_item + newest
+    newest, before, _ = step_of(facts, scratch, count, item, slot, at_item, lead, along, shown)
+    newest += ahead * fact(column, IS_NEXT)
+    before += ahead * fact(column, IS_NEXT)
     back = stack - 1 - position
     shown = shown & (back <= before + (1 - fact(column, PADS_ZEROS)) * stack)
-    row = (slot & (fact(facts, PAGE_LEN) - 1)) + newest - tl.minimum(before, back)
+    row = newest - tl.minimum(before, back)
     run = (row >> fact(facts, PAGE_SHIFT)) + fact(facts, PAGES_BEFORE)
+    if fact(facts, CROSSES) != 0:  # what says how far stacks reach was read row by row, and may be torn
+        shown = shown & (tl.load(field(scratch, count, RUN_PAGES + run) + item, mask=shown, other=-1) >= 0)
     bases = field(scratch, count, RUN_PAGES + 2 * fact(facts, NUM_WINDOW_PAGES) + run)
     base = tl.load(bases + item, mask=shown, other=0)
     row = row & (fact(facts, PAGE_LEN) - 1)

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from relive.gpu.kernels.facts import (
     BURN_IN,
+    CROSSES,
     DISCOUNT_AT,
     DISCOUNT_OUT,
     EPISODE_STEP_OUT,
@@ -33,7 +34,7 @@ from relive.gpu.kernels.facts import (
     fact,
     real_fact,
 )
-from relive.gpu.kernels.places import item_of, rows_in_front
+from relive.gpu.kernels.places import item_of, lead_of, rows_in_front, step_of
 from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
@@ -92,12 +93,12 @@ def fill_rows(
     ready = tl.load(field(scratch, count, STATE) + item, mask=inside, other=0) == READY
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
     at_item = tl.load(field(scratch, count, EPISODE_STEP) + item, mask=ready, other=0)
-    lead = tl.minimum(at_item, fact(facts, BURN_IN))
+    lead = lead_of(facts, scratch, count, item, at_item, ready)
     num_steps = tl.load(field(scratch, count, NUM_STEPS) + item, mask=ready, other=0) + lead
     num_rows = tl.load(field(scratch, count, NUM_ROWS) + item, mask=ready, other=0)
     along = time - rows_in_front(facts, job, num_rows, lead)
     is_step = ready & (along >= 0) & (along < num_steps)
-    row = (slot & (fact(facts, PAGE_LEN) - 1)) - lead + along
+    row, _, is_cut = step_of(facts, scratch, count, item, slot, at_item, lead, along, is_step)
     page, base = _page_and_base(facts, scratch, count, item, row, is_step)
     frame = region + base + (row & (fact(facts, PAGE_LEN) - 1)) * fact(facts, RECORD_STRIDE)
     head = load_int32(frame, is_step)
@@ -111,9 +112,10 @@ def fill_rows(
         out = fact(job, EPISODE_STEP_OUT).to(tl.pointer_type(tl.int64))
         tl.store(out + place, tl.where(is_step, episode_step, 0), mask=ready)
     if fact(job, TRUNCATED_OUT) != 0:
-        is_cut = tl.load(field(scratch, count, IS_CUT) + item, mask=is_step & (along == num_steps - 1), other=0) != 0
-        is_cut = (is_cut & (head >= 0)) | ((head & 0x40000000) != 0)
-        _put_bool(job, TRUNCATED_OUT, place, is_step & is_cut, ready)
+        if fact(facts, CROSSES) == 0:
+            is_cut = tl.load(field(scratch, count, IS_CUT) + item, mask=is_step & (along == num_steps - 1), other=0)
+        is_end = ((is_cut != 0) & (head >= 0)) | ((head & 0x40000000) != 0)
+        _put_bool(job, TRUNCATED_OUT, place, is_step & is_end, ready)
     if fact(job, DISCOUNT_OUT) != 0:
         has_own = (head & 0x20000000) != 0
         own = load_float32(_mark_at(region, facts, page, row) + fact(facts, DISCOUNT_AT), is_step & has_own)
@@ -138,9 +140,8 @@ def fill_versions(
     ready = tl.load(field(scratch, count, STATE) + item, mask=item < count, other=0) == READY
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
     at_item = tl.load(field(scratch, count, EPISODE_STEP) + item, mask=ready, other=0)
-    lead = tl.minimum(at_item, fact(facts, BURN_IN))
+    lead = lead_of(facts, scratch, count, item, at_item, ready)
     num_steps = tl.load(field(scratch, count, NUM_STEPS) + item, mask=ready, other=0) + lead
-    first = (slot & (fact(facts, PAGE_LEN) - 1)) - lead
     lowest = tl.full([ITEMS], 0x7FFFFFFFFFFFFFFF, tl.int64)
     highest = tl.full([ITEMS], 0, tl.int64)
     items = item[:, None]
@@ -148,7 +149,9 @@ def fill_versions(
     while done < fact(facts, BURN_IN) + fact(facts, MOST_STEPS):
         along = done + tl.arange(0, ROWS)[None, :]
         is_step = ready[:, None] & (along < num_steps[:, None])
-        row = first[:, None] + along
+        row, _, _ = step_of(
+            facts, scratch, count, items, slot[:, None], at_item[:, None], lead[:, None], along, is_step
+        )
         page, _ = _page_and_base(facts, scratch, count, items, row, is_step)
         version = load_int32(_mark_at(region, facts, page, row) + fact(facts, VERSION_AT), is_step)
         version = version.to(tl.int64) & 0xFFFFFFFF

@@ -72,7 +72,7 @@ from relive.gpu.kernels.words import (
     still_wanted,
 )
 
-__all__ = ["note_words", "recheck", "resolve"]
+__all__ = ["begin_windows", "note_words", "recheck", "resolve", "settle_windows"]
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)
@@ -98,6 +98,50 @@ def note_words(
     tl.store(field(scratch, count, SLOT) + item, slot, mask=good)
     tl.store(field(scratch, count, WORD) + item, word, mask=good)
     tl.store(field(scratch, count, STATE) + item, tl.where(good, READY, GONE).to(tl.int64), mask=wanted)
+
+
+@triton.jit
+def begin_windows(
+    region: tl.tensor,
+    facts: tl.tensor,
+    scratch: tl.tensor,
+    keys: tl.tensor,
+    probabilities: tl.tensor,
+    count: tl.tensor,
+    item: tl.tensor,
+    BY_KEY: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """(slot, whether it is of this round, whether it lives) of each item; no page is noted of those yet."""
+    ready = tl.load(field(scratch, count, STATE) + item, mask=item < count, other=0) == READY
+    slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
+    if BY_KEY:
+        live = _is_item(region, facts, slot, ready)
+    else:
+        live = take(region, facts, scratch, keys, probabilities, count, item, ready, BLOCK)
+    for run in range(fact(facts, NUM_WINDOW_PAGES)):
+        tl.store(field(scratch, count, RUN_PAGES + run) + item, tl.full([BLOCK], -1, tl.int64), mask=live)
+    return slot, ready, live
+
+
+@triton.jit
+def settle_windows(
+    scratch: tl.tensor,
+    count: tl.tensor,
+    item: tl.tensor,
+    ready: tl.tensor,
+    live: tl.tensor,
+    good: tl.tensor,
+    unmapped: tl.tensor,
+    BY_KEY: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """What is no window in this round: GONE, LOST or WANTED by key, drawn again otherwise."""
+    if BY_KEY:
+        state = tl.where(live, tl.where(unmapped, WANTED, LOST), GONE).to(tl.int64)
+    else:
+        state = tl.full([BLOCK], WANTED, tl.int64)
+    tl.store(field(scratch, count, STATE) + item, state, mask=ready & ~good)
 
 
 @triton.jit
@@ -254,15 +298,7 @@ def resolve(
     again otherwise: it is never shortened.
     """
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    states = field(scratch, count, STATE) + item
-    ready = tl.load(states, mask=item < count, other=0) == READY
-    slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
-    if BY_KEY:
-        live = _is_item(region, facts, slot, ready)
-    else:
-        live = take(region, facts, scratch, keys, probabilities, count, item, ready, BLOCK)
-    for run in range(fact(facts, NUM_WINDOW_PAGES)):
-        tl.store(field(scratch, count, RUN_PAGES + run) + item, tl.full([BLOCK], -1, tl.int64), mask=live)
+    slot, ready, live = begin_windows(region, facts, scratch, keys, probabilities, count, item, BY_KEY, BLOCK)
     num_steps, episode_step, ends, reward, discount, lost, unmapped = _walk_ahead(
         region, facts, job, scratch, count, item, slot, live, mapped_frames, BLOCK
     )
@@ -285,11 +321,7 @@ def resolve(
     fill_item(region, facts, job, item, slot, lead + num_steps, good)
     if fact(facts, HAS_TIME) == 0:
         fill_transition(region, facts, job, item, slot, episode_step, ends, reward, discount, good)
-    if BY_KEY:
-        state = tl.where(live, tl.where(unmapped, WANTED, LOST), GONE).to(tl.int64)
-    else:
-        state = tl.full([BLOCK], WANTED, tl.int64)
-    tl.store(states, state, mask=ready & ~good)
+    settle_windows(scratch, count, item, ready, live, good, unmapped, BY_KEY, BLOCK)
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)
