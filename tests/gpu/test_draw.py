@@ -162,9 +162,11 @@ def test_sequences_and_episodes_are_drawn_as_the_core_draws_them() -> None:
                 assert table.gather(device.item_keys.numpy(), index=name).present.all()
 
 
-def test_groups_are_not_drawn() -> None:
+def test_groups_are_refused_by_name() -> None:
     task = relive.ArraySpec((), "int64", kind="episode")
     groups = relive.Index(relive.Episodes(60, group_by="task", group_size=2, max_groups=10))
     with relive.Table(relive.StepSpec({"task": task}), 4096, groups) as table, DeviceReader(table, "cpu") as reader:
-        with pytest.raises(InvalidConfig, match="without group_by"):
-            reader.draw(4)
+        for call in (reader.draw, reader.sample, lambda count: reader.gather(np.arange(count))):
+            with pytest.raises(InvalidConfig, match="without group_by") as caught:
+                call(4)
+            assert caught.value.what == "items of index 'default'"
