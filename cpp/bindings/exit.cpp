@@ -4,6 +4,7 @@
 // So from end_of_process() on no thread but the one that called it takes the GIL here: waits of others are ended, and
 // the threads stay where they are.
 #include <atomic>
+#include <utility>
 #include <vector>
 
 #include "module.hpp"
@@ -69,6 +70,9 @@ void end_of_process() {
   }
 }
 
+// Set where is_only_thread left an error set: hear_signals, asked next, says so on any thread.
+thread_local bool raised_in_hook = false;
+
 bool is_this_the_main_thread() {
   const nb::module_ threading = nb::module_::import_("threading");
   return threading.attr("current_thread")().is(threading.attr("main_thread")());
@@ -84,6 +88,7 @@ ReleasedGil::~ReleasedGil() {
 
 // Whether a signal handler raised while a call waited. The error stays set for the call to raise.
 bool hear_signals() {
+  if (std::exchange(raised_in_hook, false)) return true;
   const uint64_t main = main_thread.load(std::memory_order_relaxed);
   if (main != 0 && thread_id() != main) return is_exiting.load();  // no handler runs on this thread
   const WayBack way;
@@ -101,8 +106,9 @@ bool is_only_thread() {
   const nb::gil_scoped_acquire acquire;
   try {
     return nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) == 1;
-  } catch (nb::python_error& raised) {
+  } catch (nb::python_error& raised) {  // of a handler, or thrown into this thread, which need not be the main one
     raised.restore();
+    raised_in_hook = true;
     return false;
   }
 }

@@ -1,6 +1,9 @@
 // Start values of windows that an end moves back (rule B4): each item has that of its first row, whoever dies at whatever
 // store; and no value is written with the lock held.
 
+#include <atomic>
+#include <thread>
+
 #include "core_deaths.hpp"
 #include "core_rig.hpp"
 #include "relive/table/looking.hpp"
@@ -191,6 +194,28 @@ TEST(a_dead_writers_last_window_is_none) {
     end_writers(*world.table);
     CHECK_EQ(world.verify(), before);
   }
+}
+
+// The signal comes while close() waits to take a cell for the window that it moves back: it is told, and closes again.
+TEST(a_signal_that_comes_before_the_cut_is_told) {
+  static std::atomic<int> asked;
+  asked = 0;
+  World world(true, Shape::kShift, 60);
+  CHECK(world.write(25, false).ok());
+  Code code = Code::kOk;
+  {
+    Locked locked(world.table->door(), Deadline::after(60.0));
+    CHECK(locked.status().ok());
+    interrupt_hook = [] { return asked.fetch_add(1) == 0; };
+    std::thread closing([&] { code = world.writer->close().code(); });
+    while (asked == 0) std::this_thread::yield();
+    locked.release();
+    closing.join();
+  }
+  interrupt_hook = nullptr;
+  CHECK(code == Code::kInterrupted && !world.writer->is_closed());
+  CHECK(world.writer->close().ok());
+  CHECK(world.verify() > 0);
 }
 
 TEST_MAIN()

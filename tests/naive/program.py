@@ -6,6 +6,8 @@ of two): the comparison is exact, whatever order the table adds in.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -337,3 +339,21 @@ class Driver:
         assert np.shape(keys) == expected, f"keys are {np.shape(keys)}, expected {expected}"
         assert np.asarray(keys).dtype == np.int64
         return np.asarray(keys).reshape(len(steps), len(named))
+
+
+def run_at_random(
+    rng: random.Random,
+    calls: list[Callable[[], None]],
+    num_calls: int,
+    check: tuple[int, Callable[[], None]],
+    end: Callable[[], None],
+) -> None:
+    """So many calls of a long programme; check = (every so many of them, what is then to hold)."""
+    every, holds = check
+    try:
+        for number in range(num_calls):
+            rng.choice(calls)()
+            if number % every == 0:
+                holds()
+    finally:
+        end()

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import relive
 from naive.items_twin import NaiveRow, NaiveTable, verdict
+from naive.program import run_at_random
 from relive import errors
 
 ROWS = {
@@ -315,13 +316,7 @@ def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: b
         lambda: machine.clear(rng.randint(0, 9)),
         lambda: machine.reopen() if rng.random() < 0.5 else None,
     ]
-    try:
-        for number in range(500):
-            rng.choice(calls)()
-            if number % 5 == 0:
-                machine.all_groups_are_the_twins()
-    finally:
-        machine.teardown()
+    run_at_random(rng, calls, 500, (5, machine.all_groups_are_the_twins), machine.teardown)
     items = [group for group in machine.groups if group.is_item]
     assert len(items) > 10 and machine.dropped > 3
 

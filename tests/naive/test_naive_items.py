@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import relive
 from naive.items_twin import WINDOWS, NaiveItem, NaiveRow, NaiveTable, cells, verdict
+from naive.program import run_at_random
 from relive import errors
 
 ROWS = {"observation": relive.ArraySpec((3,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
@@ -300,15 +301,9 @@ def test_long_programmes_of_items(max_times: int | None, capacity: int, late: bo
         machine.reopen,
         *[lambda: machine.complete(choices() * 3, rng.random() < 0.6)] * (6 * late),
     ]
-    try:
-        machine.append(12, 2, 1, "later")
-        create()
-        for number in range(400):
-            rng.choice(calls)()
-            if number % 10 == 0:
-                machine.all_items_are_the_twins()
-    finally:
-        machine.teardown()
+    machine.append(12, 2, 1, "later")
+    create()
+    run_at_random(rng, calls, 400, (10, machine.all_items_are_the_twins), machine.teardown)
     ended = [item for item in machine.twin.items if item.over]
     assert len(machine.twin.items) > 100 and len(ended) > 50
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -132,14 +133,21 @@ def test_a_block_that_fits_beside_the_draws_goes_in_whole_or_not_at_all() -> Non
         assert caught.value.stored == 0 and caught.value.keys is None and len(table) == 20
 
 
-def test_a_block_that_stops_in_the_middle_says_what_is_stored() -> None:
-    """Window 20, a draw of 15 was refused: of a block of 12 goes in what fits, and the rest after it."""
+@contextlib.contextmanager
+def room_for_10() -> Iterator[tuple[relive.Table, relive.Writer]]:
+    """20 of at most 30 rows are in: of the next ones 10 fit, the others wait for a draw."""
     with relive.Table(SPEC, 100, paced(1.0, 10, 10.0)) as table, table.writer() as writer:
         writer.extend(**block(10))
         table.draw(10)
         with pytest.raises(errors.DeadlineExceeded):
             table.draw(15, timeout_s=0.0)
         writer.extend(**block(10, first=10))
+        yield table, writer
+
+
+def test_a_block_that_stops_in_the_middle_says_what_is_stored() -> None:
+    """Window 20, a draw of 15 was refused: of a block of 12 goes in what fits, and the rest after it."""
+    with room_for_10() as (table, writer):
         rows = block(12, first=20)
         with pytest.raises(errors.DeadlineExceeded) as caught:
             writer.extend(**rows, timeout_s=0.0)
@@ -157,41 +165,40 @@ class HeardError(Exception):
     """What a signal's handler may raise."""
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, HeardError])
-def test_a_block_that_ctrl_c_stops_says_what_is_stored(kind: type[BaseException]) -> None:
-    """10 of 12 rows are in, the others wait for a draw; then the signal comes. Told as any other error tells it."""
-
+@contextlib.contextmanager
+def sigint_raises(kind: type[BaseException]) -> Iterator[None]:
     def raise_it(*_: Any) -> None:
         raise kind
 
     before = signal.signal(signal.SIGINT, raise_it)
     try:
-        with relive.Table(SPEC, 100, paced(1.0, 10, 10.0)) as table, table.writer() as writer:
-            writer.extend(**block(10))
-            table.draw(10)
-            with pytest.raises(errors.DeadlineExceeded):
-                table.draw(15, timeout_s=0.0)
-            writer.extend(**block(10, first=10))
-
-            def interrupt() -> None:
-                while len(table) < 30:
-                    time.sleep(0.001)
-                os.kill(os.getpid(), signal.SIGINT)
-
-            other = threading.Thread(target=interrupt)
-            other.start()
-            rows = block(12, first=20)
-            with pytest.raises(kind) as caught:
-                writer.extend(**rows, timeout_s=BOUND_S)
-            other.join()
-            stored, keys = caught.value.stored, caught.value.keys  # type: ignore[attr-defined]
-            assert stored == 10 and len(table) == 30
-            assert table.gather(keys, columns=["number"])["number"].tolist() == list(range(20, 30))
-            table.draw(15)
-            writer.extend(**{name: array[stored:] for name, array in rows.items()}, timeout_s=0.0)
-            table.check()
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, HeardError])
+def test_a_block_that_ctrl_c_stops_says_what_is_stored(kind: type[BaseException]) -> None:
+    """10 of 12 rows are in, the others wait for a draw; then the signal comes. Told as any other error tells it."""
+    with sigint_raises(kind), room_for_10() as (table, writer):
+
+        def interrupt() -> None:
+            while len(table) < 30:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        other = threading.Thread(target=interrupt)
+        other.start()
+        rows = block(12, first=20)
+        with pytest.raises(kind) as caught:
+            writer.extend(**rows, timeout_s=BOUND_S)
+        other.join()
+        stored, keys = caught.value.stored, caught.value.keys  # type: ignore[attr-defined]
+        assert stored == 10 and len(table) == 30
+        assert table.gather(keys, columns=["number"])["number"].tolist() == list(range(20, 30))
+        table.draw(15)
+        writer.extend(**{name: array[stored:] for name, array in rows.items()}, timeout_s=0.0)
+        table.check()
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, HeardError])
@@ -199,32 +206,44 @@ def test_a_signal_that_comes_while_threads_are_counted_is_told_like_any_other(
     kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait first asks how many threads there are, in Python: a handler may run in there, with half a block stored."""
+    with sigint_raises(kind), room_for_10() as (table, writer):
+        monkeypatch.setattr(threading, "active_count", lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(kind) as caught:
+            writer.extend(**block(12, first=20), timeout_s=BOUND_S)
+        assert caught.value.stored == 10 and len(table) == 30  # type: ignore[attr-defined]
+        table.draw(15)
+        with pytest.raises(kind) as caught:
+            table.draw(15, timeout_s=BOUND_S)
+        assert not hasattr(caught.value, "stored")
+        monkeypatch.undo()
+        assert table.draw(5, timeout_s=0.0).num_items == 5  # the other draw holds nothing of it back
+        writer.extend(**block(2, first=30), timeout_s=0.0)  # what the call had been admitted with is given back
+        table.check()
 
-    def raise_it(*_: Any) -> None:
-        raise kind
 
-    before = signal.signal(signal.SIGINT, raise_it)
-    try:
-        with relive.Table(SPEC, 100, paced(1.0, 10, 10.0)) as table, table.writer() as writer:
-            writer.extend(**block(10))
-            table.draw(10)
-            with pytest.raises(errors.DeadlineExceeded):
-                table.draw(15, timeout_s=0.0)
-            writer.extend(**block(10, first=10))
-            monkeypatch.setattr(threading, "active_count", lambda: signal.raise_signal(signal.SIGINT))
-            with pytest.raises(kind) as caught:
-                writer.extend(**block(12, first=20), timeout_s=BOUND_S)
-            assert caught.value.stored == 10 and len(table) == 30  # type: ignore[attr-defined]
-            table.draw(15)
-            with pytest.raises(kind) as caught:
-                table.draw(15, timeout_s=BOUND_S)
-            assert not hasattr(caught.value, "stored")
-            monkeypatch.undo()
-            assert table.draw(5, timeout_s=0.0).num_items == 5  # the other draw holds nothing of it back
-            writer.extend(**block(2, first=30), timeout_s=0.0)  # what the call had been admitted with is given back
-            table.check()
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_an_error_thrown_into_a_thread_that_counts_threads_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the main thread alone: PyThreadState_SetAsyncExc reaches any one that runs Python, here in that count."""
+
+    def count() -> int:
+        raise HeardError
+
+    def block_of_12() -> None:
+        try:
+            writer.extend(**block(12, first=20), timeout_s=BOUND_S)
+        except BaseException as error:
+            raised.append(error)
+
+    raised: list[Any] = []
+    with room_for_10() as (table, writer):
+        monkeypatch.setattr(threading, "active_count", count)
+        other = threading.Thread(target=block_of_12)
+        other.start()
+        other.join()
+        assert [type(error) for error in raised] == [HeardError] and raised[0].stored == 10
+        monkeypatch.undo()
+        table.draw(15)
+        writer.extend(**block(2, first=30), timeout_s=0.0)
+        table.check()
 
 
 def test_a_step_of_many_lanes_goes_in_lane_by_lane() -> None:

@@ -114,7 +114,8 @@ Status Writer::cut_lanes(const Deadline& deadline) {
   if (entered.status().code() == Code::kTableClosed) closed_ = true;  // which has ended all its lanes
   if (closed_) return {};
   RELIVE_RETURN_IF_ERROR(entered.status());
-  (void)prepare_cut(deadline);  // a window more or less at a lane's end: no reason to keep the lanes
+  // A window more or less at a lane's end is no reason to keep the lanes. A signal is: what its handler raised is set.
+  if (const Status prepared = prepare_cut(deadline); prepared.code() == Code::kInterrupted) return prepared;
   while (num_cut_ < lanes_.size()) {
     Locked locked(table_->door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
