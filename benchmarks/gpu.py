@@ -138,11 +138,11 @@ def gather_rows(device: Device, row_bytes: int, scale: Scale) -> Iterator[Row]:
             "gather, then copy": gather_then_copy,
         }
         device_us = {}
-        job = outputs.job([target], reader.device)
+        room = outputs.room(batch, {"blob": target}, reader.device)
         with reader._view.held() as span:  # the launches alone, one round of them
 
             def launch() -> None:
-                rounds.gather(span, rounds.scratch(batch), there, job)
+                rounds.gather(span, rounds.scratch(batch), there, room)
 
             device_us["zero-copy"] = device.device_times_us(launch, scale.num_calls)
         device_us["pinned copy"] = device.device_times_us(ways["pinned copy"], scale.num_calls)

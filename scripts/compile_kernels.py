@@ -56,11 +56,20 @@ def make_tables() -> dict[str, relive.Table]:
         "reward": relive.ArraySpec((), "float32"),
         "core": relive.ArraySpec((1 << 18,), "float32", kind="start"),
     }
-    large = {"by_priority": relive.Index(items, relive.Prioritized())}
+    large = {
+        "by_priority": relive.Index(items, relive.Prioritized()),
+        "windows": relive.Index(relive.Sequences(8, burn_in=3, bootstrap=1, stack={"observation": 4})),
+        "crossing": relive.Index(relive.Sequences(8, burn_in=3, at_end="cross")),
+    }
+    episodes = {
+        "steps": relive.Index(relive.Transitions(n_step=5)),
+        "whole": relive.Index(relive.Episodes(20)),
+        "crossing": relive.Index(relive.Sequences(5, at_end="cross", time_major=True)),
+    }
     small = relive.StepSpec({"token": relive.ArraySpec((5,), "int16"), "reward": relive.ArraySpec((), "float64")})
     return {
         "large": relive.Table(relive.StepSpec(spec), 20_000, large, max_lanes=8),
-        "small": relive.Table(small, 1000, relive.Index(relive.Transitions(n_step=5)), max_lanes=1),
+        "small": relive.Table(small, 1000, episodes, max_lanes=1),
     }
 
 

@@ -31,6 +31,9 @@ class RegionHold final {
     return inside_ ? reinterpret_cast<uint64_t>(table_->region().base) : 0;  // another one after a fork
   }
   uint64_t frames_committed() const { return inside_ ? table_->region().header->frames_committed.load() : 0; }
+  uint64_t cells_committed() const {
+    return inside_ && table_->region().cells ? table_->region().cells.state->committed.load() : 0;
+  }
 
  private:
   std::shared_ptr<Table> table_;
@@ -78,7 +81,8 @@ void bind_device(nb::module_& module) {
           },
           nb::arg("kind").none(), nb::arg("error").none(), nb::arg("trace").none())
       .def_prop_ro("address", &RegionHold::address)
-      .def_prop_ro("frames_committed", &RegionHold::frames_committed);
+      .def_prop_ro("frames_committed", &RegionHold::frames_committed)
+      .def_prop_ro("cells_committed", &RegionHold::cells_committed);
   module.def("permutation", &permutation, nb::arg("seed"), nb::arg("stream"), nb::arg("call"), nb::arg("num_items"));
   module.def("descend", &descend, nb::arg("table"), nb::arg("index"), nb::arg("points"));
 }

@@ -157,12 +157,13 @@ class Columns:
         return pairs
 
     def trimmed(self, arrays: list[Any]) -> list[Any]:
-        """The arrays without the time steps in which no item has a row, as views."""
+        """The arrays, or tensors, without the time steps in which no item has a row, as views."""
         mask = arrays[self.positions["mask"]]
-        if not mask.size:
+        if 0 in mask.shape:
             return arrays
         axis = self.time_axis
-        steps = np.flatnonzero(mask.any(axis=tuple(other for other in range(mask.ndim) if other != axis)))
+        is_shown = mask.any(axis=tuple(other for other in range(mask.ndim) if other != axis))
+        steps = np.flatnonzero(np.asarray(_on_host(is_shown)))
         first, end = (int(steps[0]), int(steps[-1]) + 1) if steps.size else (0, 0)
         times = mask.shape[axis]
         end = min(times, end + self.num_behind)  # the row behind an episode's last step has its last state
@@ -170,6 +171,18 @@ class Columns:
             return arrays
         cut = (*(slice(None),) * axis, slice(first, end))
         return [a[cut] if timed else a for a, timed in zip(arrays, self.timed, strict=True)]
+
+    def lengths(self, batch: Mapping[str, Any]) -> Any:
+        """How many steps each item of a batch with these columns has."""
+        if not self.is_ragged:
+            return batch["mask"].sum(self.time_axis)
+        offsets = batch["offsets"]
+        if self.num_behind == 0:
+            return offsets[1:] - offsets[:-1]
+        behind = batch["mask"].cumsum(0)  # steps up to each row, that one included
+        steps = offsets * 0
+        steps[offsets > 0] = behind[offsets[offsets > 0] - 1]
+        return steps[1:] - steps[:-1]
 
     def group(self, name: Any, arrays: list[Any]) -> Any:
         """The nested columns below a name as dicts and tuples; UnknownColumn if there are none."""
@@ -342,16 +355,7 @@ class Batch(Mapping[str, Any]):
 
         Of ragged items without bootstrap all rows are steps, and no mask is needed.
         """
-        if not self._columns.is_ragged:
-            return self["mask"].sum(self._columns.time_axis)
-        offsets = self["offsets"]
-        if self._columns.num_behind == 0:
-            return offsets[1:] - offsets[:-1]
-        mask = self["mask"]
-        behind = mask.cumsum(0)  # steps up to each row, that one included
-        steps = offsets * 0
-        steps[offsets > 0] = behind[offsets[offsets > 0] - 1]
-        return steps[1:] - steps[:-1]
+        return self._columns.lengths(self)
 
     # ---- the draw --------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ DRAWN_INDEXES = {
 }
 
 
-def test_sequences_and_episodes_are_drawn_as_the_core_draws_them_and_read_by_it() -> None:
+def test_sequences_and_episodes_are_drawn_as_the_core_draws_them() -> None:
     with relive.Table(numbered_spec(), 4096, DRAWN_INDEXES, seed=11) as table:
         with table.writer() as writer:
             for number, length in enumerate((40, 3, 55, 17, 26)):
@@ -160,14 +160,13 @@ def test_sequences_and_episodes_are_drawn_as_the_core_draws_them_and_read_by_it(
                 np.testing.assert_array_equal(device.item_keys.numpy(), core.item_keys)
                 np.testing.assert_array_equal(device.probabilities.numpy(), core.probabilities)
                 assert table.gather(device.item_keys.numpy(), index=name).present.all()
-            for name in list(DRAWN_INDEXES)[1:]:
-                with pytest.raises(InvalidConfig, match=f"items of index '{name}'"):
-                    reader.gather(reader.draw(4, index=name))
 
 
-def test_groups_are_not_drawn() -> None:
+def test_groups_are_refused_by_name() -> None:
     task = relive.ArraySpec((), "int64", kind="episode")
     groups = relive.Index(relive.Episodes(60, group_by="task", group_size=2, max_groups=10))
     with relive.Table(relive.StepSpec({"task": task}), 4096, groups) as table, DeviceReader(table, "cpu") as reader:
-        with pytest.raises(InvalidConfig, match="without group_by"):
-            reader.draw(4)
+        for call in (reader.draw, reader.sample, lambda count: reader.gather(np.arange(count))):
+            with pytest.raises(InvalidConfig, match="without group_by") as caught:
+                call(4)
+            assert caught.value.what == "items of index 'default'"

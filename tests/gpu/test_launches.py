@@ -69,6 +69,19 @@ def test_a_sample_of_all_columns_is_six_launches(table: relive.Table) -> None:
         assert not ops.names, "between the launches torch starts nothing"
 
 
+def test_a_sample_of_sequences_is_eight_launches() -> None:
+    """Two more: one for all derived columns of rows, one for versions; copies are those of transitions."""
+    items = relive.Sequences(6, burn_in=3, bootstrap=1, stack={"frame": 2})
+    with relive.Table(numbered_spec(), 512, relive.Index(items), max_lanes=2) as table, table.writer() as writer:
+        writer.extend(**numbered_rows(0, 60), truncated=True)
+        with DeviceReader(table, "cpu") as reader, counted() as (started, ops):
+            reader.sample(8, [*all_columns(table), "mask"])
+            assert started == [*SAMPLE[:5], "fill_rows", "fill_versions", "recheck"] and not ops.names
+            started.clear()
+            reader.sample(8, ["action", "frame"])
+            assert started == SAMPLE
+
+
 def test_a_draw_is_four_launches_and_a_gather_five(table: relive.Table) -> None:
     with DeviceReader(table, "cpu") as reader:
         with counted() as (started, ops):

@@ -224,14 +224,13 @@ def test_frames_the_device_cannot_see_yet_are_asked_for_again(table: relive.Tabl
     with DeviceReader(table, "cpu") as reader:
         keys = torch.from_numpy(table.draw(8).item_keys)
         _, outputs = reader._plan(None, ["action"])
-        arrays = outputs.buffers(8, None, reader.device)
-        job = outputs.job(arrays, reader.device)
+        room = outputs.room(8, None, reader.device)
         rounds = reader._rounds_of(0)
         scratch = rounds.scratch(8)
         with reader._view.held() as span:
-            rounds.gather(span._replace(mapped_frames=0), scratch, keys, job)
+            rounds.gather(span._replace(mapped_frames=0), scratch, keys, room)
             assert scratch.left() == (8, 0)
-            rounds.gather(span, scratch, keys, job)
+            rounds.gather(span, scratch, keys, room)
             assert scratch.left() == (0, 0)
 
 

@@ -54,15 +54,17 @@ class Gathered(NamedTuple):
 class DeviceBatch(Mapping[str, Any]):
     """B gathered items on the device: a mapping of column name -> tensor [B, ...], nested as it was declared.
 
-    The same columns, shapes and values as relive.Batch. item_keys: int64[B]. present: bool[B] after a gather, None for
-    a sample, whose items all are; the rows of items that were not present are zeros.
+    The same columns, shapes and values as relive.Batch: [B, T, ...], [T, B, ...] or [rows, ...] where items have a time
+    axis. item_keys: int64[B]. present: bool[B] after a gather, None for a sample, whose items all are; the rows of
+    items that were not present are zeros, or none where rows lie end to end.
     """
 
     __slots__ = ("_columns", "_gathered")
 
     def __init__(self, columns: Columns, gathered: Gathered) -> None:
         self._columns = columns
-        self._gathered = gathered
+        arrays = columns.trimmed(gathered.arrays) if columns.is_trimmed else gathered.arrays
+        self._gathered = gathered._replace(arrays=arrays)
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -87,6 +89,24 @@ class DeviceBatch(Mapping[str, Any]):
     def flat(self) -> dict[str, torch.Tensor]:
         """{flat name: tensor}, nested columns as 'a/b'."""
         return dict(zip(self._columns.names, self._gathered.arrays, strict=True))
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """bool, which rows are steps: shaped as relive.Batch.mask. Raises UnknownColumn where it was not gathered."""
+        mask: torch.Tensor = self["mask"]
+        return mask
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """int64[B + 1] of ragged items: rows offsets[i] to offsets[i + 1] are item i's. Others raise UnknownColumn."""
+        offsets: torch.Tensor = self["offsets"]
+        return offsets
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """int64[B], the steps of each item, as relive.Batch.lengths. Raises UnknownColumn where the mask is needed."""
+        lengths: torch.Tensor = self._columns.lengths(self)
+        return lengths
 
     @property
     def num_items(self) -> int:

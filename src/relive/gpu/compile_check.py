@@ -7,7 +7,7 @@ launch.py for a real table, noted instead of started; so what is compiled is wha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -19,7 +19,7 @@ from triton.runtime.jit import mangle_type
 
 from relive.errors import InvalidConfig
 from relive.gpu.launch import COMPILE_OPTIONS, Drawing, Rounds, facts_on
-from relive.gpu.layout_args import IndexLayout, RegionLayout, transitions_of
+from relive.gpu.layout_args import IndexLayout, RegionLayout, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import Span
 from relive.table import Table
@@ -79,28 +79,31 @@ class Compiled:
     ptx: str
 
 
-def launches_of(table: Table, columns: Sequence[str], index: str | None = None) -> list[NotedLaunch]:
-    """Every launch of a gather, a sample and a draw of an index, each once."""
-    core, number = table.core, table.index_number(index)
-    facts, items = core.geometry, transitions_of(table.indexes, number)
-    described = core.select(number, list(columns)).outputs
-    plan = OutputPlan.make(described, core.layout, items, table.spec.expand_stack(items.stack))
+def launches_of(table: Table, columns: Sequence[str]) -> list[NotedLaunch]:
+    """Every launch of a gather, a sample and a draw of all indexes, each once."""
     noted: list[NotedLaunch] = []
 
     def note(kernel: Any, grid: tuple[int, ...], *arguments: int, **constants: Any) -> None:
         if not any((one.kernel, one.constants) == (kernel, constants) for one in noted):
             noted.append(NotedLaunch(kernel, arguments, constants))
 
-    host = torch.device("cpu")
+    for index in table.indexes:
+        _note_launches(table, index, columns, note)
+    return noted
+
+
+def _note_launches(table: Table, index: str, columns: Sequence[str], note: Callable[..., None]) -> None:
+    core, number, host = table.core, table.index_number(index), torch.device("cpu")
+    facts, items = core.geometry, step_items_of(table.indexes, number)
+    plan = OutputPlan.make(table.select(index, columns), core.layout, items, table.spec.expand_stack(items.stack))
     layout = IndexLayout.from_facts(facts, number, items)
     rounds = Rounds(layout, facts_on(host, RegionLayout.from_facts(facts), layout), start=note)
     keys = torch.zeros(NUM_ITEMS, dtype=torch.int64)
     drawing = Drawing(keys, keys.to(torch.float64), keys.to(torch.int32), 0, 0)
-    job, span = plan.job(plan.buffers(NUM_ITEMS, None, host), host), Span(SOME_ADDRESS, 1)
-    rounds.gather(span, rounds.scratch(NUM_ITEMS), keys, job)
-    rounds.sample(span, rounds.scratch(NUM_ITEMS), drawing, job)
+    room, span = plan.room(NUM_ITEMS, None, host), Span(SOME_ADDRESS, 1)
+    rounds.gather(span, rounds.scratch(NUM_ITEMS), keys, room)
+    rounds.sample(span, rounds.scratch(NUM_ITEMS), drawing, room)
     rounds.draw(span, rounds.scratch(NUM_ITEMS), drawing)
-    return noted
 
 
 def compile_launch(launch: NotedLaunch, arch: int) -> Compiled:

@@ -64,8 +64,7 @@ class DeviceSampler:
         """
         stream, call = stream_and_call
         drawing = self.drawing(num_items, stream, call, device)
-        arrays = [] if plan is None else plan.buffers(num_items, None, device)
-        job = None if plan is None else plan.job(arrays, device)
+        room = None if plan is None else plan.room(num_items, None, device)
         scratch = rounds.scratch(num_items)
         start = time.monotonic()
         attempt = 0
@@ -75,13 +74,13 @@ class DeviceSampler:
             with self._view.held() as span:
                 if attempt == 0:
                     num_live = max(1, self._core.num_items(self._number))
-                if job is None:
+                if room is None:
                     rounds.draw(span, scratch, drawing)
                 else:
-                    rounds.sample(span, scratch, drawing, job)
+                    rounds.sample(span, scratch, drawing, room)
                 num_wanted = scratch.left().num_wanted
             if num_wanted == 0:
-                return drawing, arrays, num_live
+                return drawing, [] if room is None else room.arrays, num_live
             attempt += 1
             left_s = deadline_s - time.monotonic()
             if left_s <= 0.0 and attempt >= PATIENT_AFTER:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import final
 
 import torch
@@ -12,20 +12,13 @@ from relive.batch import Selection
 from relive.gpu.batch import Gathered
 from relive.gpu.kernels.words import WANTED
 from relive.gpu.launch import Left, Rounds
-from relive.gpu.outputs import OutputPlan
+from relive.gpu.outputs import BatchRoom, OutputPlan
 from relive.gpu.region_view import RegionView
 
-__all__ = ["DeviceGather", "zero_absent"]
+__all__ = ["DeviceGather"]
 
 ROUNDS = 16  # as many as the core tries without the lock
 WANTED_STATE = int(WANTED.value)
-
-
-def zero_absent(arrays: Sequence[torch.Tensor], present: torch.Tensor) -> None:
-    """Zeros in every output row of items that are not there."""
-    absent = ~present
-    for array in arrays:
-        array[absent] = 0
 
 
 @final
@@ -44,30 +37,27 @@ class DeviceGather:
 
     def run(self, rounds: Rounds, keys: torch.Tensor, out: Mapping[str, torch.Tensor] | None) -> Gathered:
         """keys int64[B] on the device -> their columns and present bool[B]. Waits for the device."""
-        arrays = self._outputs.buffers(len(keys), out, keys.device)
+        room = self._outputs.room(len(keys), out, keys.device)
         present = torch.empty(len(keys), dtype=torch.bool, device=keys.device)
         if len(keys) == 0:
-            return Gathered(arrays, keys, present)
-        job = self._outputs.job(arrays, keys.device)
+            room.empty()
+            return Gathered(room.arrays, keys, present)
         scratch = rounds.scratch(len(keys))
         left = Left(len(keys), 0)
         for _ in range(ROUNDS):
             with self._view.held() as span:
-                rounds.gather(span, scratch, keys, job, present)
+                rounds.gather(span, scratch, keys, room, present)
                 left = scratch.left()
             if left.num_wanted == 0:
                 break
         if left.num_wanted > 0:
-            self._read_by_core(keys, scratch.state == WANTED_STATE, arrays, present)
+            self._read_by_core(keys, scratch.state == WANTED_STATE, room, present)
         if left != (0, 0):
-            zero_absent(arrays, present)
-        return Gathered(arrays, keys, present)
+            room.zero_absent(present)
+        return Gathered(room.arrays, keys, present)
 
-    def _read_by_core(
-        self, keys: torch.Tensor, which: torch.Tensor, arrays: Sequence[torch.Tensor], present: torch.Tensor
-    ) -> None:
-        rows = which.nonzero().flatten()
+    def _read_by_core(self, keys: torch.Tensor, which: torch.Tensor, room: BatchRoom, present: torch.Tensor) -> None:
+        rows = (which | self._outputs.is_ragged).nonzero().flatten()  # end to end no item has a place of its own
         values, found = self._core.gather(self._plan.core, keys[rows].cpu().numpy(), None)
-        for array, value in zip(arrays, values, strict=True):
-            array[rows] = torch.from_numpy(value).to(array.device)
+        room.take(values, rows)
         present[rows] = torch.from_numpy(found).to(present.device)

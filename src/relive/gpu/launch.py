@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import torch
-import triton
 
+from relive.gpu.kernels import crossing as crossing_kernels
 from relive.gpu.kernels import draw as draw_kernels
 from relive.gpu.kernels import rows as row_kernels
+from relive.gpu.kernels import times as time_kernels
 from relive.gpu.kernels import windows as window_kernels
-from relive.gpu.kernels.words import FIELDS_A_PAGE, NUM_COUNTERS, NUM_FIELDS, SLOT, STATE
-from relive.gpu.layout_args import ColumnCopy, IndexLayout, RegionLayout, fact_words
-from relive.gpu.outputs import Job
+from relive.gpu.kernels.words import FIELDS_A_PAGE, NUM_COUNTERS, NUM_FIELDS, NUM_ROWS, SLOT, STATE
+from relive.gpu.layout_args import IndexLayout, RegionLayout, fact_words
+from relive.gpu.outputs import BatchRoom, Job
 from relive.gpu.region_view import Span
 
 __all__ = ["COMPILE_OPTIONS", "INTERPRETER_BLOCKS", "BlockSizes", "Drawing", "Rounds", "Scratch", "facts_on"]
@@ -34,9 +35,10 @@ class Left(NamedTuple):
 class Scratch:
     """The windows of one call, 8-byte cells as kernels/words.py names them; the first round sets all of them."""
 
-    def __init__(self, num_items: int, pages_a_window: int, device: torch.device) -> None:
+    def __init__(self, num_items: int, index: IndexLayout, device: torch.device) -> None:
         self.num_items = num_items
-        num_cells = NUM_COUNTERS + (NUM_FIELDS + FIELDS_A_PAGE * pages_a_window) * num_items
+        num_fields = NUM_FIELDS + FIELDS_A_PAGE * index.num_pages + index.num_entries
+        num_cells = NUM_COUNTERS + num_fields * num_items
         self.cells = torch.empty(num_cells, dtype=torch.int64, device=device)
         self._is_first = True
 
@@ -65,6 +67,11 @@ class Scratch:
         """int64[B], the slot of each item; -1: a point behind the last leaf."""
         return self._field(int(SLOT.value))
 
+    @property
+    def num_rows(self) -> torch.Tensor:
+        """int64[B], the rows that the window of each item shows, padding left out."""
+        return self._field(int(NUM_ROWS.value))
+
     def _field(self, number: int) -> torch.Tensor:
         start = NUM_COUNTERS + number * self.num_items
         return self.cells[start : start + self.num_items]
@@ -89,10 +96,11 @@ class BlockSizes:
     items: int = 128
     units: int = 1024
     swaps: int = 1024
+    versions: tuple[int, int] = (4, 64)  # items, and rows of theirs at a time
 
 
 # The interpreter runs programs one after the other, about 10 ms each whatever they hold.
-INTERPRETER_BLOCKS = BlockSizes(items=1024, units=1 << 16, swaps=4096)
+INTERPRETER_BLOCKS = BlockSizes(items=1024, units=1 << 16, swaps=4096, versions=(256, 32))
 
 
 def start_kernel(kernel: Any, grid: tuple[int, ...], *arguments: int, **constants: Any) -> None:
@@ -124,16 +132,16 @@ class Rounds:
 
     def scratch(self, num_items: int) -> Scratch:
         """For one call of num_items items."""
-        return Scratch(num_items, self.index.num_pages, self.facts.device)
+        return Scratch(num_items, self.index, self.facts.device)
 
     def gather(
-        self, span: Span, scratch: Scratch, keys: torch.Tensor, job: Job, present: torch.Tensor | None = None
+        self, span: Span, scratch: Scratch, keys: torch.Tensor, room: BatchRoom, present: torch.Tensor | None = None
     ) -> None:
-        """Reads the wanted items among keys int64[B] into the job's outputs, and says of each whether it held still."""
+        """Reads the wanted items among keys int64[B] into the room's arrays, and says of each whether it held still."""
         noted = (*self._head(span), scratch.address, keys.data_ptr(), scratch.num_items, scratch.begin_round())
         self.start(window_kernels.note_words, self._grid(scratch), *noted, **self._block())
         self._pause("noted")
-        self._read(span, scratch, (keys.data_ptr(), 0), job, by_key=True)
+        self._read(span, scratch, (keys.data_ptr(), 0), room, by_key=True)
         self._recheck(span, scratch, 0 if present is None else present.data_ptr(), only_generation=False)
 
     def draw(self, span: Span, scratch: Scratch, drawing: Drawing) -> None:
@@ -144,11 +152,11 @@ class Rounds:
         self.start(draw_kernels.take_leaves, self._grid(scratch), *head, *taken, **self._block())
         self._recheck(span, scratch, 0, only_generation=True)
 
-    def sample(self, span: Span, scratch: Scratch, drawing: Drawing, job: Job) -> None:
+    def sample(self, span: Span, scratch: Scratch, drawing: Drawing, room: BatchRoom) -> None:
         """Draws the wanted items and reads them."""
         self._draw(span, scratch, drawing)
         drawn = (drawing.item_keys.data_ptr(), drawing.probabilities.data_ptr())
-        self._read(span, scratch, drawn, job, by_key=False)
+        self._read(span, scratch, drawn, room, by_key=False)
         self._recheck(span, scratch, 0, only_generation=False)
 
     def _draw(self, span: Span, scratch: Scratch, drawing: Drawing) -> None:
@@ -161,18 +169,30 @@ class Rounds:
         self.start(draw_kernels.draw_slots, self._grid(scratch), *head, *numbers, **self._block())
         self._pause("drawn")
 
-    def _read(self, span: Span, scratch: Scratch, items: tuple[int, int], job: Job, by_key: bool) -> None:
-        asked = (*self._head(span), job.address, scratch.address)
-        walked = (*asked, *items, scratch.num_items, span.mapped_frames)
-        self.start(window_kernels.resolve, self._grid(scratch), *walked, BY_KEY=by_key, **self._block())
+    def _read(self, span: Span, scratch: Scratch, items: tuple[int, int], room: BatchRoom, by_key: bool) -> None:
+        walked = (*self._head(span), room.job.address, scratch.address, *items, scratch.num_items, span.mapped_frames)
+        resolve = crossing_kernels.resolve_across if self.index.crosses else window_kernels.resolve
+        self.start(resolve, self._grid(scratch), *walked, BY_KEY=by_key, **self._block())
         self._pause("walked")
+        self._copy(span, scratch, room.lay_out(scratch.state, scratch.num_rows))
+        self._pause("copied")
+
+    def _copy(self, span: Span, scratch: Scratch, job: Job) -> None:
+        asked = (*self._head(span), job.address, scratch.address, scratch.num_items)
         first = 0
         for columns in (job.packed, job.large):
             if columns:
-                copied = (*asked, scratch.num_items, first)
-                self.start(row_kernels.copy_columns, self._tiles(scratch, columns), *copied, BLOCK=self.blocks.units)
+                most = max(one.units * (job.num_places if one.is_timed else scratch.num_items) for one in columns)
+                tiles = (_tiles(most, self.blocks.units), len(columns))
+                self.start(row_kernels.copy_columns, tiles, *asked, first, span.mapped_cells, BLOCK=self.blocks.units)
             first += len(columns)
-        self._pause("copied")
+        if job.fills_rows:
+            rows = (_tiles(job.num_places, self.blocks.units),)
+            self.start(time_kernels.fill_rows, rows, *asked, BLOCK=self.blocks.units)
+        if job.fills_versions:
+            block, step = self.blocks.versions
+            items = (_tiles(scratch.num_items, block),)
+            self.start(time_kernels.fill_versions, items, *asked, ITEMS=block, ROWS=step)
 
     def _recheck(self, span: Span, scratch: Scratch, present: int, only_generation: bool) -> None:
         checked = (*self._head(span), scratch.address, present, scratch.num_items)
@@ -190,8 +210,9 @@ class Rounds:
             self.pause(where)
 
     def _grid(self, scratch: Scratch) -> tuple[int]:
-        return (triton.cdiv(scratch.num_items, self.blocks.items),)
+        return (_tiles(scratch.num_items, self.blocks.items),)
 
-    def _tiles(self, scratch: Scratch, columns: Sequence[ColumnCopy]) -> tuple[int, int]:
-        most = max(column.units for column in columns) * scratch.num_items
-        return triton.cdiv(most, self.blocks.units), len(columns)
+
+def _tiles(count: int, block: int) -> int:
+    """Programs that do so much, each of them a block; one at least, as devices launch no empty grids."""
+    return max(1, -(-count // block))

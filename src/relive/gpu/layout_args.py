@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from relive.errors import DtypeMismatch, InvalidConfig
 from relive.index import Index
@@ -24,10 +24,9 @@ __all__ = [
     "IndexLayout",
     "RegionLayout",
     "WindowNeeds",
-    "drawn_items_of",
     "fact_words",
     "job_words",
-    "transitions_of",
+    "step_items_of",
     "tree_levels",
 ]
 
@@ -35,9 +34,11 @@ FANOUT = 8
 VECTOR = 16
 UNITS = (VECTOR, 4, 1)  # bytes one lane of a kernel moves at a time
 MOST_LEVELS = 17  # of a tree: slots are fewer than 2^51
-IN_FRAMES = ("record", "large")  # areas whose rows kernels can find; a column kept elsewhere is refused
+FOUND = ("record", "large", "cell")  # areas whose rows kernels can find; a column kept elsewhere is refused
 LARGE = "large"  # the area whose rows are apart from the packed records
+CELL = "cell"  # the area of start values that only some rows have
 LEAF_BITS = 51
+StepItems: TypeAlias = Transitions | Sequences | Episodes  # items whose leaves are slots of steps
 
 
 @final
@@ -72,6 +73,8 @@ class RegionLayout:
     prev_at: int
     next_at: int
     page_lane_uid_at: int
+    cells_offset: int
+    cell_stride: int
     mark_bytes: int
     version_at: int
     discount_at: int
@@ -91,6 +94,7 @@ class RegionLayout:
             "shard",
         )
         same += ("record_stride", "frame_bytes", "slab_bytes", "slabs_offset", "tail_words")
+        same += ("cells_offset", "cell_stride")
         same += ("words_offset", "frames_offset", "pages_offset", "tails_offset", "marks_offset")
         return cls(
             **{name: int(facts[name]) for name in same},
@@ -132,26 +136,16 @@ def tree_levels(num_leaves: int) -> tuple[int, ...]:
         size = -(-size // FANOUT)
 
 
-def transitions_of(indexes: Mapping[str, Index], number: int) -> Transitions:
-    """The items of the number-th index. Raises InvalidConfig where they are not Transitions, which kernels read."""
-    name, index = list(indexes.items())[number]
-    if not isinstance(index.items, Transitions):
-        raise InvalidConfig(
-            f"items of index {name!r}", "Transitions(...): devices read no others yet; use Table.sample", index.items
-        )
-    return index.items
+def step_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
+    """The items of the number-th index, whose leaves are slots of steps.
 
-
-def drawn_items_of(indexes: Mapping[str, Index], number: int) -> Transitions | Sequences | Episodes:
-    """The items of the number-th index, whose leaves are slots of steps: a draw needs the tree alone.
-
-    Raises InvalidConfig of groups and explicit items, which kernels do not draw.
+    Raises InvalidConfig of groups and explicit items, which kernels neither draw nor read.
     """
     name, index = list(indexes.items())[number]
     items = index.items
     if isinstance(items, (Transitions, Sequences)) or (isinstance(items, Episodes) and items.group_by is None):
         return items
-    expected = "Transitions, Sequences or Episodes without group_by: devices draw no others yet; use Table.draw"
+    expected = "Transitions, Sequences or Episodes without group_by: devices read no others yet; use Table.sample"
     raise InvalidConfig(f"items of index {name!r}", expected, items)
 
 
@@ -160,7 +154,13 @@ def drawn_items_of(indexes: Mapping[str, Index], number: int) -> Transitions | S
 class IndexLayout:
     """What kernels must know of one index: its items, its tree and leaf states, and how far its windows reach."""
 
-    n_step: int
+    most_steps: int  # of a window from the item's own step on
+    length: int  # those of them that carry loss
+    burn_in: int  # most rows before them
+    has_time: bool
+    pads_left: bool
+    time_major: bool
+    crosses: bool
     gamma: float
     tree_offset: int
     states_offset: int
@@ -169,19 +169,24 @@ class IndexLayout:
     levels: tuple[int, ...]
 
     @classmethod
-    def from_facts(
-        cls, facts: Mapping[str, Any], number: int, items: Transitions | Sequences | Episodes
-    ) -> IndexLayout:
-        """Of the number-th index of the region, whose items are these; of others than Transitions to draw from."""
+    def from_facts(cls, facts: Mapping[str, Any], number: int, items: StepItems) -> IndexLayout:
+        """Of the number-th index of the region, whose items are these."""
         page_len = int(facts["page_len"])
-        n_step, gamma = (items.n_step, items.gamma) if isinstance(items, Transitions) else (1, 1.0)
+        most_steps, length, burn_in = _rows_of(items)
         return cls(
-            n_step=n_step,
-            gamma=gamma,
+            most_steps=most_steps,
+            length=length,
+            burn_in=burn_in,
+            has_time=items.has_time,
+            pads_left=not isinstance(items, Transitions) and items.pad == "left",
+            time_major=items.time_major,
+            crosses=items.crosses,
+            gamma=items.gamma,
             tree_offset=int(facts["trees_offset"][number]),
             states_offset=int(facts["states_offset"][number]),
             pages_before=-(-int(facts["history"]) // page_len),
-            pages_after=(page_len - 1 + n_step) // page_len,
+            # Windows that run over ends may have a tail behind each step.
+            pages_after=(page_len - 1 + most_steps * (2 if items.crosses else 1)) // page_len,
             levels=tree_levels(int(facts["num_slots"])),
         )
 
@@ -190,15 +195,42 @@ class IndexLayout:
         """The most pages one window touches."""
         return self.pages_before + 1 + self.pages_after
 
+    @property
+    def num_entries(self) -> int:
+        """Steps of a window that are listed one by one, as their rows do not follow each other."""
+        return self.num_rows if self.crosses else 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an item, padding included; 1 without a time axis."""
+        return self.burn_in + self.most_steps if self.has_time else 1
+
     def words(self) -> list[int]:
         """In the order of INDEX_NAMES, then the levels of the tree."""
         (gamma_bits,) = struct.unpack("<q", struct.pack("<d", self.gamma))
+        window = [self.most_steps, self.length, self.burn_in, self.has_time, self.pads_left, self.time_major]
+        window.append(self.crosses)
         reach = [self.pages_before, self.pages_after, self.num_pages, len(self.levels)]
-        return [self.n_step, gamma_bits, self.tree_offset, self.states_offset, *reach, *self.levels]
+        return [*map(int, window), gamma_bits, self.tree_offset, self.states_offset, *reach, *self.levels]
+
+
+def _rows_of(items: StepItems) -> tuple[int, int, int]:
+    """(most steps from the item's own on, those of them that carry loss, most rows before it) of a window."""
+    if isinstance(items, Transitions):
+        return items.n_step, items.n_step, 0
+    if isinstance(items, Sequences):
+        return items.length + items.bootstrap, items.length, items.burn_in
+    return items.num_rows, items.max_length, 0
 
 
 INDEX_NAMES = (
-    "n_step",
+    "most_steps",
+    "length",
+    "burn_in",
+    "has_time",
+    "pads_left",
+    "time_major",
+    "crosses",
     "gamma_bits",
     "tree_offset",
     "states_offset",
@@ -222,7 +254,8 @@ def fact_words(layout: RegionLayout, index: IndexLayout) -> list[int]:
 class WindowNeeds:
     """What the outputs of a gather ask of each window, and where the rewards of its steps lie."""
 
-    before: int = 0  # rows before its first that a stack may show
+    before: int = 0  # rows before the item's own that burn-in and stacks may show
+    needs_next: bool = True  # the row behind its last step is looked at, also where it has all its steps
     reward_offset: int = -1  # inside the frame, of row 0; -1: no return is asked for
     reward_stride: int = 0
     reward_is_double: bool = False
@@ -231,15 +264,21 @@ class WindowNeeds:
 @final
 @dataclass(frozen=True)
 class ColumnCopy:
-    """One output that is copied row by row: a declared column, or a state column at the bootstrap row."""
+    """One output that is copied row by row: a declared column, or a state column at the row behind.
+
+    That is the row behind a transition's last step; of items with a time axis the one behind each of their steps.
+    """
 
     offset: int  # inside the frame, of row 0
     stride: int
     num_bytes: int  # of one row
-    stack: int  # rows of one item
+    stack: int  # cells of one row
     is_next: bool
     pads_zeros: bool
     is_large: bool  # its rows lie apart from the packed records
+    is_cell: bool = False  # it lies in start cells, whose numbers stand in the packed records
+    is_timed: bool = False  # it has one row for each of an item's, not one an item
+    is_state: bool = False  # and padding in front repeats the first row, and the state behind the last step is shown
 
     @property
     def unit_bytes(self) -> int:
@@ -249,47 +288,61 @@ class ColumnCopy:
 
     @property
     def units(self) -> int:
-        """Units of one item: all rows of its stack."""
+        """Units of one row: all cells of its stack."""
         return self.stack * self.num_bytes // self.unit_bytes
 
     @classmethod
-    def from_facts(cls, column: Mapping[str, Any], stack: int, is_next: bool, pads_zeros: bool) -> ColumnCopy:
+    def from_facts(
+        cls, column: Mapping[str, Any], stack: int, is_next: bool, pads_zeros: bool, is_timed: bool = False
+    ) -> ColumnCopy:
         """From one entry of the serialised layout.
 
-        Raises InvalidConfig where its rows do not lie in the region's frames, DtypeMismatch where they have no bytes.
+        Raises InvalidConfig where its rows do not lie in the region, DtypeMismatch where they have no bytes.
         """
-        if column["area"] not in IN_FRAMES:
+        if column["area"] not in FOUND:
             expected = "rows in the region's frames; gather this one with Table.gather, or name columns= without it"
             raise InvalidConfig(f"column {column['name']!r}", expected, f"area {column['area']!r}")
         if int(column["num_bytes"]) == 0:
             raise DtypeMismatch(str(column["name"]), "a column of at least one byte", column["shape"])
         sizes = {name: int(column[name]) for name in ("offset", "stride", "num_bytes")}
-        return cls(**sizes, stack=stack, is_next=is_next, pads_zeros=pads_zeros, is_large=column["area"] == LARGE)
+        is_state = is_timed and column["kind"] == "state" and not is_next
+        return cls(
+            **sizes,
+            stack=stack,
+            is_next=is_next,
+            pads_zeros=pads_zeros,
+            is_large=column["area"] in (LARGE, CELL),
+            is_cell=column["area"] == CELL,
+            is_timed=is_timed,
+            is_state=is_state,
+        )
 
 
-# In the order of the job that kernels are given: where the derived columns go, then what they ask of windows.
-DERIVED = (
-    "reward",
-    "discount",
-    "terminated",
-    "truncated",
-    "episode_step",
-    "first",
-    "lane",
-    "policy_version",
-    "staleness",
-    "num_steps",
+# In the order of the job that kernels are given: where the derived columns go, then what they ask of windows, and where
+# rows that lie end to end begin.
+OF_ROWS = ("discount", "terminated", "truncated", "episode_step", "first", "mask", "loss_mask")  # with a time axis
+OF_VERSIONS = ("policy_version", "staleness")
+DERIVED = ("reward", *OF_ROWS, "lane", *OF_VERSIONS, "num_steps")
+JOB_NAMES = (*DERIVED, *(field.name for field in fields(WindowNeeds)), "offsets", "num_places", "first_column")
+COLUMN_NAMES = (
+    *("out", "offset", "stride", "num_bytes", "stack"),
+    *("is_next", "pads_zeros", "unit_bytes", "is_timed", "is_state", "is_cell"),
 )
-JOB_NAMES = (*DERIVED, *(field.name for field in fields(WindowNeeds)), "first_column")
-COLUMN_NAMES = ("out", "offset", "stride", "num_bytes", "stack", "is_next", "pads_zeros", "unit_bytes")
 
 
-def job_words(derived: Mapping[str, int], needs: WindowNeeds, columns: Sequence[tuple[ColumnCopy, int]]) -> list[int]:
+def job_words(
+    derived: Mapping[str, int],
+    needs: WindowNeeds,
+    columns: Sequence[tuple[ColumnCopy, int]],
+    offsets: int = 0,
+    num_places: int = 0,
+) -> list[int]:
     """What a call asks of the kernels, in the order of JOB_NAMES and, for each column, of COLUMN_NAMES.
 
-    derived: {name: address}; columns: how each is copied, and to which address.
+    derived: {name: address}; columns: how each is copied, and to which address. offsets: the address of where the rows
+    of each item begin, int64[B + 1], 0 where they have a place each. num_places: rows of all items, padding included.
     """
-    words = [derived.get(name, 0) for name in DERIVED] + list(map(int, astuple(needs)))
+    words = [derived.get(name, 0) for name in DERIVED] + list(map(int, astuple(needs))) + [offsets, num_places]
     for copy, out in columns:
         words += [out, *(int(getattr(copy, name)) for name in COLUMN_NAMES[1:])]
     return words

@@ -22,7 +22,7 @@ from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
 from relive.gpu.draw import DeviceSampler
 from relive.gpu.gather import DeviceGather
 from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds, facts_on
-from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, drawn_items_of, transitions_of
+from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView, registration_for
 from relive.table import Table, attach_path
@@ -102,7 +102,8 @@ class DeviceReader(Closing):
     def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> DeviceDraw:
         """Draws without reading rows; blocks as sample does. gather(draw) brings the rows.
 
-        Sequences and Episodes are drawn, too; their rows are refused here, Table.gather brings them by their keys.
+        Windows that run over ends of episodes are drawn, too; their rows are refused here, Table.gather brings them by
+        their keys.
         """
         number = self._table.index_number(index)
         drawing, _, num_live = self._draw(number, num_items, timeout_s, None)
@@ -119,7 +120,8 @@ class DeviceReader(Closing):
     ) -> DeviceBatch:
         """The columns of a DeviceDraw, of a tensor of keys int64[B], or of anything Table.gather takes keys from.
 
-        batch.present[B] (on the device) says which were still there. out: {flat name: tensor on the device} to fill.
+        batch.present[B] (on the device) says which were still there. out: {flat name: tensor on the device} to fill, as
+        of Table.gather: with all rows of episodes, and none of ragged ones.
         Keys that come from the host are checked (ForeignKey); keys on the device that are not of this table are not
         present. Raises UnknownColumn, ShapeMismatch, DtypeMismatch, TableClosed.
         """
@@ -127,6 +129,8 @@ class DeviceReader(Closing):
         if index is None and drawn is not None:
             index = drawn.index
         plan, outputs = self._plan(index, columns)
+        if out is not None and outputs.is_ragged:
+            raise InvalidConfig("out of ragged items", "None: how many rows they have is known when they are read", out)
         keys = drawn.item_keys if drawn is not None else self._device_keys(items)
         kernels = DeviceGather(self._table.core, plan, outputs, self._view)
         gathered = kernels.run(self._rounds_of(plan.number), keys, out)
@@ -164,15 +168,15 @@ class DeviceReader(Closing):
         plan = self._table.select(index, columns)
         made = self._plans.get(id(plan))
         if made is None or made[0] is not plan:
-            items = transitions_of(self._table.indexes, plan.number)
+            items = step_items_of(self._table.indexes, plan.number)
             stack = self._table.spec.expand_stack(items.stack)
-            made = plan, OutputPlan.make(plan.core.outputs, self._columns, items, stack)
+            made = plan, OutputPlan.make(plan, self._columns, items, stack)
             self._plans[id(plan)] = made
         return made
 
     def _rounds_of(self, number: int) -> Rounds:
         if number not in self._rounds:
-            items = drawn_items_of(self._table.indexes, number)
+            items = step_items_of(self._table.indexes, number)
             blocks = INTERPRETER_BLOCKS if self._device.type == "cpu" else BlockSizes()
             index = IndexLayout.from_facts(self._facts, number, items)
             self._rounds[number] = Rounds(index, facts_on(self._device, self._layout, index), blocks)

@@ -32,10 +32,11 @@ class DeviceFailure(ReliveError, RuntimeError):
 
 
 class Span(NamedTuple):
-    """The region during one call: its address, and the frames that lie in memory the device can read."""
+    """The region during one call: its address, and the frames and start cells that the device can read."""
 
     address: int
     mapped_frames: int
+    mapped_cells: int = 0
 
 
 @final
@@ -87,37 +88,39 @@ class RegionView:
         self._registration = registration
         self._pieces: list[int] = []
         self._address = 0
-        self._registered_bytes = 0
+        self._registered: dict[int, int] = {}  # bytes from each start that have grown so far
 
     @contextmanager
     def held(self) -> Iterator[Span]:
         """The region for one call; close() of the table waits for it. Raises TableClosed, ForkedHandle."""
         current = nullcontext() if self._device is None else torch.cuda.device(self._device)
         with current, _core.RegionHold(self._core) as hold:
-            frames = hold.frames_committed
+            frames, cells = hold.frames_committed, hold.cells_committed
             if self._registration is not None:
-                self._register(hold.address, self._layout.end_of_frames(frames))
-            yield Span(hold.address, frames)
+                self._register(hold.address, 0, self._layout.end_of_frames(frames))
+                self._register(hold.address, self._layout.cells_offset, cells * self._layout.cell_stride)
+            yield Span(hold.address, frames, cells)
 
     def close(self) -> None:
         """Unregisters everything. Closing twice is harmless. The table must still be open."""
         while self._pieces:
             assert self._registration is not None
             self._registration.unregister(self._pieces.pop())
-        self._registered_bytes = 0
+        self._registered.clear()
 
-    def _register(self, address: int, num_bytes: int) -> None:
+    def _register(self, address: int, start: int, num_bytes: int) -> None:
         assert self._registration is not None
         if self._pieces and address != self._address:
             raise ForkedHandle("a device reader")
         self._address = address
         num_bytes = -(-num_bytes // MEMORY_PAGE) * MEMORY_PAGE
-        if num_bytes <= self._registered_bytes:
+        before = self._registered.get(start, 0)
+        if num_bytes <= before:
             return
-        start = address + self._registered_bytes
-        self._registration.register(start, num_bytes - self._registered_bytes)
-        self._pieces.append(start)
-        self._registered_bytes = num_bytes
+        piece = address + start + before
+        self._registration.register(piece, num_bytes - before)
+        self._pieces.append(piece)
+        self._registered[start] = num_bytes
 
 
 def registration_for(device: torch.device, read_only: bool) -> HostRegistration | None:

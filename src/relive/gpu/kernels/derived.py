@@ -1,4 +1,4 @@
-"""The derived columns of resolved windows: returns, ends, steps, lanes, versions."""
+"""What resolved windows have once: of transitions all derived columns, of items with a time axis lane and length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from relive.gpu.kernels.facts import (
 )
 from relive.gpu.kernels.words import load_int32, load_int64, page_record
 
-__all__ = ["fill_derived"]
+__all__ = ["fill_item", "fill_transition"]
 
 
 @triton.jit
@@ -49,20 +49,19 @@ def _put_float32(job: tl.tensor, which: tl.constexpr, item: tl.tensor, value: tl
 
 
 @triton.jit
-def fill_derived(
+def fill_transition(
     region: tl.tensor,
     facts: tl.tensor,
     job: tl.tensor,
     item: tl.tensor,
     slot: tl.tensor,
-    num_steps: tl.tensor,
     episode_step: tl.tensor,
     ends: tl.tensor,
     reward: tl.tensor,
     discount: tl.tensor,
     good: tl.tensor,
 ) -> None:
-    """Every derived column that was asked for (its address in the job; 0: not asked), of the items that are good."""
+    """What of a transition was asked for (its address in the job; 0: not asked), where the items are good."""
     if fact(job, REWARD_OUT) != 0:
         if fact(job, REWARD_IS_DOUBLE) != 0:
             tl.store(fact(job, REWARD_OUT).to(tl.pointer_type(tl.float64)) + item, reward, mask=good)
@@ -74,13 +73,6 @@ def fill_derived(
     _put_bool(job, TRUNCATED_OUT, item, (ends >> 1) & 1, good)
     _put_int64(job, EPISODE_STEP_OUT, item, episode_step, good)
     _put_bool(job, FIRST_OUT, item, episode_step == 0, good)
-    _put_int64(job, NUM_STEPS_OUT, item, num_steps, good)
-    if fact(job, LANE_OUT) != 0:
-        record = page_record(region, facts, slot >> fact(facts, PAGE_SHIFT))
-        first = load_int64(record + fact(facts, PAGE_LANE_UID_AT), good)
-        its_mark = region + fact(facts, MARKS_OFFSET) + slot * fact(facts, MARK_BYTES)
-        low = load_int32(its_mark + fact(facts, LANE_AT), good).to(tl.int64)
-        _put_int64(job, LANE_OUT, item, first + ((low - first) & 0xFFFFFFFF), good)
     # Marks are left alone where nothing of them is asked for: they cost a line of memory an item.
     if (fact(job, POLICY_VERSION_OUT) | fact(job, STALENESS_OUT)) != 0:
         mark = region + fact(facts, MARKS_OFFSET) + slot * fact(facts, MARK_BYTES)
@@ -88,3 +80,23 @@ def fill_derived(
         _put_int64(job, POLICY_VERSION_OUT, item, version, good)
         now = load_int32(region + fact(facts, POLICY_VERSION_AT) + slot * 0, good).to(tl.int64) & 0xFFFFFFFF
         _put_int64(job, STALENESS_OUT, item, now - version, good)
+
+
+@triton.jit
+def fill_item(
+    region: tl.tensor,
+    facts: tl.tensor,
+    job: tl.tensor,
+    item: tl.tensor,
+    slot: tl.tensor,
+    num_steps: tl.tensor,
+    good: tl.tensor,
+) -> None:
+    """The same of what all items have once, with a time axis or without."""
+    _put_int64(job, NUM_STEPS_OUT, item, num_steps, good)
+    if fact(job, LANE_OUT) != 0:
+        record = page_record(region, facts, slot >> fact(facts, PAGE_SHIFT))
+        first = load_int64(record + fact(facts, PAGE_LANE_UID_AT), good)
+        its_mark = region + fact(facts, MARKS_OFFSET) + slot * fact(facts, MARK_BYTES)
+        low = load_int32(its_mark + fact(facts, LANE_AT), good).to(tl.int64)
+        _put_int64(job, LANE_OUT, item, first + ((low - first) & 0xFFFFFFFF), good)

@@ -6,10 +6,17 @@ import triton
 import triton.language as tl
 
 from relive.gpu.kernels.facts import (
+    CELL_STRIDE,
+    CELLS_OFFSET,
     COLUMN_WORDS,
+    CROSSES,
     FIRST_COLUMN,
+    IS_CELL,
     IS_NEXT,
+    IS_STATE,
+    IS_TIMED,
     NUM_BYTES,
+    NUM_PLACES,
     NUM_WINDOW_PAGES,
     OFFSET,
     OUT,
@@ -17,27 +24,49 @@ from relive.gpu.kernels.facts import (
     PAGE_LEN,
     PAGE_SHIFT,
     PAGES_BEFORE,
+    RECORD_STRIDE,
     STACK,
     STRIDE,
     UNIT_BYTES,
     fact,
 )
-from relive.gpu.kernels.words import ARGUMENTS, EPISODE_STEP, NUM_STEPS, READY, RUN_PAGES, SLOT, STATE, field
+from relive.gpu.kernels.places import item_of, lead_of, rows_in_front, step_of
+from relive.gpu.kernels.words import (
+    ARGUMENTS,
+    EPISODE_STEP,
+    NUM_ROWS,
+    NUM_STEPS,
+    READY,
+    RUN_PAGES,
+    SLOT,
+    STATE,
+    WANTED,
+    field,
+    load_int32,
+)
 
 __all__ = ["copy_columns"]
+
+CELL_WORD = tl.constexpr(4)  # where the number of a row's start cell stands in its record
 
 
 @triton.jit
 def _copy_units(
     region: tl.tensor,
     facts: tl.tensor,
+    job: tl.tensor,
     column: tl.tensor,
     scratch: tl.tensor,
     count: tl.tensor,
+    num_places: tl.tensor,
+    mapped_cells: tl.tensor,
     BYTES: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """BLOCK units of one column. Frames newest last; before the episode's first that frame again, or zeros.
+
+    Padding of a time axis is zero, but of states in front of the rows it is the first of them. A start cell that the
+    device does not see, or that its row does not name any more, makes the item wanted again.
 
     Rows are read volatile: a draw may find an item that was published after the launch, in a frame whose old bytes a
     cache still holds.
@@ -49,19 +78,45 @@ def _copy_units(
     within = unit - position * units
     item = position // stack
     position = position - item * stack
-    inside = item < count
+    inside = item < num_places
+    time = item * 0
+    if fact(column, IS_TIMED) != 0:
+        item, time = item_of(facts, job, count, item, inside)
     ready = tl.load(field(scratch, count, STATE) + item, mask=inside, other=0) == READY
     slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
-    ahead = tl.load(field(scratch, count, NUM_STEPS) + item, mask=ready, other=0) * fact(column, IS_NEXT)
-    before = tl.load(field(scratch, count, EPISODE_STEP) + item, mask=ready, other=0) + ahead
+    ahead = tl.load(field(scratch, count, NUM_STEPS) + item, mask=ready, other=0)
+    at_item = tl.load(field(scratch, count, EPISODE_STEP) + item, mask=ready, other=0)
+    lead = lead_of(facts, scratch, count, item, at_item, ready)
+    along = item * 0  # the window's row
+    shown = ready
+    if fact(column, IS_TIMED) != 0:
+        num_rows = tl.load(field(scratch, count, NUM_ROWS) + item, mask=ready, other=0)
+        along = time - rows_in_front(facts, job, num_rows, lead)
+        is_state = fact(column, IS_STATE) + item * 0 != 0
+        shown = ready & tl.where(is_state, along < num_rows, (along >= 0) & (along < ahead + lead))
+        along = tl.maximum(along, 0)
+        ahead = item * 0 + 1
+    newest, before, _ = step_of(facts, scratch, count, item, slot, at_item, lead, along, shown)
+    newest += ahead * fact(column, IS_NEXT)
+    before += ahead * fact(column, IS_NEXT)
     back = stack - 1 - position
-    shown = ready & (back <= before + (1 - fact(column, PADS_ZEROS)) * stack)
-    row = (slot & (fact(facts, PAGE_LEN) - 1)) + ahead - tl.minimum(before, back)
+    shown = shown & (back <= before + (1 - fact(column, PADS_ZEROS)) * stack)
+    row = newest - tl.minimum(before, back)
     run = (row >> fact(facts, PAGE_SHIFT)) + fact(facts, PAGES_BEFORE)
+    if fact(facts, CROSSES) != 0:  # what says how far stacks reach was read row by row, and may be torn
+        shown = shown & (tl.load(field(scratch, count, RUN_PAGES + run) + item, mask=shown, other=-1) >= 0)
     bases = field(scratch, count, RUN_PAGES + 2 * fact(facts, NUM_WINDOW_PAGES) + run)
     base = tl.load(bases + item, mask=shown, other=0)
     row = row & (fact(facts, PAGE_LEN) - 1)
-    source = region + base + fact(column, OFFSET) + row * fact(column, STRIDE) + within * BYTES
+    start = base + row * fact(column, STRIDE)
+    if fact(column, IS_CELL) != 0:
+        word = load_int32(region + base + row * fact(facts, RECORD_STRIDE) + CELL_WORD, shown)
+        cell = word.to(tl.int64) & 0xFFFFFFFF
+        seen = shown & (cell < mapped_cells)
+        tl.store(field(scratch, count, STATE) + item, (item * 0 + WANTED).to(tl.int64), mask=shown & ~seen)
+        shown = seen
+        start = fact(facts, CELLS_OFFSET) + cell * fact(facts, CELL_STRIDE)
+    source = region + start + fact(column, OFFSET) + within * BYTES
     target = fact(column, OUT) + unit * BYTES
     if BYTES == 16:
         half = tl.arange(0, 2)[None, :]
@@ -84,6 +139,7 @@ def copy_columns(
     scratch: tl.int64,
     count: tl.int32,
     first: tl.int32,
+    mapped_cells: tl.int64,
     BLOCK: tl.constexpr,
 ) -> None:
     """Columns first, first + 1, ... of the job, one a second coordinate of the grid: BLOCK units of it a program.
@@ -93,11 +149,14 @@ def copy_columns(
     """
     column = job + (FIRST_COLUMN + (first + tl.program_id(1)) * COLUMN_WORDS) * 8
     bytes_a_unit = fact(column, UNIT_BYTES)
-    items = count * fact(column, STACK)
-    if tl.program_id(0).to(tl.int64) * BLOCK * bytes_a_unit < items * fact(column, NUM_BYTES):
+    places = count.to(tl.int64)
+    if fact(column, IS_TIMED) != 0:
+        places = fact(job, NUM_PLACES)
+    rows = places * fact(column, STACK)
+    if tl.program_id(0).to(tl.int64) * BLOCK * bytes_a_unit < rows * fact(column, NUM_BYTES):
         if bytes_a_unit == 16:
-            _copy_units(region, facts, column, scratch, count, 16, BLOCK)
+            _copy_units(region, facts, job, column, scratch, count, places, mapped_cells, 16, BLOCK)
         elif bytes_a_unit == 4:
-            _copy_units(region, facts, column, scratch, count, 4, BLOCK)
+            _copy_units(region, facts, job, column, scratch, count, places, mapped_cells, 4, BLOCK)
         else:
-            _copy_units(region, facts, column, scratch, count, 1, BLOCK)
+            _copy_units(region, facts, job, column, scratch, count, places, mapped_cells, 1, BLOCK)

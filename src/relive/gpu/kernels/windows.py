@@ -9,15 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relive.gpu.kernels.derived import fill_derived
+from relive.gpu.kernels.derived import fill_item, fill_transition
 from relive.gpu.kernels.draw import take
 from relive.gpu.kernels.facts import (
+    BURN_IN,
     DISCOUNT_AT,
     GAMMA_BITS,
     HAS_STATE,
+    HAS_TIME,
+    LENGTH,
     MARK_BYTES,
     MARKS_OFFSET,
-    N_STEP,
+    MOST_STEPS,
+    NEEDS_NEXT,
     NEXT_AT,
     NUM_PAGES,
     NUM_WINDOW_PAGES,
@@ -41,7 +45,9 @@ from relive.gpu.kernels.words import (
     ARGUMENTS,
     EPISODE_STEP,
     GONE,
+    IS_CUT,
     LOST,
+    NUM_ROWS,
     NUM_STEPS,
     PRESENT,
     READY,
@@ -66,7 +72,7 @@ from relive.gpu.kernels.words import (
     still_wanted,
 )
 
-__all__ = ["note_words", "recheck", "resolve"]
+__all__ = ["begin_windows", "note_words", "recheck", "resolve", "settle_windows"]
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)
@@ -92,6 +98,50 @@ def note_words(
     tl.store(field(scratch, count, SLOT) + item, slot, mask=good)
     tl.store(field(scratch, count, WORD) + item, word, mask=good)
     tl.store(field(scratch, count, STATE) + item, tl.where(good, READY, GONE).to(tl.int64), mask=wanted)
+
+
+@triton.jit
+def begin_windows(
+    region: tl.tensor,
+    facts: tl.tensor,
+    scratch: tl.tensor,
+    keys: tl.tensor,
+    probabilities: tl.tensor,
+    count: tl.tensor,
+    item: tl.tensor,
+    BY_KEY: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """(slot, whether it is of this round, whether it lives) of each item; no page is noted of those yet."""
+    ready = tl.load(field(scratch, count, STATE) + item, mask=item < count, other=0) == READY
+    slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
+    if BY_KEY:
+        live = _is_item(region, facts, slot, ready)
+    else:
+        live = take(region, facts, scratch, keys, probabilities, count, item, ready, BLOCK)
+    for run in range(fact(facts, NUM_WINDOW_PAGES)):
+        tl.store(field(scratch, count, RUN_PAGES + run) + item, tl.full([BLOCK], -1, tl.int64), mask=live)
+    return slot, ready, live
+
+
+@triton.jit
+def settle_windows(
+    scratch: tl.tensor,
+    count: tl.tensor,
+    item: tl.tensor,
+    ready: tl.tensor,
+    live: tl.tensor,
+    good: tl.tensor,
+    unmapped: tl.tensor,
+    BY_KEY: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """What is no window in this round: GONE, LOST or WANTED by key, drawn again otherwise."""
+    if BY_KEY:
+        state = tl.where(live, tl.where(unmapped, WANTED, LOST), GONE).to(tl.int64)
+    else:
+        state = tl.full([BLOCK], WANTED, tl.int64)
+    tl.store(field(scratch, count, STATE) + item, state, mask=ready & ~good)
 
 
 @triton.jit
@@ -125,11 +175,11 @@ def _walk_ahead(
     mapped_frames: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Walks windows up to n_step steps or to the end of the episode, and finds the row after where there are states.
+    """Walks windows up to their most steps or to the end of the episode, and finds the row after where it is needed.
 
-    -> (num_steps, episode_step, ends, reward, discount, a row is lost, a frame is not mapped). An end is a mark in a
-    row or a tail, never a row that is missing (rule W1). Sums run in float64 and in the order of the C++ walk, without
-    fused multiply-adds: the same bits.
+    -> (num_steps, episode_step, ends, reward, discount, a row is lost, a frame is not mapped). ends: bit 0 terminated,
+    1 truncated, 2 by the tail behind the last step. An end is a mark in a row or a tail, never a row that is missing
+    (rule W1). Sums run in float64 and in the order of the C++ walk, without fused multiply-adds: the same bits.
     """
     last_row = fact(facts, PAGE_LEN) - 1
     page = slot >> fact(facts, PAGE_SHIFT)
@@ -139,9 +189,10 @@ def _walk_ahead(
     end = step_end(region, facts, page, good)
     run = tl.full([BLOCK], 0, tl.int64) + fact(facts, PAGES_BEFORE)
     note_run(scratch, facts, count, item, run, page, word, base, good)
-    n_step = fact(facts, N_STEP)
+    most_steps = fact(facts, MOST_STEPS)
     has_state = fact(facts, HAS_STATE) + slot * 0 != 0
-    last_at = offset + n_step
+    looks_behind = has_state & (fact(job, NEEDS_NEXT) + slot * 0 != 0)
+    last_at = offset + most_steps
     gamma = real_fact(facts, GAMMA_BITS)
     reward_sum = tl.full([BLOCK], 0.0, tl.float64)
     product = tl.full([BLOCK], 1.0, tl.float64)
@@ -151,7 +202,9 @@ def _walk_ahead(
     unmapped = good & ~seen
     lost = tl.full([BLOCK], 0, tl.int1)
     moving = good & seen
-    for step in range(n_step + 1):
+    step = most_steps * 0
+    num_moving = tl.sum(moving.to(tl.int32), 0)
+    while (step <= most_steps) & (num_moving > 0):
         at = offset + step
         row = at & last_row
         crossing = moving & (row == 0) & (at > offset)
@@ -170,7 +223,7 @@ def _walk_ahead(
         unknown = moving & (ends == 0) & ~is_first
         tail = is_tail(region, facts, page, row, unknown)
         is_step = moving & (ends == 0) & (at < last_at) & (is_first | ((row < end) & ~tail))
-        ends = tl.where(unknown & (row < end) & tail, 2, ends)
+        ends = tl.where(unknown & (row < end) & tail, 6, ends)
         lost = lost | (unknown & (row >= end) & (at < last_at))
 
         frame = region + base
@@ -187,7 +240,10 @@ def _walk_ahead(
         num_steps = num_steps + is_step.to(tl.int64)
         bits = (tl.where(head < 0, 1, 0) | ((head >> 29) & 2)).to(tl.int64)
         ends = tl.where(is_step, bits, ends)
-        moving = is_step & (((bits == 0) & (at + 1 < last_at)) | has_state)
+        goes_on = ((at + 1 < last_at) & ((bits == 0) | has_state)) | ((at + 1 >= last_at) & looks_behind)
+        moving = is_step & goes_on
+        num_moving = tl.sum(moving.to(tl.int32), 0)
+        step += 1
     return num_steps, episode_step, ends, reward_sum, product, lost, unmapped
 
 
@@ -205,7 +261,7 @@ def _walk_back(
     mapped_frames: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Finds the pages that stacks reach back to: (a page is lost, a frame is not mapped)."""
+    """Finds the pages that burn-in and stacks reach back to: (a page is lost, a frame is not mapped)."""
     page = slot >> fact(facts, PAGE_SHIFT)
     reach = tl.minimum(episode_step, fact(job, ROWS_BEFORE)) - (slot & (fact(facts, PAGE_LEN) - 1))
     lost = tl.full([BLOCK], 0, tl.int1)
@@ -242,15 +298,7 @@ def resolve(
     again otherwise: it is never shortened.
     """
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    states = field(scratch, count, STATE) + item
-    ready = tl.load(states, mask=item < count, other=0) == READY
-    slot = tl.load(field(scratch, count, SLOT) + item, mask=ready, other=0)
-    if BY_KEY:
-        live = _is_item(region, facts, slot, ready)
-    else:
-        live = take(region, facts, scratch, keys, probabilities, count, item, ready, BLOCK)
-    for run in range(fact(facts, NUM_WINDOW_PAGES)):
-        tl.store(field(scratch, count, RUN_PAGES + run) + item, tl.full([BLOCK], -1, tl.int64), mask=live)
+    slot, ready, live = begin_windows(region, facts, scratch, keys, probabilities, count, item, BY_KEY, BLOCK)
     num_steps, episode_step, ends, reward, discount, lost, unmapped = _walk_ahead(
         region, facts, job, scratch, count, item, slot, live, mapped_frames, BLOCK
     )
@@ -261,14 +309,19 @@ def resolve(
         )
         lost, unmapped = lost | lost_before, unmapped | unmapped_before
     good = live & ~lost & ~unmapped
+    lead = tl.minimum(episode_step, fact(facts, BURN_IN))
+    is_cut = (ends >> 2) & 1
+    has_tail = is_cut | ((ends != 0).to(tl.int64) * fact(facts, HAS_STATE))
+    bootstraps = fact(facts, MOST_STEPS) - fact(facts, LENGTH) + num_steps * 0 > 0
+    shows_tail = bootstraps & (has_tail != 0) & (num_steps < fact(facts, MOST_STEPS))
     tl.store(field(scratch, count, NUM_STEPS) + item, num_steps, mask=good)
     tl.store(field(scratch, count, EPISODE_STEP) + item, episode_step, mask=good)
-    fill_derived(region, facts, job, item, slot, num_steps, episode_step, ends, reward, discount, good)
-    if BY_KEY:
-        state = tl.where(live, tl.where(unmapped, WANTED, LOST), GONE).to(tl.int64)
-    else:
-        state = tl.full([BLOCK], WANTED, tl.int64)
-    tl.store(states, state, mask=ready & ~good)
+    tl.store(field(scratch, count, NUM_ROWS) + item, lead + num_steps + shows_tail.to(tl.int64), mask=good)
+    tl.store(field(scratch, count, IS_CUT) + item, is_cut, mask=good)
+    fill_item(region, facts, job, item, slot, lead + num_steps, good)
+    if fact(facts, HAS_TIME) == 0:
+        fill_transition(region, facts, job, item, slot, episode_step, ends, reward, discount, good)
+    settle_windows(scratch, count, item, ready, live, good, unmapped, BY_KEY, BLOCK)
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)

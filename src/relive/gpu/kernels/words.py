@@ -38,7 +38,7 @@ __all__: list[str] = []
 
 # What kernels are called with beside constants. Triton would compile anew for a value that is 1 or a multiple of 16.
 ARGUMENTS = ["region", "facts", "job", "scratch", "keys", "probabilities", "present", "count", "is_first"]
-ARGUMENTS += ["mapped_frames", "chains", "points", "shuffle", "base", "first"]
+ARGUMENTS += ["mapped_frames", "mapped_cells", "chains", "points", "shuffle", "base", "first"]
 
 # The state of an item during a call.
 GONE = tl.constexpr(0)
@@ -48,16 +48,20 @@ READY = tl.constexpr(3)  # in this round so far
 LOST = tl.constexpr(4)  # in this round: a page that its window needs is not there
 
 # The scratch of a call, 8-byte cells: how many items are wanted and gone after a round, then fields, each
-# [count], one behind the other (TOTAL holds float64), then three for every page that a window may touch.
+# [count], one behind the other (TOTAL holds float64), then three for every page that a window may touch, and where
+# windows run over ends of episodes one for every step that a window may have (places.py says what stands in it).
 NUM_COUNTERS = 2
 STATE = tl.constexpr(0)
 SLOT = tl.constexpr(1)
 WORD = tl.constexpr(2)  # of the item's page, as it was noted first
-NUM_STEPS = tl.constexpr(3)
-EPISODE_STEP = tl.constexpr(4)
+NUM_STEPS = tl.constexpr(3)  # from the item's own step on
+EPISODE_STEP = tl.constexpr(4)  # of the item's own step
 TOTAL = tl.constexpr(5)  # mass of the tree at the draw
-RUN_PAGES = tl.constexpr(6)  # of each page that is touched, the earliest first; -1: not touched
-NUM_FIELDS = 6
+NUM_ROWS = tl.constexpr(6)  # of a window: burn-in, steps and the last state where it is shown
+IS_CUT = tl.constexpr(7)  # its last step is an episode's last by the tail behind it, not by its head
+LEAD = tl.constexpr(8)  # steps of a window before the item's own; set where windows run over ends
+RUN_PAGES = tl.constexpr(9)  # of each page that is touched, the earliest first; -1: not touched
+NUM_FIELDS = 9
 FIELDS_A_PAGE = 3  # page, word, base: bytes from the region's start to its frame
 
 
