@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -222,6 +224,27 @@ def test_completers_beside_a_clock(go_on: Callable[[float], None]) -> None:
         table.check()
         stats = table.stats().indexes["default"]
         assert stats.inserted + stats.timed_out + stats.pending == 6_000 + 40 and stats.inserted > 0
+
+
+def test_it_is_written_down_and_read_again(tmp_path: Path) -> None:
+    index = relive.Index(GROUPS, max_wait_s=2)
+    assert pickle.loads(pickle.dumps(index)) == index == relive.Index.from_dict(index.to_dict())
+    config = relive.TableConfig(PLAIN, 100, index)
+    assert relive.TableConfig.from_dict(config.to_dict()) == config
+    pytest.importorskip("pyarrow.flight", reason="the service is not installed here")
+    from relive.service.config import load_config
+
+    path = tmp_path / "table.toml"
+    path.write_text(
+        """
+[tables.one]
+capacity = 100
+storage = "local"
+columns = { action = { dtype = "int64" }, reward = { dtype = "float32", late = true } }
+index = { max_wait_s = 2.5 }
+"""
+    )
+    assert load_config(path).tables["one"].index["default"] == relive.Index(max_wait_s=2.5)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("inf"), float("nan"), "1", True])

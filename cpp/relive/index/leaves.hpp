@@ -276,7 +276,7 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   if (state == kStateDropped && RELIVE_RULE(T3_count)) leaves.count_drop(slot);  // of the dead
   if (is_waiting(state)) leaves.counts().pending.fetch_sub(1, std::memory_order_relaxed);
   leaves.set_state(slot, final_state);
-  if (leaves.is_noted(slot)) RELIVE_FAIL_POINT(wait_ended);
+  if (final_state == kStateDropped && leaves.is_noted(slot)) RELIVE_FAIL_POINT(wait_ended);
   RELIVE_FAIL_POINT(retire_state);
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(retire_leaf);
