@@ -219,6 +219,27 @@ def test_memory_is_registered_as_the_table_commits_it(shm_name: Callable[[], str
         assert (caught.value.what, caught.value.code) == ("cudaHostRegister", 2)
 
 
+@needs_shared_memory
+def test_start_cells_are_registered_as_a_range_of_their_own(shm_name: Callable[[], str]) -> None:
+    spec = relive.StepSpec({"core": relive.ArraySpec((1 << 16,), "uint8", kind="start")})
+    index = relive.Index(relive.Sequences(2))
+    with relive.Table(spec, 400, index, storage=relive.SharedMemory(shm_name()), max_lanes=1) as table:
+        core, cudart = table._core, CudartThatNotes()
+        layout = RegionLayout.from_facts(core.geometry)
+        view = RegionView(core, layout, HostRegistration(cudart))
+        with view.held() as span:
+            assert span.mapped_cells == 0 and len(cudart.ranges) == 1
+        with table.writer() as writer:
+            writer.extend(core=np.zeros((100, 1 << 16), np.uint8), truncated=True)
+        with view.held() as span:
+            ends = layout.cells_offset + span.mapped_cells * layout.cell_stride
+            assert span.mapped_cells >= 50
+            assert cudart.spans()[-1] == (span.address + layout.cells_offset, span.address + ends)
+            assert ends < core.geometry["region_bytes"]
+        view.close()
+        assert not cudart.ranges
+
+
 def test_frames_the_device_cannot_see_yet_are_asked_for_again(table: relive.Table) -> None:
     """An item in a frame beyond the mapped ones is not read at all: it stays wanted."""
     with DeviceReader(table, "cpu") as reader:

@@ -100,11 +100,7 @@ class DeviceReader(Closing):
 
     @names_arguments
     def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> DeviceDraw:
-        """Draws without reading rows; blocks as sample does. gather(draw) brings the rows.
-
-        Windows that run over ends of episodes are drawn, too; their rows are refused here, Table.gather brings them by
-        their keys.
-        """
+        """Draws without reading rows; blocks as sample does. gather(draw) brings the rows."""
         number = self._table.index_number(index)
         drawing, _, num_live = self._draw(number, num_items, timeout_s, None)
         return DeviceDraw(drawing.item_keys, drawing.probabilities, num_live, list(self._table.indexes)[number])
