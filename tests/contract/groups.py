@@ -126,6 +126,27 @@ class GroupsSuite(Suite):
         with pytest.raises(errors.UnknownColumn):
             table.sample(1, columns=["next_observation"])
 
+    @pytest.mark.parametrize("has_state", [False, True])
+    @pytest.mark.parametrize("count", [7, 8])
+    def test_each_episode_of_a_slow_lane_joins(self, make_table: MakeTable, count: int, has_state: bool) -> None:
+        """Its pages are gone when it goes on: what it is, and where it lies in its page, is as of the one before."""
+        columns: dict[str, relive.ArraySpec] = {"number": relive.ArraySpec((), "int64"), "prompt": PROMPT}
+        if has_state:
+            columns["state"] = relive.ArraySpec((), "float32", kind="state")
+        table = make_table(relive.StepSpec(columns), 48, grouped(8, 100, size=1), max_lanes=4)
+        slow, fast = table.writer(), table.writer()
+
+        def write(writer: Any, steps: int) -> None:
+            states = {"state": np.zeros(steps + 1, np.float32)} if has_state else {}
+            writer.extend(number=np.arange(steps), prompt=np.zeros(steps, int), truncated=True, **states)
+
+        for number in range(12):
+            write(slow, count)
+            assert table.stats().indexes["default"].inserted == 13 * number + 1
+            for _ in range(12):
+                write(fast, 6)
+        table.check()
+
     def test_which_steps_of_a_long_episode_a_member_has(self, make_table: MakeTable) -> None:
         """Four of ten, once the episode has ended: the first, the last, or from a random one on, each as likely."""
         indexes = {

@@ -34,24 +34,40 @@ Row row_before(const Region& r, uint64_t page, uint32_t end) {
   return {page, end - 1};
 }
 
-// The last step of the lane's last episode. ended: its end must be marked behind it, or in it; else it must not be.
-Row last_step(const Region& r, uint32_t lane_slot, bool ended) {
+// The last step of a lane's last episode, and the tail behind it.
+struct LastStep {
+  Row step, tail;
+};
+
+// ended: the episode's end must be marked behind the step, or in it; else it must not be.
+LastStep last_step(const Region& r, uint32_t lane_slot, bool ended) {
   const uint64_t open = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
-  Row row = open == kNoPage ? Row{} : row_before(r, open, range_of(r, open).step_end);
+  Row row = open == kNoPage ? Row{} : row_before(r, open, range_of(r, open).step_end), tail;
   if (!row.is_there()) return {};
   const bool has_state = r.geometry->has_state != 0;
   if (has_state && r.is_tail(row.page, row.offset) != ended) return {};
-  if (has_state && ended) row = row_before(r, row.page, row.offset);
+  if (has_state && ended) {
+    tail = row;
+    row = row_before(r, row.page, row.offset);
+  }
   if (!row.is_there() || r.is_tail(row.page, row.offset)) return {};
   const uint32_t head = r.head_of(r.slot_of(row.page, row.offset)).load(kRelaxed);
   const bool has_mark = (head & (kTerminatedBit | kTruncatedBit)) != 0;
-  return has_state || has_mark == ended ? row : Row{};
+  return has_state || has_mark == ended ? LastStep{row, tail} : LastStep{};
+}
+
+uint64_t key_of(const Region& r, const Row& row) {
+  if (!row.is_there()) return 0;
+  return static_cast<uint64_t>(r.key_of(r.slot_of(row.page, row.offset), r.words[row.page].load(kRelaxed)));
 }
 
 // An episode as a member: its rows, or those that too_long says. Rows of it may be gone, or have become a tail.
 struct Member {
   FoundWindow window;
-  uint64_t name = 0;  // which episode of its lane slot: that lane's, and the row of the lane that it begins with
+  uint64_t last = 0, tail = 0;  // keys of its episode's last step and of the tail behind it; 0: there is none
+
+  // Whether what was noted is this episode. A cut may have made a tail of the step that was its last one then.
+  bool is_noted(uint64_t noted) const { return noted == last || (noted == tail && tail != 0); }
 };
 
 // Rows of the episode behind those that its member has.
@@ -68,19 +84,17 @@ uint32_t num_left_out_behind(const Region& r, uint32_t index, uint64_t last_slot
 }
 
 Member last_episode(const Region& r, uint32_t index, uint32_t lane_slot, bool ended) {
-  const Row last = last_step(r, lane_slot, ended);
-  if (!last.is_there()) return {{WhyNot::kNotYet}};
-  const uint64_t slot = r.slot_of(last.page, last.offset);
+  const LastStep found = last_step(r, lane_slot, ended);
+  if (!found.step.is_there()) return {{WhyNot::kNotYet}};
+  const uint64_t slot = r.slot_of(found.step.page, found.step.offset);
   const uint32_t step = r.head_of(slot).load(kRelaxed) & kStepMask;
-  const uint64_t begin = r.pages[last.page].first_t + last.offset - step;
-  Member member{{}, r.lane_of(slot) << 32 | (begin & 0xffffffffu)};
+  Member member{{}, key_of(r, found.step), key_of(r, found.tail)};
   const WindowConfig& shape = r.records[index].shape(0);
   const uint32_t num_rows = std::min(step + 1, shape.length), left_out = step + 1 - num_rows;
   const bool is_refused = left_out > 0 && r.header->indexes[index].group.too_long == TooLong::kRefuse;
   if (is_refused) return {{WhyNot::kEnd}};  // no writer of this table wrote it
   const uint32_t behind = left_out == 0 ? 0 : num_left_out_behind(r, index, slot, left_out);
-  member.window = find_window(
-      r, shape, {r.key_of(slot, r.words[last.page].load(kRelaxed)), -static_cast<int64_t>(num_rows), behind});
+  member.window = find_window(r, shape, {static_cast<int64_t>(member.last), -static_cast<int64_t>(num_rows), behind});
   return member;
 }
 
@@ -208,10 +222,10 @@ void join_groups(Held& held, uint32_t lane_slot) {
     const Member member = last_episode(r, i, lane_slot, true);
     if (member.window.why != WhyNot::kNothing) continue;
     std::atomic<uint64_t>& joined = records.joined[lane_slot];
-    if (joined.load(kRelaxed) == member.name) continue;
+    if (member.is_noted(joined.load(kRelaxed))) continue;
     // Who died between the two stores left a member that is noted nowhere else: it hangs at its first row.
     if (records.heads[r.key_slot(member.window.key)] == 0 || !RELIVE_RULE(Y1_once)) join(held, i, member.window);
-    joined.store(member.name, kRelaxed);
+    joined.store(member.last, kRelaxed);
     RELIVE_FAIL_POINT(group_joined);
   }
 }
@@ -223,7 +237,7 @@ void pass_by_groups(Held& held, uint32_t lane_slot) {
     if (!r.records[i].are_groups()) continue;
     const Member member = last_episode(r, i, lane_slot, false);
     if (member.window.why != WhyNot::kNothing) continue;
-    r.records[i].joined[lane_slot].store(member.name, kRelaxed);
+    r.records[i].joined[lane_slot].store(member.last, kRelaxed);
     RELIVE_FAIL_POINT(group_passed);
   }
 }
@@ -259,7 +273,7 @@ const char* broken_join(const Region& r, uint32_t lane_slot) {
   for (const uint32_t i : r.record_indexes()) {
     if (!r.records[i].are_groups()) continue;
     const Member member = last_episode(r, i, lane_slot, true);
-    if (member.window.why == WhyNot::kNothing && r.records[i].joined[lane_slot].load(kRelaxed) != member.name)
+    if (member.window.why == WhyNot::kNothing && !member.is_noted(r.records[i].joined[lane_slot].load(kRelaxed)))
       return "an episode that has ended was not looked at for its group";
   }
   return nullptr;
