@@ -35,6 +35,11 @@ def episode(first: int, count: int, prompt: int, **ends: Any) -> dict[str, Any]:
     return {"observation": states, "action": numbers, **said, **ends}
 
 
+def arrive(writer: Any) -> None:
+    """What a streaming writer was told is there; of other writers it is when a call returns."""
+    getattr(writer, "flush", lambda: None)()
+
+
 class Twin:
     """The groups there are, oldest first, each a value and lists of actions; where one more opens the oldest goes."""
 
@@ -94,6 +99,7 @@ class GroupsSuite(Suite):
             else:
                 if way == 2:
                     writer.end_episode(terminated=False)
+                arrive(writer)
                 twin.end(prompt, list(range(at, at + count)))
             at += 100
             if number % 4 == 3:
@@ -139,6 +145,7 @@ class GroupsSuite(Suite):
         def write(writer: Any, steps: int) -> None:
             states = {"state": np.zeros(steps + 1, np.float32)} if has_state else {}
             writer.extend(number=np.arange(steps), prompt=np.zeros(steps, int), truncated=True, **states)
+            arrive(writer)
 
         for number in range(12):
             write(slow, count)
