@@ -14,10 +14,9 @@ from relive._parts import from_parts, refuse_unknown, to_parts
 from relive._wrong_names import names_arguments
 from relive.capacity import num_steps
 from relive.errors import FormatMismatch, InvalidConfig
-from relive.explicit import Explicit
 from relive.index import Index, check_min_sizes, named_indexes
 from relive.spec import StepSpec
-from relive.storage import STORAGES, LocalMemory, Storage, Tiered
+from relive.storage import STORAGES, LocalMemory, Storage
 
 __all__ = ["TableConfig"]
 
@@ -63,11 +62,6 @@ class TableConfig:
         if storage is not None and not isinstance(storage, STORAGES):
             raise InvalidConfig("storage", "LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes)", storage)
         indexes = named_indexes(index, spec)
-        explicit = [name for name, one in indexes.items() if isinstance(one.items, Explicit) or one.items.is_grouped]
-        if isinstance(storage, Tiered) and explicit:
-            what = "Explicit items" if isinstance(indexes[explicit[0]].items, Explicit) else "groups of episodes"
-            expected = f"LocalMemory() or SharedMemory(name), as index {explicit[0]!r} has {what}"
-            raise InvalidConfig("storage", expected, storage)
         steps = num_steps(capacity, spec, len(indexes))
         check_min_sizes(steps, indexes)
         put = object.__setattr__

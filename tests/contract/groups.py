@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -271,9 +270,7 @@ class GroupsSuite(Suite):
         with pytest.raises(error):
             relive.Table(spec, 100, grouped())
 
-    def test_what_an_index_of_groups_cannot_have(self, make_table: MakeTable, tmp_path: Path) -> None:
-        with pytest.raises(errors.InvalidConfig, match="groups of episodes"):
-            relive.TableConfig(spec_of_groups(), 100, grouped(), relive.Tiered(tmp_path, "1GiB"))
+    def test_what_an_index_of_groups_cannot_have(self, make_table: MakeTable) -> None:
         with pytest.raises(errors.InvalidConfig, match="max_groups"):
             grouped(limiter=relive.MinSize(6))
         with pytest.raises(errors.InvalidConfig, match="initial"):

@@ -19,8 +19,11 @@ from contract.bad_input import BadInputSuite
 from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.episodes import ALL_ITEMS, AbandonSuite, EpisodesSuite
+from contract.explicit import ExplicitSuite
+from contract.groups import GroupsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
+from contract.late_items import LateItemsSuite
 from contract.limits import LimitsSuite
 from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
@@ -53,6 +56,15 @@ class TestWriting(OnDisk, WritingSuite): ...
 
 
 class TestItems(OnDisk, ItemsSuite): ...
+
+
+class TestExplicit(OnDisk, ExplicitSuite): ...
+
+
+class TestLateItems(OnDisk, LateItemsSuite): ...
+
+
+class TestGroups(OnDisk, GroupsSuite): ...
 
 
 class TestTimeFirst(OnDisk, TimeFirstSuite): ...

@@ -82,7 +82,6 @@ def test_numbers_and_dicts_stand_for_windows() -> None:
         lambda: Explicit(3, {"a/b": SCORE}),
         lambda: Explicit(3, [SCORE]),
         lambda: relive.Index(Explicit(3, max_items=9), limiter=relive.MinSize(10)),
-        lambda: relive.TableConfig(SPEC, 100, relive.Index(Explicit(3)), relive.Tiered("/dev/shm", "64MiB")),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any) -> None:

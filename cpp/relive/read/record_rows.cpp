@@ -154,7 +154,7 @@ void copy_record_rows(const Region& r, const GatherPlan& plan, const Window* win
   const double gamma = r.header->indexes[plan.index].gamma;
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
-    if (output.source == Source::kItemColumn) continue;
+    if (output.source == Source::kItemColumn || output.is_bulk) continue;
     for (size_t k = 0; k < count; ++k) {
       const Window& w = windows[which[k]];
       if (!w.ok) continue;

@@ -43,6 +43,7 @@ Output column_output(const std::string& name, const ColumnLayout& column, uint32
   Output out = output_of(name, column.dtype, source, column.num_bytes);
   out.shape.assign(column.dims, column.dims + column.num_dims);
   out.column = number;
+  out.is_bulk = column.area == Area::kBulk;
   return out;
 }
 
@@ -188,6 +189,7 @@ Status make_record_plan(const Region& r, const std::vector<std::string>& names, 
     Output output;
     RELIVE_RETURN_IF_ERROR(find_output(r, records, name, &output));
     plan->needs_end |= output.source == Source::kTruncated;
+    plan->needs_bulk |= output.is_bulk;
     plan->outputs.push_back(std::move(output));
   }
   return {};

@@ -187,8 +187,8 @@ void Draw::claim_held(Held& held) {
       r_.header->counters.redraws_claimed.fetch_add(1, kRelaxed);
       continue;
     }
-    const uint64_t page = r_.page_of(w.slot);  // of a row's item
-    if (r_.bulk && request_.is_planned) r_.bulk.planned[page].fetch_add(1, kRelaxed);
+    const uint64_t page = r_.page_of(w.slot);  // of a row's item; no page goes early where there are others
+    if (r_.bulk && request_.is_planned && !map.is_explicit) r_.bulk.planned[page].fetch_add(1, kRelaxed);
     s_.claimed.push_back({w.slot, w.word, leaves.mass(w.slot)});  // a priority may have come since the draw
     if (Leaves::use(held, index, w.slot) && !map.is_explicit) r_.pages[page].live -= 1;
   }
@@ -203,7 +203,7 @@ void Draw::undo_claims(const Deadline& deadline) {
   for (const Claimed& c : s_.claimed) {
     if (!map.is_same(c.slot, c.word)) continue;
     const uint64_t page = r_.page_of(c.slot);  // of a row's item
-    if (r_.bulk && request_.is_planned) r_.bulk.planned[page].fetch_sub(1, kRelaxed);
+    if (r_.bulk && request_.is_planned && !map.is_explicit) r_.bulk.planned[page].fetch_sub(1, kRelaxed);
     if (Leaves::give_back(locked.held(), request_.index, c.slot, c.mass) && !map.is_explicit) r_.pages[page].live += 1;
   }
   s_.claimed.clear();

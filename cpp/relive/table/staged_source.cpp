@@ -6,6 +6,7 @@
 
 #include "relive/read/rows.hpp"
 #include "relive/read/sequences.hpp"
+#include "relive/words/record_view.hpp"
 
 namespace relive {
 namespace {
@@ -25,6 +26,30 @@ BulkRow row_of(const Region& r, const Window& w, const Runs& runs, int64_t offse
   return {run.page, run.word, column, static_cast<uint32_t>(offset & (r.page_len - 1))};
 }
 
+// Of an explicit item: rows of its windows, each with zeros behind its last one.
+template <class Each>
+void for_each_record_row(const Region& r, const GatherPlan& plan, const Output& output, const Window& w,
+                         const Runs& runs, std::byte* out, Each&& each) {
+  const Records& records = r.records[plan.index];
+  const uint64_t num_bytes = r.columns[output.column].num_bytes,
+                 bytes_a_window = output.item_bytes / output.num_windows;
+  const Run* const begin = runs.data() + w.first_run;
+  for (uint32_t k = 0; k < output.num_windows; ++k) {
+    const uint32_t window = output.window + k;
+    std::byte* to = out == nullptr ? nullptr : out + w.row * output.item_bytes + k * bytes_a_window;
+    std::byte* const end = out == nullptr ? nullptr : to + bytes_a_window;
+    uint32_t left = output.is_of_member ? 1 : ~0u;  // of these a member has one value, that of its first row
+    for (const Run* run = begin; run < begin + w.pages_after; ++run) {
+      if (run->window != window) continue;
+      for (uint32_t row = 0; row < run->count && left > 0; ++row, --left) {
+        each(BulkRow{run->page, run->word, output.column, run->first + row * records.shape(window).stride}, to);
+        if (to != nullptr) to += num_bytes;
+      }
+    }
+    if (to != nullptr) std::memset(to, 0, static_cast<size_t>(end - to));
+  }
+}
+
 // Calls each(row, destination) for every bulk row a window needs, and zeros what padding leaves empty. out may be null.
 template <class Each>
 void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, const Runs& runs, size_t batch,
@@ -32,6 +57,10 @@ void for_each_row(const Region& r, const GatherPlan& plan, const Window& w, cons
   for (size_t o = 0; o < plan.outputs.size(); ++o) {
     const Output& output = plan.outputs[o];
     if (!output.is_bulk) continue;
+    if (plan.max_rows != 0) {
+      for_each_record_row(r, plan, output, w, runs, out == nullptr ? nullptr : out[o], each);
+      continue;
+    }
     if (plan.num_rows != 0) {
       const ItemPlace place = out == nullptr ? ItemPlace{} : place_of(plan, output, w, batch, out[o]);
       SequenceRows(r, plan, w, runs.data()).for_each_cell(plan, output, place, [&](int64_t offset, std::byte* to) {

@@ -54,7 +54,7 @@ Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, double
   Entered entered(table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   batch->num_held = static_cast<int64_t>(num_items);
-  batch->has_claims = table_.region().max_times(plan.index) != 0;
+  batch->has_claims = table_.region().max_times(plan.index) != 0 && !table_.region().map(plan.index).is_explicit;
   batch->ticket = tier().staging().take_ticket();
   expect_rows(plan, *batch);
   *out = std::move(batch);
@@ -71,7 +71,7 @@ void StagedReader::expect_rows(const GatherPlan& asked, PlannedBatch& batch) {
   Runs runs;
   for (size_t i = 0; i < batch.keys.size(); ++i) {
     which[i] = static_cast<uint32_t>(i);
-    windows[i].slot = r.key_slot(batch.keys[i]);
+    windows[i].slot = r.leaf_of_key(plan.index, batch.keys[i]);
     windows[i].row = static_cast<uint32_t>(i);
   }
   const size_t found = look_up(r, plan.index, batch.keys.data(), windows.data(), which.data(), which.size());

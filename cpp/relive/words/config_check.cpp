@@ -35,14 +35,13 @@ Status check_column(const ColumnConfig& column, uint64_t* row_bytes, uint64_t* l
 }
 
 // What an explicit item is, is said when it is inserted; the index says how much of it there may be.
-Status check_map(const TableConfig& config, const IndexConfig& index) {
+Status check_map(const IndexConfig& index) {
   if (index.map == LeafMap::kImplicit) {
     if (index.num_windows != 0) return invalid("windows", "none where items are not explicit", index.num_windows);
     if (index.max_items <= kMaxRecords) return {};
     return invalid("max_items", "1 to 2^31, or 0 for any number", static_cast<int64_t>(index.max_items));
   }
   if (index.map != LeafMap::kExplicit) return invalid("map", "0 or 1", static_cast<int64_t>(index.map));
-  if (config.tier.is_tiered()) return invalid("explicit items", "a table that is not tiered", 1);
   if (index.n_step != 1 || std::any_of(index.stack, index.stack + kMaxColumns, [](uint32_t s) { return s > 1; }))
     return invalid("explicit items", "n_step 1 and no stacks: their windows are what they are inserted with",
                    index.n_step);
@@ -143,7 +142,7 @@ Status check_config(const TableConfig& config) {
           .with_text("what", "initial priority")
           .with_text("expected", "a number >= 0 that float32 holds")
           .with_double("got", index.initial_number);
-    RELIVE_RETURN_IF_ERROR(check_map(config, index));
+    RELIVE_RETURN_IF_ERROR(check_map(index));
     RELIVE_RETURN_IF_ERROR(check_group(config, index));
     if (!(index.max_wait_s >= 0.0 && index.max_wait_s <= kMaxWait_s))
       return Status(Code::kInvalidConfig)
