@@ -284,11 +284,6 @@ TEST(configurations_that_cannot_be_are_refused) {
   CHECK(!refused_column(1, {1000}));
   CHECK(refused_column(1, {1024}));  // with those it has more than 4,096 bytes
   CHECK(refused_column(0, {1}));     // of an index of rows
-  TableConfig tiered = make_config(with_items({.capacity = 64}, {}));
-  tiered.tier.directory = "/dev/shm";
-  tiered.tier.ram_bytes = uint64_t{64} << 20;
-  std::unique_ptr<Table> table;
-  CHECK(Table::create(tiered, "", &table).code() == Code::kInvalidConfig);
 }
 
 TEST(what_is_computed_over_a_steps_window_is_refused_for_an_item) {
