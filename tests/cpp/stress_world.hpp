@@ -181,7 +181,8 @@ inline TableConfig make_config(const Options& options) {
     index.num_windows = 1;
     index.windows[0].length = kGroupRows;
     index.windows[0].stride = 1;
-    index.group = {kGroupSize, static_cast<uint32_t>(config.columns.size()) - 1};
+    index.group.size = kGroupSize;
+    index.group.column = static_cast<uint32_t>(config.columns.size()) - 1;
     config.indexes.push_back(index);
   }
   for (IndexConfig& one : config.indexes) one.max_wait_s = options.max_wait_s;
