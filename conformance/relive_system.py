@@ -13,7 +13,7 @@ import numpy as np
 
 import relive
 from conformance.relive_patterns import STEP_INDEX, patterns_of
-from conformance.relive_tables import NoWord, index_of, spec_of
+from conformance.relive_tables import NoWord, has_priorities, index_of, spec_of
 from conformance.relive_trajectories import MAX_ROWS, Trajectories
 from conformance.system import (
     DONE,
@@ -66,6 +66,8 @@ class ReliveSystem(System):
             if trajectories is None:
                 columns: Mapping[str, Any] = setup.tables[0].signature or LABEL if setup.tables else LABEL
                 capacity = max((one.max_size for one in setup.tables), default=1)
+                if any(one.remover != "fifo" for one in setup.tables):
+                    capacity = MAX_ROWS  # rows go in the order of time: what another remover keeps needs more of them
                 indexes = {
                     one.name: index_of(one, relive.Transitions(), one.max_size if one.max_size < capacity else None)
                     for one in setup.tables
@@ -115,7 +117,7 @@ class ReliveSystem(System):
         return answer
 
     def _append(self, label: int, priority: float | None, timeout_s: float) -> str:
-        prioritized = any(one.sampler == "prioritized" for one in self._setup.tables)
+        prioritized = any(has_priorities(one) for one in self._setup.tables)
         try:
             key = self._writer.append(label=label, priority=priority if prioritized else None, timeout_s=timeout_s)
         except relive.DeadlineExceeded:
@@ -175,6 +177,8 @@ class ReliveSystem(System):
         return [int(label) for label in batch["label"]]
 
     def fields(self, names: Sequence[str], num_draws: int = 1, table: str = TABLE) -> Any:
+        if not set(names) <= {"label", "probability", "table_size"}:
+            return self._no_word("a batch has probabilities, the number of live items, keys and columns")
         found = []
         for _ in range(num_draws):
             batch = self._live.sample(1, timeout_s=0.0, index=table)
@@ -183,8 +187,6 @@ class ReliveSystem(System):
                 "probability": float(batch.probabilities[0]),
                 "table_size": batch.num_live_items,
             }
-            if not set(names) <= set(values):
-                return self._no_word("a batch has probabilities, the number of live items, keys and columns")
             found.append([values[name] for name in names])
         return found
 
@@ -307,8 +309,7 @@ class ReliveSystem(System):
             self._step_index += 1
 
     def item(self, parts: Mapping[str, Part], priority: float = 1.0, table: str = TABLE, stored: bool = True) -> str:
-        has_priorities = any(one.name == table and one.sampler == "prioritized" for one in self._setup.tables)
-        given = priority if has_priorities else None
+        given = priority if any(one.name == table and has_priorities(one) for one in self._setup.tables) else None
         try:
             rows = self._windowed.rows(parts)
             keys = self._live.create_items(rows, index=table, priority=given, timeout_s=0.0)
@@ -369,7 +370,7 @@ class ReliveSystem(System):
 
     @property
     def _given(self) -> bool:
-        return any(one.sampler == "prioritized" for one in self._setup.tables)
+        return any(has_priorities(one) for one in self._setup.tables)
 
     def _refused(self, error: Exception) -> str:
         self.notes.append(f"{type(error).__name__}: {error}")

@@ -5,29 +5,26 @@ What relive decided on and does not have yet stands at the top: a class further 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import relive
 from conformance.system import NotYet
 from conformance.words import Limit, TableSetup
 
-__all__ = ["NoWord", "index_of", "spec_of"]
+__all__ = ["NoWord", "has_priorities", "index_of", "spec_of"]
 
+# A selector by the words of a case, with the exponent of a prioritized one.
+SELECTORS: dict[str, Callable[[float], Any]] = {
+    "uniform": lambda exponent: relive.Uniform(),
+    "prioritized": relive.Prioritized,
+    "fifo": lambda exponent: relive.Fifo(),
+    "lifo": lambda exponent: relive.Lifo(),
+    "min_heap": lambda exponent: relive.MinPriority(),
+    "max_heap": lambda exponent: relive.MaxPriority(),
+}
+WITH_PRIORITIES = ("prioritized", "min_heap", "max_heap")
 # What is to come, by the words of a case.
-SAMPLERS_TO_COME = {
-    "fifo": "Fifo as a sampler",
-    "lifo": "Lifo as a sampler",
-    "min_heap": "MinPriority as a sampler",
-    "max_heap": "MaxPriority as a sampler",
-}
-REMOVERS_TO_COME = {
-    "lifo": "Lifo as a remover",
-    "uniform": "Uniform as a remover",
-    "prioritized": "Prioritized as a remover",
-    "min_heap": "MinPriority as a remover",
-    "max_heap": "MaxPriority as a remover",
-}
 LIMITERS_TO_COME = {"queue": "the limiter Queue", "stack": "the limiter Queue over a Lifo sampler"}
 
 
@@ -37,18 +34,23 @@ class NoWord(Exception):
 
 def index_of(setup: TableSetup, items: Any, max_items: int | None = None) -> relive.Index:
     """The index that is this table's like, of these items. Raises NotYet, NoWord, and what relive refuses it with."""
-    for what, value, coming in (
-        ("sampler", setup.sampler, SAMPLERS_TO_COME),
-        ("remover", setup.remover, REMOVERS_TO_COME),
-        ("limiter", setup.limit.kind, LIMITERS_TO_COME),
-    ):
-        if value in coming:
-            raise NotYet(coming[value])
-        assert value in ("uniform", "prioritized", "fifo", "min_size", "ratio"), f"{what} {value!r}"
-    sampler = relive.Prioritized(setup.exponent) if setup.sampler == "prioritized" else relive.Uniform()
-    uses = setup.max_times_sampled if setup.max_times_sampled > 0 else None
-    limiter = _limiter(setup.limit)
-    return relive.Index(items, sampler=sampler, limiter=limiter, max_times_sampled=uses, max_items=max_items)
+    if setup.limit.kind in LIMITERS_TO_COME:
+        raise NotYet(LIMITERS_TO_COME[setup.limit.kind])
+    if isinstance(items, relive.Explicit) and setup.remover != "fifo":
+        raise NotYet("removers of explicit items but Fifo")
+    return relive.Index(
+        items,
+        sampler=SELECTORS[setup.sampler](setup.exponent),
+        remover=SELECTORS[setup.remover](setup.exponent),
+        limiter=_limiter(setup.limit),
+        max_times_sampled=setup.max_times_sampled if setup.max_times_sampled > 0 else None,
+        max_items=max_items,
+    )
+
+
+def has_priorities(setup: TableSetup) -> bool:
+    """Whether what draws or what removes looks at them."""
+    return setup.sampler in WITH_PRIORITIES or setup.remover in WITH_PRIORITIES
 
 
 def _limiter(limit: Limit) -> relive.MinSize | relive.SamplesPerInsert:

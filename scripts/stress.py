@@ -64,6 +64,10 @@ SOAK = (
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --groups --abandon --max-wait 0.003 --stateless",
     "--fail-points 20 --late --max-items 100 --max-wait 0.002 --point wait_",
     "--fail-points 20 --max-items 150 --max-times 3 --point order_",
+    "--fail-points 20 --max-items 150 --remover min_priority --point order_",
+    "--seconds 120 --random-kills 200 --self-kills 200 --max-items 150 --remover min_priority --two-indexes",
+    "--seconds 120 --random-kills 200 --self-kills 200 --max-items 150 --remover uniform --sampler lifo --updaters 0",
+    "--seconds 120 --random-kills 200 --self-kills 200 --sampler fifo --max-times 1 --updaters 0",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
@@ -83,6 +87,7 @@ RECIPES = (
     "--seconds 6 --sequences random",
     "--seconds 6 --sequences head --ragged",
     "--seconds 6 --max-items 150",
+    "--seconds 6 --max-items 150 --remover min_priority",
     "--seconds 6 --late --max-wait 0.002",
     KILLS,
     f"{KILLS} --short-lanes",
@@ -97,6 +102,7 @@ RECIPES = (
     f"{KILLS} --groups --late",
     f"{KILLS} --rounds 0",
     "--fail-points 20 --seconds-a-point 2 --point wait_ --late --groups --max-wait 0.005",
+    "--fail-points 20 --seconds-a-point 2 --max-items 150 --remover min_priority --point order_",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",
     "--fail-points 40 --seconds-a-point 8 --point group_ --groups",

@@ -29,8 +29,9 @@ QUICK_MUTANTS = (
     "L4_once",
     "V1_items",
     "Y4_cut",
-    "R1_ticket",
+    "R1_order",
     "R2_most",
+    "R3_update",
     "T1_since",
     "T2_overdue",
 )
@@ -74,6 +75,9 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --sequences cross",
         "--seconds 3 --random-kills 30 --self-kills 60 --sequences head --ragged --max-times 3",
         "--seconds 3 --random-kills 30 --self-kills 60 --late --groups --max-items 100 --max-wait 0.003 --two-indexes",
+        "--seconds 3 --random-kills 30 --self-kills 60 --max-items 150 --remover min_priority --two-indexes",
+        "--seconds 3 --random-kills 30 --self-kills 60 --max-items 150 --remover prioritized --sampler max_priority",
+        "--seconds 3 --random-kills 30 --self-kills 60 --sampler fifo --max-times 1 --updaters 0",
         "--fail-points 1 --seconds-a-point 10 --max-times 3",
     ],
 )
@@ -91,7 +95,7 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "L": "--late",
         "V": "--abandon",
         "Y": "--groups",
-        "R": "--max-items 150",
+        "R": "--max-items 150 --remover min_priority",
         "T": "--late --max-wait 0.002",
     }.get(rule[0], "")
     status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 {items} --mutant {rule}")

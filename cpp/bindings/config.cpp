@@ -210,6 +210,13 @@ void read_sampler(const Part& from, IndexConfig* index) {
   index->initial_number = nb::cast<double>(initial[1]);
 }
 
+void read_remover(const Part& from, IndexConfig* index) {
+  std::string known;
+  if (const auto name = from.get<std::string>("remover"); !find_remover(name, &index->removal, &known))
+    refuse(from.of("remover"), known + " (what this core knows)", name);
+  index->removal_exponent = from.get_or<double>("removal_exponent", 1.0);
+}
+
 void read_limiter(const Part& from, IndexConfig* index) {
   const auto min_size = from.get<int64_t>("min_size");
   if (from.kind<bool>("limiter", {{"min_size", false}, {"samples_per_insert", true}}))
@@ -234,43 +241,23 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
   const Part from =
-      has_items(row, "groups")     ? Part(row, "index" + name,
-                                          {"name", "items", "length", "group_by", "group_size", "max_groups", "too_long",
-                                           "gamma", "sampler", "priority_exponent", "initial", "limiter", "min_size",
-                                           "samples_per_insert", "tolerance", "remover", "max_times_sampled", "max_wait_s"})
-      : has_items(row, "explicit") ? Part(row, "index" + name,
-                                          {"name", "items", "windows", "columns", "max_items", "sampler",
-                                           "priority_exponent", "initial", "limiter", "min_size", "samples_per_insert",
-                                           "tolerance", "remover", "max_times_sampled", "max_wait_s"})
-                                   : Part(row, "index" + name,
-                                          {"name",
-                                           "items",
-                                           "n_step",
-                                           "gamma",
-                                           "stack",
-                                           "stack_pad",
-                                           "sampler",
-                                           "priority_exponent",
-                                           "initial",
-                                           "limiter",
-                                           "min_size",
-                                           "samples_per_insert",
-                                           "tolerance",
-                                           "remover",
-                                           "max_times_sampled",
-                                           "max_items",
-                                           "max_wait_s",
-                                           "length",
-                                           "burn_in",
-                                           "bootstrap",
-                                           "period",
-                                           "at_end",
-                                           "pad",
-                                           "only_ended",
-                                           "only_the_last",
-                                           "one_at_random",
-                                           "longest",
-                                           "time_major"});
+      has_items(row, "groups") ? Part(row, "index" + name,
+                                      {"name", "items", "length", "group_by", "group_size", "max_groups", "too_long",
+                                       "gamma", "sampler", "priority_exponent", "initial", "limiter", "min_size",
+                                       "samples_per_insert", "tolerance", "remover", "max_times_sampled", "max_wait_s"})
+      : has_items(row, "explicit")
+          ? Part(row, "index" + name,
+                 {"name", "items", "windows", "columns", "max_items", "sampler", "priority_exponent", "initial",
+                  "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled",
+                  "max_wait_s"})
+          : Part(row, "index" + name, {"name",       "items",         "n_step",           "gamma",
+                                       "stack",      "stack_pad",     "sampler",          "priority_exponent",
+                                       "initial",    "limiter",       "min_size",         "samples_per_insert",
+                                       "tolerance",  "remover",       "removal_exponent", "max_times_sampled",
+                                       "max_items",  "max_wait_s",    "length",           "burn_in",
+                                       "bootstrap",  "period",        "at_end",           "pad",
+                                       "only_ended", "only_the_last", "one_at_random",    "longest",
+                                       "time_major"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");
@@ -278,9 +265,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
   read_items(from, columns, &index, item_columns);
   read_sampler(from, &index);
   read_limiter(from, &index);
-  std::string known;
-  if (const auto remover = from.get<std::string>("remover"); !find_remover(remover, &index.removal, &known))
-    refuse(from.of("remover"), known + " (what this core knows)", remover);
+  read_remover(from, &index);
   index.max_times_sampled = from.get<uint32_t>("max_times_sampled");
   index.max_wait_s = from.get_or<double>("max_wait_s", 0.0);
   return index;

@@ -16,7 +16,7 @@ from relive.open import attach, connect, list_tables, remove
 from relive.patterns import Condition, Pattern, PatternWriter
 from relive.priorities import sequence_priority
 from relive.protocol import ReplayTable, ReplayWriter
-from relive.samplers import Fifo, Prioritized, Uniform
+from relive.samplers import Fifo, Lifo, MaxPriority, MinPriority, Prioritized, Reservoir, Uniform
 from relive.spec import ArraySpec, StepSpec
 from relive.stats import IndexStats, TableStats, TierStats
 from relive.storage import LocalMemory, SharedMemory, Tiered
@@ -37,7 +37,10 @@ __all__ = [
     "Fifo",
     "Index",
     "IndexStats",
+    "Lifo",
     "LocalMemory",
+    "MaxPriority",
+    "MinPriority",
     "MinSize",
     "Pattern",
     "PatternWriter",
@@ -45,6 +48,7 @@ __all__ = [
     "ReliveError",
     "ReplayTable",
     "ReplayWriter",
+    "Reservoir",
     "SamplesPerInsert",
     "Sequences",
     "SharedMemory",

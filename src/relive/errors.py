@@ -248,12 +248,13 @@ class ForeignKey(ReliveError, ValueError):
 
 @final
 class NoPriorities(ReliveError, ValueError):
-    """update_priorities on an index whose sampler has none."""
+    """Priorities for an index of which neither the sampler nor the remover looks at any."""
 
     def __init__(self, index: object = None) -> None:
         self.index = index
         super().__init__(
-            f"index {index!r} samples uniformly and has no priorities; build it with Prioritized(), or name another one"
+            f"nothing of index {index!r} looks at priorities, so it has none; build it with Prioritized(),"
+            " MaxPriority() or MinPriority(), or name another one"
         )
 
 

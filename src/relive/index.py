@@ -13,7 +13,7 @@ from relive.errors import CapacityTooSmall, InvalidConfig
 from relive.explicit import MAX_ITEMS, Explicit
 from relive.items import ITEMS, Episodes, Items, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
-from relive.samplers import REMOVERS, SAMPLERS, Fifo, Prioritized, Remover, Sampler, Uniform
+from relive.samplers import REMOVERS, SAMPLERS, Fifo, InitialPriority, Remover, Sampler, Uniform, initial_of
 from relive.spec import StepSpec
 
 __all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]
@@ -40,13 +40,17 @@ MAX_WAIT_S = 1e9
 class Index:
     """One way to sample the steps of a table. A table may have several, over the same steps.
 
-    items: Transitions, Sequences, Episodes or Explicit. sampler: Uniform or Prioritized. limiter: MinSize or
-    SamplesPerInsert.
-    remover: Fifo: which items go where there are more than max_items.
-    max_items: items of this index that live at a time; the remover chooses which goes where one more is published
-    (Fifo: the one that was published first). Its step stays, for other indexes and for windows of its neighbours. None:
+    items: Transitions, Sequences, Episodes or Explicit. limiter: MinSize or SamplesPerInsert.
+    sampler: Uniform, Prioritized, Fifo, Lifo, MaxPriority or MinPriority.
+    remover: Fifo, Lifo, MinPriority, MaxPriority, Uniform, Prioritized or Reservoir: which items go where there are
+    more than max_items. Of explicit items and groups it is Fifo. Where it looks at priorities and the sampler does too,
+    it has the sampler's `initial`, or leaves it out.
+    max_items: items of this index that live at a time; the remover chooses which goes where one more is published,
+    the newcomer among them. Its step stays, for other indexes and for windows of its neighbours. None (only with Fifo):
     as many as there are steps. Explicit items and groups have their own: Explicit(max_items=), Episodes(max_groups=).
     While a call adds items a sampler may see up to 256 more. Costs 9.2 bytes a step and O(log8 steps) an item.
+    Where the table's capacity is reached the oldest steps go whatever the remover, and their items with them: what is
+    to stay longer needs a capacity so much larger than max_items.
     max_wait_s: an item that is whole and waits longer than so many seconds, for late columns, or for its priority where
     initial='given', and a group that waits longer for members or for late columns of theirs, is dropped: never an item
     of this index, and no longer in the limiter's way; stats() counts it as timed_out. Its steps stay. Time runs from
@@ -83,8 +87,9 @@ class Index:
         if self.max_wait_s is not None:
             object.__setattr__(self, "max_wait_s", finite("max_wait_s", self.max_wait_s, 0.0, MAX_WAIT_S, above=True))
         self._check_most()
+        self._check_remover()
         grouped = isinstance(self.items, Episodes) and self.items.is_grouped
-        if grouped and isinstance(self.sampler, Prioritized) and self.sampler.initial == "given":
+        if grouped and self._initial == "given":
             raise InvalidConfig(
                 "initial priority of groups of episodes", "'max' or a number: none comes with a step", "given"
             )
@@ -110,6 +115,29 @@ class Index:
                 "min_size", f"at most {name} = {most}: the oldest item ends where one more comes", self.limiter.min_size
             )
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether its sampler or its remover looks at priorities: update_priorities may be called."""
+        return self._initial is not None
+
+    @property
+    def _initial(self) -> InitialPriority | None:
+        """Of items that came without a priority; None where nothing looks at them."""
+        drawn = initial_of(self.sampler)
+        return initial_of(self.remover) if drawn is None else drawn
+
+    def _check_remover(self) -> None:
+        if isinstance(self.remover, Fifo):
+            return
+        name = type(self.remover).__name__
+        if getattr(self.items, self._name_of_most, None) is not None:
+            raise InvalidConfig(f"remover of {type(self.items).__name__}", "Fifo(): the oldest item goes", name)
+        if self.max_items is None:
+            raise InvalidConfig("max_items", f"a number where the remover is {name}: what it removes goes by it", None)
+        given, initial = initial_of(self.remover), initial_of(self.sampler)
+        if initial is not None and given not in (None, "max", initial):
+            raise InvalidConfig("initial of the remover", f"the sampler's, {initial!r}, or none", given)
+
     def _check_uses(self, times: int) -> None:
         if not isinstance(self.limiter, SamplesPerInsert) or self.limiter.samples_per_insert <= times:
             return
@@ -134,7 +162,7 @@ class Index:
         )
 
     def _may_wait(self, spec: StepSpec) -> bool:
-        is_given = isinstance(self.sampler, Prioritized) and self.sampler.initial == "given"
+        is_given = self._initial == "given"
         is_grouped = isinstance(self.items, Episodes) and self.items.is_grouped
         return is_given or is_grouped or any(column.late for column in spec.columns.values())
 
@@ -143,13 +171,20 @@ class Index:
         return {
             "name": name,
             **self.items.core_config(spec),
-            **self.sampler.core_config(),
+            **self.sampler.sampler_config(),
             **self.limiter.core_config(),
-            **self.remover.core_config(),
+            **self.remover.remover_config(),
+            **self._initial_config(),
             "max_times_sampled": self.max_times_sampled or 0,
             **({} if self.max_items is None else {"max_items": self.max_items}),
             **({} if self.max_wait_s is None else {"max_wait_s": self.max_wait_s}),
         }
+
+    def _initial_config(self) -> dict[str, Any]:
+        initial = self._initial
+        if initial is None:
+            return {}
+        return {"initial": (initial, 0.0) if isinstance(initial, str) else ("number", initial)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; from_dict gives an equal Index back."""

@@ -15,7 +15,15 @@ from relive._casting import as_array
 from relive._checks import flag, integer
 from relive._closing import Closing
 from relive._wrong_names import names_arguments
-from relive.errors import DeadlineExceeded, InvalidConfig, MissingColumn, ReliveError, RowGone, UnknownColumn
+from relive.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    MissingColumn,
+    NoPriorities,
+    ReliveError,
+    RowGone,
+    UnknownColumn,
+)
 from relive.explicit import Explicit, Window
 from relive.handle import TableHandle, explicit_index
 from relive.protocol import ReplayWriter
@@ -244,7 +252,10 @@ class PatternWriter(Closing):
         columns = {name: one for name, one in table.spec.columns.items() if one.kind != "state"}
         for pattern in some:
             number, items = explicit_index(table.config.index, pattern.index)
-            self._bound.append(_Bound(pattern, items, list(table.config.index)[number], columns))
+            name = list(table.config.index)[number]
+            if pattern.priority is not None and not table.config.index[name].has_priorities:
+                raise NoPriorities(name)
+            self._bound.append(_Bound(pattern, items, name, columns))
         taken = {column for one in some for column in (*one.columns.values(), *(c.column for c in one.where))}
         self._taken = {name: columns[name].dtype for name in sorted(taken) if name in columns}
         self._single = self.num_lanes is None

@@ -20,6 +20,7 @@ from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
+from contract.orders import OrdersSuite
 from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -63,6 +64,9 @@ class TestSequences(Local, SequencesSuite): ...
 
 
 class TestEpisodes(Local, EpisodesSuite): ...
+
+
+class TestOrders(Local, OrdersSuite): ...
 
 
 class TestGroups(Local, GroupsSuite): ...

@@ -30,6 +30,7 @@ from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
+from contract.orders import OrdersSuite
 from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -87,6 +88,9 @@ class TestRemoteSequences(Remote, SequencesSuite): ...
 
 
 class TestRemoteEpisodes(Remote, EpisodesSuite): ...
+
+
+class TestRemoteOrders(Remote, OrdersSuite): ...
 
 
 class TestRemoteGroups(Remote, GroupsSuite): ...

@@ -25,6 +25,7 @@ from contract.groups import GroupsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite
+from contract.orders import OrdersSuite
 from contract.ragged import RaggedSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -125,6 +126,9 @@ class TestStreamedEpisodes(Streamed, EpisodesSuite):
 
 
 class TestStreamedAbandon(Streamed, AbandonSuite): ...
+
+
+class TestStreamedOrders(Streamed, OrdersSuite): ...
 
 
 class TestStreamedGroups(Streamed, GroupsSuite):

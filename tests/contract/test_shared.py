@@ -21,6 +21,7 @@ from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
+from contract.orders import OrdersSuite
 from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -133,10 +134,16 @@ class TestAttachedSequences(Attached, SequencesSuite): ...
 class TestEpisodes(Shared, EpisodesSuite): ...
 
 
+class TestOrders(Shared, OrdersSuite): ...
+
+
 class TestGroups(Shared, GroupsSuite): ...
 
 
 class TestAttachedEpisodes(Attached, EpisodesSuite): ...
+
+
+class TestAttachedOrders(Attached, OrdersSuite): ...
 
 
 class TestAttachedGroups(Attached, GroupsSuite): ...

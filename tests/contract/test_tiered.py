@@ -25,6 +25,7 @@ from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite
 from contract.limits import LimitsSuite
+from contract.orders import OrdersSuite
 from contract.ragged import RaggedSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -62,6 +63,9 @@ class TestExplicit(OnDisk, ExplicitSuite): ...
 
 
 class TestLateItems(OnDisk, LateItemsSuite): ...
+
+
+class TestOrders(OnDisk, OrdersSuite): ...
 
 
 class TestGroups(OnDisk, GroupsSuite): ...

@@ -33,6 +33,8 @@ struct IndexSpec {
   StackPad pad = StackPad::kRepeat;
   LimiterConfig limiter = make_min_size(1);
   SequenceConfig sequence = {};  // Rig::verify() knows transitions alone
+  Removal removal = Removal::kFifo;
+  uint64_t max_items = 0;  // 0: no bound
 };
 
 struct Spec {
@@ -77,6 +79,9 @@ inline TableConfig make_config(const Spec& spec) {
     to.limiter = from.limiter;
     to.max_times_sampled = from.max_times;
     to.sequence = from.sequence;
+    to.removal = from.removal;
+    to.removal_exponent = 1.0;
+    to.max_items = from.max_items;
     for (uint32_t& frames : to.stack) frames = 1;
     if (spec.has_state) to.stack[spec.has_pixels ? 1 : 0] = from.stack;
     config.indexes.push_back(to);

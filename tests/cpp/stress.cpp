@@ -15,6 +15,8 @@
 //   stress --late                                    late columns: completers give them, in any order, some never
 //   stress --groups                                  a last index of groups of episodes: samplers of their own
 //   stress --abandon                                 writers give episodes up, and nobody may see one of them again
+//   stress --sampler max_priority                    the first index's, of the table of kinds
+//   stress --max-items 150 --remover min_priority    what goes is the remover's choice
 //   stress --max-items 150                           the first index holds no more, and the second (--two-indexes) fewer yet
 //   stress --max-wait 0.002                          of every index; with --late, --groups
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
@@ -92,6 +94,7 @@ void fit_options_to(const std::string& point, const Options& given) {
   for (const char* of_ends : {"cell_unhung", "cell_moved", "cell_named"})  // where an end moves a window back
     if (point == of_ends) options.sequences = "shift", options.explicit_items = options.groups = false;
   if (point.find("order_") == 0 && given.max_items == 0) options.max_items = 150;
+  if (point == "order_renewed" && given.remover.empty()) options.remover = "min_priority";
   if (point.find("wait_") == 0)
     options.late = true, options.max_wait_s = given.max_wait_s > 0 ? given.max_wait_s : 0.002;
   if (point == "close_dropped") options.sequences = "head", options.short_lanes = true;  // an index with only_ended
@@ -191,6 +194,10 @@ bool parse(int argc, char** argv) {
       options.max_times = static_cast<uint32_t>(std::atoi(argv[++i]));
     else if (name == "--max-items")
       options.max_items = static_cast<uint64_t>(std::atoll(argv[++i]));
+    else if (name == "--sampler")
+      options.sampler = argv[++i];
+    else if (name == "--remover")
+      options.remover = argv[++i];
     else if (name == "--max-wait")
       options.max_wait_s = std::atof(argv[++i]);
     else if (name == "--samples-per-insert")
@@ -215,6 +222,11 @@ bool parse(int argc, char** argv) {
     if (options.mutant != relive::testing::rule_name(rule)) continue;
     relive::testing::rule_switched_off[rule] = known = true;
   }
+  Sampling sampling;
+  Removal removal;
+  std::string names;
+  known = known && (options.sampler.empty() || relive::find_sampler(options.sampler, &sampling, &names));
+  known = known && (options.remover.empty() || relive::find_remover(options.remover, &removal, &names));
   const bool are_episodes = sequence_of(options).only_ended != 0;
   return known && (!options.ragged || are_episodes) && num_workers() <= static_cast<int>(kMaxWorkers);
 }

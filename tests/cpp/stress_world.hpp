@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "relive/index/kinds.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/hooks.hpp"
 #include "relive/table/looking.hpp"
@@ -34,6 +35,8 @@ struct Options {
   uint32_t max_times = 0;
   double max_wait_s = 0.0;
   uint64_t max_items = 0;  // of the first index, and half of it of the second
+  std::string sampler;     // of the first index, where it is no Prioritized one
+  std::string remover;     // of all that have max_items, where it is no Fifo one
   double samples_per_insert = 0.0;
   bool uniform = false;
   bool with_deletes = true;
@@ -125,6 +128,10 @@ inline TableConfig make_config(const Options& options) {
   index.priority_exponent = 0.6;
   index.max_times_sampled = options.max_times;
   index.max_items = options.max_items;
+  std::string known;
+  if (!options.sampler.empty()) find_sampler(options.sampler, &index.sampling, &known);
+  if (!options.remover.empty()) find_remover(options.remover, &index.removal, &known);
+  index.removal_exponent = 0.6;
   index.sequence = sequence_of(options);
   if (index.sequence.is_set()) index.n_step = 1;
   const int64_t rows_an_item = index.sequence.is_set() ? 200 : 20;

@@ -244,8 +244,11 @@ TEST(programmes_of_short_lanes) {
 }
 
 TEST(programmes_of_the_highest_and_the_lowest) {
-  // What min, max and best() are for: every draw is the item of the highest, or the lowest, priority above 0.
-  for (const Sampling kind : {Sampling::kHighest, Sampling::kLowest}) {
+  // What min, max and best() are for: a draw is the items of the highest, or the lowest, priorities.
+  for (const bool highest : {true, false}) {
+    std::string known;
+    Sampling kind;
+    CHECK(relive::find_sampler(highest ? "max_priority" : "min_priority", &kind, &known));
     Spec spec{.capacity = 40, .num_lanes = 1};
     spec.indexes[0].kind = kind;
     Rig rig(spec);
@@ -255,16 +258,17 @@ TEST(programmes_of_the_highest_and_the_lowest) {
     std::vector<size_t> order(rig.keys.size());
     for (size_t k = 0; k < order.size(); ++k) order[k] = k;
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return kind == Sampling::kHighest ? priorities[a] > priorities[b] : priorities[a] < priorities[b];
+      return highest ? priorities[a] > priorities[b] : priorities[a] < priorities[b];
     });
     int64_t applied = 0;
     CHECK(relive::update_priorities(*rig.table, 0, rig.keys.data(), priorities.data(), rig.keys.size(), &applied).ok());
     CHECK_EQ(applied, 20);
-    for (size_t place : order) {
+    for (size_t at = 0; at < order.size(); ++at) {  // the best three there are, the best one first
       const std::vector<int64_t> drawn = rig.sample(0, 3);
       CHECK_EQ(drawn.size(), 3u);
-      for (int64_t key : drawn) CHECK_EQ(key, rig.keys[place]);
-      rig.remove({rig.keys[place]});
+      const size_t left = std::min<size_t>(3, order.size() - at);
+      for (size_t k = 0; k < drawn.size(); ++k) CHECK_EQ(drawn[k], rig.keys[order[at + k % left]]);
+      rig.remove({rig.keys[order[at]]});
       CHECK(relive::check(*rig.table).ok());
     }
     CHECK(rig.sample(0, 1).empty());

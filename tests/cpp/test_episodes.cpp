@@ -2,6 +2,7 @@
 // end that comes later and of a cut, an episode that had ended is an item with all its steps, and one that had not is none.
 #include "core_deaths.hpp"
 #include "core_rig.hpp"
+#include "dying.hpp"
 
 using namespace rig;
 
@@ -18,29 +19,6 @@ Spec episodes_spec(bool has_state, TooLong too_long) {
   if (too_long == TooLong::kTail) sequence.only_the_last = 1, sequence.at_end = AtEnd::kShift;
   spec.indexes = {{.sequence = sequence}, {.n_step = 3}};
   return spec;
-}
-
-// Makes `prepare`, then `call` and dies in it, at every point and passage of it in turn; each time others clean up, once
-// more dying in that at each point of `again`, and `judge` looks at what is left.
-template <class Prepare, class Call, class Judge>
-int die_everywhere(const Spec& spec, Prepare&& prepare, Call&& call, Judge&& judge) {
-  int deaths = 0;
-  for (uint32_t point = 0; point < static_cast<uint32_t>(testing::FailPoint::kCount); ++point) {
-    const auto at = static_cast<testing::FailPoint>(point);
-    if (!has_way_out(at)) continue;
-    for (int passages = 1; passages < 20; ++passages) {
-      Rig rig(spec);
-      prepare(rig);
-      if (!dies_at(point, passages, [&] { call(rig); })) break;
-      ++deaths;
-      recover_all(*rig.table);
-      end_writers(*rig.table);
-      judge(rig, testing::fail_point_name(point));
-      const Status checked = relive::check(*rig.table);
-      if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
-    }
-  }
-  return deaths;
 }
 
 // The same of who cleans up behind a death at `first`: it dies, too, and the next one goes on.

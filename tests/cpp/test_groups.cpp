@@ -26,7 +26,8 @@ IndexConfig group_index(uint32_t column, uint64_t max_groups) {
   index.num_windows = 1;
   index.windows[0].length = kMost;
   index.windows[0].stride = 1;
-  index.group = {kSize, column};
+  index.group.size = kSize;
+  index.group.column = column;
   return index;
 }
 

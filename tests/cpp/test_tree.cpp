@@ -160,6 +160,22 @@ TEST(the_end_is_past_the_end) {
   }
 }
 
+// The best `count` leaves are the first ones of all that are there, sorted: by value, then by slot.
+void check_the_best(const Tree& tree, const std::vector<double>& values, Reduction reduction, size_t count) {
+  std::vector<uint64_t> sorted;
+  for (uint64_t slot = 0; slot < values.size(); ++slot)
+    if (values[slot] != tree.identity()) sorted.push_back(slot);
+  std::stable_sort(sorted.begin(), sorted.end(), [&](uint64_t a, uint64_t b) {
+    return reduction == Reduction::kMin ? values[a] < values[b] : values[a] > values[b];
+  });
+  std::vector<uint64_t> slots(count);
+  std::vector<Tree::Open> open;
+  const size_t found = tree.best(slots.data(), count, &open);
+  const size_t expected = std::min(count, sorted.size());
+  CHECK_EQ(found, expected);
+  for (size_t k = 0; k < found; ++k) CHECK_EQ(slots[k], sorted[k]);
+}
+
 TEST(min_and_max_against_the_twin) {
   for (const Reduction reduction : {Reduction::kMin, Reduction::kMax}) {
     for (const uint64_t size : kSizes) {
@@ -180,6 +196,7 @@ TEST(min_and_max_against_the_twin) {
         const auto best = reduction == Reduction::kMin ? std::min_element(values.begin(), values.end())
                                                        : std::max_element(values.begin(), values.end());
         CHECK_EQ(tree.best(), *best == tree.identity() ? Tree::kNone : static_cast<uint64_t>(best - values.begin()));
+        check_the_best(tree, values, reduction, 1 + rng.below(i++, 400));
       }
     }
   }

@@ -1,38 +1,88 @@
 #include "relive/index/kinds.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 
 #include "relive/words/power.hpp"
+#include "relive/words/rng.hpp"
 
 namespace relive {
 namespace {
 
-void ones(const IndexConfig&, const float*, size_t count, double* leaves) { std::fill(leaves, leaves + count, 1.0); }
+constexpr uint64_t kTags = ~uint64_t{0};  // a stream of random numbers that is no participant's
+constexpr double kLeastMass = 1e-300;     // of a remover: among priorities of 0 any may go, beside others never
 
-void as_given(const IndexConfig&, const float* priorities, size_t count, double* leaves) {
-  std::copy(priorities, priorities + count, leaves);
-}
+void ones(double, const float*, size_t count, double* masses) { std::fill(masses, masses + count, 1.0); }
 
-// mass = priority ^ priority_exponent.
-void powers(const IndexConfig& config, const float* priorities, size_t count, double* leaves) {
-  if (config.priority_exponent == 1.0) return as_given(config, priorities, count, leaves);
-  powers_of(priorities, count, 1.0, config.priority_exponent, leaves);
+// mass = priority ^ exponent.
+void powers(double exponent, const float* priorities, size_t count, double* masses) {
+  if (exponent == 1.0) {
+    std::copy(priorities, priorities + count, masses);
+  } else {
+    powers_of(priorities, count, 1.0, exponent, masses);
+  }
 }
 
 constexpr Kind kSamplers[] = {
     {"uniform", LeafKind::kMass, Reduction::kSum, Choice::kByMass, false, &ones},
     {"prioritized", LeafKind::kMass, Reduction::kSum, Choice::kByMass, true, &powers},
-#ifdef RELIVE_TESTING
-    {"highest", LeafKind::kMass, Reduction::kMax, Choice::kBest, true, &as_given},
-    {"lowest", LeafKind::kMass, Reduction::kMin, Choice::kBest, true, &as_given},
-#endif
+    {"fifo", LeafKind::kTicket, Reduction::kMin, Choice::kBest, false, nullptr},
+    {"lifo", LeafKind::kTicket, Reduction::kMax, Choice::kBest, false, nullptr},
+    {"min_priority", LeafKind::kPriority, Reduction::kMin, Choice::kBest, true, nullptr},
+    {"max_priority", LeafKind::kPriority, Reduction::kMax, Choice::kBest, true, nullptr},
 };
 
-// Steps go in the order of their pages' tickets (rule D3): the age ring is all that it needs, no leaf of its own.
+// Which item goes where there are more than max_items. Steps go in the order of their pages' tickets (rule D3).
+// Reservoir: those of the smallest tags stay, so each item that ever came is there with the same probability.
 constexpr Kind kRemovers[] = {
     {"fifo", LeafKind::kTicket, Reduction::kMin, Choice::kBest, false, nullptr},
+    {"lifo", LeafKind::kTicket, Reduction::kMax, Choice::kBest, false, nullptr},
+    {"min_priority", LeafKind::kPriority, Reduction::kMin, Choice::kBest, true, nullptr},
+    {"max_priority", LeafKind::kPriority, Reduction::kMax, Choice::kBest, true, nullptr},
+    {"uniform", LeafKind::kMass, Reduction::kSum, Choice::kByMass, false, &ones},
+    {"prioritized", LeafKind::kMass, Reduction::kSum, Choice::kByMass, true, &powers},
+    {"reservoir", LeafKind::kTag, Reduction::kMax, Choice::kBest, false, nullptr},
 };
+
+constexpr uint32_t kLeastNormal = 0x00100000;  // the upper half of the least double that is not subnormal
+
+double mass_of(const Kind& kind, double exponent, float priority) {
+  double mass;
+  kind.masses_of(exponent, &priority, 1, &mass);
+  return mass;
+}
+
+// The bits of positive floats and doubles are ordered as they are: a double of which the upper half is the priority and
+// the lower half the place, low in the order of minima and high in that of maxima where it came long ago. Tickets that lie
+// 2^32 apart tie wrongly. The upper half is kept from where doubles are subnormal: threads may flush these to 0.
+double by_priority(const Kind& kind, const Standing& standing) {
+  const auto came = static_cast<uint32_t>(standing.ticket);
+  const uint32_t rank = kind.reduction == Reduction::kMax ? ~came : came;
+  const uint32_t priority = (std::bit_cast<uint32_t>(standing.priority) & 0x7fffffff) + kLeastNormal;  // -0.0 is 0.0
+  return std::bit_cast<double>(uint64_t{priority} << 32 | rank);
+}
+
+// Undone; of the ticket its lower half.
+Standing standing_of(const Kind& kind, double leaf) {
+  const auto bits = std::bit_cast<uint64_t>(leaf);
+  const auto rank = static_cast<uint32_t>(bits);
+  const auto priority = static_cast<uint32_t>(bits >> 32) - kLeastNormal;
+  return {std::bit_cast<float>(priority), kind.reduction == Reduction::kMax ? ~rank : rank, 0};
+}
+
+double leaf_at(const Kind& kind, double exponent, const Standing& standing) {
+  switch (kind.leaf) {
+    case LeafKind::kTicket:
+      return static_cast<double>(standing.ticket);
+    case LeafKind::kPriority:
+      return by_priority(kind, standing);
+    case LeafKind::kTag:
+      return CounterRng(standing.seed, kTags, 0, 0).uniform(standing.ticket) + 0x1.0p-54;
+    default:
+      return std::max(mass_of(kind, exponent, standing.priority), kLeastMass);
+  }
+}
 
 template <size_t kCount, class Number>
 bool find(const Kind (&kinds)[kCount], const std::string& name, Number* number, std::string* known) {
@@ -69,14 +119,45 @@ Status settle_kinds(IndexConfig* config) {
   const auto sampling = static_cast<uint32_t>(config->sampling), removal = static_cast<uint32_t>(config->removal);
   if (sampling >= std::size(kSamplers)) return unknown("sampler", sampling);
   if (removal >= std::size(kRemovers)) return unknown("remover", removal);
-  config->reduction = kind_of(config->sampling).reduction;
+  const Kind &sampler = kind_of(config->sampling), &remover = kind_of(config->removal);
+  if (config->removal != Removal::kFifo && config->map == LeafMap::kExplicit)
+    return Status(Code::kInvalidConfig)
+        .with_text("what", "remover of explicit items")
+        .with_text("expected", "fifo: the oldest item ends where one more comes")
+        .with_text("got", remover.name);
+  if (config->removal != Removal::kFifo && config->max_items == 0)
+    return Status(Code::kInvalidConfig)
+        .with_text("what", "max_items")
+        .with_text("expected", std::string("a number where the remover is ") + remover.name)
+        .with_int("got", 0);
+  config->reduction = sampler.reduction;
+  config->order = remover.reduction;
+  config->traits = (sampler.has_priorities || remover.has_priorities ? kHasPriorities : 0) |
+                   (sampler.leaf != LeafKind::kMass ? kIsOrdered : 0);
   return {};
 }
 
 double leaf_of(const IndexConfig& config, float priority) {
-  double leaf;
-  kind_of(config.sampling).leaves_of(config, &priority, 1, &leaf);
-  return leaf;
+  const Kind& kind = kind_of(config.sampling);
+  return kind.masses_of == nullptr ? 1.0 : mass_of(kind, config.priority_exponent, priority);
+}
+
+double sampling_leaf(const IndexConfig& config, const Standing& standing) {
+  return leaf_at(kind_of(config.sampling), config.priority_exponent, standing);
+}
+
+double removal_leaf(const IndexConfig& config, const Standing& standing) {
+  return leaf_at(kind_of(config.removal), config.removal_exponent, standing);
+}
+
+bool draws_as_it_removes(const IndexConfig& config) {
+  return kind_of(config.sampling).has_priorities && kind_of(config.removal).leaf == LeafKind::kPriority;
+}
+
+double sampling_leaf_of(const IndexConfig& config, double removal_leaf) {
+  const Standing standing = standing_of(kind_of(config.removal), removal_leaf);
+  const bool is_mass = kind_of(config.sampling).leaf == LeafKind::kMass;
+  return is_mass ? leaf_of(config, standing.priority) : sampling_leaf(config, standing);
 }
 
 }  // namespace relive

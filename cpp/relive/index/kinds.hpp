@@ -12,22 +12,32 @@
 
 namespace relive {
 
-// What a leaf holds. Both are doubles: a ticket is a whole number below 2^53, 285 years of a million a second.
-enum class LeafKind : uint32_t { kMass, kTicket };
+// What a leaf holds. All are doubles above 0 and finite, 0 a mass apart.
+enum class LeafKind : uint32_t {
+  kMass,      // a share of the whole: of its priority, or 1
+  kTicket,    // its place among those that came: a whole number below 2^53, 285 years of a million a second
+  kPriority,  // its priority; of equal ones that which came, or was updated, longest ago is the better
+  kTag        // a random number of its own, for as long as it is there
+};
 
 // How an item is found from the reductions of its leaves.
 enum class Choice : uint32_t { kByMass, kBest };
 
-// A remover's row says what it would order items by; the one there is has no leaves, as pages go in the order of their
-// tickets, so nothing but its name is read yet.
 struct Kind {
   const char* name;     // as configurations say it
   LeafKind leaf;        // what it holds
   Reduction reduction;  // what an inner node is of its children
   Choice choice;        // how a draw goes down
   bool has_priorities;  // update_priorities may be called, `initial` counts
-  // Leaves of priorities, each finite and >= 0: leaves[i] of priorities[i]. Relative error below 1e-9. Null: no leaves.
-  void (*leaves_of)(const IndexConfig& config, const float* priorities, size_t count, double* leaves);
+  // Masses of priorities, each finite and >= 0: masses[i] of priorities[i]. Relative error below 1e-9. Null: no kMass.
+  void (*masses_of)(double exponent, const float* priorities, size_t count, double* masses);
+};
+
+// What the leaf of an item follows from where it is no mass: its priority, its ticket, the table's seed.
+struct Standing {
+  float priority;
+  uint64_t ticket;
+  uint64_t seed;
 };
 
 const Kind& kind_of(Sampling sampling);
@@ -37,10 +47,16 @@ const Kind& kind_of(Removal removal);
 bool find_sampler(const std::string& name, Sampling* sampling, std::string* known);
 bool find_remover(const std::string& name, Removal* removal, std::string* known);
 
-// Fills in what follows from the index's kinds. kInvalidConfig where there is no such row.
+// Fills in what follows from the index's kinds. kInvalidConfig where there is no such row, or the remover cannot be.
 Status settle_kinds(IndexConfig* config);
 
-// The leaf of one priority.
+// The mass of one priority in a draw; 1 where the sampler has no masses.
 double leaf_of(const IndexConfig& config, float priority);
+// The leaf of an item in the tree of a sampler that has an order, and in the remover's.
+double sampling_leaf(const IndexConfig& config, const Standing& standing);
+double removal_leaf(const IndexConfig& config, const Standing& standing);
+// Where both the sampler and the remover look at priorities, the leaf in a draw that belongs to a remover's leaf.
+bool draws_as_it_removes(const IndexConfig& config);
+double sampling_leaf_of(const IndexConfig& config, double removal_leaf);
 
 }  // namespace relive

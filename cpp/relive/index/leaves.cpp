@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 
+#include "relive/words/rng.hpp"
+
 namespace relive {
 namespace {
 
@@ -51,10 +53,10 @@ bool Leaves::fill(Held& held, uint32_t index, uint64_t record, float given) {
   return complete(held, index, record, given);
 }
 
-void Leaves::publish(Held& held, uint32_t index, uint64_t slot, double mass) {
+void Leaves::publish(Held& held, uint32_t index, uint64_t slot, float priority, double mass) {
   const Leaves leaves(held.region, index);
   leaves.counts().pending.fetch_sub(1, kRelaxed);
-  if (leaves.is_bounded()) leaves.take_ticket(held, slot);
+  if (leaves.keeps_order()) mass = leaves.begin_order(held, slot, priority, mass);
   leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   leaves.set_state(slot, 0);
@@ -76,22 +78,69 @@ bool Leaves::use(Held& held, uint32_t index, uint64_t slot) {
   if (leaves.is_drawable(times)) return false;
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(claim_leaf);
-  if (leaves.is_bounded()) leaves.clear_ticket(held, slot);
+  if (leaves.is_bounded()) leaves.clear_order(held, slot);
   leaves.counts().live_items.fetch_sub(1, kRelaxed);
   return true;
 }
 
-bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass) {
+bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass, double order) {
   const Leaves leaves(held.region, index);
   const uint16_t times = leaves.states()[slot].load(kRelaxed);
   if (times == 0 || times > kMostUses) return false;  // deleted or ended meanwhile
   const bool was_used_up = !leaves.is_drawable(times);
-  if (was_used_up && leaves.is_bounded()) leaves.take_ticket(held, slot);
+  if (was_used_up && leaves.is_bounded()) leaves.set_order(held, slot, order);
   if (was_used_up) leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(claim_back);
   leaves.set_state(slot, static_cast<uint16_t>(times - 1));
   if (was_used_up) leaves.counts().live_items.fetch_add(1, kRelaxed);
   return was_used_up;
+}
+
+// Tickets only rise; one that is lost with a death is nobody's.
+Standing Leaves::next_standing(float priority) const {
+  const uint64_t ticket = counts().tickets.load(kRelaxed) + 1;
+  counts().tickets.store(ticket, kRelaxed);
+  return {priority, ticket, r_.geometry->seed};
+}
+
+double Leaves::begin_order(Held& held, uint64_t slot, float given, double mass) const {
+  const IndexConfig& config = this->config();
+  float priority = given;
+  if (std::isnan(given))
+    priority = config.initial == Initial::kMax ? static_cast<float>(counts().max_priority.load(kRelaxed))
+                                               : static_cast<float>(config.initial_number);
+  const Standing standing = next_standing(priority);
+  if (is_bounded() && RELIVE_RULE(R1_order)) set_order(held, slot, removal_leaf(config, standing));
+  RELIVE_FAIL_POINT(order_ticket);
+  return has(kIsOrdered) ? sampling_leaf(config, standing) : mass;
+}
+
+// Only where priorities count does an update change an item's place, and there it is the latest of its priority.
+double Leaves::renew_order(Held& held, uint64_t slot, float priority, double mass) const {
+  const IndexConfig& config = this->config();
+  const bool is_removed_by_it = is_bounded() && kind_of(config.removal).has_priorities && RELIVE_RULE(R3_update);
+  const bool is_drawn_by_it = has(kIsOrdered) && kind().has_priorities;
+  if (!is_removed_by_it && !is_drawn_by_it) return has(kIsOrdered) ? tree().leaf(slot) : mass;
+  const Standing standing = next_standing(priority);
+  if (is_removed_by_it) {
+    set_order(held, slot, removal_leaf(config, standing));
+    RELIVE_FAIL_POINT(order_renewed);
+  }
+  if (is_drawn_by_it) return sampling_leaf(config, standing);
+  return has(kIsOrdered) ? tree().leaf(slot) : mass;
+}
+
+uint64_t Leaves::next_to_go(Held& held, uint32_t index) {
+  flush(held, index);
+  const Leaves leaves(held.region, index);
+  const Tree& orders = leaves.orders();
+  if (kind_of(leaves.config().removal).choice == Choice::kBest) return orders.best();
+  constexpr uint64_t kRemovals = ~uint64_t{1};  // a stream of random numbers that is no participant's
+  const CounterRng rng(held.region.geometry->seed, kRemovals, index, leaves.counts().tickets.load(kRelaxed));
+  const double point = rng.uniform(static_cast<uint64_t>(leaves.num_live())) * orders.total();
+  uint64_t slot = kNoLeaf;
+  orders.draw(&point, 1, &slot);
+  return slot;
 }
 
 void Leaves::flush(Held& held, uint32_t index) {
@@ -117,6 +166,8 @@ void Leaves::flush_all(Held& held) {
 bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
   const Leaves leaves(held.region, index);
   const bool is_item = is_step && leaves.is_drawable(leaves.states()[slot].load(kRelaxed));
+  if (is_item && !leaves.is_of_one_priority(slot) && RELIVE_RULE(R3_settle))
+    held.region.trees_[index].set_leaf(slot, sampling_leaf_of(leaves.config(), leaves.order(slot)));
   const double value = leaves.tree().leaf(slot);
   if (!is_item && leaves.is_bounded()) held.region.orders_[index].set_leaf(slot, leaves.orders().identity());
   if (leaves.is_timed() && !(is_step && leaves.may_wait(slot))) {
@@ -136,9 +187,14 @@ void Leaves::rebuild(Held& held, uint32_t index) {
   if (leaves.is_timed()) held.region.waits_[index].rebuild();
 }
 
+bool Leaves::is_of_one_priority(uint64_t slot) const {
+  if (!is_bounded() || !has_priorities() || !draws_as_it_removes(config())) return true;
+  return tree().leaf(slot) == sampling_leaf_of(config(), order(slot));
+}
+
 const char* Leaves::broken_node() const {
   if (!follows(tree(), config().reduction)) return "an inner node differs from the reduction of its children";
-  if (is_bounded() && !follows(orders(), Reduction::kMin)) return "a remover's inner node differs from its children's";
+  if (is_bounded() && !follows(orders(), config().order)) return "a remover's inner node differs from its children's";
   if (is_timed() && !follows(waits(), Reduction::kMin)) return "an inner node of waits differs from its children's";
   return nullptr;
 }

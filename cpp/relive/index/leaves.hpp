@@ -12,14 +12,16 @@
 //               +-----> unfilled -------+-+ (or awaiting) when the last of its rows has them
 //   any of them: deleted -> removed; a row that it needs goes -> ended; the oldest of too many (max_items) -> dropped
 //
-// Where an index of rows has max_items, each item that can be drawn has a second leaf, in the remover's tree: the ticket
-// of its publication (rule R1). Which item goes is that tree's best. Where it has max_wait_s, an item that waits has one in
-// a tree of minima: since when (rule T1).
+// Each item that comes alive in an index that keeps an order takes a ticket. Where the sampler has an order, and no mass,
+// the leaf follows from it (index/kinds.hpp). Where an index of rows has max_items, each item that can be drawn has a
+// second leaf, in the remover's tree (rule R1); that tree's choice goes. Where it has max_wait_s, an item that waits has
+// one in a tree of minima: since when (rule T1).
 //
 // Owner:   a Leaves is a view of one index of a region, made where it is used.
 // Locking: everything that takes a Held is under the table lock; the rest may be called at any time. Lock-free readers
 //          read the page's word before a value or a state and look at the word again afterwards (rules G2, G4).
-// Order:   an item comes alive by its ticket, its leaf, then its state; it goes by its state, its leaf, then its ticket.
+// Order:   an item comes alive by the remover's leaf, its own, then its state; it goes by its state, its leaf, then the
+//          remover's.
 //          Whoever dies in between leaves what recovery tells apart (rules F3, F4).
 // Cost:    O(1) each, but ancestors: they are recomputed once, when the lock is given back (Leaves::flush).
 #pragma once
@@ -28,6 +30,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "relive/index/kinds.hpp"
 #include "relive/words/held.hpp"
@@ -62,12 +65,15 @@ class Leaves final {
   // Whether an item of this state is let in and whole, and waits: for late columns, or for its priority.
   static bool is_waiting(uint16_t state) { return state == kStateUnfilled || state == kStateAwaiting; }
   int64_t num_live() const { return counts().live_items.load(std::memory_order_relaxed); }
-  // Whether the index holds no more than max_items; then, whether the item of a slot has a ticket.
-  bool is_bounded() const { return r_.geometry->orders_offset[index_] != 0; }
-  bool has_ticket(uint64_t slot) const { return orders().leaf(slot) != orders().identity(); }
+  // Whether update_priorities may be called: the sampler or the remover looks at them.
+  bool has_priorities() const { return has(kHasPriorities); }
+  // Whether the index holds no more than max_items; then, where its remover finds the item of a slot, if it does.
+  bool is_bounded() const { return has(kIsBounded); }
+  double order(uint64_t slot) const { return is_bounded() ? orders().leaf(slot) : 0.0; }
+  bool has_order(uint64_t slot) const { return orders().leaf(slot) != orders().identity(); }
   // Whether its items wait no longer than max_wait_s; then, since when the longest of them does (infinity: none), and
   // whether this one is noted as waiting.
-  bool is_timed() const { return r_.geometry->waits_offset[index_] != 0; }
+  bool is_timed() const { return has(kIsTimed); }
   double waits_since() const { return waits().total(); }
   bool has_wait(uint64_t slot) const { return waits().leaf(slot) != waits().identity(); }
   // Whether the item of a step that is there, or of a record in use, is one that waits: of a record also for members.
@@ -89,7 +95,10 @@ class Leaves final {
   static constexpr uint64_t kNoLeaf = Tree::kNone;
   // The leaves that points fall on, kNoLeaf past the end.
   void draw(const double* points, size_t count, uint64_t* slots) const { tree().draw(points, count, slots); }
-  uint64_t best() const { return tree().best(); }  // of kinds that choose the best; kNoLeaf where there is none
+  // The best `count`, or all there are, of kinds that choose the best; the best first. How many.
+  size_t best(uint64_t* slots, size_t count, std::vector<Tree::Open>* open) const {
+    return tree().best(slots, count, open);
+  }
 
   // ---- under the lock: one leaf's life ------------------------------------------------------------------------------
   // A page opened: its slots may become items, the first num_ended of them never.
@@ -108,24 +117,22 @@ class Leaves final {
   static bool complete(Held& held, uint32_t index, uint64_t slot);
   // The same for an explicit item: its priority comes with it, or not (NaN).
   static bool complete(Held& held, uint32_t index, uint64_t record, float given);
-  // An awaiting leaf becomes an item of this mass.
-  static void publish(Held& held, uint32_t index, uint64_t slot, double mass);
+  // An awaiting leaf becomes an item of this priority and mass.
+  static void publish(Held& held, uint32_t index, uint64_t slot, float priority, double mass);
   static void count_published(Held& held, uint32_t index, int64_t count);
-  static void revalue(Held& held, uint32_t index, uint64_t slot, double mass) {
-    Leaves(held.region, index).set_mass(held, slot, mass);
+  static void revalue(Held& held, uint32_t index, uint64_t slot, float priority, double mass) {
+    const Leaves leaves(held.region, index);
+    leaves.set_mass(held, slot, leaves.keeps_order() ? leaves.renew_order(held, slot, priority, mass) : mass);
   }
   // Drawn once more; true where that was the last time.
   static bool use(Held& held, uint32_t index, uint64_t slot);
-  // A use given back. True where the item can be drawn again.
-  static bool give_back(Held& held, uint32_t index, uint64_t slot, double mass);
+  // A use given back, with the leaf and order() that it had. True where the item can be drawn again.
+  static bool give_back(Held& held, uint32_t index, uint64_t slot, double mass, double order);
   // Deleted (kStateRemoved), or a row that it needs is gone (kStateEnded): never an item again. True where it had life.
   // What ends unfilled is counted.
   static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state);
   // The item of a bounded index that its remover would have go, kNoLeaf where there is none. Works off what was touched.
-  static uint64_t next_to_go(Held& held, uint32_t index) {
-    flush(held, index);
-    return held.region.orders_[index].best();
-  }
+  static uint64_t next_to_go(Held& held, uint32_t index);
   // The item waits from now on, if its index counts how long and it does not wait already (rule T1).
   static void begin_wait(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
@@ -160,6 +167,8 @@ class Leaves final {
   // Recovery: of a leaf that cannot be drawn, the value goes; returns whether it can. Inner nodes: rebuild().
   static bool settle(Held& held, uint32_t index, uint64_t slot, bool is_step);
   static void rebuild(Held& held, uint32_t index);
+  // Whether what draws the item of a slot and what removes it are of one priority, where both look at it (rule R3).
+  bool is_of_one_priority(uint64_t slot) const;
   // What does not follow from the leaves below, in words; null if all does.
   const char* broken_node() const;
 
@@ -169,6 +178,8 @@ class Leaves final {
   const Tree& waits() const { return r_.waits_[index_]; }    // of a timed one
   std::atomic<uint16_t>* states() const { return states_; }
   IndexState& counts() const { return r_.header->index_state[index_]; }
+  bool has(uint32_t trait) const { return (r_.traits[index_] & trait) != 0; }
+  bool keeps_order() const { return has(kIsBounded | kIsOrdered); }
   bool initial_mass(float given, double* mass) const;
   bool enter(Held& held, uint64_t slot, float given) const;
   void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
@@ -179,20 +190,17 @@ class Leaves final {
   void clear_mass(Held& held, uint64_t slot) const {
     if (tree().leaf(slot) != nothing()) set_mass(held, slot, nothing());
   }
-  // Tickets only rise; one that is lost with a death is nobody's.
-  void take_ticket(Held& held, uint64_t slot) const {
-    const uint64_t ticket = counts().next_item.load(std::memory_order_relaxed) + 1;
-    counts().next_item.store(ticket, std::memory_order_relaxed);
-    if (RELIVE_RULE(R1_ticket)) set_ticket(held, slot, static_cast<double>(ticket));
-    RELIVE_FAIL_POINT(order_ticket);
-  }
-  void clear_ticket(Held& held, uint64_t slot) const {
-    if (!has_ticket(slot)) return;
-    set_ticket(held, slot, orders().identity());
+  // Of an index that keeps an order: an item comes alive, or has a new priority. Returns its leaf, `mass` where it is one.
+  double begin_order(Held& held, uint64_t slot, float given, double mass) const;
+  double renew_order(Held& held, uint64_t slot, float priority, double mass) const;
+  Standing next_standing(float priority) const;
+  void clear_order(Held& held, uint64_t slot) const {
+    if (!has_order(slot)) return;
+    set_order(held, slot, orders().identity());
     RELIVE_FAIL_POINT(order_cleared);
   }
-  void set_ticket(Held& held, uint64_t slot, double ticket) const {
-    held.region.orders_[index_].set_leaf(slot, ticket);
+  void set_order(Held& held, uint64_t slot, double order) const {
+    held.region.orders_[index_].set_leaf(slot, order);
     touch(held, slot);
   }
   void end_wait(Held& held, uint64_t slot) const {
@@ -230,7 +238,7 @@ class Leaves final {
 // given: NaN where none came with it or before it.
 inline bool Leaves::initial_mass(float given, double* mass) const {
   const IndexConfig& config = this->config();
-  if (!kind().has_priorities) {
+  if (!has_priorities()) {
     *mass = 1.0;
     return true;
   }
@@ -252,7 +260,7 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
     counts().pending.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
-  if (is_bounded()) take_ticket(held, slot);
+  if (keeps_order()) mass = begin_order(held, slot, given, mass);
   set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   set_state(slot, 0);
@@ -262,7 +270,7 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
 
 inline bool Leaves::complete(Held& held, uint32_t index, uint64_t slot) {
   const Leaves leaves(held.region, index);
-  const bool may_be_given = leaves.kind().has_priorities;
+  const bool may_be_given = leaves.has_priorities();
   constexpr float kNoneGiven = std::numeric_limits<float>::quiet_NaN();
   return leaves.enter(held, slot, may_be_given ? held.region.marks[slot].priority_given() : kNoneGiven);
 }
@@ -280,7 +288,7 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   RELIVE_FAIL_POINT(retire_state);
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(retire_leaf);
-  if (leaves.is_bounded()) leaves.clear_ticket(held, slot);
+  if (leaves.is_bounded()) leaves.clear_order(held, slot);
   if (leaves.is_timed()) leaves.end_wait(held, slot);
   if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, std::memory_order_relaxed);
   return leaves.has_life(state);

@@ -56,8 +56,10 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_it
     if (mass != leaves.nothing() && (!std::isfinite(mass) || mass < 0.0))
       return at_page("a leaf is not a finite mass >= 0", page);
     if (mass != leaves.nothing() && !is_item) return at_page("a leaf that stands for no live item has mass", page);
-    if (leaves.is_bounded() && leaves.has_ticket(slot) != is_item)
-      return at_page(is_item ? "an item that no remover can find" : "a ticket of what is no live item", page);
+    if (leaves.is_bounded() && leaves.has_order(slot) != is_item)
+      return at_page(is_item ? "an item that no remover can find" : "a remover's leaf of what is no live item", page);
+    if (is_item && !leaves.is_of_one_priority(slot))
+      return at_page("an item is drawn by another priority than it is removed by", page);
     if (leaves.is_timed() && leaves.has_wait(slot) != (is_step && Leaves::is_waiting(state)))
       return at_page("since when an item waits is noted of one that does not, or not of one that does", page);
     if (is_used && !is_step && state <= kMostUses) return at_page("an item stands where no step is", page);

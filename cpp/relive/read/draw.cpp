@@ -28,9 +28,12 @@ struct Round {
   uint64_t* drawn;
   Window* windows;
   Runs* runs;
+  std::vector<Tree::Open>* open;
   double total;
   uint64_t num_empty = 0;
 
+  bool is_by_mass() const { return leaves.kind().choice == Choice::kByMass; }
+  void take_best(size_t count);
   void aim(const CounterRng& rng, const uint32_t* strata, double stratum, size_t count);
   void choose(size_t begin, size_t end);
   void look(size_t begin, size_t end);
@@ -50,7 +53,6 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
     drawn[k] = 0;
   }
   // Some at a time: memory brings the leaves of these while the next ones are still on their way down.
-  if (leaves.kind().choice != Choice::kByMass) return;  // there is nothing to aim at: choose() takes the best
   for (size_t begin = 0; begin < count; begin += kAimed)
     leaves.descend_to_groups(points + begin, drawn + begin, std::min(kAimed, count - begin));
   if (map.is_explicit) return ask_for_records(r, request.index, drawn, count, Leaves::kGroup);
@@ -64,15 +66,19 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
   }
 }
 
-// From groups to leaves; or, of a kind that always draws its best item, that one.
-void Round::choose(size_t begin, size_t end) {
-  if (leaves.kind().choice == Choice::kByMass)
-    return leaves.descend_to_leaves(points + begin, drawn + begin, end - begin);
-  const uint64_t best = leaves.best();
-  for (size_t k = begin; k < end; ++k) {
-    points[k] = best == Leaves::kNoLeaf ? kPastTheEnd : 0.0;
-    drawn[k] = best == Leaves::kNoLeaf ? 0 : best;
+// Of a kind that draws the best items there are: the best one for the first row; where there are fewer than rows, once
+// more from the best one on.
+void Round::take_best(size_t count) {
+  const size_t found = leaves.best(drawn, count, open);
+  for (size_t k = 0; k < count; ++k) {
+    points[k] = found == 0 ? kPastTheEnd : 0.0;
+    drawn[k] = found == 0 ? 0 : drawn[k % found];
   }
+}
+
+// From groups to leaves.
+void Round::choose(size_t begin, size_t end) {
+  if (is_by_mass()) leaves.descend_to_leaves(points + begin, drawn + begin, end - begin);
 }
 
 // Word before leaf, and the mass returned is this leaf's: the descent's own look at it does not count (rule G2).
@@ -87,7 +93,7 @@ void Round::look(size_t begin, size_t end) {
   const double* const points = this->points;
   Window* const windows = this->windows;
   const Leaves leaves = this->leaves;
-  const double per_mass = 1.0 / total;
+  const double per_mass = 1.0 / total, at_least = is_by_mass() ? 0.0 : 1.0;  // the best one is certain
   uint64_t empty = 0;
   const uint64_t slot_bits = r.geometry->slot_bits;
   const uint64_t key_base = (r.geometry->shard << kLeafBits) + map.first;  // no sum of a key's parts carries
@@ -116,7 +122,7 @@ void Round::look(size_t begin, size_t end) {
     empty += is_item ? 0 : 1;
     // Should the window turn out gone, the redraw overwrites both.
     keys[row] = static_cast<int64_t>(key_base + slot + (Region::generation_of(word) << slot_bits));
-    probabilities[row] = std::min(1.0, mass * per_mass);  // a mass younger than the total is at most certain
+    probabilities[row] = std::max(at_least, std::min(1.0, mass * per_mass));  // a mass may be younger than the total
   }
   num_empty += empty;
   if (request.plan != nullptr) locate(r, *request.plan, windows, missing + begin, end - begin);
@@ -267,8 +273,14 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
               scratch->drawn.data(),
               scratch->windows.data(),
               &scratch->runs,
+              &scratch->open,
               total};
-  round.aim(rng, scratch->strata.data(), total / static_cast<double>(request.num_items), count);
+  if (round.is_by_mass()) {
+    round.aim(rng, scratch->strata.data(), total / static_cast<double>(request.num_items), count);
+  } else {
+    std::sort(scratch->missing.begin(), scratch->missing.end());
+    round.take_best(count);
+  }
   scratch->still_missing.clear();
   // Memory fetches the rows of one block while the next one is drawn; then that block is copied and checked.
   const size_t block = request.plan != nullptr ? kBlock : count;

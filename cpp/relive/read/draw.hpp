@@ -32,6 +32,7 @@ struct Claimed {
   uint64_t slot;
   uint64_t word;
   double mass;
+  double order;  // of an index with max_items: where its remover found it
 };
 
 // The batch that a thread is drawing. Windows and strata go by row of the batch, points and drawn by place in `missing`.
@@ -42,6 +43,7 @@ struct DrawScratch {
   std::vector<uint32_t> missing;        // rows still to be drawn
   std::vector<uint32_t> still_missing;  // of these, rows the round did not bring
   std::vector<uint32_t> chosen;         // rows whose items are chosen and still to be read, while pages are held
+  std::vector<Tree::Open> open;         // of a draw of the best
   std::vector<double> points;
   std::vector<uint64_t> drawn;
   std::vector<Claimed> claimed;

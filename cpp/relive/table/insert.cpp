@@ -83,7 +83,7 @@ Status check_items(const Region& r, uint32_t index, const NewItems& items) {
     return too_much("index", "one whose items are inserted (explicit)", index, 0);
   const Records& records = r.records[index];
   const uint32_t num_windows = records.geometry->max_windows;
-  if (items.priorities != nullptr && !Leaves(r, index).kind().has_priorities)
+  if (items.priorities != nullptr && !Leaves(r, index).has_priorities())
     return Status(Code::kNoPriorities).with_text("index", r.header->indexes[index].name);
   NewRecord found;
   for (size_t k = 0; k < items.num_items; ++k) {

@@ -189,7 +189,8 @@ void Draw::claim_held(Held& held) {
     }
     const uint64_t page = r_.page_of(w.slot);  // of a row's item; no page goes early where there are others
     if (r_.bulk && request_.is_planned && !map.is_explicit) r_.bulk.planned[page].fetch_add(1, kRelaxed);
-    s_.claimed.push_back({w.slot, w.word, leaves.mass(w.slot)});  // a priority may have come since the draw
+    // A priority may have come since the draw.
+    s_.claimed.push_back({w.slot, w.word, leaves.mass(w.slot), leaves.order(w.slot)});
     if (Leaves::use(held, index, w.slot) && !map.is_explicit) r_.pages[page].live -= 1;
   }
 }
@@ -204,7 +205,8 @@ void Draw::undo_claims(const Deadline& deadline) {
     if (!map.is_same(c.slot, c.word)) continue;
     const uint64_t page = r_.page_of(c.slot);  // of a row's item
     if (r_.bulk && request_.is_planned && !map.is_explicit) r_.bulk.planned[page].fetch_sub(1, kRelaxed);
-    if (Leaves::give_back(locked.held(), request_.index, c.slot, c.mass) && !map.is_explicit) r_.pages[page].live += 1;
+    const bool is_back = Leaves::give_back(locked.held(), request_.index, c.slot, c.mass, c.order);
+    if (is_back && !map.is_explicit) r_.pages[page].live += 1;
   }
   s_.claimed.clear();
 }
@@ -215,6 +217,8 @@ Status Draw::fill(bool* empty) {
   for (size_t j = 0; j < request_.num_items; ++j) s_.missing[j] = static_cast<uint32_t>(j);
   s_.claimed.clear();
   const bool is_patient = table_.is_read_only();  // it cannot hold pages
+  // Who draws an order to its end takes what comes next and nothing else: chosen where it is claimed.
+  if (takes_claims() && Leaves(r_, request_.index).kind().choice == Choice::kBest) return fill_held(empty);
   for (uint32_t attempt = 0; !s_.missing.empty(); ++attempt) {
     if (!is_patient && attempt >= RELIVE_ROUNDS(kRoundsWithoutLock)) return fill_held(empty);
     if (is_patient && attempt >= kRoundsWithoutLock && deadline_.passed()) return late(Code::kDeadlineExceeded);

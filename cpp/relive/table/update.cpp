@@ -49,7 +49,7 @@ bool update_one(Held& held, const ItemMap& map, uint32_t index, int64_t key, flo
   // recovery does. So the usual case needs the page word and the leaf, no range, no tail and no state.
   if (RELIVE_RULE(H1_check_in_lock) && leaves.has_mass(slot)) {
     if (map.word_of(slot, r.key_generation(key)) == 0) return false;
-    Leaves::revalue(held, index, slot, mass);
+    Leaves::revalue(held, index, slot, priority, mass);
     RELIVE_FAIL_POINT(update_leaf);
     return true;
   }
@@ -68,10 +68,10 @@ bool update_one(Held& held, const ItemMap& map, uint32_t index, int64_t key, flo
     return true;
   }
   if (found == Found::kAwaiting) {
-    Leaves::publish(held, index, slot, mass);
+    Leaves::publish(held, index, slot, priority, mass);
     return true;
   }
-  Leaves::revalue(held, index, slot, mass);
+  Leaves::revalue(held, index, slot, priority, mass);
   RELIVE_FAIL_POINT(update_leaf);
   return true;
 }
@@ -120,7 +120,7 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
   *applied = 0;
   const Leaves leaves(r, index);
   const ItemMap map = r.map(index);
-  if (!leaves.kind().has_priorities) return Status(Code::kNoPriorities).with_text("index", config.name);
+  if (!leaves.has_priorities()) return Status(Code::kNoPriorities).with_text("index", config.name);
   RELIVE_RETURN_IF_ERROR(check_keys(table.region(), index, keys, count));
   thread_local UpdateScratch scratch_of_thread;
   UpdateScratch& scratch = scratch_of_thread;
@@ -138,7 +138,8 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
     map.prefetch(leaf);
   }
   const double* const mass_of = masses.data();  // a thread's scratch costs a call each time that it is named
-  leaves.kind().leaves_of(config, priorities, count, masses.data());
+  if (leaves.kind().masses_of != nullptr)
+    leaves.kind().masses_of(config.priority_exponent, priorities, count, masses.data());
   const Deadline deadline = table.own_deadline();
   for (size_t begin = 0; begin < count; begin += kChunk) {
     const size_t end = std::min(count, begin + kChunk);

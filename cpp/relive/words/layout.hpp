@@ -31,7 +31,7 @@ inline constexpr uint32_t kCellWord = 4;    // where a table has start cells: be
 inline constexpr uint32_t kNoCell = ~0u;    // that of a row which has none
 inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kMostLateBytes = 256;  // of a row's late columns together: they are written under the lock
-inline constexpr uint32_t kFormatVersion = 7;
+inline constexpr uint32_t kFormatVersion = 8;
 inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together; that a record's window spans
 inline constexpr uint32_t kMaxWindows = 32;   // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
@@ -65,14 +65,7 @@ static_assert(std::is_trivially_copyable_v<ColumnLayout>);
 
 // A row in the table of kinds (index/kinds.hpp): what a sampler or a remover is. Named here are those that C++ names; a
 // kind that is only ever asked for by its name in a configuration needs no more than its row.
-enum class Sampling : uint32_t {
-  kUniform = 0,
-  kPrioritized = 1,
-#ifdef RELIVE_TESTING
-  kHighest = 2,  // test builds only: the item of the highest, of the lowest priority, as the first users of the
-  kLowest = 3    // reductions of a tree and of its best()
-#endif
-};
+enum class Sampling : uint32_t { kUniform = 0, kPrioritized = 1 };
 enum class Removal : uint32_t { kFifo = 0 };
 enum class Initial : uint32_t { kMax = 0, kGiven = 1, kNumber = 2 };
 enum class StackPad : uint32_t { kRepeat = 0, kZeros = 1 };
@@ -160,6 +153,12 @@ struct GroupConfig {
 };
 static_assert(sizeof(GroupConfig) == 16);
 
+// What an index does that most do not (Region::traits): the first two follow from its kinds.
+inline constexpr uint32_t kHasPriorities = 1;  // its sampler or its remover looks at them
+inline constexpr uint32_t kIsOrdered = 2;      // its sampler draws by an order of items, no mass
+inline constexpr uint32_t kIsBounded = 4;      // max_items of an index of rows
+inline constexpr uint32_t kIsTimed = 8;        // max_wait_s
+
 struct IndexConfig {
   char name[64];
   uint32_t n_step;
@@ -167,9 +166,12 @@ struct IndexConfig {
   double gamma;
   Sampling sampling;
   Removal removal;
-  Reduction reduction;  // of the sampler's leaves; follows from its kind
+  Reduction reduction;  // of the sampler's leaves; follows from its kind, as the next two do from both kinds
+  Reduction order;      // of the remover's
+  uint32_t traits;      // kHasPriorities, kIsOrdered
   Initial initial;
   double priority_exponent;
+  double removal_exponent;  // the remover's
   double initial_number;
   LimiterConfig limiter;
   uint32_t max_times_sampled;   // 0: no limit

@@ -97,11 +97,14 @@ void Region::bind_index(uint32_t index) {
   if (of.max_items == 0 || of.group_size != 0) appended_indexes_[num_appended_indexes_++] = index;
   trees_[index].bind(base + g.trees_offset[index], maps_[index].num_leaves, header->indexes[index].reduction);
   states_[index] = at<std::atomic<uint16_t>>(base, g.states_offset[index]);
+  traits[index] = static_cast<uint8_t>(header->indexes[index].traits & (kHasPriorities | kIsOrdered));
   if (g.orders_offset[index] != 0) {
-    orders_[index].bind(base + g.orders_offset[index], g.num_slots, Reduction::kMin);
+    traits[index] |= kIsBounded;
+    orders_[index].bind(base + g.orders_offset[index], g.num_slots, header->indexes[index].order);
     bounded_indexes_[num_bounded_indexes_++] = index;
   }
   if (g.waits_offset[index] == 0) return;
+  traits[index] |= kIsTimed;
   waits_[index].bind(base + g.waits_offset[index], maps_[index].num_leaves, Reduction::kMin);
   timed_indexes_[num_timed_indexes_++] = index;
 }

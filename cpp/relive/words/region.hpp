@@ -28,8 +28,8 @@ inline constexpr uint32_t kNoPage = ~0u;
 
 // The state of a leaf, PRIMARY, 16 bits: what the step of that slot is to the index. Mass 0 is not a state.
 inline constexpr uint16_t kMostUses = 0xfff9;  // 0 .. this: published, and drawn so many times
-inline constexpr uint16_t kStateDropped =
-    0xfffa;  // its index holds no more (max_items): the step stays, as others' item
+// Its index holds no more (max_items), or it waited too long (max_wait_s): the step stays, as others' item.
+inline constexpr uint16_t kStateDropped = 0xfffa;
 inline constexpr uint16_t kStateUnfilled = 0xfffb;  // its window is complete, late columns of its rows still to come
 inline constexpr uint16_t kStatePending = 0xfffc;   // the step is there, or will be; its window is not complete yet
 inline constexpr uint16_t kStateAwaiting = 0xfffd;  // its window is complete, its priority still to come
@@ -149,10 +149,10 @@ struct IndexState {
   std::atomic<int64_t> live_items;   // DERIVED
   std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
   std::atomic<double> max_mass;      // its mass
-  std::atomic<uint64_t>
-      next_item;                 // PRIMARY: records ever taken; the next is that modulo their number; of rows tickets
-  std::atomic<int64_t> pending;  // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
-  std::atomic<uint64_t> timed_out;  // items that waited too long
+  std::atomic<uint64_t> next_item;   // PRIMARY: records ever taken; the next is that modulo their number
+  std::atomic<uint64_t> tickets;     // PRIMARY: ever given, of an index that keeps an order (rule R1)
+  std::atomic<int64_t> pending;      // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
+  std::atomic<uint64_t> timed_out;   // items that waited too long
 
   // What the limiter's insert side counts: what is pending, too, until it is published or over.
   int64_t inserted_or_pending() const {
@@ -240,8 +240,9 @@ struct Region {
   uint32_t page_shift = 0;
   uint32_t page_len = 0;
   uint32_t page_bits = 0;
-  uint32_t late_bytes = 0;  // of a row's late columns; 0: there are none
-  Bulk bulk;                // of a tiered table; empty in all others
+  uint32_t late_bytes = 0;           // of a row's late columns; 0: there are none
+  uint8_t traits[kMaxIndexes] = {};  // of each index, what most do not do (words/layout.hpp)
+  Bulk bulk;                         // of a tiered table; empty in all others
   StartCells cells;
 
   // Fills a fresh, zeroed region of layout.geometry.region_bytes and binds to it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -312,6 +313,38 @@ uint64_t Tree::best() const {
     position = position * kFan + child;
   }
   return chosen == identity() ? kNone : position;
+}
+
+size_t Tree::best(uint64_t* slots, size_t count, std::vector<Open>* open) const {
+  if (reduction_ == Reduction::kSum || num_leaves_ == 0) return 0;
+  constexpr uint32_t kShift = std::bit_width(kFan) - 1;
+  const double sign = reduction_ == Reduction::kMin ? 1.0 : -1.0;
+  const auto is_worse = [](const Open& a, const Open& b) {
+    if (a.value != b.value) return a.value > b.value;
+    return a.place << (kShift * a.level) > b.place << (kShift * b.level);  // its first leaf
+  };
+  const auto look_into = [&](uint32_t level, uint64_t group) {
+    for (uint64_t k = 0; k < kFan; ++k) {
+      const double value = load(levels_[level] + group * kFan + k);
+      if (value == identity()) continue;
+      open->push_back({sign * value, group * kFan + k, level});
+      std::push_heap(open->begin(), open->end(), is_worse);
+    }
+  };
+  open->clear();
+  look_into(num_levels_ - 1, 0);
+  size_t found = 0;
+  while (found < count && !open->empty()) {
+    const Open best = open->front();
+    std::pop_heap(open->begin(), open->end(), is_worse);
+    open->pop_back();
+    if (best.level == 0) {
+      slots[found++] = best.place;
+    } else {
+      look_into(best.level - 1, best.place);
+    }
+  }
+  return found;
 }
 
 }  // namespace relive

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace relive {
 
@@ -60,6 +61,14 @@ class Tree final {
 
   // Min / max only: a leaf that attains total(), the lowest slot among equals; kNone when all are the identity.
   uint64_t best() const;
+  // Min / max only: slots[0 .. returned) are the best `count` leaves, or all there are, the best first, the lowest slot
+  // first among equals. O(count x log8 n): only nodes above a leaf that is returned are opened. `open` is scratch.
+  struct Open {
+    double value;  // the smaller the better
+    uint64_t place;
+    uint32_t level;
+  };
+  size_t best(uint64_t* slots, size_t count, std::vector<Open>* open) const;
 
  private:
   uint64_t num_leaves_ = 0;

@@ -1,0 +1,153 @@
+"""Samplers and removers that go by an order: which items come, which go, and in what turn."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from contract.tools import MakeTable, Suite, is_empty, plain_spec, present, write_steps
+from relive import errors
+
+PRIORITIES = [3.0, 0.0, 7.0, 3.0, 1.0]
+
+
+def ordered(sampler: Any, **more: Any) -> relive.Index:
+    return relive.Index(sampler=sampler, **more)
+
+
+def drawn(table: Any, n: int) -> list[int]:
+    """Actions of the steps that a draw brings, in its order."""
+    batch = table.sample(n, timeout_s=0.0)
+    assert batch.probabilities.tolist() == [1.0] * n and batch.weights(beta=0.7).tolist() == [1.0] * n
+    return [int(action) for action in np.asarray(batch["action"])]
+
+
+class OrdersSuite(Suite):
+    def test_first_in_first_out(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 100, ordered(relive.Fifo()))
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 6)
+            assert [drawn(table, 1), drawn(table, 1), drawn(table, 4)] == [[0], [0], [0, 1, 2, 3]]
+            assert drawn(table, 8) == [0, 1, 2, 3, 4, 5, 0, 1]
+            table.delete(keys[[0, 2]])
+            assert drawn(table, 3) == [1, 3, 4]
+            with pytest.raises(errors.NoPriorities):
+                table.update_priorities(keys[[3]], [2.0])
+        table.check()
+
+    def test_last_in_first_out(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 100, ordered(relive.Lifo()))
+        with table.writer() as writer:
+            write_steps(writer, 0, 3)
+            assert drawn(table, 5) == [2, 1, 0, 2, 1]
+            write_steps(writer, 3, 1)
+            assert drawn(table, 2) == [3, 2]
+
+    def test_a_queue_hands_each_item_out_once(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 400, ordered(relive.Fifo(), max_times_sampled=1))
+        with table.writer() as writer:
+            write_steps(writer, 0, 300)
+        assert drawn(table, 3) == [0, 1, 2]
+        taken: list[list[int]] = []
+
+        def take() -> None:
+            while len(taken) < 99:
+                try:
+                    taken.append(drawn(table, 3))
+                except errors.DeadlineExceeded:
+                    return
+
+        threads = [threading.Thread(target=take) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(action for batch in taken for action in batch) == list(range(3, 300))
+        assert all(batch == [batch[0], batch[0] + 1, batch[0] + 2] for batch in taken)
+        assert is_empty(table)
+        table.check()
+
+    def test_a_draw_that_finds_too_few_changes_no_turn(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 100, ordered(relive.Fifo(), max_items=50, max_times_sampled=1))
+        with table.writer() as writer:
+            write_steps(writer, 0, 5)
+            with pytest.raises(errors.DeadlineExceeded):
+                table.sample(6, timeout_s=0.0)
+            write_steps(writer, 5, 2)
+            assert drawn(table, 6) == [0, 1, 2, 3, 4, 5]
+        table.check()
+
+    def test_the_highest_and_the_lowest(self, make_table: MakeTable) -> None:
+        for sampler, order in ((relive.MaxPriority(), [2, 0, 3, 4, 1]), (relive.MinPriority(), [1, 4, 0, 3, 2])):
+            table = make_table(plain_spec(), 100, ordered(sampler))
+            with table.writer() as writer:
+                keys = write_steps(writer, 0, 5)
+                assert table.update_priorities(keys, PRIORITIES) == 5
+                assert drawn(table, 5) == order and drawn(table, 1) == order[:1]
+                table.update_priorities(keys[[0]], [3.0])  # the latest of its priority now
+                i, j = order.index(0), order.index(3)
+                order[i], order[j] = 3, 0
+                assert drawn(table, 5) == order
+                table.update_priorities(keys[order[:1]], [2.0])
+                assert drawn(table, 5) != order
+            table.check()
+
+    def test_an_item_that_waits_for_its_priority_has_no_turn(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 100, ordered(relive.MaxPriority(initial="given")))
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 3)
+            assert is_empty(table)
+            table.update_priorities(keys[[1, 2]], [1.0, 5.0])
+            assert drawn(table, 3) == [2, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("remover", "left"),
+        [
+            (relive.Fifo(), [7, 8, 9]),
+            (relive.Lifo(), [0, 1, 2]),
+            (relive.MinPriority(), [3, 8, 9]),
+            (relive.MaxPriority(), [1, 5, 7]),
+        ],
+    )
+    def test_what_goes(self, make_table: MakeTable, remover: Any, left: list[int]) -> None:
+        """Of ten items three may stay; the newcomer is judged like the others."""
+        index = {"few": relive.Index(remover=remover, max_items=3), "all": relive.Index()}
+        table = make_table(plain_spec(), 100, index)
+        with table.writer() as writer:
+            keys = []
+            for t, priority in enumerate([2.0, 1.0, 5.0, 9.0, 4.0, 1.0, 3.0, 2.0, 9.0, 8.0]):
+                given = {"priority": priority} if index["few"].has_priorities else {}
+                keys.append(int(write_steps(writer, t, 1, **given)[0]))
+                assert table.num_items(index="few") == min(t + 1, 3)
+        assert np.flatnonzero(present(table, keys, "few")).tolist() == left
+        assert table.num_items(index="all") == 10
+        table.check()
+
+    def test_a_remover_follows_updates(self, make_table: MakeTable) -> None:
+        index = {"few": ordered(relive.Prioritized(1.0), remover=relive.MinPriority(), max_items=3)}
+        table = make_table(plain_spec(), 100, index)
+        with table.writer() as writer:
+            keys = [int(write_steps(writer, t, 1, priority=p)[0]) for t, p in enumerate((5.0, 4.0, 3.0))]
+            table.update_priorities(keys[:1], [1.0])
+            keys += [int(key) for key in write_steps(writer, 3, 1, priority=2.0)]
+            assert present(table, keys) == [False, True, True, True]
+            keys += [int(key) for key in write_steps(writer, 4, 1, priority=1.5)]
+            assert present(table, keys) == [False, True, True, True, False]
+        table.check()
+
+    def test_explicit_items_in_their_turn(self, make_table: MakeTable) -> None:
+        items = relive.Explicit({"w": relive.Window(2)}, {}, max_items=50)
+        index = {"steps": relive.Index(), "items": relive.Index(items, relive.MinPriority())}
+        table = make_table(plain_spec(), 100, index)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 12)
+            made = table.create_items(
+                {"w": np.stack([keys[:5], keys[1:6]], axis=1)}, index="items", priority=PRIORITIES
+            )
+            batch = table.sample(5, index="items")
+            assert batch.item_keys.tolist() == made[[1, 4, 0, 3, 2]].tolist()
+        table.check()

@@ -1,0 +1,32 @@
+// Deaths at every point and passage of a call, each in a table of its own.
+#pragma once
+
+#include "core_deaths.hpp"
+#include "core_rig.hpp"
+
+namespace rig {
+
+// Makes `prepare`, then `call` and dies in it, at every point and passage of it in turn; each time others clean up, once
+// more dying in that at each point of `again`, and `judge` looks at what is left.
+template <class Prepare, class Call, class Judge>
+int die_everywhere(const Spec& spec, Prepare&& prepare, Call&& call, Judge&& judge) {
+  int deaths = 0;
+  for (uint32_t point = 0; point < static_cast<uint32_t>(testing::FailPoint::kCount); ++point) {
+    const auto at = static_cast<testing::FailPoint>(point);
+    if (!has_way_out(at)) continue;
+    for (int passages = 1; passages < 20; ++passages) {
+      Rig rig(spec);
+      prepare(rig);
+      if (!dies_at(point, passages, [&] { call(rig); })) break;
+      ++deaths;
+      recover_all(*rig.table);
+      end_writers(*rig.table);
+      judge(rig, testing::fail_point_name(point));
+      const Status checked = relive::check(*rig.table);
+      if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+    }
+  }
+  return deaths;
+}
+
+}  // namespace rig
