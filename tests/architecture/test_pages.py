@@ -65,12 +65,14 @@ DRAWN = {
     "items": "draw_items.picture(draw_items.ITEMS)",
     "explicit": "draw_items.picture(draw_items.EXPLICIT)",
     "late-columns": "draw_items.picture(draw_items.LATE)",
+    "samplers": "draw_choices.pictures()['samplers.svg']",
+    "removers": "draw_choices.pictures()['removers.svg']",
 }
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_is_as_its_script_draws_it(name: str) -> None:
-    """Run `python scripts/draw_house.py` after a floor or a room has changed, `python scripts/draw_items.py` else."""
+    """Run `python scripts/draw_house.py` after a floor or a room has changed, `draw_items` or `draw_choices` else."""
     drawn = DRAWN[name]
     program = f"import {drawn.partition('.')[0]}; print({drawn}, end='')"
     done = subprocess.run(

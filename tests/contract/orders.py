@@ -81,7 +81,7 @@ class OrdersSuite(Suite):
             assert drawn(table, 6) == [0, 1, 2, 3, 4, 5]
         table.check()
 
-    def test_the_highest_and_the_lowest(self, make_table: MakeTable) -> None:
+    def test_orders_by_priority(self, make_table: MakeTable) -> None:
         for sampler, order in ((relive.MaxPriority(), [2, 0, 3, 4, 1]), (relive.MinPriority(), [1, 4, 0, 3, 2])):
             table = make_table(plain_spec(), 100, ordered(sampler))
             with table.writer() as writer:
@@ -137,6 +137,18 @@ class OrdersSuite(Suite):
             assert present(table, keys) == [False, True, True, True]
             keys += [int(key) for key in write_steps(writer, 4, 1, priority=1.5)]
             assert present(table, keys) == [False, True, True, True, False]
+        table.check()
+
+    def test_removers_at_capacity(self, make_table: MakeTable) -> None:
+        """Steps go in the order of time, the best items with them; what is left is still at most max_items."""
+        table = make_table(plain_spec(), 200, relive.Index(remover=relive.MinPriority(), max_items=20), max_lanes=1)
+        with table.writer() as writer:
+            keys = [int(write_steps(writer, t, 1, priority=float(2_000 - t))[0]) for t in range(40)]
+            assert present(table, keys) == [True] * 20 + [False] * 20
+            for t in range(40, 2_000):
+                keys.append(int(write_steps(writer, t, 1, priority=float(2_000 - t))[0]))
+            there = present(table, keys)
+            assert not any(there[:20]) and 0 < sum(there) == table.num_items() <= 20
         table.check()
 
     def test_explicit_items_in_their_turn(self, make_table: MakeTable) -> None:

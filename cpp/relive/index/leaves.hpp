@@ -96,7 +96,8 @@ class Leaves final {
   // The leaves that points fall on, kNoLeaf past the end.
   void draw(const double* points, size_t count, uint64_t* slots) const { tree().draw(points, count, slots); }
   // The best `count`, or all there are, of kinds that choose the best; the best first. How many.
-  size_t best(uint64_t* slots, size_t count, std::vector<Tree::Open>* open) const {
+  using Open = Tree::Open;
+  size_t best(uint64_t* slots, size_t count, std::vector<Open>* open) const {
     return tree().best(slots, count, open);
   }
 

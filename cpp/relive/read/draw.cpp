@@ -28,7 +28,7 @@ struct Round {
   uint64_t* drawn;
   Window* windows;
   Runs* runs;
-  std::vector<Tree::Open>* open;
+  std::vector<Leaves::Open>* open;
   double total;
   uint64_t num_empty = 0;
 

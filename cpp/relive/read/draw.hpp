@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "relive/index/leaves.hpp"
 #include "relive/read/gather.hpp"
 #include "relive/read/ragged.hpp"
 #include "relive/words/region.hpp"
@@ -43,7 +44,7 @@ struct DrawScratch {
   std::vector<uint32_t> missing;        // rows still to be drawn
   std::vector<uint32_t> still_missing;  // of these, rows the round did not bring
   std::vector<uint32_t> chosen;         // rows whose items are chosen and still to be read, while pages are held
-  std::vector<Tree::Open> open;         // of a draw of the best
+  std::vector<Leaves::Open> open;         // of a draw of the best
   std::vector<double> points;
   std::vector<uint64_t> drawn;
   std::vector<Claimed> claimed;

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, final
 from relive.errors import DtypeMismatch, InvalidConfig
 from relive.index import Index
 from relive.items import Episodes, Sequences, Transitions
+from relive.samplers import Prioritized, Uniform
 
 __all__ = [
     "COLUMN_NAMES",
@@ -24,6 +25,7 @@ __all__ = [
     "IndexLayout",
     "RegionLayout",
     "WindowNeeds",
+    "check_sampler",
     "fact_words",
     "job_words",
     "step_items_of",
@@ -147,6 +149,14 @@ def step_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
         return items
     expected = "Transitions, Sequences or Episodes without group_by: devices read no others yet; use Table.sample"
     raise InvalidConfig(f"items of index {name!r}", expected, items)
+
+
+def check_sampler(indexes: Mapping[str, Index], number: int) -> None:
+    """Raises InvalidConfig of an index that draws by an order of its items, which kernels do not."""
+    name, index = list(indexes.items())[number]
+    if not isinstance(index.sampler, (Uniform, Prioritized)):
+        expected = "Uniform() or Prioritized(): devices draw by mass alone; gather keys that Table.draw chose"
+        raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)
 
 
 @final

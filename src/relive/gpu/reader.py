@@ -22,7 +22,7 @@ from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
 from relive.gpu.draw import DeviceSampler
 from relive.gpu.gather import DeviceGather
 from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds, facts_on
-from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, step_items_of
+from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, check_sampler, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView, registration_for
 from relive.table import Table, attach_path
@@ -153,6 +153,7 @@ class DeviceReader(Closing):
             raise TableClosed()
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._table.timeout_s if timeout_s is None else timeout(timeout_s)
+        check_sampler(self._table.indexes, number)
         sampler = DeviceSampler(self._table.core, number, int(self._facts["seed"]), self._view)
         call = (self._stream, next(self._calls))
         deadline_s = math.inf if math.isinf(seconds) else time.monotonic() + seconds
