@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from draw_how_it_works import INK, LANES, LIGHT, PAPER, SOFT, WINDOW, text
+from draw_how_it_works import LANES, LIGHT, PAPER, SOFT, text
 
 import relive
 

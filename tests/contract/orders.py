@@ -139,16 +139,18 @@ class OrdersSuite(Suite):
             assert present(table, keys) == [False, True, True, True, False]
         table.check()
 
-    def test_removers_at_capacity(self, make_table: MakeTable) -> None:
-        """Steps go in the order of time, the best items with them; what is left is still at most max_items."""
-        table = make_table(plain_spec(), 200, relive.Index(remover=relive.MinPriority(), max_items=20), max_lanes=1)
+    @pytest.mark.parametrize("others", [False, True])
+    def test_removers_at_capacity(self, make_table: MakeTable, others: bool) -> None:
+        """Pages without items go early, so the best stay; where others want every step they go in the order of time."""
+        index = {"best": relive.Index(remover=relive.MinPriority(), max_items=20)}
+        if others:
+            index["all"] = relive.Index()
+        table = make_table(plain_spec(), 200, index, max_lanes=1)
         with table.writer() as writer:
-            keys = [int(write_steps(writer, t, 1, priority=float(2_000 - t))[0]) for t in range(40)]
-            assert present(table, keys) == [True] * 20 + [False] * 20
-            for t in range(40, 2_000):
-                keys.append(int(write_steps(writer, t, 1, priority=float(2_000 - t))[0]))
-            there = present(table, keys)
-            assert not any(there[:20]) and 0 < sum(there) == table.num_items() <= 20
+            keys = [int(write_steps(writer, t, 1, priority=float(2_000 - t))[0]) for t in range(2_000)]
+            there = present(table, keys, "best")
+            assert 0 < sum(there) == table.num_items(index="best") <= 20
+            assert there[:20] == [not others] * 20
         table.check()
 
     def test_explicit_items_in_their_turn(self, make_table: MakeTable) -> None:
