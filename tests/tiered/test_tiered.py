@@ -488,3 +488,19 @@ def test_a_page_parked_while_a_writer_waits_gives_its_memory(tmp_path: Path) -> 
         assert not failed
         assert table.stats().tiers.pages_on_disk == 1
         table.check()
+
+
+def test_what_is_drawn_keeps_the_pages_that_its_window_runs_into(tmp_path: Path) -> None:
+    """The last uses of all items are planned; they are read from the last one back, each with the row behind it."""
+    spec = relive.StepSpec({"picture": relive.ArraySpec((600,), "uint8", kind="state")})
+    index = relive.Index(relive.Transitions(n_step=3), relive.Fifo(), max_times_sampled=1)
+    storage = relive.Tiered(tmp_path, 512 * 8_192)
+    with relive.Table(spec, 200, index, storage=storage, max_lanes=1) as table, table.writer() as writer:
+        writer.extend(picture=np.broadcast_to(np.arange(101, dtype=np.uint8)[:, None], (101, 600)))
+        assert table.core.is_tiered
+        selection = table.select(None, None).core
+        planned = [table.core.plan_batch(selection, 1, 0.0) for _ in range(98)]
+        for batch in reversed(planned):
+            table.core.gather_planned(batch, selection)
+        assert tiers(table).replaced_items == 0
+        table.check()

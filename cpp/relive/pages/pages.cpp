@@ -92,11 +92,15 @@ Evicted evict_from_page(Held& held, uint64_t page, uint64_t count) {
   return {evicted, is_done};
 }
 
-// Whether an item of a page before this one, published or still to be, may run into it.
+// Whether items that were drawn for the last time are still to be read off a page.
+bool is_claimed(const Region& r, uint64_t page) { return r.bulk && r.bulk.is_claimed(page); }
+
+// Whether an item of a page before this one, published or still to be, or drawn and not read yet, may run into it.
 bool is_reached_from_before(const Region& r, uint32_t index, uint64_t page) {
   const Leaves leaves(r, index);
   int64_t left = r.shape(index).after();
   for (uint64_t prev = prev_of(r, page); left > 0 && prev != kNoPage; prev = prev_of(r, prev), left -= r.page_len) {
+    if (is_claimed(r, prev)) return true;
     const Range range = range_of(r, prev);
     const uint32_t first = r.page_len - static_cast<uint32_t>(std::min<int64_t>(left, r.page_len));
     for (uint32_t offset = std::max(first, range.step_begin); offset < range.step_end; ++offset)
@@ -105,7 +109,8 @@ bool is_reached_from_before(const Region& r, uint32_t index, uint64_t page) {
   return false;
 }
 
-// Whether an item of a page after this one, published, still to be or not even written yet, may reach back into it.
+// Whether an item of a page after this one, published, drawn and not read yet, still to be or not even written yet, may
+// reach back into it.
 bool is_reached_from_behind(const Region& r, uint32_t index, uint64_t page) {
   const Leaves leaves(r, index);
   int64_t left = r.shape(index).before;
@@ -114,6 +119,7 @@ bool is_reached_from_behind(const Region& r, uint32_t index, uint64_t page) {
     next = next_of(r, next);
     if (next == kNoPage) return is_named_by_its_lane(r, last) && r.pages[last].next.load(kRelaxed) == 0;
     if (!reaches_back(r, next)) return false;
+    if (is_claimed(r, next)) return true;
     const bool goes_on = is_named_by_its_lane(r, next);
     const uint32_t end = static_cast<uint32_t>(std::min<int64_t>(left, r.page_len));
     const uint32_t step_end = range_of(r, next).step_end;
@@ -325,7 +331,7 @@ void free_if_lifeless(Held& held, uint64_t page) {
   if (r.has_records()) return;  // a step that no item refers to may still be referred to
   if (r.pages[page].live != 0 || !may_go(r, page)) return;
   if (range_of(r, page).step_begin == range_of(r, page).step_end) return;  // kept already
-  if (r.bulk && r.bulk.is_claimed(page)) return;  // somebody has drawn of it for the last time and reads it yet
+  if (is_claimed(r, page)) return;  // somebody has drawn of it for the last time and reads it yet
   const bool has_rows_behind = state_of(r, page) == PageState::kClosed;  // with a parked page its lane ends
   for (const uint32_t i : r.row_indexes())
     if (is_reached_from_before(r, i, page) || (has_rows_behind && is_reached_from_behind(r, i, page))) return;
