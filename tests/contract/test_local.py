@@ -25,6 +25,7 @@ from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
+from contract.where import WhereSuite
 from contract.writing import WritingSuite
 from relive import errors
 
@@ -72,6 +73,9 @@ class TestAbandon(Local, AbandonSuite): ...
 
 
 class TestReading(Local, ReadingSuite): ...
+
+
+class TestWhere(Local, WhereSuite): ...
 
 
 class TestLimits(Local, LimitsSuite): ...
