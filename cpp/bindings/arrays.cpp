@@ -154,7 +154,8 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
                                        "EpisodeTooLong",
                                        "AlreadyCompleted",
                                        "RowsApart",
-                                       "EpisodeMismatch"};
+                                       "EpisodeMismatch",
+                                       "RareItems"};
   nb::dict fields;
   for (const Field& field : status.fields()) {
     nb::object value;

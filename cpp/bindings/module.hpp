@@ -8,6 +8,7 @@
 #include "arrays.hpp"
 #include "relive/read/gather.hpp"
 #include "relive/read/ragged.hpp"
+#include "relive/read/where.hpp"
 #include "relive/table/table.hpp"
 #include "relive/table/writer.hpp"
 
@@ -52,6 +53,11 @@ struct CoreSelection {
   ~CoreSelection() {
     for (PyArray_Descr* descr : descrs) Py_DECREF(descr);
   }
+};
+
+// A condition on the items of a draw, as the core runs it; of one table and index.
+struct CoreWhere {
+  Where where;
 };
 
 // The arrays of a plan's outputs for n items, in one pooled buffer; `extra` bytes more behind them.
@@ -120,7 +126,10 @@ class OpenRegion final {
   const Region* region_ = nullptr;
 };
 
-nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold);
+// The condition of a draw from this index; null where there is none.
+const Where* where_of(const CoreWhere* where, uint32_t index);
+nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
+                        const Where* where);
 nb::tuple gather_ragged(const CoreTable& self, const CoreSelection& selection, const int64_t* keys, size_t n);
 TableConfig table_config(const nb::dict& from);
 nb::dict geometry(const CoreTable& self);
@@ -129,6 +138,7 @@ nb::dict stats(const CoreTable& self);
 nb::dict tier_stats(const CoreTable& self);
 void bind_tier(nb::module_& module, nb::class_<CoreTable>& table);
 void bind_items(nb::class_<CoreTable>& table);
+void bind_where(nb::module_& module, nb::class_<CoreTable>& table);
 void bind_table(nb::module_& module);
 void bind_writer(nb::module_& module);
 void bind_device(nb::module_& module);

@@ -57,7 +57,8 @@ nb::object RaggedOutputs::probabilities(const std::vector<double>& from) const {
   return buffer_->array(descr_of_float64(), 1, dims, to);
 }
 
-nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold) {
+nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
+                        const Where* where) {
   RaggedOutputs outputs(selection, n);
   RaggedBatch batch(selection.plan, outputs);
   std::vector<int64_t> keys(n);
@@ -66,6 +67,7 @@ nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, s
   DrawRequest request;
   request.index = selection.plan.index;
   request.num_items = n;
+  request.where = where;
   request.plan = &selection.plan;
   request.ragged = &batch;
   request.keys = keys.data();

@@ -82,8 +82,10 @@ CoreSelection* make_selection(const CoreTable& self, uint32_t index, const std::
   return made.release();
 }
 
-nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold) {
-  if (selection.plan.is_ragged) return sample_ragged(self, selection, n, timeout_s, hold);
+nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
+                 const CoreWhere* asked) {
+  const Where* const where = where_of(asked, selection.plan.index);
+  if (selection.plan.is_ragged) return sample_ragged(self, selection, n, timeout_s, hold, where);
   Outputs outputs(selection, n, 2 * BatchBuffer::room_for(8 * n));
   std::byte* keys = outputs.buffer.take(8 * n);
   std::byte* probabilities = outputs.buffer.take(8 * n);
@@ -91,6 +93,7 @@ nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n
   DrawRequest request;
   request.index = selection.plan.index;
   request.num_items = n;
+  request.where = where;
   request.plan = &selection.plan;
   request.out = outputs.data.data();
   request.keys = reinterpret_cast<int64_t*>(keys);
@@ -103,7 +106,7 @@ nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n
                         outputs.buffer.array(descr_of_float64(), 1, dims, probabilities), num_live);
 }
 
-nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s) {
+nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s, const CoreWhere* where) {
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   void* keys = nullptr;
   void* probabilities = nullptr;
@@ -113,6 +116,7 @@ nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s
   DrawRequest request;
   request.index = index;
   request.num_items = n;
+  request.where = where_of(where, index);
   request.keys = static_cast<int64_t*>(keys);
   request.probabilities = static_cast<double*>(probabilities);
   request.num_live_items = &num_live;
@@ -306,8 +310,10 @@ void bind_core_table(nb::module_& module) {
                    [](const CoreTable& self) { return OpenRegion(self)->header->policy_version.load(); })
       .def("open_writer", &open_writer, nb::arg("num_lanes"), nb::arg("single"), nb::arg("normalise"))
       .def("select", &make_selection, nb::arg("index"), nb::arg("names"), nb::rv_policy::take_ownership)
-      .def("sample", &sample, nb::arg("selection"), nb::arg("num_items"), nb::arg("timeout_s"), nb::arg("hold") = false)
-      .def("draw", &draw, nb::arg("index"), nb::arg("num_items"), nb::arg("timeout_s"))
+      .def("sample", &sample, nb::arg("selection"), nb::arg("num_items"), nb::arg("timeout_s"), nb::arg("hold") = false,
+           nb::arg("where").none() = nb::none())
+      .def("draw", &draw, nb::arg("index"), nb::arg("num_items"), nb::arg("timeout_s"),
+           nb::arg("where").none() = nb::none())
       .def("gather", &gather, nb::arg("selection"), nb::arg("keys"), nb::arg("out").none())
       .def("commit_held", [](const CoreTable& self, uint32_t index,
                              int64_t n) { without_gil([&] { return relive::commit_held(*self.table, index, n); }); })
@@ -353,6 +359,7 @@ void bind_core_table(nb::module_& module) {
       .def("address_of", &address_of, nb::arg("key"))
       .def("region_bytes", &region_bytes, nb::keep_alive<0, 1>());
   bind_items(table);
+  bind_where(module, table);
   bind_tier(module, table);
 }
 

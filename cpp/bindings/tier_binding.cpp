@@ -26,7 +26,8 @@ CorePlannedBatch* plan_batch(const CoreTable& self, const CoreSelection& selecti
   auto planned = std::make_unique<CorePlannedBatch>();
   planned->table = self.table;
   planned->is_over = true;  // until there is one
-  without_gil([&] { return StagedReader(*self.table).plan_batch(selection.plan, n, timeout_s, &planned->batch); });
+  without_gil(
+      [&] { return StagedReader(*self.table).plan_batch(selection.plan, n, nullptr, timeout_s, &planned->batch); });
   planned->is_over = false;
   return planned.release();
 }

@@ -6,7 +6,7 @@ from typing import final
 
 from relive._error_base import ReliveError
 
-__all__ = ["EpisodeMismatch", "EpisodeTooLong", "RowGone", "RowsApart"]
+__all__ = ["EpisodeMismatch", "EpisodeTooLong", "RareItems", "RowGone", "RowsApart"]
 
 
 @final
@@ -75,3 +75,23 @@ class RowsApart(ReliveError, ValueError):
 
 def _window_text(window: object) -> str:
     return f"window {window!r}" if window else "its window"
+
+
+@final
+class RareItems(ReliveError, LookupError):
+    """A draw with where= met too few items that pass. Nothing of it counts: neither for the limiter nor as uses.
+
+    asked: items. found: how many passed. looked_at: items that were drawn and looked at, in proportion to mass. share:
+    of these, those that passed: about the share of the mass that does.
+    """
+
+    def __init__(self, where: str, asked: int, found: int, looked_at: int, share: float) -> None:
+        self.where = where
+        self.asked = asked
+        self.found = found
+        self.looked_at = looked_at
+        self.share = share
+        super().__init__(
+            f"where={where!r} was passed by {found} of {asked} items that were asked for, after {looked_at} were looked"
+            f" at: a share of {share:.2g} of the mass; ask for fewer, or for what is less rare"
+        )

@@ -13,7 +13,7 @@ from typing import Any, final
 from relive._error_base import ReliveError, way_to_shape
 from relive._error_base import plain as _plain
 from relive._error_base import shown as _shown
-from relive._item_errors import EpisodeMismatch, EpisodeTooLong, RowGone, RowsApart
+from relive._item_errors import EpisodeMismatch, EpisodeTooLong, RareItems, RowGone, RowsApart
 from relive._late_errors import AlreadyCompleted, LateColumn
 from relive._name_errors import MissingColumn, UnknownArgument, UnknownAttribute, UnknownColumn, UnnamedColumns
 from relive._storage_errors import (
@@ -53,6 +53,7 @@ __all__ = [
     "NoSuchTable",
     "NotARegion",
     "NotShareable",
+    "RareItems",
     "ReadOnly",
     "ReliveError",
     "RequestTooLarge",

@@ -26,12 +26,13 @@ from relive.new_items import new_items
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
 from relive.table_core import TableCore
+from relive.where import where_of
 
 __all__ = ["TableHandle", "explicit_index"]
 
 Keys = npt.NDArray[np.int64]
 
-_MAX_SELECTIONS = 256
+_MAX_SELECTIONS = 256  # that a handle remembers; of conditions as many
 _MAX_ITEMS = 2**31 - 1
 _INT64 = np.dtype(np.int64)
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -52,6 +53,7 @@ class TableHandle(Closing):
         self._index_names = tuple(config.index)
         self._timeout_s = timeout_s
         self._selections: dict[tuple[str | None, tuple[str, ...] | None], Selection] = {}
+        self._conditions: dict[tuple[int, str], Any] = {}
         self._late = LateRows(config.spec)
         self._default_selection = self.select(None, None)
 
@@ -74,6 +76,7 @@ class TableHandle(Closing):
         timeout_s: float | None = None,
         *,
         index: str | None = None,
+        where: str | None = None,
         **unknown: NoReturn,
     ) -> Batch:
         """Draws num_items items with replacement and gathers them, in random order: any slice is a fair sub-batch.
@@ -82,8 +85,13 @@ class TableHandle(Closing):
         episode_step, first, lane, policy_version, staleness, num_steps; None: all declared, next_<state> and discount.
         Of Sequences and Episodes mask, too; None: all declared, discount and mask; ragged ones always have offsets. Of
         Explicit items 'window/column', or a window's name; None: their windows' columns and masks, and their own.
-        Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded,
-        WaitsForItself, RequestTooLarge, UnknownColumn, TableClosed. Cost: O(num_items log N) and one copy of the rows.
+        where: a condition such as 'reward > 0 and lane < 4' over scalar columns of the step that the item's key names,
+        and what a step has by itself (docs/where.md): an item that does not pass is drawn anew, and not counted; those
+        that come are in proportion to mass among those that pass. probabilities are mass / total over all items, before
+        the condition: how much of the mass passes is not known. weights() normalised over the batch needs no more.
+        Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded, RareItems
+        (too few pass; nothing is counted), WaitsForItself, RequestTooLarge, UnknownColumn, InvalidConfig, TableClosed.
+        Cost: O(num_items log N) and one copy of the rows; where a share s of the mass passes, 1 / s as many draws.
         """
         if unknown:
             refuse_unknown(self.sample, unknown)
@@ -94,20 +102,27 @@ class TableHandle(Closing):
             num_items = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         try:
-            arrays, keys, probabilities, num_live = self._core_sample(selection.core, num_items, seconds)
+            if where is None:
+                arrays, keys, probabilities, num_live = self._core_sample(selection.core, num_items, seconds)
+            else:
+                arrays, keys, probabilities, num_live = self._core_sample(
+                    selection.core, num_items, seconds, where=self.condition(selection.number, where)
+                )
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
         return Batch(selection.columns, arrays, keys, probabilities, num_live)
 
     @names_arguments
-    def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> Draw:
-        """Draws without moving data; blocks and counts as sample does. gather(draw) brings the rows."""
+    def draw(
+        self, num_items: int, timeout_s: float | None = None, *, index: str | None = None, where: str | None = None
+    ) -> Draw:
+        """Draws without moving data; blocks, counts and raises as sample does. gather(draw) brings the rows."""
         number = self.index_number(index)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        count = integer("num_items", num_items, 1, _MAX_ITEMS)
+        condition = None if where is None else self.condition(number, where)
         try:
-            keys, probabilities, num_live = self._core.draw(
-                number, integer("num_items", num_items, 1, _MAX_ITEMS), seconds
-            )
+            keys, probabilities, num_live = self._core.draw(number, count, seconds, where=condition)
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
         return Draw(keys, probabilities, num_live, self._index_names[number])
@@ -339,6 +354,21 @@ class TableHandle(Closing):
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[index, asked] = selection
         return selection
+
+    def condition(self, number: int, where: str) -> Any:
+        """A condition on items of an index, as the core takes it; remembered. Raises InvalidConfig, UnknownColumn."""
+        condition = self._conditions.get((number, where)) if isinstance(where, str) else None
+        if condition is None:
+            name = self._index_names[number]
+            index = self._config.index[name]
+            if not index.draws_by_mass:
+                expected = "None: this index draws by an order of its items, and a condition does not choose among them"
+                raise InvalidConfig(f"where of a draw from index {name!r}", expected, where)
+            checked = where_of(where, self._spec, index.items)
+            condition = self._core.where(number, checked.text, list(checked.operations))
+            if len(self._conditions) < _MAX_SELECTIONS:
+                self._conditions[number, checked.text] = condition
+        return condition
 
     def index_number(self, name: str | None) -> int:
         """Which of the indexes it is, in their order; None: the first. Raises InvalidConfig."""

@@ -13,7 +13,7 @@ from relive.errors import CapacityTooSmall, InvalidConfig
 from relive.explicit import MAX_ITEMS, Explicit
 from relive.items import ITEMS, Episodes, Items, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
-from relive.samplers import REMOVERS, SAMPLERS, Fifo, InitialPriority, Remover, Sampler, Uniform, initial_of
+from relive.samplers import REMOVERS, SAMPLERS, Fifo, InitialPriority, Prioritized, Remover, Sampler, Uniform, initial_of
 from relive.spec import StepSpec
 
 __all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]
@@ -119,6 +119,11 @@ class Index:
     def has_priorities(self) -> bool:
         """Whether its sampler or its remover looks at priorities: update_priorities may be called."""
         return self._initial is not None
+
+    @property
+    def draws_by_mass(self) -> bool:
+        """Whether each item is drawn with a probability of its own; else the sampler goes by an order of them."""
+        return isinstance(self.sampler, (Uniform, Prioritized))
 
     @property
     def _initial(self) -> InitialPriority | None:

@@ -175,11 +175,17 @@ class ReplayTable(Protocol):
         timeout_s: float | None = None,
         *,
         index: str | None = None,
+        where: str | None = None,
     ) -> ReplayBatch:
-        """Draws and gathers num_items items, with replacement, at permuted positions: any slice is a fair batch."""
+        """Draws and gathers num_items items, with replacement, at permuted positions: any slice is a fair batch.
+
+        where: a condition that each of them passes.
+        """
         ...
 
-    def draw(self, num_items: int, timeout_s: float | None = None, *, index: str | None = None) -> ReplayDraw:
+    def draw(
+        self, num_items: int, timeout_s: float | None = None, *, index: str | None = None, where: str | None = None
+    ) -> ReplayDraw:
         """Draws without gathering; counts for the limiter."""
         ...
 

@@ -162,6 +162,7 @@ class MinPriority:
         return {"remover": "min_priority"}
 
 
+@names_arguments
 @final
 @dataclass(frozen=True)
 class Reservoir:

@@ -232,11 +232,17 @@ class TableCore(SimpleCalls, OpensWriters, Protocol):
         """Resolves columns. Raises UnknownColumn."""
         ...
 
-    def sample(self, selection: Any, num_items: int, timeout_s: float) -> tuple[Arrays, Keys, Masses, int]:
+    def where(self, index: int, text: str, operations: list[Any]) -> Any:
+        """A condition (relive.where) on the items of an index, as sample and draw of this core take it."""
+        ...
+
+    def sample(
+        self, selection: Any, num_items: int, timeout_s: float, *, where: Any = None
+    ) -> tuple[Arrays, Keys, Masses, int]:
         """Arrays of a selection of this core, keys, probabilities, live items; drawn and counted."""
         ...
 
-    def draw(self, index: int, num_items: int, timeout_s: float) -> tuple[Keys, Masses, int]:
+    def draw(self, index: int, num_items: int, timeout_s: float, *, where: Any = None) -> tuple[Keys, Masses, int]:
         """Keys, probabilities, live items."""
         ...
 

@@ -23,6 +23,7 @@ FLOORS: list[set[str]] = [
     {"spec", "_spaces", "_casting"},
     {"protocol", "table_core", "late"},
     {"items", "explicit", "samplers", "limiters", "storage"},
+    {"where"},
     {"index", "capacity"},
     {"config"},
     {"batch", "stats", "new_items"},

@@ -37,6 +37,8 @@ class OrdersSuite(Suite):
             assert drawn(table, 3) == [1, 3, 4]
             with pytest.raises(errors.NoPriorities):
                 table.update_priorities(keys[[3]], [2.0])
+            with pytest.raises(errors.InvalidConfig, match="by an order"):
+                table.sample(1, where="action > 1")
         table.check()
 
     def test_last_in_first_out(self, make_table: MakeTable) -> None:

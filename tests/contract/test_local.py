@@ -26,6 +26,7 @@ from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
+from contract.where import WhereSuite
 from contract.writing import WritingSuite
 from relive import errors
 
@@ -76,6 +77,9 @@ class TestAbandon(Local, AbandonSuite): ...
 
 
 class TestReading(Local, ReadingSuite): ...
+
+
+class TestWhere(Local, WhereSuite): ...
 
 
 class TestLimits(Local, LimitsSuite): ...

@@ -36,6 +36,7 @@ from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
+from contract.where import WhereSuite
 from contract.writing import WritingSuite
 from relive import errors
 from relive.service import RemoteTable, connect
@@ -100,6 +101,9 @@ class TestRemoteAbandon(Remote, AbandonSuite): ...
 
 
 class TestRemoteReading(Remote, ReadingSuite): ...
+
+
+class TestRemoteWhere(Remote, WhereSuite): ...
 
 
 class TestRemoteLimits(Remote, LimitsSuite): ...

@@ -27,6 +27,7 @@ from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
+from contract.where import WhereSuite
 from contract.writing import WritingSuite
 from relive import errors
 
@@ -93,6 +94,9 @@ class TestSequences(Shared, SequencesSuite): ...
 
 
 class TestReading(Shared, ReadingSuite): ...
+
+
+class TestWhere(Shared, WhereSuite): ...
 
 
 class TestLimits(Shared, LimitsSuite): ...

@@ -31,6 +31,7 @@ from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
+from contract.where import WhereSuite
 from contract.writing import WritingSuite
 from relive import errors
 
@@ -88,6 +89,9 @@ class TestAbandon(OnDisk, AbandonSuite):
 
 
 class TestReading(OnDisk, ReadingSuite): ...
+
+
+class TestWhere(OnDisk, WhereSuite): ...
 
 
 class TestLimits(OnDisk, LimitsSuite): ...

@@ -49,7 +49,7 @@ class Rig {
   void complete(const std::vector<int64_t>& keys);
   // Compares all that the table says of the newest `most` keys with the model; runs check().
   void verify(size_t most = 300);
-  std::vector<int64_t> sample(uint32_t index, size_t num_items);
+  std::vector<int64_t> sample(uint32_t index, size_t num_items, const Where* where = nullptr);
   bool is_step_alive(int64_t key) const;
   std::string where(int64_t key) const;
   bool can_end(int32_t m) const { return !lane_of(m).episodes.back().steps.empty(); }
@@ -419,7 +419,7 @@ inline void Rig::verify(size_t most) {
   }
 }
 
-inline std::vector<int64_t> Rig::sample(uint32_t index, size_t num_items) {
+inline std::vector<int64_t> Rig::sample(uint32_t index, size_t num_items, const Where* where) {
   const GatherPlan plan = make_plan(index);
   std::vector<std::vector<std::byte>> out(plan.outputs.size());
   std::vector<std::byte*> pointers;
@@ -433,6 +433,7 @@ inline std::vector<int64_t> Rig::sample(uint32_t index, size_t num_items) {
   DrawRequest request;
   request.index = index;
   request.num_items = num_items;
+  request.where = where;
   request.plan = &plan;
   request.out = pointers.data();
   request.keys = got.data();

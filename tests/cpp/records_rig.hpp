@@ -98,7 +98,7 @@ class RecordsRig {
                               const std::vector<float>& priorities = {});
   Status try_insert(const std::vector<std::vector<WindowRows>>& items, const std::vector<float>& priorities,
                     std::vector<int64_t>* keys, size_t* stored);
-  std::vector<int64_t> sample(size_t num_items);
+  std::vector<int64_t> sample(size_t num_items, const Where* where = nullptr);
   void update(const std::vector<int64_t>& keys, const std::vector<float>& priorities);
   void remove(const std::vector<int64_t>& keys);
   // Late columns of these rows; also of such that became tails under an item, which count as gone.
@@ -297,7 +297,7 @@ inline void RecordsRig::check_rows(const std::vector<std::vector<std::byte>>& ou
   }
 }
 
-inline std::vector<int64_t> RecordsRig::sample(size_t num_items) {
+inline std::vector<int64_t> RecordsRig::sample(size_t num_items, const Where* where) {
   std::vector<std::byte*> pointers;
   const auto out = buffers(num_items, &pointers);
   std::vector<int64_t> got(num_items);
@@ -306,6 +306,7 @@ inline std::vector<int64_t> RecordsRig::sample(size_t num_items) {
   DrawRequest request;
   request.index = index_;
   request.num_items = num_items;
+  request.where = where;
   request.plan = &plan_;
   request.out = pointers.data();
   request.keys = got.data();

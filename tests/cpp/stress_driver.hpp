@@ -51,7 +51,7 @@ inline bool is_outside_lock(FailPoint point) {
          point == FailPoint::sample_reserved || point == FailPoint::sample_gathered ||
          point == FailPoint::sample_done_added || point == FailPoint::sample_in_flight ||
          point == FailPoint::attach_byte || point == FailPoint::grow_committed || point == FailPoint::cells_written ||
-         point == FailPoint::hold_read;
+         point == FailPoint::hold_read || point == FailPoint::where_tested || point == FailPoint::where_found;
 }
 
 // Now and then a worker is away for a while between two steps of the protocol, as on a machine with fewer cores.

@@ -13,6 +13,7 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.DeadlineExceeded(256, 12, 1.5),
     errors.DeadlineExceeded("the table's lock", "", 1.5, holder_pid=4242),
     errors.WaitsForItself(256, 12),
+    errors.RareItems("reward > 9", 256, 3, 327_680, 1e-5),
     errors.RowGone(3, "past", 4711, "the lane has not so many rows yet"),
     errors.RowsApart(3, "", 4711, "an episode ends between them"),
     errors.RequestTooLarge(4096.0, 2048.0, "samples_per_insert 8 x min_size 10 = 80"),

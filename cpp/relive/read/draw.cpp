@@ -5,6 +5,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/read/records.hpp"
+#include "relive/read/where.hpp"
 #include "relive/words/testing.hpp"
 
 namespace relive {
@@ -37,6 +38,7 @@ struct Round {
   void aim(const CounterRng& rng, const uint32_t* strata, double stratum, size_t count);
   void choose(size_t begin, size_t end);
   void look(size_t begin, size_t end);
+  void ask(size_t begin, size_t end);
   void read(size_t begin, size_t end);
   void check(size_t begin, size_t end);
 };
@@ -128,6 +130,11 @@ void Round::look(size_t begin, size_t end) {
   if (request.plan != nullptr) locate(r, *request.plan, windows, missing + begin, end - begin);
 }
 
+// Of items that were found before: their rows.
+void Round::ask(size_t begin, size_t end) {
+  if (request.plan != nullptr) locate(r, *request.plan, windows, missing + begin, end - begin);
+}
+
 void Round::read(size_t begin, size_t end) {
   runs->clear();
   resolve(r, *request.plan, windows, missing + begin, end - begin, runs);
@@ -155,6 +162,7 @@ void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n) {
 
 // The rows of the strata are shuffled and then turned round; regions of all versions draw the same batches.
 void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) {
+  looks = {};
   windows.resize(std::max(windows.size(), n));
   strata.resize(std::max(strata.size(), n));
   missing.resize(n);
@@ -275,7 +283,12 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
               &scratch->runs,
               &scratch->open,
               total};
-  if (round.is_by_mass()) {
+  const auto look = [&](size_t begin, size_t end) {
+    request.where != nullptr ? round.ask(begin, end) : round.look(begin, end);
+  };
+  if (request.where != nullptr) {
+    round.num_empty = find_passing(r, request, rng, total, scratch);
+  } else if (round.is_by_mass()) {
     round.aim(rng, scratch->strata.data(), total / static_cast<double>(request.num_items), count);
   } else {
     std::sort(scratch->missing.begin(), scratch->missing.end());
@@ -284,10 +297,10 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
   scratch->still_missing.clear();
   // Memory fetches the rows of one block while the next one is drawn; then that block is copied and checked.
   const size_t block = request.plan != nullptr ? kBlock : count;
-  round.look(0, std::min(count, block));
+  look(0, std::min(count, block));
   for (size_t begin = 0; begin < count; begin += block) {
     const size_t end = std::min(count, begin + block);
-    if (end < count) round.look(end, std::min(count, end + block));
+    if (end < count) look(end, std::min(count, end + block));
     if (request.plan != nullptr) round.read(begin, end);
     round.check(begin, end);
     for (size_t k = begin; k < end; ++k)

@@ -16,9 +16,12 @@
 
 namespace relive {
 
+struct Where;  // where.hpp
+
 struct DrawRequest {
   uint32_t index = 0;
   size_t num_items = 0;
+  const Where* where = nullptr;      // what items must pass; null: every one does
   const GatherPlan* plan = nullptr;  // null: keys and probabilities only
   std::byte* const* out = nullptr;   // one buffer an output of the plan
   RaggedBatch* ragged = nullptr;     // of a plan whose items lie end to end: where they go, in place of `out`
@@ -36,6 +39,14 @@ struct Claimed {
   double order;  // of an index with max_items: where its remover found it
 };
 
+// What a draw with a condition has seen so far.
+struct Looks {
+  uint64_t tried = 0;       // leaves that points fell on
+  uint64_t looked = 0;      // of these, items
+  uint64_t passed = 0;      // of these, items that pass
+  size_t num_unfilled = 0;  // rows that the last round found nothing for within its looks
+};
+
 // The batch that a thread is drawing. Windows and strata go by row of the batch, points and drawn by place in `missing`.
 struct DrawScratch {
   std::vector<Window> windows;
@@ -48,6 +59,7 @@ struct DrawScratch {
   std::vector<double> points;
   std::vector<uint64_t> drawn;
   std::vector<Claimed> claimed;
+  Looks looks;
 
   // Room for n items, of windows over so many pages; a random stratum for each row: any slice of a batch is a fair
   // sub-batch. Nothing grows behind this: a round may run under the lock.

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/hold.hpp"
+#include "relive/read/where.hpp"
 #include "relive/table/credits.hpp"
 #include "relive/table/waiting.hpp"
 #include "relive/words/limiter.hpp"
@@ -15,6 +16,9 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
 constexpr size_t kChunk = 256;  // items chosen in one hold of the lock (rule C3)
+// Of a draw with a condition: after so many looks, and so many an item, what is missing is rare.
+constexpr uint64_t kLeastLooks = 1 << 16;
+constexpr uint64_t kLooksAnItem = 1 << 10;
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
   const IndexConfig& config = r.header->indexes[index];
@@ -59,7 +63,10 @@ class Draw final {
   void note_refused_draw(Locked* locked);
   Status reserve();
   Status fill(bool* empty);
-  Status fill_held(bool* empty);
+  Status look_on() const;
+  Status fill_held(bool* empty, uint32_t attempt);
+  Status find_held(const DrawRequest& choice, bool is_noted, size_t begin, size_t end, uint32_t* attempt, bool* empty);
+  bool drop_gone();
   Status read_held(bool* empty);
   bool draw_missing(const DrawRequest& request, uint32_t attempt);
   Status read_rows();
@@ -144,10 +151,27 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   const CounterRng rng(r_.geometry->seed, table_.stream(), call_, attempt);
   const uint64_t empty = draw_round(r_, request, rng, total, &s_);
   if (!table_.is_read_only() && !s_.still_missing.empty()) {
+    const uint64_t not_drawn = request.where != nullptr ? s_.looks.num_unfilled : empty;
     r_.header->counters.redraws_empty.fetch_add(empty, kRelaxed);
-    r_.header->counters.redraws_generation.fetch_add(s_.still_missing.size() - empty, kRelaxed);
+    r_.header->counters.redraws_generation.fetch_add(s_.still_missing.size() - not_drawn, kRelaxed);
   }
   return true;
+}
+
+// Whether a draw with a condition goes on after a round that did not find enough.
+Status Draw::look_on() const {
+  const Looks& looks = s_.looks;
+  if (looks.num_unfilled == 0) return {};
+  if (is_interrupted()) return Status(Code::kInterrupted);
+  const bool is_late = looks.tried >= kLeastLooks && deadline_.passed();
+  if (!is_late && looks.tried < kLeastLooks + kLooksAnItem * request_.num_items) return {};
+  const double share = static_cast<double>(looks.passed) / static_cast<double>(std::max<uint64_t>(1, looks.looked));
+  return Status(Code::kRareItems)
+      .with_text("where", request_.where->text)
+      .with_int("asked", num_items())
+      .with_int("found", std::min<int64_t>(num_items(), static_cast<int64_t>(looks.passed)))
+      .with_int("looked_at", static_cast<int64_t>(looks.looked))
+      .with_double("share", share);
 }
 
 // The rows of items whose lengths were read. Those that went in between are drawn anew, too.
@@ -217,11 +241,14 @@ Status Draw::fill(bool* empty) {
   for (size_t j = 0; j < request_.num_items; ++j) s_.missing[j] = static_cast<uint32_t>(j);
   s_.claimed.clear();
   const bool is_patient = table_.is_read_only();  // it cannot hold pages
-  // Who draws an order to its end takes what comes next and nothing else: chosen where it is claimed.
-  if (takes_claims() && Leaves(r_, request_.index).kind().choice == Choice::kBest) return fill_held(empty);
-  for (uint32_t attempt = 0; !s_.missing.empty(); ++attempt) {
-    if (!is_patient && attempt >= RELIVE_ROUNDS(kRoundsWithoutLock)) return fill_held(empty);
-    if (is_patient && attempt >= kRoundsWithoutLock && deadline_.passed()) return late(Code::kDeadlineExceeded);
+  // Who draws an order to its end takes what comes next and nothing else: chosen where it is claimed (rule R4).
+  if (takes_claims() && Leaves(r_, request_.index).kind().choice == Choice::kBest)
+    return fill_held(empty, kRoundsWithoutLock);
+  // A round of a draw with a condition that found too little is none that lost something.
+  for (uint32_t attempt = 0, lost = 0; !s_.missing.empty(); ++attempt, lost += s_.looks.num_unfilled == 0 ? 1 : 0) {
+    if (!is_patient && lost >= RELIVE_ROUNDS(kRoundsWithoutLock))
+      return fill_held(empty, std::max(attempt, kRoundsWithoutLock));
+    if (is_patient && lost >= kRoundsWithoutLock && deadline_.passed()) return late(Code::kDeadlineExceeded);
     if (request_.ragged != nullptr) forget(s_.missing);
     if (!draw_missing(first_, attempt)) {
       *empty = true;
@@ -230,13 +257,52 @@ Status Draw::fill(bool* empty) {
     if (request_.ragged != nullptr) RELIVE_RETURN_IF_ERROR(read_rows());
     RELIVE_RETURN_IF_ERROR(claim());
     s_.missing.swap(s_.still_missing);
+    if (request_.where != nullptr) RELIVE_RETURN_IF_ERROR(look_on());
+  }
+  return {};
+}
+
+// Of the rows that were drawn without the lock, those whose items went meanwhile are missing again. True where none did.
+bool Draw::drop_gone() {
+  const ItemMap& map = r_.map(request_.index);
+  for (uint32_t j : s_.missing) {
+    Window& w = s_.windows[j];
+    if (!w.ok || map.is_same(w.slot, w.word)) continue;
+    w.ok = false;
+    s_.still_missing.push_back(j);
+  }
+  return s_.still_missing.empty();
+}
+
+// Of a draw with a condition: chosen[begin .. end) found without the lock, for rows are read, while pages are held; under
+// it they are claimed and noted (rule G10).
+Status Draw::find_held(const DrawRequest& choice, bool is_noted, size_t begin, size_t end, uint32_t* attempt,
+                       bool* empty) {
+  for (uint32_t lost = 0; !s_.missing.empty();) {
+    if (lost > kRoundsWithLock || !draw_missing(choice, (*attempt)++)) {
+      *empty = true;
+      return {};
+    }
+    RELIVE_RETURN_IF_ERROR(look_on());
+    if (s_.looks.num_unfilled == 0) ++lost;
+    s_.claimed.reserve(s_.claimed.size() + s_.missing.size());  // not under the lock
+    RELIVE_RETURN_IF_ERROR(claim());
+    s_.missing.swap(s_.still_missing);
+    if (!s_.missing.empty() || !is_noted) continue;
+    s_.missing.assign(s_.chosen.begin() + static_cast<std::ptrdiff_t>(begin),
+                      s_.chosen.begin() + static_cast<std::ptrdiff_t>(end));
+    s_.still_missing.clear();
+    Locked locked(table_.door(), deadline_);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    if (drop_gone()) note_chosen(r_, request_, &s_, begin, end);
+    s_.missing.swap(s_.still_missing);
   }
   return {};
 }
 
 // What the rounds without the lock did not bring: chosen (and claimed) under it, a few at a time, and read without it
 // while this participant holds every page where it is, so that nothing that was chosen can go (rules G5, D7).
-Status Draw::fill_held(bool* empty) {
+Status Draw::fill_held(bool* empty, uint32_t attempt) {
   r_.header->counters.slow_draws.fetch_add(1, kRelaxed);
   DrawRequest choice = request_;
   choice.plan = nullptr;
@@ -245,7 +311,6 @@ Status Draw::fill_held(bool* empty) {
   const bool is_noted = request_.plan != nullptr && is_noted_when_chosen(*request_.plan);
   s_.runs.clear();
   if (is_noted) s_.runs.reserve(s_.chosen.size() * r_.geometry->records[request_.index].nodes_a_record());
-  uint32_t attempt = kRoundsWithoutLock;
   const size_t chunk = is_noted ? std::min(kChunk, noted_a_hold(r_, request_.index)) : kChunk;
   for (size_t begin = 0; begin < s_.chosen.size(); begin += chunk) {
     const size_t end = std::min(s_.chosen.size(), begin + chunk);
@@ -254,6 +319,12 @@ Status Draw::fill_held(bool* empty) {
     Locked locked(table_.door(), deadline_);
     RELIVE_RETURN_IF_ERROR(locked.status());
     if (request_.plan != nullptr) hold.begin(locked);
+    if (request_.where != nullptr) {
+      locked.release();
+      RELIVE_RETURN_IF_ERROR(find_held(choice, is_noted, begin, end, &attempt, empty));
+      if (*empty) return {};
+      continue;
+    }
     for (uint32_t round = 0; !s_.missing.empty(); ++round) {
       if (round > kRoundsWithLock || !draw_missing(choice, attempt++)) {
         *empty = true;
@@ -352,6 +423,10 @@ Status draw_batch(Table& table, const DrawRequest& request, double timeout_s) {
   RELIVE_RETURN_IF_ERROR(entered.status());
   if (request.num_items == 0) return {};
   table.note_sampling();
+  if (is_in_interrupt()) {  // a signal's handler draws in the middle of a draw of its own thread
+    DrawScratch own;
+    return Draw(table, request, deadline, own).run();
+  }
   thread_local DrawScratch scratch;
   return Draw(table, request, deadline, scratch).run();
 }

@@ -36,15 +36,17 @@ Status StagedReader::gather_ragged(const ByKey& asked, RaggedBatch* ragged) {
   return relive::gather_ragged(table_, asked, ragged, source, &scratch);
 }
 
-Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, double timeout_s,
+Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, const Where* where, double timeout_s,
                                 std::unique_ptr<PlannedBatch>* out) {
   auto batch = std::make_unique<PlannedBatch>();
   batch->index = plan.index;
+  batch->where = where;
   batch->keys.resize(num_items);
   batch->probabilities.resize(num_items);
   DrawRequest request;
   request.index = plan.index;
   request.num_items = num_items;
+  request.where = where;
   request.keys = batch->keys.data();
   request.probabilities = batch->probabilities.data();
   request.num_live_items = &batch->num_live_items;
@@ -89,6 +91,7 @@ Status StagedReader::redraw(PlannedBatch& batch, const std::vector<uint32_t>& go
   DrawRequest request;
   request.index = batch.index;
   request.num_items = gone.size();
+  request.where = batch.where;
   request.keys = keys.data();
   request.probabilities = probabilities.data();
   request.hold = true;
@@ -172,7 +175,7 @@ void StagedReader::release_claims(const int64_t* keys, size_t count) {
 Status StagedReader::sample(const DrawRequest& request, double timeout_s) {
   const Deadline deadline = Deadline::after(timeout_s);
   std::unique_ptr<PlannedBatch> batch;
-  RELIVE_RETURN_IF_ERROR(plan_batch(*request.plan, request.num_items, timeout_s, &batch));
+  RELIVE_RETURN_IF_ERROR(plan_batch(*request.plan, request.num_items, request.where, timeout_s, &batch));
   tier().counters().on_demand_batches.fetch_add(1, kRelaxed);
   Status status = gather_batch(*batch, *request.plan, request.out, request.ragged, deadline.remaining_s());
   if (!status.ok()) {

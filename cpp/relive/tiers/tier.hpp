@@ -80,6 +80,8 @@ class Tier final {
   std::thread spill_thread_;
 };
 
+struct Where;  // read/where.hpp
+
 // A batch that was drawn and is being read ahead.
 //
 // Owner:   whoever planned it; drop_batch() or gather_batch() before its end. cancel() from any thread.
@@ -88,6 +90,7 @@ class PlannedBatch final {
   void cancel() { cancelled.store(true); }
 
   uint32_t index = 0;
+  const Where* where = nullptr;  // what its items must pass
   uint64_t ticket = 0;
   int64_t num_live_items = 0;
   int64_t num_held = 0;  // in flight: what commit_held or return_held is to be told

@@ -41,7 +41,8 @@ enum class Code : uint32_t {
   kEpisodeTooLong,    // lane, max_length
   kAlreadyCompleted,  // position, key, column, [applied]
   kRowsApart,         // item, window, key, why
-  kEpisodeMismatch    // lane, column
+  kEpisodeMismatch,   // lane, column
+  kRareItems          // where, asked, found, looked_at, share
 };
 
 // One field of a structured error: a name and a number or a text.

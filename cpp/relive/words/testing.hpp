@@ -27,7 +27,8 @@
   X(abandon_item) X(abandon_word) X(abandon_tail) X(abandon_cut) \
   X(cell_hung) X(cell_unhung) X(cell_moved) X(cell_named) X(grow_cells) X(cells_given_back) \
   X(group_windows) X(group_opened) X(group_key) X(group_member) X(group_full) X(group_counted) X(group_joined) X(group_passed) \
-  X(order_ticket) X(order_cleared) X(order_dropped) X(order_renewed) X(wait_begun) X(wait_over) X(wait_noted) X(wait_ended) X(wait_counted) X(wait_dropped)
+  X(order_ticket) X(order_cleared) X(order_dropped) X(order_renewed) X(wait_begun) X(wait_over) X(wait_noted) X(wait_ended) X(wait_counted) X(wait_dropped) \
+  X(where_tested) X(where_found)
 
 #define RELIVE_RULES(X) \
   X(G2_word_before_leaf) X(G4_recheck) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \

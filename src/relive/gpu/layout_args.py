@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, final
 from relive.errors import DtypeMismatch, InvalidConfig
 from relive.index import Index
 from relive.items import Episodes, Sequences, Transitions
-from relive.samplers import Prioritized, Uniform
 
 __all__ = [
     "COLUMN_NAMES",
@@ -154,7 +153,7 @@ def step_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
 def check_sampler(indexes: Mapping[str, Index], number: int) -> None:
     """Raises InvalidConfig of an index that draws by an order of its items, which kernels do not."""
     name, index = list(indexes.items())[number]
-    if not isinstance(index.sampler, (Uniform, Prioritized)):
+    if not index.draws_by_mass:
         expected = "Uniform() or Prioritized(): devices draw by mass alone; gather keys that Table.draw chose"
         raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)
 

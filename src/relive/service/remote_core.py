@@ -66,16 +66,20 @@ class RemoteCore(SimpleCalls):
         typed = [PackedArray(name, np.dtype(dtype), shape, axis, per) for name, dtype, shape, axis, per in outputs]
         return RemoteSelection(index, names, outputs, sampled(typed), gathered(typed), {})
 
+    def where(self, index: int, text: str, operations: list[Any]) -> str:
+        """The text: the server makes its own program of it."""
+        return text
+
     def sample(
-        self, selection: RemoteSelection, num_items: int, timeout_s: float
+        self, selection: RemoteSelection, num_items: int, timeout_s: float, *, where: str | None = None
     ) -> tuple[Arrays, Keys, npt.NDArray[np.float64], int]:
         """One batch."""
         after = self._after()
-        message = None if after else selection.requests.get((num_items, timeout_s))
+        message = None if after or where is not None else selection.requests.get((num_items, timeout_s))
         if message is None:
             header = {"op": "sample", "index": selection.number, "names": selection.names, "n": num_items}
-            message = self._encode(header, (), timeout_s, after)
-            if not after and len(selection.requests) < _MAX_REQUESTS:
+            message = self._encode(header | _asked(where), (), timeout_s, after)
+            if not after and where is None and len(selection.requests) < _MAX_REQUESTS:
                 selection.requests[num_items, timeout_s] = message
         told, block = self.connection.call("sample", message, cutoff(timeout_s), selection.sampled, num_items)
         assert block is not None
@@ -83,9 +87,12 @@ class RemoteCore(SimpleCalls):
         *arrays, keys, probabilities = packing.arrays(block, num_items, packing.num_rows(told))
         return arrays, keys, probabilities, told["live"]
 
-    def draw(self, index: int, num_items: int, timeout_s: float) -> tuple[Keys, npt.NDArray[np.float64], int]:
+    def draw(
+        self, index: int, num_items: int, timeout_s: float, *, where: str | None = None
+    ) -> tuple[Keys, npt.NDArray[np.float64], int]:
         """Keys and probabilities."""
-        told, block = self._call({"op": "draw", "index": index, "n": num_items}, (), timeout_s, DRAWN, num_items)
+        header = {"op": "draw", "index": index, "n": num_items} | _asked(where)
+        told, block = self._call(header, (), timeout_s, DRAWN, num_items)
         assert block is not None
         keys, probabilities = DRAWN.arrays(block, num_items)
         return keys, probabilities, told["live"]
@@ -200,6 +207,10 @@ class RemoteCore(SimpleCalls):
         if after:
             header["after"] = after
         return wire.encode(header, *parts)
+
+
+def _asked(where: str | None) -> dict[str, Any]:
+    return {} if where is None else {"where": where}
 
 
 def remote_core(connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> RemoteCore:

@@ -122,11 +122,13 @@ class CallSession(Session):
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def _sample(self, header: Header, body: Bytes) -> None:
-        selection, _ = self._selection(header)
+        selection, number = self._selection(header)
         count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.item_bytes, self.options)
-        core = self.hosted.table.core
+        core, where = self.hosted.table.core, self._where(header, number)
         arrays, keys, probabilities, num_live = self.hosted.wait(
-            lambda slice_s: core.sample(selection.core, count, slice_s), wire.seconds(header), self.pipe.gone
+            lambda slice_s: core.sample(selection.core, count, slice_s, where=where),
+            wire.seconds(header),
+            self.pipe.gone,
         )
         send_sample(self.pipe, selection, arrays, keys, probabilities, {"live": num_live})
 
@@ -134,11 +136,17 @@ class CallSession(Session):
         number = wire.whole(header, "index", 0, 1 << 16)
         self.hosted.index_name(number)
         count = bound(wire.whole(header, "n", 1, 2**31 - 1), 0, self.options)
-        core = self.hosted.table.core
+        core, where = self.hosted.table.core, self._where(header, number)
         keys, probabilities, num_live = self.hosted.wait(
-            lambda slice_s: core.draw(number, count, slice_s), wire.seconds(header), self.pipe.gone
+            lambda slice_s: core.draw(number, count, slice_s, where=where), wire.seconds(header), self.pipe.gone
         )
         self.pipe.send_buffers({"live": num_live}, packed(DRAWN, [keys, probabilities], count))
+
+    def _where(self, header: Header, number: int) -> Any:
+        """The condition of a draw, None where it has none. Raises BadMessage, InvalidConfig, UnknownColumn."""
+        if "where" not in header:
+            return None
+        return self.hosted.table.condition(number, wire.field(header, "where", str))
 
     def _gather(self, header: Header, body: Bytes) -> None:
         selection, _ = self._selection(header)

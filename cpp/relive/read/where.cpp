@@ -1,0 +1,174 @@
+#include "relive/read/where.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "relive/index/leaves.hpp"
+#include "relive/read/records.hpp"
+#include "relive/words/config_check.hpp"
+
+namespace relive {
+namespace {
+
+constexpr size_t kTogether = kEvaluatedTogether;
+constexpr uint64_t kLooksARound = 4096;  // between two looks at the caller's deadline and signals
+constexpr size_t kResolved = 32;         // windows whose runs fit the room that a scratch has
+constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
+
+// Candidates of one step: the same place in each array.
+struct Sieve {
+  const Region& r;
+  const DrawRequest& request;
+  const Where& where;
+  const Leaves leaves;
+  const ItemMap map;
+  Runs* runs;
+  double total;
+  double points[kTogether];
+  uint64_t drawn[kTogether];
+  Window windows[kTogether];
+  uint32_t which[kTogether];  // of the windows that are items, in order, as what follows
+  Subject subjects[kTogether];
+  bool passes[kTogether];
+  size_t num_items = 0;
+
+  void aim(const CounterRng& rng, uint64_t first, size_t count);
+  void look(size_t count);
+  void measure();
+  void test();
+};
+
+void Sieve::aim(const CounterRng& rng, uint64_t first, size_t count) {
+  for (size_t k = 0; k < count; ++k) {
+    points[k] = rng.uniform(first + k) * total;
+    drawn[k] = 0;
+  }
+  leaves.descend_to_groups(points, drawn, count);
+  if (map.is_explicit) {
+    ask_for_records(r, request.index, drawn, count, Leaves::kGroup);
+  } else {
+    for (size_t k = 0; k < count; ++k) {
+      const uint64_t page = r.page_of(drawn[k] * Leaves::kGroup);
+      __builtin_prefetch(&r.words[page]);
+      __builtin_prefetch(&r.frames[page]);
+    }
+  }
+  leaves.descend_to_leaves(points, drawn, count);
+}
+
+// Word before leaf (rule G2), and the memory that the condition reads is asked for.
+void Sieve::look(size_t count) {
+  num_items = 0;
+  for (size_t k = 0; k < count; ++k) {
+    Window& w = windows[k];
+    w.ok = false;
+    if (points[k] == kPastTheEnd) continue;
+    w.slot = drawn[k];
+    double mass = 0.0;
+    if (!RELIVE_RULE(G2_word_before_leaf)) mass = leaves.mass(w.slot);
+    RELIVE_FAIL_POINT(draw_found);
+    w.word = map.word(w.slot);
+    RELIVE_FAIL_POINT(draw_word);
+    if (RELIVE_RULE(G2_word_before_leaf)) mass = leaves.mass(w.slot);
+    w.mass = mass;
+    w.ok = Leaves::is_mass(mass) && Region::is_used(w.word);
+    if (!w.ok) continue;
+    subjects[num_items] = subject_of(r, request.index, w.slot);
+    prefetch_subject(r, where.predicate, subjects[num_items]);
+    which[num_items++] = static_cast<uint32_t>(k);
+  }
+}
+
+// How many steps the windows have. One that is not whole any more is not ok.
+void Sieve::measure() {
+  for (size_t begin = 0; begin < num_items; begin += kResolved) {
+    const size_t count = std::min(kResolved, num_items - begin);
+    runs->clear();
+    locate(r, where.length, windows, which + begin, count);
+    resolve(r, where.length, windows, which + begin, count, runs);
+    acquire_fence();
+    recheck(r, where.length, windows, *runs, which + begin, count);
+    for (size_t k = begin; k < begin + count; ++k) subjects[k].num_steps = windows[which[k]].num_steps;
+  }
+}
+
+void Sieve::test() {
+  if (where.predicate.asks_length != 0) measure();
+  evaluate(r, where.predicate, subjects, num_items, passes);
+  RELIVE_FAIL_POINT(where_tested);
+  acquire_fence();
+  for (size_t k = 0; k < num_items; ++k) {  // what was read is the item's if it is there still (rule G4)
+    Window& w = windows[which[k]];
+    w.ok = w.ok && (!RELIVE_RULE(G4_recheck) || map.word(w.slot) >> kStateBits == w.word >> kStateBits);
+  }
+}
+
+// As many candidates as will bring so many items, by what was seen so far.
+size_t candidates(const Looks& looks, size_t missing) {
+  const double share = static_cast<double>(looks.passed + 1) / static_cast<double>(looks.looked + 1);
+  return static_cast<size_t>(std::min<double>(kTogether, std::ceil(static_cast<double>(missing) / share)));
+}
+
+}  // namespace
+
+Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOperation>& written, std::string text,
+                  Where* out) {
+  if (index >= r.num_indexes) return invalid("index", "one of the table's", index);
+  if (Leaves(r, index).kind().choice != Choice::kByMass)
+    return invalid("where of a draw", "an index whose sampler draws by mass: this one would draw the same items again",
+                   static_cast<int64_t>(index));
+  out->index = index;
+  out->text = std::move(text);
+  RELIVE_RETURN_IF_ERROR(read_predicate(r, index, written, &out->predicate));
+  return out->predicate.asks_length != 0 ? make_plan(r, index, {"num_steps"}, &out->length) : Status();
+}
+
+uint64_t find_passing(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,
+                      DrawScratch* scratch) {
+  RELIVE_NOT_LOCKED("items are looked at under the lock");
+  Looks& looks = scratch->looks;
+  const std::vector<uint32_t>& rows = scratch->missing;
+  Window* const windows = scratch->windows.data();
+  for (uint32_t row : rows) windows[row].ok = false;
+  Sieve sieve{.r = r,
+              .request = request,
+              .where = *request.where,
+              .leaves = Leaves(r, request.index),
+              .map = r.map(request.index),
+              .runs = &scratch->runs,
+              .total = total};
+  size_t found = 0;
+  uint64_t at = 0, empty = 0;
+  while (found < rows.size() && at < kLooksARound) {
+    const size_t count = candidates(looks, rows.size() - found);
+    sieve.aim(rng, at, count);
+    sieve.look(count);
+    sieve.test();
+    at += count;
+    empty += count - sieve.num_items;
+    for (size_t k = 0; k < sieve.num_items; ++k) {
+      const Window& one = sieve.windows[sieve.which[k]];
+      if (!one.ok) continue;
+      ++looks.looked;
+      if (!sieve.passes[k]) continue;
+      ++looks.passed;
+      if (found == rows.size()) continue;  // one more than was needed
+      const uint32_t row = rows[found++];
+      Window& w = windows[row];
+      w.slot = one.slot;
+      w.word = one.word;
+      w.mass = one.mass;
+      w.row = row;
+      w.ok = true;
+      request.keys[row] = r.key_of_leaf(request.index, w.slot, w.word);
+      request.probabilities[row] = std::min(1.0, w.mass / total);
+    }
+  }
+  looks.tried += at;
+  looks.num_unfilled = rows.size() - found;
+  RELIVE_FAIL_POINT(where_found);
+  return empty;
+}
+
+}  // namespace relive

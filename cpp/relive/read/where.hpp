@@ -1,0 +1,35 @@
+// Draws with a condition: items that do not pass are drawn again (rule G10).
+//
+// Points are independent over the whole total, not one a stratum: a stratum that few items pass in would give as many
+// as one where all do. So what comes is in proportion to mass among the items that pass.
+//
+// Owner:   a Where is a value made once. Locking: none; never under the table lock, for rows are read.
+// Cost:    a look costs about what a plain draw of a key costs; a draw of n items at a share s of the mass, n / s looks.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "relive/read/draw.hpp"
+#include "relive/words/predicate.hpp"
+
+namespace relive {
+
+struct Where {
+  uint32_t index = 0;
+  Predicate predicate{};
+  std::string text;   // as the caller wrote it, for errors
+  GatherPlan length;  // where num_steps is asked for: of the window
+};
+
+// kInvalidConfig where the program is none, or the index's sampler does not draw by mass: it would give the same item
+// again.
+Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOperation>& written, std::string text,
+                  Where* out);
+
+// Chooses an item that passes for each row of scratch.missing, as far as looks of one round go; the windows of the
+// others are not ok. Notes what was seen in scratch.looks; returns how many looks pointed at nothing.
+uint64_t find_passing(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,
+                      DrawScratch* scratch);
+
+}  // namespace relive

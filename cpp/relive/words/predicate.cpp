@@ -1,0 +1,310 @@
+#include "relive/words/predicate.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "relive/words/config_check.hpp"
+#include "relive/words/row_bytes.hpp"
+
+namespace relive {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// How each code is written, and how many values it takes and leaves.
+struct CodeRow {
+  const char* name;
+  uint32_t takes;
+};
+constexpr CodeRow kCodes[] = {
+    {"whole", 0},          {"real", 0},         {"column", 0},      {"lane", 0},       {"episode_step", 0},
+    {"policy_version", 0}, {"staleness", 0},    {"num_steps", 0},   {"first", 0},      {"terminated", 0},
+    {"truncated", 0},      {"to_real", 1},      {"negate", 1},      {"not", 1},        {"add", 2},
+    {"subtract", 2},       {"multiply", 2},     {"divide", 2},      {"less_whole", 2}, {"less_real", 2},
+    {"at_most_whole", 2},  {"at_most_real", 2}, {"equal_whole", 2}, {"equal_real", 2}, {"unequal_whole", 2},
+    {"unequal_real", 2},   {"and", 2},          {"or", 2},
+};
+static_assert(std::size(kCodes) == static_cast<size_t>(OpCode::kNumCodes));
+
+struct LoadedRow {
+  const char* dtype;  // without its byte order
+  Loaded loaded;
+};
+constexpr LoadedRow kLoaded[] = {
+    {"b1", Loaded::kBool},    {"i1", Loaded::kInt8},    {"i2", Loaded::kInt16},  {"i4", Loaded::kInt32},
+    {"i8", Loaded::kInt64},   {"u1", Loaded::kUint8},   {"u2", Loaded::kUint16}, {"u4", Loaded::kUint32},
+    {"f4", Loaded::kFloat32}, {"f8", Loaded::kFloat64},
+};
+
+Status not_a_program(const std::string& expected, int64_t got) {
+  return invalid("program of a condition", expected, got);
+}
+
+const ColumnLayout* find_column(const ColumnLayout* columns, uint32_t count, const std::string& name) {
+  for (uint32_t c = 0; c < count; ++c)
+    if (name == columns[c].name) return &columns[c];
+  return nullptr;
+}
+
+Status find_loaded(const ColumnLayout& column, Loaded* loaded) {
+  const bool is_plain = column.num_dims == 0 && column.area != Area::kBulk && column.kind != ColumnKind::kState &&
+                        column.kind != ColumnKind::kStart;
+  for (const LoadedRow& row : kLoaded) {
+    if (!is_plain || std::strcmp(row.dtype, column.dtype + 1) != 0) continue;
+    *loaded = row.loaded;
+    return {};
+  }
+  return not_a_program(std::string("a plain number in column ") + column.name, 0);
+}
+
+// Where a column of the items lies: in rows, in records, or, of groups, in the record's first word.
+Status place_column(const Region& r, uint32_t index, const std::string& name, Operation* operation) {
+  const ColumnLayout* column = find_column(r.columns, r.geometry->num_columns, name);
+  if (r.map(index).is_explicit) {
+    const Records& records = r.records[index];
+    operation->stride = 0;
+    if (records.are_groups()) {
+      const GroupConfig& group = r.header->indexes[index].group;
+      if (column != r.columns + group.column) return not_a_program("the column that groups form by", 0);
+      operation->offset = 0;
+      operation->loaded = Loaded::kInt64;
+      return {};
+    }
+    column = find_column(records.columns, records.geometry->num_columns, name);
+  }
+  if (column == nullptr) return not_a_program("columns of the items, not " + name, 0);
+  operation->offset = column->offset;
+  if (!r.map(index).is_explicit) operation->stride = static_cast<uint32_t>(column->stride);
+  return find_loaded(*column, &operation->loaded);
+}
+
+bool is_truncated(const Region& r, const Subject& item) {
+  const uint32_t head = load_head(item.base + item.row * r.geometry->record_stride);
+  if ((head & (kTerminatedBit | kTruncatedBit)) != 0) return (head & kTruncatedBit) != 0;
+  if (r.geometry->has_state == 0) return false;
+  uint64_t page = r.page_of(item.slot);  // an end that came after the step is a tail behind it
+  uint32_t row = item.row + 1;
+  if (row == r.page_len) {
+    page = r.alive(r.pages[page].next.load(std::memory_order_acquire));
+    if (page == kNoPage) return false;
+    row = 0;
+  }
+  const Range range = Range::unpack(r.pages[page].range.load(std::memory_order_acquire));
+  return row < range.step_end && r.is_tail(page, row);
+}
+
+union Value {
+  int64_t whole;
+  double real;
+};
+
+// The values of one operation for all items.
+struct Evaluation {
+  const Region& r;
+  const Subject* items;
+  size_t count;
+
+  template <class Each>
+  void wholes(Value* out, Each&& each) const {
+    for (size_t k = 0; k < count; ++k) out[k].whole = static_cast<int64_t>(each(items[k]));
+  }
+  template <class T>
+  RELIVE_ROW_COPY static T load(const Subject& item, const Operation& operation) {
+    T value;
+    const std::byte* from = item.base + operation.offset + uint64_t{item.row} * operation.stride;
+    copy_bytes(reinterpret_cast<std::byte*>(&value), from, sizeof value);
+    return value;
+  }
+  template <class T>
+  void whole_column(const Operation& operation, Value* out) const {
+    wholes(out, [&](const Subject& item) { return load<T>(item, operation); });
+  }
+  template <class T>
+  void real_column(const Operation& operation, Value* out) const {
+    for (size_t k = 0; k < count; ++k) out[k].real = static_cast<double>(load<T>(items[k], operation));
+  }
+
+  void column(const Operation& operation, Value* out) const {
+    switch (operation.loaded) {
+      case Loaded::kBool:
+        return wholes(out, [&](const Subject& item) { return load<uint8_t>(item, operation) != 0; });
+      case Loaded::kInt8:
+        return whole_column<int8_t>(operation, out);
+      case Loaded::kInt16:
+        return whole_column<int16_t>(operation, out);
+      case Loaded::kInt32:
+        return whole_column<int32_t>(operation, out);
+      case Loaded::kInt64:
+        return whole_column<int64_t>(operation, out);
+      case Loaded::kUint8:
+        return whole_column<uint8_t>(operation, out);
+      case Loaded::kUint16:
+        return whole_column<uint16_t>(operation, out);
+      case Loaded::kUint32:
+        return whole_column<uint32_t>(operation, out);
+      case Loaded::kFloat32:
+        return real_column<float>(operation, out);
+      case Loaded::kFloat64:
+        return real_column<double>(operation, out);
+    }
+  }
+
+  void derived(OpCode code, Value* out) const {
+    const auto head = [this](const Subject& item) {
+      return load_head(item.base + item.row * r.geometry->record_stride);
+    };
+    const auto version = [this](const Subject& item) {
+      return int64_t{r.marks[item.slot].policy_version.load(kRelaxed)};
+    };
+    switch (code) {
+      case OpCode::kLane:
+        return wholes(out, [&](const Subject& item) { return r.lane_of(item.slot); });
+      case OpCode::kEpisodeStep:
+        return wholes(out, [&](const Subject& item) { return head(item) & kStepMask; });
+      case OpCode::kFirst:
+        return wholes(out, [&](const Subject& item) { return (head(item) & kStepMask) == 0; });
+      case OpCode::kTerminated:
+        return wholes(out, [&](const Subject& item) { return (head(item) & kTerminatedBit) != 0; });
+      case OpCode::kTruncated:
+        return wholes(out, [&](const Subject& item) { return is_truncated(r, item); });
+      case OpCode::kPolicyVersion:
+        return wholes(out, version);
+      case OpCode::kStaleness: {
+        const int64_t now = r.header->policy_version.load(kRelaxed);
+        return wholes(out, [&](const Subject& item) { return now - version(item); });
+      }
+      default:
+        return wholes(out, [](const Subject& item) { return item.num_steps; });
+    }
+  }
+
+  void load(const Operation& operation, Value* out) const {
+    if (operation.code == OpCode::kColumn) return column(operation, out);
+    if (operation.code == OpCode::kWhole) return wholes(out, [&](const Subject&) { return operation.whole; });
+    if (operation.code != OpCode::kReal) return derived(operation.code, out);
+    for (size_t k = 0; k < count; ++k) out[k].real = operation.real;
+  }
+
+  void of_one(OpCode code, Value* a) const {
+    for (size_t k = 0; k < count; ++k) {
+      if (code == OpCode::kToReal) a[k].real = static_cast<double>(a[k].whole);
+      if (code == OpCode::kNegate) a[k].real = -a[k].real;
+      if (code == OpCode::kNot) a[k].whole = a[k].whole == 0;
+    }
+  }
+
+  template <class Each>
+  void pairs(Value* a, const Value* b, Each&& each) const {
+    for (size_t k = 0; k < count; ++k) each(a[k], b[k]);
+  }
+  // Into the first of two.
+  void of_two(OpCode code, Value* a, const Value* b) const {
+    switch (code) {
+      case OpCode::kAdd:
+        return pairs(a, b, [](Value& x, Value y) { x.real += y.real; });
+      case OpCode::kSubtract:
+        return pairs(a, b, [](Value& x, Value y) { x.real -= y.real; });
+      case OpCode::kMultiply:
+        return pairs(a, b, [](Value& x, Value y) { x.real *= y.real; });
+      case OpCode::kDivide:
+        return pairs(a, b, [](Value& x, Value y) { x.real /= y.real; });
+      case OpCode::kLessWhole:
+        return pairs(a, b, [](Value& x, Value y) { x.whole = x.whole < y.whole; });
+      case OpCode::kLessReal:
+        return pairs(a, b, [](Value& x, Value y) { x.whole = x.real < y.real; });
+      case OpCode::kAtMostWhole:
+        return pairs(a, b, [](Value& x, Value y) { x.whole = x.whole <= y.whole; });
+      case OpCode::kAtMostReal:
+        return pairs(a, b, [](Value& x, Value y) { x.whole = x.real <= y.real; });
+      case OpCode::kEqualWhole:
+        return pairs(a, b, [](Value& x, Value y) { x.whole = x.whole == y.whole; });
+      case OpCode::kEqualReal:
+        return pairs(a, b, [](Value& x, Value y) { x.whole = x.real == y.real; });
+      case OpCode::kUnequalWhole:
+        return pairs(a, b, [](Value& x, Value y) { x.whole = x.whole != y.whole; });
+      case OpCode::kUnequalReal:
+        return pairs(a, b, [](Value& x, Value y) { x.whole = x.real != y.real; });
+      case OpCode::kAnd:
+        return pairs(a, b, [](Value& x, Value y) { x.whole &= y.whole; });
+      default:
+        return pairs(a, b, [](Value& x, Value y) { x.whole |= y.whole; });
+    }
+  }
+};
+
+}  // namespace
+
+Status read_predicate(const Region& r, uint32_t index, const std::vector<WrittenOperation>& written, Predicate* out) {
+  if (written.empty() || written.size() > kMostOperations)
+    return not_a_program("1 to 32 operations", static_cast<int64_t>(written.size()));
+  *out = {};
+  uint32_t stacked = 0;
+  for (const WrittenOperation& one : written) {
+    const CodeRow* const row = std::find_if(std::begin(kCodes), std::end(kCodes),
+                                            [&](const CodeRow& known) { return one.code == known.name; });
+    if (row == std::end(kCodes)) return not_a_program("operations that there are, not " + one.code, 0);
+    if (stacked < row->takes) return not_a_program("a value for each operation", stacked);
+    stacked = stacked - row->takes + 1;
+    if (stacked > kMostStacked) return not_a_program("at most 16 values that wait", stacked);
+    Operation& operation = out->operations[out->num_operations++];
+    operation.code = static_cast<OpCode>(row - kCodes);
+    if (operation.code == OpCode::kWhole) operation.whole = one.whole;
+    if (operation.code == OpCode::kReal) operation.real = one.real;
+    if (operation.code == OpCode::kColumn) RELIVE_RETURN_IF_ERROR(place_column(r, index, one.column, &operation));
+    if (operation.code == OpCode::kNumSteps) out->asks_length = 1;
+    const bool is_derived = operation.code >= OpCode::kLane && operation.code <= OpCode::kTruncated;
+    if (is_derived && r.map(index).is_explicit) return not_a_program("columns of the items, not " + one.code, 0);
+  }
+  return stacked == 1 ? Status() : not_a_program("one value at the end", stacked);
+}
+
+Subject subject_of(const Region& r, uint32_t index, uint64_t slot) {
+  if (r.map(index).is_explicit) return {slot, r.records[index].values_of(slot), 0, 0};
+  return {slot, r.page_base(r.page_of(slot)), r.offset_of(slot), 0};
+}
+
+void prefetch_subject(const Region& r, const Predicate& predicate, const Subject& item) {
+  for (uint32_t k = 0; k < predicate.num_operations; ++k) {
+    const Operation& operation = predicate.operations[k];
+    switch (operation.code) {
+      case OpCode::kColumn:
+        __builtin_prefetch(item.base + operation.offset + uint64_t{item.row} * operation.stride);
+        break;
+      case OpCode::kEpisodeStep:
+      case OpCode::kFirst:
+      case OpCode::kTerminated:
+      case OpCode::kTruncated:
+        __builtin_prefetch(item.base + item.row * r.geometry->record_stride);
+        break;
+      case OpCode::kLane:
+      case OpCode::kPolicyVersion:
+      case OpCode::kStaleness:
+        __builtin_prefetch(&r.marks[item.slot]);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+void evaluate(const Region& r, const Predicate& predicate, const Subject* items, size_t count, bool* passes) {
+  Value stack[kMostStacked + 1][kEvaluatedTogether];  // from 1 on
+  const Evaluation run{r, items, count};
+  uint32_t top = 0;
+  for (uint32_t k = 0; k < predicate.num_operations; ++k) {
+    const Operation& operation = predicate.operations[k];
+    const uint32_t takes = kCodes[static_cast<size_t>(operation.code)].takes;
+    if (takes == 0) {
+      run.load(operation, stack[++top]);
+    } else if (takes == 1) {
+      run.of_one(operation.code, stack[top]);
+    } else {
+      --top;
+      run.of_two(operation.code, stack[top], stack[top + 1]);
+    }
+  }
+  for (size_t k = 0; k < count; ++k) passes[k] = stack[top][k].whole != 0;
+}
+
+}  // namespace relive

@@ -1,0 +1,156 @@
+// Draws with a condition where they are hard: pages that go meanwhile, rounds that hold pages still, use counts.
+#include <set>
+
+#include "records_rig.hpp"
+#include "relive/read/where.hpp"
+
+using namespace rig;
+
+namespace {
+
+Where condition(const Region& r, uint32_t index, const char* column, double least) {
+  WrittenOperation number, load, compare;
+  number.code = "real";
+  number.real = least;
+  load.code = column;
+  compare.code = "at_most_real";
+  std::vector<WrittenOperation> written = {number, load, compare};
+  if (std::string(column) == "episode_step") {
+    WrittenOperation real;
+    real.code = "to_real";
+    written.insert(written.begin() + 2, real);
+  } else {
+    written[1].code = "column";
+    written[1].column = column;
+  }
+  Where where;
+  CHECK(make_where(r, index, written, "a test's", &where).ok());
+  return where;
+}
+
+void fill(Rig& rig, size_t steps) {
+  CHECK(rig.write({0}, steps, std::vector<int>(steps, 0), NextGiven::kYes) == Code::kOk);
+}
+
+// Everything as it was at the end, whatever a test broke off.
+struct Tidy {
+  Tidy() {
+    broken = 0;
+    testing::broken_promise_hook = [](const char*) { ++broken; };
+  }
+  ~Tidy() {
+    testing::broken_promise_hook = nullptr;
+    testing::fail_point_hook = nullptr;
+    testing::most_rounds = ~0u;
+  }
+  inline static int broken = 0;
+};
+
+// Runs something once at a fail point.
+void (*once)() = nullptr;
+testing::FailPoint once_at;
+void run_once(testing::FailPoint at, void (*what)()) {
+  once = what;
+  once_at = at;
+  testing::fail_point_hook = [](testing::FailPoint now) {
+    if (now != once_at) return;
+    testing::fail_point_hook = nullptr;
+    once();
+  };
+}
+Rig* seen = nullptr;
+RecordsRig* seen_records = nullptr;
+
+}  // namespace
+
+TEST(a_condition_is_asked_again_of_what_took_a_place) {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 1}};
+  for (uint32_t rounds : {8u, 0u}) {
+    for (testing::FailPoint at : {testing::FailPoint::where_tested, testing::FailPoint::where_found}) {
+      Rig rig(spec);
+      fill(rig, 60);
+      const Tidy tidy;
+      seen = &rig;
+      testing::most_rounds = rounds;
+      run_once(at, [] { fill(*seen, 60); });
+      const Where where = condition(rig.table->region(), 0, "episode_step", 50.0);
+      const std::vector<int64_t> keys = rig.sample(0, 24, &where);
+      CHECK_EQ(keys.size(), 24u);
+      for (int64_t key : keys) CHECK(rig.places.at(key).step >= 50);
+      CHECK_EQ(Tidy::broken, 0);
+      rig.verify();
+    }
+  }
+}
+
+TEST(what_was_found_is_read_though_its_page_is_emptied) {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.n_step = 3, .stack = 2}};
+  Rig rig(spec);
+  fill(rig, 40);
+  const Tidy tidy;
+  seen = &rig;
+  testing::most_rounds = 0;
+  run_once(testing::FailPoint::sample_gathered, [] { CHECK(relive::clear(*seen->table).ok()); });
+  const Where where = condition(rig.table->region(), 0, "episode_step", 30.0);
+  CHECK_EQ(rig.sample(0, 16, &where).size(), 16u);  // checked in every byte
+  CHECK_EQ(Tidy::broken, 0);
+  CHECK_EQ(relive::num_steps(*rig.table), 0u);
+  CHECK(relive::check(*rig.table).ok());
+}
+
+TEST(each_item_that_passes_is_used_exactly_so_often) {
+  for (uint32_t rounds : {8u, 0u}) {
+    Spec spec{.capacity = 64};
+    spec.indexes = {{.n_step = 1, .max_times = 2}};
+    Rig rig(spec);
+    fill(rig, 40);
+    const Tidy tidy;
+    testing::most_rounds = rounds;
+    const Where where = condition(rig.table->region(), 0, "episode_step", 30.0);
+    std::map<int64_t, int> uses;
+    for (int k = 0; k < 4; ++k)
+      for (int64_t key : rig.sample(0, 5, &where)) ++uses[key];
+    CHECK_EQ(uses.size(), 10u);
+    for (const auto& [key, count] : uses) CHECK_EQ(count, 2);
+    std::vector<int64_t> keys(4);
+    std::vector<double> probabilities(4);
+    DrawRequest request;
+    request.num_items = 4;
+    request.where = &where;
+    request.keys = keys.data();
+    request.probabilities = probabilities.data();
+    CHECK(relive::sample(*rig.table, request, 0.0).code() == Code::kRareItems);
+    CHECK_EQ(relive::num_items(*rig.table, 0), 30u);
+    CHECK_EQ(Tidy::broken, 0);
+    rig.has_holes = true;
+    rig.verify();
+  }
+}
+
+TEST(records_that_go_between_being_found_and_noted_are_drawn_anew) {
+  for (uint32_t max_times : {0u, 3u}) {
+    const RecordSpec items{.max_items = 8, .windows = {{4, 1}}, .max_times = max_times};
+    RecordsRig rig({.capacity = 200, .has_state = false}, items);
+    CHECK(rig.rig.write({0}, 100, std::vector<int>(100, 0), NextGiven::kNo) == Code::kOk);
+    const auto insert = [](RecordsRig& into, size_t from) {
+      for (size_t k = 0; k < 6; ++k) (void)into.insert({{{into.rig.keys[from + k], 3}}});
+    };
+    insert(rig, 0);
+    const Tidy tidy;
+    seen_records = &rig;
+    testing::most_rounds = 0;
+    const Where where = condition(rig.region(), rig.index(), "weight", 1.0);
+    run_once(testing::FailPoint::where_found, [] {
+      for (size_t k = 0; k < 6; ++k) (void)seen_records->insert({{{seen_records->rig.keys[20 + k], 3}}});
+    });
+    const std::vector<int64_t> keys = rig.sample(6, &where);
+    CHECK_EQ(keys.size(), 6u);
+    for (int64_t key : keys) CHECK(rig.items.at(key).own >= 3);
+    CHECK_EQ(Tidy::broken, 0);
+    rig.verify();
+  }
+}
+
+TEST_MAIN()
