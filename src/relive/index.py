@@ -13,7 +13,17 @@ from relive.errors import CapacityTooSmall, InvalidConfig
 from relive.explicit import MAX_ITEMS, Explicit
 from relive.items import ITEMS, Episodes, Items, Transitions
 from relive.limiters import MinSize, SamplesPerInsert
-from relive.samplers import REMOVERS, SAMPLERS, Fifo, InitialPriority, Prioritized, Remover, Sampler, Uniform, initial_of
+from relive.samplers import (
+    REMOVERS,
+    SAMPLERS,
+    Fifo,
+    InitialPriority,
+    Prioritized,
+    Remover,
+    Sampler,
+    Uniform,
+    initial_of,
+)
 from relive.spec import StepSpec
 
 __all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,50 @@ def test_more_than_a_batch_of_a_million_leaves() -> None:
         assert table.sample(4_096)["number"].tolist() == order[:4_096].tolist()
         table.delete(keys[order[:5]])
         assert table.draw(300).item_keys.tolist() == keys[order[5:305]].tolist()
+
+
+def test_large_batches_have_no_item_twice_while_others_are_left() -> None:
+    """Beyond what is claimed in one hold of the lock, and where some of the first ones are used up within the batch."""
+    index = relive.Index(sampler=relive.Fifo(), max_times_sampled=2)
+    with relive.Table(SPEC, 2_000, index) as table, table.writer() as writer:
+        writer.extend(number=np.arange(1_000))
+        assert table.sample(300)["number"].tolist() == list(range(300))
+        assert table.sample(1_000)["number"].tolist() == list(range(1_000))
+        assert table.sample(700)["number"].tolist() == list(range(300, 1_000))
+        with pytest.raises(DeadlineExceeded):
+            table.sample(1, timeout_s=0.0)
+        table.check()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[2:], ids=lambda one: type(one).__name__)
+def test_batches_beside_a_writer_are_in_order_and_have_no_item_twice(sampler: Any) -> None:
+    """Items go while they are drawn; a batch is of one moment, or is drawn anew."""
+    index = relive.Index(sampler=sampler, max_items=600)
+    with relive.Table(SPEC, 1_200, index) as table:
+        is_over = threading.Event()
+
+        def write() -> None:
+            first = 0
+            with table.writer() as writer:
+                while not is_over.is_set():
+                    numbers = np.arange(first, first + 30)
+                    writer.extend(number=numbers, priority=numbers * 7 % 100 if index.has_priorities else None)
+                    first += 30
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(150):
+                batch = table.sample(300, timeout_s=30.0)
+                if batch.num_live_items >= 300:
+                    assert len(np.unique(batch.item_keys)) == 300
+                    numbers = batch["number"] * 7 % 100 if index.has_priorities else batch["number"]
+                    sign = -1 if isinstance(sampler, (relive.Lifo, relive.MaxPriority)) else 1
+                    assert (np.diff(sign * numbers) >= 0).all()
+        finally:
+            is_over.set()
+            thread.join()
+        table.check()
 
 
 @pytest.mark.parametrize("remover", REMOVERS[1:], ids=lambda one: type(one).__name__)

@@ -29,7 +29,7 @@ struct Round {
   uint64_t* drawn;
   Window* windows;
   Runs* runs;
-  std::vector<Leaves::Open>* open;
+  DrawScratch* scratch;
   double total;
   uint64_t num_empty = 0;
 
@@ -68,14 +68,20 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
   }
 }
 
-// Of a kind that draws the best items there are: the best one for the first row; where there are fewer than rows, once
-// more from the best one on.
+// Of a kind that draws the best items there are: the best one that the batch does not have yet for the first row, and so
+// on; where there are fewer than rows, once more from the best one on.
 void Round::take_best(size_t count) {
-  const size_t found = leaves.best(drawn, count, open);
-  for (size_t k = 0; k < count; ++k) {
-    points[k] = found == 0 ? kPastTheEnd : 0.0;
-    drawn[k] = found == 0 ? 0 : drawn[k % found];
-  }
+  std::vector<uint64_t>& taken = scratch->taken;
+  std::vector<uint64_t>& best = scratch->best;
+  best.resize(count + taken.size());
+  best.resize(leaves.best(best.data(), best.size(), &scratch->open));
+  std::sort(taken.begin(), taken.end());
+  const auto is_taken = [&](uint64_t slot) { return std::binary_search(taken.begin(), taken.end(), slot); };
+  size_t k = 0;
+  for (size_t i = 0; i < best.size() && k < count; ++i)
+    if (!is_taken(best[i])) drawn[k++] = best[i];
+  for (size_t i = 0; k < count; ++i, ++k) drawn[k] = best.empty() ? 0 : best[i % best.size()];
+  for (k = 0; k < count; ++k) points[k] = best.empty() ? kPastTheEnd : 0.0;
 }
 
 // From groups to leaves.
@@ -172,6 +178,8 @@ void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) 
   runs.reserve(kBlock * pages_a_window);
   points.resize(std::max(points.size(), n));
   drawn.resize(std::max(drawn.size(), n));
+  taken.reserve(n);
+  best.reserve(2 * n);
   uint32_t* const rows = missing.data();
   shuffle_rows(rng, rows, n);
   for (size_t j = 0; j < n; ++j) strata[rows[j]] = static_cast<uint32_t>(j);
@@ -281,7 +289,7 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
               scratch->drawn.data(),
               scratch->windows.data(),
               &scratch->runs,
-              &scratch->open,
+              scratch,
               total};
   const auto look = [&](size_t begin, size_t end) {
     request.where != nullptr ? round.ask(begin, end) : round.look(begin, end);
@@ -306,6 +314,9 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
     for (size_t k = begin; k < end; ++k)
       if (!round.windows[round.missing[k]].ok) scratch->still_missing.push_back(round.missing[k]);
   }
+  if (!round.is_by_mass())
+    for (size_t k = 0; k < count; ++k)
+      if (round.windows[round.missing[k]].ok) scratch->taken.push_back(round.windows[round.missing[k]].slot);
   return round.num_empty;
 }
 

@@ -67,6 +67,7 @@ class Draw final {
   Status fill_held(bool* empty, uint32_t attempt);
   Status find_held(const DrawRequest& choice, bool is_noted, size_t begin, size_t end, uint32_t* attempt, bool* empty);
   bool drop_gone();
+  void ask_for_all();
   Status read_held(bool* empty);
   bool draw_missing(const DrawRequest& request, uint32_t attempt);
   Status read_rows();
@@ -235,15 +236,21 @@ void Draw::undo_claims(const Deadline& deadline) {
   s_.claimed.clear();
 }
 
-Status Draw::fill(bool* empty) {
-  *empty = false;
+void Draw::ask_for_all() {
   s_.missing.resize(request_.num_items);
   for (size_t j = 0; j < request_.num_items; ++j) s_.missing[j] = static_cast<uint32_t>(j);
+  s_.taken.clear();
+}
+
+Status Draw::fill(bool* empty) {
+  *empty = false;
+  ask_for_all();
   s_.claimed.clear();
   const bool is_patient = table_.is_read_only();  // it cannot hold pages
-  // Who draws an order to its end takes what comes next and nothing else: chosen where it is claimed (rule R4).
-  if (takes_claims() && Leaves(r_, request_.index).kind().choice == Choice::kBest)
-    return fill_held(empty, kRoundsWithoutLock);
+  // Who draws an order to its end takes what comes next and nothing else: chosen where it is claimed (rule R4). Else a
+  // batch of which items went is drawn anew from the best on, so that it is in order and has none twice.
+  const bool is_by_order = Leaves(r_, request_.index).kind().choice == Choice::kBest;
+  if (takes_claims() && is_by_order) return fill_held(empty, kRoundsWithoutLock);
   // A round of a draw with a condition that found too little is none that lost something.
   for (uint32_t attempt = 0, lost = 0; !s_.missing.empty(); ++attempt, lost += s_.looks.num_unfilled == 0 ? 1 : 0) {
     if (!is_patient && lost >= RELIVE_ROUNDS(kRoundsWithoutLock))
@@ -257,6 +264,7 @@ Status Draw::fill(bool* empty) {
     if (request_.ragged != nullptr) RELIVE_RETURN_IF_ERROR(read_rows());
     RELIVE_RETURN_IF_ERROR(claim());
     s_.missing.swap(s_.still_missing);
+    if (is_by_order && !s_.missing.empty()) ask_for_all();
     if (request_.where != nullptr) RELIVE_RETURN_IF_ERROR(look_on());
   }
   return {};
