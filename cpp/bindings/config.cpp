@@ -260,6 +260,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
                                            "max_times_sampled",
                                            "max_items",
                                            "max_wait_s",
+                                           "where",
                                            "length",
                                            "burn_in",
                                            "bootstrap",
@@ -297,6 +298,9 @@ TableConfig table_config(const nb::dict& given) {
   for (nb::handle row : from.get<nb::list>("indexes")) {
     config.item_columns.emplace_back();
     config.indexes.push_back(index_config(row, config.columns, &config.item_columns.back()));
+    const auto index = nb::borrow<nb::dict>(row);
+    config.conditions.push_back(index.contains("where") ? written_operations(nb::cast<nb::list>(index["where"]))
+                                                        : std::vector<WrittenOperation>());
   }
   config.capacity = from.get<uint64_t>("capacity");
   config.max_lanes = from.get<uint32_t>("max_lanes");

@@ -148,6 +148,13 @@ class Leaves final {
     leaves.set_wait(held, slot, -static_cast<double>(count));
     RELIVE_FAIL_POINT(wait_noted);
   }
+  // Its index's condition keeps it out: never an item there, the step stays, for others. True where it had life.
+  static bool keep_out(Held& held, uint32_t index, uint64_t slot) {
+    std::atomic<uint64_t>& filtered = held.region.header->index_state[index].filtered;
+    const bool had_life = retire(held, index, slot, kStateDropped);
+    filtered.store(filtered.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return had_life;
+  }
   // Of an episode that is given up: what ended counts as deleted, too, for how many steps came before it will change.
   static void remove_ended(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
