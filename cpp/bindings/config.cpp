@@ -241,23 +241,45 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
   const Part from =
-      has_items(row, "groups") ? Part(row, "index" + name,
-                                      {"name", "items", "length", "group_by", "group_size", "max_groups", "too_long",
-                                       "gamma", "sampler", "priority_exponent", "initial", "limiter", "min_size",
-                                       "samples_per_insert", "tolerance", "remover", "max_times_sampled", "max_wait_s"})
-      : has_items(row, "explicit")
-          ? Part(row, "index" + name,
-                 {"name", "items", "windows", "columns", "max_items", "sampler", "priority_exponent", "initial",
-                  "limiter", "min_size", "samples_per_insert", "tolerance", "remover", "max_times_sampled",
-                  "max_wait_s"})
-          : Part(row, "index" + name, {"name",       "items",         "n_step",           "gamma",
-                                       "stack",      "stack_pad",     "sampler",          "priority_exponent",
-                                       "initial",    "limiter",       "min_size",         "samples_per_insert",
-                                       "tolerance",  "remover",       "removal_exponent", "max_times_sampled",
-                                       "max_items",  "max_wait_s",    "length",           "burn_in",
-                                       "bootstrap",  "period",        "at_end",           "pad",
-                                       "only_ended", "only_the_last", "one_at_random",    "longest",
-                                       "time_major"});
+      has_items(row, "groups")     ? Part(row, "index" + name,
+                                          {"name", "items", "length", "group_by", "group_size", "max_groups", "too_long",
+                                           "gamma", "sampler", "priority_exponent", "initial", "limiter", "min_size",
+                                           "samples_per_insert", "tolerance", "remover", "max_times_sampled", "max_wait_s"})
+      : has_items(row, "explicit") ? Part(row, "index" + name,
+                                          {"name", "items", "windows", "columns", "max_items", "sampler",
+                                           "priority_exponent", "initial", "limiter", "min_size", "samples_per_insert",
+                                           "tolerance", "remover", "max_times_sampled", "max_wait_s"})
+                                   : Part(row, "index" + name,
+                                          {"name",
+                                           "items",
+                                           "n_step",
+                                           "gamma",
+                                           "stack",
+                                           "stack_pad",
+                                           "sampler",
+                                           "priority_exponent",
+                                           "initial",
+                                           "limiter",
+                                           "min_size",
+                                           "samples_per_insert",
+                                           "tolerance",
+                                           "remover",
+                                           "removal_exponent",
+                                           "max_times_sampled",
+                                           "max_items",
+                                           "max_wait_s",
+                                           "where",
+                                           "length",
+                                           "burn_in",
+                                           "bootstrap",
+                                           "period",
+                                           "at_end",
+                                           "pad",
+                                           "only_ended",
+                                           "only_the_last",
+                                           "one_at_random",
+                                           "longest",
+                                           "time_major"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");
@@ -282,6 +304,9 @@ TableConfig table_config(const nb::dict& given) {
   for (nb::handle row : from.get<nb::list>("indexes")) {
     config.item_columns.emplace_back();
     config.indexes.push_back(index_config(row, config.columns, &config.item_columns.back()));
+    const auto index = nb::borrow<nb::dict>(row);
+    config.conditions.push_back(index.contains("where") ? written_operations(nb::cast<nb::list>(index["where"]))
+                                                        : std::vector<WrittenOperation>());
   }
   config.capacity = from.get<uint64_t>("capacity");
   config.max_lanes = from.get<uint32_t>("max_lanes");

@@ -155,6 +155,7 @@ nb::dict stats(const CoreTable& self) {
     one["num_items"] = s.live_items[i];
     one["pending"] = s.pending[i];
     one["timed_out"] = s.timed_out[i];
+    one["filtered"] = s.filtered[i];
     one["inserted"] = s.inserted[i];
     one["sampled"] = s.sampled[i];
     one["in_flight"] = s.in_flight[i];

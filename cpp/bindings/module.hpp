@@ -126,6 +126,8 @@ class OpenRegion final {
   const Region* region_ = nullptr;
 };
 
+// A program as relive.where gives it: (code, column, number, whole number) of each operation.
+std::vector<WrittenOperation> written_operations(const nb::list& operations);
 // The condition of a draw from this index; null where there is none.
 const Where* where_of(const CoreWhere* where, uint32_t index);
 nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,

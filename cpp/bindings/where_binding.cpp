@@ -6,12 +6,8 @@
 namespace relive::bindings {
 namespace {
 
-// operations: (code, column, number, whole number) of each.
 CoreWhere* make_where(const CoreTable& self, uint32_t index, const std::string& text, const nb::list& operations) {
-  std::vector<WrittenOperation> written;
-  for (nb::handle one : operations)
-    written.push_back({nb::cast<std::string>(one[0]), nb::cast<std::string>(one[1]), nb::cast<double>(one[2]),
-                       nb::cast<int64_t>(one[3])});
+  const std::vector<WrittenOperation> written = written_operations(operations);
   const OpenRegion open(self);
   auto made = std::make_unique<CoreWhere>();
   raise_if_error(relive::make_where(*open, index, written, text, &made->where));
@@ -19,6 +15,14 @@ CoreWhere* make_where(const CoreTable& self, uint32_t index, const std::string& 
 }
 
 }  // namespace
+
+std::vector<WrittenOperation> written_operations(const nb::list& operations) {
+  std::vector<WrittenOperation> written;
+  for (nb::handle one : operations)
+    written.push_back({nb::cast<std::string>(one[0]), nb::cast<std::string>(one[1]), nb::cast<double>(one[2]),
+                       nb::cast<int64_t>(one[3])});
+  return written;
+}
 
 const Where* where_of(const CoreWhere* where, uint32_t index) {
   if (where == nullptr) return nullptr;

@@ -25,6 +25,7 @@ from relive.samplers import (
     initial_of,
 )
 from relive.spec import StepSpec
+from relive.where import Operation, check_text, where_of
 
 __all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]
 
@@ -40,7 +41,7 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
     "limiter": (MinSize, SamplesPerInsert),
     "remover": REMOVERS,
 }
-_NUMBERS = ("max_times_sampled", "max_items", "max_wait_s")
+_VALUES = ("max_times_sampled", "max_items", "max_wait_s", "where")
 MAX_WAIT_S = 1e9
 
 
@@ -66,6 +67,9 @@ class Index:
     of this index, and no longer in the limiter's way; stats() counts it as timed_out. Its steps stay. Time runs from
     the step that made its window whole (a group: from its first member's end). What is overdue goes when somebody next
     changes the table, or waits for it. None: for ever. Costs 9.2 bytes a step (an explicit item, a group).
+    where: a condition such as 'reward > 0 and lane < 4' (docs/where.md): a step whose item does not pass it is never an
+    item of this index, and stays for others; stats() counts it as filtered. It is asked when the item is published, of
+    the step that its key names. Of steps, not of Explicit items nor groups; staleness, which changes, is refused.
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
@@ -78,6 +82,7 @@ class Index:
     max_times_sampled: int | None = None
     max_items: int | None = None
     max_wait_s: float | None = None
+    where: str | None = None
 
     def __post_init__(self) -> None:
         for what, kinds in _KINDS.items():
@@ -96,6 +101,8 @@ class Index:
             object.__setattr__(self, "max_items", self._checked_max_items(self.max_items))
         if self.max_wait_s is not None:
             object.__setattr__(self, "max_wait_s", finite("max_wait_s", self.max_wait_s, 0.0, MAX_WAIT_S, above=True))
+        if self.where is not None:
+            check_text(self.where)
         self._check_most()
         self._check_remover()
         grouped = isinstance(self.items, Episodes) and self.items.is_grouped
@@ -168,6 +175,7 @@ class Index:
     def check_against(self, spec: StepSpec) -> None:
         """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""
         self.items.check_against(spec)
+        self._program(spec)
         if self.max_wait_s is None or self._may_wait(spec):
             return
         raise InvalidConfig(
@@ -175,6 +183,22 @@ class Index:
             "None: no item of this index waits, as there are no late columns, no initial='given' and no groups",
             self.max_wait_s,
         )
+
+    def _program(self, spec: StepSpec) -> list[Operation]:
+        """The condition as the core reads it. Raises InvalidConfig, UnknownColumn."""
+        if self.where is None:
+            return []
+        if isinstance(self.items, Explicit):
+            expected = "None: items of this index are what create_items() is asked for"
+            raise InvalidConfig("where of an Index", expected, self.where)
+        if isinstance(self.items, Episodes) and self.items.is_grouped:
+            raise InvalidConfig("where of an Index", "None for groups of episodes", self.where)
+        checked = where_of(self.where, spec, self.items)
+        for name in checked.changes:
+            why = "changes while an item stands" if name == "staleness" else "is known when the item is read"
+            expected = f"what is settled when an item is published: {name} {why}; give where= to a draw"
+            raise InvalidConfig(f"column {name!r} of where", expected, self.where)
+        return list(checked.operations)
 
     def _may_wait(self, spec: StepSpec) -> bool:
         is_given = self._initial == "given"
@@ -193,6 +217,7 @@ class Index:
             "max_times_sampled": self.max_times_sampled or 0,
             **({} if self.max_items is None else {"max_items": self.max_items}),
             **({} if self.max_wait_s is None else {"max_wait_s": self.max_wait_s}),
+            **({} if self.where is None else {"where": self._program(spec)}),
         }
 
     def _initial_config(self) -> dict[str, Any]:
@@ -204,14 +229,14 @@ class Index:
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; from_dict gives an equal Index back."""
         parts = {name: to_parts(getattr(self, name)) for name in _KINDS}
-        return {**parts, **{name: getattr(self, name) for name in _NUMBERS}}
+        return {**parts, **{name: getattr(self, name) for name in _VALUES}}
 
     @classmethod
     def from_dict(cls, parts: Mapping[str, Any]) -> Index:
         """The Index that to_dict wrote; parts left out have their defaults. Raises InvalidConfig."""
         if not isinstance(parts, Mapping):
             raise InvalidConfig("an Index", "a dict of its parts", parts)
-        refuse_unknown("part of an Index", parts, (*_KINDS, *_NUMBERS))
+        refuse_unknown("part of an Index", parts, (*_KINDS, *_VALUES))
         built = {
             name: from_parts(f"{name} of an Index", value, _KINDS[name]) if name in _KINDS else value
             for name, value in parts.items()

@@ -17,6 +17,7 @@ class IndexStats:
     num_items: int  # live items
     pending: int  # items that wait for late columns or, with initial='given', for their priority; limiters count them
     timed_out: int  # items that waited longer than max_wait_s, and are none
+    filtered: int  # steps whose items the index's where= kept out
     inserted: int  # items published
     sampled: int  # items handed out, and those in flight
     in_flight: int  # items drawn ahead, not yet handed out

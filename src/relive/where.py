@@ -20,7 +20,7 @@ from relive.explicit import Explicit
 from relive.items import Episodes, Items, Transitions
 from relive.spec import ArraySpec, StepSpec
 
-__all__ = ["MAX_OPERATIONS", "MAX_TEXT", "Operation", "Where", "where_of"]
+__all__ = ["MAX_OPERATIONS", "MAX_TEXT", "Operation", "Where", "check_text", "where_of"]
 
 MAX_OPERATIONS = 32  # here and in the core
 MAX_TEXT = 1000  # bytes
@@ -66,7 +66,8 @@ class Operation(NamedTuple):
 class Where:
     """A condition that was checked against the items it is about. text: as it was given. operations: in postfix order.
 
-    changes: the derived columns that it asks for and that change while an item stands (staleness).
+    changes: the derived columns that it asks for and that are not settled when an item is published: staleness changes
+    while it stands, num_steps is the length of its window.
     """
 
     text: str
@@ -82,11 +83,17 @@ class _Part(NamedTuple):
     constant: int | float | None = None
 
 
+def check_text(text: object) -> str:
+    """The text, where it is one and not too long. Raises InvalidConfig."""
+    if isinstance(text, str) and is_text(text, MAX_TEXT):
+        return text
+    got = f"{text[:40]!r}... of {len(text)}" if isinstance(text, str) and len(text) > MAX_TEXT else text
+    raise InvalidConfig("where", f"a condition as text, of 1 to {MAX_TEXT} bytes, such as 'reward > 0'", got)
+
+
 def where_of(text: object, spec: StepSpec, items: Items | Explicit) -> Where:
     """The program of a text over items of a spec. Raises InvalidConfig, UnknownColumn; each names the column."""
-    if not isinstance(text, str) or not is_text(text, MAX_TEXT):
-        got = f"{text[:40]!r}... of {len(text)}" if isinstance(text, str) and len(text) > MAX_TEXT else text
-        raise InvalidConfig("where", f"a condition as text, of 1 to {MAX_TEXT} bytes, such as 'reward > 0'", got)
+    text = check_text(text)
     try:
         ast.parse(text.strip(), mode="eval")  # before anything in it moves, for where an error is said to be
         names = _Names(spec, items)
@@ -105,7 +112,8 @@ def where_of(text: object, spec: StepSpec, items: Items | Explicit) -> Where:
     if len(part.operations) > MAX_OPERATIONS:
         expected = f"at most {MAX_OPERATIONS} operations (columns, numbers, comparisons, and, or, not, + - * /)"
         raise InvalidConfig(f"where {text!r}", expected, len(part.operations))
-    changes = ("staleness",) if any(one.code == "staleness" for one in part.operations) else ()
+    asked = {one.code for one in part.operations}
+    changes = tuple(name for name in ("staleness", "num_steps") if name in asked)
     return Where(text, part.operations, changes)
 
 

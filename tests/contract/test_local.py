@@ -27,6 +27,7 @@ from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.where import WhereSuite
+from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
 from relive import errors
 
@@ -80,6 +81,9 @@ class TestReading(Local, ReadingSuite): ...
 
 
 class TestWhere(Local, WhereSuite): ...
+
+
+class TestWhereIndex(Local, WhereIndexSuite): ...
 
 
 class TestLimits(Local, LimitsSuite): ...

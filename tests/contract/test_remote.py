@@ -37,6 +37,7 @@ from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.where import WhereSuite
+from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
 from relive import errors
 from relive.service import RemoteTable, connect
@@ -104,6 +105,9 @@ class TestRemoteReading(Remote, ReadingSuite): ...
 
 
 class TestRemoteWhere(Remote, WhereSuite): ...
+
+
+class TestRemoteWhereIndex(Remote, WhereIndexSuite): ...
 
 
 class TestRemoteLimits(Remote, LimitsSuite): ...

@@ -28,6 +28,7 @@ from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.where import WhereSuite
+from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
 from relive import errors
 
@@ -97,6 +98,9 @@ class TestReading(Shared, ReadingSuite): ...
 
 
 class TestWhere(Shared, WhereSuite): ...
+
+
+class TestWhereIndex(Shared, WhereIndexSuite): ...
 
 
 class TestLimits(Shared, LimitsSuite): ...

@@ -32,6 +32,7 @@ from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable, plain_spec, write_steps
 from contract.where import WhereSuite
+from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
 from relive import errors
 
@@ -92,6 +93,9 @@ class TestReading(OnDisk, ReadingSuite): ...
 
 
 class TestWhere(OnDisk, WhereSuite): ...
+
+
+class TestWhereIndex(OnDisk, WhereIndexSuite): ...
 
 
 class TestLimits(OnDisk, LimitsSuite): ...

@@ -45,8 +45,9 @@ struct Spec {
   bool has_pixels = false;
   bool has_late = false;  // the reward comes later
   std::vector<IndexSpec> indexes = {IndexSpec{}};
-  std::vector<IndexConfig> explicit_indexes = {};  // behind those
-  std::vector<ColumnConfig> item_columns = {};     // of each of these
+  std::vector<std::vector<WrittenOperation>> conditions = {};  // of those; Rig::verify() knows none
+  std::vector<IndexConfig> explicit_indexes = {};              // behind those
+  std::vector<ColumnConfig> item_columns = {};                 // of each of these
   uint64_t seed = 0;
   uint32_t reopens = 0;  // of a hundred operations so many are followed by a close and an open, some by a recovery
   TierConfig tier = {};
@@ -91,6 +92,7 @@ inline TableConfig make_config(const Spec& spec) {
     config.indexes.push_back(index);
     config.item_columns.push_back(spec.item_columns);
   }
+  config.conditions = spec.conditions;
   config.capacity = spec.capacity;
   config.max_lanes = spec.max_lanes;
   config.max_participants = 4;

@@ -1,14 +1,16 @@
 // Draws with a condition where they are hard: pages that go meanwhile, rounds that hold pages still, use counts.
 #include <set>
 
+#include "core_deaths.hpp"
 #include "records_rig.hpp"
+#include "relive/index/leaves.hpp"
 #include "relive/read/where.hpp"
 
 using namespace rig;
 
 namespace {
 
-Where condition(const Region& r, uint32_t index, const char* column, double least) {
+std::vector<WrittenOperation> at_least(const char* column, double least) {
   WrittenOperation number, load, compare;
   number.code = "real";
   number.real = least;
@@ -23,8 +25,12 @@ Where condition(const Region& r, uint32_t index, const char* column, double leas
     written[1].code = "column";
     written[1].column = column;
   }
+  return written;
+}
+
+Where condition(const Region& r, uint32_t index, const char* column, double least) {
   Where where;
-  CHECK(make_where(r, index, written, "a test's", &where).ok());
+  CHECK(make_where(r, index, at_least(column, least), "a test's", &where).ok());
   return where;
 }
 
@@ -151,6 +157,99 @@ TEST(records_that_go_between_being_found_and_noted_are_drawn_anew) {
     CHECK_EQ(Tidy::broken, 0);
     rig.verify();
   }
+}
+
+namespace {
+
+// A table with an index that takes the steps of an episode from the fifth on, beside one that takes all.
+Spec choosy_spec(bool has_late = false) {
+  Spec spec{.capacity = 64, .has_late = has_late};
+  spec.indexes = {{.n_step = 1}, {.n_step = 1}};
+  spec.conditions = {{}, at_least("episode_step", 5.0)};
+  return spec;
+}
+
+// Whether every step that is there is what it must be to both indexes.
+void check_items(Rig& rig) {
+  const Status checked = relive::check(*rig.table);
+  if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+  const Region& r = rig.table->region();
+  int64_t expected = 0;
+  for (int64_t key : rig.keys) {
+    if (!rig.is_step_alive(key)) continue;
+    const uint64_t slot = r.leaf_of_key(1, key);
+    const uint16_t all = Leaves(r, 0).state(slot), some = Leaves(r, 1).state(slot);
+    if (all > kMostUses) continue;
+    const bool passes = rig.places.at(key).step >= 5;
+    CHECK_EQ(some, passes ? 0 : kStateDropped);
+    expected += passes ? 1 : 0;
+  }
+  CHECK_EQ(relive::num_items(*rig.table, 1), expected);
+}
+
+}  // namespace
+
+TEST(what_an_index_keeps_out_is_settled_wherever_its_writer_dies) {
+  int deaths = 0;
+  for (uint32_t point = 0; point < static_cast<uint32_t>(testing::FailPoint::kCount); ++point) {
+    if (!has_way_out(static_cast<testing::FailPoint>(point))) continue;
+    for (int passages = 1; passages <= 12; passages += 3) {
+      Rig rig(choosy_spec());
+      fill(rig, 60);
+      const size_t known = rig.keys.size();
+      const bool died = dies_at(point, passages, [&] {
+        std::vector<int> ends(20, 0);
+        ends[3] = ends[15] = 1;
+        (void)rig.write({0}, 20, ends, NextGiven::kYes);
+      });
+      if (!died) break;
+      ++deaths;
+      CHECK_EQ(rig.keys.size(), known);
+      recover_all(*rig.table);
+      end_writers(*rig.table);
+      const Status checked = relive::check(*rig.table);
+      if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
+      rig.forget_writer();
+    }
+  }
+  CHECK(deaths > 20);
+}
+
+TEST(what_is_kept_out_stays_a_step_of_others) {
+  Rig rig(choosy_spec());
+  for (int block = 0; block < 12; ++block) {
+    std::vector<int> ends(17, 0);
+    ends[static_cast<size_t>(block)] = 1;
+    CHECK(rig.write({0}, 17, ends, NextGiven::kYes) == Code::kOk);
+    check_items(rig);
+  }
+  recover_all(*rig.table);
+  check_items(rig);
+  CHECK(rig.table->region().header->index_state[1].filtered.load() > 20);
+}
+
+TEST(late_columns_are_asked_of_when_they_are_there) {
+  Rig rig(choosy_spec(true));
+  fill(rig, 40);
+  const std::vector<int64_t> keys = rig.keys;
+  CHECK_EQ(relive::num_items(*rig.table, 1), 0);
+  die_at(testing::FailPoint::late_kept_out, *rig.table, [&] { rig.complete({keys.begin(), keys.begin() + 20}); });
+  CHECK(relive::check(*rig.table).ok());
+  const int64_t done = relive::num_items(*rig.table, 0);  // of the page that it had begun with
+  CHECK(done > 5 && done < 20);
+  CHECK_EQ(relive::num_items(*rig.table, 1), done - 5);
+  rig.complete({keys.begin() + 20, keys.end()});
+  CHECK(relive::check(*rig.table).ok());
+  CHECK_EQ(relive::num_items(*rig.table, 1), done - 5 + 20);
+}
+
+TEST(a_published_item_that_its_condition_keeps_out_is_noticed) {
+  Rig rig(choosy_spec());
+  constexpr auto kRule = static_cast<uint32_t>(testing::Rule::P1_condition);
+  testing::rule_switched_off[kRule] = true;
+  fill(rig, 10);
+  testing::rule_switched_off[kRule] = false;
+  CHECK(!relive::check(*rig.table).ok());
 }
 
 TEST_MAIN()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import relive
-from relive import errors
+from relive import _core, errors
 from relive.where import MAX_OPERATIONS, where_of
 
 SPEC = relive.StepSpec(
@@ -193,6 +195,7 @@ def test_columns_in_groups_are_paths() -> None:
 def test_what_changes_by_itself_is_told() -> None:
     assert where_of("staleness < 3 and x > 0", SPEC, STEPS).changes == ("staleness",)
     assert where_of("policy_version < 3", SPEC, STEPS).changes == ()
+    assert where_of("num_steps < 3", SPEC, relive.Transitions(n_step=2)).changes == ("num_steps",)
 
 
 def test_a_program_that_is_none_is_refused_by_the_core(table: Any) -> None:
@@ -214,3 +217,48 @@ def test_a_program_that_is_none_is_refused_by_the_core(table: Any) -> None:
             table.core.where(0, "text", program)
     with pytest.raises(errors.InvalidConfig):
         table.core.where(9, "text", [one])
+
+
+# ---- of an index ---------------------------------------------------------------------------------------------------
+
+
+def test_an_index_keeps_its_condition_wherever_it_is_written(tmp_path: Any) -> None:
+    index = relive.Index(relive.Transitions(n_step=2), where="x > 0.25 and info/score < 9")
+    assert relive.Index.from_dict(index.to_dict()) == index == pickle.loads(pickle.dumps(index))
+    assert relive.Index.from_dict({"where": "t"}).where == "t"
+    assert index != relive.Index(relive.Transitions(n_step=2))
+    config = relive.TableConfig(SPEC, 100, {"some": index, "all": relive.Index()})
+    again = relive.TableConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert again.index["some"].where == "x > 0.25 and info/score < 9"
+    with relive.Table.from_config(again) as table, table.writer() as writer:
+        for k in range(20):
+            writer.append(**row(k), next_obs=0.0)
+        expected = sum(row(k)["x"] > 0.25 and k < 9 for k in range(19))
+        assert table.num_items("some") == expected, "the newest waits for the step behind it"
+        assert table.stats().indexes["some"].filtered == 19 - expected
+        table.check()
+
+
+@pytest.mark.parametrize("where", ["x >", 3, b"t", "", "x" * 2000, ["t"], True, "staleness > 0", "num_steps == 1", "q"])
+def test_an_index_with_a_condition_that_is_none_is_refused(where: Any) -> None:
+    with pytest.raises((errors.InvalidConfig, errors.UnknownColumn)):
+        relive.Table(SPEC, 100, relive.Index(relive.Transitions(n_step=2), where=where))
+
+
+def test_a_program_that_is_none_makes_no_table() -> None:
+    config = relive.TableConfig(SPEC, 100, relive.Index(where="t")).core_config()
+    wrong: list[list[Any]] = [
+        [("staleness", "", 0.0, 0)],
+        [("num_steps", "", 0.0, 0)],
+        [("column", "v", 0.0, 0)],
+        [("t", "", 0.0, 0)],
+        [("column", "t", 0.0, 0)] * 2,
+    ]
+    for program in wrong:
+        config["indexes"][0]["where"] = program
+        with pytest.raises(errors.InvalidConfig):
+            _core.create_table(config, None)
+    config["indexes"][0]["where"] = "t"
+    with pytest.raises((errors.InvalidConfig, TypeError, RuntimeError)):
+        _core.create_table(config, None)

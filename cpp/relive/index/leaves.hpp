@@ -97,9 +97,7 @@ class Leaves final {
   void draw(const double* points, size_t count, uint64_t* slots) const { tree().draw(points, count, slots); }
   // The best `count`, or all there are, of kinds that choose the best; the best first. How many.
   using Open = Tree::Open;
-  size_t best(uint64_t* slots, size_t count, std::vector<Open>* open) const {
-    return tree().best(slots, count, open);
-  }
+  size_t best(uint64_t* slots, size_t count, std::vector<Open>* open) const { return tree().best(slots, count, open); }
 
   // ---- under the lock: one leaf's life ------------------------------------------------------------------------------
   // A page opened: its slots may become items, the first num_ended of them never.
@@ -155,6 +153,13 @@ class Leaves final {
     const uint64_t count = leaves.counts().timed_out.load(std::memory_order_relaxed) + 1;
     leaves.set_wait(held, slot, -static_cast<double>(count));
     RELIVE_FAIL_POINT(wait_noted);
+  }
+  // Its index's condition keeps it out: never an item there, the step stays, for others. True where it had life.
+  static bool keep_out(Held& held, uint32_t index, uint64_t slot) {
+    std::atomic<uint64_t>& filtered = held.region.header->index_state[index].filtered;
+    const bool had_life = retire(held, index, slot, kStateDropped);
+    filtered.store(filtered.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return had_life;
   }
   // Of an episode that is given up: what ended counts as deleted, too, for how many steps came before it will change.
   static void remove_ended(Held& held, uint32_t index, uint64_t slot) {

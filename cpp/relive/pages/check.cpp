@@ -11,6 +11,7 @@
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 #include "relive/pages/recover.hpp"
+#include "relive/words/predicate.hpp"
 
 namespace relive {
 namespace {
@@ -72,8 +73,14 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_it
     if (is_step && offset >= first_item && state == kStateEnded && begins == sequence.is_set() &&
         is_whole_behind(r, i, page, offset))
       return at_page("an item ended that had all it needs", page);
-    if (!is_step || r.late_bytes == 0) continue;
     const bool is_published = state == kStateAwaiting || state <= kMostUses;
+    const bool is_lasting = has_condition(r, i) && leaves.config().where.asks_end == 0;
+    if (is_step && is_published && is_lasting && !passes_condition(r, i, slot))
+      return at_page("an item stands that its index's condition keeps out", page);
+    const bool is_only_kept_out = state == kStateDropped && is_lasting && !leaves.is_bounded() && !leaves.is_timed();
+    if (is_step && is_only_kept_out && passes_condition(r, i, slot))
+      return at_page("a condition kept out an item that passes it", page);
+    if (!is_step || r.late_bytes == 0) continue;
     if ((is_published || state == kStateUnfilled) && filled.has_all_of(page, offset) != is_published)
       return at_page(is_published ? "an item is published, late columns of its rows are still to come"
                                   : "an item waits for late columns that its rows have",

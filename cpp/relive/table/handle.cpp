@@ -10,6 +10,7 @@
 #include "relive/pages/most.hpp"
 #include "relive/table/table.hpp"
 #include "relive/tiers/tier.hpp"
+#include "relive/words/predicate.hpp"
 #include "relive/words/rng.hpp"
 
 namespace relive {
@@ -120,6 +121,7 @@ Status Table::create(const TableConfig& asked, const std::string& path, std::uni
   for (IndexConfig& index : config.indexes) RELIVE_RETURN_IF_ERROR(settle_kinds(&index));
   Layout layout;
   RELIVE_RETURN_IF_ERROR(make_layout(config, &layout));
+  RELIVE_RETURN_IF_ERROR(settle_conditions(layout, &config));
   const Geometry& g = layout.geometry;
   std::unique_ptr<Table> table(new Table);
   const bool is_local = path.empty();

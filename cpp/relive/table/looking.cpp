@@ -51,6 +51,7 @@ Status stats(Table& table, TableStats* out) {
     out->live_items.push_back(state.live_items.load(kRelaxed));
     out->pending.push_back(state.pending.load(kRelaxed));
     out->timed_out.push_back(static_cast<int64_t>(state.timed_out.load(kRelaxed)));
+    out->filtered.push_back(static_cast<int64_t>(state.filtered.load(kRelaxed)));
     out->inserted.push_back(state.inserted.load(kRelaxed));
     out->sampled.push_back(r.sampled(i));
     int64_t in_flight = 0;

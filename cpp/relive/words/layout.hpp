@@ -17,6 +17,7 @@
 
 #include "relive/words/bulk_layout.hpp"
 #include "relive/words/limiter.hpp"
+#include "relive/words/program.hpp"
 #include "relive/words/status.hpp"
 #include "relive/words/tree.hpp"
 
@@ -184,6 +185,7 @@ struct IndexConfig {
   WindowConfig windows[kMaxWindows];
   GroupConfig group;  // kExplicit: of items that episodes make as they end
   double max_wait_s;  // an item that waits longer to be published is none; 0: for ever
+  Predicate where;    // a step whose item does not pass it is none (rule P1); without operations every one passes
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);
 
@@ -199,7 +201,8 @@ struct ColumnConfig {
 struct TableConfig {
   std::vector<ColumnConfig> columns;
   std::vector<IndexConfig> indexes;
-  std::vector<std::vector<ColumnConfig>> item_columns;  // of each index, as far as any has some (explicit ones may)
+  std::vector<std::vector<ColumnConfig>> item_columns;    // of each index, as far as any has some (explicit ones may)
+  std::vector<std::vector<WrittenOperation>> conditions;  // of each index; settle_conditions() makes its `where` of it
   uint64_t capacity = 0;
   uint32_t max_lanes = 256;
   uint32_t max_participants = 256;

@@ -58,24 +58,31 @@ Status find_loaded(const ColumnLayout& column, Loaded* loaded) {
   return not_a_program(std::string("a plain number in column ") + column.name, 0);
 }
 
-// Where a column of the items lies: in rows, in records, or, of groups, in the record's first word.
-Status place_column(const Region& r, uint32_t index, const std::string& name, Operation* operation) {
-  const ColumnLayout* column = find_column(r.columns, r.geometry->num_columns, name);
-  if (r.map(index).is_explicit) {
-    const Records& records = r.records[index];
-    operation->stride = 0;
-    if (records.are_groups()) {
-      const GroupConfig& group = r.header->indexes[index].group;
-      if (column != r.columns + group.column) return not_a_program("the column that groups form by", 0);
-      operation->offset = 0;
-      operation->loaded = Loaded::kInt64;
-      return {};
-    }
-    column = find_column(records.columns, records.geometry->num_columns, name);
+// The columns that a program may name: of rows; of records, or, of groups, the record's first word under its name.
+struct Known {
+  const ColumnLayout* columns;
+  uint32_t num_columns;
+  const char* group_column;  // null where the items are no groups
+  bool is_explicit;
+};
+
+Known known_of(const Region& r, uint32_t index) {
+  if (!r.map(index).is_explicit) return {r.columns, r.geometry->num_columns, nullptr, false};
+  const Records& records = r.records[index];
+  if (records.are_groups()) return {nullptr, 0, r.columns[r.header->indexes[index].group.column].name, true};
+  return {records.columns, records.geometry->num_columns, nullptr, true};
+}
+
+Status place_column(const Known& known, const std::string& name, Operation* operation) {
+  if (known.group_column != nullptr) {
+    if (name != known.group_column) return not_a_program("the column that groups form by, not " + name, 0);
+    operation->loaded = Loaded::kInt64;
+    return {};
   }
+  const ColumnLayout* column = find_column(known.columns, known.num_columns, name);
   if (column == nullptr) return not_a_program("columns of the items, not " + name, 0);
   operation->offset = column->offset;
-  if (!r.map(index).is_explicit) operation->stride = static_cast<uint32_t>(column->stride);
+  operation->stride = known.is_explicit ? 0 : static_cast<uint32_t>(column->stride);
   return find_loaded(*column, &operation->loaded);
 }
 
@@ -235,7 +242,9 @@ struct Evaluation {
 
 }  // namespace
 
-Status read_predicate(const Region& r, uint32_t index, const std::vector<WrittenOperation>& written, Predicate* out) {
+namespace {
+
+Status read_program(const Known& known, const std::vector<WrittenOperation>& written, Predicate* out) {
   if (written.empty() || written.size() > kMostOperations)
     return not_a_program("1 to 32 operations", static_cast<int64_t>(written.size()));
   *out = {};
@@ -251,12 +260,42 @@ Status read_predicate(const Region& r, uint32_t index, const std::vector<Written
     operation.code = static_cast<OpCode>(row - kCodes);
     if (operation.code == OpCode::kWhole) operation.whole = one.whole;
     if (operation.code == OpCode::kReal) operation.real = one.real;
-    if (operation.code == OpCode::kColumn) RELIVE_RETURN_IF_ERROR(place_column(r, index, one.column, &operation));
+    if (operation.code == OpCode::kColumn) RELIVE_RETURN_IF_ERROR(place_column(known, one.column, &operation));
     if (operation.code == OpCode::kNumSteps) out->asks_length = 1;
+    if (operation.code == OpCode::kTerminated || operation.code == OpCode::kTruncated) out->asks_end = 1;
     const bool is_derived = operation.code >= OpCode::kLane && operation.code <= OpCode::kTruncated;
-    if (is_derived && r.map(index).is_explicit) return not_a_program("columns of the items, not " + one.code, 0);
+    if (is_derived && known.is_explicit) return not_a_program("columns of the items, not " + one.code, 0);
   }
   return stacked == 1 ? Status() : not_a_program("one value at the end", stacked);
+}
+
+}  // namespace
+
+Status read_predicate(const Region& r, uint32_t index, const std::vector<WrittenOperation>& written, Predicate* out) {
+  return read_program(known_of(r, index), written, out);
+}
+
+Status settle_conditions(const Layout& layout, TableConfig* config) {
+  for (size_t i = 0; i < config->conditions.size(); ++i) {
+    const std::vector<WrittenOperation>& written = config->conditions[i];
+    if (written.empty()) continue;
+    IndexConfig& index = config->indexes[i];
+    if (index.map == LeafMap::kExplicit) return invalid("where of an index", "items of steps, not explicit ones", 0);
+    const Known known{layout.columns.data(), layout.geometry.num_columns, nullptr, false};
+    RELIVE_RETURN_IF_ERROR(read_program(known, written, &index.where));
+    for (const Operation& operation : index.where.operations)
+      if (operation.code == OpCode::kStaleness || operation.code == OpCode::kNumSteps)
+        return invalid("where of an index", "what stays as it is when an item is published", 0);
+  }
+  return {};
+}
+
+bool passes_condition(const Region& r, uint32_t index, uint64_t slot) {
+  if (!has_condition(r, index)) return true;
+  const Subject item = subject_of(r, index, slot);
+  bool passes = false;
+  evaluate(r, r.header->indexes[index].where, &item, 1, &passes);
+  return passes;
 }
 
 Subject subject_of(const Region& r, uint32_t index, uint64_t slot) {

@@ -153,6 +153,7 @@ struct IndexState {
   std::atomic<uint64_t> tickets;     // PRIMARY: ever given, of an index that keeps an order (rule R1)
   std::atomic<int64_t> pending;      // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
   std::atomic<uint64_t> timed_out;   // items that waited too long
+  std::atomic<uint64_t> filtered;    // steps whose items the index's condition kept out
 
   // What the limiter's insert side counts: what is pending, too, until it is published or over.
   int64_t inserted_or_pending() const {
