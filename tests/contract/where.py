@@ -139,6 +139,20 @@ class WhereSuite(Suite):
             assert table.stats().indexes["default"].sampled == before.sampled + 15
         table.check()
 
+    def test_rare_items_take_no_number_of_a_draw(self, make_table: MakeTable) -> None:
+        drawn = []
+        for where in (None, "reward > 1000"):
+            table = make_table(plain_spec(), 100, seed=5)
+            with table.writer() as writer:
+                write_steps(writer, 0, 50)
+            batches = [np.asarray(table.sample(20)["action"]).tolist()]
+            if where is not None:
+                with pytest.raises(errors.RareItems):
+                    table.sample(20, where=where)
+            batches.append(np.asarray(table.sample(20)["action"]).tolist())
+            drawn.append(batches)
+        assert drawn[0] == drawn[1]
+
     def test_a_condition_shifts_no_other_draw(self, make_table: MakeTable) -> None:
         tables = [make_table(plain_spec(), 100, seed=5) for _ in range(2)]
         drawn = []

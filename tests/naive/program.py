@@ -126,7 +126,7 @@ def make_items(items: NaiveItems) -> relive.Transitions | relive.Sequences | rel
 
 
 def make_index(items: NaiveItems, sampler: Any = None) -> relive.Index:
-    return relive.Index(make_items(items), sampler or relive.Uniform(), relive.MinSize(1))
+    return relive.Index(make_items(items), sampler or relive.Uniform(), relive.MinSize(1), where=items.where)
 
 
 class Driver:

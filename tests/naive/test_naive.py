@@ -70,6 +70,7 @@ def item_configs(draw: st.DrawFn, columns: str) -> NaiveItems:
         stack=stack,
         stack_pad=draw(st.sampled_from(("repeat", "zeros"))),
         window=draw(st.one_of(st.none(), windows())),
+        least_step=draw(st.sampled_from((0, 0, 0, 1, 2, 4))),
     )
 
 
@@ -127,6 +128,7 @@ def random_programme(seed: int, length: int, capacity: int | None, windows: bool
             tuple((c, depth) for c in STATES[columns] if (depth := rng.randint(1, 4)) > 1),
             rng.choice(("repeat", "zeros")),
             random_window(rng) if windows and rng.random() < 0.6 else None,
+            rng.choice((0, 0, 1, 3)),
         )
         for _ in range(rng.randint(1, 2))
     )

@@ -100,6 +100,14 @@ class NaiveItems:
     stack: tuple[tuple[str, int], ...] = ()
     stack_pad: str = "repeat"
     window: NaiveWindow | None = None  # of items with a time axis; n_step means nothing then
+    least_step: int = 0  # of an index with a condition: items are of episodes' steps from this one on
+
+    @property
+    def where(self) -> str | None:
+        """The condition that says so, in words that ask it twice."""
+        if self.least_step == 0:
+            return None
+        return f"{self.least_step} <= episode_step and not (first or episode_step / 1.0 < {self.least_step - 0.5})"
 
     @property
     def before(self) -> int:
@@ -259,6 +267,8 @@ class NaiveReplay:
         if key not in self.where:
             return None
         episode, t = self.where[key]
+        if t < items.least_step:
+            return None
         if items.window is not None and items.window.crosses:
             return self._item_across(key, items, items.window)
         if items.window is not None:

@@ -15,21 +15,19 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Whether an item whose window is there and full is none all the same, for the index's condition (rule P1). Its page may
-// have no life left behind this; it goes in its turn, as its steps do.
-bool is_kept_out(Held& held, uint32_t index, uint64_t page, uint64_t slot) {
-  if (passes_condition(held.region, index, slot) || !RELIVE_RULE(P1_condition)) return false;
+// An item whose window is there and full is none all the same, for the index's condition (rule P1). Its page may have no
+// life left behind this; it goes in its turn, as its steps do.
+void keep_out(Held& held, uint32_t index, uint64_t page, uint64_t slot) {
   held.region.pages[page].live -= Leaves::keep_out(held, index, slot) ? 1 : 0;
   RELIVE_FAIL_POINT(publish_kept_out);
-  return true;
 }
 
 // Publishes the pending leaves [begin, end) of one page, whose windows are complete.
 void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   const Leaves leaves(r, index);
-  const bool is_choosy = has_condition(r, index);
   FilledRows filled(r, index);
+  PassingRows passing(r, index);
   int64_t published = 0;
   uint64_t skipped = 0;
   for (uint32_t offset = begin; offset < end; ++offset) {
@@ -39,12 +37,13 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
     skipped += state == kStateEnded ? 1 : 0;
     // Deleted while it was pending, or a row that it needs went before its window was complete.
     if (RELIVE_RULE(D2d_pending) ? state != kStatePending : state == kStateRemoved) continue;
-    if (filled.has_all_of(page, offset)) {
-      if (is_choosy && is_kept_out(held, index, page, slot)) continue;
-      published += Leaves::complete(held, index, slot) ? 1 : 0;
-    } else {
+    if (!filled.has_all_of(page, offset)) {
       Leaves::keep_unfilled(held, index, slot);
       RELIVE_FAIL_POINT(publish_unfilled);
+    } else if (!passing.has(page, offset, end) && RELIVE_RULE(P1_condition)) {
+      keep_out(held, index, page, slot);
+    } else {
+      published += Leaves::complete(held, index, slot) ? 1 : 0;
     }
   }
   RELIVE_FAIL_POINT(publish_item_end);
@@ -57,21 +56,22 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
 void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   Region& r = held.region;
   const Leaves leaves(r, index);
-  const bool is_choosy = has_condition(r, index);
   RowAhead ahead(r, page);
   FilledRows filled(r, index);
+  PassingRows passing(r, index);
   int64_t published = 0;
   for (uint32_t offset = begin; offset < end; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (leaves.state(slot) != kStatePending || r.is_tail(page, offset)) continue;
     if (!begins_item(r, index, page, offset, ahead, false)) {
       r.pages[page].live -= Leaves::retire(held, index, slot, kStateEnded) ? 1 : 0;
-    } else if (filled.has_all_of(page, offset)) {
-      if (is_choosy && is_kept_out(held, index, page, slot)) continue;
-      published += Leaves::complete(held, index, slot) ? 1 : 0;
-    } else {
+    } else if (!filled.has_all_of(page, offset)) {
       Leaves::keep_unfilled(held, index, slot);
       RELIVE_FAIL_POINT(publish_unfilled);
+    } else if (!passing.has(page, offset, end) && RELIVE_RULE(P1_condition)) {
+      keep_out(held, index, page, slot);
+    } else {
+      published += Leaves::complete(held, index, slot) ? 1 : 0;
     }
   }
   RELIVE_FAIL_POINT(publish_item_end);

@@ -1,6 +1,7 @@
 #include "relive/table/draws.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/hold.hpp"
@@ -63,7 +64,7 @@ class Draw final {
   void note_refused_draw(Locked* locked);
   Status reserve();
   Status fill(bool* empty);
-  Status look_on() const;
+  Status look_on();
   Status fill_held(bool* empty, uint32_t attempt);
   Status find_held(const DrawRequest& choice, bool is_noted, size_t begin, size_t end, uint32_t* attempt, bool* empty);
   bool drop_gone();
@@ -85,6 +86,7 @@ class Draw final {
   DrawScratch& s_;
   DrawRequest first_;  // what a round reads of what it draws: all of it, or where items lie end to end their lengths
   uint64_t call_ = 0;  // its number, which its random numbers follow from
+  std::optional<Hearing> hearing_;  // of one that looks on and on
 };
 
 // One wait until the index may have something to draw.
@@ -160,10 +162,11 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
 }
 
 // Whether a draw with a condition goes on after a round that did not find enough.
-Status Draw::look_on() const {
+Status Draw::look_on() {
   const Looks& looks = s_.looks;
   if (looks.num_unfilled == 0) return {};
-  if (is_interrupted()) return Status(Code::kInterrupted);
+  if (!hearing_) hearing_.emplace(deadline_, nullptr);
+  if (hearing_->ends()) return Status(Code::kInterrupted);
   const bool is_late = looks.tried >= kLeastLooks && deadline_.passed();
   if (!is_late && looks.tried < kLeastLooks + kLooksAnItem * request_.num_items) return {};
   const double share = static_cast<double>(looks.passed) / static_cast<double>(std::max<uint64_t>(1, looks.looked));

@@ -290,6 +290,19 @@ Status settle_conditions(const Layout& layout, TableConfig* config) {
   return {};
 }
 
+bool PassingRows::looks_at(uint64_t page, uint32_t offset, uint32_t end) {
+  if (offset < first_ || offset >= end_) {
+    Subject items[kEvaluatedTogether];
+    const Subject first = subject_of(r_, index_, r_.slot_of(page, offset));
+    const uint32_t count = std::min<uint32_t>(kEvaluatedTogether, end - offset);
+    for (uint32_t k = 0; k < count; ++k) items[k] = {first.slot + k, first.base, first.row + k, 0};
+    evaluate(r_, r_.header->indexes[index_].where, items, count, passes_);
+    first_ = offset;
+    end_ = offset + count;
+  }
+  return passes_[offset - first_];
+}
+
 bool passes_condition(const Region& r, uint32_t index, uint64_t slot) {
   if (!has_condition(r, index)) return true;
   const Subject item = subject_of(r, index, slot);

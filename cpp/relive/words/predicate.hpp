@@ -47,6 +47,23 @@ inline bool has_condition(const Region& r, uint32_t index) {
 }
 bool passes_condition(const Region& r, uint32_t index, uint64_t slot);
 
+// The same of rows of one page, asked in order, on the stack: the condition runs for many of them at a time.
+class PassingRows final {
+ public:
+  PassingRows(const Region& r, uint32_t index) : r_(r), index_(index), is_choosy_(has_condition(r, index)) {}
+  // page: the one that all questions to this object are of. end: rows before it are there.
+  bool has(uint64_t page, uint32_t offset, uint32_t end) { return !is_choosy_ || looks_at(page, offset, end); }
+
+ private:
+  bool looks_at(uint64_t page, uint32_t offset, uint32_t end);
+
+  const Region& r_;
+  const uint32_t index_;
+  const bool is_choosy_;
+  uint32_t first_ = 0, end_ = 0;  // rows that passes_ is of
+  bool passes_[kEvaluatedTogether];
+};
+
 // passes[i]: whether the condition holds for items[i], i < count <= kEvaluatedTogether.
 void evaluate(const Region& r, const Predicate& predicate, const Subject* items, size_t count, bool* passes);
 
