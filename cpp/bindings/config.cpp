@@ -218,12 +218,19 @@ void read_remover(const Part& from, IndexConfig* index) {
 }
 
 void read_limiter(const Part& from, IndexConfig* index) {
-  const auto min_size = from.get<int64_t>("min_size");
-  if (from.kind<bool>("limiter", {{"min_size", false}, {"samples_per_insert", true}}))
-    index->limiter = make_samples_per_insert(from.get<double>("samples_per_insert"), min_size,
+  const auto kind = from.kind<uint32_t>("limiter", {{"min_size", LimiterConfig::kMinSize},
+                                                    {"samples_per_insert", LimiterConfig::kSamplesPerInsert},
+                                                    {"queue", LimiterConfig::kQueue},
+                                                    {"staleness_budget", LimiterConfig::kStalenessBudget}});
+  if (kind == LimiterConfig::kSamplesPerInsert)
+    index->limiter = make_samples_per_insert(from.get<double>("samples_per_insert"), from.get<int64_t>("min_size"),
                                              from.get_or<double>("tolerance", -1.0));
+  else if (kind == LimiterConfig::kQueue)
+    index->limiter = make_queue(from.get<int64_t>("max_size"));
+  else if (kind == LimiterConfig::kStalenessBudget)
+    index->limiter = make_staleness_budget(from.get<double>("eta"), from.get<double>("items_per_version"));
   else
-    index->limiter = make_min_size(min_size);
+    index->limiter = make_min_size(from.get<int64_t>("min_size"));
 }
 
 // What an index says differs with its items.
@@ -240,46 +247,56 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
     const auto from = nb::borrow<nb::dict>(row);
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
-  const Part from =
-      has_items(row, "groups")     ? Part(row, "index" + name,
-                                          {"name", "items", "length", "group_by", "group_size", "max_groups", "too_long",
-                                           "gamma", "sampler", "priority_exponent", "initial", "limiter", "min_size",
-                                           "samples_per_insert", "tolerance", "remover", "max_times_sampled", "max_wait_s"})
-      : has_items(row, "explicit") ? Part(row, "index" + name,
-                                          {"name", "items", "windows", "columns", "max_items", "sampler",
-                                           "priority_exponent", "initial", "limiter", "min_size", "samples_per_insert",
-                                           "tolerance", "remover", "max_times_sampled", "max_wait_s"})
-                                   : Part(row, "index" + name,
-                                          {"name",
-                                           "items",
-                                           "n_step",
-                                           "gamma",
-                                           "stack",
-                                           "stack_pad",
-                                           "sampler",
-                                           "priority_exponent",
-                                           "initial",
-                                           "limiter",
-                                           "min_size",
-                                           "samples_per_insert",
-                                           "tolerance",
-                                           "remover",
-                                           "removal_exponent",
-                                           "max_times_sampled",
-                                           "max_items",
-                                           "max_wait_s",
-                                           "where",
-                                           "length",
-                                           "burn_in",
-                                           "bootstrap",
-                                           "period",
-                                           "at_end",
-                                           "pad",
-                                           "only_ended",
-                                           "only_the_last",
-                                           "one_at_random",
-                                           "longest",
-                                           "time_major"});
+  const Part from = has_items(row, "groups") ? Part(row, "index" + name, {"name",       "items",
+                                                                          "length",     "group_by",
+                                                                          "group_size", "max_groups",
+                                                                          "too_long",   "gamma",
+                                                                          "sampler",    "priority_exponent",
+                                                                          "initial",    "limiter",
+                                                                          "min_size",   "samples_per_insert",
+                                                                          "tolerance",  "max_size",
+                                                                          "eta",        "items_per_version",
+                                                                          "remover",    "max_times_sampled",
+                                                                          "max_wait_s"})
+                    : has_items(row, "explicit")
+                        ? Part(row, "index" + name,
+                               {"name", "items", "windows", "columns", "max_items", "sampler", "priority_exponent",
+                                "initial", "limiter", "min_size", "samples_per_insert", "tolerance", "max_size", "eta",
+                                "items_per_version", "remover", "max_times_sampled", "max_wait_s"})
+                        : Part(row, "index" + name,
+                               {"name",
+                                "items",
+                                "n_step",
+                                "gamma",
+                                "stack",
+                                "stack_pad",
+                                "sampler",
+                                "priority_exponent",
+                                "initial",
+                                "limiter",
+                                "min_size",
+                                "samples_per_insert",
+                                "tolerance",
+                                "max_size",
+                                "eta",
+                                "items_per_version",
+                                "remover",
+                                "removal_exponent",
+                                "max_times_sampled",
+                                "max_items",
+                                "max_wait_s",
+                                "where",
+                                "length",
+                                "burn_in",
+                                "bootstrap",
+                                "period",
+                                "at_end",
+                                "pad",
+                                "only_ended",
+                                "only_the_last",
+                                "one_at_random",
+                                "longest",
+                                "time_major"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");

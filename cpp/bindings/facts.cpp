@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"
+#include "relive/table/changing.hpp"
 #include "relive/table/looking.hpp"
 
 namespace relive::bindings {
@@ -129,6 +130,12 @@ nb::list layout(const CoreTable& self) {
   return columns;
 }
 
+nb::list limiter_list(const LimiterConfig& limiter) {
+  nb::list numbers;
+  for (const double number : numbers_of(limiter)) numbers.append(number);
+  return numbers;
+}
+
 nb::dict stats(const CoreTable& self) {
   TableStats s;
   without_gil([&] { return relive::stats(*self.table, &s); });
@@ -161,6 +168,17 @@ nb::dict stats(const CoreTable& self) {
     one["in_flight"] = s.in_flight[i];
     one["total_mass"] = s.total_mass[i];
     one["max_priority"] = s.max_priority[i];
+    one["limiter"] = limiter_list(s.limiters[i]);
+    const WaitStats& wait = s.waits[i];
+    one["waiting_samplers"] = wait.num_samplers;
+    one["waiting_writers"] = wait.num_writers;
+    one["sampler_waits_s"] = wait.sampler_wait_s;
+    one["writer_waits_s"] = wait.writer_wait_s;
+    one["samplers_wait_for"] = wait.samplers_need;
+    one["writers_wait_for"] = wait.writers_need;
+    one["draw_size"] = wait.draw_size;
+    one["insert_size"] = wait.insert_size;
+    one["is_stuck"] = wait.is_stuck;
     indexes.append(one);
   }
   d["indexes"] = indexes;

@@ -137,6 +137,7 @@ TableConfig table_config(const nb::dict& from);
 nb::dict geometry(const CoreTable& self);
 nb::list layout(const CoreTable& self);
 nb::dict stats(const CoreTable& self);
+nb::list limiter_list(const LimiterConfig& limiter);  // its numbers, its kind first
 nb::dict tier_stats(const CoreTable& self);
 void bind_tier(nb::module_& module, nb::class_<CoreTable>& table);
 void bind_items(nb::class_<CoreTable>& table);

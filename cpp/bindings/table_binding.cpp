@@ -207,6 +207,13 @@ int64_t update_priorities(const CoreTable& self, uint32_t index, nb::handle keys
   return applied;
 }
 
+void set_limiter(const CoreTable& self, uint32_t index, nb::handle numbers) {
+  const Given wanted = given(numbers, NPY_DOUBLE);
+  LimiterConfig limiter;
+  raise_if_error(limiter_of(static_cast<const double*>(wanted.data), wanted.size, &limiter));
+  without_gil([&] { return relive::set_limiter(*self.table, index, limiter); });
+}
+
 int64_t delete_items(const CoreTable& self, nb::handle keys) {
   const Given wanted = given(keys, NPY_INT64);
   int64_t deleted = 0;
@@ -345,6 +352,11 @@ void bind_core_table(nb::module_& module) {
       .def("set_policy_version",
            [](const CoreTable& self, uint32_t version) {
              without_gil([&] { return relive::set_policy_version(*self.table, version); });
+           })
+      .def("set_limiter", &set_limiter, nb::arg("index"), nb::arg("numbers"))
+      .def("limiter",
+           [](const CoreTable& self, uint32_t index) {
+             return limiter_list(OpenRegion(self)->header->index_state[index].limiter.load());
            })
       .def("close",
            [](CoreTable& self) {

@@ -11,7 +11,7 @@ from relive.errors import DeadlineExceeded, ReliveError
 from relive.explicit import Explicit, Window
 from relive.index import Index
 from relive.items import Episodes, Sequences, Transitions
-from relive.limiters import MinSize, SamplesPerInsert
+from relive.limiters import MinSize, Queue, SamplesPerInsert, StalenessBudget
 from relive.open import attach, connect, list_tables, remove
 from relive.patterns import Condition, Pattern, PatternWriter
 from relive.priorities import sequence_priority
@@ -45,6 +45,7 @@ __all__ = [
     "Pattern",
     "PatternWriter",
     "Prioritized",
+    "Queue",
     "ReliveError",
     "ReplayTable",
     "ReplayWriter",
@@ -52,6 +53,7 @@ __all__ = [
     "SamplesPerInsert",
     "Sequences",
     "SharedMemory",
+    "StalenessBudget",
     "StepSpec",
     "Table",
     "TableConfig",

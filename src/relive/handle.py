@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,10 +19,10 @@ from relive.batches import Batches, BatchSource
 from relive.config import TableConfig
 from relive.errors import InvalidConfig, ReliveError, RequestTooLarge, ShapeMismatch, UnknownColumn
 from relive.explicit import Explicit
-from relive.index import Index
+from relive.index import Index, check_min_sizes
 from relive.items import Items
 from relive.late import LateRows
-from relive.limiters import SamplesPerInsert
+from relive.limiters import Limiter, SamplesPerInsert, limiter_of
 from relive.new_items import new_items
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
@@ -177,7 +178,7 @@ class TableHandle(Closing):
         """
         selection = self.select(index, columns)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
-        limiter = self._config.index[self._index_names[selection.number]].limiter
+        limiter = self.limiter(self._index_names[selection.number])
         if isinstance(limiter, SamplesPerInsert) and count > limiter.window:
             raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
@@ -264,6 +265,21 @@ class TableHandle(Closing):
         """The learner's version (0 to 2**32 - 1): rows are stamped with it, staleness is counted from it."""
         self._core.set_policy_version(integer("version", version, 0, 2**32 - 1))
 
+    @names_arguments
+    def set_limiter(self, limiter: Limiter, *, index: str | None = None) -> None:
+        """The limiter of an index from now on, for every process; who waits is judged anew.
+
+        Its corridor begins anew, too: as though the present items, min_size at most, had been inserted and none of them
+        drawn. table.config stays what the table was made from; table.limiter() says the present one.
+        Raises InvalidConfig where the index cannot have it, CapacityTooSmall, RequestTooLarge where a draw that waits
+        now could never pass; then nothing changes. DeadlineExceeded, ReadOnly, TableClosed.
+        """
+        number = self.index_number(index)
+        name = self._index_names[number]
+        changed = replace(self._config.index[name], limiter=limiter)
+        check_min_sizes(self._config.capacity, {name: changed})
+        self._core.set_limiter(number, np.array(limiter.core_numbers(), np.float64))
+
     # ---- looking at it ---------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -277,6 +293,10 @@ class TableHandle(Closing):
     def num_items(self, index: str | None = None) -> int:
         """Live items of an index: those that can be drawn. Raises TableClosed."""
         return self._core.num_items(self.index_number(index))
+
+    def limiter(self, index: str | None = None) -> Limiter:
+        """The present limiter of an index, its tolerance in numbers. Raises InvalidConfig, TableClosed."""
+        return limiter_of(self._core.limiter(self.index_number(index)))
 
     def stats(self) -> TableStats:
         """Sizes and counters at this moment, over all processes. Raises TableClosed."""
@@ -413,9 +433,9 @@ class TableHandle(Closing):
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the limiter's arithmetic: of the index named, else of the narrowest one."""
-        paced = [one.limiter for one in self._config.index.values() if isinstance(one.limiter, SamplesPerInsert)]
-        if index is not None:
-            paced = [limiter for limiter in paced if limiter is self._config.index[index].limiter]
+        names = self._index_names if index is None else (index,)
+        limiters = [self.limiter(name) for name in names]
+        paced = [limiter for limiter in limiters if isinstance(limiter, SamplesPerInsert)]
         if not paced:
             return error
         narrowest = min(paced, key=lambda limiter: limiter.window)

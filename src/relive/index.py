@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 from relive._checks import finite, integer, is_text
 from relive._parts import from_parts, refuse_unknown, to_parts
@@ -12,7 +12,7 @@ from relive._wrong_names import names_arguments
 from relive.errors import CapacityTooSmall, InvalidConfig
 from relive.explicit import MAX_ITEMS, Explicit
 from relive.items import ITEMS, Episodes, Items, Transitions
-from relive.limiters import MinSize, SamplesPerInsert
+from relive.limiters import LIMITERS, Limiter, MinSize, Queue, SamplesPerInsert, StalenessBudget
 from relive.samplers import (
     REMOVERS,
     SAMPLERS,
@@ -29,8 +29,6 @@ from relive.where import Operation, check_text, where_of
 
 __all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]
 
-Limiter: TypeAlias = MinSize | SamplesPerInsert
-
 DEFAULT_INDEX_NAME = "default"
 MAX_INDEXES = 8
 MAX_TIMES_SAMPLED = 65_529
@@ -38,7 +36,7 @@ MAX_TIMES_SAMPLED = 65_529
 _KINDS: dict[str, tuple[type[Any], ...]] = {
     "items": (*ITEMS, Explicit),
     "sampler": SAMPLERS,
-    "limiter": (MinSize, SamplesPerInsert),
+    "limiter": LIMITERS,
     "remover": REMOVERS,
 }
 _VALUES = ("max_times_sampled", "max_items", "max_wait_s", "where")
@@ -51,7 +49,8 @@ MAX_WAIT_S = 1e9
 class Index:
     """One way to sample the steps of a table. A table may have several, over the same steps.
 
-    items: Transitions, Sequences, Episodes or Explicit. limiter: MinSize or SamplesPerInsert.
+    items: Transitions, Sequences, Episodes or Explicit. limiter: MinSize, SamplesPerInsert, Queue or
+    StalenessBudget; table.set_limiter changes it.
     sampler: Uniform, Prioritized, Fifo, Lifo, MaxPriority or MinPriority.
     remover: Fifo, Lifo, MinPriority, MaxPriority, Uniform, Prioritized or Reservoir: which items go where there are
     more than max_items. Of explicit items and groups it is Fifo. Where it looks at priorities and the sampler does too,
@@ -104,6 +103,7 @@ class Index:
         if self.where is not None:
             check_text(self.where)
         self._check_most()
+        self._check_counted()
         self._check_remover()
         grouped = isinstance(self.items, Episodes) and self.items.is_grouped
         if grouped and self._initial == "given":
@@ -127,9 +127,18 @@ class Index:
     def _check_most(self) -> None:
         name = self._name_of_most
         most = getattr(self.items, name, None) or self.max_items
-        if most is not None and self.limiter.min_size > most:
+        if most is not None and self.limiter.num_items > most:
+            what = "max_size" if isinstance(self.limiter, Queue) else "min_size"
             raise InvalidConfig(
-                "min_size", f"at most {name} = {most}: the oldest item ends where one more comes", self.limiter.min_size
+                what, f"at most {name} = {most}: the oldest item ends where one more comes", self.limiter.num_items
+            )
+
+    def _check_counted(self) -> None:
+        if self.max_times_sampled is None and isinstance(self.limiter, (Queue, StalenessBudget)):
+            raise InvalidConfig(
+                "max_times_sampled",
+                f"a number, for {self.limiter} counts which items were drawn; 1: each of them once",
+                self.max_times_sampled,
             )
 
     @property
@@ -274,12 +283,13 @@ def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
     bounded by max_items.
     """
     for name, one in indexes.items():
-        items, min_size = one.items, one.limiter.min_size
+        items, min_size = one.items, one.limiter.num_items
         if isinstance(items, Explicit):
             continue
         needed = 1 + (min_size - 1) * items.steps_apart + items.kept_back
         if needed > capacity:
             apart = f", {items.steps_apart} steps apart" if items.steps_apart > 1 else ""
             kept = f"{items.kept_back} steps that no item begins at ({items})"
-            arithmetic = f"index {name!r}: min_size {min_size}{apart}, and of one lane {kept}"
+            what = "max_size" if isinstance(one.limiter, Queue) else "min_size"
+            arithmetic = f"index {name!r}: {what} {min_size}{apart}, and of one lane {kept}"
             raise CapacityTooSmall(capacity, needed, arithmetic=arithmetic)

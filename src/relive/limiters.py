@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from relive._checks import finite, integer
 from relive._wrong_names import names_arguments
 from relive.errors import InvalidConfig
 
-__all__ = ["MinSize", "SamplesPerInsert"]
+__all__ = ["LIMITERS", "Limiter", "MinSize", "Queue", "SamplesPerInsert", "StalenessBudget", "limiter_of"]
+
+_MOST = 2**53  # what a float64 holds exactly: limiters travel as such
 
 
 @names_arguments
@@ -23,9 +26,18 @@ class MinSize:
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_size", integer("min_size", self.min_size, 1))
 
+    @property
+    def num_items(self) -> int:
+        """Items that the index must be able to hold."""
+        return self.min_size
+
     def core_config(self) -> dict[str, Any]:
         """The limiter as the core reads it."""
         return {"limiter": "min_size", "min_size": self.min_size}
+
+    def core_numbers(self) -> tuple[float, ...]:
+        """The same as numbers, its kind first."""
+        return 0, self.min_size
 
 
 @names_arguments
@@ -65,6 +77,11 @@ class SamplesPerInsert:
             )
 
     @property
+    def num_items(self) -> int:
+        """Items that the index must be able to hold."""
+        return self.min_size
+
+    @property
     def half_window(self) -> float:
         """The tolerance in use, in samples."""
         if self.tolerance is not None:
@@ -92,3 +109,105 @@ class SamplesPerInsert:
             "samples_per_insert": self.samples_per_insert,
             "tolerance": self.half_window,
         }
+
+    def core_numbers(self) -> tuple[float, ...]:
+        """The same as numbers, its kind first."""
+        return 1, self.samples_per_insert, self.min_size, self.half_window
+
+
+@names_arguments
+@final
+@dataclass(frozen=True)
+class Queue:
+    """At most max_size items live at a time: an insert waits for room, a draw of n for n live items.
+
+    Nothing makes room but a draw that takes the last use of an item, so the index needs max_times_sampled (1: every
+    item is drawn once); what is deleted, or goes with old steps, makes room, too. The sampler says in which order they
+    are drawn. Items that wait for late columns or a priority have their place. A draw of more than max_size is refused,
+    and a block of steps of more items; a block that does not fit beside the draws that wait is let in by parts.
+    Raises InvalidConfig.
+    """
+
+    max_size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_size", integer("max_size", self.max_size, 1, _MOST))
+
+    @property
+    def min_size(self) -> int:
+        """Live items that any draw waits for."""
+        return 1
+
+    @property
+    def num_items(self) -> int:
+        """Items that the index must be able to hold."""
+        return self.max_size
+
+    def core_config(self) -> dict[str, Any]:
+        """The limiter as the core reads it."""
+        return {"limiter": "queue", "max_size": self.max_size}
+
+    def core_numbers(self) -> tuple[float, ...]:
+        """The same as numbers, its kind first."""
+        return 2, self.max_size
+
+
+@names_arguments
+@final
+@dataclass(frozen=True)
+class StalenessBudget:
+    """Inserts wait for the learner's version: no more items than eta versions ahead of it can use.
+
+    An insert of n passes while inserted + pending + n - removed unused <= (eta + version + 1) x items_per_version.
+    version: what table.set_policy_version set last; setting it wakes the writers that wait. removed unused: items that
+    went without ever being drawn. items_per_version: items that one version of the learner uses. eta 0: those of the
+    present version alone (on policy). A draw waits for items only. A block is let in as far as the budget goes, to its
+    last item. The index needs max_times_sampled, by which the table knows what was drawn. Where a process is killed
+    between drawing an item and counting it, the budget grows by that item.
+    (Staleness control of asynchronous RL for language models: Fu et al. 2025, AReaL, arXiv 2505.24298.)
+    Raises InvalidConfig.
+    """
+
+    eta: float
+    items_per_version: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eta", finite("eta", self.eta, 0.0, float(_MOST)))
+        count = integer("items_per_version", self.items_per_version, 1, _MOST)
+        object.__setattr__(self, "items_per_version", count)
+
+    @property
+    def min_size(self) -> int:
+        """Live items that any draw waits for."""
+        return 1
+
+    @property
+    def num_items(self) -> int:
+        """Items that the index must be able to hold."""
+        return 1
+
+    def core_config(self) -> dict[str, Any]:
+        """The limiter as the core reads it."""
+        return {
+            "limiter": "staleness_budget",
+            "eta": self.eta,
+            "items_per_version": float(self.items_per_version),
+        }
+
+    def core_numbers(self) -> tuple[float, ...]:
+        """The same as numbers, its kind first."""
+        return 3, self.eta, self.items_per_version
+
+
+Limiter: TypeAlias = MinSize | SamplesPerInsert | Queue | StalenessBudget
+LIMITERS = (MinSize, SamplesPerInsert, Queue, StalenessBudget)
+
+
+def limiter_of(numbers: Sequence[float]) -> Limiter:
+    """The limiter that core_numbers() gave; of SamplesPerInsert with its tolerance, given or not."""
+    kind, first, *more = numbers
+    if kind == 0:
+        return MinSize(int(first))
+    if kind == 1:
+        return SamplesPerInsert(first, int(more[0]), more[1])
+    return Queue(int(first)) if kind == 2 else StalenessBudget(first, int(more[0]))

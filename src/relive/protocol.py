@@ -245,6 +245,14 @@ class ReplayTable(Protocol):
         """The version that rows are stamped with from now on."""
         ...
 
+    def set_limiter(self, limiter: Any, *, index: str | None = None) -> None:
+        """The limiter of an index from now on."""
+        ...
+
+    def limiter(self, index: str | None = None) -> Any:
+        """The present limiter of an index."""
+        ...
+
     def stats(self) -> Any:
         """Counters and sizes at this moment."""
         ...

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, final
 
+from relive.limiters import Limiter, limiter_of
+
 __all__ = ["IndexStats", "TableStats", "TierStats", "table_stats"]
 
 
@@ -23,6 +25,14 @@ class IndexStats:
     in_flight: int  # items drawn ahead, not yet handed out
     total_mass: float  # sum of the masses of the live items
     max_priority: float  # largest priority ever given
+    limiter: Limiter  # the present one
+    waiting_samplers: int  # threads that wait for this index now, of handles that may write
+    waiting_writers: int  # threads that wait for its limiter now
+    sampler_waits_s: float  # how long the longest of them has; of a remote call since its server last looked
+    writer_waits_s: float
+    samplers_wait_for: str  # "min_size", "low" (the corridor, or items in a queue), "items" that are unused; "": none
+    writers_wait_for: str  # "high" (the corridor), "queue", "budget"; "": none waits
+    stuck: tuple[int, int] | None  # (items of an insert, of a draw) that wait now and do not fit the limiter together
 
     @property
     def samples_per_insert(self) -> float:
@@ -113,13 +123,16 @@ class TableStats:
         return asdict(self)
 
 
+def _index_stats(raw: Mapping[str, Any]) -> IndexStats:
+    plain = {field.name: raw[field.name] for field in fields(IndexStats) if field.name not in ("limiter", "stuck")}
+    stuck = (raw["insert_size"], raw["draw_size"]) if raw["is_stuck"] else None
+    return IndexStats(**plain, limiter=limiter_of(raw["limiter"]), stuck=stuck)
+
+
 def table_stats(raw: Mapping[str, Any], index_names: Sequence[str]) -> TableStats:
     """TableStats of the core's dict: its waits are in nanoseconds, its indexes are a list in order."""
     values = {**raw, "sampler_wait_s": raw["sampler_wait_ns"] / 1e9, "writer_wait_s": raw["writer_wait_ns"] / 1e9}
-    indexes = {
-        name: IndexStats(**{field.name: one[field.name] for field in fields(IndexStats)})
-        for name, one in zip(index_names, raw["indexes"], strict=True)
-    }
+    indexes = {name: _index_stats(one) for name, one in zip(index_names, raw["indexes"], strict=True)}
     plain = {field.name: values[field.name] for field in fields(TableStats) if field.name not in ("indexes", "tiers")}
     tiers = raw.get("tiers")
     return TableStats(**plain, indexes=indexes, tiers=None if tiers is None else TierStats(**tiers))

@@ -65,6 +65,7 @@ class InBody:
 IndexNumber = Annotated[int, IndexOf()]
 ItemKeys = Annotated[Keys, InBody(("<i8",))]
 Priorities = Annotated[npt.NDArray[Any], InBody(("<f4", "<f8"))]
+LimiterNumbers = Annotated[npt.NDArray[np.float64], InBody(("<f8",))]
 LateCells = Annotated[npt.NDArray[np.uint8], InBody(("|u1",))]
 PolicyVersion = Annotated[int, Whole(0, 2**32 - 1)]
 
@@ -98,6 +99,11 @@ class SimpleCalls(Protocol):
         ...
 
     @looks
+    def limiter(self, index: IndexNumber) -> list[float]:
+        """The present limiter of an index as numbers, its kind first."""
+        ...
+
+    @looks
     def stats(self) -> dict[str, Any]:
         """Counters, in the core's own units."""
         ...
@@ -125,6 +131,10 @@ class SimpleCalls(Protocol):
 
     def set_policy_version(self, version: PolicyVersion) -> None:
         """The version that rows are stamped with."""
+        ...
+
+    def set_limiter(self, index: IndexNumber, numbers: LimiterNumbers) -> None:
+        """The limiter of an index from now on, as numbers, its kind first."""
         ...
 
 

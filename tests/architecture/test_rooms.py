@@ -27,6 +27,7 @@ TABLE = [
         "changing",
         "insert",
         "update",
+        "pace",
         "complete",
         "looking",
         "hooks",

@@ -54,6 +54,72 @@ class LimitsSuite(Suite):
             table.draw(1)
             writer.append(**step(30, 31), timeout_s=0.0)
 
+    def test_queue(self, make_table: MakeTable) -> None:
+        """At most 4 items live; each is drawn once; what is deleted makes room."""
+        table = make_table(plain_spec(), 100, relive.Index(limiter=relive.Queue(4), max_times_sampled=1), max_lanes=4)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 4)
+            with pytest.raises(errors.DeadlineExceeded):
+                writer.append(**step(4, 5), timeout_s=0.0)
+            drawn = set(table.draw(3).item_keys.tolist())
+            assert len(drawn) == 3
+            with pytest.raises(errors.DeadlineExceeded):
+                table.draw(2, timeout_s=0.0)
+            table.delete(np.array([key for key in keys if key not in drawn]))
+            write_steps(writer, 4, 4)
+            with pytest.raises(errors.RequestTooLarge):
+                table.draw(5, timeout_s=0.0)
+            assert len(set(table.sample(4).item_keys.tolist())) == 4
+
+    def test_staleness_budget(self, make_table: MakeTable) -> None:
+        """(1 + version + 1) x 3 items, less those that went without being drawn."""
+        budget = relive.StalenessBudget(1, 3)
+        table = make_table(plain_spec(), 100, relive.Index(limiter=budget, max_times_sampled=1), max_lanes=4)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 6)
+            drawn = table.draw(3).item_keys
+            with pytest.raises(errors.DeadlineExceeded):
+                writer.append(**step(6, 7), timeout_s=0.0)
+            table.set_policy_version(1)
+            write_steps(writer, 6, 3)
+            table.delete(np.array([key for key in keys if key not in drawn])[:2])
+            write_steps(writer, 9, 2)
+            with pytest.raises(errors.DeadlineExceeded):
+                writer.append(**step(11, 12), timeout_s=0.0)
+            assert table.num_items() == 6
+
+    def test_changing_limiters_and_who_waits(self, make_table: MakeTable) -> None:
+        """A draw that waits passes under another limiter; one that it could never pass under is refused."""
+        table = make_table(plain_spec(), 100, relive.Index(limiter=relive.MinSize(50)), max_lanes=4)
+        told = table.stats().indexes["default"]
+        assert told.limiter == table.limiter() == relive.MinSize(50)
+        assert (told.waiting_samplers, told.waiting_writers, told.stuck) == (0, 0, None)
+        problems: list[BaseException] = []
+
+        def draw() -> None:
+            try:
+                table.draw(30, timeout_s=20.0)
+            except BaseException as problem:
+                problems.append(problem)
+
+        with table.writer() as writer:
+            write_steps(writer, 0, 20)
+            waits = threading.Thread(target=draw)
+            waits.start()
+            begun = time.monotonic()
+            while table.stats().indexes["default"].samplers_wait_for != "min_size" and time.monotonic() < begun + 20.0:
+                time.sleep(0.002)
+            with pytest.raises(errors.RequestTooLarge):
+                table.set_limiter(relive.SamplesPerInsert(1.0, 10, 10.0))
+            with pytest.raises(errors.InvalidConfig):
+                table.set_limiter(relive.Queue(10))
+            assert table.limiter() == relive.MinSize(50)
+            table.set_limiter(relive.SamplesPerInsert(2.0, 10, 100.0), index="default")
+            waits.join(20.0)
+            assert not waits.is_alive() and not problems
+            assert table.limiter() == relive.SamplesPerInsert(2.0, 10, 100.0)
+            assert table.indexes["default"].limiter == relive.MinSize(50), "what the table was made from"
+
     def test_max_items(self, make_table: MakeTable) -> None:
         """The item that was published first goes; its step stays, for the other index."""
         indexes = {

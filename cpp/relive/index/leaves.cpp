@@ -68,6 +68,12 @@ void Leaves::count_published(Held& held, uint32_t index, int64_t count) {
   IndexState& counts = held.region.header->index_state[index];
   counts.inserted.store(counts.inserted.load(kRelaxed) + count, kRelaxed);
   counts.live_items.fetch_add(count, kRelaxed);
+  if (held.region.max_times(index) != 0) counts.unused.fetch_add(count, kRelaxed);
+}
+
+void Leaves::count_first_use(int64_t change) const {
+  counts().used.store(counts().used.load(kRelaxed) + change, kRelaxed);
+  counts().unused.fetch_sub(change, kRelaxed);
 }
 
 bool Leaves::use(Held& held, uint32_t index, uint64_t slot) {
@@ -75,6 +81,9 @@ bool Leaves::use(Held& held, uint32_t index, uint64_t slot) {
   const auto times = static_cast<uint16_t>(leaves.states()[slot].load(kRelaxed) + 1);
   leaves.set_state(slot, times);
   RELIVE_FAIL_POINT(claim_times);
+  // Behind the state: a death in between leaves one too few, and so a budget of one too many, never one that is used up
+  // by what is gone (rule P2).
+  if (times == 1) leaves.count_first_use(1);
   if (leaves.is_drawable(times)) return false;
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(claim_leaf);
@@ -91,6 +100,7 @@ bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass, d
   if (was_used_up && leaves.is_bounded()) leaves.set_order(held, slot, order);
   if (was_used_up) leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(claim_back);
+  if (times == 1) leaves.count_first_use(-1);  // before the state, for the same reason
   leaves.set_state(slot, static_cast<uint16_t>(times - 1));
   if (was_used_up) leaves.counts().live_items.fetch_add(1, kRelaxed);
   return was_used_up;
@@ -190,6 +200,20 @@ void Leaves::rebuild(Held& held, uint32_t index) {
 bool Leaves::is_of_one_priority(uint64_t slot) const {
   if (!is_bounded() || !has_priorities() || !draws_as_it_removes(config())) return true;
   return tree().leaf(slot) == sampling_leaf_of(config(), order(slot));
+}
+
+void Leaves::store_counts(Held& held, uint32_t index, const ItemCounts& counted) {
+  IndexState& counts = held.region.header->index_state[index];
+  counts.live_items.store(counted.live_items, kRelaxed);
+  counts.pending.store(counted.pending, kRelaxed);
+  counts.unused.store(counted.unused, kRelaxed);
+}
+
+const char* Leaves::wrong_count(const ItemCounts& counted) const {
+  if (counted.live_items != counts().live_items.load(kRelaxed)) return "live_items differs from the leaves";
+  if (counted.pending != counts().pending.load(kRelaxed)) return "the count of pending items differs from the leaves";
+  if (counted.unused != counts().unused.load(kRelaxed)) return "the count of unused items differs from the leaves";
+  return nullptr;
 }
 
 const char* Leaves::broken_node() const {

@@ -38,6 +38,11 @@
 
 namespace relive {
 
+// What follows from the leaves of an index.
+struct ItemCounts {
+  int64_t live_items = 0, pending = 0, unused = 0;
+};
+
 class Leaves final {
  public:
   Leaves(const Region& r, uint32_t index) : r_(r), tree_(r.trees_[index]), states_(r.states_[index]), index_(index) {}
@@ -80,6 +85,7 @@ class Leaves final {
   bool may_wait(uint64_t slot) const {
     return is_waiting(state(slot)) || (r_.map(index_).is_explicit && state(slot) == kStatePending);
   }
+  bool counts_uses() const { return r_.max_times(index_) != 0; }
   void prefetch(uint64_t slot) const { tree().prefetch(slot); }
   void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
 
@@ -175,6 +181,16 @@ class Leaves final {
   static void rebuild(Held& held, uint32_t index);
   // Whether what draws the item of a slot and what removes it are of one priority, where both look at it (rule R3).
   bool is_of_one_priority(uint64_t slot) const;
+  // Counts one leaf; is_there: of a step, or of a record in use.
+  void count(uint64_t slot, bool is_there, bool is_item, ItemCounts* counts) const {
+    const uint16_t state = this->state(slot);
+    counts->live_items += is_item ? 1 : 0;
+    counts->pending += is_there && is_waiting(state) ? 1 : 0;
+    counts->unused += is_item && state == 0 && counts_uses() ? 1 : 0;
+  }
+  static void store_counts(Held& held, uint32_t index, const ItemCounts& counted);
+  // Which of the index's counts differs from these, in words; null if none does.
+  const char* wrong_count(const ItemCounts& counted) const;
   // What does not follow from the leaves below, in words; null if all does.
   const char* broken_node() const;
 
@@ -188,6 +204,7 @@ class Leaves final {
   bool keeps_order() const { return has(kIsBounded | kIsOrdered); }
   bool initial_mass(float given, double* mass) const;
   bool enter(Held& held, uint64_t slot, float given) const;
+  void count_first_use(int64_t change) const;
   void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
   void set_mass(Held& held, uint64_t slot, double mass) const {
     held.region.trees_[index_].set_leaf(slot, mass);
@@ -297,6 +314,7 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   if (leaves.is_bounded()) leaves.clear_order(held, slot);
   if (leaves.is_timed()) leaves.end_wait(held, slot);
   if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, std::memory_order_relaxed);
+  if (state == 0 && leaves.counts_uses()) leaves.counts().unused.fetch_sub(1, std::memory_order_relaxed);
   return leaves.has_life(state);
 }
 

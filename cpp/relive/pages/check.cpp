@@ -38,7 +38,7 @@ bool is_whole_behind(const Region& r, uint32_t i, uint64_t page, uint32_t offset
 }
 
 // Leaves of one page against its steps and their states.
-Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_items, int64_t* pending) {
+Broken check_leaves(const Region& r, uint32_t i, uint64_t page, ItemCounts* counted) {
   const Leaves leaves(r, i);
   const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
   const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
@@ -52,8 +52,7 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, int64_t* live_it
     const uint16_t state = leaves.state(slot);
     const bool is_step = is_used && offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
     const bool is_item = is_step && leaves.is_drawable(state);
-    *live_items += is_item ? 1 : 0;
-    *pending += is_step && Leaves::is_waiting(state) ? 1 : 0;
+    leaves.count(slot, is_step, is_item, counted);
     if (mass != leaves.nothing() && (!std::isfinite(mass) || mass < 0.0))
       return at_page("a leaf is not a finite mass >= 0", page);
     if (mass != leaves.nothing() && !is_item) return at_page("a leaf that stands for no live item has mass", page);
@@ -224,17 +223,15 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
   if (live_steps > r.geometry->capacity) return {"more live steps than capacity"};
   if (removed_steps != h.removed_steps.load(kRelaxed)) return {"removed_steps differs from the steps in the pages"};
   for (const uint32_t i : r.row_indexes()) {
-    int64_t live_items = 0, pending = 0;
+    ItemCounts counted;
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
-      broken = check_leaves(r, i, page, &live_items, &pending);
+      broken = check_leaves(r, i, page, &counted);
       if (!broken && Region::is_used(r.words[page].load(kRelaxed))) broken = check_reach(r, i, page);
       if (broken) return broken;
     }
-    if (live_items != h.index_state[i].live_items.load(kRelaxed)) return {"live_items differs from the leaves"};
-    if (Leaves(r, i).is_bounded() && live_items > static_cast<int64_t>(h.indexes[i].max_items))
+    if (const char* wrong = Leaves(r, i).wrong_count(counted)) return {wrong};
+    if (Leaves(r, i).is_bounded() && counted.live_items > static_cast<int64_t>(h.indexes[i].max_items))
       return {"an index holds more than max_items"};
-    if (pending != h.index_state[i].pending.load(kRelaxed))
-      return {"the count of pending items differs from the leaves"};
     broken = {Leaves(r, i).broken_node()};
     if (broken) return broken;
   }

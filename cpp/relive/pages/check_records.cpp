@@ -60,14 +60,13 @@ const char* check_filled(const Region& r, uint32_t index, uint64_t record, uint1
   return nullptr;
 }
 
-const char* check_leaf(const Region& r, uint32_t index, uint64_t record, int64_t* live_items, int64_t* pending) {
+const char* check_leaf(const Region& r, uint32_t index, uint64_t record, ItemCounts* counted) {
   const Leaves leaves(r, index);
   const bool is_used = Region::is_used(r.map(index).word(record));
   const uint16_t state = leaves.state(record);
   const double mass = leaves.mass(record);
   const bool is_item = is_used && leaves.is_drawable(state);
-  *live_items += is_item ? 1 : 0;
-  *pending += is_used && Leaves::is_waiting(state) ? 1 : 0;
+  leaves.count(record, is_used, is_item, counted);
   if (is_used && !Leaves::is_waiting(state) && !leaves.is_published(record) && !is_open_group(r, index, record))
     return "a record in use stands for no item";
   const bool waits = is_used && (Leaves::is_waiting(state) || is_open_group(r, index, record));
@@ -90,18 +89,15 @@ const char* check_heads(const Region& r, const Records& records, uint64_t num_ha
 const char* check_index(const Region& r, uint32_t index) {
   const Records& records = r.records[index];
   uint64_t num_hanging = 0;
-  int64_t live_items = 0, pending = 0;
+  ItemCounts counted;
   for (uint64_t record = 0; record < records.geometry->max_items; ++record) {
-    const char* broken = check_leaf(r, index, record, &live_items, &pending);
+    const char* broken = check_leaf(r, index, record, &counted);
     if (broken == nullptr) broken = check_hanging(r, records, record, &num_hanging);
     if (broken == nullptr && Region::is_used(r.map(index).word(record)))
       broken = check_filled(r, index, record, Leaves(r, index).state(record));
     if (broken != nullptr) return broken;
   }
-  if (live_items != r.header->index_state[index].live_items.load(kRelaxed))
-    return "live_items of an explicit index differs from its records";
-  if (pending != r.header->index_state[index].pending.load(kRelaxed))
-    return "the count of pending items of an explicit index differs from its records";
+  if (const char* wrong = Leaves(r, index).wrong_count(counted)) return wrong;
   const char* const broken = check_heads(r, records, num_hanging);
   return broken != nullptr ? broken : Leaves(r, index).broken_node();
 }

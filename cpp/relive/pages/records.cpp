@@ -323,7 +323,7 @@ void recover_records(Held& held) {
       std::fill_n(records.heads, r.geometry->num_slots, 0u);
       std::fill_n(records.nodes, max_items * records.geometry->nodes_a_record(), RecordNode{0, 0, 0});
     }
-    int64_t live_items = 0, pending = 0;
+    ItemCounts counted;
     for (uint64_t record = 0; record < max_items; ++record) {
       if (is_used(records, record)) {
         const uint16_t state = leaves.state(record);
@@ -331,12 +331,11 @@ void recover_records(Held& held) {
         const bool is_whole = !RELIVE_RULE(X6_hang) || hang_record(held, i, record);
         if (RELIVE_RULE(X6_end) && !(is_made && is_whole)) end_record(held, i, record, kStateEnded);
       }
-      live_items += Leaves::settle(held, i, record, is_used(records, record)) ? 1 : 0;
-      pending += is_used(records, record) && Leaves::is_waiting(leaves.state(record)) ? 1 : 0;
+      const bool is_item = Leaves::settle(held, i, record, is_used(records, record));
+      leaves.count(record, is_used(records, record), is_item, &counted);
       RELIVE_FAIL_POINT(recover_records);
     }
-    r.header->index_state[i].live_items.store(live_items, kRelaxed);
-    r.header->index_state[i].pending.store(pending, kRelaxed);
+    Leaves::store_counts(held, i, counted);
   }
 }
 

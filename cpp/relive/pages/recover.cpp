@@ -65,19 +65,19 @@ void settle_items(Held& held) {
 void settle_leaves(Held& held) {
   Region& r = held.region;
   for (const uint32_t i : r.row_indexes()) {
-    int64_t live_items = 0, pending = 0;
+    ItemCounts counted;
+    const Leaves leaves(r, i);
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
       for (uint32_t offset = 0; offset < r.page_len; ++offset) {
         const bool is_step =
             is_used && offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
-        live_items += Leaves::settle(held, i, r.slot_of(page, offset), is_step) ? 1 : 0;
-        pending += is_step && Leaves::is_waiting(Leaves(r, i).state(r.slot_of(page, offset))) ? 1 : 0;
+        const bool is_item = Leaves::settle(held, i, r.slot_of(page, offset), is_step);
+        leaves.count(r.slot_of(page, offset), is_step, is_item, &counted);
       }
     }
-    r.header->index_state[i].live_items.store(live_items, kRelaxed);
-    r.header->index_state[i].pending.store(pending, kRelaxed);
+    Leaves::store_counts(held, i, counted);
   }
 }
 
@@ -196,6 +196,8 @@ bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
     if (RELIVE_RULE(E4_credit)) r.credit(participant, i).in_flight.store(0, kRelaxed);
     r.credit(participant, i).reserved.store(0, kRelaxed);
     r.credit(participant, i).refused_draw.store(0, kRelaxed);
+    r.credit(participant, i).sampler_wait.count.store(0, kRelaxed);
+    r.credit(participant, i).writer_wait.count.store(0, kRelaxed);
   }
   RELIVE_FAIL_POINT(sweep_credit);
   for (auto& pin : r.participants[participant].pins)

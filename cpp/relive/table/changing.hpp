@@ -4,6 +4,8 @@
 // Cost:    about 35 ns a key that was just drawn.
 #pragma once
 
+#include <vector>
+
 #include "relive/pages/records.hpp"
 #include "relive/table/table.hpp"
 
@@ -22,7 +24,16 @@ Status clear(Table& table);
 // that is named twice; nothing is applied, unless another call came between two holds of this one (applied).
 Status complete_rows(Table& table, const int64_t* keys, size_t count, const std::byte* given, size_t num_bytes,
                      int64_t* applied);
+// Writers that wait for a staleness budget look again. No lock.
 Status set_policy_version(Table& table, uint32_t version);
+
+// The limiter of an index from now on, for everybody who waits, too (rule P1); a corridor begins anew (begun_at).
+// kInvalidConfig: one that the index cannot have. kRequestTooLarge: a draw that waits now could never pass; then the old
+// one stays.
+Status set_limiter(Table& table, uint32_t index, const LimiterConfig& limiter);
+// A limiter as numbers, its kind first, as callers give and get it.
+std::vector<double> numbers_of(const LimiterConfig& limiter);
+Status limiter_of(const double* numbers, size_t count, LimiterConfig* limiter);
 
 // Explicit items to be inserted: each has a place for every window that its index declares.
 struct NewItems {

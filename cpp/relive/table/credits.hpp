@@ -24,7 +24,7 @@ inline void return_credit(Table& table, uint32_t index, int64_t n) {
   if (table.is_read_only() || !table.is_of_this_process()) return;  // the parent's credit
   Region& r = table.region();
   r.credit(table.participant(), index).in_flight.fetch_sub(n, std::memory_order_acq_rel);
-  if (r.header->indexes[index].limiter.kind != LimiterConfig::kMinSize) notify(&r.header->items_event);
+  if (paces_draws(r.limiter(index))) notify(&r.header->items_event);
 }
 
 }  // namespace relive

@@ -110,18 +110,17 @@ Status check_items(const Region& r, uint32_t index, const NewItems& items) {
 // draw_always_moves() accepts and whoever inserts never wait for each other.
 Status wait_for_room(Table& table, uint32_t index, const Deadline& deadline) {
   Region& r = table.region();
-  const IndexConfig& config = r.header->indexes[index];
-  const IndexState& state = r.header->index_state[index];
   const auto ready = [&] {
-    return can_insert(config.limiter, state.live_or_pending(), state.inserted_or_pending(), r.sampled(index), 1);
+    const LimiterConfig limiter = r.limiter(index);
+    return can_insert(limiter, r.inserted_counts(index, limiter, 0), 1);
   };
   Counters& counters = r.header->counters;
-  const LimiterWait wait{r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table.has_sampled(),
-                         true};
+  const LimiterWait wait{
+      r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table.has_sampled(), true, index, 1};
   return wait_for_limiter(table, wait, deadline, ready, [&](Code code) {
     return Status(code)
-        .with_text("needs", limiter_text(config))
-        .with_int("has", state.inserted_or_pending())
+        .with_text("needs", limiter_text(r, index))
+        .with_int("has", r.inserted_counts(index, r.limiter(index), 0).inserted)
         .with_double("waited_s", deadline.waited_s());
   });
 }
@@ -137,10 +136,9 @@ struct Inserted {
 Inserted insert_held(Held& held, uint32_t index, const NewItems& items, int64_t* keys, size_t* stored) {
   const Region& r = held.region;
   (void)publish_rest(held);  // of a completer that died between two holds
-  const IndexState& state = r.header->index_state[index];
   const auto left = static_cast<int64_t>(items.num_items - *stored);
-  const int64_t admitted = most_insertable(r.header->indexes[index].limiter, state.live_or_pending(),
-                                           state.inserted_or_pending(), r.sampled(index), left);
+  const LimiterConfig limiter = r.limiter(index);
+  const int64_t admitted = most_insertable(limiter, r.inserted_counts(index, limiter, 0), left);
   NewRecord found;
   found.columns = items.columns;
   for (int64_t k = 0; k < admitted; ++k) {

@@ -1,11 +1,44 @@
 #include "relive/table/looking.hpp"
 
+#include <algorithm>
+
 #include "relive/index/leaves.hpp"
 
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+
+void add_wait(const WaitWords& wait, double now_s, int64_t* count, int64_t* largest, double* longest_s) {
+  const uint32_t threads = wait.count.load(std::memory_order_acquire);
+  if (threads == 0) return;
+  *count += threads;
+  *largest = std::max<int64_t>(*largest, wait.largest.load(kRelaxed));
+  *longest_s = std::max(*longest_s, now_s - wait.since_s.load(kRelaxed));
+}
+
+WaitStats waits_of(const Region& r, uint32_t index) {
+  WaitStats stats;
+  const double now_s = clock_s();
+  for (uint32_t p = 0; p < r.geometry->max_participants; ++p) {
+    const Credit& credit = r.credit(p, index);
+    add_wait(credit.sampler_wait, now_s, &stats.num_samplers, &stats.draw_size, &stats.sampler_wait_s);
+    add_wait(credit.writer_wait, now_s, &stats.num_writers, &stats.insert_size, &stats.writer_wait_s);
+  }
+  const LimiterConfig limiter = r.limiter(index);
+  const LimiterCounts counts = r.drawn_counts(index, limiter);
+  if (stats.num_samplers > 0) {
+    const bool is_filled = counts.live >= std::max<int64_t>(limiter.min_size, 1);
+    stats.samplers_need = !is_filled ? "min_size" : can_sample(limiter, counts, stats.draw_size) ? "items" : "low";
+  }
+  if (stats.num_writers > 0)
+    stats.writers_need = limiter.kind == LimiterConfig::kStalenessBudget ? "budget"
+                         : limiter.kind == LimiterConfig::kQueue         ? "queue"
+                                                                         : "high";
+  stats.is_stuck = stats.num_samplers > 0 && stats.num_writers > 0 && limiter.kind != LimiterConfig::kStalenessBudget &&
+                   !always_moves(limiter, stats.insert_size, stats.draw_size);
+  return stats;
+}
 
 }  // namespace
 
@@ -58,6 +91,8 @@ Status stats(Table& table, TableStats* out) {
     for (uint32_t p = 0; p < r.geometry->max_participants; ++p) in_flight += r.credit(p, i).in_flight.load(kRelaxed);
     out->in_flight.push_back(in_flight);
     out->total_mass.push_back(Leaves(r, i).total());
+    out->waits.push_back(waits_of(r, i));
+    out->limiters.push_back(state.limiter.load());
     out->max_priority.push_back(state.max_priority.load(kRelaxed));
   }
   const Counters& c = h.counters;

@@ -22,21 +22,22 @@ constexpr uint64_t kLeastLooks = 1 << 16;
 constexpr uint64_t kLooksAnItem = 1 << 10;
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
-  const IndexConfig& config = r.header->indexes[index];
-  const int64_t live = r.header->index_state[index].live_items.load(kRelaxed);
-  std::string needs = std::to_string(std::max<int64_t>(config.limiter.min_size, 1)) + " live items";
+  const LimiterConfig limiter = r.limiter(index);
+  const LimiterCounts counts = r.drawn_counts(index, limiter);
+  const int64_t live = counts.live;
+  std::string needs = std::to_string(std::max<int64_t>(limiter.min_size, 1)) + " live items";
   std::string has = std::to_string(live);
-  const int64_t inserted = r.header->index_state[index].inserted.load(kRelaxed);
-  if (live >= config.limiter.min_size && config.limiter.kind == LimiterConfig::kSamplesPerInsert &&
-      !can_sample(config.limiter, live, inserted, r.sampled(index), n)) {
-    needs = "inserted x " + std::to_string(config.limiter.samples_per_insert) +
-            " - sampled >= " + std::to_string(config.limiter.lo + static_cast<double>(n));
-    has = std::to_string(static_cast<double>(inserted) * config.limiter.samples_per_insert -
-                         static_cast<double>(r.sampled(index)));
-  } else if (live >= config.limiter.min_size && !massless_text(r, index).empty()) {
+  if (live >= limiter.min_size && limiter.kind == LimiterConfig::kSamplesPerInsert && !can_sample(limiter, counts, n)) {
+    needs = "inserted x " + std::to_string(limiter.samples_per_insert) +
+            " - sampled >= " + std::to_string(limiter.lo + static_cast<double>(n));
+    has = std::to_string(static_cast<double>(counts.inserted) * limiter.samples_per_insert -
+                         static_cast<double>(counts.sampled));
+  } else if (!can_sample(limiter, counts, n) && limiter.kind == LimiterConfig::kQueue) {
+    needs = std::to_string(n) + " live items in the queue";
+  } else if (live >= limiter.min_size && !massless_text(r, index).empty()) {
     needs = "an item with a mass (a priority) above 0";
     has = massless_text(r, index);
-  } else if (live >= config.limiter.min_size && live > 0) {
+  } else if (live >= limiter.min_size && live > 0) {
     needs = "items with a mass above 0, enough of them unused for the batch";
   }
   return Status(code).with_text("needs", needs).with_text("has", has).with_double("waited_s", deadline.waited_s());
@@ -59,6 +60,7 @@ class Draw final {
     for (uint32_t j : items) request_.ragged->forget(j);
   }
   bool takes_claims() const { return r_.max_times(request_.index) != 0 && !table_.is_read_only(); }
+  bool is_queue() const { return r_.limiter(request_.index).kind == LimiterConfig::kQueue; }
   Status late(Code code) const { return deadline_error(r_, request_.index, num_items(), deadline_, code); }
   Status wait_for_items();
   void note_refused_draw(Locked* locked);
@@ -91,16 +93,22 @@ class Draw final {
 
 // One wait until the index may have something to draw.
 Status Draw::wait_for_items() {
-  const IndexState& state = r_.header->index_state[request_.index];
-  const LimiterConfig& limiter = r_.header->indexes[request_.index].limiter;
+  const uint64_t num_changes = r_.header->index_state[request_.index].limiter.num_changes();
   const auto ready = [&] {
-    const int64_t live = state.live_items.load(kRelaxed);
-    return live > 0 && Leaves(r_, request_.index).has_any() &&
-           can_sample(limiter, live, state.inserted.load(kRelaxed), r_.sampled(request_.index), num_items());
+    const LimiterConfig limiter = r_.limiter(request_.index);
+    const LimiterCounts counts = r_.drawn_counts(request_.index, limiter);
+    const bool may_pass =
+        counts.live > 0 && Leaves(r_, request_.index).has_any() && can_sample(limiter, counts, num_items());
+    return may_pass || num_changes != r_.header->index_state[request_.index].limiter.num_changes();  // judged anew
   };
   Counters& counters = r_.header->counters;
-  const LimiterWait wait{r_.header->items_event, counters.sampler_waits, counters.sampler_wait_ns, table_.has_writers(),
-                         false};
+  const LimiterWait wait{r_.header->items_event,
+                         counters.sampler_waits,
+                         counters.sampler_wait_ns,
+                         table_.has_writers(),
+                         false,
+                         request_.index,
+                         num_items()};
   return wait_for_limiter(table_, wait, deadline_, ready, [&](Code code) { return late(code); });
 }
 
@@ -115,26 +123,26 @@ void Draw::note_refused_draw(Locked* locked) {
 Status Draw::reserve() {
   const uint32_t index = request_.index;
   const int64_t n = num_items();
-  const LimiterConfig& limiter = r_.header->indexes[index].limiter;
-  const IndexState& state = r_.header->index_state[index];
-  if (!draw_always_moves(limiter, n))
-    return Status(Code::kRequestTooLarge)
-        .with_int("requested", n)
-        .with_double("window", window(limiter))
-        .with_text("arithmetic", limiter_text(r_.header->indexes[index]));
   while (true) {
     if (table_.is_closed()) return Status(Code::kTableClosed);
+    const LimiterConfig limiter = r_.limiter(index);  // anew after each wait: it may have been changed (rule P1)
+    if (!draw_always_moves(limiter, n))
+      return Status(Code::kRequestTooLarge)
+          .with_int("requested", n)
+          .with_double("window", window(limiter))
+          .with_text("arithmetic", limiter_text(r_, index));
     if (table_.is_read_only() && Leaves(r_, index).has_any()) return {};
-    const int64_t live = state.live_items.load(kRelaxed);
+    const int64_t live = r_.header->index_state[index].live_items.load(kRelaxed);
     if (live > 0 && live >= limiter.min_size && Leaves(r_, index).has_any()) {
-      if (limiter.kind == LimiterConfig::kMinSize) {
+      if (!paces_draws(limiter)) {
         count_in_flight(table_, index, n);
         RELIVE_FAIL_POINT(sample_reserved);
         return {};
       }
       Locked locked(table_.door(), deadline_);
       RELIVE_RETURN_IF_ERROR(locked.status());
-      if (can_sample(limiter, state.live_items.load(kRelaxed), state.inserted.load(kRelaxed), r_.sampled(index), n)) {
+      const LimiterConfig held = r_.limiter(index);
+      if (can_sample(held, r_.drawn_counts(index, held), n)) {
         count_in_flight(table_, index, n);
         RELIVE_FAIL_POINT(sample_reserved);
         locked.room_came();
@@ -194,6 +202,7 @@ Status Draw::claim() {
     Locked locked(table_.door(), deadline_);
     RELIVE_RETURN_IF_ERROR(locked.status());
     claim_held(locked.held());
+    if (is_queue()) locked.room_came();  // with what left it, not with what was reserved
   } else {
     Alone pretended(table_.door());
     claim_held(pretended.held());
@@ -342,6 +351,7 @@ Status Draw::fill_held(bool* empty, uint32_t attempt) {
         return {};
       }
       if (takes_claims()) claim_held(locked.held());
+      if (is_queue()) locked.room_came();
       Leaves::flush_all(locked.held());  // the next round descends by these sums
       s_.missing.swap(s_.still_missing);
     }

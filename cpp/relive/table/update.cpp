@@ -202,11 +202,4 @@ Status clear(Table& table) {
   return {};
 }
 
-Status set_policy_version(Table& table, uint32_t version) {
-  Entered entered(table, true);
-  RELIVE_RETURN_IF_ERROR(entered.status());
-  table.region().header->policy_version.store(version, std::memory_order_release);
-  return {};
-}
-
 }  // namespace relive

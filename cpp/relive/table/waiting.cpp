@@ -1,16 +1,27 @@
 #include "relive/table/waiting.hpp"
 
+#include <cstdint>
+#include <limits>
+
 #include "relive/index/leaves.hpp"
 #include "relive/words/limiter.hpp"
 
 namespace relive {
 
-std::string limiter_text(const IndexConfig& index) {
-  const LimiterConfig& limiter = index.limiter;
-  return std::string("index ") + index.name + ": inserted x " + std::to_string(limiter.samples_per_insert) +
-         " - sampled stays in [" + std::to_string(limiter.lo) + ", " + std::to_string(limiter.hi) + "], " +
-         std::to_string(window(limiter)) + " samples wide; a row is worth " +
-         std::to_string(limiter.samples_per_insert);
+std::string limiter_text(const Region& r, uint32_t index) {
+  return limiter_text(r.header->indexes[index].name, r.limiter(index));
+}
+
+std::string limiter_text(const char* index_name, const LimiterConfig& limiter) {
+  const std::string name = std::string("index ") + index_name + ": ";
+  if (limiter.kind == LimiterConfig::kQueue)
+    return name + "a queue of " + std::to_string(static_cast<int64_t>(limiter.hi)) + " items";
+  if (limiter.kind == LimiterConfig::kStalenessBudget)
+    return name +
+           "inserted - removed unused <= (eta + version + 1) x items_per_version = " + std::to_string(limiter.hi);
+  return name + "inserted x " + std::to_string(limiter.samples_per_insert) + " - sampled stays in [" +
+         std::to_string(limiter.lo) + ", " + std::to_string(limiter.hi) + "], " + std::to_string(window(limiter)) +
+         " samples wide; a row is worth " + std::to_string(limiter.samples_per_insert);
 }
 
 std::string massless_text(const Region& r, uint32_t index) {
@@ -18,6 +29,25 @@ std::string massless_text(const Region& r, uint32_t index) {
   if (live == 0 || Leaves(r, index).has_any()) return {};
   return "index " + std::string(r.header->indexes[index].name) + " with " + std::to_string(live) +
          " live items, whose mass (priority) is 0, every one, so that none can be drawn";
+}
+
+Sleeping::Sleeping(Table& table, const LimiterWait& wait, double waited_s)
+    : words_(wait.is_for_room ? table.region().credit(table.participant(), wait.index).writer_wait
+                              : table.region().credit(table.participant(), wait.index).sampler_wait) {
+  const double since_s = clock_s() - waited_s;
+  const auto asked = static_cast<uint32_t>(std::clamp<int64_t>(wait.num_items, 0, INT32_MAX));
+  const bool is_first = words_.count.load(std::memory_order_relaxed) == 0;
+  if (is_first || since_s < words_.since_s.load(std::memory_order_relaxed))
+    words_.since_s.store(since_s, std::memory_order_relaxed);
+  if (is_first || asked > words_.largest.load(std::memory_order_relaxed))
+    words_.largest.store(asked, std::memory_order_relaxed);
+  words_.count.fetch_add(1, std::memory_order_release);
+}
+
+Sleeping::~Sleeping() {
+  words_.since_s.store(std::numeric_limits<double>::infinity(), std::memory_order_relaxed);
+  words_.largest.store(0, std::memory_order_relaxed);
+  words_.count.fetch_sub(1, std::memory_order_release);
 }
 
 Code before_waiting(const Table& table, bool serves_itself) {

@@ -15,8 +15,9 @@ namespace relive {
 inline constexpr double kWaitSlice_s = 0.1;
 inline constexpr double kLeastSlice_s = 0.001;  // until what waits longest is to go
 
-// What an index's limiter asks for, with its numbers; for errors.
-std::string limiter_text(const IndexConfig& index);
+// What an index's present limiter asks for, with its numbers; for errors.
+std::string limiter_text(const Region& r, uint32_t index);
+std::string limiter_text(const char* index_name, const LimiterConfig& limiter);
 // Of an index that has live items and nothing to draw, since all their masses are 0: its name and how many; else empty.
 std::string massless_text(const Region& r, uint32_t index);
 
@@ -27,6 +28,20 @@ struct LimiterWait {
   std::atomic<uint64_t>& wait_ns;
   bool serves_itself;  // this handle has done the other side's work, too
   bool is_for_room;
+  uint32_t index;     // whose limiter refuses
+  int64_t num_items;  // that are asked for
+};
+
+// A thread of this participant that sleeps for a limiter, as stats() tells it (rule P3).
+class Sleeping final {
+ public:
+  Sleeping(Table& table, const LimiterWait& wait, double waited_s);
+  ~Sleeping();
+  Sleeping(const Sleeping&) = delete;
+  Sleeping& operator=(const Sleeping&) = delete;
+
+ private:
+  WaitWords& words_;
 };
 
 // kWaitsForItself where nobody can end a wait of this thread but itself; kInterrupted where a signal came while that was
@@ -58,6 +73,7 @@ Status wait_for_limiter(Table& table, const LimiterWait& wait, const Deadline& d
   if (code != Code::kOk && !time_helps) return error(code);
   wait.waits.fetch_add(1, std::memory_order_relaxed);
   const double before = deadline.waited_s();
+  const Sleeping sleeping(table, wait, before);
   wait_slice(&wait.event, deadline, std::clamp(due_in_s, kLeastSlice_s, kWaitSlice_s), ends);
   const double slept_s = deadline.waited_s() - before;
   wait.wait_ns.fetch_add(static_cast<uint64_t>(slept_s * 1e9), std::memory_order_relaxed);

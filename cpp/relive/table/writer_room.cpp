@@ -263,12 +263,10 @@ Writer::Admission Writer::ask_limiters(const StepBlock& block, size_t stored) co
   const int64_t reserved = r.reserved_rows();
   Admission admission{left, left, left, 0, false};
   for (const uint32_t i : r.appended_indexes()) {
-    const LimiterConfig& limiter = r.header->indexes[i].limiter;
-    if (limiter.kind == LimiterConfig::kMinSize) continue;
-    const IndexState& state = r.header->index_state[i];
+    const LimiterConfig limiter = r.limiter(i);
+    if (!paces_inserts(limiter)) continue;
     const int64_t items = most_items(block, i, stored, static_cast<size_t>(left));
-    const int64_t allowed =
-        most_insertable(limiter, state.live_or_pending(), state.inserted_or_pending() + reserved, r.sampled(i), items);
+    const int64_t allowed = most_insertable(limiter, r.inserted_counts(i, limiter, reserved), items);
     const int64_t rows = allowed >= items ? left : rows_of_items(block, i, stored, static_cast<size_t>(left), allowed);
     if (rows < admission.rows) {
       admission.rows = rows;
@@ -288,7 +286,7 @@ void Writer::split_admission(const StepBlock& block, size_t stored, Admission* a
   const auto first = static_cast<int64_t>(stored);
   bool goes_by_parts = stored > 0, steps_fit = true;
   for (const uint32_t i : r.appended_indexes()) {
-    const LimiterConfig& limiter = r.header->indexes[i].limiter;
+    const LimiterConfig limiter = r.limiter(i);
     const int64_t draw = r.refused_draw(i);
     const auto asked = static_cast<size_t>(admission->asked), step = static_cast<size_t>(width);
     goes_by_parts |= !always_moves(limiter, most_items(block, i, stored, asked), draw);
@@ -299,18 +297,31 @@ void Writer::split_admission(const StepBlock& block, size_t stored, Admission* a
   admission->rows = goes_by_parts ? std::max<int64_t>(0, (first + admission->rows) / unit * unit - first) : 0;
 }
 
+namespace {
+
+// What an insert of n waits for.
+std::string room_text(const LimiterConfig& limiter) {
+  const std::string most = " <= " + std::to_string(limiter.hi);
+  if (limiter.kind == LimiterConfig::kQueue) return "items in the queue + n" + most;
+  if (limiter.kind == LimiterConfig::kStalenessBudget)
+    return "inserted + pending + n - removed unused" + most + " = (eta + version + 1) x items_per_version";
+  return "(inserted + n) x samples_per_insert - sampled" + most;
+}
+
+}  // namespace
+
 Status Writer::room_error(Code code, const Admission& admission, const Deadline& deadline) const {
   const Region& r = table_->region();
-  const IndexConfig& index = r.header->indexes[admission.refused];
-  const IndexState& state = r.header->index_state[admission.refused];
+  const LimiterConfig limiter = r.limiter(admission.refused);
   if (code == Code::kRequestTooLarge)
     return Status(code)
         .with_int("requested", admission.items)
-        .with_double("window", window(index.limiter) / index.limiter.samples_per_insert)
-        .with_text("arithmetic", limiter_text(index));
-  const double inserted = static_cast<double>(state.inserted_or_pending() + admission.items);
-  const double has = inserted * index.limiter.samples_per_insert - static_cast<double>(r.sampled(admission.refused));
-  const std::string needs = "(inserted + n) x samples_per_insert - sampled <= " + std::to_string(index.limiter.hi);
+        .with_double("window", window(limiter) / limiter.samples_per_insert)
+        .with_text("arithmetic", limiter_text(r, admission.refused));
+  const LimiterCounts counts = r.inserted_counts(admission.refused, limiter, 0);
+  const double inserted = static_cast<double>(counts.inserted + admission.items);
+  const double has = inserted * limiter.samples_per_insert - static_cast<double>(counts.sampled);
+  const std::string needs = room_text(limiter);
   // Samplers cannot take it down again while there is nothing for them to draw: both sides stand still.
   const std::string massless = massless_text(r, admission.refused);
   Status status =
@@ -326,8 +337,9 @@ Status Writer::wait_for_room(const StepBlock& block, size_t stored, const Deadli
   if (admission.rows > 0) return {};
   if (admission.never) return room_error(Code::kRequestTooLarge, admission, deadline);
   Counters& counters = r.header->counters;
-  const LimiterWait wait{r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table_->has_sampled(),
-                         true};
+  const LimiterWait wait{
+      r.header->room_event, counters.writer_waits, counters.writer_wait_ns, table_->has_sampled(), true,
+      admission.refused,    admission.items};
   return wait_for_limiter(
       *table_, wait, deadline, [&] { return ask_limiters(block, stored).rows > 0; },
       [&](Code code) { return room_error(code, admission, deadline); });
@@ -338,8 +350,7 @@ Status Writer::admit(const StepBlock& block, size_t stored, const Deadline& dead
   Table& table = *table_;
   Region& r = table.region();
   bool is_limited = false;
-  for (const uint32_t i : r.appended_indexes())
-    is_limited |= r.header->indexes[i].limiter.kind != LimiterConfig::kMinSize;
+  for (const uint32_t i : r.appended_indexes()) is_limited |= paces_inserts(r.limiter(i));
   while (is_limited) {
     if (table.is_closed()) return Status(Code::kTableClosed);
     {

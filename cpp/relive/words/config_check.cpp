@@ -116,7 +116,35 @@ Status check_sequence(const IndexConfig& index) {
   return {};
 }
 
+Status wrong_limit(const char* what, const char* expected, double got) {
+  return Status(Code::kInvalidConfig).with_text("what", what).with_text("expected", expected).with_double("got", got);
+}
+
 }  // namespace
+
+Status check_limiter(const IndexConfig& index, const LimiterConfig& limiter, uint64_t capacity) {
+  const bool is_explicit = index.map == LeafMap::kExplicit;
+  const auto most = static_cast<double>(index.max_items != 0 ? index.max_items : capacity);
+  const auto at_least = static_cast<double>(limiter.min_size);
+  if (limiter.kind > LimiterConfig::kStalenessBudget) return wrong_limit("limiter", "0 to 3", limiter.kind);
+  if (limiter.kind != LimiterConfig::kStalenessBudget && !(at_least >= 1.0 && (at_least <= most || is_explicit)))
+    return wrong_limit("min_size", "1 to what the index can hold", at_least);
+  if (limiter.kind == LimiterConfig::kSamplesPerInsert &&
+      !(limiter.samples_per_insert > 0.0 && std::isfinite(limiter.samples_per_insert) &&
+        std::isfinite(limiter.tolerance) && 2.0 * limiter.tolerance >= limiter.samples_per_insert + 1.0))
+    return wrong_limit("tolerance", "at least (samples_per_insert + 1) / 2, both finite", limiter.tolerance);
+  if (limiter.kind == LimiterConfig::kQueue && !(limiter.hi >= 1.0 && limiter.hi <= most))
+    return wrong_limit("max_size", "1 to what the index can hold", limiter.hi);
+  if (limiter.kind == LimiterConfig::kStalenessBudget && !(limiter.eta >= 0.0 && std::isfinite(limiter.eta)))
+    return wrong_limit("eta", "a finite number >= 0", limiter.eta);
+  if (limiter.kind == LimiterConfig::kStalenessBudget &&
+      !(limiter.items_per_version >= 1.0 && std::isfinite(limiter.items_per_version)))
+    return wrong_limit("items_per_version", "a whole number >= 1", limiter.items_per_version);
+  const bool needs_uses = limiter.kind == LimiterConfig::kQueue || limiter.kind == LimiterConfig::kStalenessBudget;
+  if (needs_uses && index.max_times_sampled == 0)
+    return wrong_limit("max_times_sampled", "a number: this limiter counts items by whether they were drawn", 0.0);
+  return {};
+}
 
 Status check_config(const TableConfig& config) {
   if (config.columns.empty() || config.columns.size() > kMaxColumns)
@@ -150,6 +178,7 @@ Status check_config(const TableConfig& config) {
           .with_text("expected", "above 0 and at most 1e9 seconds, or 0 for ever")
           .with_double("got", index.max_wait_s);
     RELIVE_RETURN_IF_ERROR(check_sequence(index));
+    RELIVE_RETURN_IF_ERROR(check_limiter(index, index.limiter, config.capacity));
   }
   return check_item_columns(config);
 }

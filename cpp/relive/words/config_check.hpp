@@ -11,6 +11,8 @@ inline Status invalid(const std::string& what, const std::string& expected, int6
   return Status(Code::kInvalidConfig).with_text("what", what).with_text("expected", expected).with_int("got", got);
 }
 
+// A limiter of an index of a table of so many steps: numbers that can be, and under which both sides can move.
+Status check_limiter(const IndexConfig& index, const LimiterConfig& limiter, uint64_t capacity);
 Status check_config(const TableConfig& config);
 
 }  // namespace relive

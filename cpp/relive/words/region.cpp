@@ -130,6 +130,7 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
     if (geometry->waits_offset[i] != 0) waits_[i].clear();
     h->index_state[i].max_priority.store(1.0, std::memory_order_relaxed);
     h->index_state[i].max_mass.store(1.0, std::memory_order_relaxed);
+    h->index_state[i].limiter.store(config.indexes[i].limiter);
     for (uint64_t record = 0; record < geometry->records[i].max_items; ++record)
       records[i].words[record].store(uint64_t{1} << kGenerationShift);
   }
@@ -209,6 +210,28 @@ void Region::clear_tails_from(uint64_t page, uint32_t offset) {
     const uint64_t kept = word * 64 < offset ? (uint64_t{1} << (offset & 63)) - 1 : 0;
     tails[page * uint64_t{geometry->tail_words} + word].fetch_and(kept, std::memory_order_release);
   }
+}
+
+LimiterConfig Region::limiter(uint32_t index) const {
+  const LimiterConfig limiter = header->index_state[index].limiter.load();
+  return at_version(limiter, header->policy_version.load(std::memory_order_acquire));
+}
+
+LimiterCounts Region::drawn_counts(uint32_t index, const LimiterConfig& limiter) const {
+  const IndexState& state = header->index_state[index];
+  const int64_t live = state.live_items.load(std::memory_order_relaxed);
+  if (limiter.kind != LimiterConfig::kSamplesPerInsert) return {live, live, 0};
+  return {live, state.inserted.load(std::memory_order_relaxed), sampled(index)};
+}
+
+LimiterCounts Region::inserted_counts(uint32_t index, const LimiterConfig& limiter, int64_t reserved) const {
+  const IndexState& state = header->index_state[index];
+  const int64_t live = state.live_or_pending();
+  if (limiter.kind == LimiterConfig::kQueue) return {live, live + reserved, 0};
+  if (limiter.kind == LimiterConfig::kSamplesPerInsert)
+    return {live, state.inserted_or_pending() + reserved, sampled(index)};
+  const int64_t ever = state.used.load(std::memory_order_relaxed) + state.unused.load(std::memory_order_relaxed);
+  return {live, ever + state.pending.load(std::memory_order_relaxed) + reserved, 0};
 }
 
 int64_t Region::sampled(uint32_t index) const {

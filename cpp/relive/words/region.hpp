@@ -14,6 +14,7 @@
 
 #include "relive/words/bulk_view.hpp"
 #include "relive/words/layout.hpp"
+#include "relive/words/limiter_cell.hpp"
 #include "relive/words/record_view.hpp"
 #include "relive/words/sync.hpp"
 #include "relive/words/testing.hpp"
@@ -119,6 +120,16 @@ struct alignas(64) Participant {
 };
 static_assert(sizeof(Participant) == 64);
 
+// Who of a participant waits for an index's limiter now, for others to read (rule P3). Threads count themselves in and
+// out of each slice of their wait; the longest and the largest are those of a participant that waits with several threads
+// once the next slice of each has begun.
+struct WaitWords {
+  std::atomic<uint32_t> count;    // threads
+  std::atomic<uint32_t> largest;  // items that one of them asks for
+  std::atomic<double> since_s;    // where count is above 0: by the clock of T1
+};
+static_assert(sizeof(WaitWords) == 16);
+
 // A line of its own: each is written by one participant with every batch.
 struct alignas(64) Credit {
   std::atomic<int64_t> in_flight;  // items drawn, not yet handed out
@@ -127,8 +138,9 @@ struct alignas(64) Credit {
   // The largest draw that the limiter has refused this participant so far: a block of rows that does not fit the window
   // beside it is let in by parts.
   std::atomic<int64_t> refused_draw;
-  int64_t unused[4];
+  WaitWords sampler_wait, writer_wait;
 };
+static_assert(sizeof(Credit) == 64);
 
 // Start cells, by CellGeometry. A cell is free, or hangs at the page that took it.
 struct CellState {
@@ -154,6 +166,9 @@ struct IndexState {
   std::atomic<int64_t> pending;      // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
   std::atomic<uint64_t> timed_out;   // items that waited too long
   std::atomic<uint64_t> filtered;    // steps whose items the index's condition kept out
+  std::atomic<int64_t> unused;  // DERIVED, as the next of an index with use counts: live items that were never drawn
+  std::atomic<int64_t> used;    // PRIMARY: items that were drawn at least once, never lowered but by a draw given back
+  LimiterCell limiter;          // the present one
 
   // What the limiter's insert side counts: what is pending, too, until it is published or over.
   int64_t inserted_or_pending() const {
@@ -357,6 +372,11 @@ struct Region {
   int64_t sampled(uint32_t index) const;
   int64_t reserved_rows() const;
   int64_t refused_draw(uint32_t index) const;  // the largest over all participants
+  // The present limiter of an index, at the present policy version; and what it counts on the side of draws, and on that
+  // of inserts: what is pending, and rows that are reserved, count there, too. Exact under the lock.
+  LimiterConfig limiter(uint32_t index) const;
+  LimiterCounts drawn_counts(uint32_t index, const LimiterConfig& limiter) const;
+  LimiterCounts inserted_counts(uint32_t index, const LimiterConfig& limiter, int64_t reserved) const;
 
  private:
   friend class Leaves;  // nobody else names a tree or a leaf's state

@@ -28,7 +28,8 @@
   X(cell_hung) X(cell_unhung) X(cell_moved) X(cell_named) X(grow_cells) X(cells_given_back) \
   X(group_windows) X(group_opened) X(group_key) X(group_member) X(group_full) X(group_counted) X(group_joined) X(group_passed) \
   X(order_ticket) X(order_cleared) X(order_dropped) X(order_renewed) X(wait_begun) X(wait_over) X(wait_noted) X(wait_ended) X(wait_counted) X(wait_dropped) \
-  X(where_tested) X(where_found) X(publish_kept_out) X(late_kept_out)
+  X(where_tested) X(where_found) X(publish_kept_out) X(late_kept_out) \
+  X(limiter_word) X(limiter_turned)
 
 #define RELIVE_RULES(X) \
   X(G2_word_before_leaf) X(G4_recheck) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
@@ -38,7 +39,7 @@
   X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(S5_cut) \
   X(S6_last) X(L1_bit) X(L2_rows) X(L2_items) X(L3_cells_first) X(L4_once) X(L5_recover) X(L6_rest) X(V1_items) \
   X(V2_word) X(V2_holders) X(B4_recover) X(B4_own) X(B4_none) X(B4_page) X(Y1_once) X(Y2_full) X(Y3_settle) X(Y4_cut) \
-  X(R1_order) X(R2_most) X(R3_update) X(R3_settle) X(T1_since) X(T2_overdue) X(T3_count) X(K1_condition)
+  X(R1_order) X(R2_most) X(R3_update) X(R3_settle) X(T1_since) X(T2_overdue) X(T3_count) X(K1_condition) X(P1_turn)
 // clang-format on
 
 namespace relive::testing {

@@ -1,0 +1,83 @@
+// What paces the two sides is changed: an index's limiter, and the policy version that a staleness budget counts from.
+#include "relive/table/changing.hpp"
+#include "relive/table/waiting.hpp"
+#include "relive/words/config_check.hpp"
+
+namespace relive {
+
+std::vector<double> numbers_of(const LimiterConfig& limiter) {
+  const auto kind = static_cast<double>(limiter.kind);
+  switch (limiter.kind) {
+    case LimiterConfig::kSamplesPerInsert:
+      return {kind, limiter.samples_per_insert, static_cast<double>(limiter.min_size), limiter.tolerance};
+    case LimiterConfig::kQueue:
+      return {kind, limiter.hi};
+    case LimiterConfig::kStalenessBudget:
+      return {kind, limiter.eta, limiter.items_per_version};
+    default:
+      return {kind, static_cast<double>(limiter.min_size)};
+  }
+}
+
+Status limiter_of(const double* numbers, size_t count, LimiterConfig* limiter) {
+  constexpr size_t kCounts[] = {2, 4, 2, 3};  // of the kinds
+  constexpr double kMost = 9007199254740992.0;
+  const auto kind = count > 0 && numbers[0] >= 0.0 && numbers[0] <= 3.0 ? static_cast<size_t>(numbers[0]) : 4;
+  if (kind == 4 || count != kCounts[kind])
+    return invalid("limiter", "the numbers of a limiter, its kind first", static_cast<int64_t>(count));
+  for (size_t k = 0; k < count; ++k)
+    if (!(numbers[k] >= 0.0 && numbers[k] <= kMost))
+      return Status(Code::kInvalidConfig)
+          .with_text("what", "a number of the limiter")
+          .with_text("expected", "a finite number >= 0")
+          .with_double("got", numbers[k]);
+  if (kind == LimiterConfig::kSamplesPerInsert)
+    *limiter = make_samples_per_insert(numbers[1], static_cast<int64_t>(numbers[2]), numbers[3]);
+  else if (kind == LimiterConfig::kQueue)
+    *limiter = make_queue(static_cast<int64_t>(numbers[1]));
+  else if (kind == LimiterConfig::kStalenessBudget)
+    *limiter = make_staleness_budget(numbers[1], numbers[2]);
+  else
+    *limiter = make_min_size(static_cast<int64_t>(numbers[1]));
+  return {};
+}
+
+Status set_limiter(Table& table, uint32_t index, const LimiterConfig& limiter) {
+  Entered entered(table, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  Region& r = table.region();
+  const IndexConfig& config = r.header->indexes[index];
+  RELIVE_RETURN_IF_ERROR(check_limiter(config, limiter, r.geometry->capacity));
+  int64_t refused = 0;
+  {
+    Locked locked(table.door(), table.own_deadline());
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    for (uint32_t p = 0; p < r.geometry->max_participants; ++p) {
+      const WaitWords& wait = r.credit(p, index).sampler_wait;
+      const int64_t asked = wait.largest.load(std::memory_order_relaxed);
+      if (wait.count.load(std::memory_order_acquire) > 0 && !draw_always_moves(limiter, asked)) refused = asked;
+    }
+    if (refused == 0) {
+      const LimiterCounts counts = r.inserted_counts(index, limiter, r.reserved_rows());
+      r.header->index_state[index].limiter.store(begun_at(limiter, counts));
+      locked.items_came();
+      locked.room_came();
+    }
+  }
+  if (refused == 0) return {};
+  return Status(Code::kRequestTooLarge)
+      .with_int("requested", refused)
+      .with_double("window", window(limiter))
+      .with_text("arithmetic", "a draw that waits now, under " + limiter_text(config.name, limiter));
+}
+
+Status set_policy_version(Table& table, uint32_t version) {
+  Entered entered(table, true);
+  RELIVE_RETURN_IF_ERROR(entered.status());
+  Header& header = *table.region().header;
+  header.policy_version.store(version, std::memory_order_release);
+  notify(&header.room_event);  // staleness budgets grow with it
+  return {};
+}
+
+}  // namespace relive
