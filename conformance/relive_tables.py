@@ -1,6 +1,6 @@
 """Reverb's tables in relive's words: an index for each, and the spec of their rows.
 
-What relive decided on and does not have yet stands at the top: a class further is a line less there, one more below.
+A selector further is a line in SELECTORS.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ SELECTORS: dict[str, Callable[[float], Any]] = {
     "max_heap": lambda exponent: relive.MaxPriority(),
 }
 WITH_PRIORITIES = ("prioritized", "min_heap", "max_heap")
-# What is to come, by the words of a case.
-LIMITERS_TO_COME = {"queue": "the limiter Queue", "stack": "the limiter Queue over a Lifo sampler"}
 
 
 class NoWord(Exception):
@@ -34,8 +32,6 @@ class NoWord(Exception):
 
 def index_of(setup: TableSetup, items: Any, max_items: int | None = None) -> relive.Index:
     """The index that is this table's like, of these items. Raises NotYet, NoWord, and what relive refuses it with."""
-    if setup.limit.kind in LIMITERS_TO_COME:
-        raise NotYet(LIMITERS_TO_COME[setup.limit.kind])
     if isinstance(items, relive.Explicit) and setup.remover != "fifo":
         raise NotYet("removers of explicit items but Fifo")
     return relive.Index(
@@ -53,7 +49,9 @@ def has_priorities(setup: TableSetup) -> bool:
     return setup.sampler in WITH_PRIORITIES or setup.remover in WITH_PRIORITIES
 
 
-def _limiter(limit: Limit) -> relive.MinSize | relive.SamplesPerInsert:
+def _limiter(limit: Limit) -> Any:
+    if limit.kind in ("queue", "stack"):
+        return relive.Queue(limit.size)
     if limit.kind == "min_size":
         return relive.MinSize(limit.size)
     buffer = limit.buffer
