@@ -71,7 +71,7 @@ void plan_and_gather(Table& table, const std::atomic<bool>& is_over, std::atomic
     std::vector<std::unique_ptr<PlannedBatch>> batches;
     for (int ahead = 0; ahead < 4; ++ahead) {
       std::unique_ptr<PlannedBatch> batch;
-      if (StagedReader(table).plan_batch(plan, kItems, 0.05, &batch).ok()) batches.push_back(std::move(batch));
+      if (StagedReader(table).plan_batch(plan, kItems, nullptr, 0.05, &batch).ok()) batches.push_back(std::move(batch));
     }
     for (size_t k = 0; k < batches.size(); ++k) {
       PlannedBatch& batch = *batches[k];
