@@ -33,6 +33,7 @@ QUICK_MUTANTS = (
     "R2_most",
     "T1_since",
     "T2_overdue",
+    "P1_condition",
 )
 
 pytestmark = pytest.mark.skipif(
@@ -70,6 +71,7 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --abandon",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --explicit --late",
         "--seconds 3 --random-kills 30 --self-kills 60 --groups",
+        "--seconds 3 --random-kills 30 --self-kills 60 --where --late --rounds 1",
         "--seconds 3 --random-kills 30 --self-kills 60 --groups --abandon --late --stateless",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --sequences cross",
         "--seconds 3 --random-kills 30 --self-kills 60 --sequences head --ragged --max-times 3",
@@ -92,6 +94,7 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "V": "--abandon",
         "Y": "--groups",
         "R": "--max-items 150",
+        "P": "--where",
         "T": "--late --max-wait 0.002",
     }.get(rule[0], "")
     status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 {items} --mutant {rule}")
