@@ -34,6 +34,7 @@ QUICK_MUTANTS = (
     "R3_update",
     "T1_since",
     "T2_overdue",
+    "K1_condition",
 )
 
 pytestmark = pytest.mark.skipif(
@@ -71,6 +72,7 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --abandon",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --explicit --late",
         "--seconds 3 --random-kills 30 --self-kills 60 --groups",
+        "--seconds 3 --random-kills 30 --self-kills 60 --where --late --rounds 1",
         "--seconds 3 --random-kills 30 --self-kills 60 --groups --abandon --late --stateless",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --sequences cross",
         "--seconds 3 --random-kills 30 --self-kills 60 --sequences head --ragged --max-times 3",
@@ -96,6 +98,7 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "V": "--abandon",
         "Y": "--groups",
         "R": "--max-items 150 --remover min_priority",
+        "K": "--where",
         "T": "--late --max-wait 0.002",
     }.get(rule[0], "")
     status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 {items} --mutant {rule}")

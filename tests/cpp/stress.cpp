@@ -18,6 +18,7 @@
 //   stress --sampler max_priority                    the first index's, of the table of kinds
 //   stress --max-items 150 --remover min_priority    what goes is the remover's choice
 //   stress --max-items 150                           the first index holds no more, and the second (--two-indexes) fewer yet
+//   stress --where                                   the first index has a condition, and half of the draws have one
 //   stress --max-wait 0.002                          of every index; with --late, --groups
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
@@ -97,6 +98,7 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point == "order_renewed" && given.remover.empty()) options.remover = "min_priority";
   if (point.find("wait_") == 0)
     options.late = true, options.max_wait_s = given.max_wait_s > 0 ? given.max_wait_s : 0.002;
+  if (point.find("where_") == 0 || point.find("kept_out") != std::string::npos) options.where = true;
   if (point == "close_dropped") options.sequences = "head", options.short_lanes = true;  // an index with only_ended
   if (point.find("hold_") == 0 || point == "kept_removed") options.rounds = 0;
   for (const char* of_state :
@@ -148,6 +150,8 @@ bool parse(int argc, char** argv) {
       options.with_moves = false;
     else if (name == "--two-indexes")
       options.two_indexes = true;
+    else if (name == "--where")
+      options.where = true;
     else if (name == "--sequences" && has_value)
       options.sequences = argv[++i];
     else if (name == "--ragged")

@@ -6,6 +6,7 @@
 
 #include "relive/pages/publish.hpp"
 #include "relive/pages/recover.hpp"
+#include "relive/read/where.hpp"
 #include "relive/table/writer.hpp"
 #include "stress_control.hpp"
 #include "stress_world.hpp"
@@ -252,6 +253,7 @@ class SamplerWorker final : public Worker {
     index_ = options_.two_indexes ? static_cast<uint32_t>(random_.below(2)) : 0;
     expect(batch_->prepare(&table(), index_, kBatch, options_.ragged), "planning");
     expect(again_->prepare(&table(), index_, kBatch, options_.ragged), "planning");
+    expect(make_where(table().region(), index_, from_step(kLeastDrawn), "", &where_), "reading a condition");
   }
 
   void step() override {
@@ -264,16 +266,25 @@ class SamplerWorker final : public Worker {
     request.num_items = kBatch;
     request.num_live_items = &live;
     request.hold = hold;
+    if (options_.where && random_.below(2) == 0) request.where = &where_;
     const Status status = timed(kTimeout_s, "sample", [&] { return batch_->sample(table(), request, kTimeout_s); });
+    if (status.code() == Code::kRareItems) return;
     if (!expect(status, "sample")) return;
     if (!batch_->wrong_offsets.empty()) control_.found_torn(batch_->wrong_offsets.c_str());
     verify_all();
+    if (options_.where && !batch_->sequence.is_set()) verify_condition(request.where != nullptr);
     if (hold && random_.below(2) == 0) {
       expect(relive::return_held(table(), index_, kBatch), "giving back");
     } else if (hold) {
       expect(relive::commit_held(table(), index_, kBatch), "handing out");
     }
     if (random_.below(4) == 0) gather_again();
+  }
+
+  void verify_condition(bool is_drawn_by_one) {
+    const int64_t least = std::max(index_ == 0 ? kLeastStep : 0, is_drawn_by_one ? kLeastDrawn : 0);
+    for (size_t row = 0; row < kBatch; ++row)
+      if (batch_->episode_step(row) < least) control_.found_violation("an item that does not pass the condition");
   }
 
   void verify_all() {
@@ -335,6 +346,7 @@ class SamplerWorker final : public Worker {
   }
 
   uint32_t index_ = 0;
+  Where where_;
   std::unique_ptr<Batch> batch_, again_;
   double begin_s_ = 0.0;
   std::vector<Identity> short_;

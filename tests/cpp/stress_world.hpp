@@ -34,6 +34,7 @@ struct Options {
   bool stateless = false;          // no state columns: no next outputs, no tails, an end is a mark in the last row
   uint32_t max_times = 0;
   double max_wait_s = 0.0;
+  bool where = false;      // the first index has a condition, and draws have some, too
   uint64_t max_items = 0;  // of the first index, and half of it of the second
   std::string sampler;     // of the first index, where it is no Prioritized one
   std::string remover;     // of all that have max_items, where it is no Fifo one
@@ -78,6 +79,14 @@ inline uint64_t mix(uint64_t z) {
 inline constexpr uint32_t kItemWindows = 3;
 inline constexpr uint32_t kItemRows[kItemWindows] = {20, 8, 6}, kItemStrides[kItemWindows] = {1, 1, 3};
 inline constexpr uint32_t kOwnBytes = 300;
+
+// Of the first index where it has a condition, and of draws with one.
+inline constexpr int64_t kLeastStep = 1, kLeastDrawn = 3;
+
+// The condition that a step is the episode's k-th or a later one.
+inline std::vector<WrittenOperation> from_step(int64_t k) {
+  return {{"whole", "", 0.0, k}, {"episode_step", "", 0.0, 0}, {"at_most_whole", "", 0.0, 0}};
+}
 
 inline uint32_t items_index(const Options& options) { return options.two_indexes ? 2 : 1; }
 
@@ -192,6 +201,7 @@ inline TableConfig make_config(const Options& options) {
     index.group.column = static_cast<uint32_t>(config.columns.size()) - 1;
     config.indexes.push_back(index);
   }
+  if (options.where) config.conditions = {from_step(kLeastStep)};
   for (IndexConfig& one : config.indexes) one.max_wait_s = options.max_wait_s;
   config.capacity = options.groups ? std::max<uint64_t>(options.capacity, 14 * kGroupRows) : options.capacity;
   config.max_lanes = 12;
@@ -318,6 +328,7 @@ class Batch final {
   Status sample(Table& table, DrawRequest request, double timeout_s);
   Status gather(Table& table, const std::vector<int64_t>& of);
 
+  int64_t episode_step(size_t row) const { return value<int64_t>(kEpisodeStep, row); }
   int64_t lane(size_t row) const { return value<int64_t>(kLane, row); }
   // Which call completed the row; 0 without late columns.
   uint64_t salt(size_t row) const { return is_late ? salt_of(at(num_checked, row)) : 0; }
