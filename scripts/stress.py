@@ -103,6 +103,7 @@ RECIPES = (
     f"{KILLS} --rounds 0",
     "--fail-points 20 --seconds-a-point 2 --point wait_ --late --groups --max-wait 0.005",
     "--fail-points 20 --seconds-a-point 2 --max-items 150 --remover min_priority --point order_",
+    "--fail-points 20 --seconds-a-point 2 --point limiter_",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",
     "--fail-points 40 --seconds-a-point 8 --point group_ --groups",

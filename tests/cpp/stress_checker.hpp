@@ -56,7 +56,13 @@ class CheckerWorker final : public Worker {
   }
 
   static std::string wrong_limiter(const Region& r) {
-    const LimiterConfig& limiter = r.header->indexes[0].limiter;
+    for (uint32_t i = 0; i < r.num_indexes; ++i) {
+      const LimiterConfig present = r.limiter(i);  // what samplers change has two numbers that belong together
+      if (present.kind == LimiterConfig::kMinSize && present.tolerance != 0.0 &&
+          present.tolerance != static_cast<double>(present.min_size))
+        return "half of a limiter and half of another";
+    }
+    const LimiterConfig limiter = r.limiter(0);
     int64_t in_flight = 0;
     for (uint32_t p = 0; p < r.geometry->max_participants; ++p) in_flight += r.credit(p, 0).in_flight.load();
     if (in_flight < 0) return "less than nothing is in flight";

@@ -256,8 +256,18 @@ class SamplerWorker final : public Worker {
     expect(make_where(table().region(), index_, from_step(kLeastDrawn), "", &where_), "reading a condition");
   }
 
+  // Another limiter of the same kind, whose two numbers belong together (StressChecker::wrong_limiter).
+  void change_limiter() {
+    LimiterConfig limiter = table().region().header->indexes[index_].limiter;
+    if (limiter.kind != LimiterConfig::kMinSize) return;
+    limiter.min_size += static_cast<int64_t>(random_.below(8));
+    limiter.tolerance = static_cast<double>(limiter.min_size);
+    expect(relive::set_limiter(table(), index_, limiter), "changing a limiter");
+  }
+
   void step() override {
     const bool hold = random_.below(4) == 0;
+    if (random_.below(32) == 0) change_limiter();
     begin_s_ = now_s();
     look_at_short_ones();
     int64_t live = 0;

@@ -127,7 +127,8 @@ Status check_limiter(const IndexConfig& index, const LimiterConfig& limiter, uin
   const auto most = static_cast<double>(index.max_items != 0 ? index.max_items : capacity);
   const auto at_least = static_cast<double>(limiter.min_size);
   if (limiter.kind > LimiterConfig::kStalenessBudget) return wrong_limit("limiter", "0 to 3", limiter.kind);
-  if (limiter.kind != LimiterConfig::kStalenessBudget && !(at_least >= 1.0 && (at_least <= most || is_explicit)))
+  const bool has_fill = limiter.kind == LimiterConfig::kMinSize || limiter.kind == LimiterConfig::kSamplesPerInsert;
+  if (has_fill && !(at_least >= 1.0 && (at_least <= most || is_explicit)))
     return wrong_limit("min_size", "1 to what the index can hold", at_least);
   if (limiter.kind == LimiterConfig::kSamplesPerInsert &&
       !(limiter.samples_per_insert > 0.0 && std::isfinite(limiter.samples_per_insert) &&

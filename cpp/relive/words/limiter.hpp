@@ -8,7 +8,8 @@
 // more than the tolerance. Without it nobody would ever move; with it d exceeds hi by less than a window, once.
 // kMinSize knows no corridor: can_sample is live >= min_size, can_insert is always true.
 // kQueue is that corridor over other counts: of what is there, not of what ever came. inserted is live, sampled is 0,
-// samples_per_insert 1, [lo, hi] is [0, max_size]: a draw of n asks for n items, an insert for room for n.
+// samples_per_insert 1, [lo, hi] is [0, max_size]: a draw of n asks for n items, an insert for room for n. min_size is
+// 0: there is no first fill, in which writers would be let in beside what others have reserved.
 // kStalenessBudget bounds inserts alone, by the policy version: inserted is what was ever drawn, and what lives and was
 // not, and hi is (eta + version + 1) x items_per_version. at_version() makes it of the version; lo is -infinity.
 //
@@ -71,7 +72,7 @@ inline LimiterConfig make_samples_per_insert(double samples_per_insert, int64_t 
 }
 
 inline LimiterConfig make_queue(int64_t max_size) {
-  return {LimiterConfig::kQueue, 0, 1, 1.0, 0.0, static_cast<double>(max_size), 0.0, 0.0, 0.0};
+  return {LimiterConfig::kQueue, 0, 0, 1.0, 0.0, static_cast<double>(max_size), 0.0, 0.0, 0.0};
 }
 
 // Until at_version() says of which: of version 0.

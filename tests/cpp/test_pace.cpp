@@ -1,0 +1,138 @@
+// Limiters that change while they are in use: whole whoever dies inside the change and whoever reads meanwhile (rule P1),
+// the arithmetic of queues and budgets, and what is counted as used behind a death (rule P2).
+#include <thread>
+
+#include "core_deaths.hpp"
+#include "core_rig.hpp"
+#include "relive/table/changing.hpp"
+#include "relive/table/waiting.hpp"
+
+using namespace rig;
+
+namespace {
+
+const LimiterConfig kFirst = make_samples_per_insert(1.0, 1000, 800.0);
+const LimiterConfig kSecond = make_queue(77);
+const LimiterConfig kThird = make_staleness_budget(2.0, 16.0);
+
+bool is_same(const LimiterConfig& a, const LimiterConfig& b) {
+  return a.kind == b.kind && a.min_size == b.min_size && a.samples_per_insert == b.samples_per_insert &&
+         a.tolerance == b.tolerance && a.eta == b.eta && a.items_per_version == b.items_per_version &&
+         a.hi - a.lo == b.hi - b.lo;
+}
+
+Spec once() {
+  Spec spec{.capacity = 3000};
+  spec.indexes = {{.max_times = 1}};
+  return spec;
+}
+
+LimiterConfig present(Rig& rig) { return rig.table->region().header->index_state[0].limiter.load(); }
+
+// Deaths behind each word of a change, from the one to the other and back: how many of them left neither.
+int count_torn(Rig& rig) {
+  int torn = 0;
+  for (int passage = 1; passage <= 8; ++passage) {
+    for (const LimiterConfig& wanted : {kFirst, kSecond, kThird}) {
+      const LimiterConfig before = present(rig);
+      die_at(testing::FailPoint::limiter_word, *rig.table, [&] { (void)set_limiter(*rig.table, 0, wanted); }, passage);
+      torn += is_same(present(rig), before) || is_same(present(rig), wanted) ? 0 : 1;
+      CHECK(set_limiter(*rig.table, 0, wanted).ok());
+      CHECK(is_same(present(rig), wanted));
+    }
+  }
+  return torn;
+}
+
+}  // namespace
+
+TEST(a_death_inside_a_change_leaves_the_old_limiter_or_the_new_one) {
+  Rig rig(once());
+  CHECK_EQ(count_torn(rig), 0);
+  die_at(testing::FailPoint::limiter_turned, *rig.table, [&] { (void)set_limiter(*rig.table, 0, kSecond); });
+  CHECK(is_same(present(rig), kSecond));
+  CHECK(relive::check(*rig.table).ok());
+}
+
+TEST(without_the_turn_a_death_leaves_neither) {
+  Rig rig(once());
+  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::P1_turn)] = true;
+  const int torn = count_torn(rig);
+  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::P1_turn)] = false;
+  CHECK(torn > 0);
+}
+
+TEST(readers_without_the_lock_never_see_half_of_a_change) {
+  Rig rig(once());
+  std::atomic<bool> is_over{false};
+  std::atomic<int> torn{0};
+  std::thread reader([&] {
+    while (!is_over.load()) {
+      const LimiterConfig seen = present(rig);
+      if (!is_same(seen, make_min_size(1)) && !is_same(seen, kFirst) && !is_same(seen, kSecond) &&
+          !is_same(seen, kThird))
+        torn.fetch_add(1);
+    }
+  });
+  for (int k = 0; k < 100'000; ++k)
+    CHECK(set_limiter(*rig.table, 0, k % 3 == 0 ? kFirst : k % 3 == 1 ? kSecond : kThird).ok());
+  is_over.store(true);
+  reader.join();
+  CHECK_EQ(torn.load(), 0);
+}
+
+TEST(a_refused_limiter_changes_nothing) {
+  Rig rig(once());
+  const LimiterConfig before = present(rig);
+  LimiterConfig limiter;
+  const double budget[] = {3.0, -1.0, 4.0}, unknown[] = {4.0, 1.0}, few[] = {1.0, 1.0}, none[] = {0.0};
+  CHECK(limiter_of(budget, 3, &limiter).code() == Code::kInvalidConfig);
+  CHECK(limiter_of(unknown, 2, &limiter).code() == Code::kInvalidConfig);
+  CHECK(limiter_of(few, 2, &limiter).code() == Code::kInvalidConfig);
+  CHECK(limiter_of(none, 1, &limiter).code() == Code::kInvalidConfig);
+  CHECK(limiter_of(none, 0, &limiter).code() == Code::kInvalidConfig);
+  for (const LimiterConfig& wrong : {make_min_size(0), make_min_size(3001), make_queue(0), make_queue(3001),
+                                     make_staleness_budget(0.0, 0.5), make_samples_per_insert(4.0, 10, 2.0)})
+    CHECK(set_limiter(*rig.table, 0, wrong).code() == Code::kInvalidConfig);
+  CHECK(is_same(present(rig), before));
+  for (const LimiterConfig& one : {make_min_size(5), kFirst, kSecond, kThird}) {
+    const std::vector<double> numbers = numbers_of(one);
+    CHECK(limiter_of(numbers.data(), numbers.size(), &limiter).ok());
+    CHECK(is_same(limiter, one));
+  }
+}
+
+TEST(a_death_between_a_use_and_its_count_never_takes_from_a_budget) {
+  for (const testing::FailPoint point : {testing::FailPoint::claim_times, testing::FailPoint::claim_leaf}) {
+    Rig rig(once());
+    CHECK(rig.write({0}, 100, std::vector<int>(100, 0), NextGiven::kYes) == Code::kOk);
+    for (int passage = 1; passage < 5; ++passage) die_at(point, *rig.table, [&] { (void)rig.sample(0, 10); }, passage);
+    const IndexState& state = rig.table->region().header->index_state[0];
+    const int64_t ever = state.used.load() + state.unused.load();
+    CHECK(ever <= 100);
+    CHECK(ever >= 96);  // one a death
+    CHECK_EQ(state.unused.load(), state.live_items.load());
+    CHECK(relive::check(*rig.table).ok());
+  }
+}
+
+TEST(queues_and_budgets_as_arithmetic) {
+  const LimiterConfig queue = make_queue(10);
+  CHECK(can_sample(queue, {4, 4, 0}, 4) && !can_sample(queue, {4, 4, 0}, 5) && !can_sample(queue, {0, 0, 0}, 1));
+  CHECK(can_insert(queue, {4, 4, 0}, 6) && !can_insert(queue, {4, 4, 0}, 7));
+  CHECK(can_insert(queue, {0, 0, 0}, 10) && !can_insert(queue, {0, 0, 0}, 11));
+  CHECK(!can_insert(queue, {0, 10, 0}, 2));  // ten are reserved
+  CHECK(draw_always_moves(queue, 10) && !draw_always_moves(queue, 11));
+  CHECK(insert_can_ever_pass(queue, 10) && !insert_can_ever_pass(queue, 11));
+  CHECK_EQ(most_insertable(queue, {7, 7, 0}, 20), 3);
+  const LimiterConfig budget = make_staleness_budget(0.5, 10.0);
+  CHECK_EQ(most_insertable(budget, {0, 0, 0}, 100), 15);
+  CHECK_EQ(most_insertable(budget, {0, 15, 0}, 100), 0);
+  CHECK_EQ(most_insertable(at_version(budget, 3), {0, 15, 0}, 100), 30);
+  CHECK(!can_insert(budget, {0, 15, 0}, 1));  // no first fill beside it
+  CHECK(can_sample(budget, {1, 1, 0}, 1000) && !paces_draws(budget) && paces_inserts(budget));
+  CHECK(always_moves(budget, 1, 100) && !always_moves(budget, 2, 1));
+  CHECK(at_version(budget, UINT32_MAX).hi > 4e10);
+}
+
+TEST_MAIN()
