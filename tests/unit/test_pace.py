@@ -76,6 +76,8 @@ def test_a_queue_is_full_and_empty() -> None:
         assert insert(table, 5) == 5 and insert(table, 1) == 0
         with pytest.raises(errors.RequestTooLarge):
             table.draw(6, timeout_s=0)
+        with pytest.raises(errors.RequestTooLarge, match="a queue of 5 items"):
+            table.batches(6)
         assert len(set(table.sample(3).item_keys)) == 3
         with pytest.raises(errors.DeadlineExceeded):
             table.draw(3, timeout_s=0)
