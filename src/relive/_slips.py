@@ -98,6 +98,8 @@ _ARGUMENTS: tuple[tuple[str, str, str, str], ...] = (
     ("MinSize SamplesPerInsert", "min_size_to_sample learning_starts warmup", "min_size=", ""),
     ("SamplesPerInsert", "error_buffer", "tolerance=", "half of the window, in samples"),
     ("SamplesPerInsert", "ratio spi replay_ratio", "samples_per_insert=", "replay ratio x batch size"),
+    ("Queue", "size maxsize capacity", "max_size=", ""),
+    ("StalenessBudget", "max_staleness max_head_offpolicyness", "eta=", "versions ahead of the learner"),
     ("SharedMemory", "replace exist_ok force", "overwrite=", ""),
     ("SharedMemory LocalMemory Tiered", _CAPACITY + " capacity", "Table(spec, capacity, ...)", ""),
     ("Tiered", "path folder dir scratch_dir", "directory=", ""),

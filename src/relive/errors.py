@@ -140,7 +140,7 @@ class RequestTooLarge(ReliveError, ValueError):
             f"a request for {requested:g} items could wait for ever: it does not fit the limiter's window of"
             f" {window:g}, which a draw has to share with at least one row"
             + (f" ({arithmetic})" if arithmetic else "")
-            + "; ask for less at a time or give SamplesPerInsert a larger tolerance"
+            + "; ask for less at a time, or give SamplesPerInsert a larger tolerance, Queue a larger max_size"
         )
 
 

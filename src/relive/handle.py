@@ -22,7 +22,7 @@ from relive.explicit import Explicit
 from relive.index import Index, check_min_sizes
 from relive.items import Items
 from relive.late import LateRows
-from relive.limiters import Limiter, SamplesPerInsert, limiter_of
+from relive.limiters import Limiter, Queue, SamplesPerInsert, limiter_of
 from relive.new_items import new_items
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
@@ -179,7 +179,7 @@ class TableHandle(Closing):
         selection = self.select(index, columns)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         limiter = self.limiter(self._index_names[selection.number])
-        if isinstance(limiter, SamplesPerInsert) and count > limiter.window:
+        if isinstance(limiter, (SamplesPerInsert, Queue)) and count > limiter.window:
             raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         source, ready = self._batch_source(selection, count, integer("prefetch", prefetch, 1), seconds)
@@ -435,7 +435,7 @@ class TableHandle(Closing):
         """The same error with the limiter's arithmetic: of the index named, else of the narrowest one."""
         names = self._index_names if index is None else (index,)
         limiters = [self.limiter(name) for name in names]
-        paced = [limiter for limiter in limiters if isinstance(limiter, SamplesPerInsert)]
+        paced = [limiter for limiter in limiters if isinstance(limiter, (SamplesPerInsert, Queue))]
         if not paced:
             return error
         narrowest = min(paced, key=lambda limiter: limiter.window)

@@ -143,6 +143,15 @@ class Queue:
         """Items that the index must be able to hold."""
         return self.max_size
 
+    @property
+    def window(self) -> float:
+        """Items that a draw, or a block of steps, may ask for."""
+        return float(self.max_size)
+
+    def arithmetic(self) -> str:
+        """The window and how it came about, for messages."""
+        return f"a queue of {self.max_size} items"
+
     def core_config(self) -> dict[str, Any]:
         """The limiter as the core reads it."""
         return {"limiter": "queue", "max_size": self.max_size}

@@ -168,12 +168,11 @@ void check_the_best(const Tree& tree, const std::vector<double>& values, Reducti
   std::stable_sort(sorted.begin(), sorted.end(), [&](uint64_t a, uint64_t b) {
     return reduction == Reduction::kMin ? values[a] < values[b] : values[a] > values[b];
   });
-  std::vector<uint64_t> slots(count);
-  std::vector<Tree::Open> open;
-  const size_t found = tree.best(slots.data(), count, &open);
+  std::vector<Tree::Node> found, open;
+  tree.best(count, &found, &open);
   const size_t expected = std::min(count, sorted.size());
-  CHECK_EQ(found, expected);
-  for (size_t k = 0; k < found; ++k) CHECK_EQ(slots[k], sorted[k]);
+  CHECK_EQ(found.size(), expected);
+  for (size_t k = 0; k < expected; ++k) CHECK_EQ(found[k].place, sorted[k]);
 }
 
 TEST(min_and_max_against_the_twin) {

@@ -76,6 +76,8 @@ def test_a_queue_is_full_and_empty() -> None:
         assert insert(table, 5) == 5 and insert(table, 1) == 0
         with pytest.raises(errors.RequestTooLarge):
             table.draw(6, timeout_s=0)
+        with pytest.raises(errors.RequestTooLarge, match="a queue of 5 items"):
+            table.batches(6)
         assert len(set(table.sample(3).item_keys)) == 3
         with pytest.raises(errors.DeadlineExceeded):
             table.draw(3, timeout_s=0)
@@ -326,3 +328,50 @@ def test_an_exhausted_budget_says_what_it_needs() -> None:
         writer.extend(**steps(2))
         with pytest.raises(errors.DeadlineExceeded, match="items_per_version"):
             writer.append(number=0, timeout_s=0)
+
+
+def test_a_learner_that_waits_for_unused_items_is_told() -> None:
+    with relive.Table(SPEC, 100, paced(relive.StalenessBudget(0, 8))) as table, table.writer() as writer:
+        writer.extend(**steps(3))
+        waits = InThread(lambda: table.draw(8, timeout_s=BOUND_S))
+        until(lambda: table.stats().indexes["default"].samplers_wait_for == "items")
+        told = table.stats().indexes["default"]
+        assert (told.waiting_samplers, told.waiting_writers) == (1, 0)
+        writer.extend(**steps(5), timeout_s=BOUND_S)
+        waits.join()
+        assert waits.error is None and table.num_items() == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_limits_that_change_meanwhile_leave_nobody_stuck(seed: int) -> None:
+    """Random limiters, each set while a writer and a sampler run: both come to their end."""
+    rng = np.random.default_rng(seed)
+    with relive.Table(SPEC, 2000, paced(relive.MinSize(8), times=50)) as table, table.writer() as writer:
+
+        def write() -> None:
+            for first in range(0, 1200, 6):
+                writer.extend(**steps(6, first), timeout_s=BOUND_S)
+
+        def draw() -> None:
+            while writing.is_alive:
+                try:
+                    table.draw(8, timeout_s=0.05)
+                except errors.DeadlineExceeded:
+                    table.set_policy_version(table.policy_version + 1)
+
+        writing = InThread(write)
+        drawing = InThread(draw)
+        while writing.is_alive:
+            spi, size = float(rng.choice([0.5, 1.0, 4.0])), int(rng.integers(14, 60))
+            limiters = [
+                relive.MinSize(size),
+                relive.SamplesPerInsert(spi, size, float(rng.integers(20, 60))),
+                relive.Queue(int(rng.integers(1400, 1500))),
+                relive.StalenessBudget(1, 200),
+            ]
+            table.set_limiter(limiters[int(rng.integers(4))])
+            time.sleep(0.003)
+        writing.join()
+        drawing.join()
+        assert writing.error is None and drawing.error is None
+        table.check()

@@ -134,7 +134,7 @@ def test_an_attached_handle_says_what_the_table_was_made_from(shm_name: Any) -> 
         ({"limiter": "bucket"}, "'min_size' or 'samples_per_insert'"),
         ({"items": "hindsight"}, "'transitions' or 'sequences'"),
         ({"items": "sequences"}, "length"),
-        ({"remover": "lifo"}, "'fifo'"),
+        ({"remover": "oldest"}, "'fifo'"),
         ({"stack_pad": "edge"}, "'repeat' or 'zeros'"),
         ({"initial": ("mean", 0.0)}, "'max' or 'given' or 'number'"),
         ({"stack": {"nobody": 2}}, "nobody"),

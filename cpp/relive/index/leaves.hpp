@@ -101,9 +101,9 @@ class Leaves final {
   static constexpr uint64_t kNoLeaf = Tree::kNone;
   // The leaves that points fall on, kNoLeaf past the end.
   void draw(const double* points, size_t count, uint64_t* slots) const { tree().draw(points, count, slots); }
-  // The best `count`, or all there are, of kinds that choose the best; the best first. How many.
-  using Open = Tree::Open;
-  size_t best(uint64_t* slots, size_t count, std::vector<Open>* open) const { return tree().best(slots, count, open); }
+  // The best `count`, or all there are, of kinds that choose the best; the best first.
+  using Node = Tree::Node;
+  void best(size_t count, std::vector<Node>* found, std::vector<Node>* open) const { tree().best(count, found, open); }
 
   // ---- under the lock: one leaf's life ------------------------------------------------------------------------------
   // A page opened: its slots may become items, the first num_ended of them never.

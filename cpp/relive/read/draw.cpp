@@ -72,16 +72,19 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
 // on; where there are fewer than rows, once more from the best one on.
 void Round::take_best(size_t count) {
   std::vector<uint64_t>& taken = scratch->taken;
-  std::vector<uint64_t>& best = scratch->best;
-  best.resize(count + taken.size());
-  best.resize(leaves.best(best.data(), best.size(), &scratch->open));
+  std::vector<Leaves::Node>& best = scratch->best;
+  leaves.best(count + taken.size(), &best, &scratch->open);
   std::sort(taken.begin(), taken.end());
   const auto is_taken = [&](uint64_t slot) { return std::binary_search(taken.begin(), taken.end(), slot); };
   size_t k = 0;
+  const auto take = [&](const Leaves::Node& node) {
+    drawn[k] = node.place;
+    points[k++] = node.value;
+  };
   for (size_t i = 0; i < best.size() && k < count; ++i)
-    if (!is_taken(best[i])) drawn[k++] = best[i];
-  for (size_t i = 0; k < count; ++i, ++k) drawn[k] = best.empty() ? 0 : best[i % best.size()];
-  for (k = 0; k < count; ++k) points[k] = best.empty() ? kPastTheEnd : 0.0;
+    if (!is_taken(best[i].place)) take(best[i]);
+  for (size_t i = 0; k < count && !best.empty(); ++i) take(best[i % best.size()]);
+  for (; k < count; ++k) drawn[k] = 0, points[k] = kPastTheEnd;
 }
 
 // From groups to leaves.
@@ -101,7 +104,8 @@ void Round::look(size_t begin, size_t end) {
   const double* const points = this->points;
   Window* const windows = this->windows;
   const Leaves leaves = this->leaves;
-  const double per_mass = 1.0 / total, at_least = is_by_mass() ? 0.0 : 1.0;  // the best one is certain
+  const bool is_aimed = is_by_mass();
+  const double per_mass = 1.0 / total, at_least = is_aimed ? 0.0 : 1.0;  // the best one is certain
   uint64_t empty = 0;
   const uint64_t slot_bits = r.geometry->slot_bits;
   const uint64_t key_base = (r.geometry->shard << kLeafBits) + map.first;  // no sum of a key's parts carries
@@ -125,7 +129,8 @@ void Round::look(size_t begin, size_t end) {
     w.row = row;
     w.word = word;
     w.mass = mass;
-    const bool is_item = Leaves::is_mass(mass) && Region::is_used(word);
+    // Of an order, what has another leaf by now would stand in the wrong place.
+    const bool is_item = Leaves::is_mass(mass) && Region::is_used(word) && (is_aimed || mass == points[k]);
     w.ok = is_item;
     empty += is_item ? 0 : 1;
     // Should the window turn out gone, the redraw overwrites both.

@@ -55,8 +55,8 @@ struct DrawScratch {
   std::vector<uint32_t> missing;        // rows still to be drawn
   std::vector<uint32_t> still_missing;  // of these, rows the round did not bring
   std::vector<uint32_t> chosen;         // rows whose items are chosen and still to be read, while pages are held
-  std::vector<Leaves::Open> open;       // of a draw of the best, as the next two
-  std::vector<uint64_t> best;
+  std::vector<Leaves::Node> open;       // of a draw of the best, as the next two
+  std::vector<Leaves::Node> best;
   std::vector<uint64_t> taken;  // slots that the batch has already: each comes once before any comes again
   std::vector<double> points;
   std::vector<uint64_t> drawn;

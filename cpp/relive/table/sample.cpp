@@ -62,6 +62,7 @@ class Draw final {
   bool takes_claims() const { return r_.max_times(request_.index) != 0 && !table_.is_read_only(); }
   bool is_queue() const { return r_.limiter(request_.index).kind == LimiterConfig::kQueue; }
   Status late(Code code) const { return deadline_error(r_, request_.index, num_items(), deadline_, code); }
+  LimiterWait wait();
   Status wait_for_items();
   void note_refused_draw(Locked* locked);
   Status reserve();
@@ -91,6 +92,17 @@ class Draw final {
   std::optional<Hearing> hearing_;  // of one that looks on and on
 };
 
+LimiterWait Draw::wait() {
+  Counters& counters = r_.header->counters;
+  return {r_.header->items_event,
+          counters.sampler_waits,
+          counters.sampler_wait_ns,
+          table_.has_writers(),
+          false,
+          request_.index,
+          num_items()};
+}
+
 // One wait until the index may have something to draw.
 Status Draw::wait_for_items() {
   const uint64_t num_changes = r_.header->index_state[request_.index].limiter.num_changes();
@@ -101,15 +113,7 @@ Status Draw::wait_for_items() {
         counts.live > 0 && Leaves(r_, request_.index).has_any() && can_sample(limiter, counts, num_items());
     return may_pass || num_changes != r_.header->index_state[request_.index].limiter.num_changes();  // judged anew
   };
-  Counters& counters = r_.header->counters;
-  const LimiterWait wait{r_.header->items_event,
-                         counters.sampler_waits,
-                         counters.sampler_wait_ns,
-                         table_.has_writers(),
-                         false,
-                         request_.index,
-                         num_items()};
-  return wait_for_limiter(table_, wait, deadline_, ready, [&](Code code) { return late(code); });
+  return wait_for_limiter(table_, this->wait(), deadline_, ready, [&](Code code) { return late(code); });
 }
 
 // Writers whose blocks do not fit the window beside this draw look again: they go on by parts.
@@ -394,7 +398,11 @@ Status Draw::wait_for_unused() {
   if (code != Code::kOk) return code == Code::kInterrupted ? Status(code) : late(code);
   EventWords& event = r_.header->items_event;
   const uint32_t seen = event.count.load();
-  if (!table_.is_read_only()) event.waiters.store(1);
+  std::optional<Sleeping> sleeping;  // who is read-only writes nothing
+  if (!table_.is_read_only()) {
+    sleeping.emplace(table_, this->wait(), deadline_.waited_s());
+    event.waiters.store(1);
+  }
   futex_wait(&event.count, seen, std::min(deadline_.remaining_s(), kWaitSlice_s));
   return is_interrupted() ? Status(Code::kInterrupted) : Status();
 }

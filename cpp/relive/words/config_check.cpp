@@ -123,12 +123,11 @@ Status wrong_limit(const char* what, const char* expected, double got) {
 }  // namespace
 
 Status check_limiter(const IndexConfig& index, const LimiterConfig& limiter, uint64_t capacity) {
-  const bool is_explicit = index.map == LeafMap::kExplicit;
   const auto most = static_cast<double>(index.max_items != 0 ? index.max_items : capacity);
   const auto at_least = static_cast<double>(limiter.min_size);
   if (limiter.kind > LimiterConfig::kStalenessBudget) return wrong_limit("limiter", "0 to 3", limiter.kind);
   const bool has_fill = limiter.kind == LimiterConfig::kMinSize || limiter.kind == LimiterConfig::kSamplesPerInsert;
-  if (has_fill && !(at_least >= 1.0 && (at_least <= most || is_explicit)))
+  if (has_fill && !(at_least >= 1.0 && at_least <= most))
     return wrong_limit("min_size", "1 to what the index can hold", at_least);
   if (limiter.kind == LimiterConfig::kSamplesPerInsert &&
       !(limiter.samples_per_insert > 0.0 && std::isfinite(limiter.samples_per_insert) &&

@@ -315,36 +315,37 @@ uint64_t Tree::best() const {
   return chosen == identity() ? kNone : position;
 }
 
-size_t Tree::best(uint64_t* slots, size_t count, std::vector<Open>* open) const {
-  if (reduction_ == Reduction::kSum || num_leaves_ == 0) return 0;
+void Tree::best(size_t count, std::vector<Node>* found, std::vector<Node>* open) const {
+  found->clear();
+  open->clear();
+  if (reduction_ == Reduction::kSum || num_leaves_ == 0) return;
   constexpr uint32_t kShift = std::bit_width(kFan) - 1;
-  const double sign = reduction_ == Reduction::kMin ? 1.0 : -1.0;
-  const auto is_worse = [](const Open& a, const Open& b) {
-    if (a.value != b.value) return a.value > b.value;
+  const bool is_min = reduction_ == Reduction::kMin;
+  const auto is_worse = [&](const Node& a, const Node& b) {
+    if (a.value != b.value) return is_min ? a.value > b.value : a.value < b.value;
     return a.place << (kShift * a.level) > b.place << (kShift * b.level);  // its first leaf
   };
   const auto look_into = [&](uint32_t level, uint64_t group) {
     for (uint64_t k = 0; k < kFan; ++k) {
       const double value = load(levels_[level] + group * kFan + k);
       if (value == identity()) continue;
-      open->push_back({sign * value, group * kFan + k, level});
+      open->push_back({value, group * kFan + k, level});
       std::push_heap(open->begin(), open->end(), is_worse);
     }
   };
-  open->clear();
   look_into(num_levels_ - 1, 0);
-  size_t found = 0;
-  while (found < count && !open->empty()) {
-    const Open best = open->front();
+  while (found->size() < count && !open->empty()) {
+    const Node best = open->front();
     std::pop_heap(open->begin(), open->end(), is_worse);
     open->pop_back();
     if (best.level == 0) {
-      slots[found++] = best.place;
+      found->push_back(best);
     } else {
       look_into(best.level - 1, best.place);
     }
   }
-  return found;
+  const auto is_better = [&](const Node& a, const Node& b) { return is_worse(b, a); };
+  if (!std::is_sorted(found->begin(), found->end(), is_better)) std::sort(found->begin(), found->end(), is_better);
 }
 
 }  // namespace relive

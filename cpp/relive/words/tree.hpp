@@ -61,14 +61,15 @@ class Tree final {
 
   // Min / max only: a leaf that attains total(), the lowest slot among equals; kNone when all are the identity.
   uint64_t best() const;
-  // Min / max only: slots[0 .. returned) are the best `count` leaves, or all there are, the best first, the lowest slot
-  // first among equals. O(count x log8 n): only nodes above a leaf that is returned are opened. `open` is scratch.
-  struct Open {
-    double value;  // the smaller the better
-    uint64_t place;
+  // Min / max only: the best `count` leaves, or all there are, the best first, the lowest slot first among equals. Where
+  // others change the tree meanwhile, by the values that were seen. O(count x log8 n): only nodes above a leaf that is
+  // returned are opened. `open` is scratch.
+  struct Node {
+    double value;
+    uint64_t place;  // of a leaf its slot
     uint32_t level;
   };
-  size_t best(uint64_t* slots, size_t count, std::vector<Open>* open) const;
+  void best(size_t count, std::vector<Node>* found, std::vector<Node>* open) const;
 
  private:
   uint64_t num_leaves_ = 0;
