@@ -11,6 +11,7 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr size_t kFew = 8;  // items for which little memory is made
 
 // How each code is written, and how many values it takes and leaves.
 struct CodeRow {
@@ -106,15 +107,18 @@ union Value {
   double real;
 };
 
-// The values of one operation for all items.
+// The values of one operation for all items: any number of them, or one, for which no loop is left.
+template <bool kIsOne>
 struct Evaluation {
   const Region& r;
   const Subject* items;
-  size_t count;
+  size_t any;
+
+  size_t count() const { return kIsOne ? 1 : any; }
 
   template <class Each>
   void wholes(Value* out, Each&& each) const {
-    for (size_t k = 0; k < count; ++k) out[k].whole = static_cast<int64_t>(each(items[k]));
+    for (size_t k = 0; k < count(); ++k) out[k].whole = static_cast<int64_t>(each(items[k]));
   }
   template <class T>
   RELIVE_ROW_COPY static T load(const Subject& item, const Operation& operation) {
@@ -129,7 +133,7 @@ struct Evaluation {
   }
   template <class T>
   void real_column(const Operation& operation, Value* out) const {
-    for (size_t k = 0; k < count; ++k) out[k].real = static_cast<double>(load<T>(items[k], operation));
+    for (size_t k = 0; k < count(); ++k) out[k].real = static_cast<double>(load<T>(items[k], operation));
   }
 
   void column(const Operation& operation, Value* out) const {
@@ -190,11 +194,11 @@ struct Evaluation {
     if (operation.code == OpCode::kColumn) return column(operation, out);
     if (operation.code == OpCode::kWhole) return wholes(out, [&](const Subject&) { return operation.whole; });
     if (operation.code != OpCode::kReal) return derived(operation.code, out);
-    for (size_t k = 0; k < count; ++k) out[k].real = operation.real;
+    for (size_t k = 0; k < count(); ++k) out[k].real = operation.real;
   }
 
   void of_one(OpCode code, Value* a) const {
-    for (size_t k = 0; k < count; ++k) {
+    for (size_t k = 0; k < count(); ++k) {
       if (code == OpCode::kToReal) a[k].real = static_cast<double>(a[k].whole);
       if (code == OpCode::kNegate) a[k].real = -a[k].real;
       if (code == OpCode::kNot) a[k].whole = a[k].whole == 0;
@@ -203,7 +207,7 @@ struct Evaluation {
 
   template <class Each>
   void pairs(Value* a, const Value* b, Each&& each) const {
-    for (size_t k = 0; k < count; ++k) each(a[k], b[k]);
+    for (size_t k = 0; k < count(); ++k) each(a[k], b[k]);
   }
   // Into the first of two.
   void of_two(OpCode code, Value* a, const Value* b) const {
@@ -292,15 +296,20 @@ Status settle_conditions(const Layout& layout, TableConfig* config) {
 
 bool PassingRows::looks_at(uint64_t page, uint32_t offset, uint32_t end) {
   if (offset < first_ || offset >= end_) {
-    Subject items[kEvaluatedTogether];
-    const Subject first = subject_of(r_, index_, r_.slot_of(page, offset));
-    const uint32_t count = std::min<uint32_t>(kEvaluatedTogether, end - offset);
-    for (uint32_t k = 0; k < count; ++k) items[k] = {first.slot + k, first.base, first.row + k, 0};
-    evaluate(r_, r_.header->indexes[index_].where, items, count, passes_);
-    first_ = offset;
-    end_ = offset + count;
+    if (end - offset == 1) return passes_condition(r_, index_, r_.slot_of(page, offset));
+    look_ahead(page, offset, end);
   }
   return passes_[offset - first_];
+}
+
+void PassingRows::look_ahead(uint64_t page, uint32_t offset, uint32_t end) {
+  Subject items[kEvaluatedTogether];
+  const Subject first = subject_of(r_, index_, r_.slot_of(page, offset));
+  const uint32_t count = std::min<uint32_t>(kEvaluatedTogether, end - offset);
+  for (uint32_t k = 0; k < count; ++k) items[k] = {first.slot + k, first.base, first.row + k, 0};
+  evaluate(r_, r_.header->indexes[index_].where, items, count, passes_);
+  first_ = offset;
+  end_ = offset + count;
 }
 
 bool passes_condition(const Region& r, uint32_t index, uint64_t slot) {
@@ -340,23 +349,35 @@ void prefetch_subject(const Region& r, const Predicate& predicate, const Subject
   }
 }
 
-void evaluate(const Region& r, const Predicate& predicate, const Subject* items, size_t count, bool* passes) {
-  Value stack[kMostStacked + 1][kEvaluatedTogether];  // from 1 on
-  const Evaluation run{r, items, count};
+namespace {
+
+// Not where it is called: what asks of one item alone must not pay for memory of many.
+template <size_t kMost>
+[[gnu::noinline]] void run_program(const Region& r, const Predicate& predicate, const Subject* items, size_t count,
+                                   bool* passes) {
+  Value stack[kMostStacked + 1][kMost];  // from 1 on
+  const Evaluation<kMost == 1> run{r, items, count};
   uint32_t top = 0;
   for (uint32_t k = 0; k < predicate.num_operations; ++k) {
     const Operation& operation = predicate.operations[k];
-    const uint32_t takes = kCodes[static_cast<size_t>(operation.code)].takes;
-    if (takes == 0) {
+    if (operation.code < OpCode::kToReal) {
       run.load(operation, stack[++top]);
-    } else if (takes == 1) {
+    } else if (operation.code < OpCode::kAdd) {
       run.of_one(operation.code, stack[top]);
     } else {
       --top;
       run.of_two(operation.code, stack[top], stack[top + 1]);
     }
   }
-  for (size_t k = 0; k < count; ++k) passes[k] = stack[top][k].whole != 0;
+  for (size_t k = 0; k < run.count(); ++k) passes[k] = stack[top][k].whole != 0;
+}
+
+}  // namespace
+
+void evaluate(const Region& r, const Predicate& predicate, const Subject* items, size_t count, bool* passes) {
+  if (count == 1) return run_program<1>(r, predicate, items, 1, passes);
+  if (count <= kFew) return run_program<kFew>(r, predicate, items, count, passes);
+  run_program<kEvaluatedTogether>(r, predicate, items, count, passes);
 }
 
 }  // namespace relive

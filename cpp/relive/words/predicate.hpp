@@ -30,10 +30,10 @@ Status settle_conditions(const Layout& layout, TableConfig* config);
 
 // An item that is asked about. base: the frame of its page and its row there, or its record's own columns and row 0.
 struct Subject {
-  uint64_t slot = 0;
-  const std::byte* base = nullptr;
-  uint32_t row = 0;
-  uint32_t num_steps = 0;  // counts where asks_length
+  uint64_t slot;
+  const std::byte* base;
+  uint32_t row;
+  uint32_t num_steps;  // counts where asks_length
 };
 // base and row of the item in this slot of an index, which are to be there.
 Subject subject_of(const Region& r, uint32_t index, uint64_t slot);
@@ -56,6 +56,7 @@ class PassingRows final {
 
  private:
   bool looks_at(uint64_t page, uint32_t offset, uint32_t end);
+  [[gnu::noinline]] void look_ahead(uint64_t page, uint32_t offset, uint32_t end);
 
   const Region& r_;
   const uint32_t index_;
