@@ -34,7 +34,7 @@ QUICK_MUTANTS = (
     "R3_update",
     "T1_since",
     "T2_overdue",
-    "K1_condition",
+    "Q1_condition",
 )
 
 pytestmark = pytest.mark.skipif(
@@ -98,7 +98,7 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "V": "--abandon",
         "Y": "--groups",
         "R": "--max-items 150 --remover min_priority",
-        "K": "--where",
+        "Q": "--where",
         "T": "--late --max-wait 0.002",
     }.get(rule[0], "")
     status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 {items} --mutant {rule}")

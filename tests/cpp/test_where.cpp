@@ -245,7 +245,7 @@ TEST(late_columns_are_asked_of_when_they_are_there) {
 
 TEST(a_published_item_that_its_condition_keeps_out_is_noticed) {
   Rig rig(choosy_spec());
-  constexpr auto kRule = static_cast<uint32_t>(testing::Rule::K1_condition);
+  constexpr auto kRule = static_cast<uint32_t>(testing::Rule::Q1_condition);
   testing::rule_switched_off[kRule] = true;
   fill(rig, 10);
   testing::rule_switched_off[kRule] = false;

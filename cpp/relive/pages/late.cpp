@@ -40,7 +40,7 @@ int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin
   for (auto offset = static_cast<uint32_t>(std::max<int64_t>(begin, range.step_begin)); offset < last; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (leaves.state(slot) != kStateUnfilled || !filled.has_all_of(page, offset)) continue;
-    if (!passes_condition(r, index, slot) && RELIVE_RULE(K1_condition)) {
+    if (!passes_condition(r, index, slot) && RELIVE_RULE(Q1_condition)) {
       held.region.pages[page].live -= Leaves::keep_out(held, index, slot) ? 1 : 0;
       RELIVE_FAIL_POINT(late_kept_out);
       continue;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// An item whose window is there and full is none all the same, for the index's condition (rule K1). Its page may have no
+// An item whose window is there and full is none all the same, for the index's condition (rule Q1). Its page may have no
 // life left behind this; it goes in its turn, as its steps do.
 void keep_out(Held& held, uint32_t index, uint64_t page, uint64_t slot) {
   held.region.pages[page].live -= Leaves::keep_out(held, index, slot) ? 1 : 0;
@@ -40,7 +40,7 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
     if (!filled.has_all_of(page, offset)) {
       Leaves::keep_unfilled(held, index, slot);
       RELIVE_FAIL_POINT(publish_unfilled);
-    } else if (!passing.has(page, offset, end) && RELIVE_RULE(K1_condition)) {
+    } else if (!passing.has(page, offset, end) && RELIVE_RULE(Q1_condition)) {
       keep_out(held, index, page, slot);
     } else {
       published += Leaves::complete(held, index, slot) ? 1 : 0;
@@ -68,7 +68,7 @@ void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
     } else if (!filled.has_all_of(page, offset)) {
       Leaves::keep_unfilled(held, index, slot);
       RELIVE_FAIL_POINT(publish_unfilled);
-    } else if (!passing.has(page, offset, end) && RELIVE_RULE(K1_condition)) {
+    } else if (!passing.has(page, offset, end) && RELIVE_RULE(Q1_condition)) {
       keep_out(held, index, page, slot);
     } else {
       published += Leaves::complete(held, index, slot) ? 1 : 0;

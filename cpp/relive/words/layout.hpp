@@ -185,7 +185,7 @@ struct IndexConfig {
   WindowConfig windows[kMaxWindows];
   GroupConfig group;  // kExplicit: of items that episodes make as they end
   double max_wait_s;  // an item that waits longer to be published is none; 0: for ever
-  Predicate where;    // a step whose item does not pass it is none (rule K1); without operations every one passes
+  Predicate where;    // a step whose item does not pass it is none (rule Q1); without operations every one passes
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);
 

@@ -40,7 +40,7 @@ Subject subject_of(const Region& r, uint32_t index, uint64_t slot);
 // Asks memory for what evaluate() will read.
 void prefetch_subject(const Region& r, const Predicate& predicate, const Subject& item);
 
-// Whether the item in this slot of an index of rows passes the index's own condition (rule K1), if it has one. Asked of
+// Whether the item in this slot of an index of rows passes the index's own condition (rule Q1), if it has one. Asked of
 // rows that cannot go: under the lock.
 inline bool has_condition(const Region& r, uint32_t index) {
   return r.header->indexes[index].where.num_operations != 0;

@@ -39,7 +39,7 @@
   X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(S5_cut) \
   X(S6_last) X(L1_bit) X(L2_rows) X(L2_items) X(L3_cells_first) X(L4_once) X(L5_recover) X(L6_rest) X(V1_items) \
   X(V2_word) X(V2_holders) X(B4_recover) X(B4_own) X(B4_none) X(B4_page) X(Y1_once) X(Y2_full) X(Y3_settle) X(Y4_cut) \
-  X(R1_order) X(R2_most) X(R3_update) X(R3_settle) X(T1_since) X(T2_overdue) X(T3_count) X(K1_condition) X(P1_turn)
+  X(R1_order) X(R2_most) X(R3_update) X(R3_settle) X(T1_since) X(T2_overdue) X(T3_count) X(Q1_condition) X(P1_turn)
 // clang-format on
 
 namespace relive::testing {
