@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
@@ -213,8 +214,13 @@ LIMITERS = (MinSize, SamplesPerInsert, Queue, StalenessBudget)
 
 
 def limiter_of(numbers: Sequence[float]) -> Limiter:
-    """The limiter that core_numbers() gave; of SamplesPerInsert with its tolerance, given or not."""
+    """The limiter that core_numbers() gave; of SamplesPerInsert with its tolerance, given or not.
+
+    Raises InvalidConfig where they are of none: the words of a region that was damaged.
+    """
     kind, first, *more = numbers
+    if not all(map(math.isfinite, numbers)) or len(more) != {0: 0, 1: 2, 2: 0, 3: 1}.get(int(kind)):
+        raise InvalidConfig("limiter of a table", "numbers that are of one; its memory was damaged", list(numbers))
     if kind == 0:
         return MinSize(int(first))
     if kind == 1:

@@ -242,7 +242,7 @@ class WhereSuite(Suite):
 
     def test_items_pass_while_others_write_and_evict(self, make_table: MakeTable) -> None:
         table = make_table(plain_spec(flag=NUMBERS["flag"]), 64, max_lanes=4)
-        over = threading.Event()
+        over, begun = threading.Event(), threading.Event()
 
         def write() -> None:
             with table.writer() as writer:
@@ -250,10 +250,13 @@ class WhereSuite(Suite):
                 while not over.is_set():
                     writer.append(**step(t, t + 1, flag=t % 4 == 1))
                     t += 1
+                    if t == 8:  # from here on some of those that are there pass
+                        begun.set()
 
         thread = threading.Thread(target=write)
         thread.start()
         try:
+            assert begun.wait(60.0)
             for _ in range(150):
                 batch = table.sample(32, where="flag and terminated == False")
                 assert (np.asarray(batch["action"]) % 4 == 1).all()

@@ -253,7 +253,8 @@ class SamplerWorker final : public Worker {
     index_ = options_.two_indexes ? static_cast<uint32_t>(random_.below(2)) : 0;
     expect(batch_->prepare(&table(), index_, kBatch, options_.ragged), "planning");
     expect(again_->prepare(&table(), index_, kBatch, options_.ragged), "planning");
-    expect(make_where(table().region(), index_, from_step(kLeastDrawn), "", &where_), "reading a condition");
+    if (options_.where)
+      expect(make_where(table().region(), index_, from_step(kLeastDrawn), "", &where_), "reading a condition");
   }
 
   // Another limiter of the same kind, whose two numbers belong together (StressChecker::wrong_limiter).

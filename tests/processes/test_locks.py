@@ -138,6 +138,7 @@ WAITING: Calls = {
     ),
     "create items": ("Table.create_items", lambda table, writer, keys, name: table.create_items({"now": keys[:2]})),
     "create an item": ("Writer.create_item", lambda table, writer, keys, name: writer.create_item({"now": keys[0]})),
+    "set a limiter": ("Table.set_limiter", lambda table, writer, keys, name: table.set_limiter(relive.MinSize(2))),
     "clear": ("Table.clear", lambda table, writer, keys, name: table.clear()),
     "check": ("Table.check", lambda table, writer, keys, name: table.check()),
     "attach": ("attach", lambda table, writer, keys, name: relive.attach(name, timeout_s=table.timeout_s)),
@@ -147,6 +148,7 @@ PASSING: Calls = {
     "spec": ("Table.spec", lambda table, writer, keys, name: table.spec),
     "len": ("Table.__len__", lambda table, writer, keys, name: len(table)),
     "stats": ("Table.stats", lambda table, writer, keys, name: table.stats()),
+    "limiter": ("Table.limiter", lambda table, writer, keys, name: table.limiter()),
     "version": ("Table.set_policy_version", lambda table, writer, keys, name: table.set_policy_version(3)),
     "version of a writer": (
         "Writer.set_policy_version",
