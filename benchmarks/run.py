@@ -22,7 +22,7 @@ from benchmarks.tables import as_markdown, as_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PARTS = ("hopper", "nested", "atari", "sequences", "memory", "processes", "service", "tiers")
+PARTS = ("hopper", "nested", "atari", "sequences", "choices", "memory", "processes", "service", "tiers")
 TIME_LIMIT_S = 600
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
 
@@ -48,6 +48,8 @@ def run_job(part: str, job: dict[str, Any]) -> dict[str, Any] | str:
         if done.returncode != 0 or not output.exists():
             lines = done.stderr.strip().splitlines()
             return lines[-1] if lines else f"exit status {done.returncode}"
+        if done.stdout:
+            print("\n" + done.stdout.rstrip(), end=" ", flush=True)
         measured: dict[str, Any] = json.loads(output.read_text())
         return measured
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts import atari
+from benchmarks.parts import atari, choices
 from benchmarks.tables import aligned, markdown_table
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -134,6 +134,22 @@ def _growth(what: str) -> Callable[[Rows], float | None]:
     return lambda rows: ratio(grown(rows, f"{what} of 32"), grown(rows, "memcpy of 32"))
 
 
+def _beside(operation: str, other: str, batch: int = 256) -> Callable[[Rows], float | None]:
+    """How many times as long one operation of the part on choices takes as another of the same process."""
+    return lambda rows: ratio(*(median(rows, "choices", "relive", of, batch) for of in (operation, other)))
+
+
+def _chosen(what: str, sampler: str, most: float) -> Demand:
+    """What of a sampler, beside the proportional one of the same process."""
+    value = _beside(f"{what}, {sampler}", f"{what}, {choices.PROPORTIONAL} beside {sampler}")
+    return Demand(f"{what} of 256, {sampler}", "x of the proportional one", most, None, "x", value)
+
+
+def _drawn_where(share: float) -> Demand:
+    value = _beside(f"sample where {share:g} passes", "sample without a condition")
+    return Demand("sample where a share passes", f"{share:g}: x of none", 1.2 / share, None, "x", value)
+
+
 SAMPLE = "prioritized sample of 256, gathered, keys, weights"
 STACKS = "Atari stacks, sample 256, warm"
 SERVED = "over loopback, prioritized sample of 256"
@@ -154,6 +170,13 @@ DEMANDS = (
     Demand("64 windows of 121 frames of 84 x 84", "share of memcpy", 0.7, None, "x", _windows_share, True),
     Demand("a batch of sequences, 1e7 steps against 1e5", "growth / memcpy's", 1.3, None, "x", _growth("sequences")),
     Demand("a batch of episodes, 1e7 steps against 1e5", "growth / memcpy's", 1.3, None, "x", _growth("episodes")),
+    *(_chosen("sample", sampler, most) for sampler, most in (("RankBased", 2.0), ("TopK 1%", 2.0))),
+    *(_chosen("update", sampler, 3.0) for sampler in ("RankBased", "TopK 1%")),
+    *(_drawn_where(share) for share in choices.SHARES),
+    Demand("extend an index with a condition", "x of none", 1.05, None, "x",
+           _beside("extend, all pass", "extend, no condition", choices.BLOCK)),
+    Demand("append to an index with a condition", "x of none", 1.05, None, "x",
+           _beside("append 20 steps, all pass", "append 20 steps, no condition", 1)),
     Demand("1e6 Atari steps, all touched", "process memory", 7.3, None, "GB", _gigabytes("relive")),
     Demand("1e6 Atari steps, all touched", "shared memory", 7.3, None, "GB", _gigabytes("relive shared")),
     Demand("two processes sampling against one", "throughput", 1.6, 1.9, "x", _two_samplers, True),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import relive
-from conformance.system import NotYet
 from conformance.words import Limit, TableSetup
 
 __all__ = ["NoWord", "has_priorities", "index_of", "spec_of"]
@@ -31,9 +30,7 @@ class NoWord(Exception):
 
 
 def index_of(setup: TableSetup, items: Any, max_items: int | None = None) -> relive.Index:
-    """The index that is this table's like, of these items. Raises NotYet, NoWord, and what relive refuses it with."""
-    if isinstance(items, relive.Explicit) and setup.remover != "fifo":
-        raise NotYet("removers of explicit items but Fifo")
+    """The index that is this table's like, of these items. Raises NoWord, and what relive refuses it with."""
     return relive.Index(
         items,
         sampler=SELECTORS[setup.sampler](setup.exponent),

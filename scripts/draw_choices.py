@@ -1,7 +1,8 @@
 """Draws what each sampler draws and each remover keeps, counted on tables: `python scripts/draw_choices.py`.
 
-samplers.svg: 40 steps, the oldest on the left, their priorities above; below, how often each was drawn. removers.svg:
-which of 200 items, published one after another, the 40 are that stay. All into docs/images; the same each time.
+samplers.svg: 40 steps, each of a version of its own, the oldest on the left, their priorities above; below, how often
+each was drawn. removers.svg: which of 200 items, published one after another, the 40 are that stay. All into
+docs/images; the same each time.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ SAMPLERS: tuple[tuple[str, Any, int], ...] = (
     ("Uniform()", relive.Uniform(), 256),
     ("Prioritized(0.6)", relive.Prioritized(0.6), 256),
     ("Prioritized(2.0)", relive.Prioritized(2.0), 256),
+    ("RankBased(0.7)", relive.RankBased(0.7), 256),
+    ("TopK(10)", relive.TopK(10), 256),
     ("MaxPriority()", relive.MaxPriority(), 8),
     ("MinPriority()", relive.MinPriority(), 8),
     ("Fifo()", relive.Fifo(), 8),
     ("Lifo()", relive.Lifo(), 8),
+    ("Fresh(last=12)", relive.Fresh(last=12), 256),
+    ("Fresh(decay=0.9)", relive.Fresh(decay=0.9), 256),
 )
 REMOVERS: tuple[tuple[str, Any], ...] = (
     ("Fifo()", relive.Fifo()),
@@ -51,7 +56,11 @@ def priorities_of(count: int) -> Numbers:
 def draws(sampler: Any, batch: int) -> Numbers:
     """How often each item came, as a share of the one that came most."""
     with relive.Table(SPEC, 100, relive.Index(sampler=sampler), seed=1) as table, table.writer() as writer:
-        keys = writer.extend(number=np.arange(NUM_ITEMS))
+        written = []
+        for version in range(NUM_ITEMS):
+            table.set_policy_version(version)
+            written.append(int(writer.append(number=version)))
+        keys = np.array(written)
         if table.config.index["default"].has_priorities:
             table.update_priorities(keys, priorities_of(NUM_ITEMS))
         counts = np.zeros(NUM_ITEMS)
@@ -110,7 +119,7 @@ def pictures() -> dict[str, str]:
             "how often each of 40 items is drawn",
             priorities_of(NUM_ITEMS),
             samplers,
-            "Counts of draws by sampler: uniform all alike, prioritized by priority, the best or the oldest alone",
+            "Counts of draws by sampler: uniform all alike, by priority, by rank, the best, the oldest, what is new",
         ),
         "removers.svg": picture(
             "which 40 of 200 items stay",

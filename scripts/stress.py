@@ -22,6 +22,7 @@ SOAK = (
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --max-times 3",
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --samples-per-insert 8",
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --n-step 20 --stack 12 --two-indexes",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --n-step 20 --second-priorities",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --n-step 20 --stateless --max-times 1",
     "--seconds 120 --random-kills 200 --stops 100 --uniform",
     "--seconds 300 --random-kills 600 --stops 300 --self-kills 200 --short-lanes --max-times 3",
@@ -104,12 +105,15 @@ RECIPES = (
     "--fail-points 20 --seconds-a-point 2 --point wait_ --late --groups --max-wait 0.005",
     "--fail-points 20 --seconds-a-point 2 --max-items 150 --remover min_priority --point order_",
     "--fail-points 20 --seconds-a-point 2 --point limiter_",
+    "--fail-points 20 --seconds-a-point 2 --point raise_",
     "--fail-points 10 --seconds-a-point 1",
     "--fail-points 10 --seconds-a-point 1 --max-times 3",
     "--fail-points 40 --seconds-a-point 8 --point group_ --groups",
 )
 # A processor with x86's order of stores never shows a missing fence; only the reordering model does.
 UNSEEN_ON_X86 = {"D3_fence"}
+# Of what this programme cannot judge; the test named takes the rule away itself and sees the difference.
+SEEN_BY = {"H3_draw": "tests/cpp/test_exponent.cpp", "H5_claim": "tests/cpp/test_exponent.cpp"}
 TIME_LIMIT_S = 3600
 
 
@@ -170,6 +174,9 @@ def mutants(names: list[str]) -> int:
 def _hunt(name: str) -> bool:
     """Whether the missing rule was noticed, or cannot be on this processor."""
     start = time.monotonic()
+    if name in SEEN_BY:
+        print(f"{name}: of {SEEN_BY[name]}", flush=True)
+        return True
     for options in RECIPES:
         status, line = run(f"{options} --mutant {name}")
         if status == 1:

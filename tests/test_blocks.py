@@ -1,7 +1,8 @@
 """Every block of README.md and docs is tried: Python runs page by page as printed, commands exist, tables load.
 
 The Python blocks of a page are one program, in their order, in a process of its own. A block that cannot run here says
-so to its reader in its first line, `# not run by the tests: REASON`, and is compiled all the same.
+so to its reader in its first line, `# not run by the tests: REASON`, and is compiled all the same. What stands behind a
+print, `print(...)  # 26: why`, is what is printed, as far as the colon if there is one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SAID = re.compile(r"print\(.*\)  # (.+)")
 NOT_RUN = re.compile(r"# not run by the tests: (\S.+)")
 EXTRAS = {"gymnasium", "torch", "triton", "pyarrow", "ale_py", "typer", "rich"}
 MISSING_EXTRA = 77
@@ -135,6 +137,10 @@ def test_the_python_of_a_page_runs_as_printed(page: Path, tmp_path: Path) -> Non
         pytest.skip(f"{done.stdout.split()[-1]} is not installed here")
     assert done.returncode == 0, done.stderr
     assert not left
+    printed = iter(done.stdout.splitlines())
+    for said in SAID.findall("\n".join(one.text for one in run)):
+        found = any(said == line or said.startswith(f"{line}: ") for line in printed)
+        assert found, f"{said!r} is not printed in its turn"
 
 
 def unique(name: str, folder: Path) -> str:

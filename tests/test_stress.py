@@ -32,9 +32,18 @@ QUICK_MUTANTS = (
     "R1_order",
     "R2_most",
     "R3_update",
+    "D8_lighter",
+    "D8_recover",
+    "R5_room",
+    "R5_settle",
     "T1_since",
     "T2_overdue",
     "Q1_condition",
+    "H1_index",
+    "H4_update",
+    "U1_follow",
+    "U2_class",
+    "U3_rebuild",
 )
 
 pytestmark = pytest.mark.skipif(
@@ -79,8 +88,13 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --self-kills 60 --late --groups --max-items 100 --max-wait 0.003 --two-indexes",
         "--seconds 3 --random-kills 30 --self-kills 60 --max-items 150 --remover min_priority --two-indexes",
         "--seconds 3 --random-kills 30 --self-kills 60 --max-items 150 --remover prioritized --sampler max_priority",
+        "--seconds 3 --random-kills 30 --self-kills 60 --explicit --groups --remover min_priority --max-times 3",
+        "--seconds 3 --random-kills 30 --self-kills 60 --explicit --groups --remover uniform --late --max-wait 0.005",
         "--seconds 3 --random-kills 30 --self-kills 60 --sampler fifo --max-times 1 --updaters 0",
+        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --sampler rank_based --two-indexes",
+        "--seconds 3 --random-kills 30 --self-kills 60 --sampler top_k --max-items 150 --remover lifo --max-times 3",
         "--fail-points 1 --seconds-a-point 10 --max-times 3",
+        "--fail-points 2 --seconds-a-point 5 --point raise_",
     ],
 )
 def test_nothing_is_torn_lost_or_stuck(stress: Path, options: str) -> None:
@@ -100,6 +114,11 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "R": "--max-items 150 --remover min_priority",
         "Q": "--where",
         "T": "--late --max-wait 0.002",
-    }.get(rule[0], "")
-    status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 {items} --mutant {rule}")
+        "U": "--sampler rank_based --self-kills 60",
+        "D8": "--max-items 150 --remover min_priority --two-indexes --self-kills 60",
+        "R5": "--explicit --groups --remover lifo --self-kills 60",
+        "H1_index": "--second-priorities --n-step 20",
+    }
+    more = items.get(rule, items.get(rule[:2], items.get(rule[0], "")))
+    status, output = run(stress, f"--seconds 20 --random-kills 20 --stops 20 {more} --mutant {rule}")
     assert status != 0, output

@@ -133,6 +133,14 @@ void read_explicit(const Part& from, IndexConfig* index, std::vector<ColumnConfi
   for (nb::handle row : from.get<nb::list>("columns")) item_columns->push_back(column_config(row));
 }
 
+// The number of the column of this name.
+uint32_t column_of(const std::string& what, const std::vector<ColumnConfig>& columns, const std::string& name) {
+  const auto is_it = [&name](const ColumnConfig& column) { return column.name == name; };
+  const auto found = std::find_if(columns.begin(), columns.end(), is_it);
+  if (found == columns.end()) refuse(what, "a column of the table", name);
+  return static_cast<uint32_t>(found - columns.begin());
+}
+
 // Of every member one window; which column says whose they are, by its name.
 void read_groups(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index) {
   index->n_step = 1;
@@ -148,11 +156,14 @@ void read_groups(const Part& from, const std::vector<ColumnConfig>& columns, Ind
   index->group.too_long = from.kind<TooLong>(
       "too_long",
       {{"refuse", TooLong::kRefuse}, {"head", TooLong::kHead}, {"tail", TooLong::kTail}, {"random", TooLong::kRandom}});
-  const auto name = from.get<std::string>("group_by");
-  const auto is_it = [&name](const ColumnConfig& column) { return column.name == name; };
-  const auto found = std::find_if(columns.begin(), columns.end(), is_it);
-  if (found == columns.end()) refuse(from.of("group_by"), "a column of the table", name);
-  index->group.column = static_cast<uint32_t>(found - columns.begin());
+  index->group.column = column_of(from.of("group_by"), columns, from.get<std::string>("group_by"));
+  if (!from.has("weight")) return;
+  index->group.weight = from.kind<GroupWeight>("weight", {{"mean", GroupWeight::kMean},
+                                                          {"variance", GroupWeight::kVariance},
+                                                          {"any_mean", GroupWeight::kAnyMean},
+                                                          {"any_variance", GroupWeight::kAnyVariance}});
+  index->group.weighed =
+      static_cast<uint16_t>(column_of(from.of("weighed"), columns, from.get<std::string>("weighed")));
 }
 
 void read_sequence(const Part& from, SequenceConfig* sequence) {
@@ -169,6 +180,15 @@ void read_sequence(const Part& from, SequenceConfig* sequence) {
   sequence->longest = from.get<uint32_t>("longest");
 }
 
+void read_hindsight(nb::handle row, const std::vector<ColumnConfig>& columns, HindsightConfig* hindsight) {
+  const Part from(row, "hindsight", {"strategy", "goal", "achieved", "share"});
+  hindsight->goals = from.kind<Goals>(
+      "strategy", {{"future", Goals::kFuture}, {"final", Goals::kFinal}, {"episode", Goals::kEpisode}});
+  hindsight->goal = column_of(from.of("goal"), columns, from.get<std::string>("goal"));
+  hindsight->achieved = column_of(from.of("achieved"), columns, from.get<std::string>("achieved"));
+  hindsight->share = from.get<double>("share");
+}
+
 void read_items(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index,
                 std::vector<ColumnConfig>* item_columns) {
   enum class Kind { kTransitions, kSequences, kExplicit, kGroups };
@@ -182,6 +202,7 @@ void read_items(const Part& from, const std::vector<ColumnConfig>& columns, Inde
     read_sequence(from, &index->sequence);
     index->time_major = from.get_or<bool>("time_major", false) ? 1 : 0;
   }
+  if (from.has("hindsight")) read_hindsight(from.object("hindsight"), columns, &index->hindsight);
   index->max_items = from.get_or<uint64_t>("max_items", 0);
   index->n_step = from.get_or<uint32_t>("n_step", 1);
   index->gamma = from.get<double>("gamma");
@@ -201,6 +222,8 @@ void read_sampler(const Part& from, IndexConfig* index) {
   if (const auto name = from.get<std::string>("sampler"); !find_sampler(name, &index->sampling, &known))
     refuse(from.of("sampler"), known + " (what this core knows)", name);
   index->priority_exponent = from.get_or<double>("priority_exponent", 1.0);
+  index->best_items = from.get_or<uint64_t>("best_items", 0);
+  index->best_share = from.get_or<double>("best_share", 0.0);
   index->initial = Initial::kMax;
   if (!from.has("initial")) return;
   const auto initial = from.get<nb::tuple>("initial");
@@ -247,56 +270,101 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
     const auto from = nb::borrow<nb::dict>(row);
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
-  const Part from = has_items(row, "groups") ? Part(row, "index" + name, {"name",       "items",
-                                                                          "length",     "group_by",
-                                                                          "group_size", "max_groups",
-                                                                          "too_long",   "gamma",
-                                                                          "sampler",    "priority_exponent",
-                                                                          "initial",    "limiter",
-                                                                          "min_size",   "samples_per_insert",
-                                                                          "tolerance",  "max_size",
-                                                                          "eta",        "items_per_version",
-                                                                          "remover",    "max_times_sampled",
-                                                                          "max_wait_s"})
-                    : has_items(row, "explicit")
-                        ? Part(row, "index" + name,
-                               {"name", "items", "windows", "columns", "max_items", "sampler", "priority_exponent",
-                                "initial", "limiter", "min_size", "samples_per_insert", "tolerance", "max_size", "eta",
-                                "items_per_version", "remover", "max_times_sampled", "max_wait_s"})
-                        : Part(row, "index" + name,
-                               {"name",
-                                "items",
-                                "n_step",
-                                "gamma",
-                                "stack",
-                                "stack_pad",
-                                "sampler",
-                                "priority_exponent",
-                                "initial",
-                                "limiter",
-                                "min_size",
-                                "samples_per_insert",
-                                "tolerance",
-                                "max_size",
-                                "eta",
-                                "items_per_version",
-                                "remover",
-                                "removal_exponent",
-                                "max_times_sampled",
-                                "max_items",
-                                "max_wait_s",
-                                "where",
-                                "length",
-                                "burn_in",
-                                "bootstrap",
-                                "period",
-                                "at_end",
-                                "pad",
-                                "only_ended",
-                                "only_the_last",
-                                "one_at_random",
-                                "longest",
-                                "time_major"});
+  const Part from = has_items(row, "groups")     ? Part(row, "index" + name,
+                                                        {"name",
+                                                         "items",
+                                                         "length",
+                                                         "group_by",
+                                                         "group_size",
+                                                         "max_groups",
+                                                         "too_long",
+                                                         "gamma",
+                                                         "sampler",
+                                                         "priority_exponent",
+                                                         "best_items",
+                                                         "best_share",
+                                                         "initial",
+                                                         "limiter",
+                                                         "min_size",
+                                                         "samples_per_insert",
+                                                         "tolerance",
+                                                         "max_size",
+                                                         "eta",
+                                                         "items_per_version",
+                                                         "remover",
+                                                         "removal_exponent",
+                                                         "max_times_sampled",
+                                                         "max_wait_s",
+                                                         "versions_kept",
+                                                         "last",
+                                                         "decay",
+                                                         "weight",
+                                                         "weighed"})
+                    : has_items(row, "explicit") ? Part(row, "index" + name,
+                                                        {"name",
+                                                         "items",
+                                                         "windows",
+                                                         "columns",
+                                                         "max_items",
+                                                         "sampler",
+                                                         "priority_exponent",
+                                                         "best_items",
+                                                         "best_share",
+                                                         "initial",
+                                                         "limiter",
+                                                         "min_size",
+                                                         "samples_per_insert",
+                                                         "tolerance",
+                                                         "max_size",
+                                                         "eta",
+                                                         "items_per_version",
+                                                         "remover",
+                                                         "removal_exponent",
+                                                         "max_times_sampled",
+                                                         "max_wait_s",
+                                                         "versions_kept",
+                                                         "last",
+                                                         "decay"})
+                                                 : Part(row, "index" + name,
+                                                        {"name",
+                                                         "items",
+                                                         "n_step",
+                                                         "gamma",
+                                                         "stack",
+                                                         "stack_pad",
+                                                         "sampler",
+                                                         "priority_exponent",
+                                                         "best_items",
+                                                         "best_share",
+                                                         "initial",
+                                                         "limiter",
+                                                         "min_size",
+                                                         "samples_per_insert",
+                                                         "tolerance",
+                                                         "max_size",
+                                                         "eta",
+                                                         "items_per_version",
+                                                         "remover",
+                                                         "removal_exponent",
+                                                         "max_times_sampled",
+                                                         "max_items",
+                                                         "max_wait_s",
+                                                         "versions_kept",
+                                                         "last",
+                                                         "decay",
+                                                         "where",
+                                                         "length",
+                                                         "burn_in",
+                                                         "bootstrap",
+                                                         "period",
+                                                         "at_end",
+                                                         "pad",
+                                                         "only_ended",
+                                                         "only_the_last",
+                                                         "one_at_random",
+                                                         "longest",
+                                                         "time_major",
+                                                         "hindsight"});
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");
@@ -307,6 +375,9 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
   read_remover(from, &index);
   index.max_times_sampled = from.get<uint32_t>("max_times_sampled");
   index.max_wait_s = from.get_or<double>("max_wait_s", 0.0);
+  index.versions_kept = from.get_or<uint64_t>("versions_kept", 0);
+  index.latest = from.get_or<uint64_t>("last", 0);
+  index.decay = from.get_or<double>("decay", 0.0);
   return index;
 }
 

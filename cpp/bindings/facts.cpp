@@ -162,6 +162,8 @@ nb::dict stats(const CoreTable& self) {
     one["num_items"] = s.live_items[i];
     one["pending"] = s.pending[i];
     one["timed_out"] = s.timed_out[i];
+    one["crowded_out"] = s.crowded_out[i];
+    one["expired"] = s.expired[i];
     one["filtered"] = s.filtered[i];
     one["inserted"] = s.inserted[i];
     one["sampled"] = s.sampled[i];

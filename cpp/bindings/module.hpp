@@ -9,6 +9,7 @@
 #include "relive/read/gather.hpp"
 #include "relive/read/ragged.hpp"
 #include "relive/read/where.hpp"
+#include "relive/table/draws.hpp"
 #include "relive/table/table.hpp"
 #include "relive/table/writer.hpp"
 
@@ -104,6 +105,12 @@ class RaggedOutputs final : public RowRoom {
   std::unique_ptr<BatchBuffer> buffer_;
 };
 
+// The uses that a held draw took, to be committed or given back with it.
+struct CoreClaims {
+  std::vector<Claimed> items;
+  bool is_planned = false;
+};
+
 // A table handle shared by its Python object, its writers and its plans.
 struct CoreTable {
   explicit CoreTable(std::shared_ptr<Table> one) : table(std::move(one)) {}
@@ -130,8 +137,10 @@ class OpenRegion final {
 std::vector<WrittenOperation> written_operations(const nb::list& operations);
 // The condition of a draw from this index; null where there is none.
 const Where* where_of(const CoreWhere* where, uint32_t index);
+// The draw is held, and its uses are noted there. Null: nothing.
+void note_claims(const CoreTable& self, CoreClaims* claims, DrawRequest* request);
 nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
-                        const Where* where);
+                        const Where* where, CoreClaims* claims);
 nb::tuple gather_ragged(const CoreTable& self, const CoreSelection& selection, const int64_t* keys, size_t n);
 TableConfig table_config(const nb::dict& from);
 nb::dict geometry(const CoreTable& self);

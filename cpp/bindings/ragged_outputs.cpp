@@ -58,7 +58,7 @@ nb::object RaggedOutputs::probabilities(const std::vector<double>& from) const {
 }
 
 nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
-                        const Where* where) {
+                        const Where* where, CoreClaims* claims) {
   RaggedOutputs outputs(selection, n);
   RaggedBatch batch(selection.plan, outputs);
   std::vector<int64_t> keys(n);
@@ -74,6 +74,7 @@ nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, s
   request.probabilities = probabilities.data();
   request.num_live_items = &num_live;
   request.hold = hold;
+  note_claims(self, claims, &request);
   outputs.raise_if_error(outputs.run([&] { return relive::sample_ragged(*self.table, request, timeout_s); }));
   nb::list arrays = outputs.arrays();
   return nb::make_tuple(arrays, outputs.keys(keys), outputs.probabilities(probabilities), num_live);

@@ -10,6 +10,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/hooks.hpp"
+#include "relive/table/listing.hpp"
 #include "relive/table/looking.hpp"
 #include "relive/table/reading.hpp"
 #include "relive/words/power.hpp"
@@ -43,6 +44,14 @@ nb::list Outputs::arrays(const CoreSelection& selection, size_t n) const {
     PyList_SetItem(list, static_cast<Py_ssize_t>(o), array.release().ptr());
   }
   return made;
+}
+
+void note_claims(const CoreTable& self, CoreClaims* claims, DrawRequest* request) {
+  if (claims == nullptr) return;
+  claims->items.clear();
+  claims->is_planned = request->plan != nullptr && request->plan->needs_bulk && self.table->is_tiered();
+  request->claims = &claims->items;
+  request->hold = true;
 }
 
 namespace {
@@ -83,9 +92,9 @@ CoreSelection* make_selection(const CoreTable& self, uint32_t index, const std::
 }
 
 nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
-                 const CoreWhere* asked) {
+                 const CoreWhere* asked, CoreClaims* claims) {
   const Where* const where = where_of(asked, selection.plan.index);
-  if (selection.plan.is_ragged) return sample_ragged(self, selection, n, timeout_s, hold, where);
+  if (selection.plan.is_ragged) return sample_ragged(self, selection, n, timeout_s, hold, where, claims);
   Outputs outputs(selection, n, 2 * BatchBuffer::room_for(8 * n));
   std::byte* keys = outputs.buffer.take(8 * n);
   std::byte* probabilities = outputs.buffer.take(8 * n);
@@ -100,13 +109,15 @@ nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n
   request.probabilities = reinterpret_cast<double*>(probabilities);
   request.num_live_items = &num_live;
   request.hold = hold;
+  note_claims(self, claims, &request);
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   return nb::make_tuple(outputs.arrays(selection, n), outputs.buffer.array(descr_of_int64(), 1, dims, keys),
                         outputs.buffer.array(descr_of_float64(), 1, dims, probabilities), num_live);
 }
 
-nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s, const CoreWhere* where) {
+nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s, const CoreWhere* where,
+               CoreClaims* claims) {
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   void* keys = nullptr;
   void* probabilities = nullptr;
@@ -120,8 +131,26 @@ nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s
   request.keys = static_cast<int64_t*>(keys);
   request.probabilities = static_cast<double*>(probabilities);
   request.num_live_items = &num_live;
+  note_claims(self, claims, &request);
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
   return nb::make_tuple(key_array, probability_array, num_live);
+}
+
+template <class From>
+nb::object array_of(const std::vector<From>& from, int type_number) {
+  const npy_intp dims[1] = {static_cast<npy_intp>(from.size())};
+  void* data = nullptr;
+  nb::object array = new_array(type_number, 1, dims, &data);
+  if (!from.empty()) std::memcpy(data, from.data(), sizeof(From) * from.size());
+  return array;
+}
+
+nb::tuple list_items(const CoreTable& self, uint32_t index, uint64_t first, uint64_t count, const CoreWhere* where) {
+  Listing found;
+  const Where* const asked = where_of(where, index);
+  without_gil([&] { return relive::list_items(*self.table, index, first, count, asked, &found); });
+  return nb::make_tuple(array_of(found.keys, NPY_INT64), array_of(found.ages, NPY_UINT64),
+                        array_of(found.ranks, NPY_DOUBLE), found.next_leaf);
 }
 
 struct Given {
@@ -205,6 +234,25 @@ int64_t update_priorities(const CoreTable& self, uint32_t index, nb::handle keys
                                      &applied);
   });
   return applied;
+}
+
+// Which of the keys were claimed, and how many items live: of a draw that the caller made.
+nb::tuple claim(const CoreTable& self, uint32_t index, nb::handle keys, double timeout_s) {
+  const Given wanted = given(keys, NPY_INT64);
+  std::vector<int64_t> chosen(static_cast<const int64_t*>(wanted.data),
+                              static_cast<const int64_t*>(wanted.data) + wanted.size);
+  const npy_intp dims[1] = {static_cast<npy_intp>(wanted.size)};
+  void* taken = nullptr;
+  nb::object taken_array = new_array(NPY_BOOL, 1, dims, &taken);
+  int64_t num_live = 1;
+  DrawRequest request;
+  request.index = index;
+  request.num_items = wanted.size;
+  request.keys = chosen.data();
+  request.taken = static_cast<uint8_t*>(taken);
+  request.num_live_items = &num_live;
+  without_gil([&] { return relive::claim(*self.table, request, timeout_s); });
+  return nb::make_tuple(taken_array, num_live);
 }
 
 void set_limiter(const CoreTable& self, uint32_t index, nb::handle numbers) {
@@ -318,14 +366,26 @@ void bind_core_table(nb::module_& module) {
       .def("open_writer", &open_writer, nb::arg("num_lanes"), nb::arg("single"), nb::arg("normalise"))
       .def("select", &make_selection, nb::arg("index"), nb::arg("names"), nb::rv_policy::take_ownership)
       .def("sample", &sample, nb::arg("selection"), nb::arg("num_items"), nb::arg("timeout_s"), nb::arg("hold") = false,
-           nb::arg("where").none() = nb::none())
+           nb::arg("where").none() = nb::none(), nb::arg("claims").none() = nb::none())
       .def("draw", &draw, nb::arg("index"), nb::arg("num_items"), nb::arg("timeout_s"),
+           nb::arg("where").none() = nb::none(), nb::arg("claims").none() = nb::none())
+      .def("claim", &claim, nb::arg("index"), nb::arg("keys"), nb::arg("timeout_s"))
+      .def("list_items", &list_items, nb::arg("index"), nb::arg("first"), nb::arg("count"),
            nb::arg("where").none() = nb::none())
       .def("gather", &gather, nb::arg("selection"), nb::arg("keys"), nb::arg("out").none())
       .def("commit_held", [](const CoreTable& self, uint32_t index,
                              int64_t n) { without_gil([&] { return relive::commit_held(*self.table, index, n); }); })
       .def("return_held", [](const CoreTable& self, uint32_t index,
                              int64_t n) { without_gil([&] { return relive::return_held(*self.table, index, n); }); })
+      .def("commit_batch",
+           [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims) {
+             without_gil([&] { return relive::commit_batch(*self.table, index, n, claims.is_planned, claims.items); });
+           })
+      .def("give_back_batch",
+           [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims) {
+             without_gil(
+                 [&] { return relive::give_back_batch(*self.table, index, n, claims.is_planned, claims.items); });
+           })
       .def_prop_ro("next_call", [](const CoreTable& self) { return self.table->next_draw(); })
       .def("return_call", [](const CoreTable& self, uint64_t call) { return self.table->give_back_draw(call); })
       .def("update_priorities", &update_priorities, nb::arg("index"), nb::arg("keys"), nb::arg("priorities"))
@@ -354,6 +414,14 @@ void bind_core_table(nb::module_& module) {
              without_gil([&] { return relive::set_policy_version(*self.table, version); });
            })
       .def("set_limiter", &set_limiter, nb::arg("index"), nb::arg("numbers"))
+      .def("set_priority_exponent",
+           [](const CoreTable& self, uint32_t index, double exponent) {
+             without_gil([&] { return relive::set_priority_exponent(*self.table, index, exponent); });
+           })
+      .def("priority_exponent",
+           [](const CoreTable& self, uint32_t index) { return exponent_of(OpenRegion(self)->header->indexes[index]); })
+      // Twice the changes of exponents so far; odd while one is under way.
+      .def_prop_ro("num_raised", [](const CoreTable& self) { return OpenRegion(self)->header->num_raised.load(); })
       .def("limiter",
            [](const CoreTable& self, uint32_t index) {
              return limiter_list(OpenRegion(self)->header->index_state[index].limiter.load());
@@ -389,6 +457,7 @@ void bind_table(nb::module_& module) {
     }
     return outputs;
   });
+  nb::class_<CoreClaims>(module, "Claims").def(nb::init<>());
   bind_core_table(module);
   module.def("create_table", &create_table, nb::arg("config"), nb::arg("path").none(), nb::rv_policy::take_ownership);
   module.def("attach_table", &attach_table, nb::arg("path"), nb::arg("read_only"), nb::arg("stream").none(),

@@ -4,19 +4,35 @@ from typing import TYPE_CHECKING, Any
 
 from relive import errors
 from relive._wrong_names import unknown_attribute
-from relive.batch import Batch, Draw
+from relive.batch import Batch
 from relive.batches import Batches
 from relive.config import TableConfig
+from relive.draws import Draw
 from relive.errors import DeadlineExceeded, ReliveError
 from relive.explicit import Explicit, Window
+from relive.hindsight import Hindsight
 from relive.index import Index
 from relive.items import Episodes, Sequences, Transitions
 from relive.limiters import MinSize, Queue, SamplesPerInsert, StalenessBudget
+from relive.mixture import Mixture
 from relive.open import attach, connect, list_tables, remove
 from relive.patterns import Condition, Pattern, PatternWriter
 from relive.priorities import sequence_priority
+from relive.prompt_groups import PromptGroups
 from relive.protocol import ReplayTable, ReplayWriter
-from relive.samplers import Fifo, Lifo, MaxPriority, MinPriority, Prioritized, Reservoir, Uniform
+from relive.samplers import (
+    Fifo,
+    Fresh,
+    Lifo,
+    MaxPriority,
+    MinPriority,
+    Prioritized,
+    RankBased,
+    Reservoir,
+    Shuffle,
+    TopK,
+    Uniform,
+)
 from relive.spec import ArraySpec, StepSpec
 from relive.stats import IndexStats, TableStats, TierStats
 from relive.storage import LocalMemory, SharedMemory, Tiered
@@ -35,6 +51,8 @@ __all__ = [
     "Episodes",
     "Explicit",
     "Fifo",
+    "Fresh",
+    "Hindsight",
     "Index",
     "IndexStats",
     "Lifo",
@@ -42,9 +60,12 @@ __all__ = [
     "MaxPriority",
     "MinPriority",
     "MinSize",
+    "Mixture",
     "Pattern",
     "PatternWriter",
     "Prioritized",
+    "PromptGroups",
+    "RankBased",
     "Queue",
     "ReliveError",
     "ReplayTable",
@@ -60,6 +81,7 @@ __all__ = [
     "TableStats",
     "TierStats",
     "Tiered",
+    "TopK",
     "Transitions",
     "Uniform",
     "Window",
@@ -70,6 +92,7 @@ __all__ = [
     "list_tables",
     "remove",
     "sequence_priority",
+    "Shuffle",
 ]
 
 if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there

@@ -32,7 +32,7 @@ def from_parts(what: str, parts: Any, kinds: Sequence[type[Any]]) -> Any:
     options = {option: value for option, value in parts.items() if option != "type"}
     refuse_unknown(f"option of {what}", options, [field.name for field in fields(kind)])
     try:
-        return kind(**options)
+        return kind.from_dict(options) if hasattr(kind, "from_dict") else kind(**options)
     except TypeError as problem:  # one that it needs is missing
         raise InvalidConfig(what, "every option that it needs", str(problem)) from None
 

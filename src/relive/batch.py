@@ -1,4 +1,4 @@
-"""What reading returns: Draw (keys and probabilities) and Batch (columns)."""
+"""What reading returns: Batch, columns by name; and which these are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, final
+from typing import Any, Literal, NamedTuple, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from relive.errors import InvalidConfig, MissingPackage, NoProbabilities, Unknow
 from relive.spec import DERIVED_NAMES, PER_ITEM_NAMES, StepSpec, nest
 from relive.table_core import SelectedColumns
 
-__all__ = ["Batch", "Columns", "Draw", "Selection", "TimeAxis", "unknown_in_batch"]
+__all__ = ["Batch", "Columns", "Selection", "TimeAxis", "unknown_in_batch"]
 
 Keys = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
@@ -214,39 +214,7 @@ class Selection(NamedTuple):
     core: SelectedColumns
     columns: Columns
     number: int  # of the index
-
-
-@final
-class Draw:
-    """Items that were drawn, not yet gathered: item_keys int64[B], probabilities float64[B], num_live_items.
-
-    index is the name of the index they were drawn from. Pickles.
-    """
-
-    __slots__ = ("index", "item_keys", "num_live_items", "probabilities")
-
-    def __init__(self, item_keys: Keys, probabilities: Probabilities, num_live_items: int, index: str) -> None:
-        self.item_keys = item_keys
-        self.probabilities = probabilities
-        self.num_live_items = num_live_items
-        self.index = index
-
-    @property
-    def num_items(self) -> int:
-        """B, the number of items drawn."""
-        return len(self.item_keys)
-
-    def rows(self, which: slice | npt.NDArray[Any]) -> Draw:
-        """The draw of some of its items: a slice (a view) or an index array."""
-        return Draw(self.item_keys[which], self.probabilities[which], self.num_live_items, self.index)
-
-    if not TYPE_CHECKING:  # called for what is not there only; to a checker it is not there
-
-        def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute("Draw", name, dir(Draw))
-
-    def __repr__(self) -> str:
-        return f"Draw({self.num_items} of {self.num_live_items} live items of index {self.index!r})"
+    goals: Any = None  # of Hindsight: how its batches are rewarded (relive.hindsight)
 
 
 def unknown_in_batch(batch: Any, name: str) -> AttributeError:
@@ -287,6 +255,8 @@ class Batch(Mapping[str, Any]):
         "_num_live_items",
         "_present",
         "_probabilities",
+        "_source",
+        "_source_names",
     )
 
     def __init__(
@@ -306,6 +276,8 @@ class Batch(Mapping[str, Any]):
         self._num_live_items = num_live_items
         self._present = present
         self._device = device
+        self._source: Keys | None = None
+        self._source_names: tuple[str, ...] = ()
         if seen[0] != len(sys.modules):
             register_loaded()
 
@@ -357,6 +329,11 @@ class Batch(Mapping[str, Any]):
         """
         return self._columns.lengths(self)
 
+    def of_sources(self, source: Keys, names: tuple[str, ...]) -> Batch:
+        """The same batch, of a mixture of sources of these names."""
+        self._source, self._source_names = source, names
+        return self
+
     # ---- the draw --------------------------------------------------------------------------------------------------
 
     @property
@@ -369,6 +346,16 @@ class Batch(Mapping[str, Any]):
     def present(self) -> npt.NDArray[np.bool_] | None:
         """bool[B]: which keys were still there, after a gather; None for a sample, whose items all are."""
         return self._present if self._item_keys is not None else self._without_items("present")
+
+    @property
+    def source(self) -> Keys | None:
+        """int64[B] of a mixture's batch: which source each item is of, by position in source_names; None of others'."""
+        return self._source if self._item_keys is not None else self._without_items("source")
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of a mixture's sources, in order; none of other batches."""
+        return self._source_names
 
     @property
     def num_items(self) -> int:
@@ -425,7 +412,7 @@ class Batch(Mapping[str, Any]):
         axis stays as long as it is.
         """
         keys, present = self.item_keys, self._present
-        return Batch(
+        some = Batch(
             self._columns.as_they_are,
             self._columns.rows(self._arrays, which),
             keys[which],
@@ -434,6 +421,7 @@ class Batch(Mapping[str, Any]):
             None if present is None else present[which],
             self._device,
         )
+        return some if self._source is None else some.of_sources(self._source[which], self._source_names)
 
     @names_arguments
     def to_torch(self, device: Any = None) -> Batch:

@@ -255,7 +255,7 @@ class NoPriorities(ReliveError, ValueError):
         self.index = index
         super().__init__(
             f"nothing of index {index!r} looks at priorities, so it has none; build it with Prioritized(),"
-            " MaxPriority() or MinPriority(), or name another one"
+            " RankBased(), TopK(k), MaxPriority() or MinPriority(), or name another one"
         )
 
 

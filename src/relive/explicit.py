@@ -81,7 +81,8 @@ class Explicit:
     `name/column` [B, length, ...], `name/mask` bool[B, length]. One Window or number without a name: the columns keep
     their own names, and mask. An item may leave windows out and give fewer rows; behind them are zeros, mask False.
     columns: {name: ArraySpec} of the item's own values, [B, ...] in a batch; at most 4,096 bytes an item.
-    max_items: items that live at a time; the oldest ends where one more comes. An item ends with its first row, too.
+    max_items: items that live at a time; the oldest, or the one that the index's remover chooses, ends where one more
+    comes. An item ends with its first row, too.
     Items need no next state: what follows a window's last row is not part of it. Raises InvalidConfig, SpecError.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -11,19 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from relive._casting import as_array, as_buffers, as_keys, cast
-from relive._checks import integer, timeout
+from relive._checks import finite, integer, timeout
 from relive._closing import Closing
 from relive._wrong_names import MISSING, names_arguments, refuse_unknown, refuses_attributes, refuses_unknown
-from relive.batch import Batch, Columns, Draw, Selection, TimeAxis
+from relive.batch import Batch, Columns, Selection, TimeAxis
 from relive.batches import Batches, BatchSource
 from relive.config import TableConfig
+from relive.draws import Draw
 from relive.errors import InvalidConfig, ReliveError, RequestTooLarge, ShapeMismatch, UnknownColumn
 from relive.explicit import Explicit
+from relive.held import HeldDraws
 from relive.index import Index, check_min_sizes
 from relive.items import Items
 from relive.late import LateRows
 from relive.limiters import Limiter, Queue, SamplesPerInsert, limiter_of
 from relive.new_items import new_items
+from relive.own_draws import Order, checked_order, listed
+from relive.rewards import RelabelledSource, RewardFunction, extra_columns, goals_of
+from relive.samplers import Prioritized
 from relive.spec import DERIVED_NAMES, StepSpec
 from relive.stats import TableStats, table_stats
 from relive.table_core import TableCore
@@ -78,6 +83,7 @@ class TableHandle(Closing):
         *,
         index: str | None = None,
         where: str | None = None,
+        reward: RewardFunction | None = None,
         **unknown: NoReturn,
     ) -> Batch:
         """Draws num_items items with replacement and gathers them, in random order: any slice is a fair sub-batch.
@@ -90,6 +96,8 @@ class TableHandle(Closing):
         and what a step has by itself (docs/where.md): an item that does not pass is drawn anew, and not counted; those
         that come are in proportion to mass among those that pass. probabilities are mass / total over all items, before
         the condition: how much of the mass passes is not known. weights() normalised over the batch needs no more.
+        reward: of an index with Hindsight, function(achieved [R, ...], goal [R, ...], batch) -> [R]: the rewards of
+        the R items that got another goal, of next_<achieved> and that goal; batch has those items. Called if R > 0.
         Blocks until the limiter allows it and items are there, at most timeout_s. Raises DeadlineExceeded, RareItems
         (too few pass; nothing is counted), WaitsForItself, RequestTooLarge, UnknownColumn, InvalidConfig, TableClosed.
         Cost: O(num_items log N) and one copy of the rows; where a share s of the mass passes, 1 / s as many draws.
@@ -102,6 +110,8 @@ class TableHandle(Closing):
                 refuse_unknown(self.sample, unknown)
             num_items = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        if selection.goals is not reward:
+            _check_reward(selection, reward)
         try:
             if where is None:
                 arrays, keys, probabilities, num_live = self._core_sample(selection.core, num_items, seconds)
@@ -111,7 +121,8 @@ class TableHandle(Closing):
                 )
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
-        return Batch(selection.columns, arrays, keys, probabilities, num_live)
+        batch = Batch(selection.columns, arrays, keys, probabilities, num_live)
+        return batch if selection.goals is None else selection.goals.rewarded(batch, reward)
 
     @names_arguments
     def draw(
@@ -155,7 +166,49 @@ class TableHandle(Closing):
         arrays, present = self._core.gather(selection.core, keys, buffers)
         if drawn is None:
             return Batch(selection.columns, arrays, keys, None, 0, present)
-        return Batch(selection.columns, arrays, keys, drawn.probabilities, drawn.num_live_items, present)
+        num_live = drawn.num_live_items or max(1, self._core.num_items(selection.number))  # of one's own draw
+        return Batch(selection.columns, arrays, keys, drawn.probabilities, num_live, present)
+
+    @names_arguments
+    def claim(self, own: Draw, timeout_s: float | None = None) -> Draw:
+        """Counts a Draw.of(...) as draw() would have counted it; returns what of it was there, in its order.
+
+        Blocks until the limiter allows so many items, at most timeout_s, and counts those that come back: where the
+        index has max_times_sampled each of them is used once more (a key that comes twice, twice), under the lock; an
+        item that is gone or used up is not among them and counts nowhere. An error counts nothing. Give the result to
+        gather. Raises DeadlineExceeded, WaitsForItself, RequestTooLarge, ForeignKey, InvalidConfig, ReadOnly,
+        TableClosed. Cost: one hold of the lock for some 256 items.
+        """
+        if not isinstance(own, Draw):
+            raise InvalidConfig("own", "a Draw, as Draw.of(keys, probabilities) makes it", own)
+        number = self.index_number(own.index)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        try:
+            taken, num_live = self._core.claim(number, own.item_keys, seconds)
+        except RequestTooLarge as error:
+            raise self._explained(error, own.index) from None
+        return Draw(own.item_keys[taken], own.probabilities[taken], num_live, self._index_names[number])
+
+    @names_arguments
+    def keys(
+        self, index: str | None = None, order: Order = "age", where: str | None = None, page_size: int = 65_536
+    ) -> Iterator[Keys]:
+        """The keys of an index, in pages of int64[page_size] (the last is shorter), in order; none where it is empty.
+
+        order: 'age', what came first first (of rows within page length x open lanes steps, as Fifo has it);
+        'priority', what the sampler prefers first, of equal ones the oldest: for samplers that look at priorities.
+        where: a condition as a draw has it, of an index that draws by mass.
+        The list is made by this call, without the lock, a part of the index at a time. What lives throughout the call
+        is there exactly once; what comes meanwhile may be missing, what goes meanwhile, or before its page is read, may
+        be there: gather says which keys are absent. Each item stands where its priority was when it was looked at.
+        Raises InvalidConfig, UnknownColumn, TableClosed. Cost: a pass over all slots, 24 bytes an item and a sort.
+        """
+        number = self.index_number(index)
+        name = self._index_names[number]
+        by_priority = checked_order(order, name, self._config.index[name])
+        size = integer("page_size", page_size, 1, _MAX_ITEMS)
+        found = listed(self._core, number, by_priority, None if where is None else self.condition(number, where))
+        return (found[at : at + size] for at in range(0, len(found), size))
 
     @names_arguments
     def batches(
@@ -167,11 +220,13 @@ class TableHandle(Closing):
         timeout_s: float | None = None,
         *,
         index: str | None = None,
+        reward: RewardFunction | None = None,
     ) -> Batches:
         """An iterator of batches that a background thread draws and gathers ahead, to be used in a `with` block.
 
         prefetch: batches that may wait (at least 1). device: e.g. "cuda"; batches come as torch tensors there; "cpu" as
-        tensors here; None as numpy arrays. timeout_s: how long next() waits. Else as sample.
+        tensors here; None as numpy arrays. timeout_s: how long next() waits. reward: as of sample; it is called on the
+        background thread. Else as sample.
         Of a Tiered table prefetch counts those whose rows are being read, too: the more are drawn ahead, the more of
         their rows are read once for several batches, and the older the table is that they were drawn from. Of a remote
         table up to `prefetch` batches are asked for before the first is used, on one stream.
@@ -182,7 +237,11 @@ class TableHandle(Closing):
         if isinstance(limiter, (SamplesPerInsert, Queue)) and count > limiter.window:
             raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        if selection.goals is not reward:
+            _check_reward(selection, reward)
         source, ready = self._batch_source(selection, count, integer("prefetch", prefetch, 1), seconds)
+        if selection.goals is not None:
+            source = RelabelledSource(source, selection.goals, reward)
         return Batches(source, count, ready, device, seconds)
 
     # ---- changing what is there ------------------------------------------------------------------------------------
@@ -280,6 +339,20 @@ class TableHandle(Closing):
         check_min_sizes(self._config.capacity, {name: changed})
         self._core.set_limiter(number, np.array(limiter.core_numbers(), np.float64))
 
+    @names_arguments
+    def set_priority_exponent(self, exponent: float, *, index: str | None = None) -> None:
+        """The exponent of an index with a Prioritized sampler from now on, for every process: mass = priority ** it.
+
+        Every mass is computed anew from the priority that it came of, as if the items had been given with the new
+        exponent (docs/samplers.md says how exactly); draws that this meets are drawn anew. To 0 all masses are 1 and
+        the priorities are forgotten: from 0 any other exponent is refused. table.config stays what the table was made
+        from; priority_exponent() says the present one. The exponent of a remover stays.
+        Raises InvalidConfig; then nothing changes. DeadlineExceeded, ReadOnly, TableClosed.
+        Cost: one hold of the lock, some 60 ns a step that the table has room for: 60 ms for a million.
+        """
+        number = self._exponent_index(index)
+        self._core.set_priority_exponent(number, finite("exponent", exponent, 0.0))
+
     # ---- looking at it ---------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -297,6 +370,10 @@ class TableHandle(Closing):
     def limiter(self, index: str | None = None) -> Limiter:
         """The present limiter of an index, its tolerance in numbers. Raises InvalidConfig, TableClosed."""
         return limiter_of(self._core.limiter(self.index_number(index)))
+
+    def priority_exponent(self, index: str | None = None) -> float:
+        """The present exponent of an index with a Prioritized sampler. Raises InvalidConfig, TableClosed."""
+        return self._core.priority_exponent(self._exponent_index(index))
 
     def stats(self) -> TableStats:
         """Sizes and counters at this moment, over all processes. Raises TableClosed."""
@@ -355,12 +432,13 @@ class TableHandle(Closing):
         number = self.index_number(index)  # first: what is no name may not even have a hash
         selection = self._selections.get((index, asked))
         if selection is None:
-            items = self._config.index[self._index_names[number]].items
+            items, sampler = self._config.index[self._index_names[number]].items, self._sampler(number)
             if isinstance(items, Explicit):
                 names = _expanded_items(items, self._spec, asked)
                 shown = Columns(names, self._spec, windows=tuple(items.windows) if items.is_named else ())
             else:
-                names = self._default_columns(items) if asked is None else self._expanded(asked, items)
+                more = extra_columns(sampler)
+                names = (*self._default_columns(items), *more) if asked is None else self._expanded(asked, items, more)
                 axis = TimeAxis(
                     items.is_trimmed,
                     items.rows_behind,
@@ -370,21 +448,23 @@ class TableHandle(Closing):
                     items.is_grouped,
                 )
                 shown = Columns(names, self._spec, axis)
-            selection = Selection(self._core.select(number, list(names)), shown, number)
+            selection = Selection(self._core.select(number, list(names)), shown, number, goals_of(sampler, names))
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[index, asked] = selection
         return selection
+
+    def gather_arrays(self, selection: Selection, keys: Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
+        """The arrays of keys, as the core gives them, and which keys were there."""
+        return self._core.gather(selection.core, np.ascontiguousarray(keys), None)
+
+    def _sampler(self, number: int) -> Any:
+        return self._config.index[self._index_names[number]].sampler
 
     def condition(self, number: int, where: str) -> Any:
         """A condition on items of an index, as the core takes it; remembered. Raises InvalidConfig, UnknownColumn."""
         condition = self._conditions.get((number, where)) if isinstance(where, str) else None
         if condition is None:
-            name = self._index_names[number]
-            index = self._config.index[name]
-            if not index.draws_by_mass:
-                expected = "None: this index draws by an order of its items, and a condition does not choose among them"
-                raise InvalidConfig(f"where of a draw from index {name!r}", expected, where)
-            checked = where_of(where, self._spec, index.items)
+            checked = where_of(where, self._spec, self._config.index[self._index_names[number]].items)
             condition = self._core.where(number, checked.text, list(checked.operations))
             if len(self._conditions) < _MAX_SELECTIONS:
                 self._conditions[number, checked.text] = condition
@@ -400,6 +480,19 @@ class TableHandle(Closing):
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
+    def _exponent_index(self, index: str | None) -> int:
+        number = self.index_number(index)
+        name = self._index_names[number]
+        sampler = self._config.index[name].drawn_by
+        if not isinstance(sampler, Prioritized):
+            expected = "an index whose sampler is Prioritized(...)"
+            raise InvalidConfig(f"priority_exponent of index {name!r}", expected, type(sampler).__name__)
+        return number
+
+    @abstractmethod
+    def held_draws(self, number: int) -> HeldDraws:
+        """Draws from an index that are counted when they are handed out, or given back whole."""
+
     @abstractmethod
     def _batch_source(
         self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
@@ -412,13 +505,13 @@ class TableHandle(Closing):
             return (*spec.columns, "discount", "mask", *(("offsets",) if items.is_ragged else ()))
         return (*spec.columns, *(f"next_{name}" for name in spec.state_columns), "discount")
 
-    def _expanded(self, names: tuple[str, ...], items: Items) -> tuple[str, ...]:
+    def _expanded(self, names: tuple[str, ...], items: Items, more: tuple[str, ...] = ()) -> tuple[str, ...]:
         spec = self._spec
         states = () if items.is_grouped else tuple(f"next_{name}" for name in spec.state_columns)
         masks = ("mask", "loss_mask", *(("offsets",) if items.is_ragged else ())) if items.has_time else ()
         if items.is_grouped:  # what records know of their rows
             masks = ("mask",)
-        known = (*spec.columns, *states, "discount", *masks, "terminated", "truncated", *DERIVED_NAMES)
+        known = (*spec.columns, *states, "discount", *masks, "terminated", "truncated", *DERIVED_NAMES, *more)
         flat: dict[str, None] = {}
         for name in names:
             matches = [one for one in known if one == name or one.startswith(f"{name}/")]
@@ -440,6 +533,12 @@ class TableHandle(Closing):
             return error
         narrowest = min(paced, key=lambda limiter: limiter.window)
         return RequestTooLarge(error.requested, error.window, narrowest.arithmetic())
+
+
+def _check_reward(selection: Selection, reward: Any) -> None:
+    if selection.goals is None:
+        raise InvalidConfig("reward of a sample", "None where the index has no Hindsight", reward)
+    selection.goals.check(reward)
 
 
 def explicit_index(indexes: Mapping[str, Index], name: str | None) -> tuple[int, Explicit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -11,13 +12,17 @@ from relive._parts import from_parts, refuse_unknown, to_parts
 from relive._wrong_names import names_arguments
 from relive.errors import CapacityTooSmall, InvalidConfig
 from relive.explicit import MAX_ITEMS, Explicit
+from relive.hindsight import Hindsight
 from relive.items import ITEMS, Episodes, Items, Transitions
 from relive.limiters import LIMITERS, Limiter, MinSize, Queue, SamplesPerInsert, StalenessBudget
+from relive.prompt_groups import PromptGroups
 from relive.samplers import (
     REMOVERS,
     SAMPLERS,
     Fifo,
+    Fresh,
     InitialPriority,
+    Lifo,
     Prioritized,
     Remover,
     Sampler,
@@ -35,12 +40,15 @@ MAX_TIMES_SAMPLED = 65_529
 # The parts of an Index, and the classes that each may be of.
 _KINDS: dict[str, tuple[type[Any], ...]] = {
     "items": (*ITEMS, Explicit),
-    "sampler": SAMPLERS,
+    "sampler": (*SAMPLERS, Hindsight, PromptGroups),
     "limiter": LIMITERS,
     "remover": REMOVERS,
 }
-_VALUES = ("max_times_sampled", "max_items", "max_wait_s", "where")
+_VALUES = ("max_times_sampled", "max_items", "max_wait_s", "max_staleness", "where")
 MAX_WAIT_S = 1e9
+_PAGE_ROWS = 8  # the fewest that a page has, but where each has one
+_ROWS_OF_A_HOLD = 256  # for so many of a block room is made at once
+MAX_STALENESS = 2**32 - 1  # versions are below 2^32
 
 
 @names_arguments
@@ -51,21 +59,28 @@ class Index:
 
     items: Transitions, Sequences, Episodes or Explicit. limiter: MinSize, SamplesPerInsert, Queue or
     StalenessBudget; table.set_limiter changes it.
-    sampler: Uniform, Prioritized, Fifo, Lifo, MaxPriority or MinPriority.
+    sampler: Uniform, Prioritized, Fifo, Lifo, MaxPriority, MinPriority, RankBased, TopK, Fresh or Shuffle; of
+    Transitions Hindsight, of groups PromptGroups.
     remover: Fifo, Lifo, MinPriority, MaxPriority, Uniform, Prioritized or Reservoir: which items go where there are
-    more than max_items. Of explicit items and groups it is Fifo. Where it looks at priorities and the sampler does too,
-    it has the sampler's `initial`, or leaves it out.
+    more than max_items. Where it looks at priorities and the sampler does too, it has the sampler's `initial`, or
+    leaves it out. Explicit items and groups that wait hold a place each, which the remover does not see: they go when
+    max_items more have come; those that are used up go first. A remover but Fifo costs them 18.3 bytes an item.
     max_items: items of this index that live at a time; the remover chooses which goes where one more is published,
     the newcomer among them. Its step stays, for other indexes and for windows of its neighbours. None (only with Fifo):
     as many as there are steps. Explicit items and groups have their own: Explicit(max_items=), Episodes(max_groups=).
     While a call adds items a sampler may see up to 256 more. Costs 9.2 bytes a step and O(log8 steps) an item.
-    Where the table's capacity is reached the oldest steps go whatever the remover, and their items with them: what is
-    to stay longer needs a capacity so much larger than max_items.
+    Where the capacity is reached the remover of a table's first index chooses, too (see steps_to_hold): pages that its
+    items need are passed over. With Fifo the oldest steps go, and the items of all indexes with them.
     max_wait_s: an item that is whole and waits longer than so many seconds, for late columns, or for its priority where
     initial='given', and a group that waits longer for members or for late columns of theirs, is dropped: never an item
     of this index, and no longer in the limiter's way; stats() counts it as timed_out. Its steps stay. Time runs from
     the step that made its window whole (a group: from its first member's end). What is overdue goes when somebody next
     changes the table, or waits for it. None: for ever. Costs 9.2 bytes a step (an explicit item, a group).
+    max_staleness: an item goes when the learner's version (table.set_policy_version) is more than so many versions
+    ahead of its oldest row's (batch["staleness"] > max_staleness); what is too old when it is published goes before
+    the lock is given back. Its steps stay; stats() counts it as expired. set_policy_version returns when all of them
+    are gone; while it runs draws may still bring some. 0: items of the present version only. None: for ever. Costs 9.2
+    bytes a step (an explicit item, a group), and a look at each of its rows when an item is published.
     where: a condition such as 'reward > 0 and lane < 4' (docs/where.md): a step whose item does not pass it is never an
     item of this index, and stays for others; stats() counts it as filtered. It is asked when the item is published, of
     the step that its key names. Of steps, not of Explicit items nor groups; staleness, which changes, is refused.
@@ -75,13 +90,14 @@ class Index:
     """
 
     items: Items | Explicit = Transitions()
-    sampler: Sampler = Uniform()
+    sampler: Sampler | Hindsight | PromptGroups = Uniform()
     limiter: Limiter = MinSize()
     remover: Remover = Fifo()
     max_times_sampled: int | None = None
     max_items: int | None = None
     max_wait_s: float | None = None
     where: str | None = None
+    max_staleness: int | None = None
 
     def __post_init__(self) -> None:
         for what, kinds in _KINDS.items():
@@ -92,6 +108,8 @@ class Index:
                 raise InvalidConfig(
                     f"{what} of an Index", names + (f"; this one is given as {part}=" if part else ""), value
                 )
+        if isinstance(self.sampler, (Hindsight, PromptGroups)):
+            self.sampler.check_items(self.items)
         if self.max_times_sampled is not None:
             times = integer("max_times_sampled", self.max_times_sampled, 1, MAX_TIMES_SAMPLED)
             object.__setattr__(self, "max_times_sampled", times)
@@ -100,6 +118,9 @@ class Index:
             object.__setattr__(self, "max_items", self._checked_max_items(self.max_items))
         if self.max_wait_s is not None:
             object.__setattr__(self, "max_wait_s", finite("max_wait_s", self.max_wait_s, 0.0, MAX_WAIT_S, above=True))
+        if self.max_staleness is not None:
+            stale = integer("max_staleness", self.max_staleness, 0, MAX_STALENESS)
+            object.__setattr__(self, "max_staleness", stale)
         if self.where is not None:
             check_text(self.where)
         self._check_most()
@@ -148,24 +169,63 @@ class Index:
 
     @property
     def draws_by_mass(self) -> bool:
-        """Whether each item is drawn with a probability of its own; else the sampler goes by an order of them."""
-        return isinstance(self.sampler, (Uniform, Prioritized))
+        """Whether items are drawn by masses that are their own; else the sampler goes by an order or by ranks."""
+        sampler = self.drawn_by
+        if isinstance(sampler, PromptGroups):
+            return sampler.is_weighed
+        if isinstance(sampler, Fresh):
+            return sampler.last is not None or sampler.decay is not None
+        return isinstance(sampler, (Uniform, Prioritized))
+
+    @property
+    def draws_by_priority(self) -> bool:
+        """Whether its sampler looks at priorities; its remover may, whether or not."""
+        return self._drawn_initial is not None
+
+    @property
+    def drawn_by(self) -> Sampler | PromptGroups:
+        """What chooses its items: of Hindsight, which chooses their goals, its own sampler."""
+        return self.sampler.sampler if isinstance(self.sampler, Hindsight) else self.sampler
+
+    @property
+    def steps_to_hold(self) -> int | None:
+        """Steps of capacity with which a table whose first index this is holds all max_items that its remover keeps.
+
+        For they lie apart: a page of 8 steps, the fewest that one has, stays as long as one of its items does, or an
+        item needs a row of it. With r rows beside its own that an item needs that is max_items x (1 + 1/2 + ... + 1/(8
+        + r)) with Uniform, and up to max_items x (8 + r) with the others, which may keep items of any age; with Lifo
+        max_items. And some pages for each open lane, and 256 steps for which room is made at once. None: the oldest
+        steps go whatever comes (Fifo, Explicit, groups of episodes).
+        """
+        if self.max_items is None or isinstance(self.remover, Fifo):
+            return None
+        items = self.items
+        reach = 1 if isinstance(items, Explicit) else max(items.kept_back, getattr(items, "num_rows", 1))
+        rows = _PAGE_ROWS + reach
+        if isinstance(self.remover, Lifo):
+            return self.max_items + 2 * rows + _ROWS_OF_A_HOLD
+        a_step = sum(1 / k for k in range(1, rows + 1)) * 1.1 if isinstance(self.remover, Uniform) else rows
+        return math.ceil(self.max_items * a_step) + 2 * rows + _ROWS_OF_A_HOLD
 
     @property
     def _initial(self) -> InitialPriority | None:
         """Of items that came without a priority; None where nothing looks at them."""
-        drawn = initial_of(self.sampler)
-        return initial_of(self.remover) if drawn is None else drawn
+        return initial_of(self.remover) if self._drawn_initial is None else self._drawn_initial
+
+    @property
+    def _drawn_initial(self) -> InitialPriority | None:
+        by = self.drawn_by
+        if isinstance(by, PromptGroups):
+            return 0.0 if by.is_weighed else None  # never used: each has its own when it is published
+        return initial_of(by)
 
     def _check_remover(self) -> None:
         if isinstance(self.remover, Fifo):
             return
         name = type(self.remover).__name__
-        if getattr(self.items, self._name_of_most, None) is not None:
-            raise InvalidConfig(f"remover of {type(self.items).__name__}", "Fifo(): the oldest item goes", name)
-        if self.max_items is None:
+        if self.max_items is None and getattr(self.items, self._name_of_most, None) is None:
             raise InvalidConfig("max_items", f"a number where the remover is {name}: what it removes goes by it", None)
-        given, initial = initial_of(self.remover), initial_of(self.sampler)
+        given, initial = initial_of(self.remover), self._drawn_initial
         if initial is not None and given not in (None, "max", initial):
             raise InvalidConfig("initial of the remover", f"the sampler's, {initial!r}, or none", given)
 
@@ -184,6 +244,8 @@ class Index:
     def check_against(self, spec: StepSpec) -> None:
         """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""
         self.items.check_against(spec)
+        if isinstance(self.sampler, (Hindsight, PromptGroups)):
+            self.sampler.check_against(spec)
         self._program(spec)
         if self.max_wait_s is None or self._may_wait(spec):
             return
@@ -219,6 +281,7 @@ class Index:
         return {
             "name": name,
             **self.items.core_config(spec),
+            **self._chosen_config(),
             **self.sampler.sampler_config(),
             **self.limiter.core_config(),
             **self.remover.remover_config(),
@@ -226,8 +289,12 @@ class Index:
             "max_times_sampled": self.max_times_sampled or 0,
             **({} if self.max_items is None else {"max_items": self.max_items}),
             **({} if self.max_wait_s is None else {"max_wait_s": self.max_wait_s}),
+            **({} if self.max_staleness is None else {"versions_kept": self.max_staleness + 1}),
             **({} if self.where is None else {"where": self._program(spec)}),
         }
+
+    def _chosen_config(self) -> dict[str, Any]:
+        return self.sampler.items_config() if isinstance(self.sampler, (Hindsight, PromptGroups)) else {}
 
     def _initial_config(self) -> dict[str, Any]:
         initial = self._initial

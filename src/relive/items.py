@@ -241,11 +241,11 @@ class Episodes:
     next episodes of that value open the next group. Columns come as [B, G, T, ...], those of kind 'episode' and 'start'
     as [B, G, ...], mask bool[B, G, T], batch.lengths [B, G]; lane, num_steps and staleness [B, G], policy_version
     [B, G, 2]. There are at most max_groups (1 to 4,096) groups at a time, those that wait for members among them: where
-    one more opens the oldest goes. A group goes, too, with the first step of it that makes room for newer ones; what
-    went before it was complete is stats().dropped_groups. An episode is in one group at most; whose first step is gone
-    when it ends is in none. The key of a group is its own: none of a step. too_long says which steps of a
-    longer episode its member has, once it has ended. Such items have no bootstrap, stack, pad, time_major or ragged
-    layout.
+    one more opens the oldest goes, or the one that the index's remover chooses. A group goes, too, with the first step
+    of it that makes room for newer ones; what went before it was complete is stats().dropped_groups. An episode is in
+    one group at most; whose first step is gone when it ends is in none. The key of a group is its own: none of a step.
+    too_long says which steps of a longer episode its member has, once it has ended. Such items have no bootstrap,
+    stack, pad, time_major or ragged layout.
     Raises InvalidConfig.
     """
 

@@ -176,10 +176,11 @@ class ReplayTable(Protocol):
         *,
         index: str | None = None,
         where: str | None = None,
+        reward: Any = None,
     ) -> ReplayBatch:
         """Draws and gathers num_items items, with replacement, at permuted positions: any slice is a fair batch.
 
-        where: a condition that each of them passes.
+        where: a condition that each of them passes. reward: of an index with Hindsight, rewards of other goals.
         """
         ...
 
@@ -187,6 +188,20 @@ class ReplayTable(Protocol):
         self, num_items: int, timeout_s: float | None = None, *, index: str | None = None, where: str | None = None
     ) -> ReplayDraw:
         """Draws without gathering; counts for the limiter."""
+        ...
+
+    def claim(self, own: Any, timeout_s: float | None = None) -> ReplayDraw:
+        """Counts a draw that the caller made, Draw.of(...), as draw would; what of it was there."""
+        ...
+
+    def keys(
+        self,
+        index: str | None = None,
+        order: Literal["age", "priority"] = "age",
+        where: str | None = None,
+        page_size: int = 65_536,
+    ) -> Iterator[Keys]:
+        """The keys of an index in order, in pages of int64[page_size]."""
         ...
 
     def gather(
@@ -209,6 +224,7 @@ class ReplayTable(Protocol):
         timeout_s: float | None = None,
         *,
         index: str | None = None,
+        reward: Any = None,
     ) -> ReplayBatches:
         """An iterator of batches that are gathered ahead in the background."""
         ...
@@ -247,6 +263,14 @@ class ReplayTable(Protocol):
 
     def set_limiter(self, limiter: Any, *, index: str | None = None) -> None:
         """The limiter of an index from now on."""
+        ...
+
+    def set_priority_exponent(self, exponent: float, *, index: str | None = None) -> None:
+        """The exponent of a prioritized index from now on."""
+        ...
+
+    def priority_exponent(self, index: str | None = None) -> float:
+        """The present exponent of a prioritized index."""
         ...
 
     def limiter(self, index: str | None = None) -> Any:

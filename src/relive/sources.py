@@ -6,12 +6,13 @@ import threading
 from collections import deque
 from typing import final
 
-from relive._core import CoreTable, PlannedBatch
+from relive._core import Claims, CoreTable, PlannedBatch
 from relive.batch import Batch, Selection
 from relive.batches import SLICE_S
 from relive.errors import DeadlineExceeded, TableClosed
+from relive.held import HeldDraw
 
-__all__ = ["DrawNumber", "PlannedSource", "SampledSource"]
+__all__ = ["DrawNumber", "LocalDraws", "PlannedSource", "SampledSource"]
 
 
 @final
@@ -35,6 +36,44 @@ class DrawNumber:
         """The draw was for nothing."""
         if self._call >= 0 and not self._core.closed:
             self._core.return_call(self._call)
+
+
+@final
+class LocalDraws:
+    """Draws from one index of a local table, as HeldDraws says. Owner of what they hold."""
+
+    def __init__(self, core: CoreTable, number: int) -> None:
+        self._core = core
+        self._number = number
+        self._held: deque[tuple[int, Claims, DrawNumber]] = deque()  # the oldest first
+
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float) -> HeldDraw:
+        """One held draw."""
+        claims, number = Claims(), DrawNumber(self._core)
+        if selection is not None:
+            drawn = HeldDraw(*self._core.sample(selection.core, num_items, timeout_s, claims=claims))
+        else:
+            drawn = HeldDraw([], *self._core.draw(self._number, num_items, timeout_s, claims=claims))
+        number.taken()
+        self._held.append((num_items, claims, number))
+        return drawn
+
+    def commit(self) -> None:
+        """Counts the oldest as sampled. Raises TableClosed: closing took everything back that was in flight."""
+        num_items, claims, _ = self._held.popleft()
+        self._core.commit_batch(self._number, num_items, claims)
+
+    def give_back(self) -> None:
+        """Takes the newest back."""
+        num_items, claims, number = self._held.pop()
+        if not self._core.closed:
+            self._core.give_back_batch(self._number, num_items, claims)
+            number.give_back()
+
+    def close(self) -> None:
+        """Takes all of them back."""
+        while self._held:
+            self.give_back()
 
 
 @final

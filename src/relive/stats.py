@@ -19,11 +19,13 @@ class IndexStats:
     num_items: int  # live items
     pending: int  # items that wait for late columns or, with initial='given', for their priority; limiters count them
     timed_out: int  # items that waited longer than max_wait_s, and are none
+    crowded_out: int  # of the first index, with a remover but Fifo: items that went as no page of steps was without any
+    expired: int  # items that went as they were staler than max_staleness
     filtered: int  # steps whose items the index's where= kept out
     inserted: int  # items published
     sampled: int  # items handed out, and those in flight
     in_flight: int  # items drawn ahead, not yet handed out
-    total_mass: float  # sum of the masses of the live items
+    total_mass: float  # sum of the masses of the live items; of an order or of ranks what the best one stands by
     max_priority: float  # largest priority ever given
     limiter: Limiter  # the present one
     waiting_samplers: int  # threads that wait for this index now, of handles that may write

@@ -18,7 +18,7 @@ from relive.errors import InvalidConfig, NameTaken, NotShareable
 from relive.handle import TableHandle
 from relive.index import Index
 from relive.protocol import ReplayTable
-from relive.sources import PlannedSource, SampledSource
+from relive.sources import LocalDraws, PlannedSource, SampledSource
 from relive.spec import StepSpec
 from relive.storage import SharedMemory, Storage, Tiered
 from relive.writer import Writer
@@ -83,6 +83,10 @@ class Table(TableHandle):
         Raises TooManyLanes, CapacityTooSmall (every open lane must hold a whole window), ReadOnly, TableClosed.
         """
         return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
+
+    def held_draws(self, number: int) -> LocalDraws:
+        """Draws of this table, held in its region."""
+        return LocalDraws(self._local, number)
 
     def _batch_source(
         self, selection: Selection, num_items: int, prefetch: int, timeout_s: float

@@ -21,6 +21,7 @@ __all__ = [
     "InBody",
     "IndexOf",
     "Normalise",
+    "Number",
     "OpensWriters",
     "SelectedColumns",
     "SimpleCalls",
@@ -50,6 +51,12 @@ class Whole:
 
 @final
 @dataclass(frozen=True)
+class Number:
+    """A number of the header that is not NaN."""
+
+
+@final
+@dataclass(frozen=True)
 class IndexOf:
     """The number of an index of the table, in the header."""
 
@@ -67,6 +74,7 @@ ItemKeys = Annotated[Keys, InBody(("<i8",))]
 Priorities = Annotated[npt.NDArray[Any], InBody(("<f4", "<f8"))]
 LimiterNumbers = Annotated[npt.NDArray[np.float64], InBody(("<f8",))]
 LateCells = Annotated[npt.NDArray[np.uint8], InBody(("|u1",))]
+Exponent = Annotated[float, Number()]
 PolicyVersion = Annotated[int, Whole(0, 2**32 - 1)]
 
 
@@ -104,6 +112,11 @@ class SimpleCalls(Protocol):
         ...
 
     @looks
+    def priority_exponent(self, index: IndexNumber) -> float:
+        """The present exponent of a prioritized index."""
+        ...
+
+    @looks
     def stats(self) -> dict[str, Any]:
         """Counters, in the core's own units."""
         ...
@@ -135,6 +148,10 @@ class SimpleCalls(Protocol):
 
     def set_limiter(self, index: IndexNumber, numbers: LimiterNumbers) -> None:
         """The limiter of an index from now on, as numbers, its kind first."""
+        ...
+
+    def set_priority_exponent(self, index: IndexNumber, exponent: Exponent) -> None:
+        """The exponent of a prioritized index from now on."""
         ...
 
 
@@ -254,6 +271,16 @@ class TableCore(SimpleCalls, OpensWriters, Protocol):
 
     def draw(self, index: int, num_items: int, timeout_s: float, *, where: Any = None) -> tuple[Keys, Masses, int]:
         """Keys, probabilities, live items."""
+        ...
+
+    def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:
+        """Counts these items as drawn: which of them were there and not used up, live items."""
+        ...
+
+    def list_items(
+        self, index: int, first: int, count: int, where: Any = None
+    ) -> tuple[Keys, npt.NDArray[np.uint64], Masses, int]:
+        """Of so many leaves of an index: keys, ages, ranks (the smaller the better) and the next leaf, 0: no more."""
         ...
 
     def gather(

@@ -67,6 +67,8 @@ DRAWN = {
     "late-columns": "draw_items.picture(draw_items.LATE)",
     "samplers": "draw_choices.pictures()['samplers.svg']",
     "removers": "draw_choices.pictures()['removers.svg']",
+    "hindsight": "draw_goals.pictures()['hindsight.svg']",
+    "prompt_groups": "draw_goals.pictures()['prompt_groups.svg']",
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import relive
-from contract.tools import MakeTable, Suite, is_empty, plain_spec, present, write_steps
+from contract.tools import MakeTable, Suite, is_empty, plain_spec, present, step, write_steps
 from relive import errors
 
 PRIORITIES = [3.0, 0.0, 7.0, 3.0, 1.0]
@@ -152,7 +152,82 @@ class OrdersSuite(Suite):
             keys = [int(write_steps(writer, t, 1, priority=float(2_000 - t))[0]) for t in range(2_000)]
             there = present(table, keys, "best")
             assert 0 < sum(there) == table.num_items(index="best") <= 20
-            assert there[:20] == [not others] * 20
+            assert there[:20] == [True] * 20
+        table.check()
+
+    @pytest.mark.parametrize(
+        ("remover", "left"),
+        [
+            (relive.Fifo(), [7, 8, 9]),
+            (relive.Lifo(), [0, 1, 2]),
+            (relive.MinPriority(), [3, 8, 9]),
+            (relive.MaxPriority(), [1, 5, 7]),
+        ],
+    )
+    def test_explicit_removers(self, make_table: MakeTable, remover: Any, left: list[int]) -> None:
+        """As test_what_goes, one by one and in one call."""
+        items = relive.Explicit({"w": relive.Window(2)}, {}, max_items=3)
+        index = {"steps": relive.Index(), "few": relive.Index(items, remover=remover)}
+        table = make_table(plain_spec(), 100, index)
+        priorities = [2.0, 1.0, 5.0, 9.0, 4.0, 1.0, 3.0, 2.0, 9.0, 8.0]
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 12)
+            for at_once in (False, True):
+                made: list[int] = []
+                for k in [slice(None)] if at_once else [slice(t, t + 1) for t in range(10)]:
+                    given = {"priority": priorities[k]} if index["few"].has_priorities else {}
+                    windows = {"w": np.stack([keys[:10][k], keys[1:11][k]], axis=1)}
+                    made += table.create_items(windows, index="few", **given).tolist()
+                there = table.gather(made, index="few", columns=["w/action"])
+                assert np.flatnonzero(there.present).tolist() == left
+                assert table.num_items(index="few") == 3
+                table.delete(made)
+        table.check()
+
+    def test_explicit_items_that_are_used_up_go_first(self, make_table: MakeTable) -> None:
+        items = relive.Explicit({"w": relive.Window(1)}, {}, max_items=3)
+        few = relive.Index(items, relive.Fifo(), remover=relive.Lifo(), max_times_sampled=1)
+        table = make_table(plain_spec(), 100, {"steps": relive.Index(), "few": few})
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 8)
+            made = [int(table.create_items({"w": keys[k : k + 1, None]}, index="few")[0]) for k in range(3)]
+            assert table.sample(2, index="few").item_keys.tolist() == made[:2]
+            for k in range(3, 6):
+                made.append(int(table.create_items({"w": keys[k : k + 1, None]}, index="few")[0]))
+            there = table.gather(made, index="few", columns=["w/action"])
+            assert there.present.tolist() == [False, False, True, True, True, False]
+        table.check()
+
+    def test_an_explicit_item_that_waits_goes_when_as_many_came_as_there_may_be(self, make_table: MakeTable) -> None:
+        items = relive.Explicit({"w": relive.Window(1)}, {}, max_items=3)
+        few = relive.Index(items, relive.Prioritized(initial="given"), remover=relive.MinPriority())
+        table = make_table(plain_spec(), 100, {"steps": relive.Index(), "few": few})
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 8)
+
+            def make(k: int, **given: Any) -> int:
+                return int(table.create_items({"w": keys[k : k + 1, None]}, index="few", **given)[0])
+
+            waits = make(0)
+            for k in range(1, 3):
+                make(k, priority=[float(k)])
+            assert table.stats().indexes["few"].pending == 1
+            make(3, priority=[9.0])  # the third that came behind the one that waits
+            assert table.num_items(index="few") == 3 and table.stats().indexes["few"].pending == 0
+            assert table.update_priorities([waits], [5.0], index="few") == 0
+        table.check()
+
+    def test_which_groups_go(self, make_table: MakeTable) -> None:
+        spec = plain_spec(prompt=relive.ArraySpec((), "int64", kind="episode"))
+        groups = relive.Episodes(4, group_by="prompt", group_size=2, max_groups=2)
+        index = {"steps": relive.Index(), "groups": relive.Index(groups, relive.Uniform(), remover=relive.Lifo())}
+        table = make_table(spec, 200, index)
+        with table.writer() as writer:
+            for prompt in (0, 0, 1, 1, 2, 2, 3, 3):
+                for t in range(2):
+                    writer.append(**step(t, t + 1, terminated=t == 1), prompt=prompt)
+            batch = table.sample(60, index="groups")  # each time the last one made room for the one that opened
+            assert set(np.asarray(batch["prompt"])[:, 0].tolist()) == {0, 3}
         table.check()
 
     def test_explicit_items_in_their_turn(self, make_table: MakeTable) -> None:
@@ -166,4 +241,54 @@ class OrdersSuite(Suite):
             )
             batch = table.sample(5, index="items")
             assert batch.item_keys.tolist() == made[[1, 4, 0, 3, 2]].tolist()
+        table.check()
+
+    def test_what_is_new(self, make_table: MakeTable) -> None:
+        indexes = {
+            "newest": relive.Index(sampler=relive.Fresh()),
+            "last": relive.Index(sampler=relive.Fresh(last=3)),
+            "fading": relive.Index(sampler=relive.Fresh(decay=0.5)),
+        }
+        table = make_table(plain_spec(), 400, indexes)
+        with table.writer() as writer:
+            for version in range(6):
+                table.set_policy_version(version)
+                writer.set_policy_version(version)  # a streamed writer's steps may come to the table later
+                keys = write_steps(writer, 2 * version, 2)
+            assert np.asarray(table.sample(3, index="newest")["action"]).tolist() == [11, 10, 9]
+            last = table.sample(200, index="last")
+            assert set(np.asarray(last["action"]).tolist()) == {9, 10, 11}
+            np.testing.assert_allclose(last.probabilities, 1 / 3)
+            fading = table.sample(200, index="fading", columns=["action", "staleness"])
+            masses = 0.5 ** np.asarray(fading["staleness"], float)
+            np.testing.assert_allclose(fading.probabilities, masses / (2 * (2 - 2**-5)), rtol=1e-9)
+            table.delete(keys)
+            assert set(np.asarray(table.sample(50, index="last")["action"]).tolist()) == {9}
+            table.set_policy_version(5_000)  # further than masses reach without being told anew
+            again = table.sample(200, index="fading", columns=["action"])
+            versions = np.asarray(again["action"]) // 2
+            np.testing.assert_allclose(again.probabilities, 0.5 ** (4.0 - versions) / (2 * (2 - 2**-4)), rtol=1e-9)
+            writer.set_policy_version(5_001)
+            write_steps(writer, 12, 1)  # all the others have hardly any mass beside it
+            assert set(np.asarray(table.sample(50, index="fading")["action"]).tolist()) == {12}
+        table.check()
+
+    def test_max_staleness(self, make_table: MakeTable) -> None:
+        """What is too stale goes when the version steps; what comes too late goes at once; the steps stay."""
+        table = make_table(plain_spec(), 2_000, {"bounded": relive.Index(max_staleness=1), "all": relive.Index()})
+        with table.writer() as writer:
+            writer.set_policy_version(0)
+            old = write_steps(writer, 0, 600)
+            table.set_policy_version(1)
+            assert all(present(table, old, "bounded"))
+            table.set_policy_version(2)
+            assert not any(present(table, old, "bounded")) and all(present(table, old, "all"))
+            assert table.stats().indexes["bounded"].expired == 600
+            late = write_steps(writer, 600, 3)
+            writer.set_policy_version(1)
+            new = write_steps(writer, 603, 3)
+            assert present(table, late, "bounded") == [False] * 3 and present(table, new, "bounded") == [True] * 3
+            stats = table.stats().indexes["bounded"]
+            assert (stats.num_items, stats.expired, stats.inserted) == (3, 603, 606)
+            assert np.asarray(table.sample(40, index="bounded", columns=["staleness"])["staleness"]).max() == 1
         table.check()

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import relive
-from contract.tools import MakeTable, Suite, is_empty, plain_spec, present, prioritized, step, write_steps
+from contract.tools import MakeTable, Suite, is_empty, plain_spec, present, prioritized, step, transitions, write_steps
 from relive import errors
 
 
-def probabilities(table: relive.Table, num_draws: int = 4000) -> dict[int, float]:
-    draw = table.draw(num_draws)
+def probabilities(table: relive.Table, index: str | None = None, num_draws: int = 4000) -> dict[int, float]:
+    draw = table.draw(num_draws, index=index)
     return dict(zip(draw.item_keys.tolist(), np.asarray(draw.probabilities).tolist(), strict=True))
 
 
@@ -38,6 +38,19 @@ class ReadingSuite(Suite):
             assert table.update_priorities([pending], [3.0]) == 1
             second = writer.append(**step(1, 2), priority=1.0)
         assert probabilities(table) == {int(pending): pytest.approx(0.75), int(second): pytest.approx(0.25)}
+
+    def test_a_pending_priority_is_of_one_index(self, make_table: MakeTable) -> None:
+        of_three = {"a": prioritized(n_step=3), "b": prioritized(n_step=3, initial=0.5), "c": transitions(3)}
+        table = make_table(plain_spec(), 100, of_three)
+        with table.writer() as writer:
+            pending, other = writer.append(**step(0)), writer.append(**step(1), priority=4.0)
+            assert table.update_priorities([pending], [3.0], index="a") == 1
+            assert table.update_priorities([other], [1.5], index="b") == 1
+            last = writer.append(**step(2, 3, truncated=True))
+        keys = [int(pending), int(other), int(last)]
+        for name, masses in {"a": (3.0, 4.0, 4.0), "b": (0.5, 1.5, 0.5), "c": (1.0, 1.0, 1.0)}.items():
+            expected = {key: pytest.approx(mass / sum(masses)) for key, mass in zip(keys, masses, strict=True)}
+            assert probabilities(table, name) == expected
 
     def test_late_updates_are_counted_and_dropped(self, make_table: MakeTable) -> None:
         table = make_table(plain_spec(), 64, prioritized())

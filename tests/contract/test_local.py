@@ -15,13 +15,18 @@ from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
+from contract.exponents import ExponentsSuite
 from contract.groups import GroupsSuite
+from contract.hindsight import HindsightSuite, PromptGroupsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
+from contract.mixtures import MixturesSuite
 from contract.orders import OrdersSuite
+from contract.own_samplers import OwnSamplersSuite
 from contract.ragged import RaggedSuite
+from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -71,7 +76,19 @@ class TestEpisodes(Local, EpisodesSuite): ...
 class TestOrders(Local, OrdersSuite): ...
 
 
+class TestOwnSamplers(Local, OwnSamplersSuite): ...
+
+
+class TestRanks(Local, RanksSuite): ...
+
+
 class TestGroups(Local, GroupsSuite): ...
+
+
+class TestHindsight(Local, HindsightSuite): ...
+
+
+class TestPromptGroups(Local, PromptGroupsSuite): ...
 
 
 class TestAbandon(Local, AbandonSuite): ...
@@ -87,6 +104,12 @@ class TestWhereIndex(Local, WhereIndexSuite): ...
 
 
 class TestLimits(Local, LimitsSuite): ...
+
+
+class TestExponents(Local, ExponentsSuite): ...
+
+
+class TestMixtures(Local, MixturesSuite): ...
 
 
 class TestChanges(Local, ChangesSuite): ...

@@ -25,13 +25,18 @@ from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
+from contract.exponents import ExponentsSuite
 from contract.groups import GroupsSuite
+from contract.hindsight import HindsightSuite, PromptGroupsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
+from contract.mixtures import MixturesSuite
 from contract.orders import OrdersSuite
+from contract.own_samplers import OwnSamplersSuite
 from contract.ragged import RaggedSuite
+from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -95,7 +100,19 @@ class TestRemoteEpisodes(Remote, EpisodesSuite): ...
 class TestRemoteOrders(Remote, OrdersSuite): ...
 
 
+class TestRemoteOwnSamplers(Remote, OwnSamplersSuite): ...
+
+
+class TestRemoteRanks(Remote, RanksSuite): ...
+
+
 class TestRemoteGroups(Remote, GroupsSuite): ...
+
+
+class TestRemoteHindsight(Remote, HindsightSuite): ...
+
+
+class TestRemotePromptGroups(Remote, PromptGroupsSuite): ...
 
 
 class TestRemoteAbandon(Remote, AbandonSuite): ...
@@ -111,6 +128,12 @@ class TestRemoteWhereIndex(Remote, WhereIndexSuite): ...
 
 
 class TestRemoteLimits(Remote, LimitsSuite): ...
+
+
+class TestRemoteExponents(Remote, ExponentsSuite): ...
+
+
+class TestRemoteMixtures(Remote, MixturesSuite): ...
 
 
 class TestRemoteChanges(Remote, ChangesSuite): ...

@@ -27,6 +27,7 @@ from contract.late import LateSuite
 from contract.late_items import LateItemsSuite
 from contract.orders import OrdersSuite
 from contract.ragged import RaggedSuite
+from contract.ranks import RanksSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable
@@ -129,6 +130,9 @@ class TestStreamedAbandon(Streamed, AbandonSuite): ...
 
 
 class TestStreamedOrders(Streamed, OrdersSuite): ...
+
+
+class TestStreamedRanks(Streamed, RanksSuite): ...
 
 
 class TestStreamedGroups(Streamed, GroupsSuite):

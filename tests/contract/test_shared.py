@@ -16,13 +16,18 @@ from contract.bad_input import BadInputSuite
 from contract.changes import ChangesSuite
 from contract.episodes import AbandonSuite, EpisodesSuite
 from contract.explicit import BadExplicitSuite, ExplicitSuite
+from contract.exponents import ExponentsSuite
 from contract.groups import GroupsSuite
+from contract.hindsight import HindsightSuite, PromptGroupsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
 from contract.limits import LimitsSuite
+from contract.mixtures import MixturesSuite
 from contract.orders import OrdersSuite
+from contract.own_samplers import OwnSamplersSuite
 from contract.ragged import RaggedSuite
+from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -106,6 +111,12 @@ class TestWhereIndex(Shared, WhereIndexSuite): ...
 class TestLimits(Shared, LimitsSuite): ...
 
 
+class TestExponents(Shared, ExponentsSuite): ...
+
+
+class TestMixtures(Shared, MixturesSuite): ...
+
+
 class TestChanges(Shared, ChangesSuite): ...
 
 
@@ -145,13 +156,31 @@ class TestEpisodes(Shared, EpisodesSuite): ...
 class TestOrders(Shared, OrdersSuite): ...
 
 
+class TestOwnSamplers(Shared, OwnSamplersSuite): ...
+
+
+class TestRanks(Shared, RanksSuite): ...
+
+
 class TestGroups(Shared, GroupsSuite): ...
+
+
+class TestHindsight(Shared, HindsightSuite): ...
+
+
+class TestPromptGroups(Shared, PromptGroupsSuite): ...
+
+
+class TestAttachedHindsight(Attached, HindsightSuite): ...
 
 
 class TestAttachedEpisodes(Attached, EpisodesSuite): ...
 
 
 class TestAttachedOrders(Attached, OrdersSuite): ...
+
+
+class TestAttachedRanks(Attached, RanksSuite): ...
 
 
 class TestAttachedGroups(Attached, GroupsSuite): ...

@@ -20,13 +20,18 @@ from contract.bad_types import BadTypesSuite
 from contract.changes import ChangesSuite
 from contract.episodes import ALL_ITEMS, AbandonSuite, EpisodesSuite
 from contract.explicit import ExplicitSuite
+from contract.exponents import ExponentsSuite
 from contract.groups import GroupsSuite
+from contract.hindsight import HindsightSuite, PromptGroupsSuite, goal_spec, hindsight
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite
 from contract.limits import LimitsSuite
+from contract.mixtures import MixturesSuite
 from contract.orders import OrdersSuite
+from contract.own_samplers import OwnSamplersSuite
 from contract.ragged import RaggedSuite
+from contract.ranks import RanksSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
@@ -70,7 +75,32 @@ class TestLateItems(OnDisk, LateItemsSuite): ...
 class TestOrders(OnDisk, OrdersSuite): ...
 
 
+class TestOwnSamplers(OnDisk, OwnSamplersSuite): ...
+
+
+class TestRanks(OnDisk, RanksSuite): ...
+
+
 class TestGroups(OnDisk, GroupsSuite): ...
+
+
+class TestHindsight(OnDisk, HindsightSuite):
+    @pytest.fixture
+    def make_table(self, tmp_path: Path) -> Iterator[MakeTable]:
+        """Goals of 8 bytes stay in memory, what else was seen lies on the disk."""
+        storage = relive.Tiered(tmp_path, "16MiB", min_column_bytes=8, io_threads=2)
+        with contextlib.ExitStack() as stack:
+            yield lambda spec, capacity, index=None, **options: stack.enter_context(
+                relive.Table(spec, capacity, index or relive.Index(), storage=storage, **options)
+            )
+
+    def test_goals_on_disk_are_refused(self, tmp_path: Path) -> None:
+        storage = relive.Tiered(tmp_path, "16MiB", min_column_bytes=0, io_threads=2)
+        with pytest.raises(errors.InvalidConfig, match="on disk"):
+            relive.Table(goal_spec(), 1000, hindsight(), storage=storage)
+
+
+class TestPromptGroups(OnDisk, PromptGroupsSuite): ...
 
 
 class TestTimeFirst(OnDisk, TimeFirstSuite): ...
@@ -99,6 +129,12 @@ class TestWhereIndex(OnDisk, WhereIndexSuite): ...
 
 
 class TestLimits(OnDisk, LimitsSuite): ...
+
+
+class TestExponents(OnDisk, ExponentsSuite): ...
+
+
+class TestMixtures(OnDisk, MixturesSuite): ...
 
 
 class TestChanges(OnDisk, ChangesSuite): ...

@@ -35,6 +35,8 @@ struct IndexSpec {
   SequenceConfig sequence = {};  // Rig::verify() knows transitions alone
   Removal removal = Removal::kFifo;
   uint64_t max_items = 0;  // 0: no bound
+  uint64_t versions_kept = 0, latest = 0;
+  double decay = 0.0;
 };
 
 struct Spec {
@@ -83,6 +85,9 @@ inline TableConfig make_config(const Spec& spec) {
     to.removal = from.removal;
     to.removal_exponent = 1.0;
     to.max_items = from.max_items;
+    to.versions_kept = from.versions_kept;
+    to.latest = from.latest;
+    to.decay = from.decay;
     for (uint32_t& frames : to.stack) frames = 1;
     if (spec.has_state) to.stack[spec.has_pixels ? 1 : 0] = from.stack;
     config.indexes.push_back(to);

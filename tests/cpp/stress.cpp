@@ -16,12 +16,15 @@
 //   stress --groups                                  a last index of groups of episodes: samplers of their own
 //   stress --abandon                                 writers give episodes up, and nobody may see one of them again
 //   stress --sampler max_priority                    the first index's, of the table of kinds
+//   stress --sampler rank_based|top_k                by ranks; of the best a quarter
 //   stress --max-items 150 --remover min_priority    what goes is the remover's choice
+//   stress --explicit --groups --remover lifo        of explicit items and of groups, too
 //   stress --max-items 150                           the first index holds no more, and the second (--two-indexes) fewer yet
 //   stress --where                                   the first index has a condition, and half of the draws have one
 //   stress --max-wait 0.002                          of every index; with --late, --groups
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
+//            --second-priorities
 //            --capacity N --writers N --samplers N --updaters N --seed N --quiet
 #include "stress_driver.hpp"
 
@@ -95,6 +98,9 @@ void fit_options_to(const std::string& point, const Options& given) {
   for (const char* of_ends : {"cell_unhung", "cell_moved", "cell_named"})  // where an end moves a window back
     if (point == of_ends) options.sequences = "shift", options.explicit_items = options.groups = false;
   if (point.find("order_") == 0 && given.max_items == 0) options.max_items = 150;
+  if (point.find("rank_") == 0 && given.sampler.empty()) options.sampler = "rank_based";
+  if (point == "record_turn" || point == "record_chosen")
+    options.remover = given.remover.empty() ? "lifo" : given.remover;
   if (point == "order_renewed" && given.remover.empty()) options.remover = "min_priority";
   if (point.find("wait_") == 0)
     options.late = true, options.max_wait_s = given.max_wait_s > 0 ? given.max_wait_s : 0.002;
@@ -150,6 +156,8 @@ bool parse(int argc, char** argv) {
       options.with_moves = false;
     else if (name == "--two-indexes")
       options.two_indexes = true;
+    else if (name == "--second-priorities")
+      options.two_indexes = options.second_priorities = true;
     else if (name == "--where")
       options.where = true;
     else if (name == "--sequences" && has_value)

@@ -28,8 +28,9 @@ class CheckerWorker final : public Worker {
           const bool is_step = offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
           if (mass == leaves.nothing() && is_step && leaves.is_drawable(leaves.state(slot)))
             return "an item lives that can never be drawn";
-          if (leaves.kind().leaf != LeafKind::kMass || mass == 0.0 || mass == leaf_of(index, 1.0f)) continue;
-          if (mass != leaf_of(index, priority_of(r.key_of(slot, word))))
+          if (leaves.kind().leaf != LeafKind::kMass || mass == leaves.nothing() || mass == leaf_of(index, 1.0f))
+            continue;
+          if (mass != leaf_of(index, priority_of(r.key_of(slot, word), i)))
             return "an item has a mass that was never given to it";
         }
       }

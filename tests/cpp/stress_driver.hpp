@@ -125,6 +125,7 @@ inline std::unique_ptr<Worker> make_worker(int position, uint64_t seed, Table* s
 inline std::string wrong_drops(const TableStats& stats) {
   int64_t counted = 0;
   for (const int64_t count : stats.timed_out) counted += count;
+  for (const int64_t count : stats.expired) counted += count;
   const auto done = static_cast<int64_t>(control->drops_done.load());
   if (counted >= done && counted <= static_cast<int64_t>(control->drops_begun.load())) return {};
   return std::to_string(counted) + " items timed out of " + std::to_string(done) + " that were dropped";

@@ -372,7 +372,16 @@ class UpdaterWorker final : public Worker {
  private:
   static constexpr size_t kBatch = 64;
 
+  // Every mass with another exponent: the checker asks for the present one's (StressChecker::wrong_mass).
+  void change_exponent() {
+    constexpr double kExponents[] = {0.4, 0.6, 1.0, 1.3};
+    const double exponent = kExponents[random_.below(4)];
+    expect(timed(10.0, "raising", [&] { return relive::set_priority_exponent(table(), 0, exponent); }),
+           "changing an exponent");
+  }
+
   void step() override {
+    if (has_exponent(table().region().header->indexes[0]) && random_.below(64) == 0) change_exponent();
     if (options_.with_moves && random_.below(40) == 0) {
       uint64_t moved = 0;
       expect(timed(12.0, "moving pages", [&] { return relive::move_all_pages(table(), &moved); }), "moving pages");
@@ -390,21 +399,23 @@ class UpdaterWorker final : public Worker {
       if (!expect(timed(kTimeout_s, "draw", [&] { return relive::sample(table(), request, kTimeout_s); }), "draw"))
         return;
       late_.insert(late_.end(), keys, keys + kBatch);
-      if (options_.max_times != 0)
+      if (options_.max_times != 0 || options_.second_priorities)
         for (int64_t key : keys)
-          late_.push_back(key + static_cast<int64_t>(random_.below(16)));  // its neighbours, used or not
+          late_.push_back(
+              key + static_cast<int64_t>(random_.below(16)));  // its neighbours, used or not, and some that are pending
     }
     if (late_.size() > 40 * kBatch)
       late_.erase(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(20 * kBatch));
     if (late_.empty()) return;
     std::vector<int64_t> chosen;
     std::vector<float> priorities;
+    const auto index = static_cast<uint32_t>(options_.second_priorities ? random_.below(2) : 0);
     for (size_t k = 0; k < kBatch; ++k) {
       const int64_t key =
           late_[late_.size() - 1 - random_.below(std::min<size_t>(late_.size(), k % 4 == 0 ? late_.size() : kBatch))];
       if (!table().region().is_row_key(key)) continue;
       chosen.push_back(key);
-      priorities.push_back(priority_of(key));
+      priorities.push_back(priority_of(key, index));
     }
     int64_t applied = 0;
     if (options_.with_deletes && random_.below(30) == 0) {
@@ -414,7 +425,7 @@ class UpdaterWorker final : public Worker {
     } else if (!options_.uniform) {
       expect(timed(10.0, "update",
                    [&] {
-                     return relive::update_priorities(table(), 0, chosen.data(), priorities.data(), chosen.size(),
+                     return relive::update_priorities(table(), index, chosen.data(), priorities.data(), chosen.size(),
                                                       &applied);
                    }),
              "update");

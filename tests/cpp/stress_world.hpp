@@ -37,12 +37,13 @@ struct Options {
   bool where = false;      // the first index has a condition, and draws have some, too
   uint64_t max_items = 0;  // of the first index, and half of it of the second
   std::string sampler;     // of the first index, where it is no Prioritized one
-  std::string remover;     // of all that have max_items, where it is no Fifo one
+  std::string remover;     // of all that have max_items, explicit ones too, where it is no Fifo one
   double samples_per_insert = 0.0;
   bool uniform = false;
   bool with_deletes = true;
   bool with_moves = true;
-  bool two_indexes = false;  // a second one, uniform over single steps without stacks
+  bool two_indexes = false;        // a second one, over single steps without stacks
+  bool second_priorities = false;  // that one by priorities of its own, not uniform
   std::string
       sequences;  // items with a time axis: pad, shift, drop, cross, head, tail or random (of episodes); empty: none
   bool ragged = false;          // episodes (head, tail or random) are read end to end
@@ -139,7 +140,10 @@ inline TableConfig make_config(const Options& options) {
   index.max_items = options.max_items;
   std::string known;
   if (!options.sampler.empty()) find_sampler(options.sampler, &index.sampling, &known);
-  if (!options.remover.empty()) find_remover(options.remover, &index.removal, &known);
+  index.best_share = 0.25;  // of top_k
+  Removal removal = Removal::kFifo;
+  if (!options.remover.empty()) find_remover(options.remover, &removal, &known);
+  if (options.max_items != 0) index.removal = removal;
   index.removal_exponent = 0.6;
   index.sequence = sequence_of(options);
   if (index.sequence.is_set()) index.n_step = 1;
@@ -154,9 +158,9 @@ inline TableConfig make_config(const Options& options) {
   config.indexes.push_back(index);
   if (options.two_indexes) {
     std::snprintf(index.name, sizeof index.name, "plain");
-    index.n_step = 1;
+    index.n_step = options.second_priorities ? options.n_step : 1;
     index.stack[0] = index.stack[1] = 1;  // what the first one reaches over must cost it nothing
-    index.sampling = Sampling::kUniform;
+    index.sampling = options.second_priorities ? Sampling::kPrioritized : Sampling::kUniform;
     index.max_times_sampled = 0;
     index.max_items = options.max_items / 2;
     index.limiter = make_min_size(1);
@@ -173,6 +177,8 @@ inline TableConfig make_config(const Options& options) {
     index.max_times_sampled = options.max_times;
     index.limiter = make_min_size(1);
     index.map = LeafMap::kExplicit;
+    index.removal = removal;
+    index.removal_exponent = 0.6;
     index.max_items = 400;
     index.num_windows = kItemWindows;
     for (uint32_t w = 0; w < kItemWindows; ++w) {
@@ -193,6 +199,8 @@ inline TableConfig make_config(const Options& options) {
     index.max_times_sampled = options.max_times;
     index.limiter = make_min_size(1);
     index.map = LeafMap::kExplicit;
+    index.removal = removal;
+    index.removal_exponent = 0.6;
     index.max_items = 12;
     index.num_windows = 1;
     index.windows[0].length = kGroupRows;
@@ -262,8 +270,9 @@ inline float discount_of(uint64_t tag, uint32_t episode, uint32_t step) {
 inline int64_t version_of(uint64_t tag, uint32_t episode) {
   return static_cast<int64_t>(mix(tag * 59 + episode) % 1'000'000'007);
 }
-inline float priority_of(int64_t key) {
-  return static_cast<float>(1 + mix(static_cast<uint64_t>(key)) % 1000) / 100.0f;
+// What updates give an item in an index of rows; explicit items have what they would have in the first.
+inline float priority_of(int64_t key, uint32_t index = 0) {
+  return static_cast<float>(1 + mix(static_cast<uint64_t>(key) + (uint64_t{index} << 60)) % 1000) / 100.0f;
 }
 
 // ---- what windows must be ----------------------------------------------------------------------------------------------

@@ -170,3 +170,27 @@ def test_groups_are_refused_by_name() -> None:
             with pytest.raises(InvalidConfig, match="without group_by") as caught:
                 call(4)
             assert caught.value.what == "items of index 'default'"
+
+
+def test_a_draw_that_a_change_of_the_exponent_meets_is_drawn_anew() -> None:
+    """The first launch of the call is followed by the change: what it drew by old masses does not count."""
+    table, keys = filled(40, np.arange(1, 41, dtype=np.float32))
+    with table, DeviceReader(table, "cpu") as reader:
+        before = reader.draw(32)
+        changed = []
+
+        def change(stage: str) -> None:
+            if not changed:
+                changed.append(stage)
+                table.set_priority_exponent(2.0)
+
+        rounds = reader._rounds_of(0)
+        reader._rounds[0] = type(rounds)(rounds.index, rounds.facts, rounds.blocks, pause=change)
+        draw = reader.draw(32)
+        assert changed
+    priorities = np.arange(1, 41, dtype=np.float64)
+    of = {int(key): priorities[k] for k, key in enumerate(keys)}
+    for one, exponent in ((before, 0.7), (draw, 2.0)):
+        total = (priorities**exponent).sum()
+        expected = [of[int(key)] ** exponent / total for key in np.asarray(one.item_keys.cpu())]
+        np.testing.assert_allclose(np.asarray(one.probabilities.cpu()), expected, rtol=1e-6)

@@ -126,7 +126,13 @@ def make_items(items: NaiveItems) -> relive.Transitions | relive.Sequences | rel
 
 
 def make_index(items: NaiveItems, sampler: Any = None) -> relive.Index:
-    return relive.Index(make_items(items), sampler or relive.Uniform(), relive.MinSize(1), where=items.where)
+    return relive.Index(
+        make_items(items),
+        sampler or relive.Uniform(),
+        relive.MinSize(1),
+        where=items.where,
+        max_staleness=items.max_staleness,
+    )
 
 
 class Driver:
@@ -206,6 +212,7 @@ class Driver:
 
     def _version(self, op: Op) -> None:
         self.version += 1 + op.num_rows
+        self.twin.version = self.version
         self.table.set_policy_version(self.version)
 
     def _reopen(self, op: Op) -> None:

@@ -71,6 +71,7 @@ def item_configs(draw: st.DrawFn, columns: str) -> NaiveItems:
         stack_pad=draw(st.sampled_from(("repeat", "zeros"))),
         window=draw(st.one_of(st.none(), windows())),
         least_step=draw(st.sampled_from((0, 0, 0, 1, 2, 4))),
+        max_staleness=draw(st.sampled_from((None, None, 0, 2, 6))),
     )
 
 
@@ -129,6 +130,7 @@ def random_programme(seed: int, length: int, capacity: int | None, windows: bool
             rng.choice(("repeat", "zeros")),
             random_window(rng) if windows and rng.random() < 0.6 else None,
             rng.choice((0, 0, 1, 3)),
+            rng.choice((None, None, 0, 3, 9)),
         )
         for _ in range(rng.randint(1, 2))
     )

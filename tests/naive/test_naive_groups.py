@@ -27,6 +27,7 @@ NUM_LANES, MAX_LENGTH, SIZE, MAX_GROUPS = 2, 6, 3, 4
 LONGEST = 11  # where that is no reason to refuse
 MAX_WAIT_S, LATER_S = 1000.0, 400.0  # of a clock that only go_on moves on
 DRAWS = 150  # of at most MAX_GROUPS items of priorities at most 8 times each other: one that none finds is not there
+REMOVERS = (relive.Fifo(), relive.Lifo(), relive.MinPriority(), relive.MaxPriority())
 CHOICES = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
 PRIORITIES = st.sampled_from((1.0, 2.0, 4.0, 8.0))
 
@@ -42,6 +43,9 @@ class NaiveGroup:
     uses: int = 0
     over: bool = False
     since_s: float = 0.0  # it opened
+    came: int = 0  # it could be drawn first, and had its last priority, in the order of all that did
+    changed: int = 0
+    used_up: int = 0
 
     @property
     def rows(self) -> list[NaiveRow]:
@@ -64,8 +68,10 @@ class GroupsMachine(RuleBasedStateMachine):
         capacity=st.sampled_from((48, 200)),
         late=st.booleans(),
         too_long=st.sampled_from(("refuse", "head", "tail")),
+        remover=st.sampled_from(REMOVERS),
     )
-    def begin(self, max_times: int | None, capacity: int, late: bool, too_long: Any) -> None:
+    def begin(self, max_times: int | None, capacity: int, late: bool, too_long: Any, remover: Any) -> None:
+        late = late and isinstance(remover, relive.Fifo)  # else in which order groups come to life would be seen
         groups = relive.Episodes(
             MAX_LENGTH, group_by="prompt", group_size=SIZE, max_groups=MAX_GROUPS, too_long=too_long
         )
@@ -73,12 +79,18 @@ class GroupsMachine(RuleBasedStateMachine):
         self.longest = MAX_LENGTH if too_long == "refuse" else LONGEST
         indexes = {
             "steps": relive.Index(),
-            "groups": relive.Index(groups, relive.Prioritized(1.0), max_times_sampled=max_times, max_wait_s=MAX_WAIT_S),
+            "groups": relive.Index(
+                groups,
+                relive.Prioritized(1.0),
+                remover=remover,
+                max_times_sampled=max_times,
+                max_wait_s=MAX_WAIT_S,
+            ),
             "probe": relive.Index(relive.Explicit({"row": relive.Window(1)}, max_items=1)),
         }
         spec = relive.StepSpec(ROWS | LATE if late else ROWS)
         self.table = relive.Table(spec, capacity, indexes, max_lanes=4, seed=7)
-        self.max_times = max_times
+        self.max_times, self.remover, self.ticket = max_times, remover, 0
         self.twin = NaiveTable(1, None, late)  # of rows alone
         self.groups: list[NaiveGroup] = []  # in the order in which they opened
         self.dropped = self.timed_out = 0
@@ -149,9 +161,30 @@ class GroupsMachine(RuleBasedStateMachine):
             group.members.append(episode)
         else:
             self.groups.append(NaiveGroup(value, [episode], since_s=self.ahead_s))
-            if len(self.groups) > MAX_GROUPS:
+            if len(self.groups) > MAX_GROUPS and isinstance(self.remover, relive.Fifo):
                 self.end(self.groups[-1 - MAX_GROUPS])
         self.publish()
+        held = [group for group in self.groups if not group.over]
+        if len(held) > MAX_GROUPS:
+            self.end(self.chosen(held))
+
+    def chosen(self, held: list[NaiveGroup]) -> NaiveGroup:
+        """What goes: used up; waiting while as many came as there may be; what the remover says; what waits longest."""
+        live = self.live()
+        waiting = [group for group in held if not group.is_item]
+        used_up = [group for group in held if group not in waiting and group not in live]
+        if used_up:
+            return min(used_up, key=lambda one: one.used_up)
+        if not live or (waiting and self.groups.index(waiting[0]) + 1 + MAX_GROUPS <= len(self.groups)):
+            return waiting[0]
+        if isinstance(self.remover, relive.Lifo):
+            return max(live, key=lambda one: one.came)
+        sign = -1.0 if isinstance(self.remover, relive.MaxPriority) else 1.0
+        return min(live, key=lambda one: (sign * (one.priority or 0.0), one.changed))
+
+    def take_ticket(self) -> int:
+        self.ticket += 1
+        return self.ticket
 
     @rule(lane=st.integers(0, NUM_LANES - 1))
     def abandon(self, lane: int) -> None:
@@ -233,6 +266,7 @@ class GroupsMachine(RuleBasedStateMachine):
         for group in self.groups:
             if group.priority is None and group.is_item and not group.over:
                 group.priority = self.largest
+                group.came = group.changed = self.take_ticket()
 
     def live(self) -> list[NaiveGroup]:
         return [
@@ -259,6 +293,8 @@ class GroupsMachine(RuleBasedStateMachine):
         for position, key in enumerate(batch.item_keys.tolist()):
             group = by_first[int(batch["action"][position, 0, 0])]
             group.uses += 1
+            if group.uses == self.max_times:
+                group.used_up = self.take_ticket()
             assert group.key in (None, key)
             group.key = key
             for place, member in enumerate(group.members):
@@ -285,7 +321,7 @@ class GroupsMachine(RuleBasedStateMachine):
         assert self.table.update_priorities(keys, [priority] * len(groups), index="groups") == len(live)
         self.largest = max([self.largest, *([priority] if groups else [])])
         for group in live:
-            group.priority = priority
+            group.priority, group.changed = priority, self.take_ticket()
 
     @rule(choices=CHOICES)
     def delete(self, choices: list[int]) -> None:
@@ -317,7 +353,9 @@ class GroupsMachine(RuleBasedStateMachine):
             assert len(np.unique(batch.item_keys)) == len(live)
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("late", "remover"), [(False, REMOVERS[0]), (True, REMOVERS[0]), *((False, r) for r in REMOVERS[1:])]
+)
 @pytest.mark.parametrize(
     "capacity, max_times, too_long",
     [
@@ -329,10 +367,12 @@ class GroupsMachine(RuleBasedStateMachine):
         (90, None, "tail"),
     ],
 )
-def test_long_programmes_of_groups(max_times: int | None, capacity: int, late: bool, too_long: str) -> None:
+def test_long_programmes_of_groups(
+    max_times: int | None, capacity: int, late: bool, too_long: str, remover: Any
+) -> None:
     rng = random.Random(capacity)
     machine = GroupsMachine()
-    machine.begin(max_times, capacity, late, too_long)
+    machine.begin(max_times, capacity, late, too_long, remover)
 
     def choices() -> list[int]:
         return [rng.randrange(10_000) for _ in range(rng.randint(1, 12))]

@@ -19,6 +19,7 @@ class NaivePriorities:
     """Key -> priority of every live item; what is pending waits beside it."""
 
     initial: Any
+    exponent: float = 1.0
     live: dict[int, float] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)  # published but for their priority
     largest: float = 1.0
@@ -53,25 +54,24 @@ class NaivePriorities:
             self.waiting.discard(key)
         return len(there)
 
-    def probabilities(self, exponent: float) -> dict[int, float]:
-        masses = {k: (p**exponent if p > 0 or exponent == 0 else 0.0) for k, p in self.live.items()}
+    def probabilities(self) -> dict[int, float]:
+        masses = {k: (p**self.exponent if p > 0 or self.exponent == 0 else 0.0) for k, p in self.live.items()}
         total = sum(masses.values())
         return {key: mass / total for key, mass in masses.items() if mass > 0}
 
 
-def make_table(exponent: float, initial: Any, capacity: int = 4000) -> relive.Table:
+def make_table(sampler: Any, capacity: int = 4000) -> relive.Table:
     spec = relive.StepSpec({"observation": relive.ArraySpec((), "int64", kind="state")})
-    sampler = relive.Prioritized(priority_exponent=exponent, initial=initial)
     return relive.Table(spec, capacity, relive.Index(sampler=sampler), max_lanes=2, seed=3)
 
 
-def compare(table: relive.Table, twin: NaivePriorities, exponent: float, keys: list[int]) -> None:
+def compare(table: relive.Table, twin: NaivePriorities, keys: list[int]) -> None:
     table.check()
     if keys:
         present = table.gather(np.asarray(keys, np.int64)).present
         assert {key for key, there in zip(keys, present, strict=True) if there} == set(twin.live)
     assert table.num_items() == len(twin.live)
-    expected = twin.probabilities(exponent)
+    expected = twin.probabilities()
     if not expected:
         with pytest.raises(relive.errors.DeadlineExceeded):
             table.draw(8, timeout_s=0.0)
@@ -91,9 +91,11 @@ PRIORITIES = st.one_of(st.just(0.0), st.floats(2.0**-20, 2.0**20, width=32))
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[str, Any]:
-    kind = draw(st.sampled_from(("append", "append", "append", "update", "update", "delete")))
+    kind = draw(st.sampled_from(("append", "append", "append", "update", "update", "delete", "raise")))
     if kind == "append":
         return kind, draw(st.one_of(st.none(), PRIORITIES))
+    if kind == "raise":
+        return kind, draw(st.sampled_from((0.0, 0.1, 0.3, 0.6, 1.0, 1.5)))
     chosen = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
     if kind == "delete":
         return kind, draw(chosen)
@@ -101,16 +103,23 @@ def calls(draw: st.DrawFn) -> tuple[str, Any]:
     return kind, (positions, draw(st.lists(PRIORITIES, min_size=len(positions), max_size=len(positions))))
 
 
-def run(exponent: float, initial: Any, programme: list[tuple[str, Any]], check_every: int) -> None:
-    twin = NaivePriorities(initial)
+def run(twin: NaivePriorities, sampler: Any, programme: list[tuple[str, Any]], check_every: int) -> None:
     keys: list[int] = []
-    with make_table(exponent, initial) as table, table.writer() as writer:
+    with make_table(sampler) as table, table.writer() as writer:
         for number, (kind, what) in enumerate(programme):
             if kind == "append":
                 t = len(keys)
                 more = {} if what is None else {"priority": what}
                 keys.append(int(writer.append(observation=t, next_observation=t + 1, **more)))
                 twin.publish(keys[-1], None if what is None else float(np.float32(what)))
+            elif kind == "raise":
+                is_raised = isinstance(sampler, relive.Prioritized) and (twin.exponent > 0.0 or what == 0.0)
+                if is_raised:
+                    table.set_priority_exponent(what)
+                    twin.exponent = what
+                else:  # ranks have none that changes; from 0 nothing is kept to raise
+                    with pytest.raises(relive.errors.InvalidConfig):
+                        table.set_priority_exponent(what)
             elif keys and kind == "update":
                 chosen = [keys[position % len(keys)] for position in what[0]]
                 there = twin.update(chosen, [float(np.float32(p)) for p in what[1]])
@@ -120,8 +129,8 @@ def run(exponent: float, initial: Any, programme: list[tuple[str, Any]], check_e
                 chosen = [keys[position % len(keys)] for position in what]
                 assert table.delete(chosen) == twin.delete(chosen)
             if number % check_every == check_every - 1:
-                compare(table, twin, exponent, keys)
-        compare(table, twin, exponent, keys)
+                compare(table, twin, keys)
+        compare(table, twin, keys)
 
 
 @given(
@@ -130,11 +139,10 @@ def run(exponent: float, initial: Any, programme: list[tuple[str, Any]], check_e
     programme=st.lists(calls(), min_size=1, max_size=40),
 )
 def test_probabilities_are_the_twins(exponent: float, initial: Any, programme: list[tuple[str, Any]]) -> None:
-    run(exponent, initial, programme, check_every=10)
+    run(NaivePriorities(initial, exponent), relive.Prioritized(exponent, initial), programme, check_every=10)
 
 
-@pytest.mark.parametrize("initial", ["max", "given", 0.5])
-def test_long_programmes(initial: Any) -> None:
+def long_programme() -> list[tuple[str, Any]]:
     rng = random.Random(4)
 
     def priority() -> float:
@@ -150,7 +158,12 @@ def test_long_programmes(initial: Any) -> None:
             "delete": positions,
         }
         programme.append((kind, what[kind]))
-    run(0.6, initial, programme, check_every=300)
+    return programme
+
+
+@pytest.mark.parametrize("initial", ["max", "given", 0.5])
+def test_long_programmes(initial: Any) -> None:
+    run(NaivePriorities(initial, 0.6), relive.Prioritized(0.6, initial), long_programme(), check_every=300)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1, max_size=25), st.booleans())

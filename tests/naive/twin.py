@@ -101,6 +101,7 @@ class NaiveItems:
     stack_pad: str = "repeat"
     window: NaiveWindow | None = None  # of items with a time axis; n_step means nothing then
     least_step: int = 0  # of an index with a condition: items are of episodes' steps from this one on
+    max_staleness: int | None = None
 
     @property
     def where(self) -> str | None:
@@ -137,6 +138,7 @@ class NaiveReplay:
         self.state_columns = state_columns
         self.start_columns = start_columns
         self.has_late = has_late
+        self.version = 0  # the learner's, which only rises
         self.lanes: dict[int, list[NaiveEpisode]] = {}
         self.places: dict[int, list[tuple[NaiveEpisode, int]]] = {}  # of each lane: its steps, over its episodes
         self.numbers: dict[int, int] = {}  # of each key: how many steps its lane had before
@@ -264,6 +266,12 @@ class NaiveReplay:
 
     def item(self, key: int, items: NaiveItems) -> dict[str, Any] | None:
         """All columns of the transition that starts at a key; None while, or because, it is not published."""
+        found = self._published(key, items)
+        if found is None or items.max_staleness is None:
+            return found
+        return found if self.version - int(np.min(found["policy_version"])) <= items.max_staleness else None
+
+    def _published(self, key: int, items: NaiveItems) -> dict[str, Any] | None:
         if key not in self.where:
             return None
         episode, t = self.where[key]

@@ -126,6 +126,10 @@ WAITING: Calls = {
     "sample": ("Table.sample", lambda table, writer, keys, name: table.sample(4)),
     "claim": ("Table.sample", lambda table, writer, keys, name: table.sample(4, index="once")),
     "draw": ("Table.draw", lambda table, writer, keys, name: table.draw(4)),
+    "claim of one's own": (
+        "Table.claim",
+        lambda table, writer, keys, name: table.claim(relive.Draw.of(keys[:2], [0.5, 0.5], index="once")),
+    ),
     "batches": ("Table.batches", lambda table, writer, keys, name: next_of_batches(table)),
     "update": (
         "Table.update_priorities",
@@ -139,6 +143,10 @@ WAITING: Calls = {
     "create items": ("Table.create_items", lambda table, writer, keys, name: table.create_items({"now": keys[:2]})),
     "create an item": ("Writer.create_item", lambda table, writer, keys, name: writer.create_item({"now": keys[0]})),
     "set a limiter": ("Table.set_limiter", lambda table, writer, keys, name: table.set_limiter(relive.MinSize(2))),
+    "set an exponent": (
+        "Table.set_priority_exponent",
+        lambda table, writer, keys, name: table.set_priority_exponent(0.5),
+    ),
     "clear": ("Table.clear", lambda table, writer, keys, name: table.clear()),
     "check": ("Table.check", lambda table, writer, keys, name: table.check()),
     "attach": ("attach", lambda table, writer, keys, name: relive.attach(name, timeout_s=table.timeout_s)),
@@ -148,6 +156,8 @@ PASSING: Calls = {
     "spec": ("Table.spec", lambda table, writer, keys, name: table.spec),
     "len": ("Table.__len__", lambda table, writer, keys, name: len(table)),
     "stats": ("Table.stats", lambda table, writer, keys, name: table.stats()),
+    "exponent": ("Table.priority_exponent", lambda table, writer, keys, name: table.priority_exponent()),
+    "keys": ("Table.keys", lambda table, writer, keys, name: list(table.keys())),
     "limiter": ("Table.limiter", lambda table, writer, keys, name: table.limiter()),
     "version": ("Table.set_policy_version", lambda table, writer, keys, name: table.set_policy_version(3)),
     "version of a writer": (

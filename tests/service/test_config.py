@@ -85,6 +85,15 @@ stack = { observation = 3 }, stack_pad = "zeros", time_major = true }
 [tables.all.indexes.ragged]
 items = { type = "Episodes", max_length = 9, too_long = "random", layout = "ragged" }
 
+[tables.all.indexes.ranked]
+sampler = { type = "RankBased", priority_exponent = 0.5, initial = 2.0 }
+
+[tables.all.indexes.best]
+sampler = { type = "TopK", k = 1 }
+
+[tables.all.indexes.best_share]
+sampler = { type = "TopK", k = 1.0 }
+
 [tables.all.indexes.grouped]
 items = { type = "Episodes", max_length = 9, group_by = "task", group_size = 4, max_groups = 50 }
 
@@ -105,6 +114,9 @@ OF_KINDS = {
     ),
     "padded": relive.Index(relive.Episodes(9, 1, "tail", "left", **STACKED)),
     "ragged": relive.Index(relive.Episodes(9, too_long="random", layout="ragged")),
+    "ranked": relive.Index(sampler=relive.RankBased(0.5, 2.0)),
+    "best": relive.Index(sampler=relive.TopK(1)),
+    "best_share": relive.Index(sampler=relive.TopK(1.0)),
     "grouped": relive.Index(relive.Episodes(9, group_by="task", group_size=4, max_groups=50)),
     "made": relive.Index(
         relive.Explicit(

@@ -42,7 +42,13 @@ def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], byt
     names = ["observation", "action", "reward"]
     if kind == "hold":
         ask = {"op": "sample", "index": 0, "names": names, "n": 4, "timeout_s": 0.0, "handed_out": 0}
-        return [(ask, b""), (ask | {"op": "count"}, b"")]
+        claimed = ask | {"claims": True}
+        return [
+            (ask, b""),
+            (ask | {"op": "count"}, b""),
+            (claimed, b""),
+            *((ask | {"op": op}, b"") for op in ("draw", "back")),
+        ]
     if kind == "write":
         row = {"op": "append", "rows": 1, "lanes": None, "names": names}
         block = {"op": "extend", "rows": 2, "states": 3, "lanes": None, "names": names}
@@ -63,6 +69,8 @@ def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], byt
         ({"op": "update_priorities", **read, "arrays": [["<i8", 4], ["<f4", 4]]}, body + bytes(16)),
         ({"op": "delete", "arrays": [["<i8", 4]]}, body),
         ({"op": "set_policy_version", "version": 4}, b""),
+        ({"op": "set_priority_exponent", "index": 0, "exponent": 0.5}, b""),
+        ({"op": "priority_exponent", "index": 0}, b""),
         ({"op": "num_items", "index": 0}, b""),
         ({"op": "policy_version"}, b""),
         ({"op": "stats"}, b""),

@@ -18,9 +18,11 @@ from relive import (
     LocalMemory,
     MinSize,
     Prioritized,
+    RankBased,
     SamplesPerInsert,
     SharedMemory,
     StepSpec,
+    TopK,
     Transitions,
     Uniform,
 )
@@ -42,6 +44,9 @@ VALUES: list[Any] = [
     Uniform(),
     Prioritized(),
     Prioritized(0.5, initial=2.0),
+    RankBased(0.5, "given"),
+    TopK(100),
+    TopK(0.01),
     MinSize(100),
     SamplesPerInsert(8.0, 1000),
     SamplesPerInsert(8, 1000, tolerance=50),
@@ -129,7 +134,7 @@ def test_shared_memory_is_a_file_of_the_machine() -> None:
 def test_index_survives_json(index: Index) -> None:
     assert Index.from_dict(json.loads(json.dumps(index.to_dict()))) == index
     with pytest.raises(InvalidConfig):
-        Index.from_dict({**index.to_dict(), "sampler": {"type": "RankBased"}})
+        Index.from_dict({**index.to_dict(), "sampler": {"type": "Nobody"}})
 
 
 def test_index_for_the_core() -> None:

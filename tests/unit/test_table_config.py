@@ -130,7 +130,7 @@ def test_an_attached_handle_says_what_the_table_was_made_from(shm_name: Any) -> 
 @pytest.mark.parametrize(
     "index, says",
     [
-        ({"sampler": "rank_based"}, "'uniform' or 'prioritized'"),
+        ({"sampler": "nobody"}, "'uniform' or 'prioritized'"),
         ({"limiter": "bucket"}, "'min_size' or 'samples_per_insert'"),
         ({"items": "hindsight"}, "'transitions' or 'sequences'"),
         ({"items": "sequences"}, "length"),

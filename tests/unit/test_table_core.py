@@ -50,7 +50,8 @@ def test_every_core_answers_what_a_handle_asks(protocol: type, core: type) -> No
 def test_the_simple_calls_are_verbs() -> None:
     assert list(verbs.VERBS) == [name for name in vars(SimpleCalls) if not name.startswith("_")]
     looks = {name for name, verb in verbs.VERBS.items() if verb.looks}
-    assert looks == {"num_steps", "num_items", "policy_version", "limiter", "stats", "check"}, "what may be sent twice"
+    asked = {"num_steps", "num_items", "policy_version", "limiter", "priority_exponent", "stats", "check"}
+    assert looks == asked, "what may be sent twice"
     assert list(verbs.VERBS["update_priorities"].parameters) == ["index", "keys", "priorities"]
 
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <limits>
 
 #include "relive/words/power.hpp"
+#include "relive/words/rank_law.hpp"
 #include "relive/words/rng.hpp"
 
 namespace relive {
@@ -24,6 +26,11 @@ void powers(double exponent, const float* priorities, size_t count, double* mass
   }
 }
 
+// Where ranks count, a leaf is the priority itself; 0 is none's, so that priorities of 0 stand a hair above it.
+void themselves(double, const float* priorities, size_t count, double* masses) {
+  for (size_t i = 0; i < count; ++i) masses[i] = std::max(static_cast<double>(priorities[i]), kLeastMass);
+}
+
 constexpr Kind kSamplers[] = {
     {"uniform", LeafKind::kMass, Reduction::kSum, Choice::kByMass, false, &ones},
     {"prioritized", LeafKind::kMass, Reduction::kSum, Choice::kByMass, true, &powers},
@@ -31,6 +38,11 @@ constexpr Kind kSamplers[] = {
     {"lifo", LeafKind::kTicket, Reduction::kMax, Choice::kBest, false, nullptr},
     {"min_priority", LeafKind::kPriority, Reduction::kMin, Choice::kBest, true, nullptr},
     {"max_priority", LeafKind::kPriority, Reduction::kMax, Choice::kBest, true, nullptr},
+    {"rank_based", LeafKind::kMass, Reduction::kMax, Choice::kByRank, true, &themselves},
+    {"top_k", LeafKind::kMass, Reduction::kMax, Choice::kOfBest, true, &themselves},
+    {"latest", LeafKind::kLatest, Reduction::kSum, Choice::kByMass, false, &ones},
+    {"fading", LeafKind::kFading, Reduction::kSum, Choice::kByMass, false, &ones},
+    {"shuffle", LeafKind::kMass, Reduction::kSum, Choice::kInTurn, false, &ones},
 };
 
 // Which item goes where there are more than max_items. Steps go in the order of their pages' tickets (rule D3).
@@ -120,20 +132,30 @@ Status settle_kinds(IndexConfig* config) {
   if (sampling >= std::size(kSamplers)) return unknown("sampler", sampling);
   if (removal >= std::size(kRemovers)) return unknown("remover", removal);
   const Kind &sampler = kind_of(config->sampling), &remover = kind_of(config->removal);
-  if (config->removal != Removal::kFifo && config->map == LeafMap::kExplicit)
-    return Status(Code::kInvalidConfig)
-        .with_text("what", "remover of explicit items")
-        .with_text("expected", "fifo: the oldest item ends where one more comes")
-        .with_text("got", remover.name);
   if (config->removal != Removal::kFifo && config->max_items == 0)
     return Status(Code::kInvalidConfig)
         .with_text("what", "max_items")
         .with_text("expected", std::string("a number where the remover is ") + remover.name)
         .with_int("got", 0);
+  if (sampler.choice == Choice::kByRank &&
+      !(config->priority_exponent >= 0.0 && config->priority_exponent <= RankLaw::kMaxExponent))
+    return Status(Code::kInvalidConfig)
+        .with_text("what", "priority_exponent of ranks")
+        .with_text("expected", "0 to 10")
+        .with_double("got", config->priority_exponent);
+  const bool is_share = config->best_share > 0.0 && config->best_share <= 1.0;
+  if (sampler.choice == Choice::kOfBest && config->best_items == 0 && !is_share)
+    return Status(Code::kInvalidConfig)
+        .with_text("what", "share of the best")
+        .with_text("expected", "above 0, at most 1")
+        .with_double("got", config->best_share);
   config->reduction = sampler.reduction;
   config->order = remover.reduction;
   config->traits = (sampler.has_priorities || remover.has_priorities ? kHasPriorities : 0) |
-                   (sampler.leaf != LeafKind::kMass ? kIsOrdered : 0);
+                   (sampler.choice == Choice::kBest ? kIsOrdered : 0) | (sampler.is_ranked() ? kIsRanked : 0) |
+                   (sampler.leaf == LeafKind::kLatest ? kIsLatest : 0) |
+                   (sampler.leaf == LeafKind::kFading ? kFades : 0) |
+                   (sampler.choice == Choice::kInTurn ? kIsShuffled : 0);
   return {};
 }
 
@@ -152,6 +174,35 @@ double removal_leaf(const IndexConfig& config, const Standing& standing) {
 
 bool draws_as_it_removes(const IndexConfig& config) {
   return kind_of(config.sampling).has_priorities && kind_of(config.removal).leaf == LeafKind::kPriority;
+}
+
+float priority_of_removal(const IndexConfig& config, double removal_leaf) {
+  return standing_of(kind_of(config.removal), removal_leaf).priority;
+}
+
+bool has_exponent(const IndexConfig& config) {
+  const Kind& kind = kind_of(config.sampling);
+  return kind.masses_of == &powers && kind.has_priorities;
+}
+
+void raise_masses(double from, double to, double* masses, size_t count) {
+  constexpr size_t kSome = 256;
+  float priorities[kSome];
+  double rooted[kSome];
+  for (size_t begin = 0; begin < count; begin += kSome) {
+    const size_t size = std::min(kSome, count - begin);
+    if (from == 1.0) {
+      std::copy_n(masses + begin, size, rooted);
+    } else {
+      powers_of(masses + begin, size, 1.0, 1.0 / from, rooted);
+    }
+    for (size_t i = 0; i < size; ++i) {  // a mass above 0 came of a priority above 0, whatever the root is rounded to
+      const double least = masses[begin + i] > 0.0 ? std::numeric_limits<float>::denorm_min() : 0.0;
+      priorities[i] =
+          static_cast<float>(std::clamp(rooted[i], least, static_cast<double>(std::numeric_limits<float>::max())));
+    }
+    powers(to, priorities, size, masses + begin);
+  }
 }
 
 double sampling_leaf_of(const IndexConfig& config, double removal_leaf) {

@@ -75,16 +75,30 @@ class Leaves final {
   // Whether the index holds no more than max_items; then, where its remover finds the item of a slot, if it does.
   bool is_bounded() const { return has(kIsBounded); }
   double order(uint64_t slot) const { return is_bounded() ? orders().leaf(slot) : 0.0; }
+  // Whether it has records, and a remover that chooses among them (rule R5).
+  bool has_turns() const { return has(kHasTurns); }
   bool has_order(uint64_t slot) const { return orders().leaf(slot) != orders().identity(); }
   // Whether its items wait no longer than max_wait_s; then, since when the longest of them does (infinity: none), and
   // whether this one is noted as waiting.
   bool is_timed() const { return has(kIsTimed); }
-  double waits_since() const { return waits().total(); }
-  bool has_wait(uint64_t slot) const { return waits().leaf(slot) != waits().identity(); }
+  double waits_since() const { return soonest(Due::kWait); }
+  bool has_wait(uint64_t slot) const { return has_due(Due::kWait, slot); }
+  // The same of max_staleness, whose items have their versions noted, and of a sampler of the items that came last.
+  bool is_aged() const { return has(kIsAged); }
+  bool is_latest() const { return has(kIsLatest); }
+  double soonest(Due due) const { return dues(due).total(); }
+  bool has_due(Due due, uint64_t slot) const { return dues(due).leaf(slot) != dues(due).identity(); }
+  // Where masses fade: changes while they are moved to another base, odd meanwhile (rule Z3); 0 of all others.
+  uint64_t base() const { return has(kFades) ? counts().base.load(std::memory_order_acquire) : 0; }
+  // The mass that an item which can be drawn has by what it is now, where that follows from it; else this one.
+  double mass_now(uint64_t slot, double mass) const { return has(kIsLatest | kFades) ? fresh_mass(slot) : mass; }
   // Whether the item of a step that is there, or of a record in use, is one that waits: of a record also for members.
   bool may_wait(uint64_t slot) const {
     return is_waiting(state(slot)) || (r_.map(index_).is_explicit && state(slot) == kStatePending);
   }
+  // Whether items are drawn by the ranks of their priorities; then, the classes that they stand in.
+  bool is_ranked() const { return has(kIsRanked); }
+  const Ranks& ranks() const { return r_.ranks_[index_]; }
   bool counts_uses() const { return r_.max_times(index_) != 0; }
   void prefetch(uint64_t slot) const { tree().prefetch(slot); }
   void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
@@ -138,34 +152,60 @@ class Leaves final {
   static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state);
   // The item of a bounded index that its remover would have go, kNoLeaf where there is none. Works off what was touched.
   static uint64_t next_to_go(Held& held, uint32_t index);
+  // ---- under the lock: records that a remover chooses from (rule R5) --------------------------------------------------
+  // A free one, kNoLeaf where none is. Works off what was touched.
+  static uint64_t free_record(Held& held, uint32_t index);
+  // The record whose item goes next: one that was used up, that has waited for as many as there may be, that the remover
+  // chooses, or that has waited longest. Works off what was touched.
+  static uint64_t next_record_to_go(Held& held, uint32_t index);
+  // It was taken, the `number`-th one, and waits; or its word says that it is free, or retired.
+  static void begin_turn(Held& held, uint32_t index, uint64_t record, uint64_t number) {
+    const Leaves leaves(held.region, index);
+    if (leaves.has_turns()) leaves.set_turn(held, record, static_cast<double>(number + 1));
+  }
+  static void note_free(Held& held, uint32_t index, uint64_t record) {
+    const Leaves leaves(held.region, index);
+    if (leaves.has_turns()) leaves.set_turn(held, record, leaves.is_free(record) ? kFreeTurn : leaves.no_turn());
+  }
   // The item waits from now on, if its index counts how long and it does not wait already (rule T1).
   static void begin_wait(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
     if (!leaves.is_timed() || leaves.has_wait(slot) || !RELIVE_RULE(T1_since)) return;
-    leaves.set_wait(held, slot, held.now_s());
+    leaves.set_due(held, Due::kWait, slot, held.now_s());
     RELIVE_FAIL_POINT(wait_begun);
   }
-  // The item of a timed index that has waited longest, kNoLeaf where none waits. Works off what was touched.
-  static uint64_t waits_longest(Held& held, uint32_t index, double* since) {
+  // The item of an index that is due first, kNoLeaf where there is none. Works off what was touched.
+  static uint64_t first_due(Held& held, uint32_t index, Due due, double* since) {
     flush(held, index);
-    const uint64_t slot = held.region.waits_[index].best();
-    if (slot != kNoLeaf) *since = held.region.waits_[index].leaf(slot);
+    const Tree& dues = held.region.dues_[static_cast<uint32_t>(due)][index];
+    const uint64_t slot = dues.best();
+    if (slot != kNoLeaf) *since = dues.leaf(slot);
     return slot;
   }
-  // It is about to go as kStateDropped, for it has waited too long. What is counted then stands in the place of its time
+  // It is about to go as kStateDropped, for it is overdue. What is counted then stands in the place of its time
   // from now on, below 0, so that who dies behind the state leaves what to count (rule T3).
-  static void note_drop(Held& held, uint32_t index, uint64_t slot) {
+  static void note_drop(Held& held, uint32_t index, Due due, uint64_t slot) {
     const Leaves leaves(held.region, index);
-    const uint64_t count = leaves.counts().timed_out.load(std::memory_order_relaxed) + 1;
-    leaves.set_wait(held, slot, -static_cast<double>(count));
+    const uint64_t count = leaves.num_dropped(due).load(std::memory_order_relaxed) + 1;
+    leaves.set_due(held, due, slot, -static_cast<double>(count));
     RELIVE_FAIL_POINT(wait_noted);
   }
-  // Its index's condition keeps it out: never an item there, the step stays, for others. True where it had life.
-  static bool keep_out(Held& held, uint32_t index, uint64_t slot) {
+  // So many have come since that it is none of those which are drawn (rule Z4). It stays an item.
+  static void leave_latest(Held& held, uint32_t index, uint64_t slot) {
+    const Leaves leaves(held.region, index);
+    leaves.set_due(held, Due::kPlace, slot, leaves.dues(Due::kPlace).identity());
+    RELIVE_FAIL_POINT(latest_left);
+    leaves.clear_mass(held, slot);
+  }
+  // Masses that fade are told from another base on, all leaves anew: a newcomer's version, or the learner's (rule Z3).
+  static void move_base(Held& held, uint32_t index);
+  // Whether the learner's version was set back so far that newcomers would come to the least mass there is.
+  bool is_base_far() const;
+  // Its index's condition keeps out what is pending, and so in no tree yet: never an item there, the step stays, for others.
+  void keep_out_unless(bool passes, uint64_t slot) const { set_state(slot, passes ? kStatePending : kStateDropped); }
+  static void count_kept_out(Held& held, uint32_t index, uint64_t count) {
     std::atomic<uint64_t>& filtered = held.region.header->index_state[index].filtered;
-    const bool had_life = retire(held, index, slot, kStateDropped);
-    filtered.store(filtered.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    return had_life;
+    filtered.store(filtered.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
   }
   // Of an episode that is given up: what ended counts as deleted, too, for how many steps came before it will change.
   static void remove_ended(Held& held, uint32_t index, uint64_t slot) {
@@ -179,6 +219,10 @@ class Leaves final {
   // Recovery: of a leaf that cannot be drawn, the value goes; returns whether it can. Inner nodes: rebuild().
   static bool settle(Held& held, uint32_t index, uint64_t slot, bool is_step);
   static void rebuild(Held& held, uint32_t index);
+  // Every mass of an index that has an exponent above 0 anew, of another one, in this hold (rule H2): some 60 ns a leaf.
+  static void raise(Held& held, uint32_t index, double exponent);
+  // Recovery: a change that somebody died in is made to its end.
+  static void finish_raise(Held& held);
   // Whether what draws the item of a slot and what removes it are of one priority, where both look at it (rule R3).
   bool is_of_one_priority(uint64_t slot) const;
   // Counts one leaf; is_there: of a step, or of a record in use.
@@ -189,22 +233,42 @@ class Leaves final {
     counts->unused += is_item && state == 0 && counts_uses() ? 1 : 0;
   }
   static void store_counts(Held& held, uint32_t index, const ItemCounts& counted);
+  // What is wrong with the place of a record in the order of those that go, in words; null if nothing is (rule R5).
+  const char* wrong_turn(uint64_t record, bool is_used) const;
   // Which of the index's counts differs from these, in words; null if none does.
   const char* wrong_count(const ItemCounts& counted) const;
+  // What is wrong with how an item is timed by versions and by its place, and the mass that follows; null if nothing is.
+  const char* wrong_freshness(uint64_t slot, bool is_there, bool is_item) const;
   // What does not follow from the leaves below, in words; null if all does.
   const char* broken_node() const;
 
  private:
   const Tree& tree() const { return tree_; }
+  const Tree& turns() const { return r_.turns_[index_]; }    // of records that a remover chooses from
   const Tree& orders() const { return r_.orders_[index_]; }  // of a bounded index
-  const Tree& waits() const { return r_.waits_[index_]; }    // of a timed one
+  const Tree& dues(Due due) const { return r_.dues_[static_cast<uint32_t>(due)][index_]; }  // of one that has them
   std::atomic<uint16_t>* states() const { return states_; }
   IndexState& counts() const { return r_.header->index_state[index_]; }
   bool has(uint32_t trait) const { return (r_.traits[index_] & trait) != 0; }
-  bool keeps_order() const { return has(kIsBounded | kIsOrdered); }
+  bool keeps_order() const { return has(kIsBounded | kIsOrdered | kIsAged | kIsLatest | kFades); }
+  static constexpr uint32_t kHasDues = kIsTimed | kIsAged | kIsLatest;
+  static constexpr uint32_t trait_of(Due due) {
+    return due == Due::kWait ? kIsTimed : due == Due::kAge ? kIsAged : kIsLatest;
+  }
+  static constexpr Due kDues[] = {Due::kWait, Due::kAge, Due::kPlace};
+  // What of a leaf of this state may be timed so. is_there: a step, or a record in use.
+  bool may_be_due(Due due, uint64_t slot, bool is_there) const {
+    return is_there && (due == Due::kWait ? may_wait(slot) : is_published(slot));
+  }
+  std::atomic<uint64_t>& num_dropped(Due due) const {
+    return due == Due::kWait ? counts().timed_out : counts().expired;
+  }
+  double fresh_mass(uint64_t slot) const;
   bool initial_mass(float given, double* mass) const;
   bool enter(Held& held, uint64_t slot, float given) const;
   void count_first_use(int64_t change) const;
+  void raise_leaves(Held& held) const;
+  bool has_no_priority(uint64_t slot) const;
   void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
   void set_mass(Held& held, uint64_t slot, double mass) const {
     held.region.trees_[index_].set_leaf(slot, mass);
@@ -226,21 +290,41 @@ class Leaves final {
     held.region.orders_[index_].set_leaf(slot, order);
     touch(held, slot);
   }
-  void end_wait(Held& held, uint64_t slot) const {
-    if (!has_wait(slot)) return;
-    count_drop(slot);
-    set_wait(held, slot, waits().identity());
+  // Turns, the lowest first: a free record; one that was used up, by the ticket that it took then; one that waits, by
+  // how many had come. An item that can be drawn has none: the remover sees it.
+  static constexpr double kUsedUp = 0.5 * kFreeTurn;
+  double no_turn() const { return turns().identity(); }
+  bool is_free(uint64_t record) const { return (r_.map(index_).word(record) & 3) == 0; }
+  bool is_turn(double turn, uint64_t record, bool is_used) const;
+  double used_up_turn() const { return kUsedUp + static_cast<double>(next_standing(0.0f).ticket); }
+  void settle_turn(Held& held, uint64_t record, bool is_used) const;
+  void set_turn(Held& held, uint64_t record, double turn) const {
+    held.region.turns_[index_].set_leaf(record, turn);
+    touch(held, record);
+  }
+  void end_due(Held& held, Due due, uint64_t slot) const {
+    if (!has_due(due, slot)) return;
+    count_drop(due, slot);
+    set_due(held, due, slot, dues(due).identity());
     RELIVE_FAIL_POINT(wait_over);
   }
-  bool is_noted(uint64_t slot) const { return is_timed() && waits().leaf(slot) < 0.0; }  // by note_drop
+  void end_dues(Held& held, uint64_t slot) const {
+    for (const Due due : kDues)
+      if (has(trait_of(due))) end_due(held, due, slot);
+  }
+  bool is_noted(Due due, uint64_t slot) const { return has(trait_of(due)) && dues(due).leaf(slot) < 0.0; }  // note_drop
   // Again, too: what is stored was noted before (T3).
-  void count_drop(uint64_t slot) const {
-    if (!is_noted(slot) || state(slot) != kStateDropped) return;
-    counts().timed_out.store(static_cast<uint64_t>(-waits().leaf(slot)), std::memory_order_relaxed);
+  void count_drop(Due due, uint64_t slot) const {
+    if (!is_noted(due, slot) || state(slot) != kStateDropped) return;
+    num_dropped(due).store(static_cast<uint64_t>(-dues(due).leaf(slot)), std::memory_order_relaxed);
     RELIVE_FAIL_POINT(wait_counted);
   }
-  void set_wait(Held& held, uint64_t slot, double since) const {
-    held.region.waits_[index_].set_leaf(slot, since);
+  void count_drops(uint64_t slot) const {
+    for (const Due due : {Due::kWait, Due::kAge})
+      if (has(trait_of(due))) count_drop(due, slot);
+  }
+  void set_due(Held& held, Due due, uint64_t slot, double value) const {
+    held.region.dues_[static_cast<uint32_t>(due)][index_].set_leaf(slot, value);
     touch(held, slot);
   }
   void touch(Held& held, uint64_t slot) const {
@@ -287,15 +371,15 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
   set_state(slot, 0);
-  if (is_timed()) end_wait(held, slot);
+  if (is_timed()) end_due(held, Due::kWait, slot);
   return true;
 }
 
 inline bool Leaves::complete(Held& held, uint32_t index, uint64_t slot) {
   const Leaves leaves(held.region, index);
   const bool may_be_given = leaves.has_priorities();
-  constexpr float kNoneGiven = std::numeric_limits<float>::quiet_NaN();
-  return leaves.enter(held, slot, may_be_given ? held.region.marks[slot].priority_given() : kNoneGiven);
+  const uint32_t given = may_be_given ? held.region.given(index, slot).load(std::memory_order_relaxed) : kNoPriority;
+  return leaves.enter(held, slot, std::bit_cast<float>(given));
 }
 
 inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state) {
@@ -304,15 +388,15 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   if (state == kStateEnded || state == kStateRemoved) return false;
   if (state == kStateUnfilled && final_state == kStateEnded)
     held.region.header->counters.incomplete_items.fetch_add(1, std::memory_order_relaxed);
-  if (state == kStateDropped && RELIVE_RULE(T3_count)) leaves.count_drop(slot);  // of the dead
+  if (state == kStateDropped && RELIVE_RULE(T3_count)) leaves.count_drops(slot);  // of the dead
   if (is_waiting(state)) leaves.counts().pending.fetch_sub(1, std::memory_order_relaxed);
   leaves.set_state(slot, final_state);
-  if (final_state == kStateDropped && leaves.is_noted(slot)) RELIVE_FAIL_POINT(wait_ended);
+  if (final_state == kStateDropped && leaves.is_noted(Due::kWait, slot)) RELIVE_FAIL_POINT(wait_ended);
   RELIVE_FAIL_POINT(retire_state);
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(retire_leaf);
   if (leaves.is_bounded()) leaves.clear_order(held, slot);
-  if (leaves.is_timed()) leaves.end_wait(held, slot);
+  if (leaves.has(kHasDues)) leaves.end_dues(held, slot);
   if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, std::memory_order_relaxed);
   if (state == 0 && leaves.counts_uses()) leaves.counts().unused.fetch_sub(1, std::memory_order_relaxed);
   return leaves.has_life(state);

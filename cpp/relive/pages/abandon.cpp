@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/pages.hpp"
@@ -19,6 +20,7 @@ void remove_item(Held& held, uint32_t index, uint64_t page, uint64_t slot, bool 
   const bool was_removed = is_removed(r, slot);
   if (Leaves::retire(held, index, slot, kStateRemoved)) r.pages[page].live -= 1;
   if (is_given_up) Leaves::remove_ended(held, index, slot);
+  note_loss(held, page);
   RELIVE_FAIL_POINT(abandon_item);
   if (!was_removed && is_removed(r, slot)) r.header->removed_steps.fetch_add(1, kRelaxed);
 }

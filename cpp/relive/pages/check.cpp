@@ -5,6 +5,7 @@
 #include "relive/index/leaves.hpp"
 #include "relive/pages/begins.hpp"
 #include "relive/pages/cells.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/groups.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
@@ -62,6 +63,7 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, ItemCounts* coun
       return at_page("an item is drawn by another priority than it is removed by", page);
     if (leaves.is_timed() && leaves.has_wait(slot) != (is_step && Leaves::is_waiting(state)))
       return at_page("since when an item waits is noted of one that does not, or not of one that does", page);
+    if (const char* wrong = leaves.wrong_freshness(slot, is_step, is_item)) return at_page(wrong, page);
     if (is_used && !is_step && state <= kMostUses) return at_page("an item stands where no step is", page);
     if (is_step && offset < first_item && leaves.has_life(state))
       return at_page("an item outlives a row it needs", page);
@@ -76,7 +78,8 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, ItemCounts* coun
     const bool is_lasting = has_condition(r, i) && leaves.config().where.asks_end == 0;
     if (is_step && is_published && is_lasting && !passes_condition(r, i, slot))
       return at_page("an item stands that its index's condition keeps out", page);
-    const bool is_only_kept_out = state == kStateDropped && is_lasting && !leaves.is_bounded() && !leaves.is_timed();
+    const bool is_only_kept_out =
+        state == kStateDropped && is_lasting && !leaves.is_bounded() && !leaves.is_timed() && !leaves.is_aged();
     if (is_step && is_only_kept_out && passes_condition(r, i, slot))
       return at_page("a condition kept out an item that passes it", page);
     if (!is_step || r.late_bytes == 0) continue;
@@ -220,6 +223,8 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
     if (broken) return broken;
   }
   if (live_steps != h.live_steps.load(kRelaxed)) return {"live_steps differs from the steps in the pages"};
+  if (h.raising.index.load(kRelaxed) != 0 || h.num_raised.load(kRelaxed) % 2 != 0)
+    return {"a change of an exponent was not made to its end"};
   if (live_steps > r.geometry->capacity) return {"more live steps than capacity"};
   if (removed_steps != h.removed_steps.load(kRelaxed)) return {"removed_steps differs from the steps in the pages"};
   for (const uint32_t i : r.row_indexes()) {
@@ -242,6 +247,7 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
   }
   if (count_holding(r) != h.num_holding.load(kRelaxed)) return {"num_holding differs from what participants hold"};
   broken = {broken_records(r)};
+  if (!broken) broken = {broken_ranks(r)};
   for (const uint32_t i : r.record_indexes())
     if (!broken) broken = {broken_groups(r, i)};
   if (!broken) broken = {broken_bulk(r, cleared(scratch.bulk_frames), cleared(scratch.positions))};

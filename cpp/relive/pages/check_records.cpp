@@ -72,6 +72,12 @@ const char* check_leaf(const Region& r, uint32_t index, uint64_t record, ItemCou
   const bool waits = is_used && (Leaves::is_waiting(state) || is_open_group(r, index, record));
   if (leaves.is_timed() && leaves.has_wait(record) != waits)
     return "since when an explicit item waits is noted of one that does not, or not of one that does";
+  if (const char* wrong = leaves.wrong_turn(record, is_used)) return wrong;
+  if (leaves.is_bounded() && leaves.has_order(record) != is_item)
+    return "the remover sees an explicit item that cannot be drawn, or misses one that can";
+  if (is_item && !leaves.is_of_one_priority(record))
+    return "an explicit item is drawn by one priority and removed by another";
+  if (const char* wrong = leaves.wrong_freshness(record, is_used, is_item)) return wrong;
   if (mass == leaves.nothing()) return nullptr;
   if (!is_item) return "a leaf that stands for no live explicit item has mass";
   return std::isfinite(mass) && mass >= 0.0 ? nullptr : "a leaf is not a finite mass >= 0";
@@ -88,15 +94,19 @@ const char* check_heads(const Region& r, const Records& records, uint64_t num_ha
 
 const char* check_index(const Region& r, uint32_t index) {
   const Records& records = r.records[index];
-  uint64_t num_hanging = 0;
+  uint64_t num_hanging = 0, num_free = 0, num_retired = 0;
   ItemCounts counted;
   for (uint64_t record = 0; record < records.geometry->max_items; ++record) {
+    num_free += Region::state_of(r.map(index).word(record)) == PageState::kFree ? 1 : 0;
+    num_retired += Region::state_of(r.map(index).word(record)) == PageState::kRetired ? 1 : 0;
     const char* broken = check_leaf(r, index, record, &counted);
     if (broken == nullptr) broken = check_hanging(r, records, record, &num_hanging);
     if (broken == nullptr && Region::is_used(r.map(index).word(record)))
       broken = check_filled(r, index, record, Leaves(r, index).state(record));
     if (broken != nullptr) return broken;
   }
+  if (Leaves(r, index).has_turns() && num_free == 0 && num_retired < records.geometry->max_items)
+    return "no record is free for the next explicit item";
   if (const char* wrong = Leaves(r, index).wrong_count(counted)) return wrong;
   const char* const broken = check_heads(r, records, num_hanging);
   return broken != nullptr ? broken : Leaves(r, index).broken_node();

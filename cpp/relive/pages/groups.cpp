@@ -134,7 +134,7 @@ uint64_t open_group(Held& held, uint32_t index, int64_t value, const FoundWindow
   held.ends_left = std::max(held.ends_left, 1u);
   const uint64_t record = take_record(held, index);
   if (record == kNoRecord) return kNoRecord;
-  Leaves::open(held, index, record, 1, 0);
+  begin_record(held, index, record);
   ItemWindow* const windows = records.windows_of(record);
   for (uint32_t w = 0; w < records.geometry->group_size; ++w) windows[w].num_rows.store(0, kRelaxed);
   windows->key.store(episode.key, kRelaxed);
@@ -178,7 +178,9 @@ void join(Held& held, uint32_t index, const FoundWindow& episode) {
   } else {
     add_member(held, index, record, episode);
   }
-  if (record != kNoRecord) let_in_if_full(held, index, record);
+  if (record == kNoRecord) return;
+  let_in_if_full(held, index, record);
+  keep_a_record_free(held, index);
 }
 
 bool ends_an_episode(const Region& r, int64_t key, uint32_t num_rows) {

@@ -4,7 +4,9 @@
 #include <bit>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/group_weight.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/records.hpp"
 #include "relive/words/predicate.hpp"
@@ -41,7 +43,9 @@ int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin
     const uint64_t slot = r.slot_of(page, offset);
     if (leaves.state(slot) != kStateUnfilled || !filled.has_all_of(page, offset)) continue;
     if (!passes_condition(r, index, slot) && RELIVE_RULE(Q1_condition)) {
-      held.region.pages[page].live -= Leaves::keep_out(held, index, slot) ? 1 : 0;
+      held.region.pages[page].live -= Leaves::retire(held, index, slot, kStateDropped) ? 1 : 0;
+      Leaves::count_kept_out(held, index, 1);
+      note_loss(held, page);
       RELIVE_FAIL_POINT(late_kept_out);
       continue;
     }
@@ -57,7 +61,8 @@ uint32_t publish_if_filled(Held& held, uint32_t index, uint64_t record) {
   uint32_t looks = 1;
   if (Leaves(r, index).state(record) != kStateUnfilled || !has_late_columns_of(r, index, record, &looks)) return looks;
   const uint32_t given = r.records[index].windows_of(record)->pending_priority.load(kRelaxed);
-  if (Leaves::fill(held, index, record, std::bit_cast<float>(given))) Leaves::count_published(held, index, 1);
+  const float priority = group_priority(r, index, record, std::bit_cast<float>(given));
+  if (Leaves::fill(held, index, record, priority)) Leaves::count_published(held, index, 1);
   RELIVE_FAIL_POINT(late_item);
   return looks + kLooksAnItem;
 }

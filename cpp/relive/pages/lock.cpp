@@ -93,6 +93,7 @@ void Locked::release() {
   is_held_ = false;
   keep_to_most(held_);
   if (keep_to_time(held_)) room_ = true;
+  if (!held_.region.fading_indexes().empty()) keep_masses_near(held_);
   Leaves::flush_all(held_);
   RELIVE_FAIL_POINT(commit_ancestors);
   RELIVE_HOLD(false);

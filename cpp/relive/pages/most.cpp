@@ -1,6 +1,7 @@
 #include "relive/pages/most.hpp"
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/pages.hpp"
 
 namespace relive {
@@ -16,8 +17,23 @@ void end_beyond_most(Held& held) {
       if (slot == Leaves::kNoLeaf) break;
       const uint64_t page = r.page_of(slot);
       if (Leaves::retire(held, i, slot, kStateDropped)) r.pages[page].live -= 1;
+      note_loss(held, page);
       RELIVE_FAIL_POINT(order_dropped);
       if (r.pages[page].live == 0) free_if_lifeless(held, page);
+    }
+  }
+}
+
+void leave_beyond_last(Held& held) {
+  const Region& r = held.region;
+  for (const uint32_t i : r.latest_indexes()) {
+    const auto last = static_cast<double>(r.header->indexes[i].latest);
+    double ticket = 0.0;
+    while (RELIVE_RULE(Z4_last)) {
+      const uint64_t leaf = Leaves::first_due(held, i, Due::kPlace, &ticket);
+      const uint64_t given = r.header->index_state[i].tickets.load(std::memory_order_relaxed);
+      if (leaf == Leaves::kNoLeaf || ticket + last > static_cast<double>(given)) break;
+      Leaves::leave_latest(held, i, leaf);
     }
   }
 }

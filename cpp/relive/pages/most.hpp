@@ -10,10 +10,13 @@
 namespace relive {
 
 void end_beyond_most(Held& held);
+// Of a sampler of the items that came last: those that are no more of these lose their mass, and stay (rule Z4).
+void leave_beyond_last(Held& held);
 
 // What a hold ends with.
 inline void keep_to_most(Held& held) {
   if (!held.region.bounded_indexes().empty()) end_beyond_most(held);
+  if (!held.region.latest_indexes().empty()) leave_beyond_last(held);
 }
 
 }  // namespace relive

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/pages/records.hpp"
 
@@ -12,34 +13,65 @@ namespace {
 
 constexpr uint32_t kDropsAHold = 256;  // rule C3
 
-void drop(Held& held, uint32_t index, uint64_t leaf) {
+// What goes by max_staleness may be used up: then it is no item any more, and not counted.
+void drop(Held& held, uint32_t index, Due due, uint64_t leaf) {
   Region& r = held.region;
-  Leaves::note_drop(held, index, leaf);
+  const Leaves leaves(r, index);
+  if (due == Due::kWait || leaves.is_drawable(leaves.state(leaf))) Leaves::note_drop(held, index, due, leaf);
   if (r.map(index).is_explicit) {
     end_record(held, index, leaf, kStateDropped);
   } else {
     const uint64_t page = r.page_of(leaf);
     if (Leaves::retire(held, index, leaf, kStateDropped)) r.pages[page].live -= 1;
+    note_loss(held, page);
     if (r.pages[page].live == 0) free_if_lifeless(held, page);
   }
   RELIVE_FAIL_POINT(wait_dropped);
 }
+
+// Drops what was due `since + allowed` by now, the first due first, up to what is left of this hold's share.
+void drop_due(Held& held, uint32_t index, Due due, double allowed, double now, uint32_t* left) {
+  const Region& r = held.region;
+  double since = 0.0;
+  while (*left > 0) {
+    const uint64_t leaf = Leaves::first_due(held, index, due, &since);
+    if (leaf == Leaves::kNoLeaf || (since >= 0.0 && since + allowed > now)) break;
+    drop(held, index, due, leaf);
+    *left -= std::min(*left, r.map(index).is_explicit ? cost_of_end(r, index) : 1u);
+  }
+}
+
+double present_version(const Region& r) { return r.header->policy_version.load(std::memory_order_relaxed); }
 
 }  // namespace
 
 bool drop_overdue(Held& held) {
   const Region& r = held.region;
   uint32_t left = kDropsAHold;
-  for (const uint32_t i : r.timed_indexes()) {
-    double since = 0.0;
-    while (left > 0 && RELIVE_RULE(T2_overdue)) {
-      const uint64_t leaf = Leaves::waits_longest(held, i, &since);
-      if (leaf == Leaves::kNoLeaf || since + Leaves(r, i).config().max_wait_s > held.now_s()) break;
-      drop(held, i, leaf);
-      left -= std::min(left, r.map(i).is_explicit ? cost_of_end(r, i) : 1u);
+  if (RELIVE_RULE(Z2_expired))
+    for (const uint32_t i : r.aged_indexes()) {
+      const auto kept = static_cast<double>(Leaves(r, i).config().versions_kept);
+      drop_due(held, i, Due::kAge, kept, present_version(r), &left);
     }
-  }
+  if (RELIVE_RULE(T2_overdue))
+    for (const uint32_t i : r.timed_indexes())
+      if (Leaves(r, i).is_timed()) drop_due(held, i, Due::kWait, Leaves(r, i).config().max_wait_s, held.now_s(), &left);
   return left < kDropsAHold;
+}
+
+bool has_expired(const Region& r) {
+  if (!RELIVE_RULE(Z2_expired)) return false;
+  for (const uint32_t i : r.aged_indexes()) {
+    const double soonest = Leaves(r, i).soonest(Due::kAge);
+    if (soonest < 0.0 || soonest + static_cast<double>(Leaves(r, i).config().versions_kept) <= present_version(r))
+      return true;
+  }
+  return false;
+}
+
+void keep_masses_near(Held& held) {
+  for (const uint32_t i : held.region.fading_indexes())
+    if (Leaves(held.region, i).is_base_far() && RELIVE_RULE(Z3_base)) Leaves::move_base(held, i);
 }
 
 double next_due_s(const Region& r) {

@@ -5,6 +5,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/page_rows.hpp"
@@ -26,6 +27,7 @@ bool reaches_back(const Region& r, uint64_t page) { return (r.pages[page].flags.
 PageState state_of(const Region& r, uint64_t page) { return Region::state_of(r.words[page].load(kRelaxed)); }
 
 // Whether nobody writes the page; and whether no pin names it either, so that it is worth emptying.
+bool is_used(const Region& r, uint64_t page) { return Region::is_used(r.words[page].load(kRelaxed)); }
 bool is_nobodys(const Region& r, uint64_t page) {
   return state_of(r, page) == PageState::kClosed || is_parked(r, page);
 }
@@ -40,6 +42,7 @@ void end_on_page(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint
     const bool had_life = Leaves::retire(held, index, r.slot_of(page, offset), kStateEnded);
     if (had_life && offset < step_end) r.pages[page].live -= 1;
   }
+  note_loss(held, page);
 }
 
 // What became of an eviction: it may have to come again in another hold (rule X7).
@@ -80,6 +83,7 @@ Evicted evict_from_page(Held& held, uint64_t page, uint64_t count) {
     r.header->counters.evicted.fetch_add(evicted, kRelaxed);
     RELIVE_FAIL_POINT(evict_counts);
   }
+  note_loss(held, page);
   if (range.step_begin == range.step_end) {
     if (is_nobodys(r, page)) {
       if (state_of(r, page) == PageState::kOpen && must_stay(r, page)) close_page(held, page);  // as all kept ones are
@@ -172,6 +176,7 @@ void free_page(Held& held, uint64_t page) {
   if (r.bulk) release_bulk(held, page);
   if (r.cells) release_cells(held, page);
   r.pages[page].live = 0;
+  if (r.chooses_pages()) rank_page(held, page);
   if (Region::state_of(freed) != PageState::kRetired) free_push_back(held, static_cast<uint32_t>(page));
   RELIVE_FAIL_POINT(free_listed);
 }
@@ -298,12 +303,49 @@ void close_page(Held& held, uint64_t page) {
   const uint64_t word = r.words[page].load(kRelaxed);
   r.words[page].store((word & ~uint64_t{3}) | static_cast<uint64_t>(PageState::kClosed), std::memory_order_release);
   if (r.bulk) offer_for_spill(held, page);
+  if (!r.chooses_pages()) return;
+  rank_around(held, page);
+  weigh_some(held);
+}
+
+namespace {
+
+// The page whose rows go next: the remover's choice, or the oldest, where no remover chooses or no page is CLOSED.
+uint64_t next_page_to_go(Held& held) {
+  const Region& r = held.region;
+  const uint64_t chosen = r.chooses_pages() ? choose_page(held) : uint64_t{kNoPage};
+  return chosen != kNoPage ? chosen : r.header->ring_head.load(kRelaxed);
+}
+
+// Counts the items of the first index that were there and are not, where its remover would have had them stay.
+class CrowdedOut final {
+ public:
+  explicit CrowdedOut(const Region& r) : r_(r), num_live_(num_live()) {}
+  ~CrowdedOut() {
+    if (!r_.chooses_pages() || num_live() >= num_live_) return;
+    std::atomic<uint64_t>& count = r_.header->index_state[0].crowded_out();
+    count.store(count.load(kRelaxed) + static_cast<uint64_t>(num_live_ - num_live()), kRelaxed);
+  }
+  CrowdedOut(const CrowdedOut&) = delete;
+  CrowdedOut& operator=(const CrowdedOut&) = delete;
+
+ private:
+  int64_t num_live() const { return r_.chooses_pages() ? Leaves(r_, 0).num_live() : 0; }
+  const Region& r_;
+  const int64_t num_live_;
+};
+
+}  // namespace
+
+bool evict_for_room(Held& held, uint64_t count) {
+  const CrowdedOut counted(held.region);
+  return evict_steps(held, count);
 }
 
 bool evict_steps(Held& held, uint64_t count) {
   const Region& r = held.region;
   while (count > 0 && r.header->live_steps.load(kRelaxed) > 0) {
-    const uint32_t page = r.header->ring_head.load(kRelaxed);
+    const uint64_t page = next_page_to_go(held);
     if (page == kNoPage) return true;
     const Evicted evicted = evict_from_page(held, page, count);
     if (!evicted.is_done) return false;
@@ -315,6 +357,12 @@ bool evict_steps(Held& held, uint64_t count) {
 bool relieve_pressure(Held& held) {
   const Region& r = held.region;
   if (is_held(r)) return false;  // its page would be kept
+  const CrowdedOut counted(r);
+  if (const uint64_t page = next_page_to_go(held); r.chooses_pages() && page != kNoPage && may_go(r, page)) {
+    (void)evict_from_page(held, page, kMostAHold);
+    r.header->counters.pool_pressure.fetch_add(is_used(r, page) ? 0 : 1, kRelaxed);
+    return true;
+  }
   for (uint32_t page = r.header->ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
     if (!may_go(r, page)) continue;
     const uint64_t word = r.words[page].load(kRelaxed);

@@ -25,10 +25,13 @@ void close_page(Held& held, uint64_t page);
 // To the back of the age ring, with the page opened ahead of it.
 void renew_age(Held& held, uint64_t page);
 
-// Removes the oldest `count` steps of the table; pages that empty on the way are freed, or kept (kept.hpp). False where
+// Removes `count` steps of the table, the oldest, or those that choose_page() names (choice.hpp); pages that empty on the way are freed, or kept (kept.hpp). False where
 // explicit items still stand on them and this hold has ended as many as a hold may (rule X7): the caller gives the lock
 // back and comes again.
 bool evict_steps(Held& held, uint64_t count);
+
+// The same to make room for rows to come: items that the first index's remover would have had stay are counted.
+bool evict_for_room(Held& held, uint64_t count);
 
 // Pool pressure: evicts the oldest page that nobody writes, as far as one hold may: the caller comes again until a page
 // is free. False if there is none, or while somebody holds them all.

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/begins.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
 #include "relive/pages/groups.hpp"
 #include "relive/pages/late.hpp"
@@ -15,11 +16,23 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// An item whose window is there and full is none all the same, for the index's condition (rule Q1). Its page may have no
-// life left behind this; it goes in its turn, as its steps do.
-void keep_out(Held& held, uint32_t index, uint64_t page, uint64_t slot) {
-  held.region.pages[page].live -= Leaves::keep_out(held, index, slot) ? 1 : 0;
-  RELIVE_FAIL_POINT(publish_kept_out);
+// What was done to the pending leaves of some rows of one page.
+struct Done {
+  int64_t published = 0;
+  uint64_t kept_out = 0;  // windows that are whole and full, and no items all the same (rule Q1)
+  uint64_t skipped = 0;   // a row that they need is gone
+};
+
+// The page may have no life left behind this; it goes in its turn, as its steps do.
+void count_done(Held& held, uint32_t index, uint64_t page, const Done& done) {
+  RELIVE_FAIL_POINT(publish_item_end);
+  if (done.published > 0) Leaves::count_published(held, index, done.published);
+  if (done.skipped > 0) held.region.header->counters.skipped_items.fetch_add(done.skipped, kRelaxed);
+  note_loss(held, page);
+  RELIVE_FAIL_POINT(publish_counted);
+  if (done.kept_out == 0) return;
+  held.region.pages[page].live -= static_cast<uint32_t>(done.kept_out);
+  Leaves::count_kept_out(held, index, done.kept_out);
 }
 
 // Publishes the pending leaves [begin, end) of one page, whose windows are complete.
@@ -27,29 +40,56 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
   const Region& r = held.region;
   const Leaves leaves(r, index);
   FilledRows filled(r, index);
-  PassingRows passing(r, index);
-  int64_t published = 0;
-  uint64_t skipped = 0;
+  Done done;
   for (uint32_t offset = begin; offset < end; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (r.is_tail(page, offset)) continue;
     const uint16_t state = leaves.state(slot);
-    skipped += state == kStateEnded ? 1 : 0;
+    done.skipped += state == kStateEnded ? 1 : 0;
     // Deleted while it was pending, or a row that it needs went before its window was complete.
     if (RELIVE_RULE(D2d_pending) ? state != kStatePending : state == kStateRemoved) continue;
     if (!filled.has_all_of(page, offset)) {
       Leaves::keep_unfilled(held, index, slot);
       RELIVE_FAIL_POINT(publish_unfilled);
-    } else if (!passing.has(page, offset, end) && RELIVE_RULE(Q1_condition)) {
-      keep_out(held, index, page, slot);
     } else {
-      published += Leaves::complete(held, index, slot) ? 1 : 0;
+      done.published += Leaves::complete(held, index, slot) ? 1 : 0;
     }
   }
-  RELIVE_FAIL_POINT(publish_item_end);
-  if (published > 0) Leaves::count_published(held, index, published);
-  if (skipped > 0) r.header->counters.skipped_items.fetch_add(skipped, kRelaxed);
-  RELIVE_FAIL_POINT(publish_counted);
+  count_done(held, index, page, done);
+}
+
+// The same of an index with a condition: some rows at a time, first which of them it keeps out, then the others. Which
+// pass is anybody's guess, so no branch hangs on it.
+void publish_passing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
+  const Region& r = held.region;
+  const Leaves leaves(r, index);
+  FilledRows filled(r, index);
+  PassingRows passing(r, index);
+  Done done;
+  uint64_t slots[kEvaluatedTogether];
+  for (uint32_t offset = begin; offset < end;) {
+    size_t count = 0;
+    for (const uint32_t stop = std::min<uint32_t>(end, offset + kEvaluatedTogether); offset < stop; ++offset) {
+      const uint64_t slot = r.slot_of(page, offset);
+      if (r.is_tail(page, offset)) continue;
+      const uint16_t state = leaves.state(slot);
+      done.skipped += state == kStateEnded ? 1 : 0;
+      if (state != kStatePending) continue;
+      if (!filled.has_all_of(page, offset)) {
+        Leaves::keep_unfilled(held, index, slot);
+        RELIVE_FAIL_POINT(publish_unfilled);
+        continue;
+      }
+      const bool is_item = passing.has(page, offset, end) || !RELIVE_RULE(Q1_condition);
+      leaves.keep_out_unless(is_item, slot);
+      if (!is_item) RELIVE_FAIL_POINT(publish_kept_out);
+      slots[count] = slot;
+      count += is_item ? 1 : 0;
+      done.kept_out += is_item ? 0 : 1;
+    }
+    for (size_t k = 0; k < count; ++k) done.published += Leaves::complete(held, index, slots[k]) ? 1 : 0;
+  }
+  count_done(held, index, page, done);
 }
 
 // The same of an index of sequences, for rows that can be decided: those that begin none end.
@@ -59,7 +99,7 @@ void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
   RowAhead ahead(r, page);
   FilledRows filled(r, index);
   PassingRows passing(r, index);
-  int64_t published = 0;
+  Done done;
   for (uint32_t offset = begin; offset < end; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (leaves.state(slot) != kStatePending || r.is_tail(page, offset)) continue;
@@ -69,14 +109,14 @@ void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
       Leaves::keep_unfilled(held, index, slot);
       RELIVE_FAIL_POINT(publish_unfilled);
     } else if (!passing.has(page, offset, end) && RELIVE_RULE(Q1_condition)) {
-      keep_out(held, index, page, slot);
+      leaves.keep_out_unless(false, slot);
+      ++done.kept_out;
+      RELIVE_FAIL_POINT(publish_kept_out);
     } else {
-      published += Leaves::complete(held, index, slot) ? 1 : 0;
+      done.published += Leaves::complete(held, index, slot) ? 1 : 0;
     }
   }
-  RELIVE_FAIL_POINT(publish_item_end);
-  if (published > 0) Leaves::count_published(held, index, published);
-  RELIVE_FAIL_POINT(publish_counted);
+  count_done(held, index, page, done);
 }
 
 // Of an index whose items are ended episodes: rows of the lane's last episode, which its lane's end cuts off, end where
@@ -91,6 +131,7 @@ void drop_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint3
     if (!begins_item(r, index, page, offset, ahead, true))
       r.pages[page].live -= Leaves::retire(held, index, slot, kStateEnded) ? 1 : 0;
   }
+  note_loss(held, page);
   RELIVE_FAIL_POINT(close_dropped);
 }
 
@@ -130,9 +171,8 @@ void walk_from_cursor(const Region& r, uint32_t index, uint32_t lane_slot, int64
 void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop) {
   const Region& r = held.region;
   const bool is_decided = r.header->indexes[index].sequence.is_set();
-  const auto take = [&](uint64_t page, uint32_t begin, uint32_t end) {
-    is_decided ? decide_range(held, index, page, begin, end) : publish_range(held, index, page, begin, end);
-  };
+  const auto range = is_decided ? decide_range : has_condition(r, index) ? publish_passing : publish_range;
+  const auto take = [&](uint64_t page, uint32_t begin, uint32_t end) { range(held, index, page, begin, end); };
   const auto done = [&](uint64_t page, uint32_t end) {
     r.cursor(index, lane_slot)
         .store(r.place_of(r.ref_of(page, r.words[page].load(kRelaxed)), end), std::memory_order_release);
@@ -256,6 +296,7 @@ void last_row_becomes_tail(Held& held, uint64_t page) {
   RELIVE_FAIL_POINT(commit_tail_bit);
   for (const uint32_t i : r.row_indexes()) Leaves::retire(held, i, r.slot_of(page, offset), kStateEnded);
   r.pages[page].live -= gone.pairs;
+  note_loss(held, page);
   r.header->live_steps.fetch_sub(1, kRelaxed);
   r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
 }
@@ -337,7 +378,7 @@ void publish_lane(Held& held, uint32_t lane_slot, Until until) {
 bool make_room(Held& held, uint64_t count) {
   const Region& r = held.region;
   const uint64_t wanted = r.header->live_steps.load(kRelaxed) + count;
-  return wanted <= r.geometry->capacity || evict_steps(held, wanted - r.geometry->capacity);
+  return wanted <= r.geometry->capacity || evict_for_room(held, wanted - r.geometry->capacity);
 }
 
 void commit_run(Held& held, const StepRun& run) {

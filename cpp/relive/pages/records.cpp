@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/group_weight.hpp"
 #include "relive/pages/late.hpp"
 
 namespace relive {
@@ -168,7 +169,7 @@ bool is_open_group(const Region& r, uint32_t index, uint64_t record) {
 bool let_in(Held& held, uint32_t index, uint64_t record, float given) {
   uint32_t looks = 0;
   if (has_late_columns_of(held.region, index, record, &looks) || !RELIVE_RULE(L2_items))
-    return Leaves::complete(held, index, record, given);
+    return Leaves::complete(held, index, record, group_priority(held.region, index, record, given));
   Leaves::keep_unfilled(held, index, record);
   RELIVE_FAIL_POINT(late_insert);
   return false;
@@ -233,16 +234,55 @@ void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_stat
   release_fence();
   take_record_down(r, index, record);
   RELIVE_FAIL_POINT(record_unhung);
+  Leaves::note_free(held, index, record);
+}
+
+namespace {
+
+// How much of what one hold may end an item is that comes.
+uint32_t cost_of_item(const Region& r, uint32_t index) {
+  return std::max(cost_of_end(r, index), r.records[index].geometry->value_stride / kBytesAnEnd);
+}
+
+// Of an index whose remover chooses: the free one that each hold leaves.
+uint64_t take_free_record(Held& held, uint32_t index) {
+  if (held.ends_left == 0) return kNoRecord;
+  const uint64_t record = Leaves::free_record(held, index);
+  if (record == Leaves::kNoLeaf) return kNoRecord;
+  held.ends_left -= std::min(held.ends_left, cost_of_item(held.region, index));
+  std::atomic<uint64_t>& taken = held.region.header->index_state[index].next_item;
+  taken.store(taken.load(kRelaxed) + 1, kRelaxed);
+  RELIVE_FAIL_POINT(insert_taken);
+  return record;
+}
+
+}  // namespace
+
+void begin_record(Held& held, uint32_t index, uint64_t record) {
+  Leaves::open(held, index, record, 1, 0);
+  Leaves::begin_turn(held, index, record, held.region.header->index_state[index].next_item.load(kRelaxed) - 1);
+  RELIVE_FAIL_POINT(record_turn);
+}
+
+void keep_a_record_free(Held& held, uint32_t index) {
+  if (!Leaves(held.region, index).has_turns() || !RELIVE_RULE(R5_room)) return;
+  while (Leaves::free_record(held, index) == Leaves::kNoLeaf) {
+    const uint64_t record = Leaves::next_record_to_go(held, index);
+    if (record == Leaves::kNoLeaf) return;  // every record is retired
+    end_record(held, index, record, kStateEnded);
+    RELIVE_FAIL_POINT(record_chosen);
+  }
 }
 
 // The cursor moves before anything of the record is written: it always stands at the oldest item, and who dies in
 // between has wasted a place.
 uint64_t take_record(Held& held, uint32_t index) {
   const Region& r = held.region;
+  if (Leaves(r, index).has_turns()) return take_free_record(held, index);
   const Records& records = r.records[index];
   const uint64_t max_items = records.geometry->max_items;
   std::atomic<uint64_t>& next = r.header->index_state[index].next_item;
-  const uint32_t cost = std::max(cost_of_end(r, index), records.geometry->value_stride / kBytesAnEnd);
+  const uint32_t cost = cost_of_item(r, index);
   for (uint64_t looks = 0; looks < max_items && held.ends_left > 0; ++looks) {
     const uint64_t at = next.load(kRelaxed);
     const uint64_t record = at % max_items;
@@ -259,7 +299,7 @@ int64_t fill_record(Held& held, uint32_t index, uint64_t record, const NewRecord
   const Region& r = held.region;
   const Records& records = r.records[index];
   const uint64_t word = used_word(records.words[record].load(kRelaxed));
-  Leaves::open(held, index, record, 1, 0);
+  begin_record(held, index, record);
   if (RELIVE_RULE(X2_windows_first)) write_record(records, record, from);
   RELIVE_FAIL_POINT(insert_windows);
   if (RELIVE_RULE(X2_windows_first)) hang_record(held, index, record);
@@ -336,6 +376,9 @@ void recover_records(Held& held) {
       RELIVE_FAIL_POINT(recover_records);
     }
     Leaves::store_counts(held, i, counted);
+    if (!leaves.has_turns()) continue;
+    Leaves::rebuild(held, i);  // who goes on may take one
+    keep_a_record_free(held, i);
   }
 }
 

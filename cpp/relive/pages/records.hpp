@@ -65,10 +65,15 @@ const char* words_of(WhyNot why);
 // How much of what one hold may end (Held::ends_left) a record of the index is.
 uint32_t cost_of_end(const Region& r, uint32_t index);
 
-// The record at the ring's cursor, free: the item that it held, the oldest of the index, has ended. kNoRecord where the
-// hold has ended enough, or where no record is left that has a generation to come.
+// The record at the ring's cursor, free: the item that it held, the oldest of the index, has ended; or, where the remover
+// is another than Fifo, one that is free. kNoRecord where the hold has ended enough, or where no record is left that has a
+// generation to come.
 inline constexpr uint64_t kNoRecord = ~uint64_t{0};
 uint64_t take_record(Held& held, uint32_t index);
+
+// Behind each item that came, where the remover chooses: ends those whose turn it is, the newcomer among them, until a
+// record is free for the next one (rule R5).
+void keep_a_record_free(Held& held, uint32_t index);
 
 // What a record is filled with: its windows, which were found, and its own columns: value `position` of each.
 struct NewRecord {
@@ -83,6 +88,8 @@ struct NewRecord {
 int64_t fill_record(Held& held, uint32_t index, uint64_t record, const NewRecord& from, bool* is_item);
 
 // ---- for who makes a record piece by piece (groups.hpp) ------------------------------------------------------------
+// A record that was taken begins: it stands for nothing yet, and waits.
+void begin_record(Held& held, uint32_t index, uint64_t record);
 // The word of a record in use, of the generation that it has.
 uint64_t used_word(uint64_t word);
 // Hangs it where one of its windows, which it has, touches a page. False where a row of that is not there.

@@ -4,6 +4,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/groups.hpp"
 #include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
@@ -149,6 +150,7 @@ void count_keepers(Held& held) {
 void recover(Held& held, RecoverScratch& scratch) {
   Region& r = held.region;
   RELIVE_FAIL_POINT(recover_begin);
+  Leaves::finish_raise(held);
   count_keepers(held);
   if (RELIVE_RULE(F2_pages)) settle_pages(held);
   RELIVE_FAIL_POINT(recover_pass1);
@@ -167,6 +169,7 @@ void recover(Held& held, RecoverScratch& scratch) {
   RELIVE_FAIL_POINT(recover_lanes);
   if (RELIVE_RULE(F5_inner))
     for (uint32_t i = 0; i < r.num_indexes; ++i) Leaves::rebuild(held, i);
+  if (r.chooses_pages() && RELIVE_RULE(D8_recover)) rank_all(held);
   RELIVE_FAIL_POINT(recover_inner);
   keep_to_most(held);
   Leaves::flush_all(held);

@@ -4,7 +4,10 @@
 #include <limits>
 
 #include "relive/index/leaves.hpp"
+#include "relive/read/goals.hpp"
+#include "relive/read/ranked.hpp"
 #include "relive/read/records.hpp"
+#include "relive/read/shuffle.hpp"
 #include "relive/read/where.hpp"
 #include "relive/words/testing.hpp"
 
@@ -33,7 +36,8 @@ struct Round {
   double total;
   uint64_t num_empty = 0;
 
-  bool is_by_mass() const { return leaves.kind().choice == Choice::kByMass; }
+  bool is_best() const { return leaves.kind().choice == Choice::kBest; }
+  bool is_by_mass() const { return !is_best() && leaves.kind().choice != Choice::kInTurn; }
   void take_best(size_t count);
   void aim(const CounterRng& rng, const uint32_t* strata, double stratum, size_t count);
   void choose(size_t begin, size_t end);
@@ -104,7 +108,7 @@ void Round::look(size_t begin, size_t end) {
   const double* const points = this->points;
   Window* const windows = this->windows;
   const Leaves leaves = this->leaves;
-  const bool is_aimed = is_by_mass();
+  const bool is_aimed = !is_best();
   const double per_mass = 1.0 / total, at_least = is_aimed ? 0.0 : 1.0;  // the best one is certain
   uint64_t empty = 0;
   const uint64_t slot_bits = r.geometry->slot_bits;
@@ -184,10 +188,19 @@ void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) 
   points.resize(std::max(points.size(), n));
   drawn.resize(std::max(drawn.size(), n));
   taken.reserve(n);
+  turns.assign(turns.empty() ? 0 : n, 0);
+  first_turn = end_turn = 0;
+  is_one_run = true;
   best.reserve(2 * n);
   uint32_t* const rows = missing.data();
   shuffle_rows(rng, rows, n);
   for (size_t j = 0; j < n; ++j) strata[rows[j]] = static_cast<uint32_t>(j);
+}
+
+void DrawScratch::begin_ranked(const IndexConfig& config, size_t n) {
+  law = &laws.of(config.priority_exponent);
+  by_stratum.resize(std::max(by_stratum.size(), n));
+  places.resize(std::max(places.size(), n));
 }
 
 // Windows of a block that a recovery touched meanwhile, which gives every closed page a new word (rule D6): they are to
@@ -296,16 +309,23 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
               &scratch->runs,
               scratch,
               total};
+  const bool is_found = request.where != nullptr || round.leaves.is_ranked();  // before any of their rows is asked for
+  const bool has_goals = r.header->indexes[request.index].hindsight.is_set();
   const auto look = [&](size_t begin, size_t end) {
-    request.where != nullptr ? round.ask(begin, end) : round.look(begin, end);
+    is_found ? round.ask(begin, end) : round.look(begin, end);
+    if (has_goals) pick_goals(rng, round.windows, round.missing + begin, end - begin, request.picks);
   };
   if (request.where != nullptr) {
     round.num_empty = find_passing(r, request, rng, total, scratch);
+  } else if (is_found) {
+    round.num_empty = find_ranked(r, request, rng, scratch);
   } else if (round.is_by_mass()) {
     round.aim(rng, scratch->strata.data(), total / static_cast<double>(request.num_items), count);
-  } else {
+  } else if (round.is_best()) {
     std::sort(scratch->missing.begin(), scratch->missing.end());
     round.take_best(count);
+  } else {
+    take_turns(r, request.index, scratch, kPastTheEnd);
   }
   scratch->still_missing.clear();
   // Memory fetches the rows of one block while the next one is drawn; then that block is copied and checked.
@@ -319,7 +339,7 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
     for (size_t k = begin; k < end; ++k)
       if (!round.windows[round.missing[k]].ok) scratch->still_missing.push_back(round.missing[k]);
   }
-  if (!round.is_by_mass())
+  if (round.is_best())
     for (size_t k = 0; k < count; ++k)
       if (round.windows[round.missing[k]].ok) scratch->taken.push_back(round.windows[round.missing[k]].slot);
   return round.num_empty;

@@ -11,12 +11,21 @@
 #include "relive/index/leaves.hpp"
 #include "relive/read/gather.hpp"
 #include "relive/read/ragged.hpp"
+#include "relive/read/ranked.hpp"
 #include "relive/words/region.hpp"
 #include "relive/words/rng.hpp"
 
 namespace relive {
 
 struct Where;  // where.hpp
+
+struct Claimed {
+  uint64_t slot;
+  uint64_t word;
+  double mass;
+  double order;     // of an index with max_items: where its remover found it
+  double exponent;  // that the mass was made with
+};
 
 struct DrawRequest {
   uint32_t index = 0;
@@ -27,16 +36,13 @@ struct DrawRequest {
   RaggedBatch* ragged = nullptr;     // of a plan whose items lie end to end: where they go, in place of `out`
   int64_t* keys = nullptr;           // [num_items]
   double* probabilities = nullptr;   // [num_items]: mass / total at the draw
+  double* picks = nullptr;           // [num_items]: of hindsight, what chooses their goals (Window::pick)
   int64_t* num_live_items = nullptr;
-  bool hold = false;        // stays in flight until commit_held or return_held
-  bool is_planned = false;  // of a tiered table: gathered later, claimed pages are kept until then
-};
-
-struct Claimed {
-  uint64_t slot;
-  uint64_t word;
-  double mass;
-  double order;  // of an index with max_items: where its remover found it
+  bool hold = false;         // stays in flight until commit_held or return_held
+  uint8_t* taken = nullptr;  // of the caller's own choice: `keys` are given, and this says which of them were claimed
+  bool is_planned = false;   // of a tiered table: gathered later, claimed pages are kept until then
+  std::vector<Claimed>* claims =
+      nullptr;  // of one that is held: where its uses are noted, to be given back or committed
 };
 
 // What a draw with a condition has seen so far.
@@ -57,7 +63,14 @@ struct DrawScratch {
   std::vector<uint32_t> chosen;         // rows whose items are chosen and still to be read, while pages are held
   std::vector<Leaves::Node> open;       // of a draw of the best, as the next two
   std::vector<Leaves::Node> best;
+  std::vector<uint64_t> turns;            // of a shuffled index, by row: slot + 1 that its turn fell on; 0: none yet
+  uint64_t first_turn = 0, end_turn = 0;  // those the draw took, where nobody else took one in between
+  bool is_one_run = true;
   std::vector<uint64_t> taken;  // slots that the batch has already: each comes once before any comes again
+  RankLaws laws;
+  const RankLaw* law = nullptr;      // of a draw by ranks
+  std::vector<uint32_t> by_stratum;  // of one, as the next: rows in the order of their strata
+  std::vector<Chosen> places;
   std::vector<double> points;
   std::vector<uint64_t> drawn;
   std::vector<Claimed> claimed;
@@ -66,6 +79,8 @@ struct DrawScratch {
   // Room for n items, of windows over so many pages; a random stratum for each row: any slice of a batch is a fair
   // sub-batch. Nothing grows behind this: a round may run under the lock.
   void begin(const CounterRng& rng, size_t n, size_t pages_a_window);
+  // Of an index that is drawn from by ranks, its law and room for n choices.
+  void begin_ranked(const IndexConfig& config, size_t n);
 };
 
 // Row of the batch that each stratum's draw goes to: rows[j], j < n.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "relive/read/goals.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/rows.hpp"
 #include "relive/read/sequences.hpp"
@@ -153,6 +154,8 @@ void fill_derived(const Region& r, const GatherPlan& plan, const Output& output,
       const int64_t now = r.header->policy_version.load(std::memory_order_relaxed);
       return fill<int64_t>(listed, out, [&](size_t k) { return now - version(k); });
     }
+    case Source::kRelabelled:
+      return fill<uint8_t>(listed, out, [&](size_t k) { return window(k).goal != kOwnGoal; });
     default:
       return fill<int64_t>(listed, out, [&](size_t k) { return window(k).num_steps; });
   }
@@ -191,6 +194,7 @@ void copy_rows(const Region& r, const GatherPlan& plan, const Window* windows, c
     list_windows(r, windows, which + begin, std::min(kListed, count - begin), &listed);
     copy_listed(r, plan, listed, out);
   }
+  if (plan.has_goals) copy_goals(r, plan, windows, runs, which, count, batch, out);
 }
 
 void zero_rows(const Output& output, const ItemPlace& to, uint32_t begin, uint32_t end) {

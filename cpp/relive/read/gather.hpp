@@ -32,11 +32,12 @@ enum class Source : uint32_t {
   kPolicyVersion,
   kStaleness,
   kNumSteps,
-  kMask,       // of sequences: which rows are steps; of explicit items: which rows of a window are rows of the item
-  kLossMask,   // of sequences: which rows are steps that carry loss
-  kOffsets,    // of sequences that lie end to end: where each begins, and behind the last (ragged.hpp writes them)
-  kNumRows,    // of sequences: rows that an item shows (asked for by ragged.hpp alone)
-  kItemColumn  // of explicit items: a column of the item's own
+  kMask,        // of sequences: which rows are steps; of explicit items: which rows of a window are rows of the item
+  kLossMask,    // of sequences: which rows are steps that carry loss
+  kOffsets,     // of sequences that lie end to end: where each begins, and behind the last (ragged.hpp writes them)
+  kNumRows,     // of sequences: rows that an item shows (asked for by ragged.hpp alone)
+  kItemColumn,  // of explicit items: a column of the item's own
+  kRelabelled   // of hindsight: whether the goal is another than the one that was wanted
 };
 
 struct Output {
@@ -69,6 +70,7 @@ struct GatherPlan {
   bool is_ragged = false;    // of sequences: no padding, the items' rows lie end to end (ragged.hpp)
   uint32_t stacked = 0;      // of sequences: rows of `before` that stacks reach back over, in front of the burn-in
   bool needs_next = false;   // of sequences: the row behind the last step is looked at
+  bool has_goals = false;    // of hindsight (goals.hpp)
 };
 
 // Names: declared columns, next_<state>, discount and the derived ones; of explicit items columns and what a row has by
@@ -121,6 +123,8 @@ static_assert(sizeof(Run) == 32);
 // The runs of all windows of a call.
 using Runs = std::vector<Run>;
 
+inline constexpr int32_t kOwnGoal = INT32_MIN;
+
 // One window of a batch. What draw or gather knows of it comes first, the rest is filled by locate() and resolve().
 // The first cache line is all that a plain transition needs.
 struct alignas(64) Window {
@@ -143,6 +147,8 @@ struct alignas(64) Window {
   uint32_t rows_before = 0, rows_after = 0;  // rows from its first step to the item's own, and from there to its last
   uint64_t first_out = 0;                    // where items lie end to end: before it lie so many rows of others,
   uint32_t room = 0;                         // and it has room for so many; one that shows another number is not ok
+  int32_t goal = kOwnGoal;                   // of hindsight: rows from its own to the one whose state is its goal
+  double pick = 1.0;                         // and the random number in [0, 1) that chooses it; 1: it has its own
 };
 // The same of a resolved window, also where items lie end to end.
 inline ItemPlace place_of(const GatherPlan& plan, const Output& output, const Window& w, size_t batch, std::byte* out) {

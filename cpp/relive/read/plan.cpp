@@ -73,6 +73,13 @@ Status find_output(const Region& r, uint32_t index, const std::string& name, Out
     out->source = derived.source;
     return {};
   }
+  if (name == "relabelled" && r.header->indexes[index].hindsight.is_set()) {
+    out->name = name;
+    out->dtype = "|b1";
+    out->item_bytes = 1;
+    out->source = Source::kRelabelled;
+    return {};
+  }
   return Status(Code::kInvalidConfig)
       .with_text("what", "column")
       .with_text("expected", "a declared column, next_<state> or a derived one")
@@ -89,7 +96,8 @@ Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>
         .with_int("expected", r.num_indexes);
   plan->index = index;
   if (r.map(index).is_explicit) return make_record_plan(r, names, plan);
-  if (r.header->indexes[index].sequence.is_set()) return make_sequence_plan(r, names, plan);
+  plan->has_goals = r.header->indexes[index].hindsight.is_set();
+  if (r.header->indexes[index].sequence.is_set() && !plan->has_goals) return make_sequence_plan(r, names, plan);
   plan->needs_walk = r.shape(index).spanned > 1;
   plan->after = r.shape(index).after();
   plan->record_span = kRecordHead;
@@ -109,6 +117,13 @@ Status make_plan(const Region& r, uint32_t index, const std::vector<std::string>
     }
     plan->outputs.push_back(std::move(output));
   }
+  const HindsightConfig& hindsight = r.header->indexes[index].hindsight;
+  if (plan->has_goals &&
+      (r.columns[hindsight.goal].area == Area::kBulk || r.columns[hindsight.achieved].area == Area::kBulk))
+    return Status(Code::kInvalidConfig)
+        .with_text("what", "goals of hindsight")
+        .with_text("expected", "columns smaller than those that a tiered table keeps on disk")
+        .with_text("got", r.columns[hindsight.goal].name);
   return {};
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "relive/read/goals.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/sequences.hpp"
 #include "relive/read/walk.hpp"
@@ -112,6 +113,7 @@ void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uin
              Runs* runs) {
   if (plan.max_rows != 0) return resolve_records(r, plan, windows, which, count, runs);
   if (plan.num_rows != 0) return resolve_sequences(r, plan, windows, which, count, runs);
+  if (plan.has_goals) return resolve_with_goals(r, plan, windows, which, count, runs);
   if (!plan.needs_walk && !plan.needs_end && plan.before == 0) {  // a row and the one after it
     const uint32_t in_page = r.page_len - 1, last = r.geometry->has_state != 0 ? in_page : r.page_len;
     for (size_t k = 0; k < count; ++k) {

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "relive/index/leaves.hpp"
+#include "relive/read/draw.hpp"
+#include "relive/read/ranked.hpp"
 #include "relive/read/records.hpp"
 #include "relive/words/config_check.hpp"
 
@@ -32,8 +35,12 @@ struct Sieve {
   Subject subjects[kTogether];
   bool passes[kTogether];
   size_t num_items = 0;
+  std::optional<RankedDraw> ranked;  // of an index that is drawn from by ranks
+  Chosen places[kTogether];
 
   void aim(const CounterRng& rng, uint64_t first, size_t count);
+  void look_ranked(size_t count);
+  void add(size_t k);
   void look(size_t count);
   void measure();
   void test();
@@ -44,6 +51,7 @@ void Sieve::aim(const CounterRng& rng, uint64_t first, size_t count) {
     points[k] = rng.uniform(first + k) * total;
     drawn[k] = 0;
   }
+  if (leaves.is_ranked()) return ranked->choose(points, count, places);
   leaves.descend_to_groups(points, drawn, count);
   if (map.is_explicit) {
     ask_for_records(r, request.index, drawn, count, Leaves::kGroup);
@@ -55,6 +63,25 @@ void Sieve::aim(const CounterRng& rng, uint64_t first, size_t count) {
     }
   }
   leaves.descend_to_leaves(points, drawn, count);
+}
+
+// What the condition reads of a candidate is asked for.
+void Sieve::add(size_t k) {
+  subjects[num_items] = subject_of(r, request.index, windows[k].slot);
+  prefetch_subject(r, where.predicate, subjects[num_items]);
+  which[num_items++] = static_cast<uint32_t>(k);
+}
+
+void Sieve::look_ranked(size_t count) {
+  num_items = 0;
+  for (size_t k = 0; k < count; ++k) {
+    Window& w = windows[k];
+    w.slot = places[k].slot;
+    w.word = ranked->look(places[k]);
+    w.mass = places[k].probability * total;
+    w.ok = w.word != 0;
+    if (w.ok) add(k);
+  }
 }
 
 // Word before leaf (rule G2), and the memory that the condition reads is asked for.
@@ -73,10 +100,7 @@ void Sieve::look(size_t count) {
     if (RELIVE_RULE(G2_word_before_leaf)) mass = leaves.mass(w.slot);
     w.mass = mass;
     w.ok = Leaves::is_mass(mass) && Region::is_used(w.word);
-    if (!w.ok) continue;
-    subjects[num_items] = subject_of(r, request.index, w.slot);
-    prefetch_subject(r, where.predicate, subjects[num_items]);
-    which[num_items++] = static_cast<uint32_t>(k);
+    if (w.ok) add(k);
   }
 }
 
@@ -115,9 +139,12 @@ size_t candidates(const Looks& looks, size_t missing) {
 Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOperation>& written, std::string text,
                   Where* out) {
   if (index >= r.num_indexes) return invalid("index", "one of the table's", index);
-  if (Leaves(r, index).kind().choice != Choice::kByMass)
-    return invalid("where of a draw", "an index whose sampler draws by mass: this one would draw the same items again",
-                   static_cast<int64_t>(index));
+  const Choice choice = Leaves(r, index).kind().choice;
+  if (choice == Choice::kBest || choice == Choice::kInTurn)
+    return invalid(
+        "where of a draw",
+        "an index whose sampler draws by mass: one that draws by an order goes through its items as they stand",
+        static_cast<int64_t>(index));
   out->index = index;
   out->text = std::move(text);
   RELIVE_RETURN_IF_ERROR(read_predicate(r, index, written, &out->predicate));
@@ -138,12 +165,13 @@ uint64_t find_passing(const Region& r, const DrawRequest& request, const Counter
               .map = r.map(request.index),
               .runs = &scratch->runs,
               .total = total};
+  if (sieve.leaves.is_ranked()) sieve.total = sieve.ranked.emplace(r, request.index, scratch->law).total();
   size_t found = 0;
   uint64_t at = 0, empty = 0;
   while (found < rows.size() && at < kLooksARound) {
     const size_t count = candidates(looks, rows.size() - found);
     sieve.aim(rng, at, count);
-    sieve.look(count);
+    sieve.leaves.is_ranked() ? sieve.look_ranked(count) : sieve.look(count);
     sieve.test();
     at += count;
     empty += count - sieve.num_items;
@@ -162,13 +190,39 @@ uint64_t find_passing(const Region& r, const DrawRequest& request, const Counter
       w.row = row;
       w.ok = true;
       request.keys[row] = r.key_of_leaf(request.index, w.slot, w.word);
-      request.probabilities[row] = std::min(1.0, w.mass / total);
+      request.probabilities[row] = std::min(1.0, w.mass / sieve.total);
     }
   }
   looks.tried += at;
   looks.num_unfilled = rows.size() - found;
   RELIVE_FAIL_POINT(where_found);
   return empty;
+}
+
+void sift(const Region& r, const Where& where, const uint64_t* leaves, const uint64_t* words, size_t count,
+          DrawScratch* scratch, bool* passes) {
+  DrawRequest request;
+  request.index = where.index;
+  Sieve sieve{.r = r,
+              .request = request,
+              .where = where,
+              .leaves = Leaves(r, where.index),
+              .map = r.map(where.index),
+              .runs = &scratch->runs,
+              .total = 0.0};
+  for (size_t begin = 0; begin < count; begin += kTogether) {
+    sieve.num_items = std::min(kTogether, count - begin);
+    for (size_t k = 0; k < sieve.num_items; ++k) {
+      Window& w = sieve.windows[k];
+      w.slot = leaves[begin + k];
+      w.word = words[begin + k];
+      w.ok = true;
+      sieve.which[k] = static_cast<uint32_t>(k);
+      sieve.subjects[k] = subject_of(r, where.index, w.slot);
+    }
+    sieve.test();
+    for (size_t k = 0; k < sieve.num_items; ++k) passes[begin + k] = sieve.windows[k].ok && sieve.passes[k];
+  }
 }
 
 }  // namespace relive

@@ -32,4 +32,8 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
 uint64_t find_passing(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,
                       DrawScratch* scratch);
 
+// Which items of leaves pass, as they were when their words were read; what changed meanwhile does not.
+void sift(const Region& r, const Where& where, const uint64_t* leaves, const uint64_t* words, size_t count,
+          DrawScratch* scratch, bool* passes);
+
 }  // namespace relive

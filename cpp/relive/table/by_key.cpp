@@ -52,6 +52,8 @@ Status gather_by_key(Table& table, const ByKey& asked, RowSource& source, ByKeyS
     s->windows[i].row = static_cast<uint32_t>(asked.first + i);
     asked.present[i] = 0;
   }
+  if (asked.picks != nullptr)
+    for (size_t i = 0; i < count; ++i) s->windows[i].pick = asked.picks[i];
   size_t left = count;
   if (asked.places != nullptr) {
     left = 0;

@@ -23,6 +23,7 @@ struct ByKey {
   size_t batch;
   size_t first = 0;
   const RaggedBatch* places = nullptr;  // of items that lie end to end; who has no rows there is passed over
+  const double* picks = nullptr;        // [count]: of hindsight, what chooses their goals; null: each has its own
 };
 
 struct ByKeyScratch {

@@ -31,6 +31,9 @@ Status set_policy_version(Table& table, uint32_t version);
 // kInvalidConfig: one that the index cannot have. kRequestTooLarge: a draw that waits now could never pass; then the old
 // one stays.
 Status set_limiter(Table& table, uint32_t index, const LimiterConfig& limiter);
+// The exponent of a prioritized index from now on, for everybody: every mass is computed anew in one hold of the lock,
+// some 60 ns a leaf of the index. kInvalidConfig: another sampler, not finite or below 0, from 0 to another one.
+Status set_priority_exponent(Table& table, uint32_t index, double exponent);
 // A limiter as numbers, its kind first, as callers give and get it.
 std::vector<double> numbers_of(const LimiterConfig& limiter);
 Status limiter_of(const double* numbers, size_t count, LimiterConfig* limiter);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "relive/read/draw.hpp"
+#include "relive/table/claims.hpp"
 #include "relive/table/table.hpp"
 
 namespace relive {

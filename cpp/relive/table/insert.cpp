@@ -152,6 +152,7 @@ Inserted insert_held(Held& held, uint32_t index, const NewItems& items, int64_t*
     keys[*stored] = fill_record(held, index, record, found, &is_item);
     if (is_item) Leaves::count_published(held, index, 1);
     RELIVE_FAIL_POINT(insert_counted);
+    keep_a_record_free(held, index);
     *stored += 1;
   }
   return {};

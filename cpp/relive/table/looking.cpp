@@ -84,6 +84,8 @@ Status stats(Table& table, TableStats* out) {
     out->live_items.push_back(state.live_items.load(kRelaxed));
     out->pending.push_back(state.pending.load(kRelaxed));
     out->timed_out.push_back(static_cast<int64_t>(state.timed_out.load(kRelaxed)));
+    out->crowded_out.push_back(i == 0 && r.chooses_pages() ? state.next_item.load(kRelaxed) : 0);
+    out->expired.push_back(static_cast<int64_t>(state.expired.load(kRelaxed)));
     out->filtered.push_back(static_cast<int64_t>(state.filtered.load(kRelaxed)));
     out->inserted.push_back(state.inserted.load(kRelaxed));
     out->sampled.push_back(r.sampled(i));

@@ -24,7 +24,7 @@ struct WaitStats {
 struct TableStats {
   uint64_t num_steps = 0, num_participants = 0, num_open_lanes = 0, num_free_pages = 0, num_pages = 0;
   uint64_t frames_committed = 0, frames_used = 0, bytes_committed = 0;
-  std::vector<int64_t> live_items, pending, timed_out, filtered, inserted, sampled, in_flight;
+  std::vector<int64_t> live_items, pending, timed_out, crowded_out, expired, filtered, inserted, sampled, in_flight;
   std::vector<double> total_mass, max_priority;
   std::vector<WaitStats> waits;
   std::vector<LimiterConfig> limiters;

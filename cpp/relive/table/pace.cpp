@@ -1,4 +1,5 @@
 // What paces the two sides is changed: an index's limiter, and the policy version that a staleness budget counts from.
+#include "relive/index/leaves.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/waiting.hpp"
 #include "relive/words/config_check.hpp"
@@ -74,9 +75,19 @@ Status set_limiter(Table& table, uint32_t index, const LimiterConfig& limiter) {
 Status set_policy_version(Table& table, uint32_t version) {
   Entered entered(table, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  Header& header = *table.region().header;
+  const Region& r = table.region();
+  Header& header = *r.header;
   header.policy_version.store(version, std::memory_order_release);
   notify(&header.room_event);  // staleness budgets grow with it
+  if (r.aged_indexes().empty() && r.fading_indexes().empty()) return {};
+  // Each hold ends with the items that are too old now, some of them (rule Z2); who else takes the lock helps.
+  const Deadline deadline = table.own_deadline();
+  do {
+    Locked locked(table.door(), deadline);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    locked.release();
+    RELIVE_FAIL_POINT(version_swept);
+  } while (has_expired(r));
   return {};
 }
 

@@ -21,6 +21,15 @@ Status sample(Table& table, const DrawRequest& request, double timeout_s) {
   return draw_batch(table, request, timeout_s);
 }
 
+Status claim(Table& table, const DrawRequest& request, double timeout_s) {
+  {
+    Entered entered(table, true);
+    RELIVE_RETURN_IF_ERROR(entered.status());
+    RELIVE_RETURN_IF_ERROR(check_keys(table.region(), request.index, request.keys, request.num_items));
+  }
+  return draw_batch(table, request, timeout_s);
+}
+
 Status sample_ragged(Table& table, const DrawRequest& request, double timeout_s) {
   request.ragged->begin(request.num_items);
   RELIVE_RETURN_IF_ERROR(sample(table, request, timeout_s));

@@ -17,6 +17,8 @@ Status make_plan(Table& table, uint32_t index, const std::vector<std::string>& n
 // Draws num_items with replacement in proportion to mass, stratified, in permuted rows; with a plan also gathers.
 // Blocks until limiter and min_size allow, at most timeout_s.
 Status sample(Table& table, const DrawRequest& request, double timeout_s);
+// Claims the keys of a draw that the caller made, request.keys, in place of drawing: request.taken says which were there.
+Status claim(Table& table, const DrawRequest& request, double timeout_s);
 // The same of a plan whose items lie end to end.
 Status sample_ragged(Table& table, const DrawRequest& request, double timeout_s);
 Status gather_ragged(Table& table, const GatherPlan& plan, const int64_t* keys, size_t count, RaggedBatch* ragged,

@@ -4,8 +4,10 @@
 #include <optional>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/hold.hpp"
 #include "relive/read/where.hpp"
+#include "relive/table/claims.hpp"
 #include "relive/table/credits.hpp"
 #include "relive/table/waiting.hpp"
 #include "relive/words/limiter.hpp"
@@ -16,6 +18,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
+constexpr double kChangeSlice_s = 0.001;
 constexpr size_t kChunk = 256;  // items chosen in one hold of the lock (rule C3)
 // Of a draw with a condition: after so many looks, and so many an item, what is missing is rare.
 constexpr uint64_t kLeastLooks = 1 << 16;
@@ -47,12 +50,19 @@ Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline
 class Draw final {
  public:
   Draw(Table& table, const DrawRequest& request, const Deadline& deadline, DrawScratch& scratch)
-      : table_(table), r_(table.region()), request_(request), deadline_(deadline), s_(scratch), first_(request) {
+      : table_(table),
+        r_(table.region()),
+        request_(request),
+        deadline_(deadline),
+        s_(scratch),
+        first_(request),
+        has_exponent_(has_exponent(r_.header->indexes[request.index])) {
     if (request.ragged == nullptr) return;
     first_.plan = &request.ragged->lengths_plan();
     first_.ragged = nullptr;
   }
   Status run();
+  Status run_own();
 
  private:
   int64_t num_items() const { return static_cast<int64_t>(request_.num_items); }
@@ -60,6 +70,7 @@ class Draw final {
     for (uint32_t j : items) request_.ragged->forget(j);
   }
   bool takes_claims() const { return r_.max_times(request_.index) != 0 && !table_.is_read_only(); }
+  bool is_shuffled() const { return (r_.header->indexes[request_.index].traits & kIsShuffled) != 0; }
   bool is_queue() const { return r_.limiter(request_.index).kind == LimiterConfig::kQueue; }
   Status late(Code code) const { return deadline_error(r_, request_.index, num_items(), deadline_, code); }
   LimiterWait wait();
@@ -78,9 +89,12 @@ class Draw final {
   Status claim();
   void claim_held(Held& held);
   void undo_claims(const Deadline& deadline);
+  Status outwait_change();
+  void forget_round();
+  void give_back_turns();
+  Status claim_own(int64_t* num_taken);
   Status give_up(Status status);
   Status wait_for_unused();
-  void free_used_up();
 
   Table& table_;
   Region& r_;
@@ -88,7 +102,8 @@ class Draw final {
   const Deadline& deadline_;
   DrawScratch& s_;
   DrawRequest first_;  // what a round reads of what it draws: all of it, or where items lie end to end their lengths
-  uint64_t call_ = 0;  // its number, which its random numbers follow from
+  const bool has_exponent_;         // which may be changed meanwhile
+  uint64_t call_ = 0;               // its number, which its random numbers follow from
   std::optional<Hearing> hearing_;  // of one that looks on and on
 };
 
@@ -158,17 +173,47 @@ Status Draw::reserve() {
   }
 }
 
+// A change of the exponent takes one hold of the lock: whoever gets the lock has outwaited it (rule H3).
+Status Draw::outwait_change() {
+  if (!has_exponent_ || (r_.header->num_raised.load(std::memory_order_acquire) & 1) == 0 || !RELIVE_RULE(H3_draw))
+    return {};
+  if (!table_.is_read_only()) return Locked(table_.door(), deadline_).status();
+  Hearing hearing(deadline_, nullptr);
+  while ((r_.header->num_raised.load(std::memory_order_acquire) & 1) != 0) {
+    if (deadline_.passed()) return late(Code::kDeadlineExceeded);
+    if (hearing.ends()) return Status(Code::kInterrupted);
+    futex_wait(&r_.header->items_event.count, r_.header->items_event.count.load(), kChangeSlice_s);
+  }
+  return {};
+}
+
+// Of a round that a change of the exponent met, nothing counts: some masses were old ones, some new ones (rule H3).
+void Draw::forget_round() {
+  s_.still_missing.assign(s_.missing.begin(), s_.missing.end());
+  for (uint32_t j : s_.missing) s_.windows[j].ok = false;
+  s_.looks.num_unfilled = 0;
+}
+
 // One attempt at every draw that is still missing. False where the index has nothing to draw.
 bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   const Leaves leaves(r_, request.index);
+  const uint64_t base = leaves.base();
+  const uint64_t changes = has_exponent_ ? r_.header->num_raised.load(std::memory_order_acquire) : 0;
   const double total = leaves.total();
   if (!leaves.is_mass(total)) return false;
   const CounterRng rng(r_.geometry->seed, table_.stream(), call_, attempt);
   const uint64_t empty = draw_round(r_, request, rng, total, &s_);
+  // Where masses are moved to another base meanwhile, nobody knows by which of them an item was drawn (rule Z3).
+  if (leaves.base() != base || (base & 1) != 0) forget_round();
+  if (has_exponent_ && RELIVE_RULE(H3_draw)) {
+    acquire_fence();
+    if ((changes & 1) != 0 || r_.header->num_raised.load(kRelaxed) != changes) forget_round();
+  }
   if (!table_.is_read_only() && !s_.still_missing.empty()) {
-    const uint64_t not_drawn = request.where != nullptr ? s_.looks.num_unfilled : empty;
+    const uint64_t not_drawn = std::max(request.where != nullptr ? 0 : empty, s_.looks.num_unfilled);
     r_.header->counters.redraws_empty.fetch_add(empty, kRelaxed);
-    r_.header->counters.redraws_generation.fetch_add(s_.still_missing.size() - not_drawn, kRelaxed);
+    r_.header->counters.redraws_generation.fetch_add(
+        s_.still_missing.size() - std::min(s_.still_missing.size(), not_drawn), kRelaxed);
   }
   return true;
 }
@@ -179,6 +224,7 @@ Status Draw::look_on() {
   if (looks.num_unfilled == 0) return {};
   if (!hearing_) hearing_.emplace(deadline_, nullptr);
   if (hearing_->ends()) return Status(Code::kInterrupted);
+  if (request_.where == nullptr) return deadline_.passed() ? late(Code::kDeadlineExceeded) : Status();
   const bool is_late = looks.tried >= kLeastLooks && deadline_.passed();
   if (!is_late && looks.tried < kLeastLooks + kLooksAnItem * request_.num_items) return {};
   const double share = static_cast<double>(looks.passed) / static_cast<double>(std::max<uint64_t>(1, looks.looked));
@@ -231,24 +277,16 @@ void Draw::claim_held(Held& held) {
     const uint64_t page = r_.page_of(w.slot);  // of a row's item; no page goes early where there are others
     if (r_.bulk && request_.is_planned && !map.is_explicit) r_.bulk.planned[page].fetch_add(1, kRelaxed);
     // A priority may have come since the draw.
-    s_.claimed.push_back({w.slot, w.word, leaves.mass(w.slot), leaves.order(w.slot)});
-    if (Leaves::use(held, index, w.slot) && !map.is_explicit) r_.pages[page].live -= 1;
+    s_.claimed.push_back({w.slot, w.word, leaves.mass(w.slot), leaves.order(w.slot), exponent_of(leaves.config())});
+    if (!Leaves::use(held, index, w.slot) || map.is_explicit) continue;
+    r_.pages[page].live -= 1;
+    note_loss(held, page);
   }
 }
 
-// A batch that cannot be completed gives back what it claimed. An item that ended meanwhile stays ended.
+// A batch that cannot be completed gives back what it claimed.
 void Draw::undo_claims(const Deadline& deadline) {
-  if (s_.claimed.empty()) return;
-  Locked locked(table_.door(), deadline.deaf());  // what was begun; where it is not to be had they count as used
-  if (!locked.status().ok()) return;
-  const ItemMap& map = r_.map(request_.index);
-  for (const Claimed& c : s_.claimed) {
-    if (!map.is_same(c.slot, c.word)) continue;
-    const uint64_t page = r_.page_of(c.slot);  // of a row's item
-    if (r_.bulk && request_.is_planned && !map.is_explicit) r_.bulk.planned[page].fetch_sub(1, kRelaxed);
-    const bool is_back = Leaves::give_back(locked.held(), request_.index, c.slot, c.mass, c.order);
-    if (is_back && !map.is_explicit) r_.pages[page].live += 1;
-  }
+  relive::undo_claims(table_, request_.index, request_.is_planned, s_.claimed, deadline);
   s_.claimed.clear();
 }
 
@@ -273,6 +311,7 @@ Status Draw::fill(bool* empty) {
       return fill_held(empty, std::max(attempt, kRoundsWithoutLock));
     if (is_patient && lost >= kRoundsWithoutLock && deadline_.passed()) return late(Code::kDeadlineExceeded);
     if (request_.ragged != nullptr) forget(s_.missing);
+    RELIVE_RETURN_IF_ERROR(outwait_change());
     if (!draw_missing(first_, attempt)) {
       *empty = true;
       return {};
@@ -281,7 +320,7 @@ Status Draw::fill(bool* empty) {
     RELIVE_RETURN_IF_ERROR(claim());
     s_.missing.swap(s_.still_missing);
     if (is_by_order && !s_.missing.empty()) ask_for_all();
-    if (request_.where != nullptr) RELIVE_RETURN_IF_ERROR(look_on());
+    if (s_.looks.num_unfilled != 0) RELIVE_RETURN_IF_ERROR(look_on());
   }
   return {};
 }
@@ -303,6 +342,7 @@ bool Draw::drop_gone() {
 Status Draw::find_held(const DrawRequest& choice, bool is_noted, size_t begin, size_t end, uint32_t* attempt,
                        bool* empty) {
   for (uint32_t lost = 0; !s_.missing.empty();) {
+    RELIVE_RETURN_IF_ERROR(outwait_change());
     if (lost > kRoundsWithLock || !draw_missing(choice, (*attempt)++)) {
       *empty = true;
       return {};
@@ -343,7 +383,7 @@ Status Draw::fill_held(bool* empty, uint32_t attempt) {
     Locked locked(table_.door(), deadline_);
     RELIVE_RETURN_IF_ERROR(locked.status());
     if (request_.plan != nullptr) hold.begin(locked);
-    if (request_.where != nullptr) {
+    if (request_.where != nullptr || is_shuffled()) {
       locked.release();
       RELIVE_RETURN_IF_ERROR(find_held(choice, is_noted, begin, end, &attempt, empty));
       if (*empty) return {};
@@ -383,9 +423,58 @@ Status Draw::read_held(bool* empty) {
   return {};
 }
 
+// Turns behind which nobody took one are as though they had not been taken; others are lost, as those of the dead.
+void Draw::give_back_turns() {
+  if (!is_shuffled() || !s_.is_one_run || s_.first_turn == s_.end_turn || !table_.is_of_this_process()) return;
+  uint64_t end = s_.end_turn;
+  r_.turns[request_.index]->compare_exchange_strong(end, s_.first_turn, kRelaxed);
+}
+
+// Items that the caller chose, some at a time: each that is there and not used up is claimed as one of a draw is.
+Status Draw::claim_own(int64_t* num_taken) {
+  const uint32_t index = request_.index;
+  const Leaves leaves(r_, index);
+  const ItemMap& map = r_.map(index);
+  for (size_t begin = 0; begin < request_.num_items; begin += kChunk) {
+    Locked locked(table_.door(), deadline_);
+    RELIVE_RETURN_IF_ERROR(locked.status());
+    for (size_t i = begin; i < std::min(request_.num_items, begin + kChunk); ++i) {
+      const uint64_t slot = r_.leaf_of_key(index, request_.keys[i]);
+      const uint64_t word = map.word(slot);
+      const bool is_there = Region::is_used(word) && r_.key_generation(request_.keys[i]) == Region::generation_of(word);
+      request_.taken[i] = is_there && leaves.is_drawable(leaves.state(slot)) ? 1 : 0;
+      if (!request_.taken[i]) continue;
+      *num_taken += 1;
+      if (r_.max_times(index) == 0) continue;
+      s_.claimed.push_back({slot, word, leaves.mass(slot), leaves.order(slot)});
+      if (Leaves::use(locked.held(), index, slot) && !map.is_explicit) r_.pages[r_.page_of(slot)].live -= 1;
+    }
+    if (is_queue()) locked.room_came();
+  }
+  return {};
+}
+
+// A draw that somebody else chose, claimed and counted as ours are: what is gone, or used up, is not of it.
+Status Draw::run_own() {
+  RELIVE_RETURN_IF_ERROR(reserve());
+  s_.claimed.clear();
+  s_.claimed.reserve(request_.num_items);
+  *request_.num_live_items = std::max<int64_t>(1, r_.header->index_state[request_.index].live_items.load(kRelaxed));
+  int64_t num_taken = 0;
+  Status status = claim_own(&num_taken);
+  if (!status.ok()) {
+    undo_claims(status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline_);
+    num_taken = 0;
+  }
+  if (num_taken < num_items()) return_credit(table_, request_.index, num_items() - num_taken);
+  if (num_taken > 0) commit_credit(table_, request_.index, num_taken);
+  return status;
+}
+
 // Nothing of a batch that cannot be completed stays: neither claims nor credit, nor the number of the draw.
 Status Draw::give_up(Status status) {
   undo_claims(status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline_);
+  give_back_turns();
   return_credit(table_, request_.index, num_items());
   (void)table_.give_back_draw(call_);
   return status;
@@ -407,15 +496,6 @@ Status Draw::wait_for_unused() {
   return is_interrupted() ? Status(Code::kInterrupted) : Status();
 }
 
-// Pages all of whose items are used up go back; in vain at worst, for the batch is there.
-void Draw::free_used_up() {
-  Locked locked(table_.door(), Deadline::after(kLeastLockWait_s).deaf());
-  if (!locked.status().ok()) return;
-  for (const Claimed& c : s_.claimed)
-    if (r_.map(request_.index).is_same(c.slot, c.word)) free_if_lifeless(locked.held(), r_.page_of(c.slot));
-  locked.room_came();
-}
-
 Status Draw::run() {
   const ItemShape& shape = r_.shape(request_.index);
   const size_t pages_a_window = r_.map(request_.index).is_explicit
@@ -426,6 +506,8 @@ Status Draw::run() {
     // A wait takes no number: the same calls draw the same items, however long each had to wait.
     call_ = table_.take_draw();
     s_.begin(CounterRng(r_.geometry->seed, table_.stream(), call_, 0), request_.num_items, pages_a_window);
+    if (const Leaves leaves(r_, request_.index); leaves.is_ranked())
+      s_.begin_ranked(leaves.config(), request_.num_items);
     if (request_.ragged != nullptr) {
       request_.ragged->begin(request_.num_items);
       first_.out = request_.ragged->lengths_out();
@@ -439,7 +521,11 @@ Status Draw::run() {
     RELIVE_RETURN_IF_ERROR(wait_for_unused());
   }
   // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
-  if (request_.plan != nullptr && takes_claims() && !r_.has_records()) free_used_up();
+  if (request_.claims != nullptr) {
+    request_.claims->insert(request_.claims->end(), s_.claimed.begin(), s_.claimed.end());
+  } else if (request_.plan != nullptr && takes_claims() && !r_.has_records()) {
+    free_used_up(table_, request_.index, false, s_.claimed);
+  }
   if (!request_.hold) commit_credit(table_, request_.index, num_items());
   return {};
 }
@@ -451,13 +537,17 @@ Status draw_batch(Table& table, const DrawRequest& request, double timeout_s) {
   Entered entered(table, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
   if (request.num_items == 0) return {};
+  const bool is_shuffled = (table.region().header->indexes[request.index].traits & kIsShuffled) != 0;
+  if (table.is_read_only() && (is_shuffled || request.taken != nullptr)) return Status(Code::kReadOnly);
   table.note_sampling();
   if (is_in_interrupt()) {  // a signal's handler draws in the middle of a draw of its own thread
     DrawScratch own;
-    return Draw(table, request, deadline, own).run();
+    Draw draw(table, request, deadline, own);
+    return request.taken != nullptr ? draw.run_own() : draw.run();
   }
   thread_local DrawScratch scratch;
-  return Draw(table, request, deadline, scratch).run();
+  Draw draw(table, request, deadline, scratch);
+  return request.taken != nullptr ? draw.run_own() : draw.run();
 }
 
 }  // namespace relive

@@ -37,26 +37,30 @@ Status StagedReader::gather_ragged(const ByKey& asked, RaggedBatch* ragged) {
 }
 
 Status StagedReader::plan_batch(const GatherPlan& plan, size_t num_items, const Where* where, double timeout_s,
-                                std::unique_ptr<PlannedBatch>* out) {
+                                std::unique_ptr<PlannedBatch>* out, std::vector<Claimed>* claims) {
   auto batch = std::make_unique<PlannedBatch>();
   batch->index = plan.index;
   batch->where = where;
   batch->keys.resize(num_items);
   batch->probabilities.resize(num_items);
+  if (plan.has_goals) batch->picks.resize(num_items);
   DrawRequest request;
   request.index = plan.index;
   request.num_items = num_items;
   request.where = where;
   request.keys = batch->keys.data();
   request.probabilities = batch->probabilities.data();
+  request.picks = plan.has_goals ? batch->picks.data() : nullptr;
   request.num_live_items = &batch->num_live_items;
   request.hold = true;
   request.is_planned = true;
+  request.claims = batch->claims = claims;
   RELIVE_RETURN_IF_ERROR(draw_batch(table_, request, timeout_s));
   Entered entered(table_, true);
   RELIVE_RETURN_IF_ERROR(entered.status());
   batch->num_held = static_cast<int64_t>(num_items);
-  batch->has_claims = table_.region().max_times(plan.index) != 0 && !table_.region().map(plan.index).is_explicit;
+  batch->has_claims =
+      claims == nullptr && table_.region().max_times(plan.index) != 0 && !table_.region().map(plan.index).is_explicit;
   batch->ticket = tier().staging().take_ticket();
   expect_rows(plan, *batch);
   *out = std::move(batch);
@@ -87,15 +91,17 @@ void StagedReader::expect_rows(const GatherPlan& asked, PlannedBatch& batch) {
 Status StagedReader::redraw(PlannedBatch& batch, const std::vector<uint32_t>& gone, const Deadline& deadline) {
   const auto n = static_cast<int64_t>(gone.size());
   std::vector<int64_t> keys(gone.size());
-  std::vector<double> probabilities(gone.size());
+  std::vector<double> probabilities(gone.size()), picks(batch.picks.empty() ? 0 : gone.size());
   DrawRequest request;
   request.index = batch.index;
   request.num_items = gone.size();
   request.where = batch.where;
   request.keys = keys.data();
   request.probabilities = probabilities.data();
+  request.picks = picks.empty() ? nullptr : picks.data();
   request.hold = true;
   request.is_planned = true;
+  request.claims = batch.claims;
   if (batch.has_claims) {
     for (size_t k = 0; k < gone.size(); ++k) keys[k] = batch.keys[gone[k]];
     release_claims(keys.data(), keys.size());
@@ -111,6 +117,7 @@ Status StagedReader::redraw(PlannedBatch& batch, const std::vector<uint32_t>& go
   for (size_t k = 0; k < gone.size(); ++k) {
     batch.keys[gone[k]] = keys[k];
     batch.probabilities[gone[k]] = probabilities[k];
+    if (!picks.empty()) batch.picks[gone[k]] = picks[k];
   }
   tier().counters().replaced_items.fetch_add(gone.size(), kRelaxed);
   return {};
@@ -126,7 +133,9 @@ Status StagedReader::gather_batch(PlannedBatch& batch, const GatherPlan& plan, s
   ByKeyScratch scratch;
   const auto gather_some = [&](size_t first, size_t num_items) {
     StagedSource source = source_of(table_, batch.ticket, &batch.cancelled);
-    const ByKey asked{plan, batch.keys.data() + first, num_items, out, present.data() + first, count, first};
+    const double* const picks = batch.picks.empty() ? nullptr : batch.picks.data() + first;
+    const ByKey asked{plan, batch.keys.data() + first, num_items, out, present.data() + first, count, first, nullptr,
+                      picks};
     return ragged != nullptr ? relive::gather_ragged(table_, asked, ragged, source, &scratch)
                              : gather_by_key(table_, asked, source, &scratch);
   };
@@ -175,7 +184,8 @@ void StagedReader::release_claims(const int64_t* keys, size_t count) {
 Status StagedReader::sample(const DrawRequest& request, double timeout_s) {
   const Deadline deadline = Deadline::after(timeout_s);
   std::unique_ptr<PlannedBatch> batch;
-  RELIVE_RETURN_IF_ERROR(plan_batch(*request.plan, request.num_items, request.where, timeout_s, &batch));
+  RELIVE_RETURN_IF_ERROR(
+      plan_batch(*request.plan, request.num_items, request.where, timeout_s, &batch, request.claims));
   tier().counters().on_demand_batches.fetch_add(1, kRelaxed);
   Status status = gather_batch(*batch, *request.plan, request.out, request.ragged, deadline.remaining_s());
   if (!status.ok()) {

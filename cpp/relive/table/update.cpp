@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/table/by_key.hpp"
 
@@ -63,7 +64,7 @@ bool update_one(Held& held, const ItemMap& map, uint32_t index, int64_t key, flo
   if (found == Found::kGone || found == Found::kUsedUp) return false;
   if (found == Found::kPending) {
     std::atomic<uint32_t>& pending =
-        map.is_explicit ? r.records[index].windows_of(slot)->pending_priority : r.marks[slot].pending_priority;
+        map.is_explicit ? r.records[index].windows_of(slot)->pending_priority : r.given(index, slot);
     pending.store(std::bit_cast<uint32_t>(priority), kRelaxed);
     return true;
   }
@@ -104,6 +105,7 @@ bool delete_one(Held& held, int64_t key) {
   }
   if (!found_any) return false;
   if (!was_removed) r.header->removed_steps.fetch_add(1, kRelaxed);
+  note_loss(held, page);
   RELIVE_FAIL_POINT(delete_done);
   free_if_lifeless(held, page);
   return true;
@@ -138,8 +140,8 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
     map.prefetch(leaf);
   }
   const double* const mass_of = masses.data();  // a thread's scratch costs a call each time that it is named
-  if (leaves.kind().masses_of != nullptr)
-    leaves.kind().masses_of(config.priority_exponent, priorities, count, masses.data());
+  double exponent = exponent_of(config);
+  if (leaves.kind().masses_of != nullptr) leaves.kind().masses_of(exponent, priorities, count, masses.data());
   const Deadline deadline = table.own_deadline();
   for (size_t begin = 0; begin < count; begin += kChunk) {
     const size_t end = std::min(count, begin + kChunk);
@@ -149,6 +151,10 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
     }
     Locked locked(table.door(), deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
+    if (exponent != exponent_of(config) && has_exponent(config) && RELIVE_RULE(H4_update)) {  // changed meanwhile
+      exponent = exponent_of(config);
+      leaves.kind().masses_of(exponent, priorities + begin, count - begin, masses.data() + begin);
+    }
     note_priority(locked.held(), index, largest);
     int64_t there = 0;
     for (size_t i = begin; i < end; ++i)

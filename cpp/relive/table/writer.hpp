@@ -208,6 +208,7 @@ class Writer final {
   Status take_cells(const StepBlock& block, const Deadline& deadline);
   void write_start(const StepBlock& block, LaneWriter& lane, uint32_t k, size_t m) const;
   void keep_cells(LaneWriter& lane) const;
+  void note_priorities(const StepBlock& block, const LaneWriter& lane, size_t m) const;
   void write_rows(const StepBlock& block, size_t m);
   void write_next_cell(const StepBlock& block, LaneWriter& lane, size_t row, size_t m);
   void ask_for_words(const LaneWriter& lane) const;

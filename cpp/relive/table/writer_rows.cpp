@@ -221,6 +221,18 @@ void Writer::write_next_cell(const StepBlock& block, LaneWriter& lane, size_t ro
   RELIVE_FAIL_POINT(cells_written);
 }
 
+// The priorities that the run's steps came with, where more than one index has some.
+void Writer::note_priorities(const StepBlock& block, const LaneWriter& lane, size_t m) const {
+  const Region& r = table_->region();
+  for (const uint32_t i : r.given_apart()) {
+    for (uint32_t k = 0; k < lane.run.count; ++k) {
+      uint32_t priority = kNoPriority;
+      if (block.priority.base != nullptr) std::memcpy(&priority, block.priority.at(lane.done + k, m), sizeof priority);
+      r.given(i, r.slot_of(lane.page, lane.run.first + k)).store(priority, kRelaxed);
+    }
+  }
+}
+
 void Writer::write_rows(const StepBlock& block, size_t m) {
   RELIVE_NOT_LOCKED("rows are written under the lock");
   LaneWriter& lane = lane_of(block, m);
@@ -252,6 +264,7 @@ void Writer::write_rows(const StepBlock& block, size_t m) {
       copy_cell(cell.at(lane.frame, lane.bulk, offset), block.columns[cell.column].at(row, m), cell.num_bytes);
     }
   }
+  if (!r.given_apart().empty()) note_priorities(block, lane, m);
   if (r.geometry->has_state != 0 && (lane.run.has_seam || lane.run.ends) && lane.run.count > 0)
     write_next_cell(block, lane, lane.done + lane.run.count - 1, m);
   if (lane.starts != nullptr) write_moved(lane);

@@ -85,6 +85,7 @@ struct Where;  // read/where.hpp
 // A batch that was drawn and is being read ahead.
 //
 // Owner:   whoever planned it; drop_batch() or gather_batch() before its end. cancel() from any thread.
+struct Claimed;  // read/draw.hpp
 class PlannedBatch final {
  public:
   void cancel() { cancelled.store(true); }
@@ -93,10 +94,12 @@ class PlannedBatch final {
   const Where* where = nullptr;  // what its items must pass
   uint64_t ticket = 0;
   int64_t num_live_items = 0;
-  int64_t num_held = 0;  // in flight: what commit_held or return_held is to be told
+  int64_t num_held = 0;                    // in flight: what commit_held or return_held is to be told
+  std::vector<Claimed>* claims = nullptr;  // of the caller: where uses are noted, and who holds them; may be null
   bool has_claims = false;
   std::vector<int64_t> keys;
   std::vector<double> probabilities;
+  std::vector<double> picks;  // of hindsight
   std::vector<UnitId> expected;
   std::atomic<bool> cancelled{false};
 };

@@ -81,6 +81,48 @@ Status check_group(const TableConfig& config, const IndexConfig& index) {
   return {};
 }
 
+// Numbers that a group's priority is computed of: one float a row, or an episode.
+Status check_group_weight(const TableConfig& config, const IndexConfig& index) {
+  const GroupConfig& group = index.group;
+  if (group.weight == GroupWeight::kNone)
+    return group.weighed == 0 ? Status() : invalid("column of a group's priority", "none without one", group.weighed);
+  if (group.weight > GroupWeight::kAnyVariance) return invalid("priority of groups", "0 to 4", int64_t(group.weight));
+  if (!group.is_set()) return invalid("priority of groups", "none where items are no groups", int64_t(group.weight));
+  if (group.weighed >= config.columns.size()) return invalid("column of a group's priority", "a column", group.weighed);
+  const ColumnConfig& column = config.columns[group.weighed];
+  const bool is_kept =
+      column.kind == ColumnKind::kStep || column.kind == ColumnKind::kLate || column.kind == ColumnKind::kEpisode;
+  if (!is_kept || (column.dtype != "<f4" && column.dtype != "<f8") || !column.shape.empty())
+    return invalid("column of a group's priority", "one float of kind step or episode", group.weighed);
+  return {};
+}
+
+// Goals that a drawn transition may get instead of its own, from rows of its episode behind which a state stands.
+Status check_hindsight(const TableConfig& config, const IndexConfig& index) {
+  const HindsightConfig& hindsight = index.hindsight;
+  const SequenceConfig& sequence = index.sequence;
+  if (!hindsight.is_set()) return {};
+  if (hindsight.goals > Goals::kEpisode) return invalid("strategy of hindsight", "0 to 3", int64_t(hindsight.goals));
+  if (!(hindsight.share >= 0.0 && hindsight.share <= 1.0))
+    return Status(Code::kInvalidConfig)
+        .with_text("what", "share of hindsight")
+        .with_text("expected", "0 to 1")
+        .with_double("got", hindsight.share);
+  if (!sequence.waits_for_end() || sequence.period != 1 || sequence.burn_in != 0 || sequence.bootstrap != 0)
+    return invalid("hindsight", "an item at each step of an episode that has ended", sequence.period);
+  for (uint32_t frames : index.stack)
+    if (frames > 1) return invalid("stack of hindsight", "1", frames);
+  if (hindsight.goal >= config.columns.size() || hindsight.achieved >= config.columns.size() ||
+      hindsight.goal == hindsight.achieved)
+    return invalid("goal and achieved", "two columns", hindsight.goal);
+  const ColumnConfig &goal = config.columns[hindsight.goal], &achieved = config.columns[hindsight.achieved];
+  if (achieved.kind != ColumnKind::kState || goal.kind == ColumnKind::kStart || goal.kind == ColumnKind::kLate)
+    return invalid("goal and achieved", "a column that is read with each step, and one of kind state", hindsight.goal);
+  if (goal.dtype != achieved.dtype || goal.shape != achieved.shape)
+    return invalid("goal and achieved", "columns of one dtype and shape", hindsight.goal);
+  return {};
+}
+
 // The columns that items of an explicit index have of their own.
 Status check_item_columns(const TableConfig& config) {
   size_t count = 0;
@@ -146,6 +188,20 @@ Status check_limiter(const IndexConfig& index, const LimiterConfig& limiter, uin
   return {};
 }
 
+// What is asked of versions, and of the order in which items came.
+Status check_freshness(const IndexConfig& index) {
+  constexpr uint64_t kMost = uint64_t{1} << 52;  // leaves are doubles
+  if (index.versions_kept > kMost)
+    return invalid("max_staleness", "0 to 2^52 - 1 versions", static_cast<int64_t>(index.versions_kept - 1));
+  if ((index.traits & kIsLatest) != 0 && (index.latest < 1 || index.latest > kMost))
+    return invalid("last", "1 to 2^52 items", static_cast<int64_t>(index.latest));
+  if ((index.traits & kFades) == 0 || (index.decay > 0.0 && index.decay <= 1.0)) return {};
+  return Status(Code::kInvalidConfig)
+      .with_text("what", "decay")
+      .with_text("expected", "above 0 and at most 1")
+      .with_double("got", index.decay);
+}
+
 Status check_config(const TableConfig& config) {
   if (config.columns.empty() || config.columns.size() > kMaxColumns)
     return invalid("columns", "1 to 128 columns", static_cast<int64_t>(config.columns.size()));
@@ -172,11 +228,14 @@ Status check_config(const TableConfig& config) {
           .with_double("got", index.initial_number);
     RELIVE_RETURN_IF_ERROR(check_map(index));
     RELIVE_RETURN_IF_ERROR(check_group(config, index));
+    RELIVE_RETURN_IF_ERROR(check_group_weight(config, index));
+    RELIVE_RETURN_IF_ERROR(check_hindsight(config, index));
     if (!(index.max_wait_s >= 0.0 && index.max_wait_s <= kMaxWait_s))
       return Status(Code::kInvalidConfig)
           .with_text("what", "max_wait_s")
           .with_text("expected", "above 0 and at most 1e9 seconds, or 0 for ever")
           .with_double("got", index.max_wait_s);
+    RELIVE_RETURN_IF_ERROR(check_freshness(index));
     RELIVE_RETURN_IF_ERROR(check_sequence(index));
     RELIVE_RETURN_IF_ERROR(check_limiter(index, index.limiter, config.capacity));
   }

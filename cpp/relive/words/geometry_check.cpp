@@ -51,7 +51,7 @@ bool are_cells_sound(const Geometry& g, size_t num_bytes) {
 // Records: as many as keys have numbers for, above every row's slot, and areas that hold all of them.
 template <class Lies>
 bool are_records_sound(const Geometry& g, const RecordGeometry& records, Wide first_leaf, const Lies& lies) {
-  if (!is_in(records.max_items, 1, Wide{1} << 31) ||
+  if (!is_in(records.max_items, 1, (Wide{1} << 31) + 1) ||
       !is_in(records.max_windows, 1, std::max(kMaxWindows, kMaxGroupSize)) || !is_in(records.max_rows, 1, kMaxWindow) ||
       records.first_leaf != first_leaf || first_leaf + records.max_items > Wide{1} << g.slot_bits ||
       records.pages_a_window != (records.max_rows + g.page_len - 2) / g.page_len + 1 ||
@@ -103,7 +103,13 @@ bool are_areas_sound(const Geometry& g) {
     sound = sound && lies(g.trees_offset[i], Tree::num_bytes(num_leaves)) &&
             lies(g.states_offset[i], Wide{sizeof(uint16_t)} * num_leaves) &&
             (g.waits_offset[i] == 0 || lies(g.waits_offset[i], Tree::num_bytes(num_leaves))) &&
-            (g.orders_offset[i] == 0 || (!has_records && lies(g.orders_offset[i], Tree::num_bytes(num_leaves))));
+            (g.ranks_offset[i] == 0 ||
+             (num_leaves <= Ranks::kMostLeaves && lies(g.ranks_offset[i], Ranks::num_bytes(num_leaves)))) &&
+            (g.orders_offset[i] == 0 ||
+             lies(g.orders_offset[i], Wide{has_records ? 2u : 1u} * Tree::num_bytes(num_leaves))) &&
+            (g.ages_offset[i] == 0 || lies(g.ages_offset[i], Tree::num_bytes(num_leaves))) &&
+            (g.places_offset[i] == 0 || lies(g.places_offset[i], Tree::num_bytes(num_leaves))) &&
+            (g.given_offset[i] == 0 || (!has_records && lies(g.given_offset[i], Wide{sizeof(uint32_t)} * num_leaves)));
     next_leaf += records.max_items;
   }
   return sound;
@@ -141,6 +147,12 @@ std::string unsound_part(const Geometry& g, const std::byte* memory, size_t num_
   if (!are_slabs_sound(g, num_bytes)) return "frames that lie outside of the file";
   if (!are_cells_sound(g, num_bytes)) return "start cells that lie outside of the file";
   if (!are_areas_sound(g)) return "areas that lie outside of their place";
+  const auto* indexes = reinterpret_cast<const Header*>(memory)->indexes;
+  for (uint32_t i = 0; i < g.num_indexes; ++i) {
+    const uint64_t num_leaves = g.records[i].max_items != 0 ? g.records[i].max_items : g.num_slots;
+    const Wide end = Wide{g.trees_offset[i]} + Tree::num_bytes(num_leaves) + kTurnBytes;
+    if ((indexes[i].traits & kIsShuffled) && end > g.slabs_offset) return "turns that lie outside of their place";
+  }
   const auto* columns = reinterpret_cast<const ColumnLayout*>(memory + g.columns_offset);
   for (uint32_t c = 0; c < g.num_columns; ++c)
     if (!is_column_sound(g, columns[c])) return "a column that lies outside of its frame";

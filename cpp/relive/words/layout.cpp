@@ -7,6 +7,7 @@
 
 #include "relive/words/bulk_layout.hpp"
 #include "relive/words/config_check.hpp"
+#include "relive/words/ranks.hpp"
 #include "relive/words/record_view.hpp"
 #include "relive/words/region.hpp"
 
@@ -112,6 +113,7 @@ void place_columns(const TableConfig& config, Layout* out) {
 uint32_t choose_page_len(const TableConfig& config, const Geometry& g, bool has_bulk) {
   // A page of one row is whole where no window reaches over it; bulk of one row is then spilled and freed alone.
   uint64_t least = has_bulk && g.has_state == 0 && g.history + g.max_n_step <= 1 ? 1 : Tree::kFanout;
+  if (config.indexes.front().chooses_pages()) return static_cast<uint32_t>(least);  // the fewer dead rows a page keeps
   uint64_t len = least;
   while (len * Tree::kFanout <= kMaxPageLen && len * Tree::kFanout * g.row_bytes <= kMiB &&
          len * Tree::kFanout * config.max_lanes <= config.capacity / 8)
@@ -145,17 +147,17 @@ Status number_records(const TableConfig& config, Geometry* g) {
     if (index.map != LeafMap::kExplicit) continue;
     RecordGeometry& records = g->records[i];
     records.first_leaf = next_leaf;
-    records.max_items = index.max_items;
+    records.max_items = index.num_records();
     records.max_windows = index.group.is_set() ? index.group.size : index.num_windows;
     records.group_size = index.group.size;
     records.value_stride = index.group.is_set() ? kGroupValueBytes : 0;
     for (uint32_t w = 0; w < index.num_windows; ++w)
       records.max_rows = std::max(records.max_rows, index.windows[w].span(index.windows[w].length));
     records.pages_a_window = (records.max_rows + g->page_len - 2) / g->page_len + 1;
-    if (index.max_items * records.nodes_a_record() >= ~uint32_t{0})  // nodes are named by 32 bits, 0 is none
+    if (records.max_items * records.nodes_a_record() >= ~uint32_t{0})  // nodes are named by 32 bits, 0 is none
       return invalid("max_items", "fewer than 2^32 times pages that their windows can touch",
                      static_cast<int64_t>(index.max_items));
-    next_leaf += index.max_items;
+    next_leaf += records.max_items;
   }
   g->slot_bits = std::max(8u, static_cast<uint32_t>(std::bit_width(next_leaf - 1)) + 4);
   g->page_bits = g->slot_bits - g->page_shift;
@@ -207,7 +209,7 @@ void place_cells(const Take& take, uint64_t num_slots, CellGeometry* cells) {
   cells->free_offset = take(sizeof(uint32_t) * num_slots);
 }
 
-void place_areas(const TableConfig& config, Layout* out) {
+Status place_areas(const TableConfig& config, Layout* out) {
   Geometry& g = out->geometry;
   uint64_t offset = round_up(sizeof(Header), 4096);
   const auto take = [&offset](uint64_t num_bytes) {
@@ -226,15 +228,30 @@ void place_areas(const TableConfig& config, Layout* out) {
   g.marks_offset = take(sizeof(Mark) * g.num_slots);
   g.free_frames_offset = take(sizeof(uint32_t) * g.num_frames);
   if (has_bulk(out->bulk)) place_bulk_areas(take, g.num_pages, &out->bulk);
+  bool are_marks_taken = false;  // by the first index of rows with priorities
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
     const bool has_records = g.records[i].max_items != 0;
     const uint64_t num_leaves = has_records ? g.records[i].max_items : g.num_slots;
-    g.trees_offset[i] = take(Tree::num_bytes(num_leaves));
+    const bool is_shuffled = (config.indexes[i].traits & kIsShuffled) != 0;
+    g.trees_offset[i] = take(Tree::num_bytes(num_leaves) + (is_shuffled ? kTurnBytes : 0));
     g.states_offset[i] = take(sizeof(uint16_t) * num_leaves);
     g.cursors_offset[i] = take(has_records ? 0 : sizeof(Cursor) * g.max_lanes);
     if (!has_records && config.indexes[i].max_items != 0) g.orders_offset[i] = take(Tree::num_bytes(num_leaves));
+    if (i == 0 && config.indexes[i].chooses_pages()) (void)take(Tree::num_bytes(g.num_pages));
+    if (config.indexes[i].chooses_records()) g.orders_offset[i] = take(2 * Tree::num_bytes(num_leaves));
+    if ((config.indexes[i].traits & kIsRanked) != 0) {
+      if (num_leaves > Ranks::kMostLeaves)
+        return invalid("capacity", "at most 2^31 slots where the sampler goes by ranks",
+                       static_cast<int64_t>(config.capacity));
+      g.ranks_offset[i] = take(Ranks::num_bytes(num_leaves));
+    }
     if (config.indexes[i].max_wait_s != 0.0) g.waits_offset[i] = take(Tree::num_bytes(num_leaves));
+    if (config.indexes[i].versions_kept != 0) g.ages_offset[i] = take(Tree::num_bytes(num_leaves));
+    if ((config.indexes[i].traits & kIsLatest) != 0) g.places_offset[i] = take(Tree::num_bytes(num_leaves));
     if (has_records) place_records(take, g.num_slots, g.max_lanes, &g.records[i]);
+    if (has_records || (config.indexes[i].traits & kHasPriorities) == 0) continue;
+    if (are_marks_taken) g.given_offset[i] = take(sizeof(uint32_t) * g.num_slots);
+    are_marks_taken = true;
   }
   place_cells(take, g.num_slots, &g.cells);
   g.metadata_bytes = config.metadata.size();
@@ -244,9 +261,10 @@ void place_areas(const TableConfig& config, Layout* out) {
   const uint64_t mask = (uint64_t{1} << g.frames_per_slab_shift) - 1;
   g.region_bytes =
       g.slabs_offset + (last >> g.frames_per_slab_shift) * g.slab_bytes + ((last & mask) + 1) * g.frame_bytes;
-  if (g.cells.stride == 0) return;
+  if (g.cells.stride == 0) return {};
   g.cells.cells_offset = round_up(g.region_bytes, kSlabAlign);
   g.region_bytes = g.cells.cells_offset + g.cells.num_cells * g.cells.stride;
+  return {};
 }
 
 }  // namespace
@@ -310,8 +328,7 @@ Status make_layout(const TableConfig& config, Layout* out) {
     return invalid("capacity", "fewer than 2^62 bytes of steps", static_cast<int64_t>(config.capacity));
   if (out->bulk.block_bytes != 0) RELIVE_RETURN_IF_ERROR(place_bulk(config, out));
   place_item_columns(config, out);
-  place_areas(config, out);
-  return {};
+  return place_areas(config, out);
 }
 
 uint64_t layout_hash(const Geometry& geometry, const ColumnLayout* columns) {

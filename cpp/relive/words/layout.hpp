@@ -9,6 +9,7 @@
 //                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -32,7 +33,7 @@ inline constexpr uint32_t kCellWord = 4;    // where a table has start cells: be
 inline constexpr uint32_t kNoCell = ~0u;    // that of a row which has none
 inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kMostLateBytes = 256;  // of a row's late columns together: they are written under the lock
-inline constexpr uint32_t kFormatVersion = 8;
+inline constexpr uint32_t kFormatVersion = 9;
 inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together; that a record's window spans
 inline constexpr uint32_t kMaxWindows = 32;   // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
@@ -138,27 +139,50 @@ struct WindowConfig {
 };
 static_assert(sizeof(WindowConfig) == 64);
 
+// Transitions of episodes that have ended, whose goals may be replaced by ones that were achieved (read/goals.hpp). Such
+// an index has a window to the end of its episode (SequenceConfig) and is read as a transition. All zero elsewhere.
+enum class Goals : uint32_t { kNone = 0, kFuture = 1, kFinal = 2, kEpisode = 3 };
+struct HindsightConfig {
+  Goals goals;
+  uint32_t goal;      // a column: what was wanted
+  uint32_t achieved;  // a state column of the same dtype and shape: what was reached
+  uint32_t reserved;
+  double share;  // of the drawn items, that have another goal
+
+  bool is_set() const { return goals != Goals::kNone; }
+};
+static_assert(sizeof(HindsightConfig) == 24);
+
 // What becomes of an episode of more steps than its item has rows: the step that makes it so long is refused; or the item
 // is its first ones, its last ones, or as many from one at random on.
 enum class TooLong : uint32_t { kRefuse = 0, kHead = 1, kTail = 2, kRandom = 3 };
 
 // Items that are groups of episodes: the index is explicit, its one declared window that of each member, and a record is
 // made by the episodes that end, not by a call (rules Y1 to Y5). All zero where items are no groups.
+enum class GroupWeight : uint16_t { kNone = 0, kMean = 1, kVariance = 2, kAnyMean = 3, kAnyVariance = 4 };
 struct GroupConfig {
-  uint32_t size;     // episodes of a group
-  uint32_t column;   // an int64 of kind episode, of which the members of a group have the same value
-  TooLong too_long;  // of an episode of more steps than the index's window has rows
-  uint32_t reserved;
+  uint32_t size;       // episodes of a group
+  uint32_t column;     // an int64 of kind episode, of which the members of a group have the same value
+  TooLong too_long;    // of an episode of more steps than the index's window has rows
+  GroupWeight weight;  // what a group's priority is when it is published (pages/group_weight.hpp)
+  uint16_t weighed;    // the column that it is computed from
 
   bool is_set() const { return size != 0; }
 };
 static_assert(sizeof(GroupConfig) == 16);
 
-// What an index does that most do not (Region::traits): the first two follow from its kinds.
+// What an index does that most do not (Region::traits): the first two and the last follow from its kinds.
 inline constexpr uint32_t kHasPriorities = 1;  // its sampler or its remover looks at them
 inline constexpr uint32_t kIsOrdered = 2;      // its sampler draws by an order of items, no mass
-inline constexpr uint32_t kIsBounded = 4;      // max_items of an index of rows
+inline constexpr uint32_t kIsBounded = 4;      // it has a remover's tree: max_items, and of records a choice
 inline constexpr uint32_t kIsTimed = 8;        // max_wait_s
+inline constexpr uint32_t kIsRanked = 16;      // its sampler draws by the ranks of priorities; follows from its kind
+inline constexpr uint32_t kHasTurns = 256;     // of records, its remover is not Fifo: no ring, but turns (rule R5)
+inline constexpr uint32_t kIsAged = 32;        // max_staleness
+inline constexpr uint32_t kIsLatest = 64;     // its sampler draws among the items that came last; follows from its kind
+inline constexpr uint32_t kFades = 128;       // its sampler's masses are of versions; follows from its kind
+inline constexpr uint32_t kIsShuffled = 512;  // its sampler goes through all leaves, epoch by epoch
+inline constexpr uint64_t kTurnBytes = 64;    // behind the tree of such an index: the turns that were taken
 
 struct IndexConfig {
   char name[64];
@@ -169,10 +193,10 @@ struct IndexConfig {
   Removal removal;
   Reduction reduction;  // of the sampler's leaves; follows from its kind, as the next two do from both kinds
   Reduction order;      // of the remover's
-  uint32_t traits;      // kHasPriorities, kIsOrdered
+  uint32_t traits;      // kHasPriorities, kIsOrdered, kIsRanked, kIsLatest, kFades, kIsShuffled
   Initial initial;
-  double priority_exponent;
-  double removal_exponent;  // the remover's
+  alignas(8) double priority_exponent;  // exponent_of() reads it without the lock: it may be changed
+  double removal_exponent;              // the remover's
   double initial_number;
   LimiterConfig limiter;
   uint32_t max_times_sampled;   // 0: no limit
@@ -183,11 +207,27 @@ struct IndexConfig {
   uint32_t num_windows;         // kExplicit, 0 else
   uint32_t time_major;          // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
   WindowConfig windows[kMaxWindows];
-  GroupConfig group;  // kExplicit: of items that episodes make as they end
-  double max_wait_s;  // an item that waits longer to be published is none; 0: for ever
-  Predicate where;    // a step whose item does not pass it is none (rule Q1); without operations every one passes
+  GroupConfig group;    // kExplicit: of items that episodes make as they end
+  double max_wait_s;    // an item that waits longer to be published is none; 0: for ever
+  Predicate where;      // a step whose item does not pass it is none (rule Q1); without operations every one passes
+  uint64_t best_items;  // of a sampler that draws among the best: how many of them; 0: best_share of all there are
+  double best_share;
+  HindsightConfig hindsight;  // of transitions whose goals may be replaced when they are drawn
+  uint64_t versions_kept;     // an item goes so many versions of the learner after its oldest row's; 0: never by that
+  uint64_t latest;            // kIsLatest: of so many items that came last those that are there are drawn
+  double decay;               // kFades: what is left of an item's mass with each version
+
+  // Explicit items, of which the remover chooses the one that goes, the newcomer among them: so one record more (rule R5).
+  bool chooses_records() const { return map == LeafMap::kExplicit && removal != Removal::kFifo; }
+  // Of the first index: which pages go at capacity is its remover's choice, and no longer their age's (rule D8).
+  bool chooses_pages() const { return map == LeafMap::kImplicit && removal != Removal::kFifo; }
+  uint64_t num_records() const { return max_items + (chooses_records() ? 1 : 0); }
 };
 static_assert(std::is_trivially_copyable_v<IndexConfig>);
+// The sampler's exponent now, at any time.
+inline double exponent_of(const IndexConfig& index) {
+  return std::atomic_ref<double>(const_cast<double&>(index.priority_exponent)).load(std::memory_order_acquire);
+}
 
 // What a user asks for; everything else follows from it.
 struct ColumnConfig {
@@ -215,7 +255,7 @@ struct TableConfig {
 // The records of an index whose items are explicit; all zero where they are not.
 struct RecordGeometry {
   uint64_t first_leaf;  // what their keys hold in a slot's place: first_leaf + record, above every row's slot
-  uint64_t max_items;   // records
+  uint64_t max_items;   // records: one more than its index's max_items where its remover chooses
   uint32_t max_windows;
   uint32_t max_rows;  // of the lane, that the longest window spans
   uint32_t pages_a_window;
@@ -297,8 +337,14 @@ struct Geometry {
   uint64_t slabs_offset;
   uint64_t region_bytes;
   CellGeometry cells;
-  uint64_t orders_offset[kMaxIndexes];  // the remover's tree, of indexes of rows that have max_items; 0: none
+  uint64_t orders_offset[kMaxIndexes];  // the remover's tree, behind it turns of records or ranks of pages; 0: none
   uint64_t waits_offset[kMaxIndexes];   // since when items wait, of indexes that have max_wait_s; 0: none
+  // Pending priorities, of indexes of rows that have priorities; 0: none, or those of the marks, as the first of them.
+  uint64_t given_offset[kMaxIndexes];
+  uint64_t ranks_offset[kMaxIndexes];  // classes of priorities, of indexes whose sampler draws by ranks; 0: none
+  uint64_t ages_offset[kMaxIndexes];   // items' versions, of indexes that have max_staleness; 0: none
+  uint64_t
+      places_offset[kMaxIndexes];  // tickets of the items that came last, of indexes that draw among these; 0: none
 };
 static_assert(std::is_trivially_copyable_v<Geometry>);
 

@@ -107,11 +107,32 @@ union Value {
   double real;
 };
 
+// Rows of one page, one behind the other.
+struct Rows {
+  Subject first;
+  Subject operator[](size_t k) const { return {first.slot + k, first.base, first.row + static_cast<uint32_t>(k), 0}; }
+};
+
+// One value for all items.
+struct Same {
+  Value value;
+  Value operator[](size_t) const { return value; }
+};
+
+bool is_constant(const Operation& operation) {
+  return operation.code == OpCode::kWhole || operation.code == OpCode::kReal;
+}
+Value constant_of(const Operation& operation) {
+  Value value;
+  std::memcpy(&value, &operation.whole, sizeof value);  // of either kind: they lie in the same place
+  return value;
+}
+
 // The values of one operation for all items: any number of them, or one, for which no loop is left.
-template <bool kIsOne>
+template <bool kIsOne, class Items>
 struct Evaluation {
   const Region& r;
-  const Subject* items;
+  const Items& items;
   size_t any;
 
   size_t count() const { return kIsOne ? 1 : any; }
@@ -192,9 +213,9 @@ struct Evaluation {
 
   void load(const Operation& operation, Value* out) const {
     if (operation.code == OpCode::kColumn) return column(operation, out);
-    if (operation.code == OpCode::kWhole) return wholes(out, [&](const Subject&) { return operation.whole; });
-    if (operation.code != OpCode::kReal) return derived(operation.code, out);
-    for (size_t k = 0; k < count(); ++k) out[k].real = operation.real;
+    if (!is_constant(operation)) return derived(operation.code, out);
+    const Value value = constant_of(operation);
+    for (size_t k = 0; k < count(); ++k) out[k] = value;
   }
 
   void of_one(OpCode code, Value* a) const {
@@ -205,12 +226,13 @@ struct Evaluation {
     }
   }
 
-  template <class Each>
-  void pairs(Value* a, const Value* b, Each&& each) const {
+  template <class Others, class Each>
+  void pairs(Value* a, const Others& b, Each&& each) const {
     for (size_t k = 0; k < count(); ++k) each(a[k], b[k]);
   }
-  // Into the first of two.
-  void of_two(OpCode code, Value* a, const Value* b) const {
+  // Into the first of two; b[k] the second one's values.
+  template <class Others>
+  void of_two(OpCode code, Value* a, const Others& b) const {
     switch (code) {
       case OpCode::kAdd:
         return pairs(a, b, [](Value& x, Value y) { x.real += y.real; });
@@ -303,11 +325,9 @@ bool PassingRows::looks_at(uint64_t page, uint32_t offset, uint32_t end) {
 }
 
 void PassingRows::look_ahead(uint64_t page, uint32_t offset, uint32_t end) {
-  Subject items[kEvaluatedTogether];
-  const Subject first = subject_of(r_, index_, r_.slot_of(page, offset));
   const uint32_t count = std::min<uint32_t>(kEvaluatedTogether, end - offset);
-  for (uint32_t k = 0; k < count; ++k) items[k] = {first.slot + k, first.base, first.row + k, 0};
-  evaluate(r_, r_.header->indexes[index_].where, items, count, passes_);
+  const Subject first = subject_of(r_, index_, r_.slot_of(page, offset));
+  evaluate_rows(r_, r_.header->indexes[index_].where, first, count, passes_);
   first_ = offset;
   end_ = offset + count;
 }
@@ -352,15 +372,18 @@ void prefetch_subject(const Region& r, const Predicate& predicate, const Subject
 namespace {
 
 // Not where it is called: what asks of one item alone must not pay for memory of many.
-template <size_t kMost>
-[[gnu::noinline]] void run_program(const Region& r, const Predicate& predicate, const Subject* items, size_t count,
+template <size_t kMost, class Items>
+[[gnu::noinline]] void run_program(const Region& r, const Predicate& predicate, const Items& items, size_t count,
                                    bool* passes) {
   Value stack[kMostStacked + 1][kMost];  // from 1 on
-  const Evaluation<kMost == 1> run{r, items, count};
+  const Evaluation<kMost == 1, Items> run{r, items, count};
   uint32_t top = 0;
   for (uint32_t k = 0; k < predicate.num_operations; ++k) {
     const Operation& operation = predicate.operations[k];
-    if (operation.code < OpCode::kToReal) {
+    const bool is_last = k + 1 == predicate.num_operations;
+    if (top != 0 && !is_last && is_constant(operation) && predicate.operations[k + 1].code >= OpCode::kAdd) {
+      run.of_two(predicate.operations[++k].code, stack[top], Same{constant_of(operation)});
+    } else if (operation.code < OpCode::kToReal) {
       run.load(operation, stack[++top]);
     } else if (operation.code < OpCode::kAdd) {
       run.of_one(operation.code, stack[top]);
@@ -378,6 +401,12 @@ void evaluate(const Region& r, const Predicate& predicate, const Subject* items,
   if (count == 1) return run_program<1>(r, predicate, items, 1, passes);
   if (count <= kFew) return run_program<kFew>(r, predicate, items, count, passes);
   run_program<kEvaluatedTogether>(r, predicate, items, count, passes);
+}
+
+void evaluate_rows(const Region& r, const Predicate& predicate, const Subject& first, size_t count, bool* passes) {
+  const Rows rows{first};
+  if (count <= kFew) return run_program<kFew>(r, predicate, rows, count, passes);
+  run_program<kEvaluatedTogether>(r, predicate, rows, count, passes);
 }
 
 }  // namespace relive

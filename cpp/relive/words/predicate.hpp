@@ -67,5 +67,7 @@ class PassingRows final {
 
 // passes[i]: whether the condition holds for items[i], i < count <= kEvaluatedTogether.
 void evaluate(const Region& r, const Predicate& predicate, const Subject* items, size_t count, bool* passes);
+// The same of rows of one page, from `first` on; num_steps is 0.
+void evaluate_rows(const Region& r, const Predicate& predicate, const Subject& first, size_t count, bool* passes);
 
 }  // namespace relive

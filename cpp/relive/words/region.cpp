@@ -24,7 +24,12 @@ uint32_t checksum_of(const std::byte* memory) {
   Crc32 sum;
   sum.add(memory + sizeof h->magic, offsetof(Header, clean) - sizeof h->magic);
   sum.add(&h->geometry, sizeof h->geometry);
-  sum.add(h->indexes, sizeof h->indexes);
+  for (const IndexConfig& index : h->indexes) {  // but the sampler's exponent, which may be changed (rule H2)
+    constexpr size_t kAt = offsetof(IndexConfig, priority_exponent), kBehind = kAt + sizeof index.priority_exponent;
+    const auto* const bytes = reinterpret_cast<const std::byte*>(&index);
+    sum.add(bytes, kAt);
+    sum.add(bytes + kBehind, sizeof index - kBehind);
+  }
   sum.add(memory + g.columns_offset, sizeof(ColumnLayout) * (g.num_columns + g.num_item_columns));
   sum.add(memory + g.metadata_offset, g.metadata_bytes);
   return sum.value();
@@ -68,7 +73,9 @@ void Region::bind(std::byte* memory) {
   r->num_row_indexes_ = 0;
   r->num_appended_indexes_ = 0;
   r->num_bounded_indexes_ = 0;
-  r->num_timed_indexes_ = 0;
+  r->ranks = Tree();
+  r->num_timed_indexes_ = r->num_aged_indexes_ = r->num_latest_indexes_ = r->num_fading_indexes_ = 0;
+  r->num_given_apart_ = 0;
   r->has_groups_ = false;
   for (uint32_t i = 0; i < g.num_indexes; ++i) bind_index(i);
 }
@@ -96,17 +103,42 @@ void Region::bind_index(uint32_t index) {
   }
   if (of.max_items == 0 || of.group_size != 0) appended_indexes_[num_appended_indexes_++] = index;
   trees_[index].bind(base + g.trees_offset[index], maps_[index].num_leaves, header->indexes[index].reduction);
+  if (header->indexes[index].traits & kIsShuffled)
+    turns[index] = at<std::atomic<uint64_t>>(base, g.trees_offset[index] + Tree::num_bytes(maps_[index].num_leaves));
   states_[index] = at<std::atomic<uint16_t>>(base, g.states_offset[index]);
-  traits[index] = static_cast<uint8_t>(header->indexes[index].traits & (kHasPriorities | kIsOrdered));
+  traits[index] = static_cast<uint16_t>(header->indexes[index].traits & (kHasPriorities | kIsOrdered | kFades));
+  if ((traits[index] & kFades) != 0) fading_indexes_[num_fading_indexes_++] = index;
   if (g.orders_offset[index] != 0) {
     traits[index] |= kIsBounded;
-    orders_[index].bind(base + g.orders_offset[index], g.num_slots, header->indexes[index].order);
-    bounded_indexes_[num_bounded_indexes_++] = index;
+    const uint64_t num_leaves = maps_[index].num_leaves;
+    orders_[index].bind(base + g.orders_offset[index], num_leaves, header->indexes[index].order);
+    if (!maps_[index].is_explicit) {
+      bounded_indexes_[num_bounded_indexes_++] = index;
+      if (index == 0 && header->indexes[0].chooses_pages())
+        ranks.bind(base + g.orders_offset[0] + Tree::num_bytes(num_leaves), g.num_pages, Reduction::kMin);
+    } else {
+      traits[index] |= kHasTurns;
+      turns_[index].bind(base + g.orders_offset[index] + Tree::num_bytes(num_leaves), num_leaves, Reduction::kMin);
+    }
   }
-  if (g.waits_offset[index] == 0) return;
-  traits[index] |= kIsTimed;
-  waits_[index].bind(base + g.waits_offset[index], maps_[index].num_leaves, Reduction::kMin);
-  timed_indexes_[num_timed_indexes_++] = index;
+  if (g.ranks_offset[index] != 0) {
+    traits[index] |= kIsRanked;
+    ranks_[index].bind(base + g.ranks_offset[index], maps_[index].num_leaves);
+  }
+  given_[index] = nullptr;
+  if (g.given_offset[index] != 0) {
+    given_[index] = at<std::atomic<uint32_t>>(base, g.given_offset[index]);
+    given_apart_[num_given_apart_++] = index;
+  }
+  const auto bind_due = [&](Due due, uint64_t offset, uint8_t trait, uint32_t* indexes, uint32_t* count) {
+    if (offset == 0) return;
+    traits[index] |= trait;
+    dues_[static_cast<uint32_t>(due)][index].bind(base + offset, maps_[index].num_leaves, Reduction::kMin);
+    indexes[(*count)++] = index;
+  };
+  bind_due(Due::kWait, g.waits_offset[index], kIsTimed, timed_indexes_, &num_timed_indexes_);
+  bind_due(Due::kAge, g.ages_offset[index], kIsAged, aged_indexes_, &num_aged_indexes_);
+  bind_due(Due::kPlace, g.places_offset[index], kIsLatest, latest_indexes_, &num_latest_indexes_);
 }
 
 void Region::create(std::byte* memory, const TableConfig& config, const Layout& layout) {
@@ -127,12 +159,19 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
   for (uint32_t i = 0; i < num_indexes; ++i) {
     trees_[i].clear();
     if (geometry->orders_offset[i] != 0) orders_[i].clear();
-    if (geometry->waits_offset[i] != 0) waits_[i].clear();
+    if (i == 0 && chooses_pages()) ranks.clear();
+    if ((traits[i] & kIsTimed) != 0) dues_[static_cast<uint32_t>(Due::kWait)][i].clear();
+    if ((traits[i] & kIsAged) != 0) dues_[static_cast<uint32_t>(Due::kAge)][i].clear();
+    if ((traits[i] & kIsLatest) != 0) dues_[static_cast<uint32_t>(Due::kPlace)][i].clear();
     h->index_state[i].max_priority.store(1.0, std::memory_order_relaxed);
     h->index_state[i].max_mass.store(1.0, std::memory_order_relaxed);
     h->index_state[i].limiter.store(config.indexes[i].limiter);
     for (uint64_t record = 0; record < geometry->records[i].max_items; ++record)
       records[i].words[record].store(uint64_t{1} << kGenerationShift);
+    if ((traits[i] & kHasTurns) == 0) continue;
+    turns_[i].clear();
+    for (uint64_t record = 0; record < turns_[i].num_leaves(); ++record) turns_[i].set_leaf(record, kFreeTurn);
+    turns_[i].rebuild();
   }
   h->ring_head.store(kNoPage);
   h->ring_tail.store(kNoPage);
@@ -168,6 +207,9 @@ Status Region::open(std::byte* memory, size_t num_bytes) {
   if (!unsound.empty()) return Status(Code::kNotARegion).with_text("what", "a damaged header: " + unsound);
   if (const uint32_t sum = checksum_of(memory); sum != h->checksum)
     return differs("checksum of the header", h->checksum, sum);
+  for (const IndexConfig& index : h->indexes)
+    if (const double exponent = exponent_of(index); !(exponent >= 0.0 && std::isfinite(exponent)))
+      return Status(Code::kNotARegion).with_text("what", "a damaged header: no exponent of priorities");
   if (h->frames_committed.load() > h->geometry.num_frames)
     return Status(Code::kNotARegion).with_text("what", "a damaged header: more frames than there are");
   bind(memory);

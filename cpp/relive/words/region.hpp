@@ -15,6 +15,7 @@
 #include "relive/words/bulk_view.hpp"
 #include "relive/words/layout.hpp"
 #include "relive/words/limiter_cell.hpp"
+#include "relive/words/ranks.hpp"
 #include "relive/words/record_view.hpp"
 #include "relive/words/sync.hpp"
 #include "relive/words/testing.hpp"
@@ -26,6 +27,9 @@ enum class PageState : uint64_t { kFree = 0, kOpen = 1, kClosed = 2, kRetired = 
 enum class LaneState : uint32_t { kClosed = 0, kLive = 1 };
 
 inline constexpr uint32_t kNoPage = ~0u;
+
+// The turn of a record that is free, where a remover chooses which one goes (rule R5): below every other one's.
+inline constexpr double kFreeTurn = -0x1.0p54;
 
 // The state of a leaf, PRIMARY, 16 bits: what the step of that slot is to the index. Mass 0 is not a state.
 inline constexpr uint16_t kMostUses = 0xfff9;  // 0 .. this: published, and drawn so many times
@@ -81,7 +85,7 @@ static_assert(sizeof(Cursor) == 16);
 struct Mark {
   std::atomic<uint32_t> policy_version;
   std::atomic<float> discount;             // counts where the head has kDiscountBit
-  std::atomic<uint32_t> pending_priority;  // bits of a float32; NaN: none came. Others write it under the lock
+  std::atomic<uint32_t> pending_priority;  // of one index (Region::given)
   std::atomic<uint32_t> lane;              // low half of the uid of the lane that wrote it
 
   void write(uint32_t version, float own_discount, uint32_t priority, uint32_t lane_uid) {
@@ -89,9 +93,6 @@ struct Mark {
     discount.store(own_discount, std::memory_order_relaxed);
     pending_priority.store(priority, std::memory_order_relaxed);
     lane.store(lane_uid, std::memory_order_relaxed);
-  }
-  float priority_given() const {  // NaN: none
-    return std::bit_cast<float>(pending_priority.load(std::memory_order_relaxed));
   }
 };
 static_assert(sizeof(Mark) == 16);
@@ -161,14 +162,19 @@ struct IndexState {
   std::atomic<int64_t> live_items;   // DERIVED
   std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
   std::atomic<double> max_mass;      // its mass
-  std::atomic<uint64_t> next_item;   // PRIMARY: records ever taken; the next is that modulo their number
+  std::atomic<uint64_t> next_item;   // PRIMARY, of a ring: records ever taken; the next is that modulo their number
   std::atomic<uint64_t> tickets;     // PRIMARY: ever given, of an index that keeps an order (rule R1)
   std::atomic<int64_t> pending;      // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
   std::atomic<uint64_t> timed_out;   // items that waited too long
+  std::atomic<uint64_t> expired;     // items that went as their versions were too old
+  std::atomic<uint64_t> base;        // PRIMARY: the version whose items have mass 1 where masses fade, x 2; odd: moving
   std::atomic<uint64_t> filtered;    // steps whose items the index's condition kept out
   std::atomic<int64_t> unused;  // DERIVED, as the next of an index with use counts: live items that were never drawn
   std::atomic<int64_t> used;    // PRIMARY: items that were drawn at least once, never lowered but by a draw given back
   LimiterCell limiter;          // the present one
+
+  // Of the first index, of rows: items that went because no page was without any (rule D8). It has no ring.
+  std::atomic<uint64_t>& crowded_out() { return next_item; }
 
   // What the limiter's insert side counts: what is pending, too, until it is published or over.
   int64_t inserted_or_pending() const {
@@ -188,6 +194,14 @@ struct LateRest {
   std::atomic<uint32_t> node;  // the next one there, + 1; 0: none
 };
 
+// A change of a sampler's exponent under way, PRIMARY, under the lock only (rule H2): all zero but while one is made, in
+// one hold. A leaf below 0 has its new value, negated.
+struct Raising {
+  std::atomic<uint32_t> index;  // + 1; 0: none is under way. Stored last, cleared when all is done
+  std::atomic<uint32_t> phase;  // 0: leaves are raised; 1: all are, and lose their signs
+  std::atomic<double> from, to;
+};
+
 struct Header {
   char magic[8];
   uint32_t format_version;
@@ -203,6 +217,7 @@ struct Header {
   alignas(64) std::atomic<uint32_t> lock;
   alignas(64) EventWords items_event;            // something to draw may have come
   alignas(64) EventWords room_event;             // room to insert may have come
+  Raising raising;                               // in what is left of this line
   alignas(64) std::atomic<uint64_t> live_steps;  // DERIVED
   std::atomic<uint64_t> removed_steps;           // DERIVED: of these, deleted ones
   std::atomic<uint64_t> next_order, next_ticket, next_uid;
@@ -215,6 +230,7 @@ struct Header {
   std::atomic<uint32_t> num_holding;  // DERIVED: the sum of holding over all participants
   std::atomic<uint32_t> kept_head;    // DERIVED: CLOSED pages without rows, kept for who holds or pins them
   LateRest late_rest;                 // PRIMARY
+  std::atomic<uint64_t> num_raised;   // twice the changes of exponents ever made, odd while one is under way (rule H3)
   alignas(64) IndexState index_state[kMaxIndexes];
   alignas(64) Counters counters;
 };
@@ -236,6 +252,11 @@ struct StartCells {
   std::byte* at(uint64_t cell) const { return first + cell * geometry->stride; }
 };
 
+// What an item is timed by, each in a tree of minima: since when it waits, how old its versions are, its place among those
+// that came last. What has the least is the first due.
+enum class Due : uint32_t { kWait = 0, kAge = 1, kPlace = 2 };
+inline constexpr uint32_t kNumDues = 3;
+
 struct Region {
   std::byte* base = nullptr;
   Header* header = nullptr;
@@ -249,16 +270,18 @@ struct Region {
   PageRecord* pages = nullptr;
   std::atomic<uint64_t>* tails = nullptr;
   Mark* marks = nullptr;
-  Cursor* cursors[kMaxIndexes] = {};  // of the row indexes
-  Records records[kMaxIndexes] = {};  // of the record indexes
+  Cursor* cursors[kMaxIndexes] = {};               // of the row indexes
+  Records records[kMaxIndexes] = {};               // of the record indexes
+  std::atomic<uint64_t>* turns[kMaxIndexes] = {};  // PRIMARY, of shuffled indexes: turns ever taken (rule O1)
   std::atomic<uint32_t>* free_frames = nullptr;
   uint32_t num_indexes = 0;
   uint32_t page_shift = 0;
   uint32_t page_len = 0;
   uint32_t page_bits = 0;
-  uint32_t late_bytes = 0;           // of a row's late columns; 0: there are none
-  uint8_t traits[kMaxIndexes] = {};  // of each index, what most do not do (words/layout.hpp)
-  Bulk bulk;                         // of a tiered table; empty in all others
+  uint32_t late_bytes = 0;            // of a row's late columns; 0: there are none
+  Tree ranks;                         // of the pages, DERIVED, where chooses_pages(); else without leaves
+  uint16_t traits[kMaxIndexes] = {};  // of each index, what most do not do (words/layout.hpp)
+  Bulk bulk;                          // of a tiered table; empty in all others
   StartCells cells;
 
   // Fills a fresh, zeroed region of layout.geometry.region_bytes and binds to it.
@@ -356,10 +379,24 @@ struct Region {
   int64_t key_of_leaf(uint32_t index, uint64_t leaf, uint64_t word) const {
     return key_of(maps_[index].first + leaf, word);
   }
+  // The priority that the item of a row came with, or was given since, in one index of rows that has priorities: bits of
+  // a float32, NaN where none came. PRIMARY; its writer's as the row's mark is, then under the lock (rule H1).
+  std::atomic<uint32_t>& given(uint32_t index, uint64_t slot) const {
+    const bool is_the_marks = given_[index] == nullptr || !RELIVE_RULE(H1_index);
+    return is_the_marks ? marks[slot].pending_priority : given_[index][slot];
+  }
+  // The indexes whose pending priorities stand apart from the marks: all but the first of rows that has some.
+  std::span<const uint32_t> given_apart() const { return {given_apart_, num_given_apart_}; }
   // Those of rows that hold no more than max_items.
   std::span<const uint32_t> bounded_indexes() const { return {bounded_indexes_, num_bounded_indexes_}; }
+  // Whether the remover of the first index chooses which page goes where the table is full (pages/choice.hpp).
+  bool chooses_pages() const { return ranks.num_leaves() != 0; }
   // Those whose items wait no longer than max_wait_s.
   std::span<const uint32_t> timed_indexes() const { return {timed_indexes_, num_timed_indexes_}; }
+  // Those whose items go by max_staleness, whose draws are among the items that came last, and whose masses fade.
+  std::span<const uint32_t> aged_indexes() const { return {aged_indexes_, num_aged_indexes_}; }
+  std::span<const uint32_t> latest_indexes() const { return {latest_indexes_, num_latest_indexes_}; }
+  std::span<const uint32_t> fading_indexes() const { return {fading_indexes_, num_fading_indexes_}; }
   uint32_t max_times(uint32_t index) const { return header->indexes[index].max_times_sampled; }
   const ItemShape& shape(uint32_t index) const { return geometry->shapes[index]; }
   std::atomic<uint64_t>& cursor(uint32_t index, uint32_t lane) const { return cursors[index][lane].place; }
@@ -382,9 +419,12 @@ struct Region {
   friend class Leaves;  // nobody else names a tree or a leaf's state
 
   Tree trees_[kMaxIndexes];
-  Tree orders_[kMaxIndexes];  // of the bounded indexes: which of their items goes first
-  Tree waits_[kMaxIndexes];   // of the timed indexes: since when what waits does
+  Tree orders_[kMaxIndexes];          // of the bounded indexes: which of their items goes first
+  Ranks ranks_[kMaxIndexes];          // of those that draw by ranks: classes of their leaves
+  Tree turns_[kMaxIndexes];           // of records that a remover chooses from: when one goes that it does not see
+  Tree dues_[kNumDues][kMaxIndexes];  // of the timed, the aged, and those that draw among the items that came last
   std::atomic<uint16_t>* states_[kMaxIndexes] = {};
+  std::atomic<uint32_t>* given_[kMaxIndexes] = {};
   ItemMap maps_[kMaxIndexes] = {};
   uint32_t row_indexes_[kMaxIndexes] = {};
   uint32_t record_indexes_[kMaxIndexes] = {};
@@ -395,6 +435,14 @@ struct Region {
   uint32_t num_bounded_indexes_ = 0;
   uint32_t timed_indexes_[kMaxIndexes] = {};
   uint32_t num_timed_indexes_ = 0;
+  uint32_t aged_indexes_[kMaxIndexes] = {};
+  uint32_t num_aged_indexes_ = 0;
+  uint32_t latest_indexes_[kMaxIndexes] = {};
+  uint32_t num_latest_indexes_ = 0;
+  uint32_t fading_indexes_[kMaxIndexes] = {};
+  uint32_t num_fading_indexes_ = 0;
+  uint32_t given_apart_[kMaxIndexes] = {};
+  uint32_t num_given_apart_ = 0;
   bool has_groups_ = false;
   bool is_key_in(uint64_t first, uint64_t count, int64_t key) const {
     return key >= 0 && static_cast<uint64_t>(key) >> kLeafBits == geometry->shard && key_slot(key) - first < count &&

@@ -217,8 +217,6 @@ void Tree::clear() {
 
 double Tree::identity() const { return identity_of(reduction_); }
 
-double Tree::leaf(uint64_t slot) const { return load(levels_[0] + slot, std::memory_order_acquire); }
-
 void Tree::set_leaf(uint64_t slot, double mass) { store(levels_[0] + slot, mass, std::memory_order_release); }
 
 double Tree::node(uint32_t level, uint64_t position) const { return load(levels_[level] + position); }

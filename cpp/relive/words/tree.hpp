@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -36,7 +37,7 @@ class Tree final {
   uint32_t num_levels() const { return num_levels_; }  // level 0 = leaves; the top level has at most 8 nodes
   double identity() const;
 
-  double leaf(uint64_t slot) const;           // acquire
+  double leaf(uint64_t slot) const { return std::atomic_ref<double>(levels_[0][slot]).load(std::memory_order_acquire); }
   void set_leaf(uint64_t slot, double mass);  // release; ancestors are refreshed by refresh()
   void prefetch(uint64_t slot) const { __builtin_prefetch(levels_[0] + slot); }
   double node(uint32_t level, uint64_t position) const;

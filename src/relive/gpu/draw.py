@@ -68,6 +68,7 @@ class DeviceSampler:
         scratch = rounds.scratch(num_items)
         start = time.monotonic()
         attempt = 0
+        num_raised = self._core.num_raised
         while True:
             if attempt > 0:
                 drawing = drawing._replace(random_base=call_base(self._seed, stream, call, attempt))
@@ -79,6 +80,9 @@ class DeviceSampler:
                 else:
                     rounds.sample(span, scratch, drawing, room)
                 num_wanted = scratch.left().num_wanted
+            if num_raised & 1 or self._core.num_raised != num_raised:  # old and new masses (rule H3): all of it anew
+                num_raised, num_wanted = self._core.num_raised, num_items
+                scratch.want_all()
             if num_wanted == 0:
                 return drawing, [] if room is None else room.arrays, num_live
             attempt += 1

@@ -52,6 +52,10 @@ class Scratch:
         is_first, self._is_first = self._is_first, False
         return int(is_first)
 
+    def want_all(self) -> None:
+        """Nothing of what was drawn so far counts: the next round is a first one."""
+        self._is_first = True
+
     def left(self) -> Left:
         """What the last round left over. Waits for the launches so far; 16 bytes come from the device."""
         num_wanted, num_gone = self.cells[:NUM_COUNTERS].tolist()

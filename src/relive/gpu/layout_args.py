@@ -13,8 +13,10 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any, TypeAlias, final
 
 from relive.errors import DtypeMismatch, InvalidConfig
+from relive.hindsight import Hindsight
 from relive.index import Index
 from relive.items import Episodes, Sequences, Transitions
+from relive.samplers import Fresh
 
 __all__ = [
     "COLUMN_NAMES",
@@ -140,9 +142,12 @@ def tree_levels(num_leaves: int) -> tuple[int, ...]:
 def step_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
     """The items of the number-th index, whose leaves are slots of steps.
 
-    Raises InvalidConfig of groups and explicit items, which kernels neither draw nor read.
+    Raises InvalidConfig of groups and explicit items, and of Hindsight, which kernels neither draw nor read.
     """
     name, index = list(indexes.items())[number]
+    if isinstance(index.sampler, Hindsight):
+        expected = "one without Hindsight: devices replace no goals; use Table.sample"
+        raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)
     items = index.items
     if isinstance(items, (Transitions, Sequences)) or (isinstance(items, Episodes) and items.group_by is None):
         return items
@@ -155,6 +160,9 @@ def check_sampler(indexes: Mapping[str, Index], number: int) -> None:
     name, index = list(indexes.items())[number]
     if not index.draws_by_mass:
         expected = "Uniform() or Prioritized(): devices draw by mass alone; gather keys that Table.draw chose"
+        raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)
+    if isinstance(index.sampler, Fresh) and index.sampler.decay is not None:
+        expected = "a sampler whose masses are not moved while kernels read them; gather keys that Table.draw chose"
         raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)
 
 

@@ -30,7 +30,7 @@ from relive.service.wire import Bytes
 __all__ = ["MIN_REPLY_S", "Answer", "Connection", "close_connections", "cutoff", "server_wait"]
 
 MIN_REPLY_S = 1.0  # an answer is waited for at least so long, whatever the deadline: networks blink
-_LOOKS = frozenset({"select", "gather", *(verb.name for verb in VERBS.values() if verb.looks)})
+_LOOKS = frozenset({"select", "gather", "list", *(verb.name for verb in VERBS.values() if verb.looks)})
 _OPTIONS = [
     # Windows and frames as large as batches are; without them large bodies come at about half the speed.
     ("grpc.http2.lookahead_bytes", 16 << 20),

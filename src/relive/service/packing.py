@@ -16,7 +16,31 @@ import numpy.typing as npt
 from relive._casting import with_items
 from relive.service.wire import Bytes, whole
 
-__all__ = ["CREATED", "DRAWN", "PRESENT", "PackedArray", "Packing", "address_of", "gathered", "room_for", "sampled"]
+__all__ = [
+    "CREATED",
+    "DRAWN",
+    "LISTED",
+    "PRESENT",
+    "PackedArray",
+    "Packing",
+    "address_of",
+    "gathered",
+    "room_for",
+    "sampled",
+]
+
+__all__ = [
+    "CREATED",
+    "DRAWN",
+    "LISTED",
+    "PRESENT",
+    "PackedArray",
+    "Packing",
+    "address_of",
+    "gathered",
+    "room_for",
+    "sampled",
+]
 
 ALIGNMENT = 64
 
@@ -125,6 +149,14 @@ KEYS = PackedArray("item_keys", np.dtype(np.int64), ())
 PROBABILITIES = PackedArray("probabilities", np.dtype(np.float64), ())
 DRAWN = Packing([KEYS, PROBABILITIES])
 CREATED = Packing([KEYS])
+# Items of some leaves: nobody knows how many before they are found, so they count as rows do.
+LISTED = Packing(
+    [
+        KEYS._replace(per="row"),
+        PackedArray("ages", np.dtype(np.uint64), (), 0, "row"),
+        PackedArray("ranks", np.dtype(np.float64), (), 0, "row"),
+    ]
+)
 PRESENT = Packing([PackedArray("present", np.dtype(np.bool_), ())])
 
 

@@ -13,7 +13,7 @@ from relive.errors import TableClosed, Unacknowledged
 from relive.service import wire
 from relive.service.connection import Answer, Connection, cutoff, server_wait
 from relive.service.encoding import RowEncoder
-from relive.service.packing import CREATED, DRAWN, PackedArray, Packing, gathered, sampled
+from relive.service.packing import CREATED, DRAWN, LISTED, PRESENT, PackedArray, Packing, gathered, sampled
 from relive.service.remote_writer import RemoteWriterCore, SyncWriterCore
 from relive.service.verbs import Verb, answered_by_messages
 from relive.table_core import Normalise, SimpleCalls, TableCore
@@ -96,6 +96,24 @@ class RemoteCore(SimpleCalls):
         assert block is not None
         keys, probabilities = DRAWN.arrays(block, num_items)
         return keys, probabilities, told["live"]
+
+    def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:
+        """Which of the keys were claimed, live items."""
+        count = len(keys)
+        header = {"op": "claim", "index": index, "n": count}
+        told, block = self._call(header, (np.ascontiguousarray(keys),), timeout_s, PRESENT, count)
+        assert block is not None
+        return PRESENT.arrays(block, count)[0], told["live"]
+
+    def list_items(
+        self, index: int, first: int, count: int, where: str | None = None
+    ) -> tuple[Keys, npt.NDArray[np.uint64], npt.NDArray[np.float64], int]:
+        """Items of some leaves; the server may look at fewer than asked."""
+        header = {"op": "list", "index": index, "first": first, "n": count} | _asked(where)
+        told, block = self._call(header, (), None, LISTED, 0)
+        assert block is not None
+        keys, ages, ranks = LISTED.arrays(block, 0, LISTED.num_rows(told))
+        return keys, ages, ranks, wire.whole(told, "next", 0, 1 << 48)
 
     def gather(
         self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None

@@ -13,6 +13,7 @@ from relive.handle import TableHandle
 from relive.protocol import ReplayTable
 from relive.service.batches import RemoteSource
 from relive.service.connection import Connection, cutoff
+from relive.service.held import RemoteDraws
 from relive.service.options import Streaming
 from relive.service.remote_core import remote_core
 from relive.service.streaming_writer import StreamingWriter
@@ -79,6 +80,10 @@ class RemoteTable(TableHandle):
         if streaming is None:
             return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
         return StreamingWriter(self._remote, self._spec, num_lanes, streaming, self.create_items)
+
+    def held_draws(self, number: int) -> RemoteDraws:
+        """Draws that the server holds."""
+        return RemoteDraws(self._remote, number)
 
     def _batch_source(
         self, selection: Selection, num_items: int, prefetch: int, timeout_s: float

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from relive._core import Claims
 from relive.errors import BadMessage, InvalidConfig, ReliveError
 from relive.service import wire
 from relive.service.hosting import Hosted, HostedSelection
 from relive.service.item_calls import Creation, items_of
 from relive.service.options import ServerOptions
-from relive.service.packing import CREATED, DRAWN, PRESENT
+from relive.service.packing import CREATED, DRAWN, LISTED, PRESENT
 from relive.service.pipe import Pipe, StreamBroken, packed
 from relive.service.verbs import VERBS, Verb, arguments
 from relive.service.wire import Bytes
@@ -101,6 +102,8 @@ class CallSession(Session):
         self._calls: dict[str, Callable[[Header, Bytes], None]] = {
             "sample": self._sample,
             "draw": self._draw,
+            "claim": self._claim,
+            "list": self._list,
             "gather": self._gather,
             "create": self._create,
             "select": self._describe,
@@ -141,6 +144,27 @@ class CallSession(Session):
             lambda slice_s: core.draw(number, count, slice_s, where=where), wire.seconds(header), self.pipe.gone
         )
         self.pipe.send_buffers({"live": num_live}, packed(DRAWN, [keys, probabilities], count))
+
+    def _claim(self, header: Header, body: Bytes) -> None:
+        number = wire.whole(header, "index", 0, 1 << 16)
+        self.hosted.index_name(number)
+        count = bound(wire.whole(header, "n", 0, 2**31 - 1), 0, self.options)
+        (keys,) = wire.arrays_of(body, (np.int64, (count,)))
+        core = self.hosted.table.core
+        taken, num_live = self.hosted.wait(
+            lambda slice_s: core.claim(number, keys, slice_s), wire.seconds(header), self.pipe.gone
+        )
+        self.pipe.send_buffers({"live": num_live}, packed(PRESENT, [taken], count))
+
+    def _list(self, header: Header, body: Bytes) -> None:
+        number = wire.whole(header, "index", 0, 1 << 16)
+        self.hosted.index_name(number)
+        most = max(self.options.max_reply_bytes // LISTED.item_bytes(1), 1)
+        first, count = wire.whole(header, "first", 0, 1 << 48), wire.whole(header, "n", 1, 1 << 48)
+        where = self._where(header, number)
+        *found, next_leaf = self.hosted.table.core.list_items(number, first, min(count, most, 1 << 20), where)
+        rows = len(found[0])
+        self.pipe.send_buffers({"rows": rows, "next": next_leaf}, packed(LISTED, found, 0, rows))
 
     def _where(self, header: Header, number: int) -> Any:
         """The condition of a draw, None where it has none. Raises BadMessage, InvalidConfig, UnknownColumn."""
@@ -183,45 +207,91 @@ class CallSession(Session):
         self.pipe.send({"value": member if verb.is_property else member(*values)})
 
 
+class _Lent(NamedTuple):
+    """A batch that was drawn and is not handed out. claims: the uses it took, where they are given back with it."""
+
+    number: int  # of its index
+    num_items: int
+    draw: DrawNumber
+    claims: Claims | None
+
+
 @final
 class HoldSession(Session):
-    """Batches drawn ahead: in flight until the client says that one was handed out, given back at the stream's end."""
+    """Batches drawn ahead: in flight until the client says that one was handed out, given back at the stream's end.
+
+    A message may give the newest one back itself ("back"); with "claims" the uses that a draw took are given back, too.
+    """
 
     def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
         super().__init__(pipe, hosted, options)
-        self._held: list[tuple[int, int, DrawNumber]] = []  # (index, items) of each batch, oldest first
+        self._held: list[_Lent] = []  # oldest first
 
     def handle(self, header: Header, body: Bytes) -> None:
         """Counts what was handed out, then draws one more batch if that is asked."""
-        core = self.hosted.table.core
         if "after" in header:
             self.hosted.wait_for(header["after"], wire.seconds(header))
         for _ in range(wire.whole(header, "handed_out", 0, len(self._held))):
-            core.commit_held(*self._held[0][:2])
-            del self._held[0]
+            self._commit(self._held.pop(0))
         op = wire.field(header, "op", str)
         if op == "sample":
-            selection, number = self._selection(header)
-            count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.item_bytes, self.options)
-            draw = DrawNumber(core)
-            arrays, keys, probabilities, num_live = self.hosted.wait(
-                lambda slice_s: core.sample(selection.core, count, slice_s, True), wire.seconds(header), self.pipe.gone
-            )
-            draw.taken()
-            self._held.append((number, count, draw))
-            send_sample(self.pipe, selection, arrays, keys, probabilities, {"live": num_live})
-        elif op == "count":
+            self._sample(header)
+        elif op == "draw":
+            self._draw(header)
+        elif op in ("count", "back"):
+            if op == "back" and self._held:
+                self._give_back(self._held.pop())
             self.pipe.send({"value": len(self._held)})
         else:
-            raise BadMessage("op", "sample or count", op[:40])
+            raise BadMessage("op", "sample, draw, back or count", op[:40])
+
+    def _sample(self, header: Header) -> None:
+        core, draw = self.hosted.table.core, DrawNumber(self.hosted.table.core)
+        selection, number = self._selection(header)
+        count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.item_bytes, self.options)
+        claims = Claims() if header.get("claims") is True else None
+        arrays, keys, probabilities, num_live = self.hosted.wait(
+            lambda slice_s: core.sample(selection.core, count, slice_s, True, claims=claims),
+            wire.seconds(header),
+            self.pipe.gone,
+        )
+        draw.taken()
+        self._held.append(_Lent(number, count, draw, claims))
+        send_sample(self.pipe, selection, arrays, keys, probabilities, {"live": num_live})
+
+    def _draw(self, header: Header) -> None:
+        core, draw, claims = self.hosted.table.core, DrawNumber(self.hosted.table.core), Claims()
+        number = wire.whole(header, "index", 0, 1 << 16)
+        self.hosted.index_name(number)
+        count = bound(wire.whole(header, "n", 1, 2**31 - 1), 0, self.options)
+        keys, probabilities, num_live = self.hosted.wait(
+            lambda slice_s: core.draw(number, count, slice_s, claims=claims), wire.seconds(header), self.pipe.gone
+        )
+        draw.taken()
+        self._held.append(_Lent(number, count, draw, claims))
+        self.pipe.send_buffers({"live": num_live}, packed(DRAWN, [keys, probabilities], count))
+
+    def _commit(self, lent: _Lent) -> None:
+        core = self.hosted.table.core
+        if lent.claims is None:
+            core.commit_held(lent.number, lent.num_items)
+        else:
+            core.commit_batch(lent.number, lent.num_items, lent.claims)
+
+    def _give_back(self, lent: _Lent) -> None:
+        core = self.hosted.table.core
+        if lent.claims is None:
+            core.return_held(lent.number, lent.num_items)
+        else:
+            core.give_back_batch(lent.number, lent.num_items, lent.claims)
+        lent.draw.give_back()
 
     def end(self) -> None:
         """Gives back what was not handed out."""
         held, self._held = self._held, []
         if not self.hosted.table.closed:  # closing the table gives everything back
-            for number, count, draw in reversed(held):
-                self.hosted.table.core.return_held(number, count)
-                draw.give_back()
+            for lent in reversed(held):
+                self._give_back(lent)
 
 
 def send_sample(

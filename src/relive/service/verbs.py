@@ -15,7 +15,7 @@ import numpy as np
 from relive.errors import BadMessage
 from relive.service import wire
 from relive.service.wire import Bytes
-from relive.table_core import InBody, IndexOf, SimpleCalls, Whole
+from relive.table_core import InBody, IndexOf, Number, SimpleCalls, Whole
 
 __all__ = ["VERBS", "Asks", "Verb", "answered_by_messages", "arguments"]
 
@@ -29,7 +29,7 @@ class Verb(NamedTuple):
     """One simple call: how each of its arguments travels, in order. looks: it changes nothing, may be sent twice."""
 
     name: str
-    parameters: Mapping[str, Whole | IndexOf | InBody]
+    parameters: Mapping[str, Whole | Number | IndexOf | InBody]
     looks: bool
     is_property: bool
 
@@ -102,4 +102,6 @@ def _value(name: str, kind: Any, header: Mapping[str, Any], num_indexes: int, ar
         return next(arrays)
     if isinstance(kind, IndexOf):
         return wire.whole(header, name, 0, num_indexes - 1)
+    if isinstance(kind, Number):
+        return wire.number(header, name)
     return wire.whole(header, name, kind.least, kind.most)

@@ -1,0 +1,222 @@
+// Exponents that change while they are in use: every mass is the old one or the new one for all, whoever dies inside the
+// change (H2), draws (H3) or updates (H4) meanwhile, or gives a use back behind it (H5).
+#include <cmath>
+#include <thread>
+
+#include "dying.hpp"
+#include "relive/index/kinds.hpp"
+#include "relive/table/changing.hpp"
+#include "relive/table/draws.hpp"
+#include "relive/table/looking.hpp"
+
+using namespace rig;
+
+namespace {
+
+constexpr int kItems = 12;
+
+class WithoutRule final {
+ public:
+  WithoutRule(testing::Rule rule, bool is_off) : off_(testing::rule_switched_off[static_cast<uint32_t>(rule)]) {
+    off_ = is_off;
+  }
+  ~WithoutRule() { off_ = false; }
+
+ private:
+  bool& off_;
+};
+
+Spec prioritized(uint32_t max_times = 0) {
+  Spec spec{.capacity = 200};
+  spec.indexes = {{.prioritized = true, .max_times = max_times}};
+  return spec;
+}
+
+float priority_of(size_t k) { return k == 3 ? 0.0f : 0.25f * static_cast<float>(k + 1) * static_cast<float>(k + 1); }
+
+void fill(Rig& rig) {
+  CHECK(rig.write({0}, kItems, std::vector<int>(kItems, 0), NextGiven::kYes) == Code::kOk);
+  std::vector<float> priorities(rig.keys.size());
+  for (size_t k = 0; k < priorities.size(); ++k) priorities[k] = priority_of(k);
+  int64_t applied = 0;
+  CHECK(relive::update_priorities(*rig.table, 0, rig.keys.data(), priorities.data(), priorities.size(), &applied).ok());
+}
+
+double exponent(Rig& rig) { return exponent_of(rig.table->region().header->indexes[0]); }
+
+// Leaves that are not the mass of their priority by the exponent that the table says it has.
+int count_wrong(Rig& rig) {
+  const Region& r = rig.table->region();
+  int wrong = 0;
+  for (size_t k = 0; k < rig.keys.size(); ++k) {
+    const double mass = Leaves(r, 0).mass(r.key_slot(rig.keys[k]));
+    wrong += mass == leaf_of(r.header->indexes[0], priority_of(k)) ? 0 : 1;
+  }
+  const auto largest = static_cast<float>(r.header->index_state[0].max_priority.load());
+  wrong += r.header->index_state[0].max_mass.load() == leaf_of(r.header->indexes[0], largest) ? 0 : 1;
+  wrong += r.header->num_raised.load() % 2 == 0 && r.header->raising.index.load() == 0 ? 0 : 1;
+  return wrong;
+}
+
+// Deaths at every store of a change: how many of them left a table that is neither the old one nor the new one.
+int count_halves(double to) {
+  int halves = 0;
+  using testing::FailPoint;
+  for (const FailPoint at : {FailPoint::raise_noted, FailPoint::raise_leaf, FailPoint::raise_raised,
+                             FailPoint::raise_turned, FailPoint::raise_exponent, FailPoint::raise_over}) {
+    for (int passage = 1; passage <= kItems - 1; ++passage) {
+      Rig rig(prioritized());
+      fill(rig);
+      const bool died =
+          dies_at(static_cast<uint32_t>(at), passage, [&] { (void)set_priority_exponent(*rig.table, 0, to); });
+      if (!died) break;
+      // Whoever cleans up may die, too, in the midst of it.
+      (void)dies_at(static_cast<uint32_t>(FailPoint::raise_leaf), 2, [&] { recover_all(*rig.table); });
+      recover_all(*rig.table);
+      halves += count_wrong(rig) == 0 && relive::check(*rig.table).ok() ? 0 : 1;
+      halves += exponent(rig) == to || exponent(rig) == 0.6 ? 0 : 1;
+    }
+  }
+  return halves;
+}
+
+struct Drawn {
+  std::vector<int64_t> keys;
+  std::vector<double> probabilities;
+};
+
+Drawn draw(Table& table, size_t n, std::vector<Claimed>* claims = nullptr) {
+  Drawn drawn{std::vector<int64_t>(n), std::vector<double>(n)};
+  DrawRequest request;
+  request.num_items = n;
+  request.keys = drawn.keys.data();
+  request.probabilities = drawn.probabilities.data();
+  request.claims = claims;
+  request.hold = claims != nullptr;
+  CHECK(draw_batch(table, request, 10.0).ok());
+  return drawn;
+}
+
+// Batches drawn while the exponent goes to and fro: how many had a probability that neither exponent gives.
+int count_torn_batches(int num_changes) {
+  Rig rig(prioritized());
+  fill(rig);
+  std::map<int64_t, std::pair<double, double>> expected;
+  double sums[2] = {};
+  for (size_t k = 0; k < rig.keys.size(); ++k)
+    for (int way = 0; way < 2; ++way) sums[way] += std::pow(priority_of(k), way == 0 ? 0.6 : 2.0);
+  for (size_t k = 0; k < rig.keys.size(); ++k)
+    expected[rig.keys[k]] = {std::pow(priority_of(k), 0.6) / sums[0], std::pow(priority_of(k), 2.0) / sums[1]};
+  std::atomic<bool> is_over{false};
+  int torn = 0;
+  std::thread sampler([&] {
+    while (!is_over.load()) {
+      const Drawn drawn = draw(*rig.table, 32);
+      bool is_old = true, is_new = true;
+      for (size_t i = 0; i < drawn.keys.size(); ++i) {
+        const auto [before, after] = expected[drawn.keys[i]];
+        is_old &= std::abs(drawn.probabilities[i] / before - 1.0) < 1e-6;
+        is_new &= std::abs(drawn.probabilities[i] / after - 1.0) < 1e-6;
+      }
+      torn += is_old || is_new ? 0 : 1;
+    }
+  });
+  for (int k = 0; k < num_changes; ++k) CHECK(set_priority_exponent(*rig.table, 0, k % 2 == 0 ? 2.0 : 0.6).ok());
+  is_over.store(true);
+  sampler.join();
+  return torn;
+}
+
+// Updates of many items while the exponent goes to and fro: leaves that were made with one that had changed.
+int count_late_updates(int num_changes) {
+  Rig rig(prioritized());
+  fill(rig);
+  std::vector<int64_t> keys;
+  std::vector<float> priorities;
+  for (size_t k = 0; k < 4096; ++k) {
+    keys.push_back(rig.keys[k % rig.keys.size()]);
+    priorities.push_back(priority_of(k % rig.keys.size()));
+  }
+  std::atomic<bool> is_over{false};
+  std::thread updater([&] {
+    int64_t applied = 0;
+    while (!is_over.load())
+      CHECK(relive::update_priorities(*rig.table, 0, keys.data(), priorities.data(), keys.size(), &applied).ok());
+  });
+  for (int k = 0; k < num_changes; ++k) CHECK(set_priority_exponent(*rig.table, 0, k % 2 == 0 ? 2.0 : 0.6).ok());
+  is_over.store(true);
+  updater.join();
+  return count_wrong(rig);
+}
+
+}  // namespace
+
+TEST(a_death_inside_a_change_leaves_the_old_masses_or_the_new_ones) {
+  for (const double to : {0.0, 0.3, 1.0, 2.5}) CHECK_EQ(count_halves(to), 0);
+}
+
+TEST(without_the_note_a_death_leaves_halves) {
+  const WithoutRule off(testing::Rule::H2_note, true);
+  CHECK(count_halves(2.5) > 0);
+}
+
+TEST(priorities_come_back_as_they_were_given) {
+  for (const double from : {1.0 / 16, 0.1, 0.4, 0.6, 1.0, 2.0, 3.0}) {
+    int wrong = 0;
+    for (int k = 0; k < 20'000; ++k) {
+      const float priority = std::exp2(static_cast<float>(k) * 0.00317f - 31.0f);
+      const Kind& kind = kind_of(Sampling::kPrioritized);
+      double mass, expected;
+      kind.masses_of(from, &priority, 1, &mass);
+      kind.masses_of(0.7, &priority, 1, &expected);
+      raise_masses(from, 0.7, &mass, 1);
+      wrong += mass == expected ? 0 : 1;
+    }
+    CHECK_EQ(wrong, 0);
+  }
+}
+
+TEST(a_batch_is_of_one_exponent) {
+  CHECK_EQ(count_torn_batches(20'000), 0);
+  const WithoutRule off(testing::Rule::H3_draw, true);
+  int torn = 0;
+  for (int k = 0; k < 20 && torn == 0; ++k) torn = count_torn_batches(20'000);
+  CHECK(torn > 0);
+}
+
+TEST(an_update_is_of_the_present_exponent) {
+  CHECK_EQ(count_late_updates(2'000), 0);
+  const WithoutRule off(testing::Rule::H4_update, true);
+  int wrong = 0;
+  for (int k = 0; k < 200 && wrong == 0; ++k) wrong = count_late_updates(100);
+  CHECK(wrong > 0);
+}
+
+TEST(a_use_given_back_has_the_present_mass) {
+  for (const bool is_off : {false, true}) {
+    const WithoutRule off(testing::Rule::H5_claim, is_off);
+    Rig rig(prioritized(1));
+    fill(rig);
+    std::vector<Claimed> claims;
+    (void)draw(*rig.table, kItems - 1, &claims);
+    CHECK_EQ(Leaves(rig.table->region(), 0).num_live(), 1);
+    CHECK(set_priority_exponent(*rig.table, 0, 2.0).ok());
+    CHECK(give_back_batch(*rig.table, 0, kItems - 1, false, claims).ok());
+    CHECK_EQ(count_wrong(rig) == 0, !is_off);
+    CHECK(relive::check(*rig.table).ok());
+  }
+}
+
+TEST(what_is_refused_changes_nothing) {
+  Rig rig(prioritized());
+  fill(rig);
+  for (const double bad : {-1.0, std::nan(""), HUGE_VAL})
+    CHECK(set_priority_exponent(*rig.table, 0, bad).code() == Code::kInvalidConfig);
+  CHECK_EQ(count_wrong(rig), 0);
+  CHECK(set_priority_exponent(*rig.table, 0, 0.0).ok());
+  CHECK(set_priority_exponent(*rig.table, 0, 0.6).code() == Code::kInvalidConfig);
+  CHECK_EQ(exponent(rig), 0.0);
+  CHECK(relive::check(*rig.table).ok());
+}
+
+TEST_MAIN()

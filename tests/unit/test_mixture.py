@@ -1,0 +1,166 @@
+"""Shares that are exact, and mixtures of items of every kind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import relive
+from relive import errors
+from relive.shares import Shares
+
+SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 10_000), min_size=1, max_size=8),
+    st.lists(st.one_of(st.integers(1, 8), st.integers(1, 700)), min_size=1, max_size=40),
+)
+def test_no_source_is_ever_a_whole_item_off(weights: list[int], sizes: list[int]) -> None:
+    shares = Shares({str(number): weight / sum(weights) for number, weight in enumerate(weights)})
+    exact = [Fraction(weight, shares.period) for weight in shares.weights]
+    assert sum(exact) == 1
+    totals, drawn, at = [0] * len(weights), 0, shares.begun
+    for size in sizes:
+        parts, at = shares.parts(at, size)
+        assert sum(parts) == size and min(parts) >= 0
+        drawn += size
+        totals = [total + part for total, part in zip(totals, parts, strict=True)]
+        assert all(abs(total - drawn * share) < 1 for total, share in zip(totals, exact, strict=True))
+
+
+def test_shares_are_what_is_written() -> None:
+    shares = Shares({"a": 0.1, "b": 0.2, "c": 0.7})
+    assert shares.weights == (1, 2, 7) and shares.period == 10
+    assert shares.parts(shares.begun, 10**9)[0] == (10**8, 2 * 10**8, 7 * 10**8)
+    thirds = Shares({"a": 1 / 3, "b": 2 / 3})
+    assert thirds.weights == (1, 2)
+    tiny = Shares({"a": 1e-9, "b": 1.0 - 1e-9})
+    assert tiny.parts(tiny.begun, 256)[0] in ((0, 256), (1, 255))
+
+
+def table_of(first: int, count: int, **index: Any) -> relive.Table:
+    table = relive.Table(SPEC, 1_000, relive.Index(**index))
+    with table.writer() as writer:
+        writer.extend(number=np.arange(first, first + count))
+    return table
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_sequences_and_episodes(time_major: bool) -> None:
+    for items in (
+        relive.Sequences(length=3, period=1, time_major=time_major),
+        relive.Episodes(max_length=4, time_major=time_major),
+        relive.Episodes(max_length=4, layout="ragged"),
+    ):
+        tables = {}
+        for name, first in (("a", 0), ("b", 100)):
+            tables[name] = relive.Table(SPEC, 200, relive.Index(items))
+            with tables[name].writer() as writer:
+                for length in (2, 3):
+                    for k in range(length):
+                        writer.append(number=first, terminated=k == length - 1)
+                        first += 1
+        with relive.Mixture({"a": 0.5, "b": 0.5}, tables) as mixture:
+            batch = mixture.sample(12)
+            assert batch.source is not None
+            for i in range(12):
+                one = batch.rows(slice(i, i + 1))
+                values = np.asarray(one["number"])[np.asarray(one.mask)]
+                assert len(values) and ((values >= 100) == (batch.source[i] == 1)).all()
+            if not items.is_ragged:
+                gathered = mixture.gather(batch.item_keys, source=batch.source)
+                assert (gathered["number"] == batch["number"]).all()
+
+
+def test_sources_of_other_columns_are_refused() -> None:
+    plain = table_of(0, 4)
+    other = relive.Table(relive.StepSpec({"number": relive.ArraySpec((2,), "int64")}), 100)
+    with pytest.raises(errors.InvalidConfig, match="number"):
+        relive.Mixture({"a": 0.5, "b": 0.5}, {"a": plain, "b": other})
+    longer = relive.Table(SPEC, 100, {"x": relive.Index(relive.Sequences(3)), "y": relive.Index(relive.Sequences(4))})
+    with pytest.raises(errors.InvalidConfig):
+        relive.Mixture({"x": 0.5, "y": 0.5}, longer)
+
+
+def test_it_waits_for_the_source_that_lacks_and_holds_nothing_meanwhile() -> None:
+    queue, plain = table_of(0, 0, limiter=relive.Queue(10), max_times_sampled=1), table_of(0, 8, max_times_sampled=1)
+    with relive.Mixture({"plain": 0.5, "queue": 0.5}, {"plain": plain, "queue": queue}) as mixture:
+        done: list[Any] = []
+        thread = threading.Thread(target=lambda: done.append(mixture.sample(8, timeout_s=20.0)))
+        thread.start()
+        time.sleep(0.2)
+        assert plain.sample(4, timeout_s=0.0).num_items == 4, "nobody holds what was there"
+        with queue.writer() as writer:
+            writer.extend(number=np.arange(4))
+        thread.join()
+        assert np.bincount(done[0].source).tolist() == [4, 4]
+    assert plain.num_items() == queue.num_items() == 0
+
+
+def test_threads_take_turns() -> None:
+    mixture = relive.Mixture({"a": 0.7, "b": 0.3}, {"a": table_of(0, 50), "b": table_of(100, 50)})
+    counts: list[np.ndarray] = []
+
+    def draw() -> None:
+        for _ in range(50):
+            counts.append(np.bincount(mixture.sample(7).source, minlength=2))  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(counts).tolist() == [980, 420]  # type: ignore[attr-defined]
+
+
+def _learn(names: list[str], counts: Any, number: int, is_stubborn: bool) -> None:
+    tables = [relive.attach(name) for name in names]
+    mixture = relive.Mixture({"a": 0.75, "b": 0.25}, {"a": tables[0], "b": tables[1]})
+    for size in np.random.default_rng(number).integers(1, 20, 10_000 if is_stubborn else 300).tolist():
+        source = mixture.sample(size, timeout_s=30.0).source
+        with counts.get_lock():
+            counts[2 * number] += int((source == 0).sum())  # type: ignore[union-attr]
+            counts[2 * number + 1] += int((source == 1).sum())  # type: ignore[union-attr]
+
+
+def test_four_processes_that_draw_and_die(shm_name: Any) -> None:
+    """Survivors' shares stay exact, tables sound, and what is used up was used as often as it may be."""
+    names = [shm_name(), shm_name()]
+    many = relive.Index(max_times_sampled=60_000)
+    tables = [relive.Table(SPEC, 1_000, many, storage=relive.SharedMemory(name)) for name in names]
+    for table in tables:
+        with table.writer() as writer:
+            writer.extend(number=np.arange(500))
+    context = multiprocessing.get_context("spawn")
+    counts = context.Array("q", 8)
+    workers = [context.Process(target=_learn, args=(names, counts, k, k < 2)) for k in range(4)]
+    for worker in workers:
+        worker.start()
+    for k in (0, 1):
+        deadline = time.monotonic() + 60.0
+        while counts[2 * k] < 200 * (k + 1):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(workers[k].pid or 0, signal.SIGKILL)
+    for worker in workers:
+        worker.join(60.0)
+    assert [worker.exitcode for worker in workers[2:]] == [0, 0]
+    for k in (2, 3):
+        total = counts[2 * k] + counts[2 * k + 1]
+        assert abs(counts[2 * k] - 0.75 * total) < 1.0
+    for table in tables:
+        table.sample(1)
+        table.check()
+        table.close()
