@@ -108,7 +108,6 @@ class RaggedOutputs final : public RowRoom {
 // The uses that a held draw took, to be committed or given back with it.
 struct CoreClaims {
   std::vector<Claimed> items;
-  bool is_planned = false;
 };
 
 // A table handle shared by its Python object, its writers and its plans.
@@ -138,7 +137,7 @@ std::vector<WrittenOperation> written_operations(const nb::list& operations);
 // The condition of a draw from this index; null where there is none.
 const Where* where_of(const CoreWhere* where, uint32_t index);
 // The draw is held, and its uses are noted there. Null: nothing.
-void note_claims(const CoreTable& self, CoreClaims* claims, DrawRequest* request);
+void note_claims(CoreClaims* claims, DrawRequest* request);
 nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
                         const Where* where, CoreClaims* claims);
 nb::tuple gather_ragged(const CoreTable& self, const CoreSelection& selection, const int64_t* keys, size_t n);

@@ -74,7 +74,7 @@ nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, s
   request.probabilities = probabilities.data();
   request.num_live_items = &num_live;
   request.hold = hold;
-  note_claims(self, claims, &request);
+  note_claims(claims, &request);
   outputs.raise_if_error(outputs.run([&] { return relive::sample_ragged(*self.table, request, timeout_s); }));
   nb::list arrays = outputs.arrays();
   return nb::make_tuple(arrays, outputs.keys(keys), outputs.probabilities(probabilities), num_live);

@@ -46,10 +46,9 @@ nb::list Outputs::arrays(const CoreSelection& selection, size_t n) const {
   return made;
 }
 
-void note_claims(const CoreTable& self, CoreClaims* claims, DrawRequest* request) {
+void note_claims(CoreClaims* claims, DrawRequest* request) {
   if (claims == nullptr) return;
   claims->items.clear();
-  claims->is_planned = request->plan != nullptr && request->plan->needs_bulk && self.table->is_tiered();
   request->claims = &claims->items;
   request->hold = true;
 }
@@ -109,7 +108,7 @@ nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n
   request.probabilities = reinterpret_cast<double*>(probabilities);
   request.num_live_items = &num_live;
   request.hold = hold;
-  note_claims(self, claims, &request);
+  note_claims(claims, &request);
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   return nb::make_tuple(outputs.arrays(selection, n), outputs.buffer.array(descr_of_int64(), 1, dims, keys),
@@ -131,7 +130,7 @@ nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s
   request.keys = static_cast<int64_t*>(keys);
   request.probabilities = static_cast<double*>(probabilities);
   request.num_live_items = &num_live;
-  note_claims(self, claims, &request);
+  note_claims(claims, &request);
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
   return nb::make_tuple(key_array, probability_array, num_live);
 }
@@ -379,12 +378,12 @@ void bind_core_table(nb::module_& module) {
                              int64_t n) { without_gil([&] { return relive::return_held(*self.table, index, n); }); })
       .def("commit_batch",
            [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims) {
-             without_gil([&] { return relive::commit_batch(*self.table, index, n, claims.is_planned, claims.items); });
+             without_gil([&] { return relive::commit_batch(*self.table, index, n, claims.items); });
            })
       .def("give_back_batch",
            [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims) {
              without_gil(
-                 [&] { return relive::give_back_batch(*self.table, index, n, claims.is_planned, claims.items); });
+                 [&] { return relive::give_back_batch(*self.table, index, n, claims.items); });
            })
       .def_prop_ro("next_call", [](const CoreTable& self) { return self.table->next_draw(); })
       .def("return_call", [](const CoreTable& self, uint64_t call) { return self.table->give_back_draw(call); })

@@ -5,6 +5,7 @@
 #include "core_deaths.hpp"
 #include "core_rig.hpp"
 #include "relive/table/changing.hpp"
+#include "relive/table/draws.hpp"
 #include "relive/table/waiting.hpp"
 
 using namespace rig;
@@ -114,6 +115,45 @@ TEST(a_death_between_a_use_and_its_count_never_takes_from_a_budget) {
     CHECK_EQ(state.unused.load(), state.live_items.load());
     CHECK(relive::check(*rig.table).ok());
   }
+}
+
+// A draw takes the last items of a page, finds too few for its batch and gives them back, and right before that another
+// draw of items of that page is over: the number of items that are there in the end.
+uint64_t left_of_two_draws(bool has_rule) {
+  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::G7_undecided)] = !has_rule;
+  Rig rig(once());
+  const int rows = static_cast<int>(rig.table->region().page_len);
+  CHECK(rig.write({0}, rows, std::vector<int>(rows, 0), NextGiven::kYes) == Code::kOk);
+  rig.close_writer();
+  static Rig* seen;
+  static std::vector<Claimed> others;
+  seen = &rig;
+  others.clear();
+  std::vector<int64_t> keys(2);
+  std::vector<double> probabilities(2);
+  DrawRequest request;
+  request.num_items = 2;
+  request.keys = keys.data();
+  request.probabilities = probabilities.data();
+  request.hold = true;
+  request.claims = &others;
+  CHECK(relive::draw_batch(*rig.table, request, 0.0).ok());
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (at == testing::FailPoint::claim_undone) CHECK(commit_batch(*seen->table, 0, 2, others).ok());
+  };
+  CHECK(rig.sample(0, static_cast<size_t>(rows) - 1).empty());  // one more than there are
+  testing::fail_point_hook = nullptr;
+  CHECK(relive::check(*rig.table).ok());
+  testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::G7_undecided)] = false;
+  const uint64_t left = relive::num_items(*rig.table, 0);
+  for (uint64_t item = 0; item < left; ++item) CHECK_EQ(rig.sample(0, 1).size(), 1u);
+  CHECK_EQ(relive::num_steps(*rig.table), 0u);  // and then the page goes
+  return static_cast<uint64_t>(rows) - left;
+}
+
+TEST(what_a_draw_gives_back_is_there_though_other_draws_of_its_page_are_over) {
+  CHECK_EQ(left_of_two_draws(true), 2u);
+  CHECK(left_of_two_draws(false) > 2u);  // the page went, and with it what was to be given back
 }
 
 TEST(queues_and_budgets_as_arithmetic) {

@@ -58,7 +58,6 @@ void bind_bulk(Region& r, const BulkGeometry* geometry, std::byte* memory) {
   bulk.state = reinterpret_cast<BulkState*>(base + geometry->state_offset);
   bulk.places = reinterpret_cast<std::atomic<uint64_t>*>(base + geometry->places_offset);
   bulk.links = reinterpret_cast<BulkLink*>(base + geometry->links_offset);
-  bulk.planned = reinterpret_cast<std::atomic<uint32_t>*>(base + geometry->planned_offset);
   bulk.positions = reinterpret_cast<std::atomic<uint32_t>*>(base + geometry->positions_offset);
   bulk.free_frames = reinterpret_cast<std::atomic<uint32_t>*>(base + geometry->free_offset);
   bulk.leaving = reinterpret_cast<std::atomic<uint32_t>*>(base + geometry->leaving_offset);
@@ -83,7 +82,6 @@ void release_bulk(Held& held, uint64_t page) {
   const BulkPlace place = r.bulk.place(page);
   list_remove(r, page);
   r.bulk.places[page].store(0, std::memory_order_release);
-  r.bulk.planned[page].store(0, kRelaxed);
   if (place.kind == BulkKind::kRam) {
     r.bulk.state->pages_in_ram.fetch_sub(1, kRelaxed);
     if (r.bulk.leaving[place.number].load(kRelaxed) == 0) push_free_frame(r, place.number);

@@ -96,8 +96,8 @@ Evicted evict_from_page(Held& held, uint64_t page, uint64_t count) {
   return {evicted, is_done};
 }
 
-// Whether items that were drawn for the last time are still to be read off a page.
-bool is_claimed(const Region& r, uint64_t page) { return r.bulk && r.bulk.is_claimed(page); }
+// Whether items that were drawn for the last time may yet be given back, or are still to be read off a page (rule G7).
+bool is_claimed(const Region& r, uint64_t page) { return r.pages[page].undecided != 0 && RELIVE_RULE(G7_undecided); }
 
 // Whether an item of a page before this one, published or still to be, or drawn and not read yet, may run into it.
 bool is_reached_from_before(const Region& r, uint32_t index, uint64_t page) {
@@ -175,7 +175,7 @@ void free_page(Held& held, uint64_t page) {
   r.header->num_free_frames.store(free + 1, kRelaxed);
   if (r.bulk) release_bulk(held, page);
   if (r.cells) release_cells(held, page);
-  r.pages[page].live = 0;
+  r.pages[page].live = r.pages[page].undecided = 0;
   if (r.chooses_pages()) rank_page(held, page);
   if (Region::state_of(freed) != PageState::kRetired) free_push_back(held, static_cast<uint32_t>(page));
   RELIVE_FAIL_POINT(free_listed);
@@ -280,7 +280,7 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
   record.first_t = prev != kNoPage ? r.pages[prev].first_t + r.page_len : 0;
   record.first_step = lane.num_steps;  // of one that is opened ahead it is counted when its lane turns to it
   record.flags.store(history_free ? kHistoryFree : 0, kRelaxed);
-  record.live = 0;
+  record.live = record.undecided = 0;
   record.order.store(h.next_order.fetch_add(1, kRelaxed), kRelaxed);
   RELIVE_FAIL_POINT(open_fields);
   const uint64_t word = r.words[page].load(kRelaxed);
@@ -374,12 +374,19 @@ bool relieve_pressure(Held& held) {
   return false;
 }
 
+void note_claim(Held& held, uint64_t page) { held.region.pages[page].undecided += 1; }
+
+void forget_claim(Held& held, uint64_t page) {
+  uint32_t& undecided = held.region.pages[page].undecided;
+  if (undecided > 0) undecided -= 1;
+}
+
 void free_if_lifeless(Held& held, uint64_t page) {
   const Region& r = held.region;
   if (r.has_records()) return;  // a step that no item refers to may still be referred to
   if (r.pages[page].live != 0 || !may_go(r, page)) return;
   if (range_of(r, page).step_begin == range_of(r, page).step_end) return;  // kept already
-  if (is_claimed(r, page)) return;  // somebody has drawn of it for the last time and reads it yet
+  if (is_claimed(r, page)) return;  // somebody has drawn of it for the last time, and may yet give back
   const bool has_rows_behind = state_of(r, page) == PageState::kClosed;  // with a parked page its lane ends
   for (const uint32_t i : r.row_indexes())
     if (is_reached_from_before(r, i, page) || (has_rows_behind && is_reached_from_behind(r, i, page))) return;

@@ -40,6 +40,9 @@ bool relieve_pressure(Held& held);
 // FREE(g + 1) for a page, CLOSED or parked, that holds no live item and into which no live window of a neighbour reaches.
 // Tries after deletions and used-up items; nothing happens where it must stay, nor where an index is explicit.
 void free_if_lifeless(Held& held, uint64_t page);
+// Uses of a page that draws claimed and have not decided upon: such a page does not go early (rule G7).
+void note_claim(Held& held, uint64_t page);
+void forget_claim(Held& held, uint64_t page);
 
 // A CLOSED page without rows that lies on no list any more: CLOSED -> FREE(g + 1), whatever keeps it (kept.hpp asks).
 void free_page(Held& held, uint64_t page);

@@ -1,62 +1,80 @@
 #include "relive/table/claims.hpp"
 
 #include "relive/index/leaves.hpp"
+#include "relive/pages/choice.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/table/credits.hpp"
 
 namespace relive {
 namespace {
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
+// Whether pages count what is claimed of them: where there are records no page goes early.
+bool counts_claims(const Region& r, uint32_t index) { return !r.map(index).is_explicit && !r.has_records(); }
 
 }  // namespace
 
-void free_used_up(Table& table, uint32_t index, bool is_planned, const std::vector<Claimed>& claimed) {
+void claim_use(Held& held, uint32_t index, uint64_t slot, uint64_t word, std::vector<Claimed>* claimed) {
+  Region& r = held.region;
+  const Leaves leaves(r, index);
+  // Its mass now: a priority may have come since the draw.
+  claimed->push_back({slot, word, leaves.mass(slot), leaves.order(slot), exponent_of(leaves.config())});
+  const bool is_of_row = !r.map(index).is_explicit;
+  const uint64_t page = is_of_row ? r.page_of(slot) : 0;
+  if (counts_claims(r, index)) note_claim(held, page);
+  if (!Leaves::use(held, index, slot) || !is_of_row) return;
+  r.pages[page].live -= 1;
+  note_loss(held, page);
+}
+
+void decide_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, bool is_read) {
   Region& r = table.region();
+  if (claimed.empty() || !counts_claims(r, index)) return;
   Locked locked(table.door(), Deadline::after(kLeastLockWait_s).deaf());
   if (!locked.status().ok()) return;
   for (const Claimed& c : claimed) {
     if (!r.map(index).is_same(c.slot, c.word)) continue;
-    if (is_planned) r.bulk.planned[r.page_of(c.slot)].fetch_sub(1, kRelaxed);
-    free_if_lifeless(locked.held(), r.page_of(c.slot));
+    forget_claim(locked.held(), r.page_of(c.slot));
+    if (is_read) free_if_lifeless(locked.held(), r.page_of(c.slot));
   }
   locked.room_came();
 }
 
-void undo_claims(Table& table, uint32_t index, bool is_planned, const std::vector<Claimed>& claimed,
-                 const Deadline& deadline) {
+void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, const Deadline& deadline) {
   if (claimed.empty()) return;
+  RELIVE_FAIL_POINT(claim_undone);
   Region& r = table.region();
   Locked locked(table.door(), deadline.deaf());  // what was begun; where it is not to be had they count as used
   if (!locked.status().ok()) return;
   const ItemMap& map = r.map(index);
+  const bool has_counts = counts_claims(r, index);
   const double exponent = exponent_of(r.header->indexes[index]);
   for (const Claimed& c : claimed) {
     if (!map.is_same(c.slot, c.word)) continue;
-    const uint64_t page = r.page_of(c.slot);  // of a row's item
-    if (r.bulk && is_planned && !map.is_explicit) r.bulk.planned[page].fetch_sub(1, kRelaxed);
     double mass = c.mass;
     if (c.exponent != exponent && has_exponent(r.header->indexes[index]) && RELIVE_RULE(H5_claim))
       raise_masses(c.exponent, exponent, &mass, 1);  // changed meanwhile
     const bool is_back = Leaves::give_back(locked.held(), index, c.slot, mass, c.order);
-    if (is_back && !map.is_explicit) r.pages[page].live += 1;
+    if (map.is_explicit) continue;
+    const uint64_t page = r.page_of(c.slot);
+    if (is_back) r.pages[page].live += 1;
+    if (!has_counts) continue;
+    forget_claim(locked.held(), page);
+    free_if_lifeless(locked.held(), page);  // where all of its items ended meanwhile
   }
 }
 
-Status commit_batch(Table& table, uint32_t index, int64_t num_items, bool is_planned,
-                    const std::vector<Claimed>& claims) {
+Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims) {
   Entered entered(table, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  if (!claims.empty() && !table.region().has_records()) free_used_up(table, index, is_planned, claims);
+  decide_claims(table, index, claims, true);
   commit_credit(table, index, num_items);
   return {};
 }
 
-Status give_back_batch(Table& table, uint32_t index, int64_t num_items, bool is_planned,
-                       const std::vector<Claimed>& claims) {
+Status give_back_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims) {
   Entered entered(table, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
-  if (!table.is_read_only()) undo_claims(table, index, is_planned, claims, table.own_deadline());
+  if (!table.is_read_only()) undo_claims(table, index, claims, table.own_deadline());
   return_credit(table, index, num_items);
   if (!claims.empty()) notify(&table.region().header->items_event);  // what can be drawn again
   return {};

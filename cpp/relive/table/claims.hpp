@@ -1,4 +1,5 @@
-// What a draw has claimed of items with use counts, when the draw is over: handed out, or given back.
+// What a draw has claimed of items with use counts (rule G7): taken under the lock one by one, and decided when the draw
+// is over: handed out, or given back. Until then the pages of rows count it and do not go early.
 #pragma once
 
 #include <vector>
@@ -8,16 +9,15 @@
 
 namespace relive {
 
-// Pages all of whose items are used up go back; in vain at worst, for the batch is there.
-void free_used_up(Table& table, uint32_t index, bool is_planned, const std::vector<Claimed>& claimed);
+// One use of an item that is there and can be drawn, and what it takes to give it back.
+void claim_use(Held& held, uint32_t index, uint64_t slot, uint64_t word, std::vector<Claimed>* claimed);
+// Handed out. is_read: pages all of whose items are used up go back; else they stay until somebody else looks, for their
+// rows are still to be read. Where the lock is not to be had the pages go in their turn, and no earlier.
+void decide_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, bool is_read);
 // Uses given back. An item that ended meanwhile stays ended.
-void undo_claims(Table& table, uint32_t index, bool is_planned, const std::vector<Claimed>& claimed,
-                 const Deadline& deadline);
-// Of a draw that was held with its claims: it is handed out, or all of it is given back, its uses too (an item that ended
-// meanwhile stays ended). is_planned: it was drawn of rows that are read ahead.
-Status commit_batch(Table& table, uint32_t index, int64_t num_items, bool is_planned,
-                    const std::vector<Claimed>& claims);
-Status give_back_batch(Table& table, uint32_t index, int64_t num_items, bool is_planned,
-                       const std::vector<Claimed>& claims);
+void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, const Deadline& deadline);
+// Of a draw that was held with its claims: it is handed out, or all of it is given back, its uses too.
+Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims);
+Status give_back_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims);
 
 }  // namespace relive

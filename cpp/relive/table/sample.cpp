@@ -70,6 +70,8 @@ class Draw final {
     for (uint32_t j : items) request_.ragged->forget(j);
   }
   bool takes_claims() const { return r_.max_times(request_.index) != 0 && !table_.is_read_only(); }
+  // Who says what is drawn asks for nobody's mass.
+  bool has_any() const { return request_.taken != nullptr || Leaves(r_, request_.index).has_any(); }
   bool is_shuffled() const { return (r_.header->indexes[request_.index].traits & kIsShuffled) != 0; }
   bool is_queue() const { return r_.limiter(request_.index).kind == LimiterConfig::kQueue; }
   Status late(Code code) const { return deadline_error(r_, request_.index, num_items(), deadline_, code); }
@@ -125,7 +127,7 @@ Status Draw::wait_for_items() {
     const LimiterConfig limiter = r_.limiter(request_.index);
     const LimiterCounts counts = r_.drawn_counts(request_.index, limiter);
     const bool may_pass =
-        counts.live > 0 && Leaves(r_, request_.index).has_any() && can_sample(limiter, counts, num_items());
+        counts.live > 0 && has_any() && can_sample(limiter, counts, num_items());
     return may_pass || num_changes != r_.header->index_state[request_.index].limiter.num_changes();  // judged anew
   };
   return wait_for_limiter(table_, this->wait(), deadline_, ready, [&](Code code) { return late(code); });
@@ -150,9 +152,9 @@ Status Draw::reserve() {
           .with_int("requested", n)
           .with_double("window", window(limiter))
           .with_text("arithmetic", limiter_text(r_, index));
-    if (table_.is_read_only() && Leaves(r_, index).has_any()) return {};
+    if (table_.is_read_only() && has_any()) return {};
     const int64_t live = r_.header->index_state[index].live_items.load(kRelaxed);
-    if (live > 0 && live >= limiter.min_size && Leaves(r_, index).has_any()) {
+    if (live > 0 && live >= limiter.min_size && has_any()) {
       if (!paces_draws(limiter)) {
         count_in_flight(table_, index, n);
         RELIVE_FAIL_POINT(sample_reserved);
@@ -274,19 +276,13 @@ void Draw::claim_held(Held& held) {
       r_.header->counters.redraws_claimed.fetch_add(1, kRelaxed);
       continue;
     }
-    const uint64_t page = r_.page_of(w.slot);  // of a row's item; no page goes early where there are others
-    if (r_.bulk && request_.is_planned && !map.is_explicit) r_.bulk.planned[page].fetch_add(1, kRelaxed);
-    // A priority may have come since the draw.
-    s_.claimed.push_back({w.slot, w.word, leaves.mass(w.slot), leaves.order(w.slot), exponent_of(leaves.config())});
-    if (!Leaves::use(held, index, w.slot) || map.is_explicit) continue;
-    r_.pages[page].live -= 1;
-    note_loss(held, page);
+    claim_use(held, index, w.slot, w.word, &s_.claimed);
   }
 }
 
 // A batch that cannot be completed gives back what it claimed.
 void Draw::undo_claims(const Deadline& deadline) {
-  relive::undo_claims(table_, request_.index, request_.is_planned, s_.claimed, deadline);
+  relive::undo_claims(table_, request_.index, s_.claimed, deadline);
   s_.claimed.clear();
 }
 
@@ -445,9 +441,7 @@ Status Draw::claim_own(int64_t* num_taken) {
       request_.taken[i] = is_there && leaves.is_drawable(leaves.state(slot)) ? 1 : 0;
       if (!request_.taken[i]) continue;
       *num_taken += 1;
-      if (r_.max_times(index) == 0) continue;
-      s_.claimed.push_back({slot, word, leaves.mass(slot), leaves.order(slot)});
-      if (Leaves::use(locked.held(), index, slot) && !map.is_explicit) r_.pages[r_.page_of(slot)].live -= 1;
+      if (r_.max_times(index) != 0) claim_use(locked.held(), index, slot, word, &s_.claimed);
     }
     if (is_queue()) locked.room_came();
   }
@@ -465,6 +459,8 @@ Status Draw::run_own() {
   if (!status.ok()) {
     undo_claims(status.code() == Code::kInterrupted ? Deadline::after(0.0) : deadline_);
     num_taken = 0;
+  } else {
+    decide_claims(table_, request_.index, s_.claimed, false);
   }
   if (num_taken < num_items()) return_credit(table_, request_.index, num_items() - num_taken);
   if (num_taken > 0) commit_credit(table_, request_.index, num_taken);
@@ -520,11 +516,10 @@ Status Draw::run() {
     RELIVE_RETURN_IF_ERROR(give_up(std::move(status)));
     RELIVE_RETURN_IF_ERROR(wait_for_unused());
   }
-  // A draw without a gather leaves its pages be: what was drawn for the last time is still to be read.
   if (request_.claims != nullptr) {
     request_.claims->insert(request_.claims->end(), s_.claimed.begin(), s_.claimed.end());
-  } else if (request_.plan != nullptr && takes_claims() && !r_.has_records()) {
-    free_used_up(table_, request_.index, false, s_.claimed);
+  } else if (!request_.is_planned) {
+    decide_claims(table_, request_.index, s_.claimed, request_.plan != nullptr);
   }
   if (!request_.hold) commit_credit(table_, request_.index, num_items());
   return {};

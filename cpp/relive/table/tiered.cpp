@@ -175,8 +175,8 @@ void StagedReader::release_claims(const int64_t* keys, size_t count) {
     const int64_t key = keys[k];
     const uint64_t page = r.page_of(r.key_slot(key));
     if (Region::generation_of(r.words[page].load(kRelaxed)) != r.key_generation(key)) continue;
-    std::atomic<uint32_t>& claims = r.bulk.planned[page];
-    if (claims.load(kRelaxed) > 0 && claims.fetch_sub(1, kRelaxed) == 1) free_if_lifeless(locked.held(), page);
+    forget_claim(locked.held(), page);
+    free_if_lifeless(locked.held(), page);
   }
   locked.room_came();
 }

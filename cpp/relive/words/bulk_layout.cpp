@@ -83,7 +83,6 @@ Status place_bulk(const TableConfig& config, Layout* out) {
 void place_bulk_areas(const std::function<uint64_t(uint64_t)>& take, uint64_t num_pages, BulkGeometry* bulk) {
   bulk->places_offset = take(sizeof(uint64_t) * num_pages);
   bulk->links_offset = take(sizeof(BulkLink) * num_pages);
-  bulk->planned_offset = take(sizeof(uint32_t) * num_pages);
   bulk->positions_offset = take(sizeof(uint32_t) * bulk->num_positions);
   bulk->free_offset = take(sizeof(uint32_t) * bulk->num_frames);
   bulk->leaving_offset = take(sizeof(uint32_t) * bulk->num_frames);

@@ -48,7 +48,6 @@ struct BulkGeometry {
   uint32_t unit_blocks[kMaxBulkColumns];  // blocks of one unit
   uint64_t places_offset;                 // page -> where its bulk is
   uint64_t links_offset;                  // page -> neighbours on the list of those that can be spilled
-  uint64_t planned_offset;                // page -> claimed uses not gathered yet
   uint64_t positions_offset;              // position -> page + 1, 0 = free
   uint64_t free_offset;                   // a stack of free bulk frames
   uint64_t leaving_offset;                // bulk frame -> it is being written out

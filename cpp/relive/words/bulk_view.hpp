@@ -43,7 +43,6 @@ struct Bulk {
   BulkState* state = nullptr;
   std::atomic<uint64_t>* places = nullptr;
   BulkLink* links = nullptr;
-  std::atomic<uint32_t>* planned = nullptr;  // uses of the page claimed, not gathered yet: it is not freed early
   std::atomic<uint32_t>* positions = nullptr;
   std::atomic<uint32_t>* free_frames = nullptr;
   std::atomic<uint32_t>* leaving = nullptr;
@@ -51,7 +50,6 @@ struct Bulk {
   explicit operator bool() const { return geometry != nullptr; }
   BulkPlace place(uint64_t page) const { return BulkPlace::unpack(places[page].load(std::memory_order_acquire)); }
   std::byte* frame(uint64_t number) const { return base + number * geometry->frame_bytes; }
-  bool is_claimed(uint64_t page) const { return planned[page].load(std::memory_order_relaxed) != 0; }
 };
 
 }  // namespace relive

@@ -15,7 +15,7 @@
   X(free_begin) X(free_unlinked) X(free_masked) X(free_word) X(free_fence) X(free_listed) X(close_dropped) X(close_mark) X(close_tail) \
   X(close_published) X(close_page) X(close_lane) X(lane_tails) X(lane_fields) X(lane_live) X(update_leaf) X(update_ancestors) X(delete_one) \
   X(delete_done) X(sample_reserved) X(draw_found) X(draw_word) X(sample_gathered) X(claim_times) \
-  X(claim_leaf) X(claim_back) X(sample_done_added) X(sample_in_flight) X(lock_taken) X(recover_begin) \
+  X(claim_leaf) X(claim_undone) X(claim_back) X(sample_done_added) X(sample_in_flight) X(lock_taken) X(recover_begin) \
   X(recover_pass1) X(recover_pass2) X(recover_pass3) X(recover_lists) X(recover_lanes) X(recover_inner) \
   X(sweep_begin) X(sweep_lane) X(sweep_turn) X(sweep_credit) X(sweep_holding) X(sweep_live) X(attach_byte) \
   X(attach_slot) X(attach_live) X(move_copied) X(move_frame) X(move_word) X(grow_committed) X(grow_counted) \
@@ -35,7 +35,7 @@
 
 #define RELIVE_RULES(X) \
   X(G2_word_before_leaf) X(G4_recheck) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
-  X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_lanes) X(E2_lock_byte) X(G7_claim_in_lock) X(H1_times) \
+  X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_lanes) X(E2_lock_byte) X(G7_claim_in_lock) X(G7_undecided) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
   X(W1_whole) X(D3_fence) X(D7_hold) X(E4_holding) X(E5_tails) X(E5_open) X(D8_lighter) X(D8_recover) X(X2_windows_first) X(X3_rows) \
   X(X4_generation) X(X5_recheck) X(X5_values) X(X6_end) X(X6_hang) X(S1_whole) X(S2_last) X(S4_count) X(S5_cut) \
