@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from processes.shm import needs_shared_memory
+
 import relive
 from relive import errors
 from relive.shares import Shares
@@ -135,6 +137,7 @@ def _learn(names: list[str], counts: Any, number: int, is_stubborn: bool) -> Non
             counts[2 * number + 1] += int((source == 1).sum())  # type: ignore[union-attr]
 
 
+@needs_shared_memory
 def test_four_processes_that_draw_and_die(shm_name: Any) -> None:
     """Survivors' shares stay exact, tables sound, and what is used up was used as often as it may be."""
     names = [shm_name(), shm_name()]
