@@ -149,6 +149,25 @@ class OwnSamplersSuite(Suite):
         assert next(iter(table.stats().indexes.values())).sampled == 16
         table.check()
 
+    def test_a_claim_asks_for_nobodys_mass(self, make_table: MakeTable) -> None:
+        """Whose draw it is decides what can be drawn: items of priority 0, too."""
+        table = make_table(plain_spec(), 100, relive.Index(sampler=relive.Prioritized(1.0)))
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 4)
+        table.update_priorities(keys, np.zeros(4, np.float32))
+        assert table.claim(relive.Draw.of(keys, np.full(4, 0.25)), timeout_s=0.0).num_items == 4
+        table.check()
+
+    def test_a_remover_that_chooses_pages_hears_of_claims(self, make_table: MakeTable) -> None:
+        index = relive.Index(remover=relive.Uniform(), max_items=40, max_times_sampled=1)
+        table = make_table(plain_spec(), 60, index)
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 40)
+            table.claim(relive.Draw.of(keys[3:20], np.full(17, 0.05)))
+            table.check()
+            write_steps(writer, 40, 80)
+        table.check()
+
     def test_a_draw_of_probabilities_that_are_none(self) -> None:
         for wrong in ([0.0], [1.1], [-0.5], [float("nan")], [float("inf")]):
             with pytest.raises(errors.InvalidConfig):
