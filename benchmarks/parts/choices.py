@@ -1,7 +1,8 @@
 """Ways to choose beside the proportional draw, and conditions beside none: two tables in one process, in turns.
 
-A million Hopper steps, batches of 256. Between two draws 256 priorities are updated where the sampler looks at them,
-and the learner's version goes up by one; neither is inside the time of a draw.
+A million Hopper steps of a thousand versions, batches of 256. Between two draws 256 priorities are updated where the
+sampler looks at them, the learner's version goes up by one and a thousand steps of the new one come in place of the
+oldest; none of it is inside the time of a draw.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ BATCH = 256
 BLOCK = 2048
 PROPORTIONAL = "Prioritized"
 SHARES = (1.0, 0.5, 0.1, 0.01)
+NUM_VERSIONS = 1000
 
 
-def samplers() -> dict[str, Any]:
-    """By the name that a row of the results has; each beside a table of the proportional sampler."""
+def indexes() -> dict[str, Any]:
+    """By the name that a row of the results has; each beside an index of the proportional sampler."""
     import relive
 
-    return {
+    samplers = {
         "Uniform": relive.Uniform(),
         "RankBased": relive.RankBased(),
         "TopK 1%": relive.TopK(0.01),
@@ -33,12 +35,19 @@ def samplers() -> dict[str, Any]:
         "Lifo": relive.Lifo(),
         "MaxPriority": relive.MaxPriority(),
         "MinPriority": relive.MinPriority(),
+        "Fresh(last=1%)": relive.Fresh(last=10_000),
+        "Fresh(decay=0.99)": relive.Fresh(decay=0.99),
+        "Shuffle": relive.Shuffle(),
     }
+    made = {name: relive.Index(sampler=sampler) for name, sampler in samplers.items()}
+    # Of a table of a thousand versions half is drawn, and as many items go with each version as come.
+    stale = relive.Index(sampler=relive.Prioritized(), max_staleness=NUM_VERSIONS // 2)
+    return made | {f"max_staleness={NUM_VERSIONS // 2}": stale}
 
 
 def plan(quick: bool) -> list[dict[str, Any]]:
     num_steps = 100_000 if quick else 1_000_000
-    loads = [{"load": "sampler", "sampler": name} for name in samplers()] + [{"load": "draw where"}]
+    loads = [{"load": "sampler", "sampler": name} for name in indexes()] + [{"load": "draw where"}]
     jobs = [{"contestant": "relive", "num_steps": num_steps, "quick": quick, **load} for load in loads]
     jobs += [{"contestant": "relive", "num_steps": 100_000, "quick": quick, "load": "index where"}]
     return [job for _ in range(1 if quick else 3) for job in jobs]
@@ -75,7 +84,7 @@ def _in_turns(
     return taken
 
 
-def _table(num_steps: int, sampler: Any, **more: Any) -> Any:
+def _table(num_steps: int, index: Any) -> Any:
     import relive
 
     spec = relive.StepSpec(
@@ -85,7 +94,7 @@ def _table(num_steps: int, sampler: Any, **more: Any) -> Any:
             "reward": relive.ArraySpec((), "float32"),
         }
     )
-    return relive.Table(spec, num_steps, relive.Index(sampler=sampler, **more), max_lanes=4, seed=1)
+    return relive.Table(spec, num_steps, index, max_lanes=4, seed=1)
 
 
 def _block(size: int) -> dict[str, Any]:
@@ -98,11 +107,15 @@ def _block(size: int) -> dict[str, Any]:
 
 
 def _fill(table: Any, num_steps: int) -> Any:
-    """The keys of all steps, which got random priorities where somebody looks at them."""
-    block = _block(100_000)
+    """The keys of all steps, as many of each version, with random priorities where somebody looks at them."""
+    block = _block(num_steps // NUM_VERSIONS)
     rng = np.random.default_rng(4)
+    parts = []
     with table.writer() as writer:
-        keys = np.concatenate([writer.extend(**block) for _ in range(num_steps // 100_000)])
+        for version in range(NUM_VERSIONS):
+            table.set_policy_version(version)
+            parts.append(writer.extend(**block))
+    keys = np.concatenate(parts)
     if table.config.index["default"].has_priorities:
         table.update_priorities(keys, rng.random(len(keys), dtype=np.float32) + 0.01)
     return keys
@@ -112,20 +125,24 @@ def _sampler(job: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
     import relive
 
     name = job["sampler"]
-    pair = {name: samplers()[name], f"{PROPORTIONAL} beside {name}": relive.Prioritized()}
-    tables = {row: _table(job["num_steps"], sampler) for row, sampler in pair.items()}
+    pair = {name: indexes()[name], f"{PROPORTIONAL} beside {name}": relive.Index(sampler=relive.Prioritized())}
+    tables = {row: _table(job["num_steps"], index) for row, index in pair.items()}
     keys = {row: _fill(table, job["num_steps"]) for row, table in tables.items()}
+    writers = {row: table.writer() for row, table in tables.items()}
     rng = np.random.default_rng(5)
     chosen = {row: np.empty(BATCH, np.int64) for row in tables}
     priorities = np.empty(BATCH, np.float32)
-    version = 0
+    block = _block(job["num_steps"] // NUM_VERSIONS)
+    version = NUM_VERSIONS - 1
 
     def between() -> None:
         nonlocal version
         version += 1
         priorities[:] = rng.random(BATCH, dtype=np.float32) + 0.01
+        oldest = version % NUM_VERSIONS * len(block["reward"])
         for row, table in tables.items():
             table.set_policy_version(version)
+            keys[row][oldest : oldest + len(block["reward"])] = writers[row].extend(**block)
             chosen[row][:] = rng.choice(keys[row], BATCH)
 
     calls: Calls = {}
@@ -136,7 +153,8 @@ def _sampler(job: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
                 chosen[row], priorities
             )
     taken = _in_turns(calls, 200 if job["quick"] else 1000, between)
-    for table in tables.values():
+    for row, table in tables.items():
+        writers[row].close()
         table.close()
     return taken
 
@@ -144,7 +162,7 @@ def _sampler(job: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
 def _draw_where(job: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
     import relive
 
-    table = _table(job["num_steps"], relive.Uniform())
+    table = _table(job["num_steps"], relive.Index())
     _fill(table, job["num_steps"])
     calls: Calls = {("sample without a condition", BATCH): lambda: table.sample(BATCH)}
     for share in SHARES:
@@ -164,7 +182,7 @@ def _index_where(job: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
     steps = [{name: column[t] for name, column in ring.items()} for t in range(BLOCK)]
     tables, calls = [], {}
     for name, where in conditions.items():
-        table = _table(job["num_steps"], relive.Uniform(), where=where)
+        table = _table(job["num_steps"], relive.Index(where=where))
         _fill(table, job["num_steps"])
         writer = table.writer()
         tables.append((table, writer))
