@@ -69,6 +69,10 @@ SOAK = (
     "--seconds 120 --random-kills 200 --self-kills 200 --max-items 150 --remover min_priority --two-indexes",
     "--seconds 120 --random-kills 200 --self-kills 200 --max-items 150 --remover uniform --sampler lifo --updaters 0",
     "--seconds 120 --random-kills 200 --self-kills 200 --sampler fifo --max-times 1 --updaters 0",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sampler latest --late --max-times 3",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sampler fading --where --two-indexes",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sampler shuffle --sequences cross --max-times 2",
+    "--seconds 120 --random-kills 200 --self-kills 200 --max-staleness 500000000 --explicit --groups --late",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
@@ -90,6 +94,7 @@ RECIPES = (
     "--seconds 6 --max-items 150",
     "--seconds 6 --max-items 150 --remover min_priority",
     "--seconds 6 --late --max-wait 0.002",
+    "--seconds 6 --sampler fading",
     KILLS,
     f"{KILLS} --short-lanes",
     f"{KILLS} --max-times 3",

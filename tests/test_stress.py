@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "cpp-unit"
 # Rules whose absence shows within a second: were they not noticed, the green runs below would mean nothing.
 QUICK_MUTANTS = (
+    "G2_likely",
     "G4_recheck",
     "H1_check_in_lock",
     "E2_lock_byte",
@@ -93,6 +94,10 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --self-kills 60 --sampler fifo --max-times 1 --updaters 0",
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --sampler rank_based --two-indexes",
         "--seconds 3 --random-kills 30 --self-kills 60 --sampler top_k --max-items 150 --remover lifo --max-times 3",
+        "--seconds 3 --random-kills 30 --self-kills 60 --sampler latest --late --max-times 3",
+        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --sampler fading --where --two-indexes",
+        "--seconds 3 --random-kills 30 --self-kills 60 --sampler shuffle --max-times 2 --sequences cross",
+        "--seconds 3 --random-kills 30 --self-kills 60 --max-staleness 500000000 --explicit --groups --late",
         "--fail-points 1 --seconds-a-point 10 --max-times 3",
         "--fail-points 2 --seconds-a-point 5 --point raise_",
     ],
@@ -117,6 +122,7 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "U": "--sampler rank_based --self-kills 60",
         "D8": "--max-items 150 --remover min_priority --two-indexes --self-kills 60",
         "R5": "--explicit --groups --remover lifo --self-kills 60",
+        "G2_likely": "--sampler fading",
         "H1_index": "--second-priorities --n-step 20",
     }
     more = items.get(rule, items.get(rule[:2], items.get(rule[0], "")))

@@ -17,6 +17,8 @@
 //   stress --abandon                                 writers give episodes up, and nobody may see one of them again
 //   stress --sampler max_priority                    the first index's, of the table of kinds
 //   stress --sampler rank_based|top_k                by ranks; of the best a quarter
+//   stress --sampler latest|fading|shuffle           by when they came, by version, by turns; learners step the version
+//   stress --max-staleness 600000000                 versions; of every index
 //   stress --max-items 150 --remover min_priority    what goes is the remover's choice
 //   stress --explicit --groups --remover lifo        of explicit items and of groups, too
 //   stress --max-items 150                           the first index holds no more, and the second (--two-indexes) fewer yet
@@ -99,9 +101,14 @@ void fit_options_to(const std::string& point, const Options& given) {
     if (point == of_ends) options.sequences = "shift", options.explicit_items = options.groups = false;
   if (point.find("order_") == 0 && given.max_items == 0) options.max_items = 150;
   if (point.find("rank_") == 0 && given.sampler.empty()) options.sampler = "rank_based";
+  if (point == "shuffle_claimed" && given.sampler.empty()) options.sampler = "shuffle";
+  if (point.find("latest_") == 0 && given.sampler.empty()) options.sampler = "latest";
+  if (point.find("base_") == 0 && given.sampler.empty()) options.sampler = "fading";
+  if (point.find("version_") == 0 && given.max_staleness == 0) options.max_staleness = kVersions / 2;
+  if (point == "page_ranked" && given.max_items == 0) options.max_items = 150;
   if (point == "record_turn" || point == "record_chosen")
     options.remover = given.remover.empty() ? "lifo" : given.remover;
-  if (point == "order_renewed" && given.remover.empty()) options.remover = "min_priority";
+  if ((point == "order_renewed" || point == "page_ranked") && given.remover.empty()) options.remover = "min_priority";
   if (point.find("wait_") == 0)
     options.late = true, options.max_wait_s = given.max_wait_s > 0 ? given.max_wait_s : 0.002;
   if (point.find("where_") == 0 || point.find("kept_out") != std::string::npos) options.where = true;
@@ -212,6 +219,8 @@ bool parse(int argc, char** argv) {
       options.remover = argv[++i];
     else if (name == "--max-wait")
       options.max_wait_s = std::atof(argv[++i]);
+    else if (name == "--max-staleness")
+      options.max_staleness = static_cast<uint64_t>(std::atoll(argv[++i]));
     else if (name == "--samples-per-insert")
       options.samples_per_insert = std::atof(argv[++i]);
     else if (name == "--capacity")

@@ -26,7 +26,7 @@ class CheckerWorker final : public Worker {
           const uint64_t slot = r.slot_of(page, offset);
           const double mass = leaves.mass(slot);
           const bool is_step = offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
-          if (mass == leaves.nothing() && is_step && leaves.is_drawable(leaves.state(slot)))
+          if (mass == leaves.nothing() && is_step && !leaves.is_latest() && leaves.is_drawable(leaves.state(slot)))
             return "an item lives that can never be drawn";
           if (leaves.kind().leaf != LeafKind::kMass || mass == leaves.nothing() || mass == leaf_of(index, 1.0f))
             continue;

@@ -18,7 +18,7 @@
 
 namespace stress {
 
-inline constexpr uint32_t kMaxWorkers = 16;
+inline constexpr uint32_t kMaxWorkers = 24;
 inline constexpr uint32_t kNumPoints = static_cast<uint32_t>(relive::testing::FailPoint::kCount);
 inline constexpr uint32_t kUseSlots = 1u << 14;
 inline constexpr uint32_t kLaneSlots = 1u << 14;

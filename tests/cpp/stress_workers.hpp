@@ -380,7 +380,15 @@ class UpdaterWorker final : public Worker {
            "changing an exponent");
   }
 
+  // Where something follows from it: any of those there are, back as well as on.
+  void step_version() {
+    const auto version = static_cast<uint32_t>(random_.below(kVersions));
+    expect(timed(10.0, "a version", [&] { return relive::set_policy_version(table(), version); }), "a version");
+  }
+
   void step() override {
+    const Region& r = table().region();
+    if (!(r.aged_indexes().empty() && r.fading_indexes().empty()) && random_.below(32) == 0) step_version();
     if (has_exponent(table().region().header->indexes[0]) && random_.below(64) == 0) change_exponent();
     if (options_.with_moves && random_.below(40) == 0) {
       uint64_t moved = 0;
@@ -422,7 +430,7 @@ class UpdaterWorker final : public Worker {
       expect(timed(10.0, "delete", [&] { return relive::delete_items(table(), chosen.data(), 4, &applied); }),
              "delete");
       control_.deleted.fetch_add(static_cast<uint64_t>(applied));
-    } else if (!options_.uniform) {
+    } else if (Leaves(table().region(), index).has_priorities()) {
       expect(timed(10.0, "update",
                    [&] {
                      return relive::update_priorities(table(), index, chosen.data(), priorities.data(), chosen.size(),

@@ -34,10 +34,11 @@ struct Options {
   bool stateless = false;          // no state columns: no next outputs, no tails, an end is a mark in the last row
   uint32_t max_times = 0;
   double max_wait_s = 0.0;
-  bool where = false;      // the first index has a condition, and draws have some, too
-  uint64_t max_items = 0;  // of the first index, and half of it of the second
-  std::string sampler;     // of the first index, where it is no Prioritized one
-  std::string remover;     // of all that have max_items, explicit ones too, where it is no Fifo one
+  uint64_t max_staleness = 0;  // in versions, of which there are kVersions
+  bool where = false;          // the first index has a condition, and draws have some, too
+  uint64_t max_items = 0;      // of the first index, and half of it of the second
+  std::string sampler;         // of the first index, where it is no Prioritized one
+  std::string remover;         // of all that have max_items, explicit ones too, where it is no Fifo one
   double samples_per_insert = 0.0;
   bool uniform = false;
   bool with_deletes = true;
@@ -141,6 +142,8 @@ inline TableConfig make_config(const Options& options) {
   std::string known;
   if (!options.sampler.empty()) find_sampler(options.sampler, &index.sampling, &known);
   index.best_share = 0.25;  // of top_k
+  index.latest = 200;
+  index.decay = 0.5;  // a version; they lie so far apart that most newcomers of another sort move the base
   Removal removal = Removal::kFifo;
   if (!options.remover.empty()) find_remover(options.remover, &removal, &known);
   if (options.max_items != 0) index.removal = removal;
@@ -210,7 +213,10 @@ inline TableConfig make_config(const Options& options) {
     config.indexes.push_back(index);
   }
   if (options.where) config.conditions = {from_step(kLeastStep)};
-  for (IndexConfig& one : config.indexes) one.max_wait_s = options.max_wait_s;
+  for (IndexConfig& one : config.indexes) {
+    one.max_wait_s = options.max_wait_s;
+    one.versions_kept = options.max_staleness;
+  }
   config.capacity = options.groups ? std::max<uint64_t>(options.capacity, 14 * kGroupRows) : options.capacity;
   config.max_lanes = 12;
   config.max_participants = 24;
@@ -267,8 +273,9 @@ inline float discount_of(uint64_t tag, uint32_t episode, uint32_t step) {
   if (!gives_discounts(tag, episode)) return 1.0f;
   return 1.0f / static_cast<float>(1u << mix(tag * 53 + episode * 64 + step) % 4);
 }
+inline constexpr uint64_t kVersions = 1'000'000'007;
 inline int64_t version_of(uint64_t tag, uint32_t episode) {
-  return static_cast<int64_t>(mix(tag * 59 + episode) % 1'000'000'007);
+  return static_cast<int64_t>(mix(tag * 59 + episode) % kVersions);
 }
 // What updates give an item in an index of rows; explicit items have what they would have in the first.
 inline float priority_of(int64_t key, uint32_t index = 0) {

@@ -1,4 +1,5 @@
 // Draws with a condition where they are hard: pages that go meanwhile, rounds that hold pages still, use counts.
+#include <cmath>
 #include <set>
 
 #include "core_deaths.hpp"
@@ -104,6 +105,44 @@ TEST(what_was_found_is_read_though_its_page_is_emptied) {
   CHECK_EQ(Tidy::broken, 0);
   CHECK_EQ(relive::num_steps(*rig.table), 0u);
   CHECK(relive::check(*rig.table).ok());
+}
+
+// The item that had nearly all of the mass has next to none by the time that a draw has come to it: its probability.
+double probability_of_what_fell(bool has_condition) {
+  Spec spec{.capacity = 64};
+  spec.indexes = {{.prioritized = true}};
+  Rig rig(spec);
+  fill(rig, 8);
+  int64_t applied = 0;
+  std::vector<float> priorities(8, 1e-38f);
+  priorities[3] = 1e38f;
+  CHECK(relive::update_priorities(*rig.table, 0, rig.keys.data(), priorities.data(), 8, &applied).ok());
+  const Tidy tidy;
+  seen = &rig;
+  run_once(testing::FailPoint::draw_found, [] {
+    const float small = 1e-38f;
+    int64_t now = 0;
+    CHECK(relive::update_priorities(*seen->table, 0, &seen->keys[3], &small, 1, &now).ok());
+  });
+  const Where where = condition(rig.table->region(), 0, "episode_step", 0.0);
+  int64_t key = 0;
+  double probability = 0.0;
+  DrawRequest request;
+  request.num_items = 1;
+  request.keys = &key;
+  request.probabilities = &probability;
+  request.where = has_condition ? &where : nullptr;
+  CHECK(relive::sample(*rig.table, request, 1.0).ok());
+  return probability;
+}
+
+TEST(what_has_next_to_nothing_of_a_sum_read_before_is_drawn_anew) {
+  for (const bool has_condition : {false, true}) {
+    CHECK(std::abs(probability_of_what_fell(has_condition) - 0.125) < 1e-9);
+    testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::G2_likely)] = true;
+    CHECK(probability_of_what_fell(has_condition) < 1e-40);
+    testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::G2_likely)] = false;
+  }
 }
 
 TEST(each_item_that_passes_is_used_exactly_so_often) {

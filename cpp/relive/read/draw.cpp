@@ -110,6 +110,7 @@ void Round::look(size_t begin, size_t end) {
   const Leaves leaves = this->leaves;
   const bool is_aimed = !is_best();
   const double per_mass = 1.0 / total, at_least = is_aimed ? 0.0 : 1.0;  // the best one is certain
+  const double least = least_probability(leaves);
   uint64_t empty = 0;
   const uint64_t slot_bits = r.geometry->slot_bits;
   const uint64_t key_base = (r.geometry->shard << kLeafBits) + map.first;  // no sum of a key's parts carries
@@ -134,12 +135,14 @@ void Round::look(size_t begin, size_t end) {
     w.word = word;
     w.mass = mass;
     // Of an order, what has another leaf by now would stand in the wrong place.
-    const bool is_item = Leaves::is_mass(mass) && Region::is_used(word) && (is_aimed || mass == points[k]);
+    const double probability = mass * per_mass;
+    const bool is_item =
+        Leaves::is_mass(mass) && Region::is_used(word) && (is_aimed || mass == points[k]) && probability >= least;
     w.ok = is_item;
     empty += is_item ? 0 : 1;
     // Should the window turn out gone, the redraw overwrites both.
     keys[row] = static_cast<int64_t>(key_base + slot + (Region::generation_of(word) << slot_bits));
-    probabilities[row] = std::max(at_least, std::min(1.0, mass * per_mass));  // a mass may be younger than the total
+    probabilities[row] = std::max(at_least, std::min(1.0, probability));  // a mass may be younger than the total
   }
   num_empty += empty;
   if (request.plan != nullptr) locate(r, *request.plan, windows, missing + begin, end - begin);
@@ -169,6 +172,11 @@ void Round::check(size_t begin, size_t end) {
 }
 
 }  // namespace
+
+double least_probability(const Leaves& leaves) {
+  constexpr double kNeverMet = 0x1.0p-128;
+  return leaves.kind().choice == Choice::kByMass && RELIVE_RULE(G2_likely) ? kNeverMet : 0.0;
+}
 
 void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n) {
   for (size_t j = 0; j < n; ++j) rows[j] = static_cast<uint32_t>(j);

@@ -83,6 +83,10 @@ struct DrawScratch {
   void begin_ranked(const IndexConfig& config, size_t n);
 };
 
+// What a point in the sum of masses never leads to, but where the heaviest items went after the sum was read: of less of
+// it than this an item is not drawn (rule G2). 0 where items are not drawn by their part of a sum.
+double least_probability(const Leaves& leaves);
+
 // Row of the batch that each stratum's draw goes to: rows[j], j < n.
 void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n);
 

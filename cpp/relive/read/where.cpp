@@ -86,6 +86,7 @@ void Sieve::look_ranked(size_t count) {
 
 // Word before leaf (rule G2), and the memory that the condition reads is asked for.
 void Sieve::look(size_t count) {
+  const double least = least_probability(leaves) * total;
   num_items = 0;
   for (size_t k = 0; k < count; ++k) {
     Window& w = windows[k];
@@ -99,7 +100,7 @@ void Sieve::look(size_t count) {
     RELIVE_FAIL_POINT(draw_word);
     if (RELIVE_RULE(G2_word_before_leaf)) mass = leaves.mass(w.slot);
     w.mass = mass;
-    w.ok = Leaves::is_mass(mass) && Region::is_used(w.word);
+    w.ok = Leaves::is_mass(mass) && Region::is_used(w.word) && mass >= least;
     if (w.ok) add(k);
   }
 }
