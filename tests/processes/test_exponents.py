@@ -87,7 +87,7 @@ def test_every_batch_is_of_one_exponent_whoever_is_killed(shm_name: Callable[[],
 
 
 def change_once_a_draw(name: str, draws: Any) -> None:
-    """A change for each draw that begins. Who only reads cannot stop who changes, so one that never rested starved it."""
+    """A change for each draw that begins. Who only reads cannot stop who changes: one that never rests starves it."""
     table = relive.attach(name)
     for turn in range(1_000_000):
         draws.acquire()
