@@ -11,6 +11,7 @@ import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +25,10 @@ else:
 
 from relive import __version__
 from relive._extras import install_command
+from relive.capacity import bytes_per_step
 from relive.errors import InUse, MissingPackage, NoSuchTable, ReliveError
 from relive.open import list_tables, remove
+from relive.table import Table
 
 # What typer reads: the command, its extra, what it does.
 _WITH_EXTRAS = {
@@ -121,8 +124,22 @@ def _serve(
         server = stack.enter_context(serve(tables, address or loaded.address))
         for name, table in tables.items():
             console.print(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps", highlight=False)
+            for line in _room_of(table):
+                console.print(line, highlight=False)
         while not stopped.wait(_HEARS_S):
             pass
+
+
+def _room_of(table: Table) -> Iterator[str]:
+    """What it costs that the remover of the first index, and not age, chooses what stays."""
+    name, index = next(iter(table.config.index.items()))
+    steps = index.steps_to_hold
+    if steps is None:
+        return
+    memory = _size(steps * bytes_per_step(table.spec, len(table.config.index)))
+    apart = f"which lie apart in up to {steps:,} steps ({memory})"
+    crowded = "; of fewer the pages with the fewest items go (crowded_out in stats)" if steps > table.capacity else ""
+    yield f"  {name}: {index.remover} keeps {index.max_items:,} items, {apart}{crowded}"
 
 
 def _list() -> int:

@@ -232,3 +232,26 @@ def test_serve_is_killed_and_started_again(tmp_path: Path, shm_name: Any) -> Non
     assert ended(second, 20) == 0
     with pytest.raises(errors.NoSuchTable):
         relive.attach(name)
+
+
+@pytest.mark.parametrize(("capacity", "is_crowded"), [(1000, False), (300, True)])
+def test_serve_says_what_a_remover_costs(tmp_path: Path, capacity: int, is_crowded: bool) -> None:
+    pytest.importorskip("typer", reason="typer is not installed here (pip install 'relive[service]')")
+    path = tmp_path / "table.toml"
+    path.write_text(
+        f"""
+address = "grpc://127.0.0.1:0"
+[tables.kept]
+capacity = {capacity}
+columns.reward = {{ shape = [], dtype = "float32" }}
+index = {{ remover = {{ type = "Uniform" }}, max_items = 10 }}
+"""
+    )
+    process, _ = start(path)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    steps = relive.Index(remover=relive.Uniform(), max_items=10).steps_to_hold
+    assert f"default: Uniform() keeps 10 items, which lie apart in up to {steps} steps" in line
+    assert ("crowded_out" in line) == is_crowded
+    process.send_signal(signal.SIGTERM)
+    assert ended(process, 20) == 0
