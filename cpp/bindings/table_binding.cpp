@@ -382,8 +382,7 @@ void bind_core_table(nb::module_& module) {
            })
       .def("give_back_batch",
            [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims) {
-             without_gil(
-                 [&] { return relive::give_back_batch(*self.table, index, n, claims.items); });
+             without_gil([&] { return relive::give_back_batch(*self.table, index, n, claims.items); });
            })
       .def_prop_ro("next_call", [](const CoreTable& self) { return self.table->next_draw(); })
       .def("return_call", [](const CoreTable& self, uint64_t call) { return self.table->give_back_draw(call); })

@@ -201,7 +201,7 @@ TEST(a_use_given_back_has_the_present_mass) {
     (void)draw(*rig.table, kItems - 1, &claims);
     CHECK_EQ(Leaves(rig.table->region(), 0).num_live(), 1);
     CHECK(set_priority_exponent(*rig.table, 0, 2.0).ok());
-    CHECK(give_back_batch(*rig.table, 0, kItems - 1, false, claims).ok());
+    CHECK(give_back_batch(*rig.table, 0, kItems - 1, claims).ok());
     CHECK_EQ(count_wrong(rig) == 0, !is_off);
     CHECK(relive::check(*rig.table).ok());
   }

@@ -112,4 +112,26 @@ TEST(a_reservoir_keeps_each_item_as_often) {
   CHECK(chi_square < 110.0);  // 59 degrees of freedom: one of 20,000
 }
 
+// Holds of the table lock that a draw takes for which no round without it counts.
+uint64_t holds_of_a_draw(size_t num_items, uint32_t max_times) {
+  Spec spec{.capacity = 2000};
+  spec.indexes = {index_of("lifo", "fifo", max_times)};
+  spec.indexes[0].max_items = 0;
+  Rig rig(spec);
+  CHECK(rig.write({0}, 1000, std::vector<int>(1000, 0), NextGiven::kYes) == Code::kOk);
+  static uint64_t num_holds;
+  num_holds = 0;
+  testing::most_rounds = 0;
+  testing::hold_hook = [](bool begins) { num_holds += begins ? 1 : 0; };
+  CHECK_EQ(rig.sample(0, num_items).size(), num_items);
+  testing::hold_hook = nullptr;
+  testing::most_rounds = ~0u;
+  return num_holds;
+}
+
+// R4: between two holds better items could come, and then the batch would not be in order.
+TEST(a_batch_in_order_is_chosen_in_one_hold) {
+  for (const uint32_t max_times : {0u, 2u}) CHECK_EQ(holds_of_a_draw(900, max_times), holds_of_a_draw(9, max_times));
+}
+
 TEST_MAIN()

@@ -156,6 +156,46 @@ TEST(what_a_draw_gives_back_is_there_though_other_draws_of_its_page_are_over) {
   CHECK(left_of_two_draws(false) > 2u);  // the page went, and with it what was to be given back
 }
 
+// Rows of zeros, where they are let in at once.
+Code write_zeros(Table& table, size_t num_rows) {
+  std::unique_ptr<Writer> writer;
+  CHECK(Writer::open(&table, 1, &writer).ok());
+  const Region& r = table.region();
+  const int32_t lane = 0;
+  const std::vector<std::byte> zeros(1 << 12);
+  StepBlock block;
+  block.num_rows = num_rows;
+  block.num_lanes = 1;
+  block.lanes = &lane;
+  block.columns.assign(r.geometry->num_columns, Cells{zeros.data(), 0, 0});
+  block.next.resize(r.geometry->num_columns);
+  block.terminated = block.truncated = {zeros.data(), 1, 0};
+  std::vector<int64_t> keys(num_rows);
+  const Code code = writer->write(block, 0.0, keys.data()).code();
+  CHECK(writer->close().ok());
+  return code;
+}
+
+// Of two writers that fill a table up one goes beyond the corridor, not both: what the other has reserved is on its way.
+TEST(what_others_have_reserved_counts_as_there) {
+  Spec spec{.capacity = 1000, .has_state = false};
+  spec.indexes = {{.n_step = 1, .limiter = make_samples_per_insert(1.0, 100, 8.5)}};
+  Rig rig(spec);
+  CHECK(rig.write({0}, 96, std::vector<int>(96, 0), NextGiven::kYes) == Code::kOk);
+  static Rig* seen;
+  static Code second;
+  seen = &rig;
+  second = Code::kOk;
+  testing::fail_point_hook = [](testing::FailPoint at) {
+    if (at != testing::FailPoint::cells_written) return;
+    testing::fail_point_hook = nullptr;
+    second = write_zeros(*seen->table, 16);
+  };
+  CHECK(rig.write({0}, 16, std::vector<int>(16, 0), NextGiven::kYes) == Code::kOk);
+  CHECK(second == Code::kDeadlineExceeded);
+  CHECK_EQ(rig.sample(0, 1).size(), 1u);
+}
+
 TEST(queues_and_budgets_as_arithmetic) {
   const LimiterConfig queue = make_queue(10);
   CHECK(can_sample(queue, {4, 4, 0}, 4) && !can_sample(queue, {4, 4, 0}, 5) && !can_sample(queue, {0, 0, 0}, 1));

@@ -126,8 +126,7 @@ Status Draw::wait_for_items() {
   const auto ready = [&] {
     const LimiterConfig limiter = r_.limiter(request_.index);
     const LimiterCounts counts = r_.drawn_counts(request_.index, limiter);
-    const bool may_pass =
-        counts.live > 0 && has_any() && can_sample(limiter, counts, num_items());
+    const bool may_pass = counts.live > 0 && has_any() && can_sample(limiter, counts, num_items());
     return may_pass || num_changes != r_.header->index_state[request_.index].limiter.num_changes();  // judged anew
   };
   return wait_for_limiter(table_, this->wait(), deadline_, ready, [&](Code code) { return late(code); });
@@ -371,7 +370,10 @@ Status Draw::fill_held(bool* empty, uint32_t attempt) {
   const bool is_noted = request_.plan != nullptr && is_noted_when_chosen(*request_.plan);
   s_.runs.clear();
   if (is_noted) s_.runs.reserve(s_.chosen.size() * r_.geometry->records[request_.index].nodes_a_record());
-  const size_t chunk = is_noted ? std::min(kChunk, noted_a_hold(r_, request_.index)) : kChunk;
+  // A batch that is in order is of one moment, and so chosen in one hold (rule R4).
+  const bool is_by_order = Leaves(r_, request_.index).kind().choice == Choice::kBest;
+  const size_t most = is_noted ? std::min(kChunk, noted_a_hold(r_, request_.index)) : kChunk;
+  const size_t chunk = is_by_order ? s_.chosen.size() : most;
   for (size_t begin = 0; begin < s_.chosen.size(); begin += chunk) {
     const size_t end = std::min(s_.chosen.size(), begin + chunk);
     s_.missing.clear();

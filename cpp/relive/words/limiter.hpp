@@ -5,7 +5,8 @@
 //   can_sample(n): live >= min_size  and  d - n >= lo
 //   can_insert(n): live + n <= min_size  or  d + n * spi <= hi  or  (live < min_size and n * spi <= window)
 // The last clause: inserts of 32 into min_size 100 stand at 96, where no draw passes yet and the 32 more may be worth
-// more than the tolerance. Without it nobody would ever move; with it d exceeds hi by less than a window, once.
+// more than the tolerance. Without it nobody would ever move; with it d exceeds hi by less than a window, once: rows that
+// other writers have reserved count as live, too.
 // kMinSize knows no corridor: can_sample is live >= min_size, can_insert is always true.
 // kQueue is that corridor over other counts: of what is there, not of what ever came. inserted is live, sampled is 0,
 // samples_per_insert 1, [lo, hi] is [0, max_size]: a draw of n asks for n items, an insert for room for n. min_size is

@@ -271,7 +271,7 @@ LimiterCounts Region::inserted_counts(uint32_t index, const LimiterConfig& limit
   const int64_t live = state.live_or_pending();
   if (limiter.kind == LimiterConfig::kQueue) return {live, live + reserved, 0};
   if (limiter.kind == LimiterConfig::kSamplesPerInsert)
-    return {live, state.inserted_or_pending() + reserved, sampled(index)};
+    return {live + reserved, state.inserted_or_pending() + reserved, sampled(index)};
   const int64_t ever = state.used.load(std::memory_order_relaxed) + state.unused.load(std::memory_order_relaxed);
   return {live, ever + state.pending.load(std::memory_order_relaxed) + reserved, 0};
 }

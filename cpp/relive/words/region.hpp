@@ -64,7 +64,7 @@ struct PageRecord {
   uint32_t ring_prev, ring_next, free_next;  // DERIVED; the ring's two are the kept list's while the page is on it
   uint32_t live;                             // DERIVED: (step, index) pairs still live or pending
   std::atomic<uint32_t> first_cell;          // PRIMARY: start cells of its rows, + 1; 0: none (rule B4)
-  uint32_t undecided;                        // uses claimed by draws that may yet give them back, or read them (rule G7)
+  uint32_t undecided;   // uses claimed by draws that may yet give them back, or read them (rule G7)
   uint64_t first_step;  // PRIMARY where steps are counted (rules S4, S6): steps that its first lane had before row 0
 };
 static_assert(sizeof(PageRecord) == 96);
