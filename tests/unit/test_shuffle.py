@@ -143,3 +143,22 @@ def test_a_claimed_draw_pickles_and_has_rows() -> None:
     again = pickle.loads(pickle.dumps(own))
     assert (again.index, again.item_keys.tolist()) == ("best", [1, 2, 3])
     assert own.rows(slice(1, None)).probabilities.tolist() == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("num_keys", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.soak)])
+def test_an_epoch_of_many_keys_brings_each_once(num_keys: int) -> None:
+    """What the sampler knows of it is one number, the turns that were taken; an item's size is the same as without it."""
+    sizes = []
+    for sampler in (relive.Uniform(), relive.Shuffle()):
+        with relive.Table(SPEC, num_keys, relive.Index(sampler=sampler), max_lanes=1) as table:
+            sizes.append(table.stats().num_bytes)
+            if isinstance(sampler, relive.Uniform):
+                continue
+            with table.writer() as writer:
+                for first in range(0, num_keys, 100_000):
+                    writer.extend(number=np.arange(first, first + 100_000))
+            seen = np.zeros(num_keys, np.uint8)
+            for first in range(0, num_keys, 8_192):
+                np.add.at(seen, table.sample(min(8_192, num_keys - first))["number"], 1)
+            assert (seen == 1).all()
+    assert sizes[1] - sizes[0] <= 4096
