@@ -63,12 +63,15 @@ class Leaves final {
   // Whether an item of this state can be drawn.
   bool is_drawable(uint16_t state) const {
     const uint32_t most = r_.max_times(index_);
-    return state <= kMostUses && (most == 0 || state < most);
+    return (state <= kMostUses) & ((most == 0) | (state < most));  // no branch, as in has_life
   }
   // Whether a leaf of this state still is, or may become, an item.
-  bool has_life(uint16_t state) const { return state == kStatePending || is_waiting(state) || is_drawable(state); }
+  // Without a branch: which of many rows are alive may be anybody's guess.
+  bool has_life(uint16_t state) const {
+    return (state == kStatePending) | is_waiting(state) | is_drawable(state);
+  }
   // Whether an item of this state is let in and whole, and waits: for late columns, or for its priority.
-  static bool is_waiting(uint16_t state) { return state == kStateUnfilled || state == kStateAwaiting; }
+  static bool is_waiting(uint16_t state) { return (state == kStateUnfilled) | (state == kStateAwaiting); }
   int64_t num_live() const { return counts().live_items.load(std::memory_order_relaxed); }
   // Whether update_priorities may be called: the sampler or the remover looks at them.
   bool has_priorities() const { return has(kHasPriorities); }
@@ -203,6 +206,14 @@ class Leaves final {
   bool is_base_far() const;
   // Its index's condition keeps out what is pending, and so in no tree yet: never an item there, the step stays, for others.
   void keep_out_unless(bool passes, uint64_t slot) const { set_state(slot, passes ? kStatePending : kStateDropped); }
+  // What a condition kept out, or else went from this index alone, ends with its step: it has no mass and is in no tree, so
+  // there is nothing but its state. True where it did; without a branch.
+  bool end_kept_out(uint64_t slot) const {
+    const uint16_t state = this->state(slot);
+    const bool is_out = state == kStateDropped && !has(kHasDues);
+    set_state(slot, is_out ? kStateEnded : state);
+    return is_out;
+  }
   static void count_kept_out(Held& held, uint32_t index, uint64_t count) {
     std::atomic<uint64_t>& filtered = held.region.header->index_state[index].filtered;
     filtered.store(filtered.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
