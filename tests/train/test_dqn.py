@@ -104,6 +104,7 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_fifty_updates_agree_with_a_naive_twin(variant: str) -> None:
     agent = made(VARIANTS[variant], seed=5)
+    agent.target.initialise(torch.Generator().manual_seed(6))  # so that it matters which network chooses
     twin = TwinDQN(agent.config, agent)
     for seed in range(50):
         batch = discrete_batch(seed)

@@ -11,17 +11,19 @@ torch = pytest.importorskip("torch", reason="learners are written in torch")
 
 from relive.agents.ddpg import DDPGConfig  # noqa: E402
 from relive.agents.dqn import DQNConfig, QNetworkConfig  # noqa: E402
+from relive.agents.iqn import IQNConfig, QuantileNetworkConfig  # noqa: E402
 from relive.agents.registry import AGENTS  # noqa: E402
 from relive.agents.sac import SACConfig  # noqa: E402
 from relive.agents.td3 import TD3Config  # noqa: E402
 from train.batches import box_spaces, discrete_spaces  # noqa: E402
 from train.naive_replay import LoggedTable  # noqa: E402
-from train.twins import TwinDDPG, TwinDQN, TwinSAC, TwinTD3  # noqa: E402
+from train.twins import TwinDDPG, TwinDQN, TwinIQN, TwinSAC, TwinTD3  # noqa: E402
 
 OPTIONS: dict[str, Any] = {"batch_size": 16, "gamma": 0.9, "priority_exponent": 0.7, "importance_beta": 0.8}
 BOXES = {**OPTIONS, "hidden": (16,)}
 PAIRS: dict[str, tuple[Any, Any]] = {
     "dqn": (DQNConfig(network=QNetworkConfig(hidden=(16,)), **OPTIONS), TwinDQN),
+    "iqn": (IQNConfig(network=QuantileNetworkConfig(hidden=(16,), num_cosines=8), num_quantiles=4, **OPTIONS), TwinIQN),
     "ddpg": (DDPGConfig(**BOXES), TwinDDPG),
     "td3": (TD3Config(**BOXES), TwinTD3),
     "sac": (SACConfig(**BOXES), TwinSAC),

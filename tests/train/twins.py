@@ -77,8 +77,8 @@ def weights_of(batch: Any, config: Any) -> Tensor:
 class TwinDQN:
     def __init__(self, config: Any, agent: Any) -> None:
         self.config = config
-        self.online = TwinMLP("q", agent.state_dict()["online"])
-        self.target = copy.deepcopy(self.online)
+        state = agent.state_dict()
+        self.online, self.target = TwinMLP("q", state["online"]), TwinMLP("q", state["target"])
         self.optimizer = adam(self.online.parameters(), config.optimizer)
         self.num_updates = 0
 
@@ -106,6 +106,65 @@ class TwinDQN:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         return {"online": self.online.tensors(), "target": self.target.tensors()}
+
+
+class TwinIQN:
+    """One fraction at a time, one pair of fractions at a time."""
+
+    def __init__(self, config: Any, agent: Any) -> None:
+        self.config = config
+        state = agent.state_dict()
+        self.online, self.target = (
+            nn.ModuleDict({name: TwinMLP(name, state[part]) for name in ("psi", "phi", "q")})
+            for part in ("online", "target")
+        )
+        self.optimizer = adam(self.online.parameters(), config.optimizer)
+        self.generator = agent._generator.clone_state()
+        self.num_updates = 0
+
+    def returns(self, networks: nn.ModuleDict, state: Tensor, fraction: Tensor) -> Tensor:
+        """[B, num_actions] of states [B, S], each at its own fraction [B]."""
+        waves = [torch.cos(np.pi * i * fraction) for i in range(self.config.network.num_cosines)]
+        embedding = torch.relu(networks["phi"](torch.stack(waves, dim=1)))
+        return networks["q"](torch.relu(networks["psi"](state)) * embedding)
+
+    def best(self, networks: nn.ModuleDict, state: Tensor) -> Tensor:
+        number, total = self.config.num_greedy_quantiles, 0.0
+        for k in range(number):
+            total += self.returns(networks, state, torch.full((len(state),), self.config.cvar * (k + 0.5) / number))
+        return total.argmax(dim=1)
+
+    def update(self, batch: Any) -> np.ndarray:
+        config, kappa = self.config, self.config.kappa
+        observation, action, reward, discount, following = columns_of(batch)
+        rows = torch.arange(len(action))
+        mine_at = torch.rand(len(action), config.num_quantiles, generator=self.generator)
+        theirs_at = torch.rand(len(action), config.num_target_quantiles, generator=self.generator)
+        with torch.no_grad():
+            best = self.best(self.online if config.double else self.target, following)
+        item_loss = torch.zeros(len(action))
+        for i in range(config.num_quantiles):
+            mine = self.returns(self.online, observation, mine_at[:, i])[rows, action]
+            for j in range(config.num_target_quantiles):
+                with torch.no_grad():
+                    goal = reward + discount * self.returns(self.target, following, theirs_at[:, j])[rows, best]
+                error = goal - mine
+                huber = torch.where(error.abs() <= kappa, error**2 / 2, kappa * (error.abs() - kappa / 2))
+                side = torch.where(error < 0, 1 - mine_at[:, i], mine_at[:, i])
+                item_loss = item_loss + side * huber / kappa / config.num_target_quantiles
+        gradient_step(
+            self.optimizer, (weights_of(batch, config) * item_loss).mean(), config.optimizer, self.num_updates
+        )
+        self.num_updates += 1
+        if self.num_updates % config.target_period == 0:
+            follow(self.target, self.online, config.target_rate)
+        return item_loss.detach().numpy()
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        named = {}
+        for part, networks in (("online", self.online), ("target", self.target)):
+            named[part] = {name: value for one in networks.values() for name, value in one.tensors().items()}
+        return named
 
 
 class TwinCritics:
