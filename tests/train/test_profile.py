@@ -18,15 +18,13 @@ pytest.importorskip("typer", reason="the command line needs typer")
 
 from relive import Index, MinSize, Prioritized, Table, Transitions  # noqa: E402
 from relive.errors import DeadlineExceeded, InvalidConfig  # noqa: E402
-from relive.train import preset, train  # noqa: E402
+from relive.train import Profile, load_profile, preset, train  # noqa: E402
 from relive.train.profile import (  # noqa: E402
     PICTURE_FILE,
     PROFILE_FILE,
     ProcessTime,
-    Profile,
     Profiling,
     draw_profile,
-    load_profile,
 )
 from relive.train.stopwatch import (  # noqa: E402
     PARTS,
@@ -243,7 +241,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "acting.num_actors": 2, "replay.min_size": 100, "limits.max_steps": 600, "evaluation.num_episodes": 2,
         "agent.network.hidden": (16,), "agent.batch_size": 16, "profile": True,
     }  # fmt: skip
-    train(preset("dqn", "CartPole-v1", settings), folder)
+    train(preset("iqn", "CartPole-v1", settings), folder)
     return folder
 
 
