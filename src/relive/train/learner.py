@@ -105,7 +105,8 @@ class Learner:
         """Writes the checkpoint; raises NonFiniteLoss, and leaves the one before, rather than keep such an agent."""
         self._check_finite(self._agent.parameters())
         self._update_progress()
-        save_checkpoint(self._run_dir, self._agent.state_dict(), self._progress)
+        write = self._parts.profiling.timed("checkpoint", save_checkpoint)
+        write(self._run_dir, self._agent.state_dict(), self._progress)
         self._saved_s = time.monotonic()
         path, num_updates = self._run_dir / FILE_NAME, self._agent.num_updates
         self._parts.listeners.tell(lambda one: one.on_checkpoint(path, num_updates))

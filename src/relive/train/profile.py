@@ -4,7 +4,8 @@ A profiled run (`profile = True`, `--profile`) writes profile.json at its end; `
 
   share of a part     its seconds / all seconds of the process, waits included: they add up to 1
   the slower side     learner or actors, whichever waits for the other for the smaller share of its time
-  were storage free   the run would be at most 1 / (1 - share of storage on the slower side) times as fast (Amdahl)
+  were storage free   and the waits as they are, the run would be 1 / (1 - share of storage on the slower side) times as
+                      fast (Amdahl); where the other side has storage to save, too, its waits would shrink besides
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from relive.train.stopwatch import PARTS, STORAGE, Counts, ProfileBoard, Stopwat
 PROFILE_FILE = "profile.json"
 PICTURE_FILE = "profile.svg"
 LEARNER = "learner"
-AGENT_PARTS = {"update": "update", "parameters": "parameters", "metrics": "report", "state_dict": "checkpoint"}
+AGENT_PARTS = {"update": "update", "parameters": "parameters", "state_dict": "checkpoint", "metrics": "report"}
 F = TypeVar("F")
 
 
@@ -124,8 +125,11 @@ class Profile:
         return max(busy, key=busy.__getitem__)
 
     @property
-    def most_from_storage(self) -> float:
-        """How many times as fast the run would be at most, if the table cost nothing; inf where it is all there is."""
+    def without_storage(self) -> float:
+        """How many times as fast the run would be if the table cost nothing and the waits were as they are.
+
+        inf where the slower side does nothing else.
+        """
         rest = 1.0 - self.slower.share(*STORAGE)
         return 1.0 / rest if rest > 0 else float("inf")
 
@@ -137,8 +141,8 @@ class Profile:
             f"Storage is {'' if part == 'storage' else 'not '}the bottleneck: the {slower.name} {verb} {share:.0%} on"
             f" {part}, {slower.share('wait'):.0%} waiting. Storage takes {learner.share(*STORAGE):.1%} of the learner's"
             f" time ({learner.core_share(*STORAGE):.1%} on a core), {actors.share(*STORAGE):.1%} of the actors'"
-            f" ({actors.core_share(*STORAGE):.1%}); were it free, the run would be at most"
-            f" {self.most_from_storage:.2f} times as fast."
+            f" ({actors.core_share(*STORAGE):.1%}); were it free, and the waits as they are, the run"
+            f" would be {self.without_storage:.2f} times as fast."
         )
 
     def save(self, path: Path) -> None:

@@ -183,7 +183,7 @@ class _Run:
                 pool,
                 watch(evaluator, {"play": "evaluate"}),
                 watch(reporter, {"show": "report"}),
-                self._listeners,
+                watch(self._listeners, {"tell": "report"}),
                 profiling,
             )
             agent = watch(agent, AGENT_PARTS)
