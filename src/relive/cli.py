@@ -1,4 +1,4 @@
-"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `evaluate`, `play`.
+"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `evaluate`, `play`, `profile`.
 
 ls and rm need nothing but the library. The others read their options with typer, which their extras bring, and load
 what they need when they run: `relive ls` does not wait for torch.
@@ -36,6 +36,7 @@ _WITH_EXTRAS = {
     "train": ("train", "train an agent through a shared table"),
     "evaluate": ("train", "play the policy of a run, for its returns"),
     "play": ("train", "show the policy of a run, in a window or a video"),
+    "profile": ("train", "what a run spent its time on, and whether storage held it up"),
 }
 
 

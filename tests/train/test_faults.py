@@ -124,13 +124,14 @@ def test_the_first_evaluation_comes_early(tmp_path: Path) -> None:
 @pytest.mark.parametrize("agent", list(AGENTS))
 def test_a_state_that_does_not_fit_changes_nothing(agent: str) -> None:
     small = {"agent.batch_size": 16}
-    wide = {**small, "agent.network.hidden" if agent == "dqn" else "agent.hidden": (7,)}
-    spaces = discrete_spaces() if agent == "dqn" else describe("Pendulum-v1")
+    is_discrete = AGENTS[agent].environment == "CartPole-v1"
+    wide = {**small, "agent.network.hidden" if is_discrete else "agent.hidden": (7,)}
+    spaces = discrete_spaces() if is_discrete else describe("Pendulum-v1")
     one, other = (
         preset(agent, spaces.env_id, settings).agent.make(spaces, seed=seed, device="cpu")
         for seed, settings in ((0, small), (1, wide))
     )
-    if agent == "dqn":
+    if is_discrete:
         one.update(discrete_batch(0))
     before, foreign = one.state_dict(), other.state_dict()
     wrongs: list[Any] = [

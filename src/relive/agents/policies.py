@@ -7,7 +7,7 @@ answers several times faster. The names of the parameters are those of `relive.a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,20 +50,72 @@ def q_values(parameters: Parameters, observations: NDArray[Any], *, dueling: boo
     return q
 
 
+def quantile_values(
+    parameters: Parameters, observations: NDArray[Any], fractions: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Returns [B, K, num_actions] at the fractions t [K] of their distributions: q(psi(s) * phi(t)).
+
+    psi is a layer, or the convolutions; phi a layer over cos(pi i t), i = 0, 1, ...; q the layers after them.
+    """
+    if "conv.0.weight" in parameters:
+        features = conv_outputs(parameters, "conv", observations)
+    else:
+        features = np.maximum(mlp_outputs(parameters, "psi", observations), 0.0)
+    waves = np.cos(np.pi * np.arange(parameters["phi.0.weight"].shape[1], dtype=np.float32) * fractions[:, None])
+    embedding = np.maximum(mlp_outputs(parameters, "phi", waves), 0.0)
+    mixed = features[:, None] * embedding  # [B, K, features]
+    outputs = mlp_outputs(parameters, "q", mixed.reshape(-1, features.shape[1]))
+    return outputs.reshape(len(features), len(fractions), -1)
+
+
+class ActionValues(Protocol):
+    """A value that says what actions are worth; it pickles."""
+
+    def __call__(self, parameters: Parameters, observations: NDArray[Any], /) -> NDArray[np.float32]:
+        """[B, num_actions] of observations [B, ...]."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class NetworkValues:
+    """The Q values that a network gives."""
+
+    dueling: bool
+
+    def __call__(self, parameters: Parameters, observations: NDArray[Any], /) -> NDArray[np.float32]:
+        """See ActionValues."""
+        return q_values(parameters, observations, dueling=self.dueling)
+
+
+@final
+@dataclass(frozen=True)
+class MeanOfQuantiles:
+    """The mean of the returns at these fractions of their distributions."""
+
+    fractions: tuple[float, ...]
+
+    def __call__(self, parameters: Parameters, observations: NDArray[Any], /) -> NDArray[np.float32]:
+        """See ActionValues."""
+        fractions = np.asarray(self.fractions, np.float32)
+        mean: NDArray[np.float32] = quantile_values(parameters, observations, fractions).mean(axis=1)
+        return mean
+
+
 @final
 @dataclass(frozen=True)
 class EpsilonGreedy:
     """The best known action, or with chance epsilon a random one. Actions are int64 [B]."""
 
     epsilon: LinearSchedule
-    dueling: bool
+    values: ActionValues
 
     def explore(
         self, parameters: Parameters, observations: NDArray[Any], num_steps: int, rng: np.random.Generator
     ) -> NDArray[np.int64]:
         """See Policy."""
         epsilon = self.epsilon.at(num_steps)
-        values = q_values(parameters, observations, dueling=self.dueling)
+        values = self.values(parameters, observations)
         actions: NDArray[np.int64] = values.argmax(axis=1)
         if epsilon > 0.0:
             explore = rng.random(len(actions)) < epsilon
@@ -73,7 +125,7 @@ class EpsilonGreedy:
 
     def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[np.int64]:
         """See Policy."""
-        actions: NDArray[np.int64] = q_values(parameters, observations, dueling=self.dueling).argmax(axis=1)
+        actions: NDArray[np.int64] = self.values(parameters, observations).argmax(axis=1)
         return actions
 
     def exploration(self, num_steps: int) -> dict[str, float]:

@@ -26,6 +26,9 @@ AGENTS: dict[str, Entry] = {
     "dqn": Entry(
         "relive.agents.dqn", "DQNConfig", "CartPole-v1", "Double, dueling, n-step, prioritized DQN: discrete actions."
     ),
+    "iqn": Entry(
+        "relive.agents.iqn", "IQNConfig", "CartPole-v1", "Implicit quantile network: distributions, discrete actions."
+    ),
     "ddpg": Entry("relive.agents.ddpg", "DDPGConfig", "Pendulum-v1", "Deep deterministic policy gradient: a Box."),
     "td3": Entry("relive.agents.td3", "TD3Config", "Pendulum-v1", "Twin delayed DDPG: a Box of actions."),
     "sac": Entry("relive.agents.sac", "SACConfig", "Pendulum-v1", "Soft actor-critic, temperature learnt: a Box."),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from relive.train.errors import ActorsKeepDying, EnvironmentRaised, NonFiniteLoss
     from relive.train.playing import Evaluation, NoDisplay, ShownEpisode, evaluate_run, play_run
     from relive.train.policy import TrainedPolicy, load_policy
+    from relive.train.profile import Profile, load_profile
     from relive.train.progress import Snapshot
     from relive.train.result import RunResult
     from relive.train.run import train
@@ -31,6 +32,7 @@ __all__ = [
     "Evaluation",
     "NoDisplay",
     "NonFiniteLoss",
+    "Profile",
     "RunResult",
     "ShownEpisode",
     "Snapshot",
@@ -39,6 +41,7 @@ __all__ = [
     "evaluate_run",
     "load_config",
     "load_policy",
+    "load_profile",
     "play_run",
     "preset",
     "train",
@@ -48,6 +51,7 @@ _HOMES = {
     "ActorsKeepDying": "errors",
     "EnvironmentRaised": "errors",
     "NonFiniteLoss": "errors",
+    "Profile": "profile",
     "Callback": "callbacks",
     "CurvePoint": "checkpoint",
     "Evaluation": "playing",
@@ -60,6 +64,7 @@ _HOMES = {
     "evaluate_run": "playing",
     "load_config": "config",
     "load_policy": "policy",
+    "load_profile": "profile",
     "play_run": "playing",
     "preset": "config",
     "train": "run",

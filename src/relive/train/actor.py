@@ -24,6 +24,7 @@ from relive.train.config import EnvironmentConfig
 from relive.train.environments import acting_seed, make_environments
 from relive.train.parameters import ParameterBoard, ParameterReader
 from relive.train.scoreboard import Scoreboard
+from relive.train.stopwatch import ProfileBoard, Watch, actor_watch
 
 _WAIT_SLICE_S = 0.2
 
@@ -31,7 +32,10 @@ _WAIT_SLICE_S = 0.2
 @final
 @dataclass(frozen=True)
 class ActorTask:
-    """What a process needs to become actor number `actor`, for the `incarnation`-th time (from 0)."""
+    """What a process needs to become actor number `actor`, for the `incarnation`-th time (from 0).
+
+    profile: where it counts what its time goes into; None: it does not.
+    """
 
     actor: int
     incarnation: int
@@ -41,6 +45,7 @@ class ActorTask:
     policy: Policy
     board: ParameterBoard
     scoreboard: Scoreboard
+    profile: ProfileBoard | None = None
 
 
 def run_actor(task: ActorTask) -> None:
@@ -51,9 +56,11 @@ def run_actor(task: ActorTask) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     with attach(task.table_name) as table:
         envs = make_environments(task.environment.env_id, task.environment.num_envs_per_actor)
+        watch = actor_watch(task.profile, task.actor)
+        envs = watch(envs, {"step": "environment", "reset": "environment"})
         recorded = record(envs, table, timeout_s=0.0)
         try:
-            _Acting(task, recorded).run()
+            _Acting(task, watch(recorded, {"step": "insert", "finish_step": "wait"}), watch).run()
         except TableClosed:
             pass  # the learner closed it between our look at the scoreboard and the write
         finally:
@@ -62,10 +69,11 @@ def run_actor(task: ActorTask) -> None:
 
 @final
 class _Acting:
-    def __init__(self, task: ActorTask, envs: RecordedVectorEnv) -> None:
+    def __init__(self, task: ActorTask, envs: RecordedVectorEnv, watch: Watch) -> None:
         self._task = task
         self._envs = envs
-        self._reader: ParameterReader = task.board.reader()
+        self._policy = watch(task.policy, {"explore": "inference"})
+        self._reader: ParameterReader = watch(task.board.reader(), {"poll": "parameters"})
         self._parameters: dict[str, NDArray[np.float32]] = {}
         seed = np.random.SeedSequence(task.environment.seed, spawn_key=(task.actor, task.incarnation, 1))
         self._rng = np.random.default_rng(seed)
@@ -104,7 +112,7 @@ class _Acting:
         return bool(self._parameters)
 
     def _act(self, observations: NDArray[Any]) -> NDArray[Any]:
-        return self._task.policy.explore(self._parameters, observations, self._task.scoreboard.num_steps, self._rng)
+        return self._policy.explore(self._parameters, observations, self._task.scoreboard.num_steps, self._rng)
 
     def _step(self, actions: NDArray[Any]) -> tuple[Any, ...] | None:
         """One step of all environments, stored; None where the run ends while the limiter holds it back."""

@@ -16,6 +16,7 @@ from relive.train.config import TrainConfig
 from relive.train.errors import ActorsKeepDying, EnvironmentRaised
 from relive.train.parameters import ParameterBoard
 from relive.train.scoreboard import Scoreboard
+from relive.train.stopwatch import ProfileBoard
 
 _MAX_IDLE_DEATHS = 3
 
@@ -25,13 +26,20 @@ class ActorPool:
     """All actors of a run. `watch` often; `stop` once, also after a failure. One thread."""
 
     def __init__(
-        self, config: TrainConfig, policy: Policy, table_name: str, board: ParameterBoard, scoreboard: Scoreboard
+        self,
+        config: TrainConfig,
+        policy: Policy,
+        table_name: str,
+        board: ParameterBoard,
+        scoreboard: Scoreboard,
+        profile: ProfileBoard | None = None,
     ) -> None:
         self._config = config
         self._policy = policy
         self._table_name = table_name
         self._board = board
         self._scoreboard = scoreboard
+        self._profile = profile
         # spawn: a fork would copy the learner's threads' locks in whatever state they are.
         self._context = multiprocessing.get_context("spawn")
         num_actors = config.acting.num_actors
@@ -56,6 +64,7 @@ class ActorPool:
             self._policy,
             self._board,
             self._scoreboard,
+            self._profile,
         )
         process = self._context.Process(target=run_actor, args=(task,), name=f"relive-actor-{actor}", daemon=True)
         with _signals_held_back(), _one_thread_for_numerics():

@@ -1,4 +1,4 @@
-"""`relive train AGENT`, one command for each agent of the registry, all of the same form; `relive evaluate`, `play`.
+"""`relive train AGENT`, one command for each agent of the registry, all of the same form; and what is done with runs.
 
 Neither torch nor an agent's file is imported until a command runs, or its `--help` lists the options. Annotations are
 values here, not text: typer reads them where the names of the function around them are not known.
@@ -62,6 +62,9 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         capacity: Annotated[
             int | None, typer.Option(min=1, help="Steps that the table holds.", show_default="the preset")
         ] = None,
+        profile: Annotated[
+            bool, typer.Option("--profile", help="Count what the time goes into; `relive profile RUN_DIR` shows it.")
+        ] = False,
         config: Annotated[
             Path | None,
             typer.Option(metavar="FILE", help="A TOML file of the options below, or a run's config.json; --set wins."),
@@ -80,6 +83,7 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
             "evaluation.stop_return": stop_return,
             "device": device,
             "replay.capacity": capacity,
+            "profile": profile or None,
         }
         settings: dict[str, object] = {path: value for path, value in given.items() if value is not None}
         settings.update(parse_assignments(set_ or []))
@@ -119,9 +123,10 @@ def _resumed(agent: str, run_dir: Path, file: Path | None, settings: dict[str, o
 
 
 def add_watching(app: typer.Typer) -> None:
-    """`evaluate` and `play`, of runs of any agent."""
+    """`evaluate`, `play` and `profile`, of runs of any agent."""
     app.command("evaluate")(_evaluate)
     app.command("play")(_play)
+    app.command("profile")(_profile)
 
 
 _RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, ended or not.")]
@@ -163,6 +168,13 @@ def _play(
         typer.echo(f"episode {one.number}: return {one.episode_return:.1f}, {one.num_steps} steps{cut}")
     if video is not None:
         typer.echo(str(video))
+
+
+def _profile(run_dir: _RunDir) -> None:
+    """Show what a run with --profile spent its time on, and whether storage held it up; draws RUN_DIR/profile.svg."""
+    with _extra_named("profile"):
+        from relive.train.profile import show_profile
+    show_profile(run_dir, Console())
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class TrainConfig:
     """A whole run. `preset(agent, env_id)` gives the defaults that suit an agent in an environment.
 
     device: one that torch knows, or "auto": cuda where there is one. threads: of the learner; 0 takes the cores that
-    the actors leave.
+    the actors leave. profile: what the time went into is counted, and written to profile.json at the end.
     """
 
     agent: AgentConfig
@@ -128,6 +128,7 @@ class TrainConfig:
     limits: LimitConfig = field(default_factory=LimitConfig)
     device: str = "auto"
     threads: int = 1
+    profile: bool = False
 
     def __post_init__(self) -> None:
         require(self.threads >= 0, "threads", ">= 0", self.threads)

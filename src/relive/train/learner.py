@@ -24,6 +24,7 @@ from relive.train.environments import evaluation_seeds
 from relive.train.errors import NonFiniteLoss
 from relive.train.evaluate import Evaluator, Played
 from relive.train.parameters import ParameterBoard
+from relive.train.profile import Profiling
 from relive.train.progress import ProgressReporter, Snapshot
 from relive.train.result import Ending
 from relive.train.scoreboard import Scoreboard
@@ -35,7 +36,7 @@ _LOOK_PERIOD_S = 0.25
 @final
 @dataclass(frozen=True)
 class Parts:
-    """The running pieces that a learner works with. It owns none of them."""
+    """The running pieces that a learner works with. It owns none of them. profiling: what it is watched with."""
 
     table: Table
     board: ParameterBoard
@@ -44,6 +45,7 @@ class Parts:
     evaluator: Evaluator
     reporter: ProgressReporter
     listeners: Listeners
+    profiling: Profiling
 
 
 @final
@@ -86,7 +88,7 @@ class Learner:
         try:
             self.save()  # while the actors start: there is always one to go back to
             with self._batches() as next_batch:
-                ending = self._loop(next_batch)
+                ending = self._loop(self._parts.profiling.timed("wait", next_batch))
         except NonFiniteLoss:
             self._look(at_once=True)
             raise
@@ -103,7 +105,8 @@ class Learner:
         """Writes the checkpoint; raises NonFiniteLoss, and leaves the one before, rather than keep such an agent."""
         self._check_finite(self._agent.parameters())
         self._update_progress()
-        save_checkpoint(self._run_dir, self._agent.state_dict(), self._progress)
+        write = self._parts.profiling.timed("checkpoint", save_checkpoint)
+        write(self._run_dir, self._agent.state_dict(), self._progress)
         self._saved_s = time.monotonic()
         path, num_updates = self._run_dir / FILE_NAME, self._agent.num_updates
         self._parts.listeners.tell(lambda one: one.on_checkpoint(path, num_updates))

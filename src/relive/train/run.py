@@ -30,6 +30,7 @@ from relive.train.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
 from relive.train.numerics import learner_numerics, threads_of
 from relive.train.parameters import ParameterBoard, ParameterLayout
+from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_profile
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
@@ -161,6 +162,8 @@ class _Run:
         config, agent, progress, run_dir = self._config, self._agent, self._progress, self._run_dir
         with ExitStack() as stack:
             table = stack.enter_context(make_table(config, agent))
+            profiling = Profiling(config.profile, config.acting.num_actors, run_dir / PROFILE_FILE)
+            stack.enter_context(profiling)
             board = ParameterBoard(ParameterLayout.of(agent.parameters()), first_version=progress.parameter_version)
             stack.callback(board.close)
             scoreboard = Scoreboard(config.acting.num_actors, steps_before=progress.num_steps)
@@ -170,9 +173,20 @@ class _Run:
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
             reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir))
             name = Path(table.path or "").name.removeprefix("relive-")
-            pool = ActorPool(config, agent.policy(), name, board, scoreboard)
+            pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board)
             stack.callback(pool.stop)  # first of all to go: before the table closes
-            parts = Parts(table, board, scoreboard, pool, evaluator, reporter, self._listeners)
+            watch = profiling.watch
+            parts = Parts(
+                profiling.table(table),
+                watch(board, {"publish": "parameters"}),
+                scoreboard,
+                pool,
+                watch(evaluator, {"play": "evaluate"}),
+                watch(reporter, {"show": "report"}),
+                watch(self._listeners, {"tell": "report"}),
+                profiling,
+            )
+            agent = watch(agent, AGENT_PARTS)
 
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
@@ -235,6 +249,8 @@ class _Run:
         if curve:
             title = f"{result.agent} on {result.env_id}, seed {result.seed}"
             draw_curve(self._run_dir / CURVE_FILE, title, curve, self._config.evaluation.stop_return)
+        if (self._run_dir / PROFILE_FILE).exists() and self._config.profile:
+            show_profile(self._run_dir, self._console)
         if not result.stopped:
             save_result(result, self._run_dir)
         show_result(result, self._console)

@@ -1,0 +1,243 @@
+"""What the agents that value discrete actions are alike in; their formulas stand in their own files.
+
+An agent has a network, its target, and one update of the form
+
+  load the batch  ->  _learn(): the algorithm's formulas, which leave the gradient  ->  Adam  ->  num_updates + 1
+                  ->  the target network follows  ->  priorities, if it has them
+
+and hands out the network, of which the best action is taken or, with chance epsilon, a random one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relive import Index, MinSize, SamplesPerInsert, StepSpec
+from relive.agents.agent import Items, Policy, Spaces
+from relive.agents.batches import fill, load_state, priorities_of, require_box, require_discrete, state_of
+from relive.agents.config import LinearSchedule, OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
+from relive.agents.mlp import Adam, FlatParameters, Shapes, device_of
+from relive.agents.policies import ActionValues, EpsilonGreedy
+
+FRAMES = (84, 84)
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The network: `mlp` for vectors, `conv` for stacks of 84 x 84 frames; `hidden` are the widths of its layers."""
+
+    kind: Literal["mlp", "conv"] = "mlp"
+    hidden: tuple[int, ...] = (128, 128)
+
+    def __post_init__(self) -> None:
+        require(self.kind in ("mlp", "conv"), "network kind", "'mlp' or 'conv'", self.kind)
+        check_hidden(self.hidden)
+
+
+@dataclass(frozen=True)
+class ActionValueConfig(TransitionsConfig):
+    """A network of action values, its target, its optimizer, and how it explores.
+
+    double: the learnt network chooses the action that the target network values (van Hasselt et al. 2016).
+    Epsilon falls linearly from `epsilon_start` to `epsilon_end` over `epsilon_steps` environment steps of all actors.
+    The target network goes `target_rate` towards the learnt one after every `target_period` updates.
+    """
+
+    batch_size: int = 128
+    n_step: int = 3
+    priority_exponent: float = 0.6
+    target_rate: float = 0.01
+    target_period: int = 1
+    double: bool = True
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(
+            4e-3, 2e-4, decay_updates=8_000, adam_epsilon=1e-5, max_gradient_norm=10
+        )
+    )
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.05
+    epsilon_steps: int = 10_000
+
+    presets: ClassVar[Mapping[str, Settings]] = {
+        "*": {"replay.updates_per_step": 0.25},
+        # The cart drifts off slowly: at 0.99 the fall lies too far ahead to be seen in time. 500 is the most there
+        # is: none of the hundred confirming episodes may fall before its last tenth.
+        "CartPole-v1": {"agent.gamma": 0.995, "evaluation.stop_return": 499.5, "limits.max_minutes": 5.0},
+        "ALE/*": {
+            "environment.num_envs_per_actor": 4,
+            "agent.network.kind": "conv",
+            "agent.network.hidden": (512,),
+            "agent.optimizer.learning_rate": 1e-4,
+            "agent.optimizer.final_learning_rate": 5e-5,
+            "agent.optimizer.decay_updates": 1_000_000,
+            "agent.optimizer.adam_epsilon": 1.5e-4,
+            "agent.batch_size": 32,
+            "agent.target_rate": 0.0005,
+            "agent.epsilon_end": 0.02,
+            "agent.epsilon_steps": 100_000,
+            "replay.capacity": 200_000,
+            "replay.min_size": 5_000,
+            "acting.publish_period": 100,
+            "evaluation.period_updates": 2_500,
+            "evaluation.num_episodes": 4,
+            "evaluation.num_confirm_episodes": 8,
+            "evaluation.num_final_episodes": 4,
+            "limits.max_steps": 10_000_000,
+            "limits.max_minutes": 24 * 60.0,
+            "limits.checkpoint_period_s": 120.0,
+            "threads": 0,
+        },
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.target_period >= 1, "target_period", ">= 1", self.target_period)
+        require(
+            0 <= self.epsilon_end <= self.epsilon_start <= 1,
+            "epsilon",
+            "0 <= epsilon_end <= epsilon_start <= 1",
+            (self.epsilon_start, self.epsilon_end),
+        )
+        require(self.epsilon_steps >= 1, "epsilon_steps", ">= 1", self.epsilon_steps)
+
+
+class ActionValueAgent(ABC):
+    """The learner's state: the learnt and the target network, Adam. An `Agent`, but for how it learns and values."""
+
+    columns = ("observation", "action", "reward", "discount", "next_observation")
+    config: ActionValueConfig
+
+    def __init__(self, config: ActionValueConfig, spaces: Spaces, *, seed: int, device: str) -> None:
+        observation = require_box(spaces, config.name)
+        self.num_actions = require_discrete(spaces, config.name)
+        self.config, self.spaces = config, spaces
+        self.device = device_of(device)
+        self.num_updates = 0
+        self.sees_images = config.network.kind == "conv"
+        self.prefetch = 2 if self.sees_images else 0  # large batches: gathered while the last is learnt
+        if self.sees_images:
+            require(
+                len(observation) == 3 and observation[1:] == FRAMES,
+                f"observation of {spaces.env_id} for network kind 'conv'",
+                "frames (stack, 84, 84)",
+                observation,
+            )
+        self.online = FlatParameters(self._shapes(), self.device)
+        self.online.initialise(torch.Generator().manual_seed(seed))
+        self.target = self.online.copy()
+        self._optimizer = Adam(
+            self.online,
+            epsilon=config.optimizer.adam_epsilon,
+            max_gradient_norm=config.optimizer.max_gradient_norm,
+        )
+        self._make_buffers()
+
+    def _make_buffers(self) -> None:
+        """observation, next_observation [B, ...]; action, reward, discount, weight, error [B, 1]."""
+        rows = self.config.batch_size
+        self._observation, self._next_observation = (self._observation_buffer() for _ in range(2))
+        self._action = torch.zeros(rows, 1, dtype=torch.int64, device=self.device)
+        self._reward, self._discount, self._weight, self._error = (
+            torch.ones(rows, 1, device=self.device) for _ in range(4)
+        )
+        self._buffers = {
+            "observation": self._observation,
+            "action": self._action,
+            "reward": self._reward,
+            "discount": self._discount,
+            "next_observation": self._next_observation,
+        }
+
+    def _observation_buffer(self) -> Tensor:
+        rows = self.config.batch_size
+        if self.sees_images:
+            return torch.zeros(rows, *self.spaces.observation_shape, dtype=torch.uint8, device=self.device)
+        return torch.zeros(rows, self.spaces.observation_size, device=self.device)
+
+    # ---- what an algorithm is --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _shapes(self) -> Shapes:
+        """Names and shapes of the network's parameters."""
+
+    @abstractmethod
+    def _action_values(self) -> ActionValues:
+        """How an actor values actions, on numpy."""
+
+    @abstractmethod
+    def _learn(self) -> Tensor:
+        """Writes the gradient of the batch in the buffers; returns errors [B, 1], whose size is an item's priority."""
+
+    # ---- what it stores, draws and does ----------------------------------------------------------------------------
+
+    def spec(self) -> StepSpec:
+        """See Agent."""
+        return self.spaces.spec()
+
+    def index(self, limiter: MinSize | SamplesPerInsert) -> Index:
+        """See Agent."""
+        return self.config.index(self.spaces, limiter)
+
+    def policy(self) -> Policy:
+        """See Agent."""
+        config = self.config
+        return EpsilonGreedy(
+            LinearSchedule(config.epsilon_start, config.epsilon_end, config.epsilon_steps), self._action_values()
+        )
+
+    # ---- learning --------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Items) -> NDArray[np.float64] | None:
+        """See Agent. The target network follows."""
+        config = self.config
+        self._load(batch)
+        self._error = self._learn()
+        with torch.no_grad():
+            self._optimizer.step(config.optimizer.learning_rate_at(self.num_updates))
+            self.num_updates += 1
+            if self.num_updates % config.target_period == 0:
+                self.target.follow(self.online, config.target_rate)
+        return priorities_of([self._error]) if config.prioritized else None
+
+    def _load(self, batch: Items) -> None:
+        fill(batch, self._buffers)
+        if self.config.prioritized:
+            self._weight.copy_(torch.from_numpy(batch.weights(self.config.importance_beta)).view(self._weight.shape))
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """See Agent."""
+
+    # ---- what it hands out -----------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """See Agent: the learnt network."""
+        return self.online.on_host()
+
+    def evaluation_parameters(self) -> dict[str, NDArray[np.float32]]:
+        """See Agent: the target network, an average over the last updates, which plays steadier than any one."""
+        return self.target.on_host()
+
+    def _parts(self) -> dict[str, Any]:
+        return {"online": self.online, "target": self.target, "optimizer": self._optimizer, **self._own_parts()}
+
+    def _own_parts(self) -> Mapping[str, Any]:
+        """What a checkpoint keeps of it beside the networks and the optimizer."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Agent."""
+        return state_of(self._parts(), self.num_updates)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Agent."""
+        self.num_updates = load_state(self._parts(), state)

@@ -1,0 +1,241 @@
+"""What a run's processes spent their time on, whether storage holds it up, as a table and as a picture.
+
+A profiled run (`profile = True`, `--profile`) writes profile.json at its end; `relive profile RUN_DIR` reads it.
+
+  share of a part     its seconds / all seconds of the process, waits included: they add up to 1
+  the slower side     learner or actors, whichever waits for the other for the smaller share of its time
+  were storage free   and the waits as they are, the run would be 1 / (1 - share of storage on the slower side) times as
+                      fast (Amdahl); where the other side has storage to save, too, its waits would shrink besides
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast, final
+
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table as Grid
+
+from relive import Table
+from relive.errors import InvalidConfig
+from relive.train.config import path_of
+from relive.train.stopwatch import PARTS, STORAGE, Counts, ProfileBoard, Stopwatch, Watch, watch_with, watched_table
+
+PROFILE_FILE = "profile.json"
+PICTURE_FILE = "profile.svg"
+LEARNER = "learner"
+AGENT_PARTS = {"update": "update", "parameters": "parameters", "state_dict": "checkpoint", "metrics": "report"}
+F = TypeVar("F")
+
+
+@final
+@dataclass(frozen=True)
+class ProcessTime:
+    """One process, or several together, by part: those of `relive.train.stopwatch.PARTS`, and no others.
+
+    seconds: by the wall. core_s: of these, its thread on a core; in the others it waited, for a lock or for a core.
+    """
+
+    name: str
+    seconds: Mapping[str, float]
+    core_s: Mapping[str, float]
+    calls: Mapping[str, int]
+
+    @classmethod
+    def of(cls, name: str, counts: Counts) -> ProcessTime:
+        """What a stopwatch counted."""
+        seconds, core_s, calls = (
+            dict(zip(PARTS, values.tolist(), strict=True)) for values in (counts.seconds, counts.core_s, counts.calls)
+        )
+        return cls(name, seconds, core_s, calls)
+
+    @property
+    def total_s(self) -> float:
+        """All of its time, "wait" and "other" included."""
+        return sum(self.seconds.values())
+
+    def share(self, *parts: str) -> float:
+        """What these parts took of all of its time."""
+        return sum(self.seconds[part] for part in parts) / self.total_s if self.total_s else 0.0
+
+    def core_share(self, *parts: str) -> float:
+        """The same of their time on a core alone."""
+        return sum(self.core_s[part] for part in parts) / self.total_s if self.total_s else 0.0
+
+    def grid(self) -> Grid:
+        """A row a part, for people."""
+        grid = Grid(title=f"{self.name}: {self.total_s:.1f} s", title_justify="left")
+        grid.add_column("part")
+        for heading in ("share", "seconds", "on a core", "calls", "us a call"):
+            grid.add_column(heading, justify="right")
+        for part in (part for part in PARTS if self.seconds[part]):
+            seconds, calls = self.seconds[part], self.calls[part]
+            grid.add_row(
+                f"{part} (storage)" if part in STORAGE else part,
+                f"{self.share(part):.1%}",
+                f"{seconds:.2f}",
+                f"{self.core_s[part]:.2f}",
+                f"{calls:,}" if calls else "",
+                f"{seconds / calls * 1e6:,.0f}" if calls else "",
+            )
+        return grid
+
+
+@final
+@dataclass(frozen=True)
+class Profile:
+    """The processes of a run: the learner first, then its actors."""
+
+    processes: tuple[ProcessTime, ...]
+
+    @property
+    def learner(self) -> ProcessTime:
+        """The one learner."""
+        return self.processes[0]
+
+    @property
+    def actors(self) -> ProcessTime:
+        """All actors together."""
+        rest = self.processes[1:]
+        return ProcessTime(
+            "actors",
+            {part: sum(one.seconds[part] for one in rest) for part in PARTS},
+            {part: sum(one.core_s[part] for one in rest) for part in PARTS},
+            {part: sum(one.calls[part] for one in rest) for part in PARTS},
+        )
+
+    @property
+    def slower(self) -> ProcessTime:
+        """The side that waits less for the other: what makes it faster makes the run faster."""
+        learner, actors = self.learner, self.actors
+        return learner if learner.share("wait") <= actors.share("wait") else actors
+
+    @property
+    def bottleneck(self) -> str:
+        """The part that the slower side spends most on, "storage" being one part."""
+        busy = {part: self.slower.share(part) for part in PARTS if part not in ("wait", *STORAGE)}
+        busy["storage"] = self.slower.share(*STORAGE)
+        return max(busy, key=busy.__getitem__)
+
+    @property
+    def without_storage(self) -> float:
+        """How many times as fast the run would be if the table cost nothing and the waits were as they are.
+
+        inf where the slower side does nothing else.
+        """
+        rest = 1.0 - self.slower.share(*STORAGE)
+        return 1.0 / rest if rest > 0 else float("inf")
+
+    def __str__(self) -> str:
+        slower, part, learner, actors = self.slower, self.bottleneck, self.learner, self.actors
+        share = slower.share(*STORAGE) if part == "storage" else slower.share(part)
+        verb = "is the slower side and spends" if slower.name == LEARNER else "are the slower side and spend"
+        return (
+            f"Storage is {'' if part == 'storage' else 'not '}the bottleneck: the {slower.name} {verb} {share:.0%} on"
+            f" {part}, {slower.share('wait'):.0%} waiting. Storage takes {learner.share(*STORAGE):.1%} of the learner's"
+            f" time ({learner.core_share(*STORAGE):.1%} on a core), {actors.share(*STORAGE):.1%} of the actors'"
+            f" ({actors.core_share(*STORAGE):.1%}); were it free, and the waits as they are, the run"
+            f" would be {self.without_storage:.2f} times as fast."
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes it as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def load_profile(run_dir: str | Path) -> Profile:
+    """The profile of a run. Raises InvalidConfig where the run was not profiled, has not ended, or it cannot be read.
+
+    It is that of the last session of a resumed run.
+    """
+    path = path_of("run_dir", run_dir) / PROFILE_FILE
+    if not path.exists():
+        raise InvalidConfig(f"profile of the run in {run_dir}", "a run with --profile (profile = true), ended", "none")
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return Profile(tuple(_process(one) for one in tree["processes"]))
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise InvalidConfig(f"profile {path}", "the file a run writes", str(problem)) from problem
+
+
+def _process(tree: Any) -> ProcessTime:
+    seconds, core_s = ({part: float(tree[name][part]) for part in PARTS} for name in ("seconds", "core_s"))
+    return ProcessTime(str(tree["name"]), seconds, core_s, {part: int(tree["calls"][part]) for part in PARTS})
+
+
+def draw_profile(path: Path, title: str, profile: Profile) -> None:
+    """Writes an SVG: a bar for each process, its parts side by side, storage hatched, waits in grey."""
+    figure = Figure(figsize=(9, 1.6 + 0.45 * len(profile.processes)), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    names = [one.name for one in profile.processes]
+    left = [0.0] * len(names)
+    for number, part in enumerate(PARTS):
+        shares = [one.share(part) for one in profile.processes]
+        if not any(shares):
+            continue
+        color = {"wait": "0.8", "other": "0.93", "checkpoint": "0.3"}.get(part, f"C{number % 10}")
+        hatch = "////" if part in STORAGE else None
+        axes.barh(names, shares, left=left, label=part, color=color, hatch=hatch, edgecolor="white", linewidth=0.5)
+        left = [before + share for before, share in zip(left, shares, strict=True)]
+    axes.set(xlim=(0, 1), xlabel="share of the process's time (hatched: storage)", title=title)
+    axes.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=6, fontsize=8)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def show_profile(run_dir: str | Path, console: Console) -> None:
+    """The table, the answer, and the picture beside the profile, drawn anew. Raises what `load_profile` does."""
+    profile, picture = load_profile(run_dir), Path(run_dir) / PICTURE_FILE
+    draw_profile(picture, str(run_dir), profile)
+    for side in (profile.learner, profile.actors):
+        console.print(side.grid())
+    console.print(str(profile), highlight=False)
+    console.print(str(picture), highlight=False, soft_wrap=True)
+
+
+@final
+class Profiling(AbstractContextManager["Profiling"]):
+    """What a run that may be profiled needs: the actors' board, and its learner's watch. Off, it is nothing at all.
+
+    Enter it after the table and before the actors: at its end the actors have ended, and the table is open.
+    """
+
+    def __init__(self, wanted: bool, num_actors: int, path: Path) -> None:
+        self._path = path
+        self._table: Table | None = None
+        self.board = ProfileBoard(num_actors) if wanted else None
+        self._stopwatch = None if self.board is None else Stopwatch(self.board.counts(num_actors))
+        self.watch: Watch = watch_with(self._stopwatch)
+
+    def table(self, table: Table) -> Table:
+        """The learner's table."""
+        if self._stopwatch is None:
+            return table
+        self._table = table
+        return watched_table(table, self._stopwatch)
+
+    def timed(self, part: str, function: F) -> F:
+        """A function of the learner."""
+        return function if self._stopwatch is None else cast(F, self._stopwatch.timed(part, cast(Any, function)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.board is None or self._stopwatch is None:
+            return
+        self._stopwatch.look()
+        if self._table is not None:
+            # The learner is the only one that samples: its waits for the limiter are the table's.
+            self._stopwatch.move(("sample", "gather"), "wait", self._table.stats().sampler_wait_s)
+        names = [*(f"actor {number}" for number in range(self.board.num_actors)), LEARNER]
+        times = [ProcessTime.of(name, self.board.counts(row)) for row, name in enumerate(names)]
+        Profile((times[-1], *times[:-1])).save(self._path)
+        self.board.close()

@@ -1,0 +1,279 @@
+"""What a run's time went into: stopwatches by made-up clocks, the answer by hand, and a whole run that is profiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="training needs torch")
+pytest.importorskip("typer", reason="the command line needs typer")
+
+from relive import Index, MinSize, Prioritized, Table, Transitions  # noqa: E402
+from relive.errors import DeadlineExceeded, InvalidConfig  # noqa: E402
+from relive.train import Profile, load_profile, preset, train  # noqa: E402
+from relive.train.profile import (  # noqa: E402
+    PICTURE_FILE,
+    PROFILE_FILE,
+    ProcessTime,
+    Profiling,
+    draw_profile,
+)
+from relive.train.stopwatch import (  # noqa: E402
+    PARTS,
+    STORAGE,
+    Counts,
+    ProfileBoard,
+    Stopwatch,
+    actor_watch,
+    watch_with,
+    watched_table,
+)
+from train.batches import discrete_spaces  # noqa: E402
+
+
+class Hand:
+    """A clock that somebody turns by hand; work takes a tenth of that on a core."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        size = len(PARTS)
+        self.counts = Counts(np.zeros(size), np.zeros(size), np.zeros(size, np.int64))
+        self.stopwatch = Stopwatch(self.counts, lambda: self.now, lambda: self.now / 10)
+
+    def takes(self, seconds: float, inside: Any = None) -> Any:
+        """A function that takes so long, and then calls another."""
+
+        def work(*arguments: Any, **named: Any) -> Any:
+            self.now += seconds
+            return inside(*arguments, **named) if inside else (arguments, named)
+
+        return work
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {part: float(took) for part, took in zip(PARTS, self.counts.seconds, strict=True) if took}
+
+    @property
+    def calls(self) -> dict[str, int]:
+        return {part: int(number) for part, number in zip(PARTS, self.counts.calls, strict=True) if number}
+
+
+def test_every_moment_is_charged_to_the_innermost_part() -> None:
+    hand = Hand()
+    environment = hand.stopwatch.timed("environment", hand.takes(5.0))
+    insert = hand.stopwatch.timed("insert", hand.takes(2.0, environment))
+    hand.now += 1.0
+    assert insert(7, name=8) == ((7,), {"name": 8})
+    hand.now += 3.0
+    environment()
+    assert hand.seconds == {"other": 4.0, "insert": 2.0, "environment": 10.0}
+    assert hand.calls == {"insert": 1, "environment": 2}
+    hand.now += 1.0
+    hand.stopwatch.look()
+    assert hand.seconds["other"] == 5.0 and hand.counts.seconds.sum() == hand.now
+    np.testing.assert_allclose(hand.counts.core_s, hand.counts.seconds / 10)
+
+
+def test_a_call_that_raises_is_charged_too() -> None:
+    hand = Hand()
+    with pytest.raises(ZeroDivisionError):
+        hand.stopwatch.timed("update", hand.takes(2.0, lambda: 1 // 0))()
+    hand.now += 1.0
+    hand.stopwatch.look()
+    assert hand.seconds == {"update": 2.0, "other": 1.0}
+
+
+def test_waits_inside_a_call_are_moved_at_most_as_far_as_they_go() -> None:
+    hand = Hand()
+    hand.stopwatch.timed("sample", hand.takes(10.0))()
+    hand.stopwatch.timed("gather", hand.takes(10.0))()
+    hand.stopwatch.move(("sample", "gather"), "wait", 4.0)
+    assert hand.seconds == pytest.approx({"sample": 6.0, "gather": 10.0, "wait": 4.0})
+    hand.stopwatch.move(("sample", "gather"), "wait", 100.0)
+    assert hand.seconds == pytest.approx({"sample": 1.0, "gather": 1.0, "wait": 18.0}), "what was on a core stays"
+
+
+def test_what_is_not_profiled_is_not_touched(tmp_path: Path) -> None:
+    """It costs nothing: these are the very objects."""
+    thing = discrete_spaces()
+    assert watch_with(None)(thing, {"spec": "other"}) is thing
+    assert actor_watch(None, 3)(thing, {"spec": "other"}) is thing
+    with Table(thing.spec(), 100) as table, Profiling(False, 2, tmp_path / PROFILE_FILE) as profiling:
+        assert profiling.board is None and profiling.table(table) is table
+        assert (
+            profiling.timed("update", test_what_is_not_profiled_is_not_touched)
+            is test_what_is_not_profiled_is_not_touched
+        )
+        assert profiling.watch(thing, {"spec": "other"}) is thing
+    assert list(tmp_path.iterdir()) == []
+
+
+def filled(seed: int = 0) -> Table:
+    spec = discrete_spaces().spec()
+    index = Index(Transitions(n_step=2), Prioritized(), MinSize(10))
+    table = Table(spec, 1_000, index, seed=seed, timeout_s=0.0)
+    rng = np.random.default_rng(0)
+    with table.writer() as writer:
+        for step in range(60):
+            writer.append(
+                observation=rng.normal(size=4).astype(np.float32), action=step % 2, reward=np.float32(step),
+                terminated=step % 20 == 19, truncated=False,
+            )  # fmt: skip
+    return table
+
+
+def test_a_watched_table_gives_what_the_table_gives() -> None:
+    hand = Hand()
+    columns = ("observation", "reward")
+    with filled() as table, filled() as other:
+        watched = watched_table(table, hand.stopwatch)
+        for _ in range(3):
+            mine, theirs = watched.sample(16, columns=columns, timeout_s=0.0), other.sample(16, columns=columns)
+            for name in columns:
+                np.testing.assert_array_equal(mine[name], theirs[name])
+            np.testing.assert_array_equal(mine.weights(0.5), theirs.weights(0.5))
+            for one in (watched, other):
+                one.update_priorities(mine.item_keys, np.ones(16))
+        assert len(watched) == len(table) and watched.capacity == 1_000 and bool(watched) == bool(table)
+        with watched.batches(8, prefetch=2, columns=columns, timeout_s=10.0) as batches:
+            assert next(batches)["observation"].shape == (8, 4)
+        assert hand.calls == {"sample": 3, "gather": 4, "priorities": 3}
+        table.clear()
+        with pytest.raises(DeadlineExceeded):
+            watched.sample(16, columns=columns, timeout_s=0.0)
+
+
+def test_what_was_evicted_between_draw_and_gather_is_drawn_again() -> None:
+    hand = Hand()
+    with filled() as table:
+
+        class Evicting:
+            """Its items go between a draw and the gather of it."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(table, name)
+
+            def gather(self, draw: Any, columns: Any) -> Any:
+                table.delete(draw.item_keys[:1])
+                return table.gather(draw, columns=columns)
+
+        batch = watched_table(Evicting(), hand.stopwatch).sample(8, columns=("reward",), timeout_s=0.0)  # type: ignore[arg-type]
+        assert batch.present is None and len(batch["reward"]) == 8, "this one is whole"
+        assert hand.calls == {"sample": 1, "gather": 2}
+
+
+def process(name: str, **seconds: float) -> ProcessTime:
+    core_s = {part: seconds.get(part, 0.0) / 2 for part in PARTS}
+    return ProcessTime(name, {part: seconds.get(part, 0.0) for part in PARTS}, core_s, dict.fromkeys(PARTS, 3))
+
+
+def test_the_answer_where_the_learner_is_the_slower_side() -> None:
+    learner = process("learner", update=6.0, sample=1.0, gather=0.5, priorities=0.5, wait=2.0)
+    profile = Profile((learner, process("actor 0", environment=2.0, wait=8.0), process("actor 1", insert=10.0)))
+    assert profile.slower is learner and profile.bottleneck == "update"
+    assert learner.share(*STORAGE) == pytest.approx(0.2) and learner.core_share(*STORAGE) == pytest.approx(0.1)
+    assert profile.actors.share("insert") == pytest.approx(0.5) and profile.actors.calls["wait"] == 6
+    assert profile.without_storage == pytest.approx(1.25)
+    for words in (
+        "not the bottleneck",
+        "the learner is",
+        "60% on update",
+        "20% waiting",
+        "would be 1.25 times as fast",
+    ):
+        assert words in str(profile)
+
+
+def test_the_answer_where_storage_holds_the_actors_up() -> None:
+    """No part of it is the largest; together they are."""
+    actors = [process(f"actor {i}", environment=3.0, insert=4.0, inference=2.0, wait=1.0) for i in range(2)]
+    profile = Profile((process("learner", update=1.0, wait=9.0), *actors))
+    assert profile.slower.name == "actors" and profile.bottleneck == "storage"
+    assert str(profile).startswith("Storage is the bottleneck: the actors are the slower side and spend 40% on storage")
+    nothing_else = Profile((process("learner", gather=1.0), process("actor 0", wait=1.0)))
+    assert nothing_else.without_storage == float("inf") and process("idle").share("wait") == 0.0
+
+
+def test_a_profile_is_read_as_it_was_written_and_nothing_else_is(tmp_path: Path) -> None:
+    profile = Profile((process("learner", update=1.5, wait=0.5), process("actor 0", insert=2.0)))
+    profile.save(tmp_path / PROFILE_FILE)
+    assert load_profile(tmp_path) == profile
+    tree = dataclasses.asdict(profile)
+    del tree["processes"][0]["seconds"]["gather"]
+    for text in (json.dumps(tree), "[]", "{", '{"processes": 3}'):
+        (tmp_path / PROFILE_FILE).write_text(text)
+        with pytest.raises(InvalidConfig, match=PROFILE_FILE):
+            load_profile(tmp_path)
+    with pytest.raises(InvalidConfig, match="--profile"):
+        load_profile(tmp_path / "none")
+
+
+def test_the_picture_has_a_bar_for_each_process(tmp_path: Path) -> None:
+    profile = Profile(
+        (process("learner", update=1.5, gather=0.5), *(process(f"actor {i}", wait=2.0) for i in range(3)))
+    )
+    draw_profile(tmp_path / "a.svg", "a run", profile)
+    text = (tmp_path / "a.svg").read_text()
+    assert ElementTree.fromstring(text).tag.endswith("svg")
+    for words in ("learner", "actor 0", "actor 2", "gather", "a run"):
+        assert f"<!-- {words} -->" in text
+    assert "<!-- evaluate -->" not in text, "what took no time is not shown"
+
+
+def test_counts_of_one_process_are_those_of_its_row() -> None:
+    board = ProfileBoard(2)
+    for row in range(3):
+        counts = board.counts(row)
+        counts.seconds[:], counts.core_s[:], counts.calls[:] = row + 0.5, row + 0.25, row
+        del counts
+    for row in range(3):
+        counts = board.counts(row)
+        assert set(counts.seconds) == {row + 0.5} and set(counts.core_s) == {row + 0.25} and set(counts.calls) == {row}
+    board.close()
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    settings = {
+        "acting.num_actors": 2, "replay.min_size": 100, "limits.max_steps": 600, "evaluation.num_episodes": 2,
+        "agent.network.hidden": (16,), "agent.batch_size": 16, "profile": True,
+    }  # fmt: skip
+    train(preset("iqn", "CartPole-v1", settings), folder)
+    return folder
+
+
+def test_a_run_that_is_profiled(run_dir: Path) -> None:
+    profile, result = load_profile(run_dir), json.loads((run_dir / "result.json").read_text())
+    learner, actors = profile.learner, profile.actors
+    assert [one.name for one in profile.processes] == ["learner", "actor 0", "actor 1"]
+    assert learner.calls["update"] == learner.calls["priorities"] == result["num_updates"] > 0
+    assert learner.calls["gather"] >= result["num_updates"] and learner.calls["evaluate"] >= 1
+    # Each step moves 4 environments, but for the rows that are resets.
+    assert 4 * actors.calls["insert"] >= result["num_steps"] and actors.calls["environment"] > actors.calls["insert"]
+    for one in profile.processes:
+        assert sum(one.share(part) for part in PARTS) == pytest.approx(1.0) and all(one.seconds[p] >= 0 for p in PARTS)
+    assert learner.calls["checkpoint"] >= 4, "at the start and at the end: the state, and its file"
+    assert learner.seconds["update"] > 0 and learner.seconds["wait"] > 0 and actors.seconds["inference"] > 0
+    assert learner.total_s <= result["wall_s"]
+    assert (run_dir / PICTURE_FILE).exists()
+
+
+def test_the_command_shows_it(run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / PICTURE_FILE).unlink()
+    command = [sys.executable, "-m", "relive.cli", "profile"]
+    done = subprocess.run([*command, str(run_dir)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for words in ("learner:", "actors:", "gather (storage)", "environment", "the bottleneck", PICTURE_FILE):
+        assert words in done.stdout
+    assert (run_dir / PICTURE_FILE).exists()
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.startswith("relive: ") and "--profile" in done.stderr
