@@ -127,21 +127,25 @@ int count_torn_batches(int num_changes) {
   return torn;
 }
 
-// Updates of many items while the exponent goes to and fro: leaves that were made with one that had changed.
-int count_late_updates(int num_changes) {
-  Rig rig(prioritized());
-  fill(rig);
+// All items, each many times over, so that it takes several holds of the lock.
+void update_often(Rig& rig) {
   std::vector<int64_t> keys;
   std::vector<float> priorities;
   for (size_t k = 0; k < 4096; ++k) {
     keys.push_back(rig.keys[k % rig.keys.size()]);
     priorities.push_back(priority_of(k % rig.keys.size()));
   }
+  int64_t applied = 0;
+  CHECK(relive::update_priorities(*rig.table, 0, keys.data(), priorities.data(), keys.size(), &applied).ok());
+}
+
+// Updates of many items while the exponent goes to and fro: leaves that were made with one that had changed.
+int count_late_updates(int num_changes) {
+  Rig rig(prioritized());
+  fill(rig);
   std::atomic<bool> is_over{false};
   std::thread updater([&] {
-    int64_t applied = 0;
-    while (!is_over.load())
-      CHECK(relive::update_priorities(*rig.table, 0, keys.data(), priorities.data(), keys.size(), &applied).ok());
+    while (!is_over.load()) update_often(rig);
   });
   for (int k = 0; k < num_changes; ++k) CHECK(set_priority_exponent(*rig.table, 0, k % 2 == 0 ? 2.0 : 0.6).ok());
   is_over.store(true);
@@ -176,20 +180,49 @@ TEST(priorities_come_back_as_they_were_given) {
   }
 }
 
+// Runs a call, and inside of it, where it comes to a point at which it has no lock, a change of the exponent.
+template <class Call>
+void change_inside(Rig& rig, testing::FailPoint point, Call&& call) {
+  static Rig* seen;
+  static testing::FailPoint at;
+  seen = &rig;
+  at = point;
+  testing::fail_point_hook = [](testing::FailPoint now) {
+    if (now != at) return;
+    testing::fail_point_hook = nullptr;
+    CHECK(set_priority_exponent(*seen->table, 0, 2.0).ok());
+  };
+  call();
+  CHECK(testing::fail_point_hook == nullptr);  // it came there
+}
+
 TEST(a_batch_is_of_one_exponent) {
   CHECK_EQ(count_torn_batches(20'000), 0);
-  const WithoutRule off(testing::Rule::H3_draw, true);
-  int torn = 0;
-  for (int k = 0; k < 20 && torn == 0; ++k) torn = count_torn_batches(20'000);
-  CHECK(torn > 0);
+  for (const bool is_off : {false, true}) {
+    const WithoutRule off(testing::Rule::H3_draw, is_off);
+    Rig rig(prioritized());
+    fill(rig);
+    Drawn drawn;
+    change_inside(rig, testing::FailPoint::draw_found, [&] { drawn = draw(*rig.table, 32); });
+    const double sum = Leaves(rig.table->region(), 0).total();
+    int wrong = 0;
+    for (size_t i = 0; i < drawn.keys.size(); ++i) {
+      const double mass = Leaves(rig.table->region(), 0).mass(rig.table->region().key_slot(drawn.keys[i]));
+      wrong += std::abs(drawn.probabilities[i] / (mass / sum) - 1.0) < 1e-6 ? 0 : 1;
+    }
+    CHECK_EQ(wrong == 0, !is_off);
+  }
 }
 
 TEST(an_update_is_of_the_present_exponent) {
   CHECK_EQ(count_late_updates(2'000), 0);
-  const WithoutRule off(testing::Rule::H4_update, true);
-  int wrong = 0;
-  for (int k = 0; k < 200 && wrong == 0; ++k) wrong = count_late_updates(100);
-  CHECK(wrong > 0);
+  for (const bool is_off : {false, true}) {
+    const WithoutRule off(testing::Rule::H4_update, is_off);
+    Rig rig(prioritized());
+    fill(rig);
+    change_inside(rig, testing::FailPoint::commit_unlocked, [&] { update_often(rig); });
+    CHECK_EQ(count_wrong(rig) == 0, !is_off);
+  }
 }
 
 TEST(a_use_given_back_has_the_present_mass) {

@@ -93,6 +93,7 @@ class Draw final {
   void undo_claims(const Deadline& deadline);
   Status outwait_change();
   void forget_round();
+  bool is_behind(const Leaves& leaves, uint64_t num_wanted) const;
   void give_back_turns();
   Status claim_own(int64_t* num_taken);
   Status give_up(Status status);
@@ -195,6 +196,13 @@ void Draw::forget_round() {
   s_.looks.num_unfilled = 0;
 }
 
+// Whether an order was read that does not have all items yet: who publishes counts them before the tree is told of them,
+// and a batch would have some twice that could have others (rule R4). Who only reads might wait for the dead.
+bool Draw::is_behind(const Leaves& leaves, uint64_t num_wanted) const {
+  const auto num_live = static_cast<uint64_t>(std::max<int64_t>(0, leaves.num_live()));
+  return s_.best.size() < std::min(num_wanted, num_live) && !table_.is_read_only();
+}
+
 // One attempt at every draw that is still missing. False where the index has nothing to draw.
 bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   const Leaves leaves(r_, request.index);
@@ -203,7 +211,9 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   const double total = leaves.total();
   if (!leaves.is_mass(total)) return false;
   const CounterRng rng(r_.geometry->seed, table_.stream(), call_, attempt);
+  const uint64_t num_wanted = s_.missing.size() + s_.taken.size();
   const uint64_t empty = draw_round(r_, request, rng, total, &s_);
+  if (leaves.kind().choice == Choice::kBest && is_behind(leaves, num_wanted)) forget_round();
   // Where masses are moved to another base meanwhile, nobody knows by which of them an item was drawn (rule Z3).
   if (leaves.base() != base || (base & 1) != 0) forget_round();
   if (has_exponent_ && RELIVE_RULE(H3_draw)) {
