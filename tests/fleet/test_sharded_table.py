@@ -152,6 +152,21 @@ def test_min_size_and_samples_per_insert_act_on_totals(shards: Any) -> None:
             table.draw(21)
 
 
+def test_who_waits_for_the_limiter_keeps_nobody_waiting(shards: Any) -> None:
+    free, bound = prioritized(), prioritized(limiter=relive.MinSize(50))
+    with attach(shards(2, {"free": free, "bound": bound})) as table:
+        fill(table, 0, 0, 10)
+        got: list[int] = []
+        waits = threading.Thread(target=lambda: got.append(table.draw(4, timeout_s=60.0, index="bound").num_items))
+        waits.start()
+        for _ in range(50):
+            assert table.draw(4, timeout_s=5.0, index="free").num_items == 4
+        assert waits.is_alive()
+        fill(table, 1, 10, 40)
+        waits.join(60.0)
+        assert got == [4]
+
+
 def test_batches_that_are_not_used_go_back(shards: Any) -> None:
     with attach(shards(2)) as table:
         fill(table, 0, 0, 20)

@@ -45,7 +45,9 @@ class Alone:
 
 @final
 class Agreement:
-    """The roots that a draw is made of, read anew or agreed upon every root_age draws. Used under its owner's lock.
+    """The roots that a draw is made of, read anew or agreed upon every root_age draws.
+
+    Of a group used by one thread at a time; of one rank alone by any: two that look at once both look.
 
     A rank of several tells the roots of every world-th shard: what it sends is O(shards / world), what it hears
     O(shards). Every rank calls as often as every other, for the same index: a draw is a collective.

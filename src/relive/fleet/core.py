@@ -14,7 +14,7 @@ from relive._core import Claims, CoreTable
 from relive.errors import DeadlineExceeded, InvalidPriority, ReadOnly, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
 from relive.fleet.errors import NotOverShards
-from relive.fleet.pace import Wait, pace_of
+from relive.fleet.pace import Pace, Wait, pace_of
 from relive.fleet.placement import Counts, Roots, place, shared_point
 from relive.fleet.shards import STALL_S, Places, Shard, Shards
 from relive.fleet.totals import totals
@@ -92,7 +92,8 @@ class FleetCore:
         self.shards = shards
         self._exchange = exchange
         self._local = local
-        self._lock = threading.Lock()  # over the agreement and the count of draws
+        self._lock = threading.Lock()  # over the agreement of ranks
+        self._numbers = threading.Lock()  # over the count of draws
         self.agreement = Agreement(shards, exchange, root_age)
         config = shards[0].table.config
         self._seed = config.seed
@@ -156,9 +157,7 @@ class FleetCore:
         if self.closed:
             raise TableClosed()
         pace.check_draw(num_items)
-        with self._lock:
-            call, self._call = self._call, self._call + 1
-            roots = self.agreement.roots(index, num_items, pace, wait)
+        roots, call = self._begin(index, num_items, pace, wait)
         attempt = 0
         while True:
             if roots.bounds[-1] > 0.0:
@@ -186,7 +185,7 @@ class FleetCore:
     def give_back(self, drawn: Drawn) -> None:
         """The draw is not handed out: items, uses and the numbers of draws go back."""
         self._return(drawn.index_number, drawn.held)
-        with self._lock:
+        with self._numbers:
             if self._exchange.world == 1 and self._call == drawn.call + 1:
                 self._call = drawn.call
 
@@ -204,6 +203,21 @@ class FleetCore:
             seconds = min(wait.left_s, STALL_S)
             taken[mine] = self._asked(shard, partial(_claimed, index=index, keys=keys[mine], timeout_s=seconds), False)
         return taken, roots.num_items
+
+    def _begin(self, index: int, num_items: int, pace: Pace, wait: Wait) -> tuple[Roots, int]:
+        """Roots to draw by and the number of the draw, which a draw that is refused does not take."""
+        is_group = self._exchange.world > 1
+        # Ranks agree on one draw after another. Who draws alone waits for the limiter beside others, not behind them.
+        if is_group and not self._lock.acquire(timeout=min(wait.left_s, threading.TIMEOUT_MAX)):
+            raise wait.exceeded("its turn among this rank's draws", "")
+        try:
+            roots = self.agreement.roots(index, num_items, pace, wait)
+            with self._numbers:
+                call, self._call = self._call, self._call + 1
+        finally:
+            if is_group:
+                self._lock.release()
+        return roots, call
 
     def _counts(self, roots: Roots, num_items: int, call: int, attempt: int) -> Counts:
         # Ranks that draw together share stream 0; a rank alone has its handle's own.
