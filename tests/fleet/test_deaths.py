@@ -75,6 +75,18 @@ def test_draws_go_on_without_a_killed_shard_and_it_comes_back(shm_name: Any, own
         table.check()
 
 
+def test_roots_that_are_kept_do_not_keep_a_shard_alive(shm_name: Any, owners: list[Owner]) -> None:
+    names = [shm_name(), shm_name()]
+    owners.append(Owner(1, names[1]))
+    with ShardOwner(0, config_of(names[0])), attach(names, root_age=1_000) as table:
+        fill(table, 0, 0, 10)
+        fill(table, 1, 10, 30)
+        assert 1 in (table.sample(64).item_keys >> 51)
+        owners[0].kill()
+        batch = table.sample(64, timeout_s=2.0)
+        assert (batch.item_keys >> 51 == 0).all() and np.allclose(batch.probabilities, 0.1)
+
+
 def test_where_no_shard_lives_calls_end_at_their_deadline(shm_name: Any, owners: list[Owner]) -> None:
     name = shm_name()
     owners.append(Owner(3, name))

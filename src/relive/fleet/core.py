@@ -245,6 +245,8 @@ class FleetCore:
     def _drawn(self, request: _Request, at: int, count: int, claims: Claims | None) -> tuple[Arrays, Keys, Masses]:
         """What one shard draws: stratified over its mass at that moment, at permuted positions."""
         shard, selection, where = self.shards[at], request.selection, request.where
+        if not shard.is_live:  # since the roots were read
+            raise _Missed(shard)
         is_only = len(self.shards) == 1
         seconds = request.wait.left_s if is_only else min(request.wait.left_s, STALL_S)
         try:
