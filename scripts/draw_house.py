@@ -23,6 +23,7 @@ NOTES = {
     "train": "training: actors, learner, parameters, progress, options",
     "gpu": "reading a table by kernels, from the bytes of the region alone",
     "adapters": "environments of Gymnasium recorded into lanes",
+    "fleet": "one table over several shards: keys say which, roots how much of a draw falls in each",
     "service": "a table of another machine: server, and a core that sends messages",
     "table": "a table of this machine: made, attached, closed",
     "writer": "rows checked and handed to a core; where batches ahead come from",

@@ -8,7 +8,9 @@ from typing import Any, final
 
 from relive.limiters import Limiter, limiter_of
 
-__all__ = ["IndexStats", "TableStats", "TierStats", "table_stats"]
+__all__ = ["IndexStats", "ShardStats", "TableStats", "TierStats", "table_stats"]
+
+_NESTED = ("indexes", "tiers", "shards")
 
 
 @final
@@ -80,6 +82,18 @@ class TierStats:
 
 @final
 @dataclass(frozen=True)
+class ShardStats:
+    """One shard of a table over several, at one moment."""
+
+    shard: int  # its number
+    state: str  # "live"; "dead": no process owns it; "stalled": its lock is held by somebody who does not go on
+    num_steps: int  # that its memory holds; of a shard that is not live they count as gone
+    capacity: int
+    policy_version: int
+
+
+@final
+@dataclass(frozen=True)
 class TableStats:
     """A table at one moment. Counters run since the table was made, over all processes."""
 
@@ -119,6 +133,7 @@ class TableStats:
     writer_wait_s: float
     indexes: Mapping[str, IndexStats]
     tiers: TierStats | None = None  # of a Tiered table with large columns
+    shards: tuple[ShardStats, ...] | None = None  # of a table over several, in order of their numbers
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain dicts and numbers."""
@@ -135,6 +150,11 @@ def table_stats(raw: Mapping[str, Any], index_names: Sequence[str]) -> TableStat
     """TableStats of the core's dict: its waits are in nanoseconds, its indexes are a list in order."""
     values = {**raw, "sampler_wait_s": raw["sampler_wait_ns"] / 1e9, "writer_wait_s": raw["writer_wait_ns"] / 1e9}
     indexes = {name: _index_stats(one) for name, one in zip(index_names, raw["indexes"], strict=True)}
-    plain = {field.name: values[field.name] for field in fields(TableStats) if field.name not in ("indexes", "tiers")}
-    tiers = raw.get("tiers")
-    return TableStats(**plain, indexes=indexes, tiers=None if tiers is None else TierStats(**tiers))
+    plain = {field.name: values[field.name] for field in fields(TableStats) if field.name not in _NESTED}
+    tiers, shards = raw.get("tiers"), raw.get("shards")
+    return TableStats(
+        **plain,
+        indexes=indexes,
+        tiers=None if tiers is None else TierStats(**tiers),
+        shards=None if shards is None else tuple(ShardStats(**one) for one in shards),
+    )

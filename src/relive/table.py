@@ -23,7 +23,7 @@ from relive.spec import StepSpec
 from relive.storage import SharedMemory, Storage, Tiered
 from relive.writer import Writer
 
-__all__ = ["Table", "attach_path"]
+__all__ = ["Table", "attach_path", "table_over"]
 
 _handles: set[weakref.ref[Table]] = set()  # of this process, as long as somebody has them; list() of it is one step
 
@@ -155,10 +155,15 @@ def attach_path(
     """A handle on the shared table in this file; relive.attach finds the file by name and says what it raises."""
     told = None if stream is None else integer("stream", stream, 0, 2**64 - 1)
     given = None if timeout_s is None else timeout(timeout_s)
+    return table_over(_core.attach_table(path, bool(read_only), told, 60.0 if given is None else given), given)
+
+
+def table_over(core: _core.CoreTable, timeout_s: float | None) -> Table:
+    """A handle on a core that is open; what the table is comes from its metadata. Closes it where that is foreign."""
     table = Table.__new__(Table)
-    table._local = _core.attach_table(path, bool(read_only), told, 60.0 if given is None else given)
-    table._bind_to(table._local, given)
-    table._local.timeout_s = table.timeout_s
+    table._local = core
+    table._bind_to(core, timeout_s)
+    core.timeout_s = table.timeout_s
     _remember(table)
     return table
 

@@ -33,6 +33,7 @@ FLOORS: list[set[str]] = [
     {"writer", "sources", "patterns", "mixture"},
     {"table"},
     {"service"},
+    {"fleet"},
     {"adapters"},
     {"gpu"},
     {"agents"},
@@ -51,6 +52,7 @@ CORE_USERS = {
     "_casting",
     "gpu",
     "service",
+    "fleet",
 }
 
 

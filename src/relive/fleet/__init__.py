@@ -1,0 +1,18 @@
+"""One table over several shards: keys carry the shard, roots say how much of a draw falls in each."""
+
+from relive.fleet.agreement import Alone, Exchange
+from relive.fleet.errors import NoLiveShard, NotOverShards, RanksDisagree
+from relive.fleet.owner import ShardOwner, make_shard
+from relive.fleet.sharded_table import ShardedTable, attach
+
+__all__ = [
+    "Alone",
+    "Exchange",
+    "NoLiveShard",
+    "NotOverShards",
+    "RanksDisagree",
+    "ShardOwner",
+    "ShardedTable",
+    "attach",
+    "make_shard",
+]

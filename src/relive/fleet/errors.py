@@ -1,0 +1,45 @@
+"""What a table over several shards refuses."""
+
+from __future__ import annotations
+
+from typing import final
+
+from relive.errors import ReliveError
+
+__all__ = ["NoLiveShard", "NotOverShards", "RanksDisagree"]
+
+
+@final
+class NotOverShards(ReliveError, NotImplementedError):
+    """A call or an index that a table over several shards does not have (yet). what, reason and instead say which."""
+
+    def __init__(self, what: str, reason: str, instead: str) -> None:
+        self.what = what
+        self.reason = reason
+        self.instead = instead
+        super().__init__(f"{what} does not work over several shards: {reason}; {instead}")
+
+
+@final
+class RanksDisagree(ReliveError, ValueError):
+    """A rank of the group has another table than this one: its spec, its indexes or its shards."""
+
+    def __init__(self, rank: int, what: str) -> None:
+        self.rank = rank
+        self.what = what
+        super().__init__(
+            f"rank {rank} has {what} other than this rank's; open the same shards, with the same specs and indexes, on"
+            " every rank"
+        )
+
+
+@final
+class NoLiveShard(ReliveError, ConnectionError):
+    """Nobody owns any of the shards now."""
+
+    def __init__(self, num_shards: int) -> None:
+        self.num_shards = num_shards
+        super().__init__(
+            f"none of the {num_shards} shards has an owner that lives; start their owners again (they take over what"
+            " their memory holds), then call again"
+        )

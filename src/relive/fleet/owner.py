@@ -1,0 +1,149 @@
+"""Who keeps a shard alive: one process, by a lock on a byte of its region's file that ends with the process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import weakref
+from dataclasses import replace
+from typing import final
+
+from relive import _core
+from relive._checks import integer
+from relive._closing import Closing
+from relive._holders import holders
+from relive.config import TableConfig
+from relive.errors import InvalidConfig, NameTaken, NoSuchTable, SystemFailure
+from relive.fleet.placement import MAX_SHARDS
+from relive.limiters import MinSize
+from relive.storage import SharedMemory
+from relive.table import Table, attach_path, table_over
+
+__all__ = ["OwnerWatch", "ShardOwner", "make_shard", "shard_of"]
+
+# Far above the bytes that attached handles lock. A lock of an open file ends when the last copy of its descriptor is
+# closed, by whatever death; one of a process would end already when it closes any descriptor of that file.
+_OWNER_BYTE = 2**61
+_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process
+
+_owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process, for its forked children
+
+
+def make_shard(number: int, config: TableConfig) -> Table:
+    """Makes a shard of this number, owned by nobody. Its own limiters let all pass: those of a fleet act on totals.
+
+    Raises InvalidConfig, and what relive.Table raises.
+    """
+    number = integer("number of a shard", number, 0, MAX_SHARDS - 1)
+    if not isinstance(config, TableConfig):
+        raise InvalidConfig("config of a shard", "a TableConfig", config)
+    open_doors = {name: replace(one, limiter=MinSize()) for name, one in config.index.items()}
+    made = replace(config, index=open_doors).core_config() | {"shard": number, "metadata": config.to_metadata()}
+    return table_over(_core.create_table(made, config.storage.path), None)
+
+
+def shard_of(table: Table) -> int:
+    """The number of the shard that a table is; 0 of one that was made alone."""
+    return int(table.core.geometry["shard"])
+
+
+@final
+class ShardOwner(Closing):
+    """The process that keeps a shard: while it lives and has this open, the fleet draws from the shard.
+
+    number: of the shard, 0 to 4095, its own in its fleet. config: of the table, its storage SharedMemory(name). Where a
+    region of that name was left by an owner that died, it is taken over with all that it holds (is_restored). Its
+    limiters act over all shards (docs/fleet.md). table: a handle on the shard alone.
+    Closing ends the ownership, and removes the memory where nobody else is attached.
+    Raises InvalidConfig (no shared memory; the region left is of another number, spec or index), NameTaken (somebody
+    else owns it), and what relive.Table and relive.attach raise.
+    """
+
+    table: Table
+    is_restored: bool
+
+    def __init__(self, number: int, config: TableConfig) -> None:
+        if not isinstance(config, TableConfig) or not isinstance(config.storage, SharedMemory):
+            raise InvalidConfig("config of a shard that is owned", "a TableConfig with SharedMemory(name)", config)
+        self.number = integer("number of a shard", number, 0, MAX_SHARDS - 1)
+        path = config.storage.path
+        self.is_restored = True
+        try:
+            self.table = attach_path(path)
+        except NoSuchTable:
+            self.table, self.is_restored = make_shard(self.number, config), False
+        self._descriptor = -1
+        try:
+            self._check(config)
+            self._descriptor = _open(path)
+            _lock(self._descriptor, path)
+        except BaseException:
+            self.close()
+            raise
+        _owners.add(self)
+
+    def _check(self, config: TableConfig) -> None:
+        if shard_of(self.table) != self.number:
+            raise InvalidConfig(f"number of the shard at {self.table.path}", str(shard_of(self.table)), self.number)
+        if self.table.config != config:
+            raise InvalidConfig(f"config of the shard at {self.table.path}", repr(self.table.config), config)
+
+    def close(self) -> None:
+        """Ends the ownership and closes the handle. Closing twice is harmless."""
+        _owners.discard(self)
+        self.let_go()
+        self.table.close()
+
+    def let_go(self) -> None:
+        """Closes the descriptor of the lock: the lock ends with its last copy."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@final
+class OwnerWatch(Closing):
+    """Whether a shard has an owner that lives, asked of the kernel: a microsecond, no wait. Any number of threads."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = _open(path)
+
+    def is_owned(self) -> bool:
+        """Whether somebody owns the region that lay at the path when the watch was made. True of a closed watch."""
+        if self._descriptor < 0:
+            return True  # who calls a closed table is told so by its core
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0)
+        told = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked)
+        return bool(_FLOCK.unpack(told)[0] != fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Ends the watch."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NoSuchTable(path) from None
+    except OSError as error:
+        raise SystemFailure(f"opening {path}", error.errno or 0) from None
+
+
+def _lock(descriptor: int, path: str) -> None:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0))
+    except OSError:
+        raise NameTaken(path, holders(path)) from None
+
+
+def _forget_in_child() -> None:
+    """A forked child has copies of the descriptors: with them the locks would outlive the owner."""
+    for owner in list(_owners):
+        owner.let_go()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,238 @@
+"""One table over several shards."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast, final
+
+import numpy as np
+
+from relive._checks import integer, timeout
+from relive._wrong_names import names_arguments
+from relive.batch import Batch, Selection
+from relive.batches import SLICE_S, BatchSource
+from relive.errors import InvalidConfig, NotShareable
+from relive.fleet.agreement import Alone, Exchange
+from relive.fleet.core import Drawn, FleetCore, FleetSelection
+from relive.fleet.owner import OwnerWatch
+from relive.fleet.shards import Shard, Shards
+from relive.handle import TableHandle
+from relive.held import HeldDraw
+from relive.protocol import ReplayTable
+from relive.storage import SharedMemory
+from relive.table import Table, attach_path
+from relive.table_core import Normalise, WriterCore
+from relive.writer import Writer
+
+__all__ = ["ShardedTable", "attach"]
+
+_STREAMS = 2**40  # of a fleet: each shard has so many of its own, or draws in several shards would be alike
+
+
+@names_arguments
+def attach(
+    names: Sequence[str],
+    local: int | None = None,
+    stream: int | None = None,
+    timeout_s: float | None = None,
+    read_only: bool = False,
+    *,
+    exchange: Exchange | None = None,
+    root_age: int = 1,
+) -> ShardedTable:
+    """One table over the shards SharedMemory(name), each of which has an owner (ShardOwner) in some process.
+
+    local: the number of the shard that writer() takes; None: the emptiest. stream: the random stream, a rank's number
+    where draws shall be the same in every run (of the same names in the same order); None: one of its own.
+    timeout_s: the default of this handle's calls, None: the shards'. exchange: how the ranks of a group that draw
+    together agree; None: this handle draws alone. root_age: draws that one look at the roots serves. Weights are exact
+    for the draw that was made, whatever it is; how far shares lag behind priorities, and by how much a limiter may be
+    overshot, grows with it.
+    Raises NoSuchTable, FormatMismatch, InvalidConfig (shards that are not alike, a number twice), NotOverShards,
+    RanksDisagree, and what relive.attach raises.
+    """
+    if isinstance(names, str):
+        raise InvalidConfig("names of shards", "a list of names", names)
+    shards: list[Shard] = []
+    try:
+        for at, path in enumerate([SharedMemory(name).path for name in names]):
+            own = None if stream is None else integer("stream", stream, 0, _STREAMS - 1) + at * _STREAMS
+            table = attach_path(path, own, timeout_s, read_only)
+            try:
+                shards.append(Shard(table, OwnerWatch(path)))
+            except BaseException:
+                table.close()
+                raise
+        return ShardedTable(shards, local, timeout_s, exchange=exchange, root_age=root_age)
+    except BaseException:
+        for shard in shards:
+            shard.close()
+        raise
+
+
+@final
+class ShardedTable(TableHandle):
+    """The interface of every table over several shards; keys say which shard an item is in. Any number of threads.
+
+    A draw is placed by the shards' roots: p = the shard's share of the roots' mass x the item's mass / its shard's mass
+    when it was drawn; weights use N and total over all. A shard without an owner that lives is left out, its items are
+    gone until it has one again; stats().shards says which. capacity is the sum of the shards'; each lets its own oldest
+    go. Made by relive.fleet.attach, or over tables of this process by ShardedTable.over.
+    Not here: where= of a draw, orders and ranks, explicit items, groups, ragged batches, set_limiter: NotOverShards.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        local: int | None = None,
+        timeout_s: float | None = None,
+        *,
+        exchange: Exchange | None = None,
+        root_age: int = 1,
+    ) -> None:
+        found = Shards(shards)
+        if local is not None:
+            found.numbered(local)
+        age = integer("root_age", root_age, 1)
+        self._fleet = FleetCore(found, exchange or Alone(), age, local)
+        config = found[0].table.config
+        self._bind(self._fleet, config, config.timeout_s if timeout_s is None else timeout(timeout_s))
+        for shard in found:
+            shard.core.timeout_s = min(self._timeout_s, shard.lock_s(len(found)))
+        self._fleet.agreement.check_ranks(self._timeout_s)
+
+    @classmethod
+    def over(cls, tables: Sequence[Table], local: int | None = None, *, root_age: int = 1) -> ShardedTable:
+        """One table over handles of this process, which it owns from now on; their shards need no owner."""
+        return cls([Shard(table, None) for table in tables], local, root_age=root_age)
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    @names_arguments
+    def writer(self, num_lanes: int | None = None, shard: int | None = None) -> Writer:
+        """Opens num_lanes lanes in the shard of this number; None: in the local one, else in the emptiest that lives.
+
+        A writer stays with its shard. None lanes: one lane, whose arrays have no lane axis.
+        Raises TooManyLanes, CapacityTooSmall, InvalidConfig, NoLiveShard, ReadOnly, TableClosed.
+        """
+        opens = self._fleet if shard is None else _Opens(self._fleet, self._fleet.shards.numbered(shard))
+        return Writer(opens, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
+
+    # ---- drawing ahead ---------------------------------------------------------------------------------------------
+
+    def held_draws(self, number: int) -> FleetDraws:
+        """Draws that the shards hold."""
+        return FleetDraws(self._fleet, number)
+
+    def _batch_source(
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
+    ) -> tuple[BatchSource, int]:
+        return FleetSource(self._fleet, selection, num_items), prefetch
+
+    # ---- the handle ------------------------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """Steps that are kept, over all shards."""
+        return sum(shard.table.config.capacity for shard in self._fleet.shards)
+
+    @property
+    def shard_numbers(self) -> tuple[int, ...]:
+        """The shards', in order."""
+        return tuple(shard.number for shard in self._fleet.shards)
+
+    @property
+    def agreement_bytes(self) -> tuple[int, int]:
+        """Bytes that this rank has (sent, received) to agree on roots. 0 where it draws alone."""
+        return self._fleet.agreement.bytes_sent, self._fleet.agreement.bytes_received
+
+    def close(self) -> None:
+        """Closes its writers and its handles on all shards. Closing twice is harmless."""
+        self._fleet.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise NotShareable()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self)} of {self.capacity} steps"
+        shards = ", ".join(map(str, self.shard_numbers))
+        return f"ShardedTable(shards {shards}, {state}, indexes {', '.join(self._index_names)})"
+
+
+@final
+class _Opens:
+    """Opens writers in one shard."""
+
+    def __init__(self, fleet: FleetCore, shard: Shard) -> None:
+        self._fleet = fleet
+        self._shard = shard
+
+    def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> WriterCore:
+        """Lanes there."""
+        return self._fleet.open_writer_of(self._shard, num_lanes, single, normalise)
+
+
+@final
+class FleetDraws:
+    """Draws from one index of a sharded table, as HeldDraws says. Owner of what they hold."""
+
+    def __init__(self, fleet: FleetCore, number: int) -> None:
+        self._fleet = fleet
+        self._number = number
+        self._held: deque[Drawn] = deque()  # the oldest first
+
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float) -> HeldDraw:
+        """One held draw."""
+        chosen = None if selection is None else cast(FleetSelection, selection.core)
+        drawn = self._fleet.hold(self._number, chosen, num_items, timeout_s)
+        self._held.append(drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
+        return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
+
+    def commit(self) -> None:
+        """Counts the oldest as sampled. Raises TableClosed: closing took everything back that was in flight."""
+        self._fleet.commit(self._held.popleft())
+
+    def give_back(self) -> None:
+        """Takes the newest back."""
+        self._fleet.give_back(self._held.pop())
+
+    def close(self) -> None:
+        """Takes all of them back."""
+        while self._held:
+            self.give_back()
+
+
+_NONE = np.empty(0, np.int64)
+
+
+@final
+class FleetSource:
+    """Batches drawn and gathered in one step, in flight until they are handed out."""
+
+    def __init__(self, fleet: FleetCore, selection: Selection, num_items: int) -> None:
+        self._draws = FleetDraws(fleet, selection.number)
+        self._selection = selection
+        self._num_items = num_items
+
+    def ask(self, num_batches: int) -> None:
+        """Nothing begins before take(), and that is short."""
+
+    def take(self) -> Batch:
+        """Draws and gathers."""
+        return Batch(self._selection.columns, *self._draws.draw(self._selection, self._num_items, SLICE_S))
+
+    def commit(self, was_late: bool) -> None:
+        """Counts a batch as sampled."""
+        self._draws.commit()
+
+    def give_back(self, num_batches: int) -> None:
+        """Returns them, the newest first, with their numbers."""
+        for _ in range(num_batches):
+            self._draws.give_back()
+
+
+if TYPE_CHECKING:
+
+    def _has_the_interface_of_all_tables(table: ShardedTable) -> ReplayTable:
+        return table

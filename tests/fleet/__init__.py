@@ -1,0 +1,1 @@
+"""Tests of one table over several shards."""

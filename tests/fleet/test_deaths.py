@@ -1,0 +1,152 @@
+"""A shard whose owner is killed: draws go on over the others, and it comes back with what its memory holds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from processes.shm import needs_shared_memory
+
+from fleet.tools import config_of, fill, own_until_told
+from relive import errors
+from relive.fleet import NoLiveShard, ShardOwner, attach
+
+pytestmark = needs_shared_memory
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+class Owner:
+    """A child that owns a shard."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self.pipe, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=own_until_told, args=(theirs, number, name), daemon=True)
+        self.process.start()
+        assert self.pipe.poll(60.0)
+        self.is_restored = self.pipe.recv()
+
+    def kill(self) -> None:
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(60.0)
+
+
+@pytest.fixture
+def owners() -> Iterator[list[Owner]]:
+    made: list[Owner] = []
+    yield made
+    for owner in made:
+        owner.kill()
+
+
+def test_draws_go_on_without_a_killed_shard_and_it_comes_back(shm_name: Any, owners: list[Owner]) -> None:
+    names = [shm_name(), shm_name()]
+    owners.append(Owner(1, names[1]))
+    with ShardOwner(0, config_of(names[0])), attach(names) as table:
+        keys = np.concatenate([fill(table, 0, 0, 30), fill(table, 1, 30, 10)])
+        assert {one.state for one in table.stats().shards} == {"live"}
+        owners[0].kill()
+
+        batch = table.sample(64, timeout_s=2.0)
+        assert (batch.item_keys >> 51 == 0).all() and batch.num_live_items == 30
+        assert np.allclose(batch.probabilities, 1 / 30)
+        stats = table.stats()
+        assert [one.state for one in stats.shards] == ["live", "dead"] and stats.num_steps == 30 == len(table)
+        assert stats.indexes["default"].inserted == 40, "a counter does not jump back"
+        present = table.gather(keys, columns=["reward"])
+        assert present.present.tolist() == [True] * 30 + [False] * 10 and not present["reward"][30:].any()
+        assert table.update_priorities(keys, np.full(40, 2.0)) == 30
+        assert table.delete(keys[35:]) == 0
+        with table.writer() as writer:
+            assert writer.append(observation=[0, 0], action=0, reward=0.0, next_observation=[0, 0]) >> 51 == 0
+
+        owners.append(Owner(1, names[1]))
+        assert owners[1].is_restored
+        again = table.gather(keys, columns=["reward"])
+        assert again.present.all() and again["reward"].tolist() == list(range(40))
+        assert {one.state for one in table.stats().shards} == {"live"}
+        assert 1 in (table.sample(256).item_keys >> 51)
+        table.check()
+
+
+def test_roots_that_are_kept_do_not_keep_a_shard_alive(shm_name: Any, owners: list[Owner]) -> None:
+    names = [shm_name(), shm_name()]
+    owners.append(Owner(1, names[1]))
+    with ShardOwner(0, config_of(names[0])), attach(names, root_age=1_000) as table:
+        fill(table, 0, 0, 10)
+        fill(table, 1, 10, 30)
+        assert 1 in (table.sample(64).item_keys >> 51)
+        owners[0].kill()
+        batch = table.sample(64, timeout_s=2.0)
+        assert (batch.item_keys >> 51 == 0).all() and np.allclose(batch.probabilities, 0.1)
+
+
+def test_where_no_shard_lives_calls_end_at_their_deadline(shm_name: Any, owners: list[Owner]) -> None:
+    name = shm_name()
+    owners.append(Owner(3, name))
+    with attach([name]) as table:
+        keys = fill(table, 3, 0, 5)
+        owners[0].kill()
+        for call in (table.sample, table.draw):
+            with pytest.raises(errors.DeadlineExceeded):
+                call(4, timeout_s=0.05)
+        assert not table.gather(keys).present.any() and len(table) == 0
+        with pytest.raises(NoLiveShard):
+            table.writer()
+
+
+def test_a_shard_whose_lock_is_held_is_left_out(shm_name: Any, owners: list[Owner]) -> None:
+    """A process that is stopped in the lock: no owner died, but nothing that needs the lock goes on there."""
+    names = [shm_name(), shm_name()]
+    with ShardOwner(0, config_of(names[0])), ShardOwner(1, config_of(names[1])), attach(names) as table:
+        keys = np.concatenate([fill(table, 0, 0, 10), fill(table, 1, 10, 10)])
+        held = CONTEXT.Process(target=hammer, args=(names[1],), daemon=True)
+        held.start()
+        try:
+            assert held.pid is not None
+            for _ in range(40):  # stop it again and again: some stops find it in the lock, and none may stop the draws
+                os.kill(held.pid, signal.SIGSTOP)
+                assert table.sample(16, timeout_s=30.0).num_items == 16
+                table.update_priorities(keys, np.ones(20))
+                os.kill(held.pid, signal.SIGCONT)
+                time.sleep(0.01)
+        finally:
+            held.kill()
+            held.join(60.0)
+        assert table.sample(16, timeout_s=30.0).num_items == 16  # killed in the lock or not: it is taken over
+
+
+def hammer(name: str) -> None:
+    """Changes priorities of a shard for ever."""
+    import relive
+
+    with relive.attach(name) as table:
+        keys = np.concatenate(list(table.keys()))
+        while True:
+            table.update_priorities(np.tile(keys, 100), np.ones(100 * len(keys)))
+
+
+def test_a_child_of_the_owner_does_not_keep_its_shard_alive(shm_name: Any) -> None:
+    name = shm_name()
+    owner = ShardOwner(0, config_of(name))
+    with attach([name]) as table:
+        told, tells = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(tells, b"here")
+            time.sleep(60.0)
+            os._exit(0)
+        try:
+            assert os.read(told, 4) == b"here"
+            assert [one.state for one in table.stats().shards] == ["live"]
+            owner.close()
+            assert [one.state for one in table.stats().shards] == ["dead"]
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

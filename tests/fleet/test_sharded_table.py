@@ -1,0 +1,300 @@
+"""One table over shards in shared memory: draws, weights, keys, writers, ranks, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from contract.tools import prioritized, step, write_steps
+from processes.shm import needs_shared_memory
+
+import relive
+from fleet.tools import Together, config_of, fill
+from relive import errors
+from relive.fleet import NotOverShards, RanksDisagree, ShardedTable, ShardOwner, attach, make_shard
+from relive.fleet.placement import ROOT_BYTES
+
+pytestmark = needs_shared_memory
+Names = list[str]
+
+
+@pytest.fixture
+def shards(shm_name: Any) -> Iterator[Callable[..., Names]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(count: int, index: Any = None, **more: Any) -> Names:
+            names = [shm_name() for _ in range(count)]
+            for number, name in enumerate(names):
+                stack.enter_context(ShardOwner(number, config_of(name, index, **more)))
+            return names
+
+        yield make
+
+
+def test_items_come_by_mass_with_the_probabilities_of_one_table(shards: Any) -> None:
+    with attach(shards(3), stream=1) as table:
+        keys = np.concatenate([fill(table, 0, 0, 5), fill(table, 1, 5, 17), fill(table, 2, 22, 2)])
+        priorities = np.random.default_rng(0).lognormal(0.0, 1.0, len(keys)).astype(np.float32)
+        assert table.update_priorities(keys, priorities) == len(keys)
+        expected = dict(zip(keys.tolist(), (priorities / priorities.sum(dtype=float)).tolist(), strict=True))
+        seen = dict.fromkeys(expected, 0)
+        first_slice = dict.fromkeys(expected, 0)
+        for _ in range(1_000):
+            batch = table.sample(64)
+            for key, probability in zip(batch.item_keys.tolist(), batch.probabilities.tolist(), strict=True):
+                seen[key] += 1
+                assert probability == pytest.approx(expected[key], rel=1e-6)
+            for key in batch.item_keys[:8].tolist():
+                first_slice[key] += 1
+        assert batch.num_live_items == 24
+        assert np.allclose(batch.weights(0.5, None), (24 * batch.probabilities) ** -0.5, rtol=1e-6)
+        for tally, draws in ((seen, 64_000), (first_slice, 8_000)):
+            chi = sum((tally[key] - p * draws) ** 2 / (p * draws) for key, p in expected.items())
+            assert chi < 60.0  # 23 degrees of freedom
+
+
+def test_rows_are_those_of_their_keys_wherever_they_lie(shards: Any) -> None:
+    with attach(shards(2)) as table:
+        keys = np.concatenate([fill(table, 0, 0, 50), fill(table, 1, 50, 50)])
+        assert (keys >> 51).tolist() == [0] * 50 + [1] * 50
+        batch = table.sample(200)
+        value = {key: number for number, key in enumerate(keys.tolist())}
+        assert batch["reward"].tolist() == [value[key] for key in batch.item_keys.tolist()]
+        assert batch["next_observation"][:, 1].tolist() == [value[key] + 1 for key in batch.item_keys.tolist()]
+        mixed = np.random.default_rng(1).permutation(keys)
+        out = {"reward": np.empty(100, np.float32)}
+        again = table.gather(mixed, columns=["reward"], out=out)
+        assert out["reward"].tolist() == [value[key] for key in mixed.tolist()] and again.present.all()
+        assert table.delete(keys[::2]) == 50 and len(table) == 50
+        gone = table.gather(keys, columns=["reward"])
+        assert gone.present.tolist() == [False, True] * 50
+        assert table.update_priorities(keys, np.ones(100)) == 50 and table.stats().updates_stale == 50
+        assert sorted(np.concatenate(list(table.keys())).tolist()) == sorted(keys[1::2].tolist())
+        table.check()
+
+
+def test_sequences_with_time_first(shards: Any) -> None:
+    index = relive.Index(relive.Sequences(4, time_major=True))
+    with attach(shards(2, index)) as table:
+        for shard in (0, 1):
+            with table.writer(shard=shard) as writer:
+                write_steps(writer, 100 * shard, 16, truncated=True)
+        batch = table.sample(64)
+        assert batch["reward"].shape == (4, 64)
+        assert (np.diff(batch["reward"], axis=0) == 1).all()
+        assert {int(value) // 100 for value in batch["reward"][0]} == {0, 1}
+
+
+def test_bad_calls_change_no_shard(shards: Any) -> None:
+    with attach(shards(2)) as table:
+        keys = np.concatenate([fill(table, 0, 0, 4), fill(table, 1, 4, 4)])
+        before = table.stats().as_dict()
+        for priorities in ([1.0] * 7 + [np.nan], [1.0] * 7 + [-1.0], [1.0] * 7 + [1e39]):
+            with pytest.raises(errors.InvalidPriority) as bad:
+                table.update_priorities(keys, np.array(priorities))
+            assert bad.value.position == 7
+        for foreign in (5 << 51 | 1, -1, int(keys[4]) | 2**16 - 1 << 17 | 2**17 - 1):
+            for call in (table.delete, lambda some: table.update_priorities(some, np.ones(9))):
+                with pytest.raises(errors.ForeignKey) as wrong:
+                    call(np.append(keys, foreign))
+                assert wrong.value.position == 8
+        assert table.stats().as_dict() == before
+
+
+def test_writers_take_the_local_the_named_or_the_emptiest_shard(shards: Any) -> None:
+    names = shards(3)
+    with attach(names, local=1) as table:
+        with table.writer() as writer:
+            assert write_steps(writer, 0, 8)[0] >> 51 == 1
+        assert fill(table, 0, 8, 4)[0] >> 51 == 0
+        with pytest.raises(errors.InvalidConfig):
+            table.writer(shard=7)
+    with attach(names) as table, table.writer() as writer:
+        assert write_steps(writer, 12, 1)[0] >> 51 == 2
+    with pytest.raises(errors.InvalidConfig):
+        attach(names, local=3)
+
+
+def test_stats_are_totals_and_versions_the_lowest(shards: Any) -> None:
+    with attach(shards(2)) as table:
+        fill(table, 0, 0, 10)
+        fill(table, 1, 10, 30)
+        table.set_policy_version(5)
+        with relive.attach(table._fleet.shards[1].table.path.rpartition("relive-")[2]) as alone:
+            alone.set_policy_version(4)
+            assert alone.num_items() == 30
+        stats = table.stats()
+        assert (stats.num_steps, stats.capacity, stats.policy_version) == (40, 8192, 4) and table.policy_version == 4
+        assert [one.num_steps for one in stats.shards] == [10, 30] and {one.state for one in stats.shards} == {"live"}
+        assert table.capacity == 8192 and len(table) == 40
+        table.sample(64)
+        assert table.stats().indexes["default"].sampled == 64
+
+
+def test_min_size_and_samples_per_insert_act_on_totals(shards: Any) -> None:
+    limiter = relive.SamplesPerInsert(1.0, min_size=10, tolerance=10.0)
+    with attach(shards(2, prioritized(limiter=limiter))) as table:
+        fill(table, 0, 0, 6)
+        with pytest.raises(errors.DeadlineExceeded):
+            table.draw(1, timeout_s=0.0)
+        fill(table, 1, 6, 14)
+        with table.writer(shard=0) as writer:
+            with pytest.raises(errors.DeadlineExceeded):
+                writer.append(**step(20, 21), timeout_s=0.0)
+            table.draw(5)
+            write_steps(writer, 20, 5)
+        assert table.limiter() == limiter
+        with pytest.raises(errors.RequestTooLarge):
+            table.draw(21)
+
+
+def test_who_waits_for_the_limiter_keeps_nobody_waiting(shards: Any) -> None:
+    free, bound = prioritized(), prioritized(limiter=relive.MinSize(50))
+    with attach(shards(2, {"free": free, "bound": bound})) as table:
+        fill(table, 0, 0, 10)
+        got: list[int] = []
+        waits = threading.Thread(target=lambda: got.append(table.draw(4, timeout_s=60.0, index="bound").num_items))
+        waits.start()
+        for _ in range(50):
+            assert table.draw(4, timeout_s=5.0, index="free").num_items == 4
+        assert waits.is_alive()
+        fill(table, 1, 10, 40)
+        waits.join(60.0)
+        assert got == [4]
+
+
+def test_batches_that_are_not_used_go_back(shards: Any) -> None:
+    with attach(shards(2)) as table:
+        fill(table, 0, 0, 20)
+        fill(table, 1, 20, 20)
+        with table.batches(16, prefetch=3) as batches:
+            for _ in range(5):
+                assert next(batches).num_items == 16
+        index = table.stats().indexes["default"]
+        assert (index.sampled, index.in_flight) == (80, 0)
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def on_ranks(world: int, names: Names, work: Callable[[ShardedTable], Any]) -> list[Any]:
+    results: list[Any] = [None] * world
+
+    def run(rank: int, exchange: Any) -> None:
+        with attach(names, stream=rank, exchange=exchange) as table:
+            results[rank] = work(table)
+
+    threads = [threading.Thread(target=run, args=(rank, one)) for rank, one in enumerate(Together(world).ranks())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    return results
+
+
+@pytest.mark.parametrize(("count", "num_items"), [(2_000, 8), (20, 8), (20, 512)])
+def test_ranks_send_and_hear_roots_and_nothing_that_grows(shards: Any, count: int, num_items: int) -> None:
+    """<= 64 bytes an index sent for a shard, as much heard for each other shard, whatever the items and the batch."""
+    names, draws = shards(2), 10
+    with attach(names) as table:
+        fill(table, 0, 0, count)
+        fill(table, 1, count, 10)
+    told = on_ranks(2, names, lambda table: [table.draw(num_items) for _ in range(draws)] and table.agreement_bytes)
+    assert told == [(draws * (1 + ROOT_BYTES),) * 2] * 2
+    assert told[0][0] <= draws * 64 and told[0][1] <= draws * 64
+
+
+def test_ranks_draw_disjoint_shares_of_the_same_roots(shards: Any) -> None:
+    names = shards(3)
+    with attach(names) as table:
+        sizes = [30, 60, 10]
+        for shard, size in enumerate(sizes):
+            fill(table, shard, 100 * shard, size)
+    drawn = on_ranks(4, names, lambda table: [table.draw(25).item_keys for _ in range(20)])
+    for ranks in zip(*drawn, strict=True):
+        together = np.bincount(np.concatenate(ranks) >> 51, minlength=3)
+        assert abs(together - np.array(sizes)).max() <= 1  # of 100 points: the shares of one comb, not of four
+
+
+def test_a_rank_with_other_shards_is_named_before_the_first_draw(shards: Any, shm_name: Any) -> None:
+    names, others = shards(2), shards(2)
+    caught: list[Any] = [None, None]
+
+    def run(rank: int, exchange: Any) -> None:
+        with pytest.raises(RanksDisagree) as found:
+            attach([names, others][rank], exchange=exchange)
+        caught[rank] = found.value
+
+    threads = [threading.Thread(target=run, args=(rank, one)) for rank, one in enumerate(Together(2).ranks())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert [error.rank for error in caught] == [1, 0]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_shards_that_do_not_belong_together(shards: Any, shm_name: Any) -> None:
+    names = shards(2)
+    other_spec, other_index, no_shard = shards(1, relive.Index())[0], shm_name(), shm_name()
+    for wrong in ([names[0], names[0]], [names[1], other_spec], names[0], []):
+        with pytest.raises(errors.InvalidConfig):
+            attach(wrong)
+    with pytest.raises(errors.NoSuchTable):
+        attach([names[0], no_shard])
+    with relive.Table.from_config(config_of(other_index, prioritized(limiter=relive.MinSize(7)))):
+        with pytest.raises(errors.InvalidConfig, match="limiter"):
+            attach([other_index])
+    for number in (-1, 4096, "0"):
+        with pytest.raises(errors.InvalidConfig):
+            make_shard(number, config_of(shm_name()))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        relive.Index(sampler=relive.Fifo()),
+        relive.Index(sampler=relive.RankBased(0.7)),
+        relive.Index(limiter=relive.Queue(8), max_times_sampled=1),
+        relive.Index(relive.Episodes(8, layout="ragged")),
+    ],
+)
+def test_what_does_not_work_yet_says_so(shards: Any, index: relive.Index) -> None:
+    with pytest.raises(NotOverShards) as refused:
+        attach(shards(2, index))
+    assert refused.value.what and refused.value.reason and refused.value.instead
+
+
+def test_calls_that_do_not_work_yet_say_so(shards: Any) -> None:
+    with attach(shards(2)) as table:
+        fill(table, 0, 0, 4)
+        for call in (
+            lambda: table.sample(1, where="reward > 0"),
+            lambda: table.draw(1, where="reward > 0"),
+            lambda: table.set_limiter(relive.MinSize(2)),
+        ):
+            with pytest.raises(NotOverShards):
+                call()
+
+
+def test_a_second_owner_is_refused_and_handles_of_this_process_need_none(shm_name: Any) -> None:
+    name = shm_name()
+    with ShardOwner(1, config_of(name)) as owner:
+        assert not owner.is_restored
+        with pytest.raises(errors.NameTaken):
+            ShardOwner(1, config_of(name))
+        with pytest.raises(errors.InvalidConfig):
+            ShardOwner(2, config_of(name))
+        with attach([name]) as table:
+            fill(table, 1, 0, 4)
+            assert table.sample(4).num_items == 4
+    local = [make_shard(number, relive.TableConfig(owner.table.spec, 100, prioritized())) for number in (0, 1)]
+    with ShardedTable.over(local) as table:
+        fill(table, 1, 0, 4)
+        assert (table.draw(4).item_keys >> 51).tolist() == [1] * 4

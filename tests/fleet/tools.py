@@ -1,0 +1,62 @@
+"""Shards for tests: their configuration, owners in this process and in children, ranks that are threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from contract.tools import plain_spec, prioritized, write_steps
+
+import relive
+from relive.fleet import ShardOwner
+
+__all__ = ["Together", "config_of", "fill", "own_until_told"]
+
+
+def config_of(name: str, index: Any = None, capacity: int = 4096, **more: Any) -> relive.TableConfig:
+    """A prioritized table of plain steps in shared memory."""
+    storage = relive.SharedMemory(name)
+    return relive.TableConfig(plain_spec(), capacity, prioritized() if index is None else index, storage, **more)
+
+
+def fill(table: Any, shard: int, first: int, count: int) -> np.ndarray:
+    """Steps of one shard, each an item."""
+    with table.writer(shard=shard) as writer:
+        return write_steps(writer, first, count)
+
+
+def own_until_told(pipe: Any, number: int, name: str) -> None:
+    """Owns a shard, says whether it came back with what its memory held, and waits."""
+    owner = ShardOwner(number, config_of(name))
+    pipe.send(owner.is_restored)
+    pipe.recv()
+    owner.close()
+
+
+class Together:
+    """Exchanges of ranks that are threads of this process."""
+
+    def __init__(self, world: int) -> None:
+        self._barrier = threading.Barrier(world)
+        self._told: list[bytes] = [b""] * world
+
+    def ranks(self) -> Iterator[Any]:
+        """One exchange a rank."""
+        return (_Rank(self, rank, len(self._told)) for rank in range(len(self._told)))
+
+    def gather(self, rank: int, mine: bytes) -> list[bytes]:
+        self._told[rank] = mine
+        self._barrier.wait(60.0)
+        told = list(self._told)
+        self._barrier.wait(60.0)
+        return told
+
+
+class _Rank:
+    def __init__(self, group: Together, rank: int, world: int) -> None:
+        self.group, self.rank, self.world = group, rank, world
+
+    def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
+        return self.group.gather(self.rank, mine)
