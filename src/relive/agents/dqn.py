@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relive import Index, MinSize, SamplesPerInsert, StepSpec
-from relive.agents.agent import Items, Policy, Spaces
+from relive.agents.agent import Items, Policy, Replicas, Spaces
 from relive.agents.batches import fill, load_state, priorities_of, require_box, require_discrete, state_of
 from relive.agents.config import LinearSchedule, OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
 from relive.agents.conv import ConvNetwork
@@ -252,6 +252,10 @@ class DQN:
         goal = torch.addcmul(self._reward, self._discount, bootstrap)
         values = action_values(self._network.forward(self._observation), dueling=dueling)
         return goal - values.gather(1, self._action)
+
+    def join(self, replicas: Replicas) -> None:
+        """See Agent."""
+        self._optimizer.combine_by(replicas.combine)
 
     def metrics(self) -> dict[str, float]:
         """See Agent."""
