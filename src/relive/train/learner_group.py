@@ -8,7 +8,7 @@ state. The protocol of one update, for n learners over B items, B a multiple of 
             priorities [B]: learner k writes its slice. Words go through a pipe between the leader and each follower.
 
   U1  The leader writes the batch, then says UPDATE, or UPDATE_AND_HASH, to each follower. All begin `agent.update`.
-  U2  Wherever the agent has a gradient (DQN: once; actor-critics: critics, actor, temperature in turn), every follower
+  U2  Wherever the agent has a gradient (one of values once; actor-critics: critics, then the actor), every follower
       writes it into its row and says READY. The leader waits for all of them, in their order.
   U3  The leader adds the rows in their order, 0, 1, ..., divides by their number, writes the mean and says MEAN.
       Everyone takes the mean for its gradient and steps its optimizer. One sum, by one process, in one order: replicas
