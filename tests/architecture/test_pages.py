@@ -68,6 +68,7 @@ DRAWN = {
     "samplers": "draw_choices.pictures()['samplers.svg']",
     "removers": "draw_choices.pictures()['removers.svg']",
     "hindsight": "draw_goals.pictures()['hindsight.svg']",
+    "topologies": "draw_topologies.picture()",
     "prompt_groups": "draw_goals.pictures()['prompt_groups.svg']",
 }
 

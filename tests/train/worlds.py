@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -42,3 +44,21 @@ gymnasium.register("Blind-v0", entry_point=World)
 gymnasium.register("Faulty-v0", entry_point=World, kwargs={"fails_at": 150})
 gymnasium.register("Endless-v0", entry_point=World, kwargs={"length": float("inf"), "step_s": 0.01})
 gymnasium.register("Overflowing-v0", entry_point=World, kwargs={"reward": 1e38})
+
+
+class Written(World):
+    """Writes what it shows into a file named after its seed, in the folder that RELIVE_TEST_STREAMS names."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._path = Path(os.environ["RELIVE_TEST_STREAMS"]) / str(seed)
+        return super().reset(seed=seed, options=options)
+
+    def _observation(self) -> Any:
+        observation = super()._observation()
+        with self._path.open("ab") as file:
+            file.write(observation.tobytes())
+        return observation
+
+
+gymnasium.register("Written-v0", entry_point=Written)

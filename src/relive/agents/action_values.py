@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relive import Index, MinSize, SamplesPerInsert, StepSpec
-from relive.agents.agent import Items, Policy, Spaces
+from relive.agents.agent import Items, Policy, Replicas, Spaces
 from relive.agents.batches import fill, load_state, priorities_of, require_box, require_discrete, state_of
 from relive.agents.config import LinearSchedule, OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
 from relive.agents.mlp import Adam, FlatParameters, Shapes, device_of
@@ -207,6 +207,10 @@ class ActionValueAgent(ABC):
             if self.num_updates % config.target_period == 0:
                 self.target.follow(self.online, config.target_rate)
         return priorities_of([self._error]) if config.prioritized else None
+
+    def join(self, replicas: Replicas) -> None:
+        """See Agent."""
+        self._optimizer.combine_by(replicas.combine)
 
     def _load(self, batch: Items) -> None:
         fill(batch, self._buffers)

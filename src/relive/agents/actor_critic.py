@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relive import Index, MinSize, SamplesPerInsert, StepSpec
-from relive.agents.agent import Items, Policy, Spaces
+from relive.agents.agent import Items, Policy, Replicas, Spaces
 from relive.agents.batches import load_state, priorities_of, require_box, state_of
 from relive.agents.boxes import ActionBox
 from relive.agents.config import OptimizerConfig, TransitionsConfig, check_hidden, require
@@ -117,6 +117,11 @@ class ActorCritic(ABC):
         """One step of the actor along the gradients that lie in it."""
         self._optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
 
+    def join(self, replicas: Replicas) -> None:
+        """See Agent."""
+        self._optimizer.combine_by(replicas.combine)
+        self.critics.join(replicas)
+
     def metrics(self) -> dict[str, float]:
         """See Agent."""
         return {"loss": self.critics.loss(self._batch.weight)} if self.num_updates else {}
@@ -142,6 +147,26 @@ class ActorCritic(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Agent."""
         self.num_updates = load_state(self._parts(), state)
+
+
+@final
+class RowNoise:
+    """Standard normal numbers for the rows of a batch. Where replicas learn, each takes its rows of the same ones."""
+
+    def __init__(self, num_rows: int, size: int, generator: torch.Generator) -> None:
+        self._generator = generator
+        self._mine = self._all = torch.zeros(num_rows, size, device=generator.device)
+
+    def draw(self) -> Tensor:
+        """[B, size], overwritten by the next call."""
+        self._all.normal_(generator=self._generator)
+        return self._mine
+
+    def join(self, replicas: Replicas) -> None:
+        """See Agent."""
+        rows, size = self._mine.shape
+        self._all = torch.zeros(rows * replicas.count, size, device=self._mine.device)
+        self._mine = self._all[rows * replicas.number : rows * (replicas.number + 1)]
 
 
 @final

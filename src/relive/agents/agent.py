@@ -76,6 +76,23 @@ class Policy(Protocol):
         ...
 
 
+class Replicas(Protocol):
+    """The learners of a run, each with an agent of the same state, seen from one of them: `number`, in [0, count)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+    def combine(self, gradients: Any) -> None:
+        """Puts the mean over all replicas in place of this one's gradient, a float32 tensor [n].
+
+        Blocks until the others have theirs. Every replica calls it as often and with as many numbers as the others,
+        and gets the same bits.
+        """
+        ...
+
+
 class Agent(Protocol):
     """The learner's state. One thread at a time; everything random comes from the seed it was made with."""
 
@@ -110,6 +127,15 @@ class Agent(Protocol):
         """One gradient step on B items, B the batch size of its configuration.
 
         Returns new priorities float64 [B] of the items, None where they have none. InvalidConfig for another B.
+        """
+        ...
+
+    def join(self, replicas: Replicas) -> None:
+        """From now on it is one of several, each of which learns from its slice of every batch.
+
+        Its batch_size is that of a slice, number `replicas.number` of equal ones. Each gradient goes through
+        `replicas.combine` before an optimizer sees it; noise of rows is drawn for all slices, and the own part taken,
+        so that the state of its generators does not depend on how many learn. Before the first update, once.
         """
         ...
 

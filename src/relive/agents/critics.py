@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from relive.agents.agent import Items
+from relive.agents.agent import Items, Replicas
 from relive.agents.batches import fill
 from relive.agents.boxes import ActionBox
 from relive.agents.config import OptimizerConfig, TransitionsConfig
@@ -93,6 +93,10 @@ class Critics:
             gradient = error * batch.weight if self._config.prioritized else error
             network.backward(gradient * (1.0 / self._config.batch_size))
         self._optimizer.step(self._options.learning_rate_at(num_updates))
+
+    def join(self, replicas: Replicas) -> None:
+        """See Agent."""
+        self._optimizer.combine_by(replicas.combine)
 
     def follow(self) -> None:
         """The targets' step."""

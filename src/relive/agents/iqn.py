@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import huber_loss
 
 from relive.agents.action_values import ActionValueAgent, ActionValueConfig, NetworkConfig
-from relive.agents.agent import Spaces
+from relive.agents.agent import Replicas, Spaces
 from relive.agents.config import Settings, require
 from relive.agents.conv import NUM_FEATURES, convolution_shapes, convolutions, leaves_of, perceptron
 from relive.agents.mlp import MLP, FlatParameters, Shapes
@@ -139,6 +139,7 @@ class IQN(ActionValueAgent):
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
         self._network = QuantileNetwork(self.online, learns=True)
         self._target_network = QuantileNetwork(self.target, learns=False)
+        self._slice, self._num_slices = 0, 1
         self._greedy_fractions = torch.tensor([config.greedy_fractions], device=self.device)
 
     def _shapes(self) -> Shapes:
@@ -176,8 +177,15 @@ class IQN(ActionValueAgent):
         return torch.addcmul(self._reward, self._discount, following)
 
     def _drawn(self, number: int) -> Tensor:
-        """Fractions [B, number] from U(0, 1)."""
-        return torch.rand(self.config.batch_size, number, generator=self._generator, device=self.device)
+        """Fractions [B, number] from U(0, 1); where replicas learn, their rows of the same ones."""
+        size = self.config.batch_size
+        drawn = torch.rand(size * self._num_slices, number, generator=self._generator, device=self.device)
+        return drawn[size * self._slice : size * (self._slice + 1)]
+
+    def join(self, replicas: Replicas) -> None:
+        """See Agent."""
+        super().join(replicas)
+        self._slice, self._num_slices = replicas.number, replicas.count
 
     @staticmethod
     def _of_action(returns: Tensor, actions: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ the target's step are one call each over the whole vector. Gradients agree with 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -196,10 +196,17 @@ class Adam:
         self._mean = torch.zeros_like(parameters.values)
         self._square = torch.zeros_like(parameters.values)
         self._step = torch.zeros((), device=parameters.values.device)
+        self._combine: Callable[[Tensor], None] | None = None
+
+    def combine_by(self, combine: Callable[[Tensor], None]) -> None:
+        """Every step begins with `combine(gradients)`, which changes the vector in place: see Replicas."""
+        self._combine = combine
 
     def step(self, learning_rate: float) -> None:
         """One step along the gradients that lie in the parameters."""
         parameters = self._parameters
+        if self._combine is not None:
+            self._combine(parameters.gradients)
         if self._max_gradient_norm > 0.0:
             norm = float(torch.linalg.vector_norm(parameters.gradients))
             if norm > self._max_gradient_norm:

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from relive.agents.actor_critic import ActorCritic, ActorCriticConfig
-from relive.agents.agent import Policy, Spaces
+from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, RowNoise
+from relive.agents.agent import Policy, Replicas, Spaces
 from relive.agents.boxes import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussianPolicy
 from relive.agents.config import Settings, require
 from relive.agents.mlp import MLP, Adam, FlatParameters
@@ -79,6 +79,7 @@ class SAC(ActorCritic):
         self.temperature.value["log_alpha"].fill_(math.log(config.initial_alpha))
         self._temperature_optimizer = Adam(self.temperature)
         self._target_entropy = -float(actions) if config.target_entropy is None else config.target_entropy
+        self._row_noise = RowNoise(rows, actions, self._generator)
         self._noise, self._std = (torch.zeros(rows, actions, device=self.device) for _ in range(2))
         self._gradient = torch.zeros(rows, 2 * actions, device=self.device)
         self._entropy = torch.zeros((), device=self.device)
@@ -86,6 +87,12 @@ class SAC(ActorCritic):
     def policy(self) -> Policy:
         """See Agent."""
         return SquashedGaussianPolicy(self.box, self.config.random_steps)
+
+    def join(self, replicas: Replicas) -> None:
+        """See Agent."""
+        super().join(replicas)
+        self._row_noise.join(replicas)
+        self._temperature_optimizer.combine_by(replicas.combine)
 
     def _learn(self) -> None:
         """Critics, actor, temperature, then the targets; all with the temperature from before."""
@@ -107,7 +114,7 @@ class SAC(ActorCritic):
         outputs = self._network.forward(state)
         log_std = outputs[:, size:].clamp(LOG_STD_MIN, LOG_STD_MAX)
         torch.exp(log_std, out=self._std)
-        noise = self._noise.normal_(generator=self._generator)
+        noise = self._noise = self._row_noise.draw()
         before_tanh = torch.addcmul(outputs[:, :size], self._std, noise)
         torch.tanh(before_tanh, out=action)
         squashed = before_tanh.add_(softplus(before_tanh * -2.0)).mul_(2.0)  # -log(1 - tanh(u)^2) + 2 log 2

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, final
 
 import torch
 
-from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor
-from relive.agents.agent import Policy, Spaces
+from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor, RowNoise
+from relive.agents.agent import Policy, Replicas, Spaces
 from relive.agents.boxes import NoisyPolicy
 from relive.agents.config import OptimizerConfig, Settings, require
 
@@ -66,11 +66,16 @@ class TD3(ActorCritic):
         super().__init__(config, spaces, outputs_per_action=1, num_critics=2, seed=seed, device=device)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
         self._mu = DeterministicActor(self.actor, config.batch_size)
-        self._noise = torch.zeros(config.batch_size, self.box.size, device=self.device)
+        self._noise = RowNoise(config.batch_size, self.box.size, self._generator)
 
     def policy(self) -> Policy:
         """See Agent."""
         return NoisyPolicy(self.box, self.config.noise, self.config.random_steps)
+
+    def join(self, replicas: Replicas) -> None:
+        """See Agent."""
+        super().join(replicas)
+        self._noise.join(replicas)
 
     def _learn(self) -> None:
         """The critics; and when its turn comes the actor, then the targets."""
@@ -83,7 +88,7 @@ class TD3(ActorCritic):
 
     def _learn_critics(self) -> None:
         batch, config = self._batch, self.config
-        noise = self._noise.normal_(generator=self._generator).mul_(config.target_noise)
+        noise = self._noise.draw().mul_(config.target_noise)
         noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
         action = torch.tanh(self._mu.target_outputs(batch.next_state))
         torch.clamp(action.add_(noise), -1.0, 1.0, out=batch.next_action)

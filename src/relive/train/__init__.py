@@ -16,26 +16,39 @@ if TYPE_CHECKING:
     from relive.train.callbacks import Callback
     from relive.train.checkpoint import CurvePoint
     from relive.train.config import TrainConfig, load_config, preset
-    from relive.train.errors import ActorsKeepDying, EnvironmentRaised, NonFiniteLoss
+    from relive.train.errors import (
+        ActorsKeepDying,
+        EnvironmentRaised,
+        LearnersKeepDying,
+        NonFiniteLoss,
+        ReplicasDiffer,
+    )
     from relive.train.playing import Evaluation, NoDisplay, ShownEpisode, evaluate_run, play_run
     from relive.train.policy import TrainedPolicy, load_policy
     from relive.train.profile import Profile, load_profile
     from relive.train.progress import Snapshot
     from relive.train.result import RunResult
     from relive.train.run import train
+    from relive.train.topology import Actors, Inline, Learners, Topology
 
 __all__ = [
+    "Actors",
     "ActorsKeepDying",
     "Callback",
     "CurvePoint",
     "EnvironmentRaised",
     "Evaluation",
+    "Inline",
+    "Learners",
+    "LearnersKeepDying",
     "NoDisplay",
     "NonFiniteLoss",
     "Profile",
+    "ReplicasDiffer",
     "RunResult",
     "ShownEpisode",
     "Snapshot",
+    "Topology",
     "TrainConfig",
     "TrainedPolicy",
     "evaluate_run",
@@ -52,6 +65,12 @@ _HOMES = {
     "EnvironmentRaised": "errors",
     "NonFiniteLoss": "errors",
     "Profile": "profile",
+    "LearnersKeepDying": "errors",
+    "ReplicasDiffer": "errors",
+    "Actors": "topology",
+    "Inline": "topology",
+    "Learners": "topology",
+    "Topology": "topology",
     "Callback": "callbacks",
     "CurvePoint": "checkpoint",
     "Evaluation": "playing",

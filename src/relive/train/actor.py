@@ -60,7 +60,7 @@ def run_actor(task: ActorTask) -> None:
         envs = watch(envs, {"step": "environment", "reset": "environment"})
         recorded = record(envs, table, timeout_s=0.0)
         try:
-            _Acting(task, watch(recorded, {"step": "insert", "finish_step": "wait"}), watch).run()
+            Acting(task, recorded, watch).run()
         except TableClosed:
             pass  # the learner closed it between our look at the scoreboard and the write
         finally:
@@ -68,13 +68,17 @@ def run_actor(task: ActorTask) -> None:
 
 
 @final
-class _Acting:
+class Acting:
+    """An actor's loop, a turn at a time: in a process of its own (`run`), or in another's (`reset`, then turns)."""
+
     def __init__(self, task: ActorTask, envs: RecordedVectorEnv, watch: Watch) -> None:
         self._task = task
-        self._envs = envs
+        self._envs = watch(envs, {"step": "insert", "finish_step": "wait"})
         self._policy = watch(task.policy, {"explore": "inference"})
         self._reader: ParameterReader = watch(task.board.reader(), {"poll": "parameters"})
         self._parameters: dict[str, NDArray[np.float32]] = {}
+        self._observations: Any = None
+        self._held = False
         seed = np.random.SeedSequence(task.environment.seed, spawn_key=(task.actor, task.incarnation, 1))
         self._rng = np.random.default_rng(seed)
         self._returns = np.zeros(envs.num_envs)
@@ -82,61 +86,67 @@ class _Acting:
         self._resets = np.zeros(envs.num_envs, np.bool_)
 
     def run(self) -> None:
+        """Steps until the run ends, or the parent is gone."""
+        self.reset()
+        while self._go_on():
+            if self.poll_parameters():
+                self.turn(_WAIT_SLICE_S)
+            else:
+                time.sleep(0.01)
+
+    def reset(self) -> None:
+        """The first reset; what it raises is on the scoreboard."""
         task = self._task
         first_seed = acting_seed(task.environment.seed, task.actor, task.incarnation)
         try:
-            observations, _ = self._envs.reset(seed=first_seed)
+            self._observations, _ = self._envs.reset(seed=first_seed)
         except Exception:
             task.scoreboard.add_failure(task.actor, 0, traceback.format_exc())
             raise
-        while self._go_on():
-            if not self._poll_parameters():
-                continue
-            result = self._step(self._act(observations))
-            if result is None:
-                return
-            observations = result[0]
-            self._count(result)
 
     def _go_on(self) -> bool:
         return not self._task.scoreboard.stopping and os.getppid() == self._task.parent_pid
 
-    def _poll_parameters(self) -> bool:
+    def poll_parameters(self) -> bool:
         """Takes newer parameters if there are some; False while none were ever published."""
         newer = self._reader.poll()
         if newer is not None:
             self._parameters = newer
             self._envs.writer.set_policy_version(self._reader.version)
-        elif not self._parameters:
-            time.sleep(0.01)
         return bool(self._parameters)
+
+    def turn(self, wait_s: float = 0.0) -> None:
+        """One step of all environments, stored. What the limiter holds back is stored by a later turn, which takes no
+        step of its own and waits for up to wait_s; it is counted as waiting.
+        """
+        if self._held:
+            began_s = time.monotonic()
+            try:
+                result = self._envs.finish_step(wait_s)
+            except DeadlineExceeded:
+                return
+            finally:
+                self._task.scoreboard.add_wait(self._task.actor, time.monotonic() - began_s)
+            self._held = False
+        else:
+            actions = self._act(self._observations)
+            try:
+                result = self._envs.step(actions)
+            except DeadlineExceeded:
+                self._held = True
+                return
+            except TableClosed:
+                raise
+            except Exception:
+                # The environment's own, or what it gave and the table refused: no other actor would do better.
+                step = self._task.scoreboard.steps_of(self._task.actor) + 1
+                self._task.scoreboard.add_failure(self._task.actor, step, traceback.format_exc())
+                raise
+        self._observations = result[0]
+        self._count(result)
 
     def _act(self, observations: NDArray[Any]) -> NDArray[Any]:
         return self._policy.explore(self._parameters, observations, self._task.scoreboard.num_steps, self._rng)
-
-    def _step(self, actions: NDArray[Any]) -> tuple[Any, ...] | None:
-        """One step of all environments, stored; None where the run ends while the limiter holds it back."""
-        try:
-            return self._envs.step(actions)
-        except DeadlineExceeded:
-            began_s = time.monotonic()
-        except TableClosed:
-            raise
-        except Exception:
-            # The environment's own, or what it gave and the table refused: nothing that another actor would do better.
-            step = self._task.scoreboard.steps_of(self._task.actor) + 1
-            self._task.scoreboard.add_failure(self._task.actor, step, traceback.format_exc())
-            raise
-        while self._go_on():
-            try:
-                return self._envs.finish_step(_WAIT_SLICE_S)
-            except DeadlineExceeded:
-                continue
-            finally:
-                now_s = time.monotonic()
-                self._task.scoreboard.add_wait(self._task.actor, now_s - began_s)
-                began_s = now_s
-        return None
 
     def _count(self, result: tuple[Any, ...]) -> None:
         _, rewards, terminated, truncated, _ = result

@@ -25,6 +25,8 @@ _MAX_IDLE_DEATHS = 3
 class ActorPool:
     """All actors of a run. `watch` often; `stop` once, also after a failure. One thread."""
 
+    inline = False
+
     def __init__(
         self,
         config: TrainConfig,
@@ -42,7 +44,7 @@ class ActorPool:
         self._profile = profile
         # spawn: a fork would copy the learner's threads' locks in whatever state they are.
         self._context = multiprocessing.get_context("spawn")
-        num_actors = config.acting.num_actors
+        num_actors = config.num_actors
         self._processes: list[multiprocessing.process.BaseProcess | None] = [None] * num_actors
         self._steps_at_start = [0] * num_actors
         self._incarnations = [0] * num_actors
@@ -67,7 +69,7 @@ class ActorPool:
             self._profile,
         )
         process = self._context.Process(target=run_actor, args=(task,), name=f"relive-actor-{actor}", daemon=True)
-        with _signals_held_back(), _one_thread_for_numerics():
+        with signals_held_back(), _one_thread_for_numerics():
             process.start()
         self._processes[actor] = process
         self._steps_at_start[actor] = self._scoreboard.steps_of(actor)
@@ -76,6 +78,9 @@ class ActorPool:
     def pids(self) -> list[int]:
         """Process ids of the actors that live now."""
         return [process.pid for process in self._processes if process is not None and process.pid is not None]
+
+    def turn(self) -> None:
+        """Nothing to do: they step by themselves. See InlineActors."""
 
     def watch(self) -> None:
         """Starts dead actors again and counts them.
@@ -113,7 +118,7 @@ class ActorPool:
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
+def signals_held_back() -> Iterator[None]:
     """A child inherits the mask: a Ctrl-C while it starts does not kill it half-way; the learner gets it after this."""
     held = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)

@@ -18,6 +18,7 @@ from relive.agents.config import AgentConfig, require
 from relive.agents.registry import config_class, entry_of
 from relive.errors import InvalidConfig
 from relive.train.settings import changed, flat, to_tree
+from relive.train.topology import Actors, Topology
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -116,8 +117,10 @@ class LimitConfig:
 class TrainConfig:
     """A whole run. `preset(agent, env_id)` gives the defaults that suit an agent in an environment.
 
-    device: one that torch knows, or "auto": cuda where there is one. threads: of the learner; 0 takes the cores that
-    the actors leave. profile: what the time went into is counted, and written to profile.json at the end.
+    topology: which processes it consists of, see relive.train.topology; a number of actors in it wins over
+    acting.num_actors. With several learners batch_size must be a multiple of their number. device: one that torch
+    knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors leave.
+    profile: what the time went into is counted, and written to profile.json at the end.
     """
 
     agent: AgentConfig
@@ -128,10 +131,18 @@ class TrainConfig:
     limits: LimitConfig = field(default_factory=LimitConfig)
     device: str = "auto"
     threads: int = 1
+    topology: Topology = Actors()
     profile: bool = False
 
     def __post_init__(self) -> None:
+        number, size = self.topology.num_learners, self.agent.batch_size
+        require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
         require(self.threads >= 0, "threads", ">= 0", self.threads)
+
+    @property
+    def num_actors(self) -> int:
+        """Actors of the run, each with its own streams of environments."""
+        return (self.topology.number if isinstance(self.topology, Actors) else None) or self.acting.num_actors
 
     @property
     def evaluation_s(self) -> float:

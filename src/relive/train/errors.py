@@ -48,3 +48,34 @@ class ActorsKeepDying(ReliveError):
             f"actor {actor} died {num_deaths} times before its first step, last with exit code {exit_code}:"
             " its own message stands above; make the environment in one process to see the cause"
         )
+
+
+@final
+class LearnersKeepDying(ReliveError):
+    """Learner processes of a group died in updates that followed each other. A checkpoint was written."""
+
+    def __init__(self, learner: int, num_deaths: int, exit_code: int | None) -> None:
+        self.learner = learner
+        self.num_deaths = num_deaths
+        self.exit_code = exit_code
+        super().__init__(
+            f"learners died in {num_deaths} updates in a row, last learner {learner} with exit code {exit_code}: its"
+            " own message, if it had one, stands above; topology = actors goes on from the checkpoint with one learner"
+        )
+
+
+@final
+class ReplicasDiffer(ReliveError):
+    """A learner's state is no longer the leader's, which the protocol rules out. The last checkpoint is left alone."""
+
+    def __init__(self, learner: int, num_updates: int, expected: int, got: int) -> None:
+        """expected, got: crc32 of the leader's state and of the learner's."""
+        self.learner = learner
+        self.num_updates = num_updates
+        self.expected = expected
+        self.got = got
+        super().__init__(
+            f"state of learner {learner} after update {num_updates:,}: expected the leader's, crc32 {expected:08x}, got"
+            f" {got:08x}; this machine's memory or arithmetic is not to be trusted, or the agent's update draws"
+            " or reads something of its own; resume from the last checkpoint, with topology = actors has one learner"
+        )

@@ -21,8 +21,9 @@ from relive.train.callbacks import Listeners
 from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
 from relive.train.config import TrainConfig
 from relive.train.environments import evaluation_seeds
-from relive.train.errors import NonFiniteLoss
+from relive.train.errors import NonFiniteLoss, ReplicasDiffer
 from relive.train.evaluate import Evaluator, Played
+from relive.train.inline import InlineActors
 from relive.train.parameters import ParameterBoard
 from relive.train.profile import Profiling
 from relive.train.progress import ProgressReporter, Snapshot
@@ -41,7 +42,7 @@ class Parts:
     table: Table
     board: ParameterBoard
     scoreboard: Scoreboard
-    pool: ActorPool
+    pool: ActorPool | InlineActors
     evaluator: Evaluator
     reporter: ProgressReporter
     listeners: Listeners
@@ -60,7 +61,10 @@ class Learner:
         progress: Progress,
         run_dir: Path,
         stopping: Callable[[], bool],
+        update: Callable[[Batch], NDArray[np.float64] | None] | None = None,
     ) -> None:
+        """update: of the agent, by all learners of the run; None: the agent's own."""
+        self._update = update or agent.update
         self._config = config
         self._parts = parts
         self._agent = agent
@@ -89,7 +93,7 @@ class Learner:
             self.save()  # while the actors start: there is always one to go back to
             with self._batches() as next_batch:
                 ending = self._loop(self._parts.profiling.timed("wait", next_batch))
-        except NonFiniteLoss:
+        except (NonFiniteLoss, ReplicasDiffer):
             self._look(at_once=True)
             raise
         except BaseException:
@@ -165,7 +169,7 @@ class Learner:
         return self._agent.num_updates - self._agent.num_updates % period + period
 
     def _learn(self, batch: Batch) -> None:
-        priorities = self._agent.update(batch)
+        priorities = self._update(batch)
         if priorities is not None:
             try:
                 self._parts.table.update_priorities(batch.item_keys, priorities)
@@ -184,11 +188,21 @@ class Learner:
         """A function that gives the next batch, or None where there is none for a moment."""
         table, num_items = self._parts.table, self._config.agent.batch_size
         columns, prefetch = tuple(self._agent.columns), self._agent.prefetch
-        if prefetch:
+        if self._parts.pool.inline:
+            yield lambda: self._drawn_or_acted(num_items, columns)
+        elif prefetch:
             with table.batches(num_items, prefetch=prefetch, columns=columns, timeout_s=_SAMPLE_SLICE_S) as batches:
                 yield self._timed(lambda: next(batches))
         else:
             yield self._timed(lambda: table.sample(num_items, columns=columns, timeout_s=_SAMPLE_SLICE_S))
+
+    def _drawn_or_acted(self, num_items: int, columns: tuple[str, ...]) -> Batch | None:
+        """The next batch where the limiter lets it be drawn; None after a turn of the actors where it does not."""
+        try:
+            return self._parts.table.sample(num_items, columns=columns, timeout_s=0.0)
+        except DeadlineExceeded:
+            self._parts.pool.turn()
+            return None
 
     def _timed(self, take: Callable[[], Batch]) -> Callable[[], Batch | None]:
         def next_batch() -> Batch | None:
@@ -303,7 +317,7 @@ class Learner:
     def _snapshot(self) -> Snapshot:
         self._update_progress()
         progress, scoreboard, table = self._progress, self._parts.scoreboard, self._parts.table
-        acting = self._config.acting
+        num_actors = self._config.num_actors
         rates = self._rates()
         returns = scoreboard.recent_returns(100)
         (index,) = table.stats().indexes.values()
@@ -322,8 +336,8 @@ class Learner:
             capacity=table.capacity,
             replay_ratio=index.samples_per_insert,
             learner_wait=min(1.0, rates[2]),
-            actor_wait=min(1.0, rates[3] / acting.num_actors),
-            num_actors=acting.num_actors,
+            actor_wait=min(1.0, rates[3] / num_actors),
+            num_actors=num_actors,
             num_restarts=progress.num_restarts,
             doing=self._doing,
         )

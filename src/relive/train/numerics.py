@@ -27,9 +27,9 @@ def learner_numerics(num_threads: int) -> Iterator[None]:
         torch.set_flush_denormal(flushed)
 
 
-def threads_of(asked: int, num_actors: int) -> int:
-    """The learner's threads: as asked, or for 0 the cores that the actors leave."""
-    return asked if asked > 0 else max(1, (os.cpu_count() or 1) - num_actors)
+def threads_of(asked: int, num_actors: int, num_learners: int = 1) -> int:
+    """Each learner's threads: as asked, or for 0 its share of the cores that the actor processes leave."""
+    return asked if asked > 0 else max(1, ((os.cpu_count() or 1) - num_actors) // num_learners)
 
 
 def _flushes_denormals() -> bool:

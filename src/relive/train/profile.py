@@ -115,7 +115,8 @@ class Profile:
     def slower(self) -> ProcessTime:
         """The side that waits less for the other: what makes it faster makes the run faster."""
         learner, actors = self.learner, self.actors
-        return learner if learner.share("wait") <= actors.share("wait") else actors
+        alone = not actors.total_s  # an inline run
+        return learner if alone or learner.share("wait") <= actors.share("wait") else actors
 
     @property
     def bottleneck(self) -> str:

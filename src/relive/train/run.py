@@ -27,14 +27,16 @@ from relive.train.config import CONFIG_FILE, TrainConfig, path_of
 from relive.train.curve import draw_curve
 from relive.train.environments import final_seeds
 from relive.train.evaluate import Evaluator, Played
+from relive.train.inline import InlineActors
 from relive.train.learner import Learner, Parts
-from relive.train.numerics import learner_numerics, threads_of
+from relive.train.numerics import learner_numerics
 from relive.train.parameters import ParameterBoard, ParameterLayout
 from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_profile
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
-from relive.train.setup import make_agent, make_table
+from relive.train.setup import crowding, learner_threads, make_agent, make_learners, make_table
+from relive.train.topology import Inline
 
 CURVE_FILE = "curve.png"
 _SAY_PERIOD_S = 2.0
@@ -57,9 +59,9 @@ def train(
     checkpoints; see Callback. moving_aside: whatever the directory of a new run holds is renamed, not refused (None:
     where run_dir is None). stop_when(environment steps, updates): asked before every batch; True stops the run as a
     signal does. console: where progress goes (None: nowhere).
-    It blocks for as long as the run takes: config.limits bounds that. It starts config.acting.num_actors processes by
-    spawn, so a script calls it under `if __name__ == "__main__":`. In the main thread it handles SIGINT and SIGTERM
-    while it runs: the first one stops the run, the next one acts as it did before. torch computes with
+    It blocks for as long as the run takes: config.limits bounds that. Unless config.topology is Inline() it starts
+    processes by spawn, so a script calls it under `if __name__ == "__main__":`. In the main thread it handles SIGINT
+    and SIGTERM while it runs: the first one stops the run, the next one acts as it did before. torch computes with
     `config.threads` meanwhile and flushes denormal numbers.
     Raises InvalidConfig for a directory that holds a run already (without resume) or none (with it), for an
     environment that the agent cannot act in, and what making the table raises: StorageFull where /dev/shm is too
@@ -70,7 +72,7 @@ def train(
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    with learner_numerics(threads_of(config.threads, config.acting.num_actors)), _stop_signals() as signalled:
+    with learner_numerics(learner_threads(config)), _stop_signals() as signalled:
 
         def stopping() -> bool:
             return signalled() or listeners.stops
@@ -162,20 +164,30 @@ class _Run:
         config, agent, progress, run_dir = self._config, self._agent, self._progress, self._run_dir
         with ExitStack() as stack:
             table = stack.enter_context(make_table(config, agent))
-            profiling = Profiling(config.profile, config.acting.num_actors, run_dir / PROFILE_FILE)
+            profiling = Profiling(config.profile, config.num_actors, run_dir / PROFILE_FILE)
             stack.enter_context(profiling)
             board = ParameterBoard(ParameterLayout.of(agent.parameters()), first_version=progress.parameter_version)
             stack.callback(board.close)
-            scoreboard = Scoreboard(config.acting.num_actors, steps_before=progress.num_steps)
+            scoreboard = Scoreboard(config.num_actors, steps_before=progress.num_steps)
             stack.callback(scoreboard.close)
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
             reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir))
             name = Path(table.path or "").name.removeprefix("relive-")
-            pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board)
-            stack.callback(pool.stop)  # first of all to go: before the table closes
             watch = profiling.watch
+            pool: ActorPool | InlineActors
+            if isinstance(config.topology, Inline):
+                pool = InlineActors(config, agent.policy(), table, board, scoreboard, watch)
+            else:
+                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board)
+            stack.callback(pool.stop)  # before the table closes
+            learners = make_learners(config, agent, reporter.say)
+            if learners is not None:
+                stack.callback(learners.stop)
+            crowded = crowding(config)
+            if crowded is not None:
+                reporter.say(crowded)
             parts = Parts(
                 profiling.table(table),
                 watch(board, {"publish": "parameters"}),
@@ -191,7 +203,8 @@ class _Run:
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
 
-            return Learner(config, parts, agent, progress, run_dir, stops).run()
+            update = None if learners is None else profiling.timed("update", learners.update)
+            return Learner(config, parts, agent, progress, run_dir, stops, update).run()
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
         """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""

@@ -1,7 +1,8 @@
 """Options of a run by name: `--set agent.gamma=0.98`, the presets of agents, and config.json are the same thing.
 
 An option is a field of a frozen dataclass, or of one inside it; its path is the fields' names joined by dots. Its type
-is the field's: bool, int, float, str, Literal, `... | None`, or a tuple of one of them.
+is the field's: bool, int, float, str, Literal, `... | None`, a tuple of one of them, or `Written`, a value that has a
+text of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, final, get_args, get_origin, get_type_hints
@@ -18,6 +20,15 @@ from relive.errors import InvalidConfig
 
 _Config = TypeVar("_Config")
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+class Written(ABC):
+    """A value that is one option, whatever it consists of: written as str() of it, read by `parse`."""
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, text: str) -> Written:
+        """The value of this text; InvalidConfig where there is none."""
 
 
 @final
@@ -35,7 +46,7 @@ def options(config: Any) -> Iterator[Option]:
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
+        if _is_section(value):
             for inner in options(value):
                 yield Option(f"{field.name}.{inner.path}", inner.type_name, inner.value)
         else:
@@ -72,7 +83,19 @@ def parse_assignments(assignments: list[str]) -> dict[str, object]:
 
 def to_tree(config: Any) -> dict[str, Any]:
     """The options as nested dicts, for JSON."""
-    return dataclasses.asdict(config)
+    tree: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if _is_section(value):
+            tree[field.name] = to_tree(value)
+        else:
+            tree[field.name] = str(value) if isinstance(value, Written) else value
+    return tree
+
+
+def _is_section(value: object) -> bool:
+    """Whether options lie inside it."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, Written)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
@@ -93,7 +116,7 @@ def _replaced(config: Any, settings: Mapping[str, object], prefix: str) -> Any:
         path, value = prefix + field.name, getattr(config, field.name)
         if path in settings:
             fields[field.name] = _converted(settings[path], hints[field.name], path)
-        elif dataclasses.is_dataclass(value) and any(name.startswith(path + ".") for name in settings):
+        elif _is_section(value) and any(name.startswith(path + ".") for name in settings):
             fields[field.name] = _replaced(value, settings, path + ".")
     return dataclasses.replace(config, **fields) if fields else config
 
@@ -126,6 +149,12 @@ def _read(value: object, kind: Any) -> object:
 
 
 def _plain(value: object, kind: type) -> object:
+    if issubclass(kind, Written):
+        if isinstance(value, str):
+            return kind.parse(value)
+        if not isinstance(value, kind):
+            raise TypeError
+        return value
     if isinstance(value, str) and kind is bool:
         if value.lower() not in _WORDS:
             raise ValueError

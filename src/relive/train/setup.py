@@ -4,23 +4,63 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from relive import SamplesPerInsert, SharedMemory, Table
 from relive.agents.agent import Agent
+from relive.agents.config import AgentConfig
 from relive.errors import InvalidConfig
 from relive.train.config import TrainConfig
 from relive.train.environments import describe
+from relive.train.learner_group import GroupOptions, LearnerGroup
+from relive.train.numerics import threads_of
+from relive.train.topology import Inline, Learners
 
 
 def make_agent(config: TrainConfig) -> Agent:
-    """The agent of a run. Raises InvalidConfig where it cannot act in the environment, or there is none."""
+    """The agent of a run, or of its first learner's slices where there are several.
+
+    Raises InvalidConfig where it cannot act in the environment, or there is none.
+    """
     spaces = describe(config.environment.env_id)
-    return config.agent.make(spaces, seed=config.environment.seed, device=_chosen_device(config.device))
+    return slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
 
 
-def _chosen_device(device: str) -> str:
+def learner_threads(config: TrainConfig) -> int:
+    """Threads of each learner."""
+    num_processes = 0 if isinstance(config.topology, Inline) else config.num_actors
+    return threads_of(config.threads, num_processes, config.topology.num_learners)
+
+
+def slice_config(config: TrainConfig) -> AgentConfig:
+    """The agent's options for what one learner gets of each batch."""
+    return replace(config.agent, batch_size=config.agent.batch_size // config.topology.num_learners)
+
+
+def make_learners(config: TrainConfig, agent: Agent, say: Callable[[str], None]) -> LearnerGroup | None:
+    """The group that the agent leads; None where it learns alone. say: see GroupOptions."""
+    count = config.topology.num_learners
+    if count == 1:
+        return None
+    options = GroupOptions(count, chosen_device(config.device), learner_threads(config), say=say)
+    return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
+
+
+def crowding(config: TrainConfig) -> str | None:
+    """A line for people where there are more learners than cores that this process may use; None where they fit."""
+    count, cores = config.topology.num_learners, len(os.sched_getaffinity(0))
+    if count <= cores or count == 1:
+        return None
+    return (
+        f"{count} learners on {cores} cores: an update waits for the slowest of them, and those on one core take turns;"
+        f" topology = {Learners(cores)} has one for each core"
+    )
+
+
+def chosen_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -30,7 +70,7 @@ def _chosen_device(device: str) -> str:
 
 def make_table(config: TrainConfig, agent: Agent) -> Table:
     """The shared table of one session, under a name of its own."""
-    replay, acting = config.replay, config.acting
+    replay = config.replay
     samples_per_insert = replay.updates_per_step * config.agent.batch_size
     limiter = SamplesPerInsert(
         samples_per_insert,
@@ -44,7 +84,7 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
     )
     name = f"train-{os.getpid()}-{secrets.token_hex(3)}"
     # Twice the lanes in use: a dead actor's stay taken until the next look for dead processes.
-    max_lanes = 2 * acting.num_actors * config.environment.num_envs_per_actor
+    max_lanes = 2 * config.num_actors * config.environment.num_envs_per_actor
     return Table(
         agent.spec(),
         replay.capacity,

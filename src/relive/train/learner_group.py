@@ -1,0 +1,383 @@
+"""Several learners of one update: each computes the gradient of its slice, all apply the same mean of them.
+
+One process, the leader, draws the batch; the followers are processes that it starts. Each has an agent of the same
+state. The protocol of one update, for n learners over B items, B a multiple of n:
+
+  memory    gradients: n + 1 rows, one a learner, the last for the mean. Row k is written by learner k alone, the mean
+            by the leader. batch: the columns [B, ...] and the importance weights [B], written by the leader.
+            priorities [B]: learner k writes its slice. Words go through a pipe between the leader and each follower.
+
+  U1  The leader writes the batch, then says UPDATE, or UPDATE_AND_HASH, to each follower. All begin `agent.update`.
+  U2  Wherever the agent has a gradient (one of values once; actor-critics: critics, then the actor), every follower
+      writes it into its row and says READY. The leader waits for all of them, in their order.
+  U3  The leader adds the rows in their order, 0, 1, ..., divides by their number, writes the mean and says MEAN.
+      Everyone takes the mean for its gradient and steps its optimizer. One sum, by one process, in one order: replicas
+      that were equal stay equal to the last bit.
+  U4  A follower writes its priorities, says DONE, and, asked for it, the crc32 of its whole state (parameters, targets,
+      moments, generators), which the leader compares with its own.
+
+A word sent after a write is read before what was written: the kernel's pipe orders them. A pipe also ends with the
+process at its other end, so a death is heard at once and nobody waits for the dead:
+
+  D1  A follower that died, or said nothing for the deadline (it is killed then), leaves the update that runs: the
+      rows of the others count, divided by their number. So the leader's state is always one of whole updates, never of
+      critics that stepped without their actor.
+  D2  After that update all followers are ended, and the next one starts new ones from the leader's state.
+  D3  A leader that died is the end of every pipe: followers end. They wait for it without a deadline otherwise, since
+      it may evaluate for minutes.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import signal
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from relive.agents.agent import Agent, Items, Spaces
+from relive.agents.config import AgentConfig
+from relive.train.actor_pool import signals_held_back
+from relive.train.errors import LearnersKeepDying, ReplicasDiffer
+from relive.train.numerics import learner_numerics
+from relive.train.shared_block import SharedBlock
+
+_UPDATE, _UPDATE_AND_HASH, _READY, _MEAN, _DONE = b"u", b"h", b"r", b"m", b"d"
+_START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
+_MAX_DEATHS = 3
+_WEIGHTS, _PRIORITIES = "importance weights", "new priorities"  # no column is called so: their names have no spaces
+
+
+@final
+@dataclass(frozen=True)
+class BatchLayout:
+    """Where the columns of a batch lie in shared memory: name, dtype, shape [B, ...]."""
+
+    columns: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, NDArray[Any]]) -> BatchLayout:
+        """The layout of these columns."""
+        return cls(tuple((name, value.dtype.str, value.shape) for name, value in columns.items()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all columns, each from a multiple of 64."""
+        return sum(_padded(np.dtype(dtype).itemsize * int(np.prod(shape))) for _, dtype, shape in self.columns)
+
+    def views(self, block: SharedBlock) -> dict[str, NDArray[Any]]:
+        """The columns, in the block's memory."""
+        views, offset = {}, 0
+        for name, dtype, shape in self.columns:
+            views[name] = block.array(dtype, shape, offset)
+            offset += _padded(views[name].nbytes)
+        return views
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64
+
+
+@final
+class Slice:
+    """Some rows of a batch, as an agent reads them: `Items`."""
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]], rows: slice) -> None:
+        """columns: [B, ...] by name; the importance weights for beta = 1 are among them where the agent reads them."""
+        self._columns, self._rows = columns, rows
+        self.num_items = rows.stop - rows.start
+
+    def __getitem__(self, name: str, /) -> NDArray[Any]:
+        return self._columns[name][self._rows]
+
+    def weights(self, beta: float) -> NDArray[np.float32]:
+        """See Items. Those of the whole batch, divided by their maximum there: w(beta) is w(1) ** beta."""
+        weights: NDArray[np.float32] = self._columns[_WEIGHTS][self._rows] ** np.float32(beta)
+        return weights
+
+
+@final
+@dataclass(frozen=True)
+class LearnerTask:
+    """What a process needs to become learner `number` of `count`. agent: the configuration of a slice."""
+
+    number: int
+    count: int
+    agent: AgentConfig
+    spaces: Spaces
+    device: str
+    num_threads: int
+    state: bytes
+    layout: BatchLayout
+    batch: SharedBlock
+    gradients: SharedBlock
+    chunk: int
+    pipe: Connection
+
+
+def state_hash(agent: Agent) -> int:
+    """crc32 of every tensor of the agent's state, in the order of their names."""
+    return _hash_of(agent.state_dict(), 0)
+
+
+def _hash_of(state: object, start: int) -> int:
+    if isinstance(state, Mapping):
+        for name in sorted(state):
+            start = _hash_of(state[name], zlib.crc32(str(name).encode(), start))
+        return start
+    if isinstance(state, torch.Tensor):
+        return zlib.crc32(state.detach().cpu().contiguous().numpy().tobytes(), start)
+    return zlib.crc32(repr(state).encode(), start)
+
+
+def run_learner(task: LearnerTask) -> None:
+    """The main function of a follower. It ends when the leader closes its pipe, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the leader's to answer
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    with learner_numerics(task.num_threads):
+        agent = task.agent.make(task.spaces, seed=0, device=task.device)
+        agent.load_state_dict(torch.load(io.BytesIO(task.state), weights_only=True))
+        try:
+            _Follower(task, agent).run()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            pass  # D3
+
+
+@final
+class _Follower:
+    """One learner that is told when to update. Its agent's `Replicas`."""
+
+    def __init__(self, task: LearnerTask, agent: Agent) -> None:
+        self.number, self.count = task.number, task.count
+        self._pipe, self._agent = task.pipe, agent
+        columns = task.layout.views(task.batch)
+        self._priorities = columns.pop(_PRIORITIES)
+        size = len(self._priorities) // task.count
+        self._rows = slice(task.number * size, (task.number + 1) * size)
+        self._slice = Slice(columns, self._rows)
+        self._gradients = task.gradients.array(np.float32, (task.count + 1, task.chunk))
+        agent.join(self)
+
+    def run(self) -> None:
+        self._pipe.send_bytes(_READY)
+        while True:
+            word = self._pipe.recv_bytes()
+            priorities = self._agent.update(self._slice)
+            if priorities is not None:
+                self._priorities[self._rows] = priorities
+            hashed = state_hash(self._agent) if word == _UPDATE_AND_HASH else 0
+            self._pipe.send_bytes(_DONE + hashed.to_bytes(4, "little"))
+
+    def combine(self, gradients: Any) -> None:
+        """See Replicas."""
+        for chunk in gradients.split(self._gradients.shape[1]):
+            self._gradients[self.number, : len(chunk)] = chunk.cpu().numpy()
+            self._pipe.send_bytes(_READY)
+            self._pipe.recv_bytes()
+            chunk.copy_(torch.from_numpy(self._gradients[-1, : len(chunk)]))
+
+
+@final
+@dataclass(frozen=True)
+class GroupOptions:
+    """Learners, their deadline within an update, and after how many updates their states are compared.
+
+    chunk: float32 values of a gradient that are combined at once; longer ones go in several rounds. say: told, in a
+    line for people, that learners are started again.
+    """
+
+    count: int
+    device: str
+    num_threads: int
+    deadline_s: float = 60.0
+    hash_period: int = 100
+    chunk: int = 2**20
+    say: Callable[[str], None] = lambda line: None
+
+
+@final
+class LearnerGroup:
+    """The leader's side, and its agent's `Replicas`. One thread; `stop` once, also after a failure.
+
+    num_restarts: how often followers were started again. pids: of the followers that live.
+    """
+
+    number = 0
+
+    def __init__(self, agent: Agent, config: AgentConfig, spaces: Spaces, options: GroupOptions) -> None:
+        """config: the run's, whose batch_size is that of all learners; the agent's is that of a slice."""
+        self._agent, self._spaces, self._options = agent, spaces, options
+        self.count = options.count
+        self._slice_config = replace(config, batch_size=config.batch_size // self.count)
+        self._weighted = bool(getattr(config, "prioritized", False))
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: dict[int, multiprocessing.process.BaseProcess] = {}
+        self._pipes: dict[int, Connection] = {}
+        self._lost: dict[int, int | None] = {}
+        self._num_deaths = 0
+        self.num_restarts = 0
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._blocks: list[SharedBlock] = []
+        self._gradients = np.zeros((0, 0), np.float32)
+        agent.join(self)
+
+    @property
+    def pids(self) -> list[int]:
+        """See the class."""
+        return [process.pid for process in self._processes.values() if process.pid is not None]
+
+    # ---- an update -------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Items) -> NDArray[np.float64] | None:
+        """One gradient step of all learners on B items; new priorities [B], as Agent.update gives them.
+
+        The first call starts the followers, and takes the seconds that they need. None too where a follower was lost
+        on the way: its items keep their priorities. Raises LearnersKeepDying where three attempts in a row lost one,
+        ReplicasDiffer where a state is not the leader's.
+        """
+        columns = {name: np.ascontiguousarray(batch[name]) for name in self._agent.columns}
+        if self._weighted:
+            columns[_WEIGHTS] = np.asarray(batch.weights(1.0), np.float32)
+        columns[_PRIORITIES] = np.zeros(batch.num_items)
+        if not self._columns:
+            self._start(BatchLayout.of(columns))
+        for name, values in columns.items():
+            self._columns[name][...] = values
+        compares = (self._agent.num_updates + 1) % self._options.hash_period == 0
+        for number in list(self._pipes):
+            self._say(number, _UPDATE_AND_HASH if compares else _UPDATE)
+        rows = slice(0, batch.num_items // self.count)
+        mine = self._agent.update(Slice(self._columns, rows))
+        self._finish(compares)
+        if self._lost:
+            self._restart_later()
+            return None
+        self._num_deaths = 0
+        if mine is None:
+            return None
+        self._columns[_PRIORITIES][rows] = mine
+        return self._columns[_PRIORITIES].copy()
+
+    def combine(self, gradients: Any) -> None:
+        """See Replicas: U2 and U3."""
+        for chunk in gradients.split(self._options.chunk):
+            length = len(chunk)
+            self._gradients[0, :length] = chunk.cpu().numpy()
+            for number in list(self._pipes):
+                self._hear(number, self._options.deadline_s)
+            mean = self._gradients[-1, :length]
+            mean[...] = self._gradients[0, :length]
+            for number in self._pipes:
+                mean += self._gradients[number, :length]
+            mean /= np.float32(1 + len(self._pipes))
+            for number in list(self._pipes):
+                self._say(number, _MEAN)
+            chunk.copy_(torch.from_numpy(mean))
+
+    def _finish(self, compares: bool) -> None:
+        """U4."""
+        hashed = state_hash(self._agent) if compares else 0
+        for number in list(self._pipes):
+            word = self._hear(number, self._options.deadline_s)
+            if compares and word is not None and int.from_bytes(word[1:], "little") != hashed:
+                raise ReplicasDiffer(number, self._agent.num_updates, hashed, int.from_bytes(word[1:], "little"))
+
+    # ---- words -----------------------------------------------------------------------------------------------------
+
+    def _say(self, number: int, word: bytes) -> None:
+        """One byte: a pipe has room for it, since no more than one is ever unread."""
+        try:
+            self._pipes[number].send_bytes(word)
+        except (BrokenPipeError, ConnectionResetError):
+            self._lose(number)
+
+    def _hear(self, number: int, timeout_s: float) -> bytes | None:
+        """The next word of a follower; None, and it is lost, where it died or said none in time."""
+        pipe = self._pipes[number]
+        try:
+            if pipe.poll(timeout_s):
+                return pipe.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            pass
+        self._lose(number)
+        return None
+
+    # ---- processes -------------------------------------------------------------------------------------------------
+
+    def _lose(self, number: int) -> None:
+        """D1. It is dead when this returns."""
+        process = self._processes.pop(number)
+        process.kill()
+        process.join()
+        self._lost[number] = process.exitcode
+        process.close()
+        self._pipes.pop(number).close()
+
+    def _restart_later(self) -> None:
+        """D2."""
+        number, exit_code = next(iter(self._lost.items()))
+        self._num_deaths += 1
+        self.stop()
+        if self._num_deaths >= _MAX_DEATHS:
+            raise LearnersKeepDying(number, self._num_deaths, exit_code)
+        self.num_restarts += 1
+        self._options.say(f"learner {number} died (exit code {exit_code}); the next update starts the learners again")
+
+    def _start(self, layout: BatchLayout) -> None:
+        batch, gradients = SharedBlock(layout.num_bytes), SharedBlock(4 * (self.count + 1) * self._options.chunk)
+        self._blocks = [batch, gradients]
+        self._columns = layout.views(batch)
+        self._gradients = gradients.array(np.float32, (self.count + 1, self._options.chunk))
+        state = io.BytesIO()
+        torch.save(self._agent.state_dict(), state)
+        for number in range(1, self.count):
+            mine, its = self._context.Pipe()
+            task = LearnerTask(
+                number=number,
+                count=self.count,
+                agent=self._slice_config,
+                spaces=self._spaces,
+                device=self._options.device,
+                num_threads=self._options.num_threads,
+                state=state.getvalue(),
+                layout=layout,
+                batch=batch,
+                gradients=gradients,
+                chunk=self._options.chunk,
+                pipe=its,
+            )
+            process = self._context.Process(
+                target=run_learner, args=(task,), name=f"relive-learner-{number}", daemon=True
+            )
+            with signals_held_back():
+                process.start()
+            its.close()  # or its end would never be heard
+            self._processes[number], self._pipes[number] = process, mine
+        for number in list(self._pipes):
+            self._hear(number, _START_DEADLINE_S)
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Ends all followers and waits for them; those that have not ended after timeout_s are killed. None is left."""
+        for pipe in self._pipes.values():
+            pipe.close()
+        deadline_s = time.monotonic() + timeout_s
+        for process in self._processes.values():
+            process.join(max(0.0, deadline_s - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+        self._pipes, self._processes, self._lost = {}, {}, {}
+        self._columns, self._gradients = {}, np.zeros((0, 0), np.float32)
+        for block in self._blocks:
+            block.close()
+        self._blocks = []

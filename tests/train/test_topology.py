@@ -1,0 +1,318 @@
+"""Topologies: their texts, what they refuse, what they leave alike, and several learners of one update."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="training needs torch")
+pytest.importorskip("gymnasium", reason="training needs Gymnasium")
+
+
+from rich.console import Console  # noqa: E402
+
+from relive.errors import InvalidConfig  # noqa: E402
+from relive.train import (  # noqa: E402
+    Actors,
+    Callback,
+    EnvironmentRaised,
+    Inline,
+    Learners,
+    LearnersKeepDying,
+    ReplicasDiffer,
+    Snapshot,
+    Topology,
+    TrainConfig,
+    load_config,
+    preset,
+    train,
+)
+from relive.train import setup as setups  # noqa: E402
+from relive.train.checkpoint import load_checkpoint  # noqa: E402
+from relive.train.learner_group import GroupOptions, LearnerGroup, state_hash  # noqa: E402
+from train.batches import box_spaces, continuous_batch, discrete_batch, discrete_spaces  # noqa: E402
+
+SMALL: dict[str, object] = {
+    "acting.num_actors": 2, "environment.num_envs_per_actor": 2, "replay.min_size": 100, "agent.batch_size": 16,
+    "evaluation.num_episodes": 1, "evaluation.num_final_episodes": 1, "agent.network.hidden": (16,),
+    "limits.max_minutes": 2.0, "limits.max_steps": 600,
+}  # fmt: skip
+
+
+# ---- texts and refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("inline", Inline()), ("actors", Actors()), ("actors(4)", Actors(4)), ("learners(2, sync)", Learners(2)),
+        ("learners(3)", Learners(3, "sync")), (" learners( 2 ,sync ) ", Learners(2)),
+    ],
+)  # fmt: skip
+def test_a_text_is_a_topology(text: str, value: Topology, tmp_path: Path) -> None:
+    assert Topology.parse(text) == value and Topology.parse(str(value)) == value
+    config = preset("dqn", "CartPole-v1", {"topology": text, "agent.batch_size": 12})
+    assert (
+        config.topology == value == preset("dqn", "CartPole-v1", {"topology": value, "agent.batch_size": 12}).topology
+    )
+    config.save(tmp_path / "config.json")
+    assert json.loads((tmp_path / "config.json").read_text())["topology"] == str(value)
+    assert TrainConfig.load(tmp_path / "config.json") == config == load_config(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "in line", "inline()", "inline(2)", "actors()", "actors(0)", "actors(-1)", "actors(2, sync)", "learners", 3,
+     "learners()", "learners(0)", "learners(2, async)", "learners(2, sync", "learners(9999999)", None, True, ["a"]],
+)  # fmt: skip
+def test_what_is_no_topology_is_refused(given: object) -> None:
+    with pytest.raises(InvalidConfig):
+        preset("dqn", "CartPole-v1", {"topology": given})
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        preset("dqn", "CartPole-v1", {"topology": "learners(3, sync)", "agent.batch_size": 16})
+    assert caught.value.what == "agent.batch_size" and "3 learners" in str(caught.value)
+    settings = {"topology": "learners(3, sync)", "agent.batch_size": 18, "acting.num_actors": 5}
+    assert preset("dqn", "CartPole-v1", settings).num_actors == 5
+    assert preset("dqn", "CartPole-v1", {"topology": "actors(3)", "acting.num_actors": 5}).num_actors == 3
+
+
+def test_more_learners_than_cores_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    lines = [
+        setups.crowding(preset("dqn", "CartPole-v1", {"topology": topology, "agent.batch_size": 16}))
+        for topology in (Inline(), Actors(64), Learners(2), Learners(4))
+    ]
+    assert lines[:3] == [None, None, None]
+    assert lines[3] is not None and lines[3].startswith("4 learners on 2 cores") and "learners(2, sync)" in lines[3]
+
+
+# ---- several learners of one update ----------------------------------------------------------------------------------
+
+AGENTS: dict[str, dict[str, object]] = {
+    "dqn": {"agent.network.hidden": (16, 16), "agent.priority_exponent": 0.6},
+    "iqn": {"agent.network.hidden": (16, 16), "agent.priority_exponent": 0.6},
+    "ddpg": {"agent.hidden": (16, 16)},
+    "td3": {"agent.hidden": (16, 16), "agent.priority_exponent": 0.5},
+    "sac": {"agent.hidden": (16, 16)},
+}
+ROWS = 24
+
+
+def made(agent: str, *, slices: int = 1) -> Any:
+    """An agent for a slice of 24 rows, its configuration of them all, and its spaces."""
+    spaces = discrete_spaces() if agent in ("dqn", "iqn") else box_spaces()
+    config = preset(agent, spaces.env_id, {**AGENTS[agent], "agent.batch_size": ROWS}).agent
+    return replace(config, batch_size=ROWS // slices).make(spaces, seed=4, device="cpu"), config, spaces
+
+
+def batch_of(agent: str, number: int) -> Any:
+    batch = discrete_batch(number, ROWS) if agent in ("dqn", "iqn") else continuous_batch(number, ROWS)
+    # Weights as a table gives them: of a power of the probabilities, so that those of beta are w(1) ** beta.
+    of_one = batch.weights(1.0)
+    batch.weights = lambda beta: of_one ** np.float32(beta)
+    return batch
+
+
+@contextmanager
+def group_of(agent: str, count: int, **options: Any) -> Iterator[tuple[Any, LearnerGroup]]:
+    leader, config, spaces = made(agent, slices=count)
+    group = LearnerGroup(leader, config, spaces, GroupOptions(count, "cpu", 1, **options))
+    try:
+        yield leader, group
+    finally:
+        group.stop()
+        assert group.pids == []
+
+
+def tensors(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in state.items():
+        if isinstance(value, dict):
+            yield from tensors(value, f"{path}{name}.")
+        elif isinstance(value, torch.Tensor):
+            yield path + name, value
+
+
+@pytest.mark.parametrize(("agent", "count"), [("dqn", 3), ("iqn", 2), ("ddpg", 2), ("td3", 3), ("sac", 2)])
+def test_several_learners_do_what_one_does(agent: str, count: int) -> None:
+    """To float error: a mean of means is rounded otherwise. SAC's gradients go in several rounds."""
+    alone, _, _ = made(agent)
+    with group_of(agent, count, hash_period=1, chunk=100 if agent == "sac" else 2**20) as (leader, group):
+        for number in range(12):
+            expected, got = alone.update(batch_of(agent, number)), group.update(batch_of(agent, number))
+            assert (expected is None) == (got is None)
+            if expected is not None:
+                np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-5)
+        assert leader.num_updates == alone.num_updates == 12 and group.num_restarts == 0
+        for (name, one), (_, other) in zip(tensors(alone.state_dict()), tensors(leader.state_dict()), strict=True):
+            if name == "generator":
+                assert torch.equal(one, other), "the noise of an agent does not depend on how many learn"
+            else:
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5, msg=lambda text, of=name: f"{of}: {text}")
+
+
+def test_two_groups_have_the_same_bits() -> None:
+    """The order of summation is fixed, whoever comes first."""
+    hashes = []
+    for _ in range(2):
+        with group_of("sac", 3) as (leader, group):
+            for number in range(8):
+                group.update(batch_of("sac", number))
+            hashes.append(state_hash(leader))
+    assert hashes[0] == hashes[1]
+
+
+def test_a_replica_that_differs_is_found() -> None:
+    with group_of("dqn", 2, hash_period=4) as (leader, group):
+        group.update(batch_of("dqn", 0))
+        leader.target.values[0] += 1e-3
+        with pytest.raises(ReplicasDiffer) as caught:
+            for number in range(1, 6):
+                group.update(batch_of("dqn", number))
+        error = caught.value
+    assert (error.learner, error.num_updates) == (1, 4) and error.expected != error.got and "learner 1" in str(error)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_learner_is_replaced(how: signal.Signals) -> None:
+    """Killed it is heard of at once; stopped, when its deadline is over. The update that ran is whole all the same."""
+    with group_of("sac", 2, hash_period=1, deadline_s=60.0 if how == signal.SIGKILL else 1.0) as (leader, group):
+        group.update(batch_of("sac", 0))
+        (pid,) = group.pids
+        os.kill(pid, how)
+        assert group.update(batch_of("sac", 1)) is None
+        assert group.pids == [] and leader.num_updates == 2 and group.num_restarts == 1
+        assert not Path(f"/proc/{pid}").exists()
+        group._options = replace(group._options, deadline_s=60.0)
+        group.update(batch_of("sac", 2))
+        assert leader.num_updates == 3 and group.pids not in ([], [pid]), "and has the leader's state: hashed each time"
+
+
+def test_learners_that_keep_dying_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = LearnerGroup._start
+
+    def start_and_kill(group: LearnerGroup, layout: Any) -> None:
+        started(group, layout)
+        for pid in group.pids:
+            os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(LearnerGroup, "_start", start_and_kill)
+    with group_of("dqn", 2) as (_, group):
+        with pytest.raises(LearnersKeepDying) as caught:
+            for number in range(10):
+                group.update(batch_of("dqn", number))
+    assert (caught.value.learner, caught.value.num_deaths, caught.value.exit_code) == (1, 3, -signal.SIGKILL)
+
+
+# ---- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def streams_of(folder: Path) -> dict[str, bytes]:
+    """What every environment of an actor showed, by its seed; those of evaluations have seeds of their own range."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if int(path.name) < 2**30}
+
+
+def test_a_topology_does_not_change_the_streams_of_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their observations do not depend on actions, so that streams differ in their lengths only."""
+    found = {}
+    for topology in ("inline", "actors", "learners(2, sync)"):
+        folder = tmp_path / topology
+        folder.mkdir()
+        monkeypatch.setenv("RELIVE_TEST_STREAMS", str(folder))
+        result = train(
+            preset("dqn", "train.worlds:Written-v0", {**SMALL, "topology": topology, "environment.seed": 3}),
+            tmp_path / f"run of {topology}",
+        )
+        assert result.num_updates > 50 and "limit" in result.ending and multiprocessing.active_children() == []
+        found[topology] = streams_of(folder)
+    inline = found.pop("inline")
+    assert len(inline) == 4 and len(set(inline.values())) == 4, "two actors of two environments"
+    for streams in found.values():
+        assert streams.keys() == inline.keys()
+        for seed, stream in streams.items():
+            length = min(len(stream), len(inline[seed]))
+            assert length > 16 * 50 and stream[:length] == inline[seed][:length]
+
+
+def test_an_inline_run_is_the_same_each_time(tmp_path: Path) -> None:
+    states = []
+    for number in range(2):
+        settings = {**SMALL, "topology": "inline", "limits.max_steps": 100_000}
+        folder = tmp_path / str(number)
+        result = train(preset("dqn", "CartPole-v1", settings), folder, stop_when=lambda steps, updates: updates >= 80)
+        assert result.stopped and result.num_updates == 80
+        states.append((result.num_steps, load_checkpoint(folder)[0]))
+    assert states[0][0] == states[1][0]
+    for (name, one), (_, other) in zip(tensors(states[0][1]), tensors(states[1][1]), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_an_environment_that_raises_in_one_process_says_so_too(tmp_path: Path) -> None:
+    settings = {**SMALL, "topology": "inline", "environment.num_envs_per_actor": 1}
+    with pytest.raises(EnvironmentRaised) as caught:
+        train(preset("dqn", "train.worlds:Faulty-v0", settings), tmp_path / "run")
+    assert (caught.value.actor, caught.value.step) == (0, 150) and "worlds.py" in caught.value.traceback
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
+    """Learner, optimizer, counters and versions are those of the checkpoint, whoever wrote it."""
+    before = None
+    for number, topology in enumerate(("actors", "learners(2, sync)", "inline"), 1):
+        config = preset("dqn", "CartPole-v1", {**SMALL, "topology": topology, "limits.max_steps": 100_000})
+        seen: list[tuple[int, Any, Any]] = []
+
+        class First(Callback):
+            def on_checkpoint(self, path: Path, num_updates: int, seen: Any = seen) -> None:
+                if not seen:
+                    seen.append((num_updates, *load_checkpoint(path.parent)))
+
+        result = train(
+            config, tmp_path / "run", resume=number > 1, callbacks=[First()],
+            stop_when=lambda steps, updates, limit=60 * number: updates >= limit,
+        )  # fmt: skip
+        assert result.stopped and result.num_updates == 60 * number and result.num_sessions == number
+        num_updates, state, progress = seen[0]
+        if before is not None:
+            assert num_updates == before[0]["num_updates"] and progress.num_steps == before[1].num_steps
+            assert progress.parameter_version == before[1].parameter_version + 1, "published once since"
+            for (name, one), (_, other) in zip(tensors(before[0]), tensors(state), strict=True):
+                assert torch.equal(one, other), name
+        before = load_checkpoint(tmp_path / "run")
+
+
+@pytest.mark.parametrize("victim", ["learner", "actor"])
+def test_a_run_outlives_a_killed_process(victim: str, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    class Killer(Callback):
+        def on_progress(self, now: Snapshot) -> None:
+            names = {str(child.pid): child.name for child in multiprocessing.active_children()}
+            of_kind = [int(pid) for pid, name in names.items() if name.startswith(f"relive-{victim}")]
+            if now.num_updates >= 10 and not killed and of_kind:
+                killed.append(of_kind[0])
+                os.kill(of_kind[0], signal.SIGKILL)
+
+    said = Console(record=True, width=200, file=open(tmp_path / "log", "w"))
+    settings = {**SMALL, "topology": "learners(2, sync)", "limits.max_steps": 4000}
+    result = train(preset("dqn", "CartPole-v1", settings), tmp_path / "run", callbacks=[Killer()], console=said)
+    assert killed and "limit" in result.ending and result.num_steps >= 4000 and result.num_updates > 200
+    assert multiprocessing.active_children() == []
+    if victim == "learner":
+        assert "learner 1 died (exit code -9)" in said.export_text()
+    else:
+        assert result.num_restarts == 1
