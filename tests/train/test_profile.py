@@ -277,3 +277,19 @@ def test_the_command_shows_it(run_dir: Path, tmp_path: Path) -> None:
     assert (run_dir / PICTURE_FILE).exists()
     done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.startswith("relive: ") and "--profile" in done.stderr
+
+
+@pytest.mark.parametrize("topology", ["inline", "learners(2, sync)"])
+def test_a_run_of_another_topology_that_is_profiled(topology: str, tmp_path: Path) -> None:
+    """What actors do in the learner's process is its own time; what other learners do is seen as an update's."""
+    settings = {
+        "topology": topology, "replay.min_size": 100, "limits.max_steps": 600, "evaluation.num_episodes": 2,
+        "agent.network.hidden": (16,), "agent.batch_size": 16, "profile": True,
+    }  # fmt: skip
+    train(preset("dqn", "CartPole-v1", settings), tmp_path / "run")
+    profile = load_profile(tmp_path / "run")
+    num_updates = json.loads((tmp_path / "run" / "result.json").read_text())["num_updates"]
+    assert profile.learner.calls["update"] == num_updates > 0 and profile.learner.seconds["update"] > 0
+    is_inline = topology == "inline"
+    assert profile.is_alone == is_inline == (profile.learner.calls["environment"] > 0)
+    assert ("the actors'" not in str(profile)) == is_inline

@@ -95,7 +95,7 @@ def run_of(tmp_path: Path, *arguments: str, log: str = "log", agent: str = "dqn"
 def test_a_run_learns_and_restarts_a_killed_actor(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = ["--env", "CartPole-v1", "--actors", "2", "--run-dir", str(folder)]
-    with run_of(tmp_path, *arguments, "--max-steps", "6000", "--max-minutes", "2") as run:
+    with run_of(tmp_path, *arguments, "--max-steps", "30000", "--max-minutes", "2") as run:
         run.wait_until_it_learns()
         actors = children_of(run.pid)
         assert len(actors) == 2 and len(tables_of(run.pid)) == 1

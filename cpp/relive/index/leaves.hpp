@@ -67,9 +67,7 @@ class Leaves final {
   }
   // Whether a leaf of this state still is, or may become, an item.
   // Without a branch: which of many rows are alive may be anybody's guess.
-  bool has_life(uint16_t state) const {
-    return (state == kStatePending) | is_waiting(state) | is_drawable(state);
-  }
+  bool has_life(uint16_t state) const { return (state == kStatePending) | is_waiting(state) | is_drawable(state); }
   // Whether an item of this state is let in and whole, and waits: for late columns, or for its priority.
   static bool is_waiting(uint16_t state) { return (state == kStateUnfilled) | (state == kStateAwaiting); }
   int64_t num_live() const { return counts().live_items.load(std::memory_order_relaxed); }

@@ -115,8 +115,12 @@ class Profile:
     def slower(self) -> ProcessTime:
         """The side that waits less for the other: what makes it faster makes the run faster."""
         learner, actors = self.learner, self.actors
-        alone = not actors.total_s  # an inline run
-        return learner if alone or learner.share("wait") <= actors.share("wait") else actors
+        return learner if self.is_alone or learner.share("wait") <= actors.share("wait") else actors
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the learner's process is all there is, as in an inline run."""
+        return len(self.processes) == 1
 
     @property
     def bottleneck(self) -> str:
@@ -137,14 +141,19 @@ class Profile:
     def __str__(self) -> str:
         slower, part, learner, actors = self.slower, self.bottleneck, self.learner, self.actors
         share = slower.share(*STORAGE) if part == "storage" else slower.share(part)
-        verb = "is the slower side and spends" if slower.name == LEARNER else "are the slower side and spend"
-        return (
-            f"Storage is {'' if part == 'storage' else 'not '}the bottleneck: the {slower.name} {verb} {share:.0%} on"
-            f" {part}, {slower.share('wait'):.0%} waiting. Storage takes {learner.share(*STORAGE):.1%} of the learner's"
-            f" time ({learner.core_share(*STORAGE):.1%} on a core), {actors.share(*STORAGE):.1%} of the actors'"
-            f" ({actors.core_share(*STORAGE):.1%}); were it free, and the waits as they are, the run"
-            f" would be {self.without_storage:.2f} times as fast."
+        answer = f"Storage is {'' if part == 'storage' else 'not '}the bottleneck: the {slower.name} "
+        if self.is_alone:
+            answer += "spends"
+        else:
+            answer += "is the slower side and spends" if slower.name == LEARNER else "are the slower side and spend"
+        answer += (
+            f" {share:.0%} on {part}, {slower.share('wait'):.0%} waiting. Storage takes"
+            f" {learner.share(*STORAGE):.1%} of the learner's time ({learner.core_share(*STORAGE):.1%} on a core)"
         )
+        if not self.is_alone:
+            answer += f", {actors.share(*STORAGE):.1%} of the actors' ({actors.core_share(*STORAGE):.1%})"
+        faster = f"the run would be {self.without_storage:.2f} times as fast"
+        return f"{answer}; were it free, and the waits as they are, {faster}."
 
     def save(self, path: Path) -> None:
         """Writes it as JSON."""
@@ -196,7 +205,7 @@ def show_profile(run_dir: str | Path, console: Console) -> None:
     """The table, the answer, and the picture beside the profile, drawn anew. Raises what `load_profile` does."""
     profile, picture = load_profile(run_dir), Path(run_dir) / PICTURE_FILE
     draw_profile(picture, str(run_dir), profile)
-    for side in (profile.learner, profile.actors):
+    for side in (profile.learner,) if profile.is_alone else (profile.learner, profile.actors):
         console.print(side.grid())
     console.print(str(profile), highlight=False)
     console.print(str(picture), highlight=False, soft_wrap=True)

@@ -164,7 +164,9 @@ class _Run:
         config, agent, progress, run_dir = self._config, self._agent, self._progress, self._run_dir
         with ExitStack() as stack:
             table = stack.enter_context(make_table(config, agent))
-            profiling = Profiling(config.profile, config.num_actors, run_dir / PROFILE_FILE)
+            is_inline = isinstance(config.topology, Inline)
+            num_others = 0 if is_inline else config.num_actors  # what actors do in here is the learner's time
+            profiling = Profiling(config.profile, num_others, run_dir / PROFILE_FILE)
             stack.enter_context(profiling)
             board = ParameterBoard(ParameterLayout.of(agent.parameters()), first_version=progress.parameter_version)
             stack.callback(board.close)
@@ -177,7 +179,7 @@ class _Run:
             name = Path(table.path or "").name.removeprefix("relive-")
             watch = profiling.watch
             pool: ActorPool | InlineActors
-            if isinstance(config.topology, Inline):
+            if is_inline:
                 pool = InlineActors(config, agent.policy(), table, board, scoreboard, watch)
             else:
                 pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board)
