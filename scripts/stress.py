@@ -69,6 +69,7 @@ SOAK = (
     "--seconds 120 --random-kills 200 --self-kills 200 --max-items 150 --remover min_priority --two-indexes",
     "--seconds 120 --random-kills 200 --self-kills 200 --max-items 150 --remover uniform --sampler lifo --updaters 0",
     "--seconds 120 --random-kills 200 --self-kills 200 --sampler fifo --max-times 1 --updaters 0",
+    "--seconds 120 --random-kills 200 --self-kills 200 --sampler max_priority --where --late --max-times 2",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sampler latest --late --max-times 3",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sampler fading --where --two-indexes",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sampler shuffle --sequences cross --max-times 2",

@@ -94,6 +94,7 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --self-kills 60 --sampler fifo --max-times 1 --updaters 0",
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --sampler rank_based --two-indexes",
         "--seconds 3 --random-kills 30 --self-kills 60 --sampler top_k --max-items 150 --remover lifo --max-times 3",
+        "--seconds 3 --random-kills 30 --self-kills 60 --sampler max_priority --where --max-times 2",
         "--seconds 3 --random-kills 30 --self-kills 60 --sampler latest --late --max-times 3",
         "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --sampler fading --where --two-indexes",
         "--seconds 3 --random-kills 30 --self-kills 60 --sampler shuffle --max-times 2 --sequences cross",

@@ -197,7 +197,7 @@ class TableHandle(Closing):
 
         order: 'age', what came first first (of rows within page length x open lanes steps, as Fifo has it);
         'priority', what the sampler prefers first, of equal ones the oldest: for samplers that look at priorities.
-        where: a condition as a draw has it, of an index that draws by mass.
+        where: a condition as a draw has it.
         The list is made by this call, without the lock, a part of the index at a time. What lives throughout the call
         is there exactly once; what comes meanwhile may be missing, what goes meanwhile, or before its page is read, may
         be there: gather says which keys are absent. Each item stands where its priority was when it was looked at.
@@ -220,12 +220,14 @@ class TableHandle(Closing):
         timeout_s: float | None = None,
         *,
         index: str | None = None,
+        where: str | None = None,
         reward: RewardFunction | None = None,
     ) -> Batches:
         """An iterator of batches that a background thread draws and gathers ahead, to be used in a `with` block.
 
         prefetch: batches that may wait (at least 1). device: e.g. "cuda"; batches come as torch tensors there; "cpu" as
-        tensors here; None as numpy arrays. timeout_s: how long next() waits. reward: as of sample; it is called on the
+        tensors here; None as numpy arrays. timeout_s: how long next() waits. where: as of sample, of every batch; where
+        too few pass next() raises RareItems, and the next one tries again. reward: as of sample; it is called on the
         background thread. Else as sample.
         Of a Tiered table prefetch counts those whose rows are being read, too: the more are drawn ahead, the more of
         their rows are read once for several batches, and the older the table is that they were drawn from. Of a remote
@@ -239,7 +241,8 @@ class TableHandle(Closing):
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         if selection.goals is not reward:
             _check_reward(selection, reward)
-        source, ready = self._batch_source(selection, count, integer("prefetch", prefetch, 1), seconds)
+        condition = None if where is None else self.condition(selection.number, where)
+        source, ready = self._batch_source(selection, count, integer("prefetch", prefetch, 1), seconds, condition)
         if selection.goals is not None:
             source = RelabelledSource(source, selection.goals, reward)
         return Batches(source, count, ready, device, seconds)
@@ -495,7 +498,7 @@ class TableHandle(Closing):
 
     @abstractmethod
     def _batch_source(
-        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
     ) -> tuple[BatchSource, int]:
         """Where batches come from, and how many of them wait here ready to be handed out."""
 

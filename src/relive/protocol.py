@@ -224,6 +224,7 @@ class ReplayTable(Protocol):
         timeout_s: float | None = None,
         *,
         index: str | None = None,
+        where: str | None = None,
         reward: Any = None,
     ) -> ReplayBatches:
         """An iterator of batches that are gathered ahead in the background."""

@@ -6,10 +6,10 @@ import threading
 from collections import deque
 from typing import final
 
-from relive._core import Claims, CoreTable, PlannedBatch
+from relive._core import Claims, CoreTable, CoreWhere, PlannedBatch
 from relive.batch import Batch, Selection
 from relive.batches import SLICE_S
-from relive.errors import DeadlineExceeded, TableClosed
+from relive.errors import DeadlineExceeded, RareItems, TableClosed
 from relive.held import HeldDraw
 
 __all__ = ["DrawNumber", "LocalDraws", "PlannedSource", "SampledSource"]
@@ -80,10 +80,11 @@ class LocalDraws:
 class SampledSource:
     """Batches drawn and gathered in one step."""
 
-    def __init__(self, core: CoreTable, selection: Selection, num_items: int) -> None:
+    def __init__(self, core: CoreTable, selection: Selection, num_items: int, where: CoreWhere | None) -> None:
         self._core = core
         self._selection = selection
         self._num_items = num_items
+        self._where = where
         self._taken: deque[DrawNumber] = deque()  # of the batches that are in flight, the oldest first
 
     def ask(self, num_batches: int) -> None:
@@ -92,7 +93,9 @@ class SampledSource:
     def take(self) -> Batch:
         """Draws and gathers."""
         selection, number = self._selection, DrawNumber(self._core)
-        arrays, keys, probabilities, num_live = self._core.sample(selection.core, self._num_items, SLICE_S, True)
+        arrays, keys, probabilities, num_live = self._core.sample(
+            selection.core, self._num_items, SLICE_S, True, self._where
+        )
         number.taken()
         self._taken.append(number)
         return Batch(selection.columns, arrays, keys, probabilities, num_live)
@@ -119,10 +122,13 @@ class PlannedSource:
     Owner of the planned batches, which are in flight for the limiter until commit or give_back. depth: how many.
     """
 
-    def __init__(self, core: CoreTable, selection: Selection, num_items: int, depth: int) -> None:
+    def __init__(
+        self, core: CoreTable, selection: Selection, num_items: int, depth: int, where: CoreWhere | None
+    ) -> None:
         self._core = core
         self._selection = selection
         self._num_items = num_items
+        self._where = where
         self._depth = depth
         self._planned: deque[tuple[PlannedBatch, DrawNumber]] = deque()
         self._taken: deque[DrawNumber] = deque()  # of the batches that take() gave and nobody has yet, the oldest first
@@ -183,11 +189,11 @@ class PlannedSource:
             timeout_s = 0.0 if self._planned else SLICE_S
             number = DrawNumber(self._core)
             try:
-                planned = self._core.plan_batch(self._selection.core, self._num_items, timeout_s)
-            except DeadlineExceeded:
+                planned = self._core.plan_batch(self._selection.core, self._num_items, timeout_s, self._where)
+            except (DeadlineExceeded, RareItems):
                 if not self._planned:
                     raise
-                return
+                return  # what is there first; should it stay so, whoever asks for more is told
             number.taken()
             self._planned.append((planned, number))
 

@@ -89,13 +89,13 @@ class Table(TableHandle):
         return LocalDraws(self._local, number)
 
     def _batch_source(
-        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
     ) -> tuple[BatchSource, int]:
         storage = self._config.storage
         if isinstance(storage, Tiered) and self._local.is_tiered:
             ready = min(prefetch, storage.gathered_batches)
-            return PlannedSource(self._local, selection, num_items, prefetch - ready + 1), ready
-        return SampledSource(self._local, selection, num_items), prefetch
+            return PlannedSource(self._local, selection, num_items, prefetch - ready + 1, where), ready
+        return SampledSource(self._local, selection, num_items, where), prefetch
 
     @property
     def core(self) -> _core.CoreTable:

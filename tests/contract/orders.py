@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -19,9 +20,12 @@ def ordered(sampler: Any, **more: Any) -> relive.Index:
     return relive.Index(sampler=sampler, **more)
 
 
-def drawn(table: Any, n: int) -> list[int]:
+ORDERS = (relive.Fifo(), relive.Lifo(), relive.MaxPriority(), relive.MinPriority(), relive.Fresh())
+
+
+def drawn(table: Any, n: int, **options: Any) -> list[int]:
     """Actions of the steps that a draw brings, in its order."""
-    batch = table.sample(n, timeout_s=0.0)
+    batch = table.sample(n, timeout_s=0.0, **options)
     assert batch.probabilities.tolist() == [1.0] * n and batch.weights(beta=0.7).tolist() == [1.0] * n
     return [int(action) for action in np.asarray(batch["action"])]
 
@@ -37,8 +41,55 @@ class OrdersSuite(Suite):
             assert drawn(table, 3) == [1, 3, 4]
             with pytest.raises(errors.NoPriorities):
                 table.update_priorities(keys[[3]], [2.0])
-            with pytest.raises(errors.InvalidConfig, match="by an order"):
-                table.sample(1, where="action > 1")
+        table.check()
+
+    @pytest.mark.parametrize("sampler", ORDERS, ids=repr)
+    @pytest.mark.parametrize("max_times", [None, 1])
+    def test_a_condition_goes_through_the_order(
+        self, make_table: MakeTable, sampler: Any, max_times: int | None
+    ) -> None:
+        table = make_table(plain_spec(), 400, ordered(sampler, max_times_sampled=max_times))
+        with table.writer() as writer:
+            keys = write_steps(writer, 0, 300)
+        priorities = (np.arange(300) * 7 % 300 + 1).astype(np.float32)
+        if table.config.index["default"].has_priorities:
+            table.update_priorities(keys, priorities)
+        sign = -1 if isinstance(sampler, (relive.Lifo, relive.MaxPriority, relive.Fresh)) else 1
+        ranks = sign * (priorities if table.config.index["default"].has_priorities else np.arange(300))
+        passing = [number for number in np.argsort(ranks).tolist() if number >= 260]
+        for size in (1, 5, 20):
+            assert drawn(table, size, where="action >= 260") == passing[:size]
+            del passing[: size if max_times else 0]
+        if max_times is None:
+            assert drawn(table, 50, where="action >= 260") == (passing * 2)[:50]
+        else:
+            with pytest.raises(errors.RareItems) as caught:
+                table.sample(15, where="action >= 260", timeout_s=0.0)
+            assert (caught.value.found, caught.value.asked) == (len(passing), 15)
+            assert drawn(table, 14, where="action >= 260") == passing
+        with pytest.raises(errors.RareItems) as caught:
+            table.sample(3, where="action > 1000", timeout_s=0.0)
+        assert (caught.value.found, caught.value.looked_at) == (0, 300 if max_times is None else 260)
+        table.check()
+
+    def test_a_condition_hands_each_item_out_once(self, make_table: MakeTable) -> None:
+        table = make_table(plain_spec(), 400, ordered(relive.Fifo(), max_times_sampled=1))
+        with table.writer() as writer:
+            write_steps(writer, 0, 300)
+        taken: list[list[int]] = [[], [], []]
+
+        def take(mine: list[int]) -> None:
+            with contextlib.suppress(errors.RareItems):
+                while True:
+                    mine.extend(drawn(table, 1, where="action >= 100"))
+
+        threads = [threading.Thread(target=take, args=(mine,)) for mine in taken]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(sum(taken, [])) == list(range(100, 300))
+        assert drawn(table, 100) == list(range(100))
         table.check()
 
     def test_last_in_first_out(self, make_table: MakeTable) -> None:

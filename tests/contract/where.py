@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from typing import Any
 
@@ -114,6 +115,33 @@ class WhereSuite(Suite):
             seen = np.asarray([counts[int(one)] for one in passing])
             chi = float(((seen - 6000 * share) ** 2 / (6000 * share)).sum())
             assert chi < 37, "14 degrees of freedom: 1 in 1,000"
+
+    @pytest.mark.parametrize("sampler", [relive.Uniform(), relive.Lifo(), relive.TopK(0.5)], ids=repr)
+    def test_batches_with_a_condition(self, make_table: MakeTable, sampler: Any) -> None:
+        """Drawn ahead: what was not handed out counts nowhere, and where too few pass the next one tries again."""
+        table = make_table(plain_spec(), 200, relive.Index(sampler=sampler, max_times_sampled=4))
+        with table.writer() as writer:
+            write_steps(writer, 0, 60)
+            uses: collections.Counter[int] = collections.Counter()
+            with table.batches(5, where="reward >= 50") as batches:
+                for _ in range(4):
+                    uses.update(np.asarray(next(batches)["action"]).tolist())
+            assert set(uses) <= set(range(50, 60)) and max(uses.values()) <= 4
+            assert table.stats().indexes["default"].sampled == uses.total() == 20
+            with table.batches(3, where="reward >= 60") as batches:
+                for _ in range(2):
+                    with pytest.raises(errors.RareItems) as caught:
+                        next(batches)
+                    assert (caught.value.where, caught.value.asked) == ("reward >= 60", 3)
+                write_steps(writer, 60, 8)
+                batch = None
+                while batch is None:  # what was drawn before they came may say first that there were too few
+                    with contextlib.suppress(errors.RareItems):
+                        batch = next(batches)
+                assert set(np.asarray(batch["action"]).tolist()) <= set(range(60, 68))
+            with pytest.raises(errors.UnknownColumn):
+                table.batches(3, where="rewards > 1")
+        table.check()
 
     def test_rare_items_count_nothing(self, make_table: MakeTable) -> None:
         index = relive.Index(limiter=relive.SamplesPerInsert(3.0, 1, 200), max_times_sampled=3)

@@ -4,6 +4,7 @@
 
 #include "core_deaths.hpp"
 #include "records_rig.hpp"
+#include "relive/index/kinds.hpp"
 #include "relive/index/leaves.hpp"
 #include "relive/read/where.hpp"
 
@@ -33,6 +34,24 @@ Where condition(const Region& r, uint32_t index, const char* column, double leas
   Where where;
   CHECK(make_where(r, index, at_least(column, least), "a test's", &where).ok());
   return where;
+}
+
+// Whatever goes meanwhile: Rig::sample looks at what is there in the end.
+Code draw_keys(Rig& rig, const Where& where, std::vector<int64_t>* keys) {
+  std::vector<double> probabilities(keys->size());
+  DrawRequest request;
+  request.num_items = keys->size();
+  request.where = &where;
+  request.keys = keys->data();
+  request.probabilities = probabilities.data();
+  return relive::sample(*rig.table, request, 0.0).code();
+}
+
+Sampling sampler_of(const char* name) {
+  Sampling sampling{};
+  std::string known;
+  CHECK(relive::find_sampler(name, &sampling, &known));
+  return sampling;
 }
 
 void fill(Rig& rig, size_t steps) {
@@ -142,6 +161,50 @@ TEST(what_has_next_to_nothing_of_a_sum_read_before_is_drawn_anew) {
     testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::G2_likely)] = true;
     CHECK(probability_of_what_fell(has_condition) < 1e-40);
     testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::G2_likely)] = false;
+  }
+}
+
+// Of an order: what goes between being listed and being looked at leaves its place to the next one that passes.
+TEST(an_order_with_a_condition_stays_one_while_items_go) {
+  for (const uint32_t rounds : {8u, 0u}) {
+    for (const testing::FailPoint at :
+         {testing::FailPoint::draw_found, testing::FailPoint::where_tested, testing::FailPoint::where_found}) {
+      Spec spec{.capacity = 200};
+      spec.indexes = {{.n_step = 1, .kind = sampler_of("lifo")}};
+      Rig rig(spec);
+      fill(rig, 100);
+      const Tidy tidy;
+      seen = &rig;
+      testing::most_rounds = rounds;
+      run_once(at, [] { seen->remove({seen->keys[95], seen->keys[90]}); });
+      const Where where = condition(rig.table->region(), 0, "episode_step", 60.0);
+      std::vector<int64_t> keys(20);
+      CHECK(draw_keys(rig, where, &keys) == Code::kOk);
+      for (size_t k = 1; k < keys.size(); ++k) CHECK(rig.places.at(keys[k]).step < rig.places.at(keys[k - 1]).step);
+      CHECK_EQ(Tidy::broken, 0);
+      CHECK(relive::check(*rig.table).ok());
+    }
+  }
+}
+
+TEST(an_order_with_a_condition_uses_each_item_so_often) {
+  for (const uint32_t rounds : {8u, 0u}) {
+    Spec spec{.capacity = 64};
+    spec.indexes = {{.n_step = 1, .kind = sampler_of("fifo"), .max_times = 2}};
+    Rig rig(spec);
+    fill(rig, 40);
+    const Tidy tidy;
+    testing::most_rounds = rounds;
+    const Where where = condition(rig.table->region(), 0, "episode_step", 30.0);
+    std::map<int64_t, int> uses;
+    for (int k = 0; k < 4; ++k)
+      for (int64_t key : rig.sample(0, 5, &where)) ++uses[key];
+    CHECK_EQ(uses.size(), 10u);
+    for (const auto& [key, count] : uses) CHECK_EQ(count, 2);
+    std::vector<int64_t> one(1);
+    CHECK(draw_keys(rig, where, &one) == Code::kRareItems);
+    CHECK_EQ(rig.sample(0, 30).size(), 30u);  // the others have their uses
+    CHECK(relive::check(*rig.table).ok());
   }
 }
 

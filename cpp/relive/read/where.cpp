@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kTogether = kEvaluatedTogether;
 constexpr uint64_t kLooksARound = 4096;  // between two looks at the caller's deadline and signals
+constexpr size_t kLonger = 4;            // times as many of the best items, where too few of them passed
 constexpr size_t kResolved = 32;         // windows whose runs fit the room that a scratch has
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 
@@ -39,6 +40,7 @@ struct Sieve {
   Chosen places[kTogether];
 
   void aim(const CounterRng& rng, uint64_t first, size_t count);
+  void look_in_order(const std::vector<uint64_t>& taken, const std::vector<Leaves::Node>& best, size_t* at);
   void look_ranked(size_t count);
   void add(size_t k);
   void look(size_t count);
@@ -105,6 +107,24 @@ void Sieve::look(size_t count) {
   }
 }
 
+// The next of the best items, but for those that the batch has: what has another leaf by now would stand in the wrong
+// place.
+void Sieve::look_in_order(const std::vector<uint64_t>& taken, const std::vector<Leaves::Node>& best, size_t* at) {
+  num_items = 0;
+  for (size_t k = 0; k < kTogether && *at < best.size(); ++*at) {
+    const Leaves::Node& node = best[*at];
+    if (std::binary_search(taken.begin(), taken.end(), node.place)) continue;
+    Window& w = windows[k];
+    w.slot = node.place;
+    RELIVE_FAIL_POINT(draw_found);
+    w.word = map.word(w.slot);
+    RELIVE_FAIL_POINT(draw_word);
+    w.mass = leaves.mass(w.slot);
+    w.ok = Region::is_used(w.word) && w.mass == node.value;
+    if (w.ok) add(k++);
+  }
+}
+
 // How many steps the windows have. One that is not whole any more is not ok.
 void Sieve::measure() {
   for (size_t begin = 0; begin < num_items; begin += kResolved) {
@@ -129,6 +149,69 @@ void Sieve::test() {
   }
 }
 
+// An item that passes, as what a row of the batch is of.
+void keep(Sieve& sieve, size_t k, uint32_t row, double probability, DrawScratch* scratch) {
+  const Window& one = sieve.windows[sieve.which[k]];
+  Window& w = scratch->windows[row];
+  w.slot = one.slot;
+  w.word = one.word;
+  w.mass = one.mass;
+  w.row = row;
+  w.ok = true;
+  sieve.request.keys[row] = sieve.r.key_of_leaf(sieve.request.index, w.slot, w.word);
+  sieve.request.probabilities[row] = std::min(1.0, probability);
+}
+
+// Where fewer pass than are wanted, they come once more from the first one on, as they do without a condition. Not where
+// each draw of them counts.
+void repeat_found(const DrawRequest& request, const std::vector<uint32_t>& rows, size_t found, DrawScratch* scratch) {
+  for (size_t k = found; k < rows.size(); ++k) {
+    const uint32_t from = rows[k % found], row = rows[k];
+    scratch->windows[row] = scratch->windows[from];
+    scratch->windows[row].row = row;
+    request.keys[row] = request.keys[from];
+    request.probabilities[row] = request.probabilities[from];
+  }
+}
+
+// The best items that pass, in order. A list of them is of one moment, so a longer one is gone through from its first.
+// Where all there are were looked at, looking on would bring nothing.
+uint64_t find_in_order(Sieve& sieve, DrawScratch* scratch) {
+  Looks& looks = scratch->looks;
+  std::vector<uint32_t>& rows = scratch->missing;
+  std::sort(rows.begin(), rows.end());
+  std::sort(scratch->taken.begin(), scratch->taken.end());
+  const uint64_t most = kLeastLooks + kLooksAnItem * sieve.request.num_items;
+  size_t found = 0, looked = 0, passed = 0;
+  bool is_all = false;
+  for (size_t wanted = rows.size() + scratch->taken.size(); found < rows.size() && !is_all; wanted *= kLonger) {
+    sieve.leaves.best(wanted, &scratch->best, &scratch->open);
+    is_all = scratch->best.size() < wanted || wanted > most;
+    found = looked = passed = 0;
+    for (size_t at = 0; found < rows.size() && at < scratch->best.size();) {
+      sieve.look_in_order(scratch->taken, scratch->best, &at);
+      sieve.test();
+      for (size_t k = 0; k < sieve.num_items; ++k) {
+        if (!sieve.windows[sieve.which[k]].ok) continue;
+        ++looked;
+        passed += sieve.passes[k] ? 1 : 0;
+        if (sieve.passes[k] && found < rows.size()) keep(sieve, k, rows[found++], 1.0, scratch);
+      }
+    }
+  }
+  const bool is_counted = sieve.r.max_times(sieve.request.index) != 0;
+  if (found > 0 && found < rows.size() && is_all && !is_counted) {
+    repeat_found(sieve.request, rows, found, scratch);
+    found = rows.size();
+  }
+  looks.looked = looked + scratch->taken.size();
+  looks.passed = passed + scratch->taken.size();
+  looks.tried = most;
+  looks.num_unfilled = rows.size() - found;
+  RELIVE_FAIL_POINT(where_found);
+  return 0;
+}
+
 // As many candidates as will bring so many items, by what was seen so far.
 size_t candidates(const Looks& looks, size_t missing) {
   const double share = static_cast<double>(looks.passed + 1) / static_cast<double>(looks.looked + 1);
@@ -141,11 +224,9 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
                   Where* out) {
   if (index >= r.num_indexes) return invalid("index", "one of the table's", index);
   const Choice choice = Leaves(r, index).kind().choice;
-  if (choice == Choice::kBest || choice == Choice::kInTurn)
-    return invalid(
-        "where of a draw",
-        "an index whose sampler draws by mass: one that draws by an order goes through its items as they stand",
-        static_cast<int64_t>(index));
+  if (choice == Choice::kInTurn)
+    return invalid("where of a draw", "an index whose sampler is another: Shuffle gives each item its turn, once",
+                   static_cast<int64_t>(index));
   out->index = index;
   out->text = std::move(text);
   RELIVE_RETURN_IF_ERROR(read_predicate(r, index, written, &out->predicate));
@@ -166,6 +247,7 @@ uint64_t find_passing(const Region& r, const DrawRequest& request, const Counter
               .map = r.map(request.index),
               .runs = &scratch->runs,
               .total = total};
+  if (sieve.leaves.kind().choice == Choice::kBest) return find_in_order(sieve, scratch);
   if (sieve.leaves.is_ranked()) sieve.total = sieve.ranked.emplace(r, request.index, scratch->law).total();
   size_t found = 0;
   uint64_t at = 0, empty = 0;
@@ -183,15 +265,7 @@ uint64_t find_passing(const Region& r, const DrawRequest& request, const Counter
       if (!sieve.passes[k]) continue;
       ++looks.passed;
       if (found == rows.size()) continue;  // one more than was needed
-      const uint32_t row = rows[found++];
-      Window& w = windows[row];
-      w.slot = one.slot;
-      w.word = one.word;
-      w.mass = one.mass;
-      w.row = row;
-      w.ok = true;
-      request.keys[row] = r.key_of_leaf(request.index, w.slot, w.word);
-      request.probabilities[row] = std::min(1.0, w.mass / sieve.total);
+      keep(sieve, k, rows[found++], one.mass / sieve.total, scratch);
     }
   }
   looks.tried += at;

@@ -1,7 +1,8 @@
 // Draws with a condition: items that do not pass are drawn again (rule G10).
 //
-// Points are independent over the whole total, not one a stratum: a stratum that few items pass in would give as many
-// as one where all do. So what comes is in proportion to mass among the items that pass.
+// An index that draws by mass: points are independent over the whole total, not one a stratum: a stratum that few items
+// pass in would give as many as one where all do. So what comes is in proportion to mass among the items that pass.
+// One that draws its best items: they are gone through in order, from the best one on, until enough passed.
 //
 // Owner:   a Where is a value made once. Locking: none; never under the table lock, for rows are read.
 // Cost:    a look costs about what a plain draw of a key costs; a draw of n items at a share s of the mass, n / s looks.
@@ -22,8 +23,11 @@ struct Where {
   GatherPlan length;  // where num_steps is asked for: of the window
 };
 
-// kInvalidConfig where the program is none, or the index's sampler does not draw by mass: it would give the same item
-// again.
+// Of a draw with a condition: after so many looks, and so many an item, what is missing is rare.
+inline constexpr uint64_t kLeastLooks = 1 << 16;
+inline constexpr uint64_t kLooksAnItem = 1 << 10;
+
+// kInvalidConfig where the program is none, or the index's sampler gives each item its turn.
 Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOperation>& written, std::string text,
                   Where* out);
 

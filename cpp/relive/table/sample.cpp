@@ -20,9 +20,6 @@ constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
 constexpr double kChangeSlice_s = 0.001;
 constexpr size_t kChunk = 256;  // items chosen in one hold of the lock (rule C3)
-// Of a draw with a condition: after so many looks, and so many an item, what is missing is rare.
-constexpr uint64_t kLeastLooks = 1 << 16;
-constexpr uint64_t kLooksAnItem = 1 << 10;
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
   const LimiterConfig limiter = r.limiter(index);
@@ -72,6 +69,7 @@ class Draw final {
   bool takes_claims() const { return r_.max_times(request_.index) != 0 && !table_.is_read_only(); }
   // Who says what is drawn asks for nobody's mass.
   bool has_any() const { return request_.taken != nullptr || Leaves(r_, request_.index).has_any(); }
+  bool is_by_order() const { return Leaves(r_, request_.index).kind().choice == Choice::kBest; }
   bool is_shuffled() const { return (r_.header->indexes[request_.index].traits & kIsShuffled) != 0; }
   bool is_queue() const { return r_.limiter(request_.index).kind == LimiterConfig::kQueue; }
   Status late(Code code) const { return deadline_error(r_, request_.index, num_items(), deadline_, code); }
@@ -213,7 +211,7 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   const CounterRng rng(r_.geometry->seed, table_.stream(), call_, attempt);
   const uint64_t num_wanted = s_.missing.size() + s_.taken.size();
   const uint64_t empty = draw_round(r_, request, rng, total, &s_);
-  if (leaves.kind().choice == Choice::kBest && is_behind(leaves, num_wanted)) forget_round();
+  if (is_by_order() && is_behind(leaves, num_wanted)) forget_round();
   // Where masses are moved to another base meanwhile, nobody knows by which of them an item was drawn (rule Z3).
   if (leaves.base() != base || (base & 1) != 0) forget_round();
   if (has_exponent_ && RELIVE_RULE(H3_draw)) {
@@ -308,8 +306,7 @@ Status Draw::fill(bool* empty) {
   const bool is_patient = table_.is_read_only();  // it cannot hold pages
   // Who draws an order to its end takes what comes next and nothing else: chosen where it is claimed (rule R4). Else a
   // batch of which items went is drawn anew from the best on, so that it is in order and has none twice.
-  const bool is_by_order = Leaves(r_, request_.index).kind().choice == Choice::kBest;
-  if (takes_claims() && is_by_order) return fill_held(empty, kRoundsWithoutLock);
+  if (takes_claims() && is_by_order()) return fill_held(empty, kRoundsWithoutLock);
   // A round of a draw with a condition that found too little is none that lost something.
   for (uint32_t attempt = 0, lost = 0; !s_.missing.empty(); ++attempt, lost += s_.looks.num_unfilled == 0 ? 1 : 0) {
     if (!is_patient && lost >= RELIVE_ROUNDS(kRoundsWithoutLock))
@@ -324,7 +321,7 @@ Status Draw::fill(bool* empty) {
     if (request_.ragged != nullptr) RELIVE_RETURN_IF_ERROR(read_rows());
     RELIVE_RETURN_IF_ERROR(claim());
     s_.missing.swap(s_.still_missing);
-    if (is_by_order && !s_.missing.empty()) ask_for_all();
+    if (is_by_order() && !s_.missing.empty()) ask_for_all();
     if (s_.looks.num_unfilled != 0) RELIVE_RETURN_IF_ERROR(look_on());
   }
   return {};
@@ -357,6 +354,7 @@ Status Draw::find_held(const DrawRequest& choice, bool is_noted, size_t begin, s
     s_.claimed.reserve(s_.claimed.size() + s_.missing.size());  // not under the lock
     RELIVE_RETURN_IF_ERROR(claim());
     s_.missing.swap(s_.still_missing);
+    if (!s_.missing.empty() && is_by_order() && !takes_claims()) ask_for_all();  // what comes later comes behind
     if (!s_.missing.empty() || !is_noted) continue;
     s_.missing.assign(s_.chosen.begin() + static_cast<std::ptrdiff_t>(begin),
                       s_.chosen.begin() + static_cast<std::ptrdiff_t>(end));
@@ -381,9 +379,8 @@ Status Draw::fill_held(bool* empty, uint32_t attempt) {
   s_.runs.clear();
   if (is_noted) s_.runs.reserve(s_.chosen.size() * r_.geometry->records[request_.index].nodes_a_record());
   // A batch that is in order is of one moment, and so chosen in one hold (rule R4).
-  const bool is_by_order = Leaves(r_, request_.index).kind().choice == Choice::kBest;
   const size_t most = is_noted ? std::min(kChunk, noted_a_hold(r_, request_.index)) : kChunk;
-  const size_t chunk = is_by_order ? s_.chosen.size() : most;
+  const size_t chunk = is_by_order() ? s_.chosen.size() : most;
   for (size_t begin = 0; begin < s_.chosen.size(); begin += chunk) {
     const size_t end = std::min(s_.chosen.size(), begin + chunk);
     s_.missing.clear();

@@ -126,7 +126,7 @@ class ShardedTable(TableHandle):
         return FleetDraws(self._fleet, number)
 
     def _batch_source(
-        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
     ) -> tuple[BatchSource, int]:
         return FleetSource(self._fleet, selection, num_items), prefetch
 

@@ -28,12 +28,15 @@ class RemoteSource:
     it, and is held while requests are sent.
     """
 
-    def __init__(self, core: RemoteCore, selection: Selection, num_items: int, timeout_s: float) -> None:
+    def __init__(
+        self, core: RemoteCore, selection: Selection, num_items: int, timeout_s: float, where: str | None
+    ) -> None:
         self._core = core
         self._columns = selection.columns
         self._remote = cast(RemoteSelection, selection.core)
         self._num_items = num_items
         self._timeout_s = timeout_s
+        self._where = {} if where is None else {"where": where}
         self._lock = threading.Lock()
         self._stream: Exchange | None = None
         self._num_wanted = 0
@@ -125,7 +128,7 @@ class RemoteSource:
             return
         most = 1 if self._is_starved else _MAX_ASKED
         header = {"op": "sample", "index": self._remote.number, "names": self._remote.names, "n": self._num_items}
-        header["timeout_s"] = SLICE_S
+        header |= {"timeout_s": SLICE_S, **self._where}
         try:
             for _ in range(min(self._num_wanted, most) - self._num_sent):
                 after = self._core.after()

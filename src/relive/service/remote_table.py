@@ -86,9 +86,9 @@ class RemoteTable(TableHandle):
         return RemoteDraws(self._remote, number)
 
     def _batch_source(
-        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
     ) -> tuple[BatchSource, int]:
-        return RemoteSource(self._remote, selection, num_items, timeout_s), prefetch
+        return RemoteSource(self._remote, selection, num_items, timeout_s, where), prefetch
 
     @property
     def address(self) -> str:

@@ -84,6 +84,12 @@ class Session(ABC):
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one message, or raises."""
 
+    def _where(self, header: Header, number: int) -> Any:
+        """The condition of a draw, None where it has none. Raises BadMessage, InvalidConfig, UnknownColumn."""
+        if "where" not in header:
+            return None
+        return self.hosted.table.condition(number, wire.field(header, "where", str))
+
     def _selection(self, header: Header) -> tuple[HostedSelection, int]:
         """The selection of a header, and the number of its index. One that came again was looked up already."""
         if header is not self._selected_for:
@@ -166,12 +172,6 @@ class CallSession(Session):
         rows = len(found[0])
         self.pipe.send_buffers({"rows": rows, "next": next_leaf}, packed(LISTED, found, 0, rows))
 
-    def _where(self, header: Header, number: int) -> Any:
-        """The condition of a draw, None where it has none. Raises BadMessage, InvalidConfig, UnknownColumn."""
-        if "where" not in header:
-            return None
-        return self.hosted.table.condition(number, wire.field(header, "where", str))
-
     def _gather(self, header: Header, body: Bytes) -> None:
         selection, _ = self._selection(header)
         count = bound(wire.whole(header, "n", 0, 2**31 - 1), selection.item_bytes, self.options)
@@ -250,8 +250,9 @@ class HoldSession(Session):
         selection, number = self._selection(header)
         count = bound(wire.whole(header, "n", 1, 2**31 - 1), selection.item_bytes, self.options)
         claims = Claims() if header.get("claims") is True else None
+        where = self._where(header, number)
         arrays, keys, probabilities, num_live = self.hosted.wait(
-            lambda slice_s: core.sample(selection.core, count, slice_s, True, claims=claims),
+            lambda slice_s: core.sample(selection.core, count, slice_s, True, where=where, claims=claims),
             wire.seconds(header),
             self.pipe.gone,
         )
