@@ -45,6 +45,13 @@ class _Source(NamedTuple):
     index_name: str
 
 
+class _Read(NamedTuple):
+    """What is asked of a source: columns, or keys alone, and a condition as its table has it."""
+
+    selection: Selection | None
+    where: Any
+
+
 class _Taken(NamedTuple):
     """A batch in the making, held by every source that gave a part of it."""
 
@@ -98,8 +105,17 @@ class Mixture(Closing):
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     @names_arguments
-    def sample(self, num_items: int, columns: Sequence[str] | None = None, timeout_s: float | None = None) -> Batch:
+    def sample(
+        self,
+        num_items: int,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        *,
+        where: str | Mapping[str, str] | None = None,
+    ) -> Batch:
         """Draws and gathers num_items items, each source its part, in random order: any slice is a fair sub-batch.
+
+        where: a condition as a table's sample has it, of all sources, or {name: condition} of some.
 
         Blocks until every source has its part, at most timeout_s, and holds nothing while it waits. Raises as a table's
         sample, DeadlineExceeded with the name of the source; nothing is counted then. Of remote tables
@@ -107,17 +123,21 @@ class Mixture(Closing):
         """
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         selections = self._select(columns)
+        reads = self._reads(selections, where)
         with self._turn(timeout_s) as ends:
-            taken = self._take(self._draws, selections, count, ends)
+            taken = self._take(self._draws, reads, count, ends)
             self._commit(self._draws, taken)
             return self._batch(taken, selections[0].columns)
 
     @names_arguments
-    def draw(self, num_items: int, timeout_s: float | None = None) -> Draw:
+    def draw(
+        self, num_items: int, timeout_s: float | None = None, *, where: str | Mapping[str, str] | None = None
+    ) -> Draw:
         """Draws without moving data; blocks, counts and raises as sample does. gather(draw) brings the rows."""
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
+        reads = self._reads(None, where)
         with self._turn(timeout_s) as ends:
-            taken = self._take(self._draws, None, count, ends)
+            taken = self._take(self._draws, reads, count, ends)
             self._commit(self._draws, taken)
             places, source = self._places(taken)
             keys, probabilities = np.empty(count, np.int64), np.empty(count, np.float64)
@@ -166,6 +186,8 @@ class Mixture(Closing):
         columns: Sequence[str] | None = None,
         device: Any = None,
         timeout_s: float | None = None,
+        *,
+        where: str | Mapping[str, str] | None = None,
     ) -> Batches:
         """An iterator of batches that a background thread draws and gathers ahead; see Table.batches.
 
@@ -175,7 +197,8 @@ class Mixture(Closing):
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         ready = integer("prefetch", prefetch, 1)
-        return Batches(_MixedSource(self, self._select(columns), count), count, ready, device, seconds)
+        source = _MixedSource(self, self._reads(self._select(columns), where), count)
+        return Batches(source, count, ready, device, seconds)
 
     # ---- changing what is there ------------------------------------------------------------------------------------
 
@@ -248,6 +271,18 @@ class Mixture(Closing):
         pairs = zip(self._sources, self._numbers, strict=True)
         return [one.table.held_draws(number) for one, number in pairs]
 
+    def _reads(self, selections: list[Selection] | None, where: str | Mapping[str, str] | None) -> list[_Read]:
+        """What is asked of each source. Raises InvalidConfig, UnknownColumn where one cannot have its condition."""
+        if isinstance(where, Mapping):
+            unknown = [name for name in where if name not in self.names]
+            if unknown:
+                raise InvalidConfig("where of a Mixture", f"conditions of its sources {list(self.names)}", unknown[0])
+        texts = [where.get(name) if isinstance(where, Mapping) else where for name in self.names]
+        tables = zip(self._sources, self._numbers, texts, strict=True)
+        conditions = [None if text is None else one.table.condition(number, text) for one, number, text in tables]
+        chosen: Sequence[Selection | None] = [None] * len(conditions) if selections is None else selections
+        return [_Read(selection, condition) for selection, condition in zip(chosen, conditions, strict=True)]
+
     def _select(self, columns: Sequence[str] | None) -> list[Selection]:
         """The same columns of every source. Raises InvalidConfig where they differ, UnknownColumn."""
         asked = columns if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
@@ -277,7 +312,7 @@ class Mixture(Closing):
         finally:
             self._lock.release()
 
-    def _take(self, draws: list[HeldDraws], selections: list[Selection] | None, num_items: int, ends: float) -> _Taken:
+    def _take(self, draws: list[HeldDraws], reads: list[_Read], num_items: int, ends: float) -> _Taken:
         """All parts of a batch, held. Who waits holds nothing: it waits for the source that refused, alone."""
         start = time.monotonic()
         parts, after = self._shares.parts(self._at, num_items)
@@ -288,8 +323,8 @@ class Mixture(Closing):
             try:
                 for number in wanted:
                     left_s = 0.0 if drawn else max(ends - time.monotonic(), 0.0)
-                    selection = None if selections is None else selections[number]
-                    drawn[number] = draws[number].draw(selection, parts[number], left_s)
+                    asked = reads[number]
+                    drawn[number] = draws[number].draw(asked.selection, parts[number], left_s, asked.where)
             except DeadlineExceeded as problem:
                 self._give_back(draws, drawn)
                 if not drawn or time.monotonic() >= ends:
@@ -373,9 +408,9 @@ class _MixedSource:
     Owner of draws of its own. Beside sample() it takes its turn.
     """
 
-    def __init__(self, mixture: Mixture, selections: list[Selection], num_items: int) -> None:
+    def __init__(self, mixture: Mixture, reads: list[_Read], num_items: int) -> None:
         self._mixture = mixture
-        self._selections = selections
+        self._reads = reads
         self._num_items = num_items
         self._draws = mixture._held_draws()
         self._turn = threading.Lock()  # over the draws: what is handed out is committed while the next one is drawn
@@ -388,8 +423,10 @@ class _MixedSource:
         """Draws and gathers."""
         mixture = self._mixture
         with mixture._turn(SLICE_S) as ends, self._turn:
-            taken = mixture._take(self._draws, self._selections, self._num_items, ends)
-            batch = mixture._batch(taken, self._selections[0].columns)
+            taken = mixture._take(self._draws, self._reads, self._num_items, ends)
+            selection = self._reads[0].selection
+            assert selection is not None
+            batch = mixture._batch(taken, selection.columns)
             self._taken.append(taken)
             return batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import final
+from typing import Any, final
 
 from relive._core import Claims, CoreTable, CoreWhere, PlannedBatch
 from relive.batch import Batch, Selection
@@ -47,13 +47,13 @@ class LocalDraws:
         self._number = number
         self._held: deque[tuple[int, Claims, DrawNumber]] = deque()  # the oldest first
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float) -> HeldDraw:
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any) -> HeldDraw:
         """One held draw."""
         claims, number = Claims(), DrawNumber(self._core)
         if selection is not None:
-            drawn = HeldDraw(*self._core.sample(selection.core, num_items, timeout_s, claims=claims))
+            drawn = HeldDraw(*self._core.sample(selection.core, num_items, timeout_s, where=where, claims=claims))
         else:
-            drawn = HeldDraw([], *self._core.draw(self._number, num_items, timeout_s, claims=claims))
+            drawn = HeldDraw([], *self._core.draw(self._number, num_items, timeout_s, where=where, claims=claims))
         number.taken()
         self._held.append((num_items, claims, number))
         return drawn

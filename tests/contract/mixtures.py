@@ -50,6 +50,35 @@ class MixturesSuite(Suite):
             assert (gathered["action"] >= 100).tolist() == (gathered.source == 2).tolist()
             np.testing.assert_array_equal(gathered.probabilities, draw.probabilities)
 
+    def test_conditions_of_all_sources_and_of_some(self, make_table: MakeTable) -> None:
+        spec, index = plain_spec(), relive.Index(max_times_sampled=3)
+        table, other = make_table(spec, 100, index), make_table(spec, 100, relive.Index(sampler=relive.Lifo()))
+        for one in (table, other):
+            with one.writer() as writer:
+                write_steps(writer, 0, 40)
+        with relive.Mixture({"a": 0.5, "b": 0.5}, {"a": table, "b": other}) as mixture:
+            assert set(mixture.sample(20, where="action >= 30")["action"].tolist()) <= set(range(30, 40))
+            batch = mixture.sample(20, where={"b": "action < 5"})
+            assert set(batch["action"][batch.source == 1].tolist()) == set(range(5))
+            assert max(batch["action"][batch.source == 0].tolist()) > 5
+            drawn = mixture.gather(mixture.draw(4, where="action == 7"))
+            assert drawn["action"].tolist() == [7] * 4
+            with mixture.batches(6, where={"a": "action == 8", "b": "action == 9"}) as batches:
+                batch = next(batches)
+            assert sorted(batch["action"].tolist()) == [8] * 3 + [9] * 3
+            before = [used(one, "default") for one in (table, other)]
+            for where in ("action > 40", {"a": "action == 8"}):  # its three uses are over
+                for call in (mixture.sample, mixture.draw):
+                    with pytest.raises(errors.RareItems):
+                        call(4, where=where, timeout_s=0.0)
+            assert [used(one, "default") for one in (table, other)] == before
+            with pytest.raises(errors.InvalidConfig):
+                mixture.sample(4, where={"c": "action > 1"})
+            with pytest.raises(errors.UnknownColumn):
+                mixture.sample(4, where={"b": "actions > 1"})
+        for one in (table, other):
+            one.check()
+
     def test_updates_go_where_items_came_from(self, make_table: MakeTable) -> None:
         spec = plain_spec()
         table, other = make_table(spec, 100, prioritized(1.0)), make_table(spec, 100, transitions())

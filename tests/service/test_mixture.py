@@ -45,8 +45,8 @@ def until(holds: Callable[[], bool]) -> None:
 def test_a_client_that_goes_leaves_no_use(host: Host, shm_name: Any) -> None:
     with served(host, shm_name()) as remote:
         draws = remote.held_draws(0)
-        draws.draw(None, 8, 1.0)
-        draws.draw(remote.select(None, None), 4, 1.0)
+        draws.draw(None, 8, 1.0, None)
+        draws.draw(remote.select(None, None), 4, 1.0, None)
         assert remote.num_items() == 8
         draws.give_back()
         assert remote.num_items() == 12
@@ -55,7 +55,7 @@ def test_a_client_that_goes_leaves_no_use(host: Host, shm_name: Any) -> None:
         until(lambda: remote.num_items() == 20)
         with pytest.raises(errors.ServiceUnavailable):
             draws.commit()
-        draws.draw(None, 2, 1.0)
+        draws.draw(None, 2, 1.0, None)
         draws.commit()
         draws.close()
         assert remote.num_items() == 18

@@ -178,7 +178,7 @@ def test_a_late_refusal_stores_what_came_before_and_nothing_after(remote: Remote
         later = writer.extend(observation=[state(78), state(79)], action=[0], reward=[0.0])
         assert len(remote) == 5
         with pytest.raises(errors.Unacknowledged) as caught:
-            writer.append(**step(5, 6))
+            writer.flush()  # an append says so, too, once the answer is here
         assert isinstance(caught.value.__cause__, errors.SeamMismatch) and caught.value.num_steps == 4
         assert contents(remote, [int(one) for one in good])["action"] == [0, 1, 2, 3, 4]
         for lost in (*bad, later):

@@ -182,7 +182,7 @@ class FleetDraws:
         self._number = number
         self._held: deque[Drawn] = deque()  # the oldest first
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float) -> HeldDraw:
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any) -> HeldDraw:
         """One held draw."""
         chosen = None if selection is None else cast(FleetSelection, selection.core)
         drawn = self._fleet.hold(self._number, chosen, num_items, timeout_s)
@@ -220,7 +220,7 @@ class FleetSource:
 
     def take(self) -> Batch:
         """Draws and gathers."""
-        return Batch(self._selection.columns, *self._draws.draw(self._selection, self._num_items, SLICE_S))
+        return Batch(self._selection.columns, *self._draws.draw(self._selection, self._num_items, SLICE_S, None))
 
     def commit(self, was_late: bool) -> None:
         """Counts a batch as sampled."""

@@ -33,13 +33,14 @@ class RemoteDraws:
         self._stream: Exchange | None = None
         self._held: deque[Exchange] = deque()  # of each draw that is held its stream, the oldest first
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float) -> HeldDraw:
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any) -> HeldDraw:
         """One held draw. Raises ServiceUnavailable, too; then all that was held is given back."""
         remote = None if selection is None else cast(RemoteSelection, selection.core)
         packing = DRAWN if remote is None else remote.sampled
         header: dict[str, Any] = {"op": "draw", "index": self._number, "n": num_items, "claims": True}
         if remote is not None:
             header |= {"op": "sample", "names": remote.names}
+        header |= {} if where is None else {"where": where}
         after = self._core.after()
         header |= {"timeout_s": server_wait(timeout_s)} | ({"after": after} if after else {})
         stream = self._stream or self._open(timeout_s)

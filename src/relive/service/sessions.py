@@ -265,8 +265,11 @@ class HoldSession(Session):
         number = wire.whole(header, "index", 0, 1 << 16)
         self.hosted.index_name(number)
         count = bound(wire.whole(header, "n", 1, 2**31 - 1), 0, self.options)
+        where = self._where(header, number)
         keys, probabilities, num_live = self.hosted.wait(
-            lambda slice_s: core.draw(number, count, slice_s, claims=claims), wire.seconds(header), self.pipe.gone
+            lambda slice_s: core.draw(number, count, slice_s, where=where, claims=claims),
+            wire.seconds(header),
+            self.pipe.gone,
         )
         draw.taken()
         self._held.append(_Lent(number, count, draw, claims))
