@@ -98,11 +98,12 @@ def _table(num_steps: int, index: Any) -> Any:
 
 
 def _block(size: int) -> dict[str, Any]:
+    """Steps of which a share s has a reward of at most s, whatever their number."""
     rng = np.random.default_rng(3)
     return {
         "observation": rng.random((size, workload.OBSERVATION_SIZE), dtype=np.float32),
         "action": rng.random((size, workload.ACTION_SIZE), dtype=np.float32),
-        "reward": rng.random(size, dtype=np.float32),
+        "reward": rng.permutation((np.arange(size, dtype=np.float32) + 0.5) / size),
     }
 
 
