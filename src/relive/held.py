@@ -24,7 +24,7 @@ class HeldDraw(NamedTuple):
 class HeldDraws(Protocol):
     """Draws of an index, each in flight for the limiter until it is committed or given back. One thread at a time."""
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any) -> HeldDraw:
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
         """Draws, and gathers where there is a selection. Blocks and raises as sample does; 0 tries once.
 
         where: the table's own form of a condition, None for none.

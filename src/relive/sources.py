@@ -47,7 +47,7 @@ class LocalDraws:
         self._number = number
         self._held: deque[tuple[int, Claims, DrawNumber]] = deque()  # the oldest first
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any) -> HeldDraw:
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
         """One held draw."""
         claims, number = Claims(), DrawNumber(self._core)
         if selection is not None:

@@ -182,7 +182,7 @@ class FleetDraws:
         self._number = number
         self._held: deque[Drawn] = deque()  # the oldest first
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any) -> HeldDraw:
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
         """One held draw."""
         chosen = None if selection is None else cast(FleetSelection, selection.core)
         drawn = self._fleet.hold(self._number, chosen, num_items, timeout_s)

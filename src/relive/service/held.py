@@ -33,7 +33,7 @@ class RemoteDraws:
         self._stream: Exchange | None = None
         self._held: deque[Exchange] = deque()  # of each draw that is held its stream, the oldest first
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any) -> HeldDraw:
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
         """One held draw. Raises ServiceUnavailable, too; then all that was held is given back."""
         remote = None if selection is None else cast(RemoteSelection, selection.core)
         packing = DRAWN if remote is None else remote.sampled
