@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts import atari, choices
+from benchmarks.parts import atari, choices, locks
 from benchmarks.tables import aligned, markdown_table
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -75,6 +75,11 @@ def _gigabytes(contestant: str) -> Callable[[Rows], float | None]:
 def _two_samplers(rows: Rows) -> float | None:
     rates = {row["operation"]: row["calls_per_s"] for row in rows.get("processes", [])}
     return ratio(rates.get("sample, 0 writing, 2 sampling"), rates.get("sample, 0 writing, 1 sampling"))
+
+
+def _own_against_one_lock(rows: Rows) -> float | None:
+    rates = {row["operation"]: row["rows_per_s"] for row in rows.get("locks", [])}
+    return ratio(*(rates.get(f"both, {way}") for way in locks.WAYS))
 
 
 def service(operation: str, batch: int = 256) -> Callable[[Rows], float | None]:
@@ -182,6 +187,8 @@ DEMANDS = (
     Demand("1e6 Atari steps, all touched", "process memory", 7.3, None, "GB", _gigabytes("relive")),
     Demand("1e6 Atari steps, all touched", "shared memory", 7.3, None, "GB", _gigabytes("relive shared")),
     Demand("two processes sampling against one", "throughput", 1.6, 1.9, "x", _two_samplers, True),
+    Demand("2 write and 2 sample rows of 28 kB", "rows a second, of one lock's", 1.5, None, "x",
+           _own_against_one_lock, True),
     Demand(SERVED, "time", 1000, 400, "us", service("sample")),
     Demand(SERVED, "quicker of Reverb's ways / relive", 3, 6, "x", _beside_reverb, True),
     Demand("over loopback, sample of 28 kB rows", "rate", 1, 1.5, "GB/s", _row_rate("sample, 28 kB rows"), True),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import time
 from typing import Any
 
 import numpy as np
 
-from benchmarks import contestants, workload
+from benchmarks import contestants, races, workload
 
 BATCH = 256
 NUM_LANES = 8  # of each writer: one append is one step of all of them
@@ -34,61 +32,24 @@ def work(job: dict[str, Any]) -> list[dict[str, Any]]:
     for num_writers in (0, 1, 2):
         for num_samplers in (1, 2):
             name = f"{num_writers} writing, {num_samplers} sampling"
-            results = _run_mix(f"benchmark-{os.getpid()}", num_writers, num_samplers, duration_s)
+            racers = [races.Racer("append", _appending)] * num_writers + [
+                races.Racer("sample", _sampling)
+            ] * num_samplers
+            results = races.race(f"benchmark-{os.getpid()}", racers, duration_s)
             for role, batch in (("sample", BATCH), ("append", NUM_LANES)):
-                own = [result for result in results if result["role"] == role]
+                own = [result for result in results if result.role == role]
                 if own:
                     readings.append(_joined(f"{role}, {name}", batch, own))
     table.close()
     return readings
 
 
-def _joined(operation: str, batch: int, results: list[dict[str, Any]]) -> dict[str, Any]:
-    every = np.concatenate([result["readings_us"] for result in results])
-    calls_per_s = sum(result["calls"] / result["seconds"] for result in results)
+def _joined(operation: str, batch: int, results: list[races.Finish]) -> dict[str, Any]:
+    every = np.concatenate([result.readings_us for result in results])
+    calls_per_s = sum(result.calls_per_s for result in results)
     kept = every[:: max(len(every) // KEPT_READINGS, 1)]
     rates = {"calls_per_s": calls_per_s, "rows_per_s": calls_per_s * batch}
     return {"operation": operation, "batch": batch, "readings_us": kept.tolist(), "rates": rates}
-
-
-def _run_mix(address: str, num_writers: int, num_samplers: int, duration_s: float) -> list[dict[str, Any]]:
-    context = multiprocessing.get_context("spawn")
-    roles = ["append"] * num_writers + ["sample"] * num_samplers
-    barrier = context.Barrier(len(roles))
-    results: Any = context.Queue()
-    children = [
-        context.Process(target=_play, args=(role, position, address, duration_s, barrier, results), daemon=True)
-        for position, role in enumerate(roles)
-    ]
-    for child in children:
-        child.start()
-    collected = [results.get(timeout=60 + duration_s) for _ in children]
-    for child in children:
-        child.join()
-    return collected
-
-
-def _play(role: str, position: int, address: str, duration_s: float, barrier: Any, results: Any) -> None:
-    import relive
-
-    table = relive.attach(address, stream=position)
-    call = _sampling(table) if role == "sample" else _appending(table)
-    for _ in range(200):
-        call()
-    barrier.wait(timeout=60)
-    clock = time.perf_counter_ns
-    taken = []
-    start = clock()
-    end = start + int(duration_s * 1e9)
-    now = start
-    while now < end:
-        call()
-        after = clock()
-        taken.append(after - now)
-        now = after
-    microseconds = np.asarray(taken) / 1e3
-    results.put({"role": role, "readings_us": microseconds, "calls": len(taken), "seconds": (now - start) / 1e9})
-    table.close()
 
 
 def _sampling(table: Any) -> Any:

@@ -159,20 +159,17 @@ class Mixture(Closing):
         keys = drawn.item_keys if drawn is not None else as_keys(items)
         which = self._checked_source(keys, drawn.source if drawn is not None and source is None else source)
         selections = self._select(columns)
-        if selections[0].columns.is_ragged:
-            raise InvalidConfig("gather of a Mixture of ragged items", "gather of each table", "ragged")
         present = np.zeros(len(keys), np.bool_)
-        arrays: list[npt.NDArray[Any]] | None = None
-        axes = selections[0].columns.item_axes
+        parts: list[list[npt.NDArray[Any]]] = []
+        places: list[npt.NDArray[np.intp]] = []
         for number, (one, selection) in enumerate(zip(self._sources, selections, strict=True)):
             rows = np.flatnonzero(which == number)
-            if len(rows) or (arrays is None and number == len(self._sources) - 1):
-                some, there = one.table.gather_arrays(selection, keys[rows])
-                arrays = _rooms(some, axes, len(keys)) if arrays is None else arrays
-                _place(arrays, some, axes, rows)
-                present[rows] = there
-        assert arrays is not None
+            if len(rows) or (not parts and number == len(self._sources) - 1):  # of no keys the arrays of none
+                some, present[rows] = one.table.gather_arrays(selection, keys[rows])
+                parts.append(some)
+                places.append(rows)
         shown = selections[0].columns
+        arrays = _join(shown, parts, places)
         if drawn is None:
             return Batch(shown, arrays, keys, None, 0, present).of_sources(which, self.names)
         made = Batch(shown, arrays, keys, drawn.probabilities, drawn.num_live_items, present)
@@ -373,20 +370,12 @@ class Mixture(Closing):
 
     def _batch(self, taken: _Taken, shown: Columns) -> Batch:
         places, source = self._places(taken)
-        num_items = len(source)
-        keys, probabilities = np.empty(num_items, np.int64), np.empty(num_items, np.float64)
-        arrays: list[npt.NDArray[Any]] = []
+        keys, probabilities = np.empty(len(source), np.int64), np.empty(len(source), np.float64)
         for number, drawn in taken.drawn.items():
             keys[places[number]] = drawn.item_keys
             probabilities[places[number]] = drawn.probabilities * self._shares.shares[number]
-            if shown.is_ragged:
-                continue
-            arrays = arrays or _rooms(drawn.arrays, shown.item_axes, num_items)
-            _place(arrays, drawn.arrays, shown.item_axes, places[number])
-        if shown.is_ragged:
-            parts = [drawn.arrays for drawn in taken.drawn.values()]
-            behind = np.concatenate([places[number] for number in taken.drawn])
-            arrays = shown.rows(_end_to_end(shown, parts), np.argsort(behind))
+        parts = [drawn.arrays for drawn in taken.drawn.values()]
+        arrays = _join(shown, parts, [places[number] for number in taken.drawn])
         return Batch(shown, arrays, keys, probabilities, self._num_live(taken)).of_sources(source, self.names)
 
     def _checked_source(self, keys: Keys, source: Any) -> npt.NDArray[np.int64]:
@@ -498,20 +487,21 @@ def _in_words(output: Sequence[Any]) -> str:
     return f"{name} {dtype}{list(shape)} of each {per}" + (", time first" if axis else "")
 
 
-def _rooms(arrays: list[npt.NDArray[Any]], axes: Sequence[int], num_items: int) -> list[npt.NDArray[Any]]:
-    """Arrays like these, with room for so many items."""
-    shapes = [(*a.shape[:axis], num_items, *a.shape[axis + 1 :]) for a, axis in zip(arrays, axes, strict=True)]
-    return [np.zeros(shape, a.dtype) for shape, a in zip(shapes, arrays, strict=True)]
-
-
-def _place(
-    to: list[npt.NDArray[Any]], arrays: list[npt.NDArray[Any]], axes: Sequence[int], places: npt.NDArray[np.intp]
-) -> None:
-    for room, array, axis in zip(to, arrays, axes, strict=True):
-        if axis:
-            room[:, places] = array
-        else:
-            room[places] = array
+def _join(
+    shown: Columns, parts: list[list[npt.NDArray[Any]]], places: list[npt.NDArray[np.intp]]
+) -> list[npt.NDArray[Any]]:
+    """One batch of several, the items of each at the places given."""
+    if shown.is_ragged:
+        return shown.rows(_end_to_end(shown, parts), np.argsort(np.concatenate(places)))
+    num_items = sum(map(len, places))
+    joined = []
+    for column, axis in enumerate(shown.item_axes):
+        first = parts[0][column]
+        room = np.zeros((*first.shape[:axis], num_items, *first.shape[axis + 1 :]), first.dtype)
+        for arrays, some in zip(parts, places, strict=True):
+            room[(slice(None),) * axis + (some,)] = arrays[column]
+        joined.append(room)
+    return joined
 
 
 def _end_to_end(shown: Columns, parts: list[list[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:

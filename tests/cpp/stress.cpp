@@ -14,6 +14,7 @@
 //   stress --explicit                                a last index of explicit items: inserters and samplers of their own
 //   stress --late                                    late columns: completers give them, in any order, some never
 //   stress --groups                                  a last index of groups of episodes: samplers of their own
+//   stress --weigh                                   these groups by the mean of their members' rewards
 //   stress --abandon                                 writers give episodes up, and nobody may see one of them again
 //   stress --sampler max_priority                    the first index's, of the table of kinds
 //   stress --sampler rank_based|top_k                by ranks; of the best a quarter
@@ -177,6 +178,8 @@ bool parse(int argc, char** argv) {
       options.late = true;
     else if (name == "--groups")
       options.groups = true;
+    else if (name == "--weigh")
+      options.groups = options.weigh = true;
     else if (name == "--abandon")
       options.abandons = true;
     else if (name == "--threads-only")

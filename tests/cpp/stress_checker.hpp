@@ -38,6 +38,23 @@ class CheckerWorker final : public Worker {
     return {};
   }
 
+  // The mean of what a group's members got, from who wrote them; 0 where it is less.
+  static double weight_of(const Region& r, uint32_t index, uint64_t record) {
+    double rewards = 0.0;
+    for (uint32_t w = 0; w < kGroupSize; ++w) {
+      const ItemWindow& member = r.records[index].windows_of(record)[w];
+      const uint64_t slot = r.key_slot(member.key.load());
+      const ColumnLayout& step = r.columns[2];
+      const std::byte* const cell = r.page_base(r.page_of(slot)) + step.offset + r.offset_of(slot) * step.stride;
+      uint64_t tag;
+      uint32_t episode;
+      std::memcpy(&tag, cell, 8);
+      std::memcpy(&episode, cell + 8, 4);
+      for (uint32_t row = 0; row < member.num_rows.load(); ++row) rewards += reward_of(tag, episode, row);
+    }
+    return std::max(0.0, rewards / kGroupSize);
+  }
+
   static std::string wrong_item_mass(const Region& r) {
     for (const uint32_t i : r.record_indexes()) {
       const IndexConfig& index = r.header->indexes[i];
@@ -47,7 +64,12 @@ class CheckerWorker final : public Worker {
         const double mass = leaves.mass(record);
         if (!Region::is_used(word) && mass != 0.0) return "a record that is free has mass";
         if (!Region::is_used(word)) continue;
-        if (mass == 0.0 && leaves.is_drawable(leaves.state(record))) return "an explicit item can never be drawn";
+        if (!leaves.is_drawable(leaves.state(record))) continue;
+        if (index.group.weight != GroupWeight::kNone) {
+          if (mass != static_cast<float>(weight_of(r, i, record))) return "a group has another weight than its members";
+          continue;
+        }
+        if (mass == 0.0) return "an explicit item can never be drawn";
         if (mass != 0.0 && mass != leaf_of(index, 1.0f) &&
             mass != leaf_of(index, priority_of(r.key_of_leaf(i, record, word))))
           return "an explicit item has a mass that was never given to it";

@@ -57,6 +57,7 @@ class GroupSamplerWorker final : public Worker {
 
   void verify(size_t item, double begin_s) {
     std::vector<std::pair<uint64_t, uint32_t>> members;
+    double rewards = 0.0;
     const auto prompt = value<int64_t>(kPrompt, item, 0, 0);
     for (size_t g = 0; g < kGroupSize; ++g) {
       const auto num = static_cast<uint32_t>(value<int64_t>(kNumSteps, item, g, 0));
@@ -80,11 +81,13 @@ class GroupSamplerWorker final : public Worker {
                               value<int64_t>(kEpisodeStep, item, g, row) == (is_step ? row : 0) &&
                               value<float>(kReward, item, g, row) == (is_step ? reward_of(tag, episode, row) : 0.0f);
         if (!is_sound) return control_.found_torn("a row of a group");
+        rewards += value<float>(kReward, item, g, row);
       }
     }
     std::sort(members.begin(), members.end());
     if (std::adjacent_find(members.begin(), members.end()) != members.end())
       control_.found_violation("an episode is in a group twice");
+    if (options_.weigh && rewards <= 0.0) control_.found_violation("a group without a weight was drawn");
   }
 
   uint32_t index_ = 0;

@@ -52,6 +52,7 @@ struct Options {
   bool late = false;            // rewards and verdicts come later, from completers
   bool abandons = false;        // writers give episodes up
   bool groups = false;          // a last one, of groups of episodes by a column that says which
+  bool weigh = false;           // they are drawn by the mean of their members' rewards
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
@@ -210,6 +211,13 @@ inline TableConfig make_config(const Options& options) {
     index.windows[0].stride = 1;
     index.group.size = kGroupSize;
     index.group.column = static_cast<uint32_t>(config.columns.size()) - 1;
+    if (options.weigh) {
+      index.sampling = Sampling::kPrioritized;
+      index.initial = Initial::kMax;
+      index.priority_exponent = 1.0;
+      index.group.weight = GroupWeight::kMean;
+      index.group.weighed = 3;  // the reward: half of the groups have a mean that is not above 0, and are never drawn
+    }
     config.indexes.push_back(index);
   }
   if (options.where) config.conditions = {from_step(kLeastStep)};

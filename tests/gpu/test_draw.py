@@ -77,6 +77,17 @@ def test_a_draw_is_what_the_core_draws_in_that_call(shared: bool, shm_name) -> N
         assert reader.sample(5)["action"].shape == (5,)
 
 
+def test_the_last_n_are_what_the_core_draws() -> None:
+    table = relive.Table(numbered_spec(), 4096, relive.Index(sampler=relive.Fresh(last=20)), max_lanes=2, seed=11)
+    with table, DeviceReader(table, "cpu", stream=0) as reader, table.writer() as writer:
+        for first in (0, 300):
+            keys = writer.extend(**numbered_rows(first, 300), truncated=True)
+            core, device = table.draw(64), reader.draw(64)
+            np.testing.assert_array_equal(device.item_keys.numpy(), core.item_keys)
+            np.testing.assert_allclose(device.probabilities.numpy(), 1 / 20)
+            assert np.isin(device.item_keys.numpy(), keys[-20:]).all()
+
+
 def test_streams_differ_and_repeat() -> None:
     table, _ = filled(500)
     with table:

@@ -21,15 +21,22 @@ ROWS = {
     "observation": relive.ArraySpec((2,), "float32", kind="state"),
     "action": relive.ArraySpec((), "int64"),
     "prompt": relive.ArraySpec((), "int64", kind="episode"),
+    "gain": relive.ArraySpec((), "float64"),
 }
-LATE = {"verdict": relive.ArraySpec((), "int64", late=True)}
+LATE = {"verdict": relive.ArraySpec((), "int64", late=True), "score": relive.ArraySpec((), "float64", late=True)}
 NUM_LANES, MAX_LENGTH, SIZE, MAX_GROUPS = 2, 6, 3, 4
 LONGEST = 11  # where that is no reason to refuse
 MAX_WAIT_S, LATER_S = 1000.0, 400.0  # of a clock that only go_on moves on
-DRAWS = 150  # of at most MAX_GROUPS items of priorities at most 8 times each other: one that none finds is not there
+DRAWS = 150  # of at most MAX_GROUPS items of masses at most 8 times each other: one that none finds is not there
+EXPONENT = 0.1  # of groups' own weights, which are up to 500 times each other
 REMOVERS = (relive.Fifo(), relive.Lifo(), relive.MinPriority(), relive.MaxPriority())
 CHOICES = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
 PRIORITIES = st.sampled_from((1.0, 2.0, 4.0, 8.0))
+
+
+def worth(number: int) -> float:
+    """What a step brought in, where groups are weighed by it: many sums are 0, and many members of a group alike."""
+    return float((number * number + number // 3) % 3 - 1)
 
 
 @dataclass
@@ -59,6 +66,11 @@ class NaiveGroup:
     def numbers(self) -> list[list[int]]:
         return [[row.number for row in member] for member in self.members]
 
+    def weight(self, by: str) -> float:
+        """Its own priority, from what its members brought in."""
+        sums = [sum(worth(row.number) for row in member) for member in self.members]
+        return max(0.0, float(np.float32(np.var(sums) if by == "variance" else np.mean(sums))))
+
 
 class GroupsMachine(RuleBasedStateMachine):
     """A table of few steps with up to four groups on them, and the twin."""
@@ -69,8 +81,11 @@ class GroupsMachine(RuleBasedStateMachine):
         late=st.booleans(),
         too_long=st.sampled_from(("refuse", "head", "tail")),
         remover=st.sampled_from(REMOVERS),
+        weigh=st.sampled_from((None, None, "variance", "mean")),
     )
-    def begin(self, max_times: int | None, capacity: int, late: bool, too_long: Any, remover: Any) -> None:
+    def begin(
+        self, max_times: int | None, capacity: int, late: bool, too_long: Any, remover: Any, weigh: Any = None
+    ) -> None:
         late = late and isinstance(remover, relive.Fifo)  # else in which order groups come to life would be seen
         groups = relive.Episodes(
             MAX_LENGTH, group_by="prompt", group_size=SIZE, max_groups=MAX_GROUPS, too_long=too_long
@@ -81,7 +96,7 @@ class GroupsMachine(RuleBasedStateMachine):
             "steps": relive.Index(),
             "groups": relive.Index(
                 groups,
-                relive.Prioritized(1.0),
+                relive.PromptGroups(weigh, "score" if late else "gain", EXPONENT) if weigh else relive.Prioritized(1.0),
                 remover=remover,
                 max_times_sampled=max_times,
                 max_wait_s=MAX_WAIT_S,
@@ -91,6 +106,7 @@ class GroupsMachine(RuleBasedStateMachine):
         spec = relive.StepSpec(ROWS | LATE if late else ROWS)
         self.table = relive.Table(spec, capacity, indexes, max_lanes=4, seed=7)
         self.max_times, self.remover, self.ticket = max_times, remover, 0
+        self.weigh, self.exponent = weigh, EXPONENT if weigh else 1.0
         self.twin = NaiveTable(1, None, late)  # of rows alone
         self.groups: list[NaiveGroup] = []  # in the order in which they opened
         self.dropped = self.timed_out = 0
@@ -133,6 +149,7 @@ class GroupsMachine(RuleBasedStateMachine):
                 observation=np.full((1, 2), step),
                 action=[number],
                 prompt=[self.prompts[lane]],
+                gain=[worth(number)],
                 next_observation=np.full((1, 2), step + 1),
                 terminated=end == "step" and position == count - 1,
                 lanes=[lane],
@@ -213,7 +230,9 @@ class GroupsMachine(RuleBasedStateMachine):
         places = range(first, min(len(waiting), first + len(choices))) if together else choices
         rows = list({id(row): row for row in (waiting[place % len(waiting)] for place in places)}.values())
         there = [self.is_there(row) for row in rows]
-        applied = self.table.complete([row.key for row in rows], verdict=[verdict(row.number) for row in rows])
+        numbers = [row.number for row in rows]
+        late = {"verdict": list(map(verdict, numbers)), "score": list(map(worth, numbers))}
+        applied = self.table.complete([row.key for row in rows], **late)
         assert applied == there.count(True)
         self.twin.complete(rows)
         self.publish()
@@ -265,7 +284,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def publish(self) -> None:
         for group in self.groups:
             if group.priority is None and group.is_item and not group.over:
-                group.priority = self.largest
+                group.priority = group.weight(self.weigh) if self.weigh else self.largest
                 group.came = group.changed = self.take_ticket()
 
     def live(self) -> list[NaiveGroup]:
@@ -275,9 +294,12 @@ class GroupsMachine(RuleBasedStateMachine):
             if group.is_item and not group.over and (self.max_times is None or group.uses < self.max_times)
         ]
 
+    def drawable(self) -> list[NaiveGroup]:
+        return [group for group in self.live() if group.priority]
+
     @rule(count=st.integers(1, 4))
     def draw(self, count: int) -> None:
-        live = self.live()
+        live = self.drawable()
         left = sum(self.max_times - group.uses for group in live) if self.max_times else count * bool(live)
         if left < count:
             with pytest.raises((errors.DeadlineExceeded, errors.WaitsForItself)):
@@ -289,7 +311,7 @@ class GroupsMachine(RuleBasedStateMachine):
         """Every cell of a batch, and whose key it is."""
         assert batch.num_live_items == len(self.live())
         ends = self.table.gather(batch.item_keys, columns=["terminated", "truncated", "mask"], index="groups")
-        by_first = {group.numbers[0][0]: group for group in self.live()}
+        by_first = {group.numbers[0][0]: group for group in self.drawable()}
         for position, key in enumerate(batch.item_keys.tolist()):
             group = by_first[int(batch["action"][position, 0, 0])]
             group.uses += 1
@@ -343,18 +365,27 @@ class GroupsMachine(RuleBasedStateMachine):
         assert stats.dropped_groups == self.dropped
         assert stats.indexes["groups"].timed_out == self.timed_out
         assert self.table.num_items("groups") == len(live)
-        if live and self.max_times is None:
+        drawable = self.drawable()
+        if drawable and self.max_times is None:
             batch = self.table.sample(DRAWS, index="groups")
             self.compare(batch)
-            total = sum(group.priority or 0.0 for group in live)
-            by_key = {group.key: group for group in live}
-            shares = [(by_key[key].priority or 0.0) / total for key in batch.item_keys.tolist()]
+            masses = {group.key: (group.priority or 0.0) ** self.exponent for group in drawable}
+            shares = [masses[key] / sum(masses.values()) for key in batch.item_keys.tolist()]
             np.testing.assert_allclose(batch.probabilities, shares, rtol=1e-6)
-            assert len(np.unique(batch.item_keys)) == len(live)
+            assert len(np.unique(batch.item_keys)) == len(drawable)
 
 
 @pytest.mark.parametrize(
-    ("late", "remover"), [(False, REMOVERS[0]), (True, REMOVERS[0]), *((False, r) for r in REMOVERS[1:])]
+    ("late", "remover", "weigh"),
+    [
+        (False, REMOVERS[0], None),
+        (True, REMOVERS[0], None),
+        *((False, remover, None) for remover in REMOVERS[1:]),
+        (True, REMOVERS[0], "variance"),
+        (True, REMOVERS[0], "mean"),
+        (False, REMOVERS[2], "variance"),
+        (False, REMOVERS[3], "mean"),
+    ],
 )
 @pytest.mark.parametrize(
     "capacity, max_times, too_long",
@@ -368,11 +399,11 @@ class GroupsMachine(RuleBasedStateMachine):
     ],
 )
 def test_long_programmes_of_groups(
-    max_times: int | None, capacity: int, late: bool, too_long: str, remover: Any
+    max_times: int | None, capacity: int, late: bool, too_long: str, remover: Any, weigh: str | None
 ) -> None:
     rng = random.Random(capacity)
     machine = GroupsMachine()
-    machine.begin(max_times, capacity, late, too_long, remover)
+    machine.begin(max_times, capacity, late, too_long, remover, weigh)
 
     def choices() -> list[int]:
         return [rng.randrange(10_000) for _ in range(rng.randint(1, 12))]

@@ -159,6 +159,46 @@ def test_masses_fade_while_a_writer_writes_and_versions_step() -> None:
         table.check()
 
 
+def test_the_last_n_are_drawn_alike_while_a_writer_writes_and_steps_go() -> None:
+    """By age. Exactly where nothing was written while a batch was drawn; else none is older or newer than it can be."""
+    last, wanted, failures, is_over = 20, 250, [], threading.Event()
+    begun = done = 300
+    with fresh(relive.Fresh(last=last), capacity=300) as table, table.writer() as writer:
+
+        def write() -> None:
+            nonlocal begun, done
+            rng = random.Random(1)
+            try:
+                while not is_over.is_set():
+                    count = rng.randint(1, 5)
+                    begun += count
+                    writer.extend(number=np.arange(done, begun))
+                    done = begun
+                    is_over.wait(0.002 * rng.random())
+            except BaseException as problem:
+                failures.append(problem)
+
+        writer.extend(number=np.arange(300))
+        thread = threading.Thread(target=write)
+        thread.start()
+        counts, quiet = np.zeros(last), 0
+        while (quiet < wanted or done < 700) and not failures:  # until steps went, too
+            least = done
+            batch = table.sample(100)
+            most, numbers = begun, batch["number"]
+            assert least - last <= numbers.min() and numbers.max() < most
+            # Newcomers come in before the oldest go out: for a moment there are up to 5 more.
+            assert (1 / (last + 5) <= batch.probabilities).all() and (batch.probabilities <= 1 / last).all()
+            if least == most:
+                np.testing.assert_allclose(batch.probabilities, 1 / last)
+                quiet += 1
+                np.add.at(counts, most - 1 - numbers, 1)
+        is_over.set()
+        thread.join()
+        assert not failures and chi_square(counts, np.ones(last)) < LIMIT
+        table.check()
+
+
 # ---- max_staleness ---------------------------------------------------------------------------------------------------
 
 

@@ -80,9 +80,17 @@ def test_sequences_and_episodes(time_major: bool) -> None:
                 one = batch.rows(slice(i, i + 1))
                 values = np.asarray(one["number"])[np.asarray(one.mask)]
                 assert len(values) and ((values >= 100) == (batch.source[i] == 1)).all()
-            if not items.is_ragged:
-                gathered = mixture.gather(batch.item_keys, source=batch.source)
-                assert (gathered["number"] == batch["number"]).all()
+            gathered = mixture.gather(batch.item_keys, source=batch.source)
+            assert gathered.present.all() and (gathered["number"] == batch["number"]).all()
+            gone = batch.item_keys[3]
+            assert tables[mixture.names[batch.source[3]]].delete([gone]) == 1
+            lacks = (batch.item_keys == gone) & (batch.source == batch.source[3])
+            gathered = mixture.gather(batch.item_keys, source=batch.source)
+            assert (gathered.present == ~lacks).all()
+            for i in np.flatnonzero(~lacks):
+                one, other = gathered.rows(slice(i, i + 1)), batch.rows(slice(i, i + 1))
+                assert (np.asarray(one["number"]) == np.asarray(other["number"])).all()
+            assert mixture.gather(batch.item_keys[:0], source=batch.source[:0])["number"].size == 0
 
 
 def test_sources_of_other_columns_are_refused() -> None:

@@ -51,18 +51,18 @@ bool Leaves::complete(Held& held, uint32_t index, uint64_t record, float given) 
 }
 
 bool Leaves::fill(Held& held, uint32_t index, uint64_t slot) {
-  held.region.header->index_state[index].pending.fetch_sub(1, kRelaxed);
+  held.subtract(held.region.header->index_state[index].pending, 1);
   return complete(held, index, slot);
 }
 
 bool Leaves::fill(Held& held, uint32_t index, uint64_t record, float given) {
-  held.region.header->index_state[index].pending.fetch_sub(1, kRelaxed);
+  held.subtract(held.region.header->index_state[index].pending, 1);
   return complete(held, index, record, given);
 }
 
 void Leaves::publish(Held& held, uint32_t index, uint64_t slot, float priority, double mass) {
   const Leaves leaves(held.region, index);
-  leaves.counts().pending.fetch_sub(1, kRelaxed);
+  held.subtract(leaves.counts().pending, 1);
   if (leaves.keeps_order()) mass = leaves.begin_order(held, slot, priority, mass);
   leaves.set_mass(held, slot, mass);
   RELIVE_FAIL_POINT(publish_leaf);
@@ -73,14 +73,14 @@ void Leaves::publish(Held& held, uint32_t index, uint64_t slot, float priority, 
 
 void Leaves::count_published(Held& held, uint32_t index, int64_t count) {
   IndexState& counts = held.region.header->index_state[index];
-  counts.inserted.store(counts.inserted.load(kRelaxed) + count, kRelaxed);
-  counts.live_items.fetch_add(count, kRelaxed);
-  if (held.region.max_times(index) != 0) counts.unused.fetch_add(count, kRelaxed);
+  held.add(counts.inserted, count);
+  held.add(counts.live_items, count);
+  if (held.region.max_times(index) != 0) held.add(counts.unused, count);
 }
 
-void Leaves::count_first_use(int64_t change) const {
-  counts().used.store(counts().used.load(kRelaxed) + change, kRelaxed);
-  counts().unused.fetch_sub(change, kRelaxed);
+void Leaves::count_first_use(Held& held, int64_t change) const {
+  held.add(counts().used, change);
+  held.subtract(counts().unused, change);
 }
 
 bool Leaves::use(Held& held, uint32_t index, uint64_t slot) {
@@ -90,13 +90,13 @@ bool Leaves::use(Held& held, uint32_t index, uint64_t slot) {
   RELIVE_FAIL_POINT(claim_times);
   // Behind the state: a death in between leaves one too few, and so a budget of one too many, never one that is used up
   // by what is gone (rule P2).
-  if (times == 1) leaves.count_first_use(1);
+  if (times == 1) leaves.count_first_use(held, 1);
   if (leaves.is_drawable(times)) return false;
   leaves.clear_mass(held, slot);
   RELIVE_FAIL_POINT(claim_leaf);
   if (leaves.is_bounded()) leaves.clear_order(held, slot);
   if (leaves.has_turns()) leaves.set_turn(held, slot, leaves.used_up_turn());
-  leaves.counts().live_items.fetch_sub(1, kRelaxed);
+  held.subtract(leaves.counts().live_items, 1);
   return true;
 }
 
@@ -109,9 +109,9 @@ bool Leaves::give_back(Held& held, uint32_t index, uint64_t slot, double mass, d
   if (was_used_up && leaves.has_turns()) leaves.set_turn(held, slot, leaves.no_turn());
   if (was_used_up) leaves.set_mass(held, slot, leaves.mass_now(slot, mass));
   RELIVE_FAIL_POINT(claim_back);
-  if (times == 1) leaves.count_first_use(-1);  // before the state, for the same reason
+  if (times == 1) leaves.count_first_use(held, -1);  // before the state, for the same reason
   leaves.set_state(slot, static_cast<uint16_t>(times - 1));
-  if (was_used_up) leaves.counts().live_items.fetch_add(1, kRelaxed);
+  if (was_used_up) held.add(leaves.counts().live_items, 1);
   return was_used_up;
 }
 

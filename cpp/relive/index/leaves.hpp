@@ -128,7 +128,7 @@ class Leaves final {
     const Leaves leaves(held.region, index);
     begin_wait(held, index, slot);
     leaves.set_state(slot, kStateUnfilled);
-    leaves.counts().pending.fetch_add(1, std::memory_order_relaxed);
+    held.add(leaves.counts().pending, 1);
   }
   // The late columns of an unfilled item's rows are all there. True where it is an item now, as complete() says.
   static bool fill(Held& held, uint32_t index, uint64_t slot);
@@ -214,7 +214,7 @@ class Leaves final {
   }
   static void count_kept_out(Held& held, uint32_t index, uint64_t count) {
     std::atomic<uint64_t>& filtered = held.region.header->index_state[index].filtered;
-    filtered.store(filtered.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
+    held.add(filtered, count);
   }
   // Of an episode that is given up: what ended counts as deleted, too, for how many steps came before it will change.
   static void remove_ended(Held& held, uint32_t index, uint64_t slot) {
@@ -275,7 +275,7 @@ class Leaves final {
   double fresh_mass(uint64_t slot) const;
   bool initial_mass(float given, double* mass) const;
   bool enter(Held& held, uint64_t slot, float given) const;
-  void count_first_use(int64_t change) const;
+  void count_first_use(Held& held, int64_t change) const;
   void raise_leaves(Held& held) const;
   bool has_no_priority(uint64_t slot) const;
   void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
@@ -373,7 +373,7 @@ inline bool Leaves::enter(Held& held, uint64_t slot, float given) const {
   if (!initial_mass(given, &mass)) {
     begin_wait(held, index_, slot);
     set_state(slot, kStateAwaiting);
-    counts().pending.fetch_add(1, std::memory_order_relaxed);
+    held.add(counts().pending, 1);
     return false;
   }
   if (keeps_order()) mass = begin_order(held, slot, given, mass);
@@ -395,10 +395,9 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   const Leaves leaves(held.region, index);
   const uint16_t state = leaves.states()[slot].load(std::memory_order_relaxed);
   if (state == kStateEnded || state == kStateRemoved) return false;
-  if (state == kStateUnfilled && final_state == kStateEnded)
-    held.region.header->counters.incomplete_items.fetch_add(1, std::memory_order_relaxed);
+  if (state == kStateUnfilled && final_state == kStateEnded) held.add(held.region.header->counters.incomplete_items, 1);
   if (state == kStateDropped && RELIVE_RULE(T3_count)) leaves.count_drops(slot);  // of the dead
-  if (is_waiting(state)) leaves.counts().pending.fetch_sub(1, std::memory_order_relaxed);
+  if (is_waiting(state)) held.subtract(leaves.counts().pending, 1);
   leaves.set_state(slot, final_state);
   if (final_state == kStateDropped && leaves.is_noted(Due::kWait, slot)) RELIVE_FAIL_POINT(wait_ended);
   RELIVE_FAIL_POINT(retire_state);
@@ -406,8 +405,8 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
   RELIVE_FAIL_POINT(retire_leaf);
   if (leaves.is_bounded()) leaves.clear_order(held, slot);
   if (leaves.has(kHasDues)) leaves.end_dues(held, slot);
-  if (leaves.is_drawable(state)) leaves.counts().live_items.fetch_sub(1, std::memory_order_relaxed);
-  if (state == 0 && leaves.counts_uses()) leaves.counts().unused.fetch_sub(1, std::memory_order_relaxed);
+  if (leaves.is_drawable(state)) held.subtract(leaves.counts().live_items, 1);
+  if (state == 0 && leaves.counts_uses()) held.subtract(leaves.counts().unused, 1);
   return leaves.has_life(state);
 }
 

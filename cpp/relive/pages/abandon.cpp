@@ -22,7 +22,7 @@ void remove_item(Held& held, uint32_t index, uint64_t page, uint64_t slot, bool 
   if (is_given_up) Leaves::remove_ended(held, index, slot);
   note_loss(held, page);
   RELIVE_FAIL_POINT(abandon_item);
-  if (!was_removed && is_removed(r, slot)) r.header->removed_steps.fetch_add(1, kRelaxed);
+  if (!was_removed && is_removed(r, slot)) held.add(r.header->removed_steps, 1);
 }
 
 // Whether the window of an item runs over the end of its episode into the one that is given up, where `steps` steps of
@@ -98,8 +98,8 @@ uint32_t rows_become_tails(Held& held, uint64_t page, uint32_t begin, uint32_t e
     const Living gone = count_living(r, page, row, row + 1);
     r.set_tail(page, row);
     RELIVE_FAIL_POINT(abandon_tail);
-    r.header->live_steps.fetch_sub(1, kRelaxed);
-    r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
+    held.subtract(r.header->live_steps, 1);
+    held.subtract(r.header->removed_steps, gone.removed_steps);
   }
   return end;
 }

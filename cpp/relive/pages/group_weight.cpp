@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "relive/pages/records.hpp"
+#include "relive/words/testing.hpp"
 
 namespace relive {
 namespace {
@@ -37,14 +38,15 @@ double member_value(const Region& r, const ColumnLayout& column, const ItemWindo
 
 float group_priority(const Region& r, uint32_t index, uint64_t record, float given) {
   const GroupConfig& group = r.header->indexes[index].group;
-  if (group.weight == GroupWeight::kNone || !std::isnan(given)) return given;
+  if (group.weight == GroupWeight::kNone || !std::isnan(given) || !RELIVE_RULE(Y6_weight)) return given;
   double values[kMaxGroupSize];
   const ItemWindow* const windows = r.records[index].windows_of(record);
-  double mean = 0.0, variance = 0.0;
+  double sum = 0.0, variance = 0.0;
   for (uint32_t w = 0; w < group.size; ++w) {
     values[w] = member_value(r, r.columns[group.weighed], windows[w]);
-    mean += values[w] / group.size;
+    sum += values[w];
   }
+  const double mean = sum / group.size;  // once: the rewards of most are whole numbers, whose sum is exact
   // Members that got the same have a variance of 0, whatever rounding makes of their mean.
   const bool is_one_value = std::all_of(values, values + group.size, [&](double value) { return value == values[0]; });
   for (uint32_t w = 0; w < group.size && !is_one_value; ++w)

@@ -89,9 +89,9 @@ Evicted evict_from_page(Held& held, uint64_t page, uint64_t count) {
       const int64_t before = r.shape(i).before;  // what reached below `begin` ended with the rows there
       end_items(held, i, page, begin == 0 ? 0 : begin + before, range.step_begin + before);
     }
-    r.header->live_steps.fetch_sub(evicted, kRelaxed);
-    r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
-    r.header->counters.evicted.fetch_add(evicted, kRelaxed);
+    held.subtract(r.header->live_steps, evicted);
+    held.subtract(r.header->removed_steps, gone.removed_steps);
+    held.add(r.header->counters.evicted, evicted);
     RELIVE_FAIL_POINT(evict_counts);
   }
   note_loss(held, page);

@@ -27,7 +27,7 @@ struct Done {
 void count_done(Held& held, uint32_t index, uint64_t page, const Done& done) {
   RELIVE_FAIL_POINT(publish_item_end);
   if (done.published > 0) Leaves::count_published(held, index, done.published);
-  if (done.skipped > 0) held.region.header->counters.skipped_items.fetch_add(done.skipped, kRelaxed);
+  if (done.skipped > 0) held.add(held.region.header->counters.skipped_items, done.skipped);
   note_loss(held, page);
   RELIVE_FAIL_POINT(publish_counted);
   if (done.kept_out == 0) return;
@@ -297,8 +297,8 @@ void last_row_becomes_tail(Held& held, uint64_t page) {
   for (const uint32_t i : r.row_indexes()) Leaves::retire(held, i, r.slot_of(page, offset), kStateEnded);
   r.pages[page].live -= gone.pairs;
   note_loss(held, page);
-  r.header->live_steps.fetch_sub(1, kRelaxed);
-  r.header->removed_steps.fetch_sub(gone.removed_steps, kRelaxed);
+  held.subtract(r.header->live_steps, 1);
+  held.subtract(r.header->removed_steps, gone.removed_steps);
 }
 
 // Without state columns the end of a lane is a mark in its last row: no window waits for a row behind it.
@@ -399,8 +399,8 @@ void commit_run(Held& held, const StepRun& run) {
   range.step_end = end + (tail_here ? 1 : 0);
   record.range.store(range.pack(), std::memory_order_release);
   RELIVE_FAIL_POINT(commit_range);
-  h.live_steps.fetch_add(run.count, kRelaxed);
-  h.counters.appended.fetch_add(run.count, kRelaxed);
+  held.add(h.live_steps, run.count);
+  held.add(h.counters.appended, run.count);
   for (const uint32_t i : r.row_indexes()) {
     if (knows_what_begins_nothing(r, i)) end_what_begins_nothing(held, i, page, run.first, end);
     const Leaves leaves(r, i);  // a leaf that ended before its row came has no life to count

@@ -104,7 +104,7 @@ bool delete_one(Held& held, int64_t key) {
     RELIVE_FAIL_POINT(delete_one);
   }
   if (!found_any) return false;
-  if (!was_removed) r.header->removed_steps.fetch_add(1, kRelaxed);
+  if (!was_removed) held.add(r.header->removed_steps, 1);
   note_loss(held, page);
   RELIVE_FAIL_POINT(delete_done);
   free_if_lifeless(held, page);
