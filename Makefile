@@ -11,7 +11,7 @@ CASES ?=
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
 
-.PHONY: help demo test quick bench bench-quick bench-gpu bench-train bench-compare study-tree bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test quick bench bench-quick bench-gpu bench-train bench-compare bench-fleet study-tree bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench-train: setup ## training at equal work beside Stable-Baselines3 (about 10 
 
 bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]
 	@$(RUN) -m benchmarks.compare "$(BASE)" $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(CASES),--cases "$(CASES)")
+
+bench-fleet: setup ## one table over two shards beside one table: benchmarks/results/fleet.json
+	@$(RUN) -m benchmarks.run --only fleet --no-peers
 
 study-tree: setup ## trees of other fan-outs beside the core's (two minutes): benchmarks/results/tree.json
 	@$(RUN) -m benchmarks.study_tree

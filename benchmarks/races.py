@@ -37,8 +37,13 @@ class Finish:
         return len(self.readings_us) / self.seconds
 
 
-def race(address: str, racers: Sequence[Racer], duration_s: float, calls_before: int = CALLS_BEFORE) -> list[Finish]:
-    """Blocks until all are done. Each attaches to the table of that address, with a stream of its own."""
+def race(
+    address: str | list[str], racers: Sequence[Racer], duration_s: float, calls_before: int = CALLS_BEFORE
+) -> list[Finish]:
+    """Blocks until all are done. Each attaches to the table of that address, with a stream of its own.
+
+    A list: the names of shards; each attaches to all of them.
+    """
     barrier = CONTEXT.Barrier(len(racers))
     results: Any = CONTEXT.Queue()
     children = [
@@ -56,11 +61,19 @@ def race(address: str, racers: Sequence[Racer], duration_s: float, calls_before:
 
 
 def _run(
-    racer: Racer, position: int, address: str, duration_s: float, calls_before: int, barrier: Any, results: Any
+    racer: Racer,
+    position: int,
+    address: str | list[str],
+    duration_s: float,
+    calls_before: int,
+    barrier: Any,
+    results: Any,
 ) -> None:
     import relive
+    from relive import fleet
 
-    table = relive.attach(address, stream=position)
+    attach: Callable[..., Any] = fleet.attach if isinstance(address, list) else relive.attach
+    table = attach(address, stream=position)
     call = racer.make(table, *racer.arguments)
     for _ in range(calls_before):
         call()

@@ -22,7 +22,19 @@ from benchmarks.tables import as_markdown, as_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PARTS = ("hopper", "nested", "atari", "sequences", "choices", "memory", "processes", "locks", "service", "tiers")
+PARTS = (
+    "hopper",
+    "nested",
+    "atari",
+    "sequences",
+    "choices",
+    "memory",
+    "processes",
+    "locks",
+    "fleet",
+    "service",
+    "tiers",
+)
 TIME_LIMIT_S = 600
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
 

@@ -82,6 +82,21 @@ def _own_against_one_lock(rows: Rows) -> float | None:
     return ratio(*(rates.get(f"both, {way}") for way in locks.WAYS))
 
 
+def _shards(operation: str, root_age: int) -> Callable[[Rows], float | None]:
+    """A batch over two shards against one of the same steps in one table."""
+
+    def value(rows: Rows) -> float | None:
+        ways = ("two shards, roots of " + str(root_age), "one table")
+        return ratio(*(median(rows, "fleet", "relive shared", f"{operation}, {way}", 256) for way in ways))
+
+    return value
+
+
+def _two_ranks(rows: Rows) -> float | None:
+    rates = {row["operation"]: row["rows_per_s"] for row in rows.get("fleet", []) if "rows_per_s" in row}
+    return ratio(*(rates.get(f"rows of 28 kB, two shards, {number} drawing") for number in (2, 1)))
+
+
 def service(operation: str, batch: int = 256) -> Callable[[Rows], float | None]:
     return lambda rows: median(rows, "service", "relive service", operation, batch)
 
@@ -189,6 +204,9 @@ DEMANDS = (
     Demand("two processes sampling against one", "throughput", 1.6, 1.9, "x", _two_samplers, True),
     Demand("2 write and 2 sample rows of 28 kB", "rows a second, of one lock's", 1.5, None, "x",
            _own_against_one_lock, True),
+    Demand("256 over two shards, drawn ahead", "roots of 8: x of one table", 5, None, "x", _shards("drawn ahead", 8)),
+    Demand("256 over two shards, drawn ahead", "roots of 1: x of one table", 5, None, "x", _shards("drawn ahead", 1)),
+    Demand("28 kB rows over two shards", "two processes / one", 1.6, None, "x", _two_ranks, True),
     Demand(SERVED, "time", 1000, 400, "us", service("sample")),
     Demand(SERVED, "quicker of Reverb's ways / relive", 3, 6, "x", _beside_reverb, True),
     Demand("over loopback, sample of 28 kB rows", "rate", 1, 1.5, "GB/s", _row_rate("sample, 28 kB rows"), True),

@@ -32,6 +32,7 @@ NB_MODULE(_core, module) {
   relive::bindings::bind_writer(module);
   relive::bindings::bind_device(module);
   relive::bindings::bind_row_block(module);
+  relive::bindings::bind_mixing(module);
   nanobind::class_<relive::bindings::BatchMemory>(module, "BatchMemory")
       .def(nanobind::init<>())
       .def("close", &relive::bindings::BatchMemory::close);

@@ -302,6 +302,15 @@ uint64_t stream_of(const CoreTable& self) {
   return self.table->stream();
 }
 
+// What a draw over several tables asks of each: mass, live items, largest priority, inserted, sampled, pending, version.
+nb::tuple root(const CoreTable& self, uint32_t index) {
+  const OpenRegion open(self);
+  const IndexState& state = open->header->index_state[index];
+  return nb::make_tuple(Leaves(*open, index).total(), state.live_items.load(), state.max_priority.load(),
+                        state.inserted.load(), open->sampled(index), state.pending.load(),
+                        open->header->policy_version.load());
+}
+
 uint64_t move_all_pages(const CoreTable& self) {
   uint64_t moved = 0;
   without_gil([&] { return relive::move_all_pages(*self.table, &moved); });
@@ -405,6 +414,7 @@ void bind_core_table(nb::module_& module) {
              const OpenRegion open(self);
              return Leaves(*open, index).total();
            })
+      .def("root", &root, nb::arg("index"))
       .def("stats", &stats)
       .def("check", [](const CoreTable& self) { without_gil([&] { return relive::check(*self.table); }); })
       .def("set_policy_version",

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, NoReturn, final
 import numpy as np
 import numpy.typing as npt
 
-from relive._core import Claims, CoreTable
+from relive._core import Claims, CoreTable, mix_batches
 from relive.errors import DeadlineExceeded, InvalidPriority, ReadOnly, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
 from relive.fleet.errors import NotOverShards
 from relive.fleet.pace import Pace, Wait, pace_of
-from relive.fleet.placement import Counts, Roots, place, shared_point
+from relive.fleet.placement import Roots, place, shared_point
 from relive.fleet.shards import STALL_S, Places, Shard, Shards
 from relive.fleet.totals import totals
 from relive.fleet.writing import PacedWriterCore, emptiest
@@ -219,27 +219,34 @@ class FleetCore:
                 self._lock.release()
         return roots, call
 
-    def _counts(self, roots: Roots, num_items: int, call: int, attempt: int) -> Counts:
+    def _counts(self, roots: Roots, num_items: int, call: int, attempt: int) -> list[int]:
         # Ranks that draw together share stream 0; a rank alone has its handle's own.
         world, stream = self._exchange.world, 0 if self._exchange.world > 1 else self.stream
         point = shared_point(self._seed, stream, call, attempt, world)
         return place(roots, num_items, point, self._exchange.rank, world)
 
-    def _descend(self, request: _Request, counts: Counts, roots: Roots) -> Drawn:
+    def _descend(self, request: _Request, counts: list[int], roots: Roots) -> Drawn:
         held: list[Held] = []
-        parts: list[tuple[Arrays, Keys, Masses]] = []
+        parts: list[tuple[Arrays, Keys, Masses, float]] = []
         try:
-            for at in np.flatnonzero(counts).tolist():
-                shard, count = self.shards[at], int(counts[at])
+            for at, count in enumerate(counts):
+                if count == 0:
+                    continue
+                shard = self.shards[at]
                 claims, number = None if request.is_final else Claims(), DrawNumber(shard.core)
                 arrays, keys, masses = self._drawn(request, at, count, claims)
                 number.taken()
                 held.append(Held(shard, count, claims, number))
-                parts.append((arrays, keys, masses * roots.shares[at]))
+                parts.append((arrays, keys, masses, roots.shares[at]))
         except BaseException:
             self._return(request.index_number, held)
             raise
-        arrays, keys, probabilities = self._mixed(request.selection, parts, request.call)
+        if len(parts) == 1:
+            arrays, keys, masses, share = parts[0]
+            probabilities = masses if share == 1.0 else masses * share
+        else:  # at permuted positions, so that any slice of the batch is a fair one
+            shown = None if request.selection is None else request.selection.parts[0]
+            arrays, keys, probabilities = mix_batches(shown, parts, self._seed, self.stream, request.call)
         return Drawn(request.index_number, request.call, arrays, keys, probabilities, roots.num_items, held)
 
     def _drawn(self, request: _Request, at: int, count: int, claims: Claims | None) -> tuple[Arrays, Keys, Masses]:
@@ -262,26 +269,6 @@ class FleetCore:
             if error.holder_pid is not None:
                 shard.stalls()
             raise _Missed(shard) from None
-
-    def _mixed(
-        self, selection: FleetSelection | None, parts: list[tuple[Arrays, Keys, Masses]], call: int
-    ) -> tuple[Arrays, Keys, Masses]:
-        # At permuted positions, so that any slice of the batch is a fair one.
-        if len(parts) == 1:
-            return parts[0]
-        sizes = [len(keys) for _, keys, _ in parts]
-        num_items, first = sum(sizes), 0
-        random = np.random.Generator(np.random.Philox(key=np.array([self._seed, self.stream], np.uint64), counter=call))
-        positions = random.permutation(num_items)
-        keys, probabilities = np.empty(num_items, np.int64), np.empty(num_items, np.float64)
-        outputs = [] if selection is None else selection.outputs
-        arrays = [_empty(output, num_items) for output in outputs]
-        for size, (some, some_keys, some_probabilities) in zip(sizes, parts, strict=True):
-            mine = positions[first : first + size]
-            first += size
-            keys[mine], probabilities[mine] = some_keys, some_probabilities
-            _scatter(outputs, arrays, mine, some)
-        return arrays, keys, probabilities
 
     def _return(self, index: int, held: list[Held]) -> None:
         for shard, num_items, claims, number in reversed(held):

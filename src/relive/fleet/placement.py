@@ -9,6 +9,7 @@ No network, no table, no clock: roots and numbers in, counts out.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterable, Set
@@ -96,7 +97,7 @@ class Roots:
         return Roots(tuple(replace(root, is_dead=root.is_dead or root.shard in shards) for root in self.shards))
 
     @cached_property
-    def bounds(self) -> npt.NDArray[np.float64]:
+    def bounds(self) -> tuple[float, ...]:
         """[S] The part of the total mass that lies in the shards up to and with each, the last with any exactly 1.
 
         All 0 where there is no mass.
@@ -104,17 +105,15 @@ class Roots:
         masses = [0.0 if root.is_dead or not root.num_items else root.mass for root in self.shards]
         largest = max(masses)
         if largest == 0.0:
-            return np.zeros(len(masses))
-        sums = np.cumsum(np.array(masses) / largest)  # one after the other: the same on every rank, and no overflow
-        bounds: npt.NDArray[np.float64] = sums / sums[-1]
-        return bounds
+            return (0.0,) * len(masses)
+        # One after the other: the same on every rank; and no overflow.
+        sums = list(itertools.accumulate(mass / largest for mass in masses))
+        return tuple(some / sums[-1] for some in sums)
 
     @cached_property
-    def shares(self) -> npt.NDArray[np.float64]:
+    def shares(self) -> tuple[float, ...]:
         """[S] The part of the total mass that each shard has."""
-        shares = self.bounds.copy()
-        shares[1:] -= self.bounds[:-1]
-        return shares
+        return tuple(bound - before for before, bound in zip((0.0, *self.bounds), self.bounds, strict=False))
 
     @cached_property
     def num_items(self) -> int:
@@ -168,7 +167,7 @@ def _mixed(word: int) -> int:
 # ---- the choice ----------------------------------------------------------------------------------------------------
 
 
-def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int = 1) -> Counts:
+def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int = 1) -> list[int]:
     """[S] How many of its num_items items a rank draws from each shard, when world ranks draw as many each.
 
     The ranks' points are a comb: point j of num_items x world stands at (j + at) / (num_items x world) of the total
@@ -182,12 +181,14 @@ def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int 
     if bounds[-1] != 1.0:
         raise InvalidConfig("mass of the shards", "more than 0 of some that lives", 0.0)
     num_points = num_items * world
-    # Points in the shards up to and with each; said outright where it is all, for a difference may round below it.
-    below = np.where(bounds < 1.0, np.ceil(num_points * bounds - point.at), num_points).astype(np.int64)
     first = (rank + point.shift) % world
-    mine = np.maximum(below - first + world - 1, 0) // world  # of these, the rank's
-    counts: Counts = mine.copy()
-    counts[1:] -= mine[:-1]
+    counts, mine_before = [], 0
+    for bound in bounds:
+        # Points in the shards up to and with this; said outright where it is all, for a difference may round below it.
+        below = math.ceil(num_points * bound - point.at) if bound < 1.0 else num_points
+        mine = max(below - first + world - 1, 0) // world  # of these, the rank's
+        counts.append(mine - mine_before)
+        mine_before = mine
     return counts
 
 
@@ -197,5 +198,5 @@ def offsets(roots: Roots, num_items: int, point: Point, world: int) -> tuple[Cou
     An owner's keys come at permuted positions, so that any run of them is a fair part. Keys of shard s from first[r, s]
     on are rank r's: what an owner draws beyond its own rank's need is the surplus that moves.
     """
-    counts = np.stack([place(roots, num_items, point, rank, world) for rank in range(world)])
+    counts = np.array([place(roots, num_items, point, rank, world) for rank in range(world)], np.int64)
     return np.cumsum(counts, axis=0) - counts, counts
