@@ -85,7 +85,7 @@ def test_what_no_core_gave_is_refused() -> None:
             _core.mix_batches(selection, [part], 0, 0, 0)
     table = relive.Table(plain_spec(), 200, relive.Index(relive.Episodes(100, layout="ragged")))
     with pytest.raises(ValueError, match="end to end"):
-        _core.mix_batches(table.core.select(0, ["observation"]), [], 0, 0, 0)
+        _core.mix_batches(table.core.select(0, ["observation", "offsets"]), [], 0, 0, 0)
 
 
 def test_a_root_says_what_the_statistics_say() -> None:
