@@ -56,6 +56,10 @@ CORE_USERS = {
 }
 
 
+# Loaded by who asks for them alone: what an exchange between ranks is made of.
+TRANSPORTS = {SOURCE / "fleet" / "torch.py"}
+
+
 def modules() -> list[Path]:
     return sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
@@ -133,13 +137,19 @@ def test_imports_of_the_house_are_at_the_top(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_the_plain_floors_import_numpy_and_nothing_else(path: Path) -> None:
-    if part_of(path) in {"service", "adapters", "gpu", "train", "agents", "cli"}:
+    if part_of(path) in {"service", "adapters", "gpu", "train", "agents", "cli"} or path in TRANSPORTS:
         return
     for name, line, at_top in imports_of(path):
         top = name.split(".")[0]
         allowed = top in {"relive", "numpy", "__future__"} or top in sys.stdlib_module_names
         assert allowed or not at_top, f"{path.name}:{line} imports {name}"
         assert allowed or top in {"torch", "gymnasium"}, f"{path.name}:{line} imports {name}"
+
+
+def test_nobody_loads_a_transport_of_ranks() -> None:
+    names = {".".join(("relive", *path.relative_to(SOURCE).with_suffix("").parts)) for path in TRANSPORTS}
+    for path in modules():
+        assert not [name for name, _, _ in imports_of(path) if name in names], path
 
 
 def test_adapters_are_used_by_train_and_the_top_only() -> None:

@@ -6,7 +6,7 @@ from typing import final
 
 from relive.errors import ReliveError
 
-__all__ = ["NoLiveShard", "NotOverShards", "RanksDisagree"]
+__all__ = ["NoLiveShard", "NotOverShards", "RankLost", "RanksDisagree"]
 
 
 @final
@@ -30,6 +30,18 @@ class RanksDisagree(ReliveError, ValueError):
         super().__init__(
             f"rank {rank} has {what} other than this rank's; open the same shards, with the same specs and indexes, on"
             " every rank"
+        )
+
+
+@final
+class RankLost(ReliveError, ConnectionError):
+    """A rank of the group ended, or cannot be reached. reason: what the transport said."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"a rank of the group is gone ({reason}); the others cannot draw together without it: end them, too, and"
+            " start the group anew (torchrun does); shards live on in their owners"
         )
 
 

@@ -1,0 +1,130 @@
+"""Ranks of a torch.distributed group that draw together: roots travel by its collectives, in host memory.
+
+What travels is 61 bytes an index and shard (agreement.py), so it goes over gloo also where gradients go over NCCL: the
+default group of a machine with GPUs has both ("cpu:gloo,cuda:nccl").
+
+Protocol. Every rank makes the calls of one exchange in the same order. A call is one all_gather of equal blocks: the
+length, the bytes, and room up to the longest that any call had so far; where one is longer all ranks see its length,
+make room, and gather once more. A rank that waits longer than a moment says in the group's store which call it is in:
+whoever gives up names the ranks that are not there. A collective that was given up stays posted, with its memory: the
+late rank's block goes there, and the calls behind it still meet each other.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, final
+
+from relive._extras import install_command
+from relive.errors import DeadlineExceeded, InvalidConfig, MissingPackage
+from relive.fleet.errors import RankLost
+
+if importlib.util.find_spec("torch") is None:
+    raise MissingPackage("relive.fleet.torch", "torch", install_command("train"))
+
+import torch  # noqa: E402  (after the check above, whose error names the extra)
+from torch import distributed  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["TorchExchange"]
+
+_SLICE_S = 0.2  # between two looks at signals and the deadline
+_HEADER = 4
+_exchanges = itertools.count()
+
+
+@final
+class TorchExchange:
+    """The Exchange of the ranks of a process group, for relive.fleet.attach(exchange=).
+
+    group: the ranks that draw together, such as mesh["data"].get_group(); None: all. Ranks outside of it read the table
+    with a handle of their own, or get batches from one of these. Every rank makes its exchanges in the same order.
+    One thread at a time. Raises InvalidConfig: torch.distributed is not initialised, this rank is not in the group, or
+    the group cannot carry tensors of host memory.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        if not distributed.is_initialized():
+            expected = "torch.distributed.init_process_group() before, as torchrun's programmes do"
+            raise InvalidConfig("torch.distributed", expected, "not initialised")
+        if distributed.get_rank(group) < 0:
+            raise InvalidConfig("group", "one that this rank is in", f"rank {distributed.get_rank()}, which is not")
+        backend = distributed.get_backend_config(group)
+        if "gloo" not in str(backend) and "mpi" not in str(backend):
+            expected = "one with gloo: backend='cpu:gloo,cuda:nccl', or new_group(backend='gloo') beside it"
+            raise InvalidConfig("backend of the group", expected, str(backend))
+        self._group = group
+        self.rank: int = distributed.get_rank(group)
+        self.world: int = distributed.get_world_size(group)
+        self._name = f"relive/{next(_exchanges)}"
+        self._room = 64
+        self._num_calls = 0
+        self._given_up: list[tuple[Any, list[torch.Tensor]]] = []  # collectives that late ranks have still to come to
+
+    def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
+        """[world] What each rank gave to its call of the same count.
+
+        Blocks at most timeout_s, hears Ctrl-C. Raises DeadlineExceeded, which names the ranks that did not come, and
+        RankLost where one ended: torchrun starts the group anew.
+        """
+        ends = time.monotonic() + timeout_s
+        while True:
+            blocks = self._gathered(mine, ends, timeout_s)
+            lengths = [int.from_bytes(block[:_HEADER], "little") for block in blocks]
+            if max(lengths) <= self._room - _HEADER:
+                return [block[_HEADER : _HEADER + length] for block, length in zip(blocks, lengths, strict=True)]
+            self._room = max(lengths) + _HEADER  # the same on every rank
+
+    def _gathered(self, mine: bytes, ends: float, timeout_s: float) -> list[bytes]:
+        self._num_calls += 1
+        self._given_up = [(work, tensors) for work, tensors in self._given_up if not work.is_completed()]
+        block = (len(mine).to_bytes(_HEADER, "little") + mine)[: self._room].ljust(self._room, b"\0")
+        given = torch.frombuffer(bytearray(block), dtype=torch.uint8)
+        heard = [torch.empty_like(given) for _ in range(self.world)]
+        work = distributed.all_gather(heard, given, group=self._group, async_op=True)
+        try:
+            self._wait(work, ends, timeout_s)
+        except BaseException:
+            self._given_up.append((work, [given, *heard]))
+            raise
+        return [tensor.numpy().tobytes() for tensor in heard]
+
+    def _wait(self, work: Any, ends: float, timeout_s: float) -> None:
+        has_said = False
+        while True:
+            left_s = max(0.001, min(_SLICE_S, ends - time.monotonic()))
+            try:
+                work.wait(timedelta(seconds=left_s))
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise RankLost(str(error)) from error
+            if not has_said:
+                self._store.set(self._key(self.rank), str(self._num_calls))
+                has_said = True
+            if time.monotonic() >= ends:
+                absent = ", ".join(map(str, self._absent())) or "(which is on its way)"
+                needs = f"all {self.world} ranks of the group in call {self._num_calls} of the exchange"
+                raise DeadlineExceeded(needs, f"none of rank {absent}", timeout_s)
+
+    def _absent(self) -> list[int]:
+        """Ranks that do not say that they wait in this call, or in a later one."""
+        absent = []
+        for rank in range(self.world):
+            key = self._key(rank)
+            if not self._store.check([key]) or int(self._store.get(key)) < self._num_calls:
+                absent.append(rank)
+        return absent
+
+    @property
+    def _store(self) -> Any:
+        group: Any = distributed.group.WORLD if self._group is None else self._group
+        return group.get_group_store()
+
+    def _key(self, rank: int) -> str:
+        return f"{self._name}/{rank}"

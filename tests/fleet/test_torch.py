@@ -1,0 +1,175 @@
+"""Ranks of a torch.distributed group (gloo, two processes and more of this machine) that draw together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes.shm import needs_shared_memory
+from processes.tools import children
+
+from fleet.tools import config_of, fill
+from relive import errors
+from relive.fleet import RankLost, RanksDisagree, ShardOwner, attach
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this build of torch has no gloo", allow_module_level=True)
+
+from torch import distributed  # noqa: E402
+
+from relive.fleet.torch import TorchExchange  # noqa: E402
+
+pytestmark = needs_shared_memory
+Names = list[str]
+
+
+@pytest.fixture
+def shards(shm_name: Any) -> Iterator[Callable[[int], Names]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(count: int) -> Names:
+            names = [shm_name() for _ in range(count)]
+            for number, name in enumerate(names):
+                stack.enter_context(ShardOwner(number, config_of(name)))
+            return names
+
+        yield make
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
+    """ranks(world, work, *arguments): a process a rank, which joins the group and sends what work(...) returns."""
+    with children() as start:
+
+        def run(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+            meeting = f"file://{tmp_path}/{work.__name__}"
+            return [start("spawn", join, rank, world, meeting, work, *arguments) for rank in range(world)]
+
+        yield run
+
+
+def join(pipe: Any, rank: int, world: int, meeting: str, work: Callable[..., Any], *arguments: Any) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    pipe.send(work(pipe, *arguments))
+    pipe.recv()
+
+
+def answers(group: list[Any]) -> list[Any]:
+    told = [child.answer() for child in group]
+    for child in group:
+        child.pipe.send(None)
+    return told
+
+
+def draw_batches(pipe: Any, names: Names) -> Any:
+    exchange = TorchExchange()
+    with attach(names, stream=exchange.rank, exchange=exchange, root_age=2) as table:
+        keys = [table.draw(25).item_keys for _ in range(10)]
+        with table.batches(25, prefetch=1) as ahead:
+            keys += [next(ahead).item_keys for _ in range(3)]
+        return keys, table.agreement_bytes
+
+
+def test_ranks_draw_slices_of_one_draw(shards: Any, ranks: Any) -> None:
+    names = shards(3)
+    sizes = [30, 60, 10]
+    with attach(names) as table:
+        for shard, size in enumerate(sizes):
+            fill(table, shard, 100 * shard, size)
+    told = answers(ranks(4, draw_batches, names))
+    for drawn in zip(*(keys for keys, _ in told), strict=True):
+        together = np.bincount(np.concatenate(drawn) >> 51, minlength=3)
+        assert abs(together - np.array(sizes)).max() <= 1
+    assert all(sent <= 13 * 64 for _, (sent, _) in told)
+
+
+def outside(pipe: Any) -> Any:
+    group = distributed.new_group([0])
+    try:
+        return TorchExchange(group).world
+    except errors.InvalidConfig as error:
+        return str(error)
+
+
+def test_each_hears_all_whatever_the_lengths(ranks: Any) -> None:
+    told = answers(ranks(2, gather_pairs))
+    expected = [[bytes([rank]) * size for rank in range(2)] for size in (0, 3, 61)]
+    expected += [[b"", bytes([1]) * 500]] + [[bytes([rank]) * size for rank in range(2)] for size in (2, 61)]
+    assert told == [expected, expected]
+
+
+def gather_pairs(pipe: Any) -> Any:
+    exchange = TorchExchange()
+    mine = [bytes([exchange.rank]) * size for size in (0, 3, 61, 500 * exchange.rank, 2, 61)]
+    return [exchange.all_gather(one, 60.0) for one in mine]
+
+
+def test_who_is_not_in_the_group_is_refused(ranks: Any) -> None:
+    told = answers(ranks(2, outside))
+    assert told[0] == 1 and "group" in told[1]
+
+
+def test_without_a_group_it_is_refused() -> None:
+    with pytest.raises(errors.InvalidConfig, match="init_process_group"):
+        TorchExchange()
+
+
+def come_late(pipe: Any) -> Any:
+    exchange = TorchExchange()
+    assert exchange.all_gather(b"a", 60.0) == [b"a", b"a", b"a"]
+    if exchange.rank == 1:
+        pipe.send("waits")
+        pipe.recv()
+        return [exchange.all_gather(bytes([number]), 60.0) for number in (1, 2)]
+    try:
+        exchange.all_gather(b"\1", 3.0)
+    except errors.DeadlineExceeded as error:
+        pipe.send(str(error))
+    return [exchange.all_gather(b"\2", 60.0)]
+
+
+def test_a_rank_that_does_not_call_is_named_and_may_come_later(ranks: Any) -> None:
+    group = ranks(3, come_late)
+    assert group[1].answer() == "waits"
+    for rank in (0, 2):
+        assert re.search(r"none of rank (\d, )*1\b", group[rank].answer())
+    group[1].pipe.send("come")
+    told = answers(group)
+    assert told[1] == [[b"\1"] * 3, [b"\2"] * 3] and told[0] == told[2] == [[b"\2"] * 3]
+
+
+def end_early(pipe: Any) -> Any:
+    exchange = TorchExchange()
+    exchange.all_gather(b"", 60.0)
+    if exchange.rank == 1:
+        os._exit(1)
+    try:
+        while True:
+            exchange.all_gather(b"", 30.0)
+    except RankLost:
+        return "lost"
+
+
+def test_a_rank_that_ended_is_told(ranks: Any) -> None:
+    group = ranks(2, end_early)
+    assert group[0].answer() == "lost"
+
+
+def attach_others(pipe: Any, names: list[Names]) -> Any:
+    exchange = TorchExchange()
+    try:
+        attach(names[exchange.rank], exchange=exchange)
+    except RanksDisagree as error:
+        return error.rank
+
+
+def test_ranks_with_unlike_shards_are_named(shards: Any, ranks: Any) -> None:
+    assert answers(ranks(2, attach_others, [shards(2), shards(2)])) == [1, 0]
