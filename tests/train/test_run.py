@@ -178,6 +178,18 @@ def test_actors_end_with_their_learner(tmp_path: Path) -> None:
             assert tables_of(run.pid) == []
 
 
+def test_a_killed_leader_is_the_end_of_its_followers(tmp_path: Path) -> None:
+    """Rule D3 of several learners: they wait for its words without a deadline, and hear its death."""
+    with run_of(tmp_path, "--set", "topology=learners(2, sync)", "--run-dir", str(tmp_path / "run")) as run:
+        run.wait_until_it_learns()
+        children = children_of(run.pid)
+        assert len(children) == 3, "two actors and a follower"
+        os.kill(run.pid, signal.SIGKILL)
+        assert run.process.wait(60) == -signal.SIGKILL
+        run.wait_until_gone(children, 60.0)
+        assert tables_of(run.pid) == []
+
+
 def test_a_second_run_in_a_directory_moves_the_first_aside(tmp_path: Path) -> None:
     from rich.console import Console
 
