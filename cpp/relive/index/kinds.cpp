@@ -155,7 +155,7 @@ Status settle_kinds(IndexConfig* config) {
                    (sampler.choice == Choice::kBest ? kIsOrdered : 0) | (sampler.is_ranked() ? kIsRanked : 0) |
                    (sampler.leaf == LeafKind::kLatest ? kIsLatest : 0) |
                    (sampler.leaf == LeafKind::kFading ? kFades : 0) |
-                   (sampler.choice == Choice::kInTurn ? kIsShuffled : 0);
+                   (sampler.choice == Choice::kInTurn ? kIsShuffled : 0) | (config->traits & kIsDistinct);
   return {};
 }
 

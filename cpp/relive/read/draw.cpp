@@ -211,6 +211,10 @@ void DrawScratch::begin_ranked(const IndexConfig& config, size_t n) {
   places.resize(std::max(places.size(), n));
 }
 
+void DrawScratch::begin_distinct(size_t n) {
+  for (size_t row = 0; row < n; ++row) windows[row].ok = false;
+}
+
 // Windows of a block that a recovery touched meanwhile, which gives every closed page a new word (rule D6): they are to
 // be read once more. Those that are whole are read again beside them. False where there is none.
 bool look_again(const Region& r, Window* windows, const uint32_t* rows, size_t count, bool* is_gone) {
@@ -317,13 +321,14 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
               &scratch->runs,
               scratch,
               total};
-  const bool is_found = request.where != nullptr || round.leaves.is_ranked();  // before any of their rows is asked for
+  const bool is_sifted = request.where != nullptr || is_distinct(r, request.index);
+  const bool is_found = is_sifted || round.leaves.is_ranked();  // before any of their rows is asked for
   const bool has_goals = r.header->indexes[request.index].hindsight.is_set();
   const auto look = [&](size_t begin, size_t end) {
     is_found ? round.ask(begin, end) : round.look(begin, end);
     if (has_goals) pick_goals(rng, round.windows, round.missing + begin, end - begin, request.picks);
   };
-  if (request.where != nullptr) {
+  if (is_sifted) {
     round.num_empty = find_passing(r, request, rng, total, scratch);
   } else if (is_found) {
     round.num_empty = find_ranked(r, request, rng, scratch);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "relive/index/leaves.hpp"
+#include "relive/read/distinct.hpp"
 #include "relive/read/gather.hpp"
 #include "relive/read/ragged.hpp"
 #include "relive/read/ranked.hpp"
@@ -45,12 +46,14 @@ struct DrawRequest {
       nullptr;  // of one that is held: where its uses are noted, to be given back or committed
 };
 
-// What a draw with a condition has seen so far.
+// What a draw that does not take every item it meets has seen so far.
 struct Looks {
   uint64_t tried = 0;       // leaves that points fell on
   uint64_t looked = 0;      // of these, items
   uint64_t passed = 0;      // of these, items that pass
+  uint64_t brought = 0;     // of these, items that the batch took
   size_t num_unfilled = 0;  // rows that the last round found nothing for within its looks
+  bool is_short = false;    // there are too few for a batch that has none twice
 };
 
 // The batch that a thread is drawing. Windows and strata go by row of the batch, points and drawn by place in `missing`.
@@ -74,6 +77,7 @@ struct DrawScratch {
   std::vector<double> points;
   std::vector<uint64_t> drawn;
   std::vector<Claimed> claimed;
+  BatchSlots has;  // of a draw without replacement
   Looks looks;
 
   // Room for n items, of windows over so many pages; a random stratum for each row: any slice of a batch is a fair
@@ -81,6 +85,8 @@ struct DrawScratch {
   void begin(const CounterRng& rng, size_t n, size_t pages_a_window);
   // Of an index that is drawn from by ranks, its law and room for n choices.
   void begin_ranked(const IndexConfig& config, size_t n);
+  // Of an index that is drawn from without replacement: a batch that has none yet.
+  void begin_distinct(size_t n);
 };
 
 // What a point in the sum of masses never leads to, but where the heaviest items went after the sum was read: of less of

@@ -47,6 +47,22 @@ class RankedDraw final {
   double total() const { return total_; }  // 0: of no items
   // points in [0, total()); costs least where they rise.
   void choose(const double* points, size_t count, Chosen* chosen) const;
+  // Every item that may be drawn, the best first; some may be passed over where others change the order meanwhile.
+  template <class Each>
+  void each(Each&& each) const {
+    for (uint64_t rank = 0; rank < num_items_;) {
+      Chosen one{leaves_.ranks().class_at(rank), 0, 0, 0.0};
+      const uint64_t end = one.of.before + one.of.members;
+      if (one.of.ordinal == 0 || end <= rank) return;
+      one.probability = (sum(end) - sum(one.of.before)) / (static_cast<double>(one.of.members) * total_);
+      if (!(one.probability > 0.0)) return;  // nor has any that comes behind
+      for (one.position = 0; one.position < one.of.members; ++one.position) {
+        one.slot = leaves_.ranks().member(one.of, one.position);
+        if (one.slot != Leaves::kNoLeaf) each(one);
+      }
+      rank = end;
+    }
+  }
   // The word of a chosen item's page (its record's), read before its leaf; 0 where it is not of that class now.
   uint64_t look(const Chosen& one) const {
     if (one.slot == Leaves::kNoLeaf) return 0;

@@ -34,11 +34,14 @@ Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline
                          static_cast<double>(counts.sampled));
   } else if (!can_sample(limiter, counts, n) && limiter.kind == LimiterConfig::kQueue) {
     needs = std::to_string(n) + " live items in the queue";
+  } else if (is_distinct(r, index) && live < n) {
+    needs = std::to_string(n) + " live items, for none comes twice in a batch";
   } else if (live >= limiter.min_size && !massless_text(r, index).empty()) {
     needs = "an item with a mass (a priority) above 0";
     has = massless_text(r, index);
   } else if (live >= limiter.min_size && live > 0) {
-    needs = "items with a mass above 0, enough of them unused for the batch";
+    needs = is_distinct(r, index) ? "items with a mass above 0, as many as the batch has, for none comes twice"
+                                  : "items with a mass above 0, enough of them unused for the batch";
   }
   return Status(code).with_text("needs", needs).with_text("has", has).with_double("waited_s", deadline.waited_s());
 }
@@ -71,6 +74,8 @@ class Draw final {
   bool has_any() const { return request_.taken != nullptr || Leaves(r_, request_.index).has_any(); }
   bool is_by_order() const { return Leaves(r_, request_.index).kind().choice == Choice::kBest; }
   bool is_shuffled() const { return (r_.header->indexes[request_.index].traits & kIsShuffled) != 0; }
+  bool is_distinct() const { return relive::is_distinct(r_, request_.index); }
+  bool is_sifted() const { return request_.where != nullptr || is_distinct(); }
   bool is_queue() const { return r_.limiter(request_.index).kind == LimiterConfig::kQueue; }
   Status late(Code code) const { return deadline_error(r_, request_.index, num_items(), deadline_, code); }
   LimiterWait wait();
@@ -145,6 +150,11 @@ Status Draw::reserve() {
   while (true) {
     if (table_.is_closed()) return Status(Code::kTableClosed);
     const LimiterConfig limiter = r_.limiter(index);  // anew after each wait: it may have been changed (rule P1)
+    if (is_distinct() && request_.num_items > most_distinct(r_, index))
+      return Status(Code::kRequestTooLarge)
+          .with_int("requested", n)
+          .with_double("window", static_cast<double>(most_distinct(r_, index)))
+          .with_text("arithmetic", "a batch without replacement has each of the index's items once");
     if (!draw_always_moves(limiter, n))
       return Status(Code::kRequestTooLarge)
           .with_int("requested", n)
@@ -192,6 +202,7 @@ void Draw::forget_round() {
   s_.still_missing.assign(s_.missing.begin(), s_.missing.end());
   for (uint32_t j : s_.missing) s_.windows[j].ok = false;
   s_.looks.num_unfilled = 0;
+  s_.looks.is_short = false;
 }
 
 // Whether an order was read that does not have all items yet: who publishes counts them before the tree is told of them,
@@ -219,7 +230,7 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
     if ((changes & 1) != 0 || r_.header->num_raised.load(kRelaxed) != changes) forget_round();
   }
   if (!table_.is_read_only() && !s_.still_missing.empty()) {
-    const uint64_t not_drawn = std::max(request.where != nullptr ? 0 : empty, s_.looks.num_unfilled);
+    const uint64_t not_drawn = std::max(is_sifted() ? 0 : empty, s_.looks.num_unfilled);
     r_.header->counters.redraws_empty.fetch_add(empty, kRelaxed);
     r_.header->counters.redraws_generation.fetch_add(
         s_.still_missing.size() - std::min(s_.still_missing.size(), not_drawn), kRelaxed);
@@ -227,7 +238,7 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   return true;
 }
 
-// Whether a draw with a condition goes on after a round that did not find enough.
+// Whether a draw that looks for its items goes on after a round that did not find enough.
 Status Draw::look_on() {
   const Looks& looks = s_.looks;
   if (looks.num_unfilled == 0) return {};
@@ -240,7 +251,8 @@ Status Draw::look_on() {
   return Status(Code::kRareItems)
       .with_text("where", request_.where->text)
       .with_int("asked", num_items())
-      .with_int("found", std::min<int64_t>(num_items(), static_cast<int64_t>(looks.passed)))
+      .with_int("found",
+                std::min<int64_t>(num_items(), static_cast<int64_t>(is_distinct() ? looks.brought : looks.passed)))
       .with_int("looked_at", static_cast<int64_t>(looks.looked))
       .with_double("share", share);
 }
@@ -314,7 +326,7 @@ Status Draw::fill(bool* empty) {
     if (is_patient && lost >= kRoundsWithoutLock && deadline_.passed()) return late(Code::kDeadlineExceeded);
     if (request_.ragged != nullptr) forget(s_.missing);
     RELIVE_RETURN_IF_ERROR(outwait_change());
-    if (!draw_missing(first_, attempt)) {
+    if (!draw_missing(first_, attempt) || s_.looks.is_short) {
       *empty = true;
       return {};
     }
@@ -339,13 +351,13 @@ bool Draw::drop_gone() {
   return s_.still_missing.empty();
 }
 
-// Of a draw with a condition: chosen[begin .. end) found without the lock, for rows are read, while pages are held; under
+// Of a draw that looks for its items: chosen[begin .. end) found without the lock, for rows are read, while pages are held; under
 // it they are claimed and noted (rule G10).
 Status Draw::find_held(const DrawRequest& choice, bool is_noted, size_t begin, size_t end, uint32_t* attempt,
                        bool* empty) {
   for (uint32_t lost = 0; !s_.missing.empty();) {
     RELIVE_RETURN_IF_ERROR(outwait_change());
-    if (lost > kRoundsWithLock || !draw_missing(choice, (*attempt)++)) {
+    if (lost > kRoundsWithLock || !draw_missing(choice, (*attempt)++) || s_.looks.is_short) {
       *empty = true;
       return {};
     }
@@ -388,7 +400,7 @@ Status Draw::fill_held(bool* empty, uint32_t attempt) {
     Locked locked(table_.door(), deadline_);
     RELIVE_RETURN_IF_ERROR(locked.status());
     if (request_.plan != nullptr) hold.begin(locked);
-    if (request_.where != nullptr || is_shuffled()) {
+    if (is_sifted() || is_shuffled()) {
       locked.release();
       RELIVE_RETURN_IF_ERROR(find_held(choice, is_noted, begin, end, &attempt, empty));
       if (*empty) return {};
@@ -513,6 +525,7 @@ Status Draw::run() {
     s_.begin(CounterRng(r_.geometry->seed, table_.stream(), call_, 0), request_.num_items, pages_a_window);
     if (const Leaves leaves(r_, request_.index); leaves.is_ranked())
       s_.begin_ranked(leaves.config(), request_.num_items);
+    if (is_distinct()) s_.begin_distinct(request_.num_items);
     if (request_.ragged != nullptr) {
       request_.ragged->begin(request_.num_items);
       first_.out = request_.ragged->lengths_out();

@@ -33,7 +33,7 @@ inline constexpr uint32_t kCellWord = 4;    // where a table has start cells: be
 inline constexpr uint32_t kNoCell = ~0u;    // that of a row which has none
 inline constexpr uint32_t kLargeColumn = 256;    // a column of more bytes a row has rows of its own, 64-byte aligned
 inline constexpr uint32_t kMostLateBytes = 256;  // of a row's late columns together: they are written under the lock
-inline constexpr uint32_t kFormatVersion = 9;
+inline constexpr uint32_t kFormatVersion = 10;
 inline constexpr uint32_t kMaxWindow = 4096;  // rows before an item and of it, together; that a record's window spans
 inline constexpr uint32_t kMaxWindows = 32;   // of a record
 inline constexpr uint32_t kMaxItemBytes = 4096;  // of a record's own columns: they may be copied under the lock (X5)
@@ -182,7 +182,8 @@ inline constexpr uint32_t kIsAged = 32;        // max_staleness
 inline constexpr uint32_t kIsLatest = 64;     // its sampler draws among the items that came last; follows from its kind
 inline constexpr uint32_t kFades = 128;       // its sampler's masses are of versions; follows from its kind
 inline constexpr uint32_t kIsShuffled = 512;  // its sampler goes through all leaves, epoch by epoch
-inline constexpr uint64_t kTurnBytes = 64;    // behind the tree of such an index: the turns that were taken
+inline constexpr uint32_t kIsDistinct = 1024;  // a batch has no item twice; asked for
+inline constexpr uint64_t kTurnBytes = 64;     // behind the tree of such an index: the turns that were taken
 
 struct IndexConfig {
   char name[64];
@@ -193,7 +194,7 @@ struct IndexConfig {
   Removal removal;
   Reduction reduction;  // of the sampler's leaves; follows from its kind, as the next two do from both kinds
   Reduction order;      // of the remover's
-  uint32_t traits;      // kHasPriorities, kIsOrdered, kIsRanked, kIsLatest, kFades, kIsShuffled
+  uint32_t traits;      // kHasPriorities, kIsOrdered, kIsRanked, kIsLatest, kFades, kIsShuffled, kIsDistinct
   Initial initial;
   alignas(8) double priority_exponent;  // exponent_of() reads it without the lock: it may be changed
   double removal_exponent;              // the remover's

@@ -34,7 +34,7 @@
   X(raise_noted) X(raise_leaf) X(raise_raised) X(raise_turned) X(raise_exponent) X(raise_over) X(shuffle_claimed)
 
 #define RELIVE_RULES(X) \
-  X(G2_word_before_leaf) X(G2_likely) X(G4_recheck) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
+  X(G2_word_before_leaf) X(G2_likely) X(G4_recheck) X(G11_once) X(A1_link_generation) X(H1_check_in_lock) X(H1_state) X(D2d_pending) \
   X(F2_pages) X(F5_free_list) X(F5_inner) X(F5_lanes) X(E2_lock_byte) X(G7_claim_in_lock) X(G7_undecided) X(H1_times) \
   X(G6_in_flight) X(E4_credit) X(D3_reach) X(D3_ahead) X(F3_items) X(F4_leaves) X(C1_lock) X(D6_moves) \
   X(W1_whole) X(D3_fence) X(D7_hold) X(E4_holding) X(E5_tails) X(E5_open) X(D8_lighter) X(D8_recover) X(X2_windows_first) X(X3_rows) \

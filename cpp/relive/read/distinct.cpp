@@ -1,0 +1,119 @@
+#include "relive/read/distinct.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "relive/read/sieve.hpp"
+#include "relive/words/rng.hpp"
+
+namespace relive {
+namespace {
+
+constexpr uint64_t kRace = uint64_t{1} << 41;  // random numbers from here on are of races
+constexpr uint64_t kLooks = 4096, kLooksARow = 16, kLeavesALook = 16;
+
+struct Runner {
+  double time;
+  Chosen place;
+};
+
+// The first ones to come, of any number that run.
+class FirstOnes final {
+ public:
+  explicit FirstOnes(size_t wanted) : wanted_(wanted) { runners_.reserve(wanted); }
+
+  // rate above 0; chance in (0, 1].
+  void run(double rate, double chance, const Chosen& place) {
+    const bool is_full = runners_.size() == wanted_;
+    // -log(chance) is at least 1 - chance: most of those that come too late cost no logarithm.
+    if (is_full && 1.0 - chance >= rate * runners_.front().time) return;
+    const double time = -std::log(chance) / rate;
+    if (is_full) {
+      if (time >= runners_.front().time) return;
+      std::pop_heap(runners_.begin(), runners_.end(), is_earlier);
+      runners_.pop_back();
+    }
+    runners_.push_back({time, place});
+    std::push_heap(runners_.begin(), runners_.end(), is_earlier);
+  }
+
+  const std::vector<Runner>& in_order() {
+    std::sort_heap(runners_.begin(), runners_.end(), is_earlier);
+    return runners_;
+  }
+
+ private:
+  static bool is_earlier(const Runner& a, const Runner& b) { return a.time < b.time; }
+
+  const size_t wanted_;
+  std::vector<Runner> runners_;
+};
+
+void run_all(const Sieve& sieve, const CounterRng& rng, const BatchSlots& has, FirstOnes* first_ones) {
+  const auto run = [&](double rate, const Chosen& place) {
+    if (!has.has(place.slot)) first_ones->run(rate, 1.0 - rng.uniform(kRace + place.slot), place);
+  };
+  const Leaves& leaves = sieve.leaves();
+  if (leaves.is_ranked()) return sieve.ranked().each([&](const Chosen& place) { run(place.probability, place); });
+  const double least = least_probability(leaves) * sieve.total();
+  for (uint64_t slot = 0; slot < sieve.num_leaves(); ++slot) {
+    const double mass = leaves.mass(slot);
+    if (Leaves::is_mass(mass) && mass >= least) run(mass / sieve.total(), Chosen{{}, 0, slot, 0.0});
+  }
+}
+
+}  // namespace
+
+uint64_t most_distinct(const Region& r, uint32_t index) {
+  const IndexConfig& config = r.header->indexes[index];
+  const uint64_t num_leaves = r.map(index).num_leaves;
+  return config.max_items != 0 ? std::min(config.max_items, num_leaves) : num_leaves;
+}
+
+void BatchSlots::begin(size_t num_items) { slots_.assign(std::bit_ceil(2 * num_items + 1), 0); }
+
+size_t BatchSlots::place_of(uint64_t slot) const {
+  const size_t mask = slots_.size() - 1;
+  size_t at = (slot * 0x9E3779B97F4A7C15u >> 32) & mask;
+  while (slots_[at] != 0 && slots_[at] != slot + 1) at = (at + 1) & mask;
+  return at;
+}
+
+bool BatchSlots::has(uint64_t slot) const { return slots_[place_of(slot)] != 0; }
+
+bool BatchSlots::add(uint64_t slot) {
+  uint64_t& place = slots_[place_of(slot)];
+  if (place != 0) return false;
+  place = slot + 1;
+  return true;
+}
+
+uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items) {
+  return kLooks + kLooksARow * num_items + r.map(index).num_leaves / kLeavesALook;
+}
+
+void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
+          DrawScratch* scratch) {
+  FirstOnes first_ones(rows.size() - *found);
+  run_all(sieve, rng, scratch->has, &first_ones);
+  const std::vector<Runner>& chosen = first_ones.in_order();
+  scratch->looks.is_short = chosen.size() < rows.size() - *found;
+  Wave wave;
+  for (size_t begin = 0; begin < chosen.size(); begin += kWave) {
+    wave.num_points = std::min(kWave, chosen.size() - begin);
+    for (size_t k = 0; k < wave.num_points; ++k) {
+      wave.points[k] = 0.0;
+      wave.drawn[k] = chosen[begin + k].place.slot;
+      wave.places[k] = chosen[begin + k].place;
+    }
+    sieve.look_at_chosen(&wave);
+    for (size_t k = 0; k < wave.num_items; ++k) {
+      const Candidate& one = wave.items[k];
+      if (scratch->has.add(one.slot)) sieve.keep(one, rows[(*found)++], one.mass / sieve.total(), scratch);
+    }
+  }
+}
+
+}  // namespace relive
