@@ -75,12 +75,15 @@ SOAK = (
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sampler fading --where --two-indexes",
     "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --sampler shuffle --sequences cross --max-times 2",
     "--seconds 120 --random-kills 200 --self-kills 200 --max-staleness 500000000 --explicit --groups --late",
+    "--seconds 120 --random-kills 200 --stops 100 --self-kills 200 --distinct --two-indexes --max-times 3",
+    "--seconds 120 --random-kills 200 --self-kills 200 --distinct --sampler rank_based --where",
 )
 KILLS = "--seconds 15 --random-kills 80 --stops 30 --self-kills 150"
 # Tried in turn until one goes red; without a mutant each of them must stay green.
 RECIPES = (
     "--seconds 6",
     "--seconds 6 --explicit",
+    "--seconds 6 --distinct",
     "--seconds 6 --late",
     "--seconds 6 --abandon",
     "--seconds 6 --abandon --rounds 0",

@@ -19,6 +19,7 @@ BUILD = ROOT / "build" / "cpp-unit"
 QUICK_MUTANTS = (
     "G2_likely",
     "G4_recheck",
+    "G11_once",
     "H1_check_in_lock",
     "E2_lock_byte",
     "D6_moves",
@@ -85,6 +86,8 @@ def run(stress: Path, options: str) -> tuple[int, str]:
         "--seconds 3 --random-kills 30 --self-kills 60 --groups",
         "--seconds 3 --random-kills 30 --self-kills 60 --where --late --rounds 1",
         "--seconds 3 --random-kills 30 --self-kills 60 --weigh --late",
+        "--seconds 3 --random-kills 30 --self-kills 60 --distinct --two-indexes --max-times 3",
+        "--seconds 3 --random-kills 30 --self-kills 60 --distinct --sampler rank_based --where --rounds 0",
         "--seconds 3 --random-kills 30 --self-kills 60 --groups --abandon --late --stateless",
         "--seconds 3 --random-kills 30 --self-kills 60 --abandon --sequences cross",
         "--seconds 3 --random-kills 30 --self-kills 60 --sequences head --ragged --max-times 3",
@@ -127,6 +130,7 @@ def test_a_missing_rule_is_noticed(stress: Path, rule: str) -> None:
         "D8": "--max-items 150 --remover min_priority --two-indexes --self-kills 60",
         "R5": "--explicit --groups --remover lifo --self-kills 60",
         "G2_likely": "--sampler fading",
+        "G11_once": "--distinct",
         "H1_index": "--second-priorities --n-step 20",
     }
     more = items.get(rule, items.get(rule[:2], items.get(rule[0], "")))

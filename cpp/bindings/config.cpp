@@ -298,6 +298,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
                                                          "versions_kept",
                                                          "last",
                                                          "decay",
+                                                         "distinct",
                                                          "weight",
                                                          "weighed"})
                     : has_items(row, "explicit") ? Part(row, "index" + name,
@@ -324,7 +325,8 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
                                                          "max_wait_s",
                                                          "versions_kept",
                                                          "last",
-                                                         "decay"})
+                                                         "decay",
+                                                         "distinct"})
                                                  : Part(row, "index" + name,
                                                         {"name",
                                                          "items",
@@ -352,6 +354,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
                                                          "versions_kept",
                                                          "last",
                                                          "decay",
+                                                         "distinct",
                                                          "where",
                                                          "length",
                                                          "burn_in",
@@ -373,6 +376,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
   read_sampler(from, &index);
   read_limiter(from, &index);
   read_remover(from, &index);
+  index.traits = from.get_or<bool>("distinct", false) ? kIsDistinct : 0;
   index.max_times_sampled = from.get<uint32_t>("max_times_sampled");
   index.max_wait_s = from.get_or<double>("max_wait_s", 0.0);
   index.versions_kept = from.get_or<uint64_t>("versions_kept", 0);

@@ -126,7 +126,7 @@ _ARGUMENTS: tuple[tuple[str, str, str, str], ...] = (
     ("sample draw batches gather", "table", "index=", ""),
     ("sample", "device", "sample(...).to_torch(device)", "or table.batches(..., device=...)"),
     ("sample draw batches", "timeout", "timeout_s=", ""),
-    ("sample draw", "replace replacement", "sample(num_items)", "draws are with replacement"),
+    ("sample draw", "replace replacement", "Index(replacement=False)", "an index draws with replacement, or without"),
     ("sample", "env", "sample(num_items)", "what is stored is what the environment gave: nothing is normalised"),
     ("sample draw", "seed rng", _RANDOM, "the random numbers are the table's"),
     ("batches", "num_workers workers", "prefetch=", ""),

@@ -24,8 +24,10 @@ from relive.samplers import (
     InitialPriority,
     Lifo,
     Prioritized,
+    RankBased,
     Remover,
     Sampler,
+    TopK,
     Uniform,
     initial_of,
 )
@@ -44,7 +46,7 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
     "limiter": LIMITERS,
     "remover": REMOVERS,
 }
-_VALUES = ("max_times_sampled", "max_items", "max_wait_s", "max_staleness", "where")
+_VALUES = ("max_times_sampled", "max_items", "max_wait_s", "max_staleness", "where", "replacement")
 MAX_WAIT_S = 1e9
 _PAGE_ROWS = 8  # the fewest that a page has, but where each has one
 _ROWS_OF_A_HOLD = 256  # for so many of a block room is made at once
@@ -84,6 +86,11 @@ class Index:
     where: a condition such as 'reward > 0 and lane < 4' (docs/where.md): a step whose item does not pass it is never an
     item of this index, and stays for others; stats() counts it as filtered. It is asked when the item is published, of
     the step that its key names. Of steps, not of Explicit items nor groups; staleness, which changes, is refused.
+    replacement: whether an item may come twice in a batch. False, with samplers that draw by chance (Uniform,
+    Prioritized, RankBased, TopK, Fresh with last or decay, PromptGroups that are weighed): one item after another, each
+    in proportion to its share of what the batch does not have yet; batch.probabilities are those of the first one. A
+    draw of more items than there are waits for them, and of more than the index can hold raises RequestTooLarge.
+    Samplers with an order, and Shuffle, bring each item once anyway.
     max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
     A limiter that asks for more samples of each item than max_times_sampled allows is refused.
     Raises InvalidConfig.
@@ -98,6 +105,7 @@ class Index:
     max_wait_s: float | None = None
     where: str | None = None
     max_staleness: int | None = None
+    replacement: bool = True
 
     def __post_init__(self) -> None:
         for what, kinds in _KINDS.items():
@@ -123,6 +131,7 @@ class Index:
             object.__setattr__(self, "max_staleness", stale)
         if self.where is not None:
             check_text(self.where)
+        self._check_replacement()
         self._check_most()
         self._check_counted()
         self._check_remover()
@@ -131,6 +140,13 @@ class Index:
             raise InvalidConfig(
                 "initial priority of groups of episodes", "'max' or a number: none comes with a step", "given"
             )
+
+    def _check_replacement(self) -> None:
+        if not isinstance(self.replacement, bool):
+            raise InvalidConfig("replacement of an Index", "True or False", self.replacement)
+        if not self.replacement and not (self.draws_by_mass or isinstance(self.drawn_by, (RankBased, TopK))):
+            expected = f"left out: {type(self.drawn_by).__name__} brings each item once before any comes again"
+            raise InvalidConfig("replacement of an Index", expected, False)
 
     def _checked_max_items(self, max_items: int) -> int:
         if getattr(self.items, self._name_of_most, None) is not None:
@@ -291,6 +307,7 @@ class Index:
             **({} if self.max_wait_s is None else {"max_wait_s": self.max_wait_s}),
             **({} if self.max_staleness is None else {"versions_kept": self.max_staleness + 1}),
             **({} if self.where is None else {"where": self._program(spec)}),
+            **({} if self.replacement else {"distinct": True}),
         }
 
     def _chosen_config(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@
 //   stress --explicit --groups --remover lifo        of explicit items and of groups, too
 //   stress --max-items 150                           the first index holds no more, and the second (--two-indexes) fewer yet
 //   stress --where                                   the first index has a condition, and half of the draws have one
+//   stress --distinct                                the first index and the second draw without replacement
 //   stress --max-wait 0.002                          of every index; with --late, --groups
 //   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
 //   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
@@ -166,6 +167,8 @@ bool parse(int argc, char** argv) {
       options.two_indexes = true;
     else if (name == "--second-priorities")
       options.two_indexes = options.second_priorities = true;
+    else if (name == "--distinct")
+      options.distinct = true;
     else if (name == "--where")
       options.where = true;
     else if (name == "--sequences" && has_value)

@@ -314,8 +314,16 @@ class SamplerWorker final : public Worker {
         control_.count_use(table().region().key_slot(batch_->keys[row]), batch_->keys[row], options_.max_times);
     }
     if (batch_->sequence.draws_one()) verify_one_each();
+    if (options_.distinct && index_ < (options_.two_indexes ? 2 : 1)) verify_distinct();
     control_.windows.fetch_add(kBatch);
     control_.batches.fetch_add(1);
+  }
+
+  void verify_distinct() {
+    std::vector<int64_t> keys = batch_->keys;
+    std::sort(keys.begin(), keys.end());
+    if (std::adjacent_find(keys.begin(), keys.end()) != keys.end())
+      control_.found_violation("an item twice in a batch without replacement");
   }
 
   // Of an episode one window at most is ever an item.

@@ -35,6 +35,7 @@ struct Options {
   uint32_t max_times = 0;
   double max_wait_s = 0.0;
   uint64_t max_staleness = 0;  // in versions, of which there are kVersions
+  bool distinct = false;       // the first index, and the second, draw without replacement
   bool where = false;          // the first index has a condition, and draws have some, too
   uint64_t max_items = 0;      // of the first index, and half of it of the second
   std::string sampler;         // of the first index, where it is no Prioritized one
@@ -225,6 +226,8 @@ inline TableConfig make_config(const Options& options) {
     one.max_wait_s = options.max_wait_s;
     one.versions_kept = options.max_staleness;
   }
+  if (options.distinct)
+    for (size_t i = 0; i < (options.two_indexes ? 2 : 1); ++i) config.indexes[i].traits |= kIsDistinct;
   config.capacity = options.groups ? std::max<uint64_t>(options.capacity, 14 * kGroupRows) : options.capacity;
   config.max_lanes = 12;
   config.max_participants = 24;

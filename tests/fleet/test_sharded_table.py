@@ -261,6 +261,7 @@ def test_shards_that_do_not_belong_together(shards: Any, shm_name: Any) -> None:
     [
         relive.Index(sampler=relive.Fifo()),
         relive.Index(sampler=relive.RankBased(0.7)),
+        relive.Index(replacement=False),
         relive.Index(limiter=relive.Queue(8), max_times_sampled=1),
         relive.Index(relive.Episodes(8, layout="ragged")),
     ],

@@ -191,3 +191,9 @@ def _check_indexes(table: Table) -> None:
                 "orders and ranks of different shards are not compared yet",
                 "use Uniform or Prioritized, or one table",
             )
+        if not index.replacement:
+            raise NotOverShards(
+                f"replacement=False of index {name!r}",
+                "shards do not know what others gave a batch, nor how much of their mass is left",
+                "draw with replacement, or from one table",
+            )

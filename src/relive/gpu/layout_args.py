@@ -161,6 +161,9 @@ def check_sampler(indexes: Mapping[str, Index], number: int) -> None:
     if not index.draws_by_mass:
         expected = "Uniform() or Prioritized(): devices draw by mass alone; gather keys that Table.draw chose"
         raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)
+    if not index.replacement:
+        expected = "replacement=True: kernels draw each item by itself; gather keys that Table.draw chose"
+        raise InvalidConfig(f"replacement of index {name!r} on a device", expected, False)
     if isinstance(index.sampler, Fresh) and index.sampler.decay is not None:
         expected = "a sampler whose masses are not moved while kernels read them; gather keys that Table.draw chose"
         raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)

@@ -1,0 +1,170 @@
+"""Draws without replacement: no item twice in a batch, and each batch as likely as one item after another makes it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from relive import errors
+
+SPEC = relive.StepSpec({"observation": relive.ArraySpec((3,), "float32"), "score": relive.ArraySpec((), "float32")})
+
+
+def table_of(index: relive.Index, priorities: Any = None, num_items: int = 5, **options: Any) -> relive.Table:
+    """A table of so many steps, whose score is their number."""
+    table = relive.Table(SPEC, options.pop("capacity", 64), index, **options)
+    with table.writer() as writer:
+        keys = writer.extend(observation=np.zeros((num_items, 3)), score=np.arange(num_items))
+    if priorities is not None:
+        table.update_priorities(keys, priorities)
+    return table
+
+
+def likelihoods(masses: Any, num_items: int) -> dict[tuple[int, ...], float]:
+    """Of each set of items, that a batch is it: the sum over its orders of each item's share of what is left."""
+    chances: dict[tuple[int, ...], float] = {}
+    for order in itertools.permutations(range(len(masses)), num_items):
+        chance = 1.0
+        for k, item in enumerate(order):
+            left = sum(mass for other, mass in enumerate(masses) if other not in order[:k])
+            chance *= masses[item] / left if left > 0.0 else 0.0
+        chances[tuple(sorted(order))] = chances.get(tuple(sorted(order)), 0.0) + chance
+    return chances
+
+
+def assert_as_likely(table: relive.Table, masses: Any, num_items: int, num_draws: int, **asked: Any) -> None:
+    """Sets of items come as often as they should: a chi-square that a fair sampler exceeds once in 100,000 runs."""
+    counts: dict[tuple[int, ...], int] = {}
+    for _ in range(num_draws):
+        found = tuple(sorted(int(score) for score in table.sample(num_items, **asked)["score"]))
+        assert len(set(found)) == num_items
+        counts[found] = counts.get(found, 0) + 1
+    expected = {items: chance * num_draws for items, chance in likelihoods(masses, num_items).items() if chance > 0.0}
+    assert set(counts) <= set(expected)
+    square = sum((counts.get(items, 0) - wanted) ** 2 / wanted for items, wanted in expected.items())
+    freedom = len(expected) - 1
+    assert square < freedom + 4.3 * (2 * freedom) ** 0.5 + 13.0, (square, counts, expected)
+
+
+MASSES = (1.0, 2.0, 4.0, 8.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "masses"),
+    [
+        (relive.Uniform(), (1.0,) * 5),
+        (relive.Prioritized(1.0), MASSES),
+        (relive.Prioritized(0.5), tuple(m**0.5 for m in MASSES)),
+        (relive.RankBased(1.0), (1 / 4.5, 1 / 3, 1 / 2, 1.0, 1 / 4.5)),
+        (relive.TopK(k=3), (0.0, 1.0, 1.0, 1.0, 0.0)),
+        (relive.Fresh(last=4), (0.0, 1.0, 1.0, 1.0, 1.0)),
+    ],
+    ids=repr,
+)
+def test_batches_are_as_likely_as_one_item_after_another(sampler: Any, masses: Any) -> None:
+    priorities = np.float32(MASSES) if hasattr(sampler, "priority_exponent") or hasattr(sampler, "k") else None
+    if isinstance(sampler, relive.RankBased):  # of equal priorities the ranks' masses are shared
+        masses = (0.5 * (1 / 4 + 1 / 5), 1 / 3, 1 / 2, 1.0, 0.5 * (1 / 4 + 1 / 5))
+    table = table_of(relive.Index(sampler=sampler, replacement=False), priorities)
+    assert_as_likely(table, masses, 3, 4_000)
+    table.close()
+
+
+def test_a_rest_of_almost_no_mass_is_found_all_the_same() -> None:
+    """Points over the whole total never fall on it: it is a race over all leaves that brings it, as likely as any."""
+    masses = (1e30, 1e-3, 3e-3, 6e-3)
+    table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), np.float32(masses), 4)
+    assert_as_likely(table, masses, 2, 1_500)
+    table.close()
+
+
+def test_all_there_are_come_in_random_order() -> None:
+    table = table_of(relive.Index(replacement=False), num_items=50)
+    orders = [tuple(table.sample(50)["score"].astype(int)) for _ in range(20)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len(set(orders)) == 20
+    table.close()
+
+
+def test_probabilities_are_of_the_first_item_of_a_batch() -> None:
+    table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), MASSES)
+    batch = table.sample(5)
+    assert np.allclose(batch.probabilities, np.asarray(MASSES)[batch["score"].astype(int)] / sum(MASSES))
+    table.close()
+
+
+def test_more_than_there_are_wait_and_more_than_can_be_are_refused() -> None:
+    table = table_of(relive.Index(replacement=False), capacity=64)
+    with pytest.raises(errors.DeadlineExceeded, match="6 live items, for none comes twice"):
+        table.sample(6, timeout_s=0.05)
+    with table.writer() as writer:
+        writer.extend(observation=np.zeros((1, 3)), score=np.float32([5]))
+        assert sorted(table.sample(6)["score"]) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(errors.RequestTooLarge, match="each of the index's items once"):
+        table.sample(100_000)
+    assert table.stats().indexes["default"].sampled == 6
+    table.close()
+
+
+def test_items_of_no_mass_are_none_of_those_there_are() -> None:
+    table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), (1.0, 0.0, 2.0, 0.0, 1.0))
+    assert sorted(table.sample(3)["score"]) == [0, 2, 4]
+    with pytest.raises(errors.DeadlineExceeded, match="none comes twice"):
+        table.sample(4, timeout_s=0.05)
+    table.close()
+
+
+def test_a_condition_beside_it() -> None:
+    table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), MASSES)
+    assert_as_likely(table, (0.0, *MASSES[1:]), 3, 4_000, where="score > 0")
+    with pytest.raises(errors.RareItems) as caught:
+        table.sample(3, where="score > 2")
+    assert (caught.value.asked, caught.value.found) == (3, 2)
+    assert table.stats().indexes["default"].sampled == 3 * 4_000
+    table.close()
+
+
+def test_use_counts_are_taken_once_a_batch() -> None:
+    table = table_of(relive.Index(replacement=False, max_times_sampled=2), num_items=32)
+    for _ in range(2):
+        assert sorted(table.sample(32)["score"]) == list(range(32))
+    assert table.stats().indexes["default"].num_items == 0
+    table.close()
+
+
+def test_of_windows_and_of_episodes() -> None:
+    sequences = relive.Index(relive.Sequences(4, period=1), replacement=False)
+    table = table_of(sequences, num_items=20)
+    assert len(set(table.sample(15).item_keys.tolist())) == 15
+    table.close()
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [relive.Fifo(), relive.Lifo(), relive.MaxPriority(), relive.MinPriority(), relive.Shuffle(), relive.Fresh()],
+)
+def test_samplers_that_bring_each_item_once_anyway_refuse_it(sampler: Any) -> None:
+    with pytest.raises(errors.InvalidConfig, match=f"{type(sampler).__name__} brings each item once"):
+        relive.Index(sampler=sampler, replacement=False)
+
+
+@pytest.mark.parametrize("value", [None, 0, "no", np.bool_(False)])
+def test_anything_but_a_truth_is_refused(value: Any) -> None:
+    with pytest.raises(errors.InvalidConfig, match="True or False"):
+        relive.Index(replacement=value)
+
+
+def test_it_is_kept_with_the_table() -> None:
+    index = relive.Index(sampler=relive.Prioritized(), replacement=False)
+    assert relive.Index.from_dict(index.to_dict()) == index
+    assert relive.Index.from_dict(relive.Index().to_dict()).replacement is True
+
+
+def test_devices_refuse_it_with_the_reason() -> None:
+    layout_args = pytest.importorskip("relive.gpu.layout_args", reason="devices are read with torch")
+    with pytest.raises(errors.InvalidConfig, match=r"kernels draw each item by itself; gather keys"):
+        layout_args.check_sampler({"apart": relive.Index(replacement=False)}, 0)
