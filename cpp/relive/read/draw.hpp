@@ -41,7 +41,9 @@ struct DrawRequest {
   int64_t* num_live_items = nullptr;
   bool hold = false;         // stays in flight until commit_held or return_held
   uint8_t* taken = nullptr;  // of the caller's own choice: `keys` are given, and this says which of them were claimed
-  bool is_planned = false;   // of a tiered table: gathered later, by whom its claims are decided upon
+  const int64_t* beside = nullptr;  // [num_beside]: keys of what the batch has already, beside what is asked for
+  size_t num_beside = 0;
+  bool is_planned = false;  // of a tiered table: gathered later, by whom its claims are decided upon
   std::vector<Claimed>* claims =
       nullptr;  // of one that is held: where its uses are noted, to be given back or committed
 };

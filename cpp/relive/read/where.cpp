@@ -91,8 +91,9 @@ void take(const Sieve& sieve, bool is_distinct, const Wave& wave, const std::vec
 }
 
 // Those that the batch has beside the rows that are missing.
-void note_batch(const DrawRequest& request, DrawScratch* scratch) {
-  scratch->has.begin(request.num_items);
+void note_batch(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
+  scratch->has.begin(request.num_items + request.num_beside);
+  for (size_t k = 0; k < request.num_beside; ++k) scratch->has.add(r.leaf_of_key(request.index, request.beside[k]));
   for (size_t row = 0; row < request.num_items; ++row)
     if (const Window& w = scratch->windows[row]; w.ok) scratch->has.add(w.slot);
 }
@@ -147,7 +148,7 @@ uint64_t find_passing(const Region& r, const DrawRequest& request, const Counter
   const bool once = is_distinct(r, request.index);
   size_t found = 0;
   uint64_t empty = 0;
-  if (once) note_batch(request, scratch);
+  if (once) note_batch(r, request, scratch);
   looks.is_short = once && sieve.leaves().num_live() < static_cast<int64_t>(rows.size());
   if (looks.is_short) return 0;
   if (once && request.where == nullptr && looks.tried >= looks_before_race(r, request.index, request.num_items)) {

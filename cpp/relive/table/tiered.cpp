@@ -87,6 +87,24 @@ void StagedReader::expect_rows(const GatherPlan& asked, PlannedBatch& batch) {
   tier().staging().expect(batch.ticket, batch.expected);
 }
 
+namespace {
+
+// The keys of a batch but for those at `gone`, which rise.
+std::vector<int64_t> others_of(const PlannedBatch& batch, const std::vector<uint32_t>& gone) {
+  std::vector<int64_t> keys;
+  keys.reserve(batch.keys.size() - gone.size());
+  for (size_t i = 0, next = 0; i < batch.keys.size(); ++i) {
+    if (next < gone.size() && gone[next] == i) {
+      ++next;
+    } else {
+      keys.push_back(batch.keys[i]);
+    }
+  }
+  return keys;
+}
+
+}  // namespace
+
 // Items that went between draw and gather: as many fresh draws, with the credit of those that went.
 Status StagedReader::redraw(PlannedBatch& batch, const std::vector<uint32_t>& gone, const Deadline& deadline) {
   const auto n = static_cast<int64_t>(gone.size());
@@ -102,6 +120,9 @@ Status StagedReader::redraw(PlannedBatch& batch, const std::vector<uint32_t>& go
   request.hold = true;
   request.is_planned = true;
   request.claims = batch.claims;
+  const std::vector<int64_t> others = others_of(batch, gone);
+  request.beside = others.data();
+  request.num_beside = others.size();
   if (batch.has_claims) {
     for (size_t k = 0; k < gone.size(); ++k) keys[k] = batch.keys[gone[k]];
     release_claims(keys.data(), keys.size());
