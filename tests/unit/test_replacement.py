@@ -168,18 +168,3 @@ def test_devices_refuse_it_with_the_reason() -> None:
     layout_args = pytest.importorskip("relive.gpu.layout_args", reason="devices are read with torch")
     with pytest.raises(errors.InvalidConfig, match=r"kernels draw each item by itself; gather keys"):
         layout_args.check_sampler({"apart": relive.Index(replacement=False)}, 0)
-
-
-def test_what_goes_between_draw_and_gather_is_drawn_beside_the_rest(tmp_path: Any) -> None:
-    """A tiered table draws batches ahead: steps that are gone by the time the rows are read come anew, none twice."""
-    if "Tiered" not in relive.__all__:
-        pytest.skip("this build has no Tiered: LocalMemory only")
-    spec = relive.StepSpec({"observation": relive.ArraySpec((300,), "float32")})
-    storage = relive.Tiered(str(tmp_path), ram_bytes=1 << 19)
-    table = relive.Table(spec, 400, relive.Index(replacement=False), storage=storage)
-    with table, table.writer() as writer:
-        writer.extend(observation=np.zeros((480, 300)))
-        with table.batches(200, prefetch=2) as batches:
-            for _ in range(30):
-                writer.extend(observation=np.zeros((20, 300)))
-                assert len(set(next(batches).item_keys.tolist())) == 200
