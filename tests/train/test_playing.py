@@ -25,10 +25,10 @@ HAS_PYGAME = importlib.util.find_spec("pygame") is not None
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run, ended."""
+    """A short run, ended. In one process: the same on every machine, and so one whose policy does fall over."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     settings = {
-        "acting.num_actors": 1, "replay.min_size": 100, "limits.max_steps": 300, "evaluation.num_episodes": 2,
+        "topology": "inline", "replay.min_size": 100, "limits.max_steps": 300, "evaluation.num_episodes": 2,
         "agent.network.hidden": (16,), "agent.batch_size": 16, "environment.seed": 4,
     }  # fmt: skip
     train(preset("dqn", "CartPole-v1", settings), folder)
