@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from contract.tools import plain_spec, write_steps
-from fleet.tools import Together, config_of, fill
+from fleet.tools import config_of, fill, in_threads
 from processes.shm import needs_shared_memory
 from processes.tools import eventually
 
@@ -194,23 +193,6 @@ def test_a_state_that_is_none_of_this_loader_changes_nothing(table: relive.Table
 
 
 # ---- with a group ----------------------------------------------------------------------------------------------------
-
-
-def in_threads(work: Any, world: int) -> list[Any]:
-    told: list[Any] = [None] * world
-
-    def run(rank: int, exchange: Any) -> None:
-        try:
-            told[rank] = work(rank, exchange)
-        except errors.ReliveError as error:
-            told[rank] = error
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(Together(world).ranks())]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-    return told
 
 
 def test_slices_of_one_draw_go_on_together(shards: list[str]) -> None:
