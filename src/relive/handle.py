@@ -13,6 +13,7 @@ import numpy.typing as npt
 from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import finite, integer, timeout
 from relive._closing import Closing
+from relive._loadable import Loadable
 from relive._wrong_names import MISSING, names_arguments, refuse_unknown, refuses_attributes, refuses_unknown
 from relive.batch import Batch, Columns, Selection, TimeAxis
 from relive.batches import Batches, BatchSource
@@ -45,7 +46,7 @@ _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 @refuses_attributes("Table")
-class TableHandle(Closing):
+class TableHandle(Closing, Loadable):
     """Reads and changes a table through its core: a region of this machine's memory, or messages to another machine.
 
     A subclass says where the core comes from, who writes, and what runs ahead. Any number of threads.

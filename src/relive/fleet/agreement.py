@@ -75,6 +75,15 @@ class Agreement:
             if theirs != mine:
                 raise RanksDisagree(rank, "shards, or regions of them,")
 
+    def check_alike(self, number: int, timeout_s: float) -> None:
+        """Raises RanksDisagree where a rank numbers its next draw otherwise: their slices would not be of one draw."""
+        if self._exchange.world == 1:
+            return
+        mine = number.to_bytes(8, "little")
+        for rank, theirs in enumerate(self._exchange.all_gather(mine, timeout_s)):
+            if theirs != mine:
+                raise RanksDisagree(rank, "a number of its next draw")
+
     def read(self, index: int) -> Roots:
         """The roots as this rank sees them."""
         return Roots.of(shard.root(index) for shard in self._shards)

@@ -204,6 +204,24 @@ class FleetCore:
             taken[mine] = self._asked(shard, partial(_claimed, index=index, keys=keys[mine], timeout_s=seconds), False)
         return taken, roots.num_items
 
+    @property
+    def num_ranks(self) -> int:
+        """That draw together."""
+        return self._exchange.world
+
+    @property
+    def next_call(self) -> int:
+        """The number of the next draw."""
+        return self._call
+
+    def number_draws(self, number: int, timeout_s: float) -> None:
+        """The next draw has this number, here and in every shard. Raises RanksDisagree where a rank says another."""
+        self.agreement.check_alike(number, timeout_s)
+        with self._numbers:
+            self._call = number
+        for shard in self.shards:
+            shard.core.set_next_call(number)
+
     def _begin(self, index: int, num_items: int, pace: Pace, wait: Wait) -> tuple[Roots, int]:
         """Roots to draw by and the number of the draw, which a draw that is refused does not take."""
         is_group = self._exchange.world > 1

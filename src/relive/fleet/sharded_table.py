@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
@@ -64,11 +65,16 @@ def attach(
             except BaseException:
                 table.close()
                 raise
-        return ShardedTable(shards, local, timeout_s, exchange=exchange, root_age=root_age)
+        whole = ShardedTable(shards, local, timeout_s, exchange=exchange, root_age=root_age)
     except BaseException:
         for shard in shards:
             shard.close()
         raise
+    if exchange is None:  # a copy in another process is no rank of a group
+        whole.opened_by(
+            partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, root_age=root_age)
+        )
+    return whole
 
 
 @final
@@ -95,6 +101,7 @@ class ShardedTable(TableHandle):
         if local is not None:
             found.numbered(local)
         age = integer("root_age", root_age, 1)
+        self._again: Callable[..., ShardedTable] | None = None
         self._fleet = FleetCore(found, exchange or Alone(), age, local)
         config = found[0].table.config
         self._bind(self._fleet, config, config.timeout_s if timeout_s is None else timeout(timeout_s))
@@ -143,6 +150,28 @@ class ShardedTable(TableHandle):
         return tuple(shard.number for shard in self._fleet.shards)
 
     @property
+    def num_ranks(self) -> int:
+        """Those of the exchange."""
+        return self._fleet.num_ranks
+
+    def opened_by(self, again: Callable[..., ShardedTable]) -> None:
+        """again(stream=) opens one more handle on the same shards, in any process: it pickles as that."""
+        self._again = again
+
+    def reopens(self) -> Callable[[int], TableHandle] | None:
+        """Attaches to the same shards."""
+        return None if self._again is None else partial(_on_stream, self._again)
+
+    @property
+    def next_draw(self) -> int:
+        """The number that the next draw takes."""
+        return self._fleet.next_call
+
+    def number_draws(self, number: int) -> None:
+        """The next draw takes this number, in every shard. Of a group on all ranks at once. Raises RanksDisagree."""
+        self._fleet.number_draws(number, self._timeout_s)
+
+    @property
     def agreement_bytes(self) -> tuple[int, int]:
         """Bytes that this rank has (sent, received) to agree on roots. 0 where it draws alone."""
         return self._fleet.agreement.bytes_sent, self._fleet.agreement.bytes_received
@@ -152,12 +181,18 @@ class ShardedTable(TableHandle):
         self._fleet.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise NotShareable()
+        if self._again is None:
+            raise NotShareable()
+        return self._again, ()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self)} of {self.capacity} steps"
         shards = ", ".join(map(str, self.shard_numbers))
         return f"ShardedTable(shards {shards}, {state}, indexes {', '.join(self._index_names)})"
+
+
+def _on_stream(again: Callable[..., ShardedTable], stream: int) -> ShardedTable:
+    return again(stream=stream)
 
 
 @final

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, final, overload
 
 from relive._checks import timeout
@@ -42,6 +44,10 @@ def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None 
     except BaseException:
         connection.close()
         raise
+
+
+def _connect_again(address: str, timeout_s: float | None, stream: int) -> RemoteTable:
+    return connect(address, timeout_s)
 
 
 @final
@@ -94,6 +100,10 @@ class RemoteTable(TableHandle):
     def address(self) -> str:
         """grpc://host:port/name."""
         return self._remote.path
+
+    def reopens(self) -> Callable[[int], TableHandle]:
+        """Connects to the same table; the server numbers draws, so the stream is its own."""
+        return partial(_connect_again, self.address, self._given_s)
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
