@@ -63,6 +63,7 @@ __all__ = [
     "ServiceUnavailable",
     "ShapeMismatch",
     "SpecError",
+    "StaleVersion",
     "StorageFull",
     "SystemFailure",
     "TableClosed",
@@ -469,6 +470,19 @@ class Unacknowledged(ReliveError, RuntimeError):
         self.reason = reason
         super().__init__(
             f"{num_steps} steps of the last {num_calls} calls are not acknowledged and not sent again: {reason}"
+        )
+
+
+@final
+class StaleVersion(ReliveError, ValueError):
+    """Parameters of a version that is not above the newest one published: versions never go back."""
+
+    def __init__(self, version: int, newest: int) -> None:
+        self.version = version
+        self.newest = newest
+        super().__init__(
+            f"parameters of version {version}: expected a version above {newest}, the newest that is published; two"
+            " publishers share one count, and one that starts anew goes on from the count it left"
         )
 
 

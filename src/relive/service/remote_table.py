@@ -18,6 +18,7 @@ from relive.service.connection import Connection, cutoff
 from relive.service.held import RemoteDraws
 from relive.service.options import Streaming
 from relive.service.remote_core import RemoteCore, remote_core
+from relive.service.remote_parameters import RemoteParameters
 from relive.service.streaming_writer import StreamingWriter
 from relive.spec import StepSpec
 from relive.writer import Writer
@@ -65,6 +66,7 @@ class RemoteTable(TableHandle):
         connection.give(stream)
         self._given_s = timeout_s
         self._remote = remote_core(connection, hello, timeout_s)
+        self._parameters = RemoteParameters(connection, self._remote.timeout_s)
         self._bind_to(self._remote, timeout_s)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
@@ -100,6 +102,11 @@ class RemoteTable(TableHandle):
     def core(self) -> RemoteCore:
         """What answers it."""
         return self._remote
+
+    @property
+    def parameters(self) -> RemoteParameters:
+        """The newest parameters that somebody published beside this table, and the way to publish them."""
+        return self._parameters
 
     @property
     def address(self) -> str:
