@@ -90,6 +90,7 @@ SIDES = {
         Side("relive, inline", "relive_side", 1, "inline"),
         Side("relive, actors(1)", "relive_side", 1, "actors(1)"),
         Side("relive, learners(2, sync)", "relive_side", 1, "learners(2, sync)"),
+        Side("relive, learners(2, sync) alone", "relive_side", 1, "learners(2, sync)", ("acting.inline=true",)),
         Side(SHIPPED, "sb3_side", 1),
         Side("sb3, denormals flushed", "sb3_side", 1, flushes=True),
         Side(DEFAULT, "sb3_side", 0),

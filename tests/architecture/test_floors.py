@@ -53,6 +53,7 @@ CORE_USERS = {
     "gpu",
     "service",
     "fleet",
+    "train",
 }
 
 
