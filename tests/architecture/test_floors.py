@@ -54,6 +54,7 @@ CORE_USERS = {
     "gpu",
     "service",
     "fleet",
+    "train",
 }
 
 
