@@ -87,8 +87,9 @@ class TableHandle(Closing, Loadable):
         reward: RewardFunction | None = None,
         **unknown: NoReturn,
     ) -> Batch:
-        """Draws num_items items with replacement and gathers them, in random order: any slice is a fair sub-batch.
+        """Draws num_items items and gathers them, in random order: any slice is a fair sub-batch.
 
+        With replacement; none twice in a batch where the index is made with replacement=False.
         columns: names ('a/b' and groups too) of declared columns, next_<state>, discount, terminated, truncated,
         episode_step, first, lane, policy_version, staleness, num_steps; None: all declared, next_<state> and discount.
         Of Sequences and Episodes mask, too; None: all declared, discount and mask; ragged ones always have offsets. Of
@@ -530,6 +531,8 @@ class TableHandle(Closing, Loadable):
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the limiter's arithmetic: of the index named, else of the narrowest one."""
+        if error.none_twice:
+            return error
         names = self._index_names if index is None else (index,)
         limiters = [self.limiter(name) for name in names]
         paced = [limiter for limiter in limiters if isinstance(limiter, (SamplesPerInsert, Queue))]
