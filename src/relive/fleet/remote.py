@@ -258,8 +258,8 @@ class RemoteShard(Shard):
         """Its answer, else the last one, its counters as they were heard of last."""
         told = self.asked(lambda core: core.stats(), None, False)
         if told is not None:
-            self._last_stats = told
-            return told
+            self._last_stats = dict(told)
+            return self._last_stats
         if self._last_stats is None:
             raise ServiceUnavailable(self.address, 0.0, "it has not told its statistics yet")
         indexes = [dict(one) for one in self._last_stats["indexes"]]

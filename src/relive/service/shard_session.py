@@ -22,7 +22,7 @@ from relive.service.sessions import Header, Session, bound, send_sample
 from relive.service.wire import Bytes
 from relive.sources import DrawNumber
 
-__all__ = ["ROOT", "ShardSession"]
+__all__ = ["ROOT", "ShardSession", "layout_of"]
 
 ROOT = struct.Struct("<dqdqqqq")  # mass, live items, largest priority, inserted, sampled, pending, policy version
 _MAX_SETTLED = 4096
@@ -74,7 +74,7 @@ class ShardSession(Session):
         elif op == "draw":
             self._draw(header)
         elif op == "layout":
-            self.pipe.send(_layout(self._core))
+            self.pipe.send(layout_of(self._core))
         elif op == "offer":
             self._offer(header)
         else:
@@ -154,7 +154,7 @@ class ShardSession(Session):
                 return
 
 
-def _layout(core: CoreTable) -> Mapping[str, Any]:
+def layout_of(core: CoreTable) -> Mapping[str, Any]:
     """The serialised layout: what docs/format.md says of the region, as numbers."""
     geometry = {name: value for name, value in core.geometry.items() if name not in ("uuid", "boot_id")}
     with core.region_bytes() as region:
