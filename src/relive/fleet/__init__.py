@@ -1,7 +1,7 @@
 """One table over several shards: keys carry the shard, roots say how much of a draw falls in each."""
 
 from relive.fleet.agreement import Alone, Exchange
-from relive.fleet.errors import NoLiveShard, NotOverShards, RankLost, RanksDisagree
+from relive.fleet.errors import NoLiveShard, NotOverShards, PeerUnreadable, RankLost, RanksDisagree
 from relive.fleet.owner import ShardOwner, make_shard
 from relive.fleet.sharded_table import ShardedTable, attach
 
@@ -10,6 +10,7 @@ __all__ = [
     "Exchange",
     "NoLiveShard",
     "NotOverShards",
+    "PeerUnreadable",
     "RankLost",
     "RanksDisagree",
     "ShardOwner",

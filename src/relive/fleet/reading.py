@@ -6,6 +6,7 @@ Which bytes are read in which order is said in one_sided.py.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, final
@@ -60,8 +61,12 @@ class Memory(Protocol):
         """Cells of the peer's region, for Move."""
         ...
 
-    def allow(self, address: int, num_bytes: int, keeper: object) -> None:
-        """Memory here that bytes may come to; keeper keeps it as long as they may."""
+    def allow(self, address: int, num_bytes: int, keeper: object) -> Any:
+        """Memory here that bytes may come to; keeper keeps it as long as they may. For disallow()."""
+        ...
+
+    def disallow(self, allowed: Any, target: Any) -> None:
+        """No longer, with the cells that were made of it. No read is under way."""
         ...
 
     def target(self, place: Place) -> Any:
@@ -120,6 +125,14 @@ class Lent(NamedTuple):
     target: Any
 
 
+class _Block(NamedTuple):
+    """Memory for large rows, as long as its reader is."""
+
+    values: npt.NDArray[np.uint8]
+    target: Any
+    allowed: Any
+
+
 @final
 class Columns:
     """Arrays that large rows of one column come to. They are handed out with a batch, and come back when it is gone."""
@@ -128,33 +141,35 @@ class Columns:
         self._memory = memory
         self._name = name
         self._num_bytes = num_bytes
-        self._idle: list[tuple[npt.NDArray[np.uint8], Any]] = []
+        self._idle: list[_Block] = []
+        self._returned: deque[_Block] = deque()  # by whatever thread let an array go
 
     def lend(self, num_cells: int) -> Lent:
         """uint8[num_cells x bytes of a row], uninitialised."""
+        while self._returned:
+            block = self._returned.popleft()
+            if len(self._idle) < _MOST_IDLE:
+                self._idle.append(block)
+            else:
+                self._memory.disallow(block.allowed, block.target)
         num_bytes = num_cells * self._num_bytes
-        fits = [one for one in self._idle if one[0].nbytes >= num_bytes]
-        if fits:
-            block, target = fits[0]
-            self._idle = [one for one in self._idle if one[0] is not block]
-        else:
-            block, target = self._made(num_cells)
-        lease = _Lease(block, num_bytes)
-        weakref.finalize(lease, self._take_back, block, target)
-        return Lent(np.asarray(lease), target)
+        fits = next((at for at, one in enumerate(self._idle) if one.values.nbytes >= num_bytes), None)
+        block = self._made(num_cells) if fits is None else self._idle.pop(fits)
+        lease = _Lease(block.values, num_bytes)
+        weakref.finalize(lease, self._returned.append, block)
+        return Lent(np.asarray(lease), block.target)
 
-    def _made(self, num_cells: int) -> tuple[npt.NDArray[np.uint8], Any]:
+    def _made(self, num_cells: int) -> _Block:
+        if len(self._idle) == _MOST_IDLE:  # all of them too small
+            smallest = self._idle.pop(0)
+            self._memory.disallow(smallest.allowed, smallest.target)
         whole = np.empty(num_cells * self._num_bytes + _LARGE_ALIGNMENT, np.uint8)
         skipped = -whole.__array_interface__["data"][0] % _LARGE_ALIGNMENT
-        block = whole[skipped : skipped + num_cells * self._num_bytes]
-        address = block.__array_interface__["data"][0]
-        self._memory.allow(address, block.nbytes, block)
+        values = whole[skipped : skipped + num_cells * self._num_bytes]
+        address = values.__array_interface__["data"][0]
+        allowed = self._memory.allow(address, values.nbytes, values)
         area = Area(self._name, np.zeros(1, np.int64), num_cells, self._num_bytes, self._num_bytes)
-        return block, self._memory.target(Place(area, address))
-
-    def _take_back(self, block: npt.NDArray[np.uint8], target: Any) -> None:
-        if len(self._idle) < _MOST_IDLE:
-            self._idle.append((block, target))
+        return _Block(values, self._memory.target(Place(area, address)), allowed)
 
 
 # ---- what a batch needs --------------------------------------------------------------------------------------------
