@@ -22,11 +22,11 @@ import relive  # noqa: E402
 from relive import errors  # noqa: E402
 from relive.service import RemoteTable, connect  # noqa: E402
 from relive.train import EnvironmentRaised, preset  # noqa: E402
-from relive.train.config import TrainConfig  # noqa: E402
+from relive.train.config import TrainConfig, where_to_serve  # noqa: E402
 from relive.train.links import LanesOf  # noqa: E402
 from relive.train.remote_actor import Acted, ActOptions, act  # noqa: E402
 from relive.train.scoreboard import Scoreboard  # noqa: E402
-from relive.train.serving import Deeds, ServedRun, where_to_serve  # noqa: E402
+from relive.train.serving import Deeds, ServedRun  # noqa: E402
 from relive.train.setup import make_agent, make_table  # noqa: E402
 
 pytestmark = needs_shared_memory
@@ -223,7 +223,8 @@ def test_an_environment_that_raises_ends_the_actor_and_says_where() -> None:
 def test_addresses() -> None:
     assert where_to_serve("grpc://h:1") == ("grpc://h:1", "run") == where_to_serve("grpc://h:1/")
     assert where_to_serve("grpc://h:1/pong") == ("grpc://h:1", "pong")
-    for wrong in ("grpc://h", "grpc://h:1/a/b", "h:1", "grpc://"):
+    assert where_to_serve("grpc://[::1]:0") == ("grpc://[::1]:0", "run")
+    for wrong in ("grpc://h", "grpc://h:1/a/b", "h:1", "grpc://", "http://h:1", "grpc://h:x", "grpc://h:1?a=b", ""):
         with pytest.raises(errors.InvalidConfig):
             where_to_serve(wrong)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from relive.agents.config import AgentConfig, require
 from relive.agents.registry import config_class, entry_of
@@ -114,6 +115,22 @@ class LimitConfig:
         require(self.checkpoint_period_s > 0, "checkpoint_period_s", "> 0", self.checkpoint_period_s)
 
 
+def where_to_serve(address: str) -> tuple[str, str]:
+    """grpc://host:port, port 0 for a free one, and the table's name, of the option `serving.address`.
+
+    Raises InvalidConfig.
+    """
+    try:
+        parts = urlsplit(address)
+        fits = parts.scheme == "grpc" and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        fits = False
+    name = parts.path.strip("/") if fits else ""
+    fits = fits and "/" not in name and not (parts.query or parts.fragment or parts.username)
+    require(fits, "serving.address", "grpc://host:port or grpc://host:port/name, or none", address)
+    return f"grpc://{parts.netloc}", name or "run"
+
+
 @dataclass(frozen=True)
 class ServingConfig:
     """Actors of other machines: where the run's table and parameters are served to them.
@@ -128,8 +145,8 @@ class ServingConfig:
     max_staleness_s: float = 30.0
 
     def __post_init__(self) -> None:
-        is_address = self.address is None or self.address.startswith("grpc://")
-        require(is_address, "serving.address", "grpc://host:port, or none", self.address)
+        if self.address is not None:
+            where_to_serve(self.address)
         require(1 <= self.max_lanes <= 2**16, "serving.max_lanes", "in [1, 65536]", self.max_lanes)
         fits = 1.0 <= self.max_staleness_s < math.inf
         require(fits, "serving.max_staleness_s", ">= 1, finite", self.max_staleness_s)

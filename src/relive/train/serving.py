@@ -23,22 +23,12 @@ from numpy.typing import NDArray
 from relive import Table
 from relive.errors import InvalidConfig
 from relive.service import serve
-from relive.service.address import parse_server, parse_table
-from relive.train.config import TrainConfig
+from relive.train.config import TrainConfig, where_to_serve
 from relive.train.scoreboard import Scoreboard
 
 FORMAT = 1  # of what is published beside the parameters; another one is refused by actors
-DEFAULT_NAME = "run"
 RETURNS_TOLD = 64  # of the last episodes, with each pull
 _MOST_REMEMBERED = 4096  # actors whose sums are remembered; beyond that those heard of longest ago are forgotten
-
-
-def where_to_serve(address: str) -> tuple[str, str]:
-    """grpc://host:port and the table's name, of the option `serving.address`. Raises InvalidConfig."""
-    if "/" in address.removeprefix("grpc://").rstrip("/"):
-        return parse_table(address)
-    parse_server(address.rstrip("/"))
-    return address.rstrip("/"), DEFAULT_NAME
 
 
 @final
