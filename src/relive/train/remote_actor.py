@@ -40,6 +40,7 @@ from relive.train.signals import stop_signals
 from relive.train.stopwatch import actor_watch
 
 _CALL_S = 2.0
+_POLL_S = 5.0
 _WAIT_SLICE_S = 0.2
 _SAY_PERIOD_S = 5.0
 
@@ -148,7 +149,7 @@ class _Visit(Closing):
             envs.close()
             self._scoreboard.close()
             raise
-        self._feed = Feed(table.parameters, first, min(2.0, self._limit_s / 3), self._told, self._heard)
+        self._feed = Feed(table.parameters, first, min(_POLL_S, self._limit_s / 3), self._told, self._heard)
         environment = replace(
             run.config.environment, env_id=run.env_id, num_envs_per_actor=run.num_envs, seed=_own_seed(acted.seed)
         )
