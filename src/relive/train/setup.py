@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +19,11 @@ from relive.train.config import TrainConfig
 from relive.train.environments import describe
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import threads_of
+from relive.train.scoreboard import Scoreboard
 from relive.train.topology import Learners
+
+if TYPE_CHECKING:
+    from relive.train.serving import ServedRun
 
 
 def make_agent(config: TrainConfig) -> Agent:
@@ -85,6 +91,8 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
     name = f"train-{os.getpid()}-{secrets.token_hex(3)}"
     # Twice the lanes in use: a dead actor's stay taken until the next look for dead processes.
     max_lanes = 2 * config.num_actors * config.environment.num_envs_per_actor
+    if config.serving.address is not None:
+        max_lanes += config.serving.max_lanes
     return Table(
         agent.spec(),
         replay.capacity,
@@ -93,3 +101,14 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
         max_lanes=max_lanes,
         seed=config.environment.seed,
     )
+
+
+def make_served(config: TrainConfig, table: Table, scoreboard: Scoreboard) -> ServedRun | None:
+    """The run's table and parameters at its address; None where it has none. Raises ServiceUnavailable, MissingPackage.
+
+    Loaded here: it needs pyarrow, which a run of one machine does not.
+    """
+    if config.serving.address is None:
+        return None
+    served: ServedRun = importlib.import_module("relive.train.serving").ServedRun(config, table, scoreboard)
+    return served
