@@ -1,4 +1,4 @@
-"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `evaluate`, `play`, `profile`.
+"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `tune`, `evaluate`, `play`, `profile`.
 
 ls and rm need nothing but the library. The others read their options with typer, which their extras bring, and load
 what they need when they run: `relive ls` does not wait for torch.
@@ -34,6 +34,7 @@ from relive.table import Table
 _WITH_EXTRAS = {
     "serve": ("service", "serve tables to other machines"),
     "train": ("train", "train an agent through a shared table"),
+    "tune": ("train", "choose the processes of a run by measuring"),
     "evaluate": ("train", "play the policy of a run, for its returns"),
     "play": ("train", "show the policy of a run, in a window or a video"),
     "profile": ("train", "what a run spent its time on, and whether storage held it up"),
