@@ -84,6 +84,7 @@ class Draw final {
   Status reserve();
   Status fill(bool* empty);
   Status look_on();
+  Status race_at_deadline();
   Status fill_held(bool* empty, uint32_t attempt);
   Status find_held(const DrawRequest& choice, bool is_noted, size_t begin, size_t end, uint32_t* attempt, bool* empty);
   bool drop_gone();
@@ -109,6 +110,7 @@ class Draw final {
   DrawScratch& s_;
   DrawRequest first_;  // what a round reads of what it draws: all of it, or where items lie end to end their lengths
   const bool has_exponent_;         // which may be changed meanwhile
+  bool is_last_round_ = false;      // of a draw without replacement, behind its deadline
   uint64_t call_ = 0;               // its number, which its random numbers follow from
   std::optional<Hearing> hearing_;  // of one that looks on and on
 };
@@ -150,11 +152,14 @@ Status Draw::reserve() {
   while (true) {
     if (table_.is_closed()) return Status(Code::kTableClosed);
     const LimiterConfig limiter = r_.limiter(index);  // anew after each wait: it may have been changed (rule P1)
-    if (is_distinct() && request_.num_items > most_distinct(r_, index))
-      return Status(Code::kRequestTooLarge)
-          .with_int("requested", n)
-          .with_double("window", static_cast<double>(most_distinct(r_, index)))
-          .with_text("arithmetic", "a batch without replacement has each of the index's items once");
+    if (is_distinct() && request_.taken == nullptr) {
+      const MostDistinct most = most_distinct(r_, index, limiter);
+      if (request_.num_items > most.num_items)
+        return Status(Code::kRequestTooLarge)
+            .with_int("requested", n)
+            .with_double("window", static_cast<double>(most.num_items))
+            .with_text("none_twice", most.bound);
+    }
     if (!draw_always_moves(limiter, n))
       return Status(Code::kRequestTooLarge)
           .with_int("requested", n)
@@ -238,13 +243,22 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   return true;
 }
 
+// Of a draw without replacement that has not found enough: what looks did not find when its time is over a race does, once.
+Status Draw::race_at_deadline() {
+  if (!deadline_.passed()) return {};
+  if (is_last_round_) return late(Code::kDeadlineExceeded);
+  is_last_round_ = true;
+  s_.looks.tried = std::max(s_.looks.tried, looks_before_race(r_, request_.index, request_.num_items));
+  return {};
+}
+
 // Whether a draw that looks for its items goes on after a round that did not find enough.
 Status Draw::look_on() {
   const Looks& looks = s_.looks;
   if (looks.num_unfilled == 0) return {};
   if (!hearing_) hearing_.emplace(deadline_, nullptr);
   if (hearing_->ends()) return Status(Code::kInterrupted);
-  if (request_.where == nullptr) return deadline_.passed() ? late(Code::kDeadlineExceeded) : Status();
+  if (request_.where == nullptr) return race_at_deadline();
   const bool is_late = looks.tried >= kLeastLooks && deadline_.passed();
   if (!is_late && looks.tried < kLeastLooks + kLooksAnItem * request_.num_items) return {};
   const double share = static_cast<double>(looks.passed) / static_cast<double>(std::max<uint64_t>(1, looks.looked));
@@ -305,9 +319,12 @@ void Draw::undo_claims(const Deadline& deadline) {
   s_.claimed.clear();
 }
 
+// Of a draw without replacement the heavy items come first: each goes to a row at random, so that any slice of the batch is
+// a fair one.
 void Draw::ask_for_all() {
   s_.missing.resize(request_.num_items);
-  for (size_t j = 0; j < request_.num_items; ++j) s_.missing[j] = static_cast<uint32_t>(j);
+  for (size_t j = 0; j < request_.num_items; ++j)
+    s_.missing[j] = is_distinct() ? s_.strata[j] : static_cast<uint32_t>(j);
   s_.taken.clear();
 }
 

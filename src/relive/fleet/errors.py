@@ -6,7 +6,7 @@ from typing import final
 
 from relive.errors import ReliveError
 
-__all__ = ["NoLiveShard", "NotOverShards", "RankLost", "RanksDisagree"]
+__all__ = ["NoLiveShard", "NotOverShards", "RankFailed", "RankLost", "RanksDisagree"]
 
 
 @final
@@ -31,6 +31,16 @@ class RanksDisagree(ReliveError, ValueError):
             f"rank {rank} has {what} other than this rank's; open the same shards, with the same specs and indexes, on"
             " every rank"
         )
+
+
+@final
+class RankFailed(ReliveError, RuntimeError):
+    """What a rank did for all ranks of the group went wrong there. reason: what it says of it."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        self.rank = rank
+        self.reason = reason
+        super().__init__(f"rank {rank} has no batch for the group: {reason}; nothing was counted, the group may go on")
 
 
 @final

@@ -16,17 +16,20 @@ __all__ = ["ServerOptions", "Streaming"]
 @dataclass(frozen=True)
 class ServerOptions:
     """max_reply_bytes: of one batch; larger ones are refused before anything is allocated. max_streams: open at once,
-    a thread each. close_timeout_s: how long close() waits for calls in progress. Raises InvalidConfig.
+    a thread each. close_timeout_s: how long close() waits for calls in progress. max_parameter_bytes: of one version of
+    the parameters beside a table. Raises InvalidConfig.
     """
 
     max_reply_bytes: int = 1 << 30
     max_streams: int = 512
     close_timeout_s: float = 5.0
+    max_parameter_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         integer("max_reply_bytes", self.max_reply_bytes, 1)
         integer("max_streams", self.max_streams, 1)
         finite("close_timeout_s", self.close_timeout_s, 0.0)
+        integer("max_parameter_bytes", self.max_parameter_bytes, 1)
 
 
 @names_arguments

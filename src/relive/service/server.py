@@ -22,11 +22,14 @@ from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavail
 from relive.service import wire
 from relive.service.address import parse_server
 from relive.service.connection import close_connections
-from relive.service.hosting import Hosted
+from relive.service.hosting import Hosted, Offer
 from relive.service.memory import keep_freed_memory
 from relive.service.options import ServerOptions
+from relive.service.parameter_session import ParameterSession
+from relive.service.parameter_store import ParameterStore
 from relive.service.pipe import Pipe, StreamBroken
 from relive.service.sessions import CallSession, HoldSession, Session
+from relive.service.shard_session import ShardSession
 from relive.service.transport import with_few_wakeups
 from relive.service.write_session import WriteSession
 from relive.table import Table
@@ -62,7 +65,9 @@ class Server(Closing):
         self._closed = False
         self._process = os.getpid()
         self._options = options
-        self._hosted = {name: Hosted(name, table, self._closing) for name, table in tables.items()}
+        self._hosted = {
+            name: Hosted(name, table, self._closing, options.max_parameter_bytes) for name, table in tables.items()
+        }
         try:
             self._flight = with_few_wakeups(
                 lambda: _FlightServer(f"grpc://{host}:{port}", self._hosted, self._closing, options)
@@ -93,6 +98,20 @@ class Server(Closing):
         """Streams that are open now."""
         return self._flight.num_streams
 
+    def offer(self, table: str, name: str, give: Offer) -> None:
+        """Tells who asks for it by name what give() returns, of a table that is served: fields of JSON, and bytes."""
+        self._hosted[table].offers[name] = give
+
+    def parameters(self, name: str) -> ParameterStore:
+        """The parameters beside the table served under this name: what clients reach as `remote.parameters`.
+
+        Raises NoSuchTable.
+        """
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            raise NoSuchTable(str(name)[:200])
+        return hosted.parameters
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until close() was called, or the seconds are over (then False)."""
         return self._closing.wait(timeout_s)
@@ -106,6 +125,8 @@ class Server(Closing):
             return
         self._closed = True
         self._closing.set()
+        for hosted in self._hosted.values():
+            hosted.parameters.close()
         ends = time.monotonic() + self._options.close_timeout_s
         while self._flight.num_busy and time.monotonic() < ends:
             time.sleep(0.01)
@@ -174,9 +195,14 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         kind = wire.field(request, "kind", str)
         if kind == "write":
             return WriteSession(pipe, hosted, self._options, request)
-        kinds: dict[str, Callable[..., Session]] = {"call": CallSession, "hold": HoldSession}
+        kinds: dict[str, Callable[..., Session]] = {
+            "call": CallSession,
+            "hold": HoldSession,
+            "shard": ShardSession,
+            "parameters": ParameterSession,
+        }
         if kind not in kinds:
-            raise BadMessage("kind of stream", "call, write or hold", kind[:40])
+            raise BadMessage("kind of stream", "call, write, hold, shard or parameters", kind[:40])
         return kinds[kind](pipe, hosted, self._options)
 
 

@@ -18,7 +18,7 @@ from relive.agents.config import AgentConfig, require
 from relive.agents.registry import config_class, entry_of
 from relive.errors import InvalidConfig
 from relive.train.settings import changed, flat, to_tree
-from relive.train.topology import Actors, Topology
+from relive.train.topology import Actors, Inline, Topology
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -58,10 +58,15 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class ActingConfig:
-    """The actors: how many, and after how many updates newer parameters are published to them."""
+    """The actors: how many, and after how many updates newer parameters are published to them.
+
+    inline: several learners have no actor processes beside them; the first learner steps the actors in turn, as the
+    topology `inline` does. For environments that take less than the cores that the actors would share.
+    """
 
     num_actors: int = 2
     publish_period: int = 25
+    inline: bool = False
 
     def __post_init__(self) -> None:
         require(self.num_actors >= 1, "num_actors", ">= 1", self.num_actors)
@@ -140,6 +145,13 @@ class TrainConfig:
         number, size = self.topology.num_learners, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
         require(self.threads >= 0, "threads", ">= 0", self.threads)
+        apart = isinstance(self.topology, Actors)
+        require(not (self.acting.inline and apart), "acting.inline", f"false where topology = {self.topology}", True)
+
+    @property
+    def acts_inline(self) -> bool:
+        """Whether the actors step in the process that calls `train`."""
+        return isinstance(self.topology, Inline) or self.acting.inline
 
     @property
     def num_actors(self) -> int:

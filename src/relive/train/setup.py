@@ -17,7 +17,7 @@ from relive.train.config import TrainConfig
 from relive.train.environments import describe
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import threads_of
-from relive.train.topology import Inline, Learners
+from relive.train.topology import Learners
 
 
 def make_agent(config: TrainConfig) -> Agent:
@@ -31,7 +31,7 @@ def make_agent(config: TrainConfig) -> Agent:
 
 def learner_threads(config: TrainConfig) -> int:
     """Threads of each learner."""
-    num_processes = 0 if isinstance(config.topology, Inline) else config.num_actors
+    num_processes = 0 if config.acts_inline else config.num_actors
     return threads_of(config.threads, num_processes, config.topology.num_learners)
 
 
