@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="the topologies of a run are read with its configuration")
 
 from relive.errors import InvalidConfig  # noqa: E402
+from relive.train.config import preset  # noqa: E402
+from relive.train.settings import changed  # noqa: E402
 from relive.train.throughput import (  # noqa: E402
     Costs,
     Limit,
@@ -57,7 +59,11 @@ def test_the_slower_side_is_the_pace() -> None:
 
 def test_one_process_does_one_thing_after_the_other() -> None:
     inline = predict(FREE, dataclasses.replace(ONE, inline=True), EACH)
-    assert inline.steps_per_s == pytest.approx(1 / (1000e-6 + 40e-6)) and inline.busy == 1.0
+    assert inline.steps_per_s == pytest.approx(1 / (1000e-6 + 40e-6)) and inline.busy == pytest.approx(1.0)
+    assert inline.limit is Limit.LEARNING
+    assert predict(FREE, dataclasses.replace(ONE, inline=True), Work(1 / 64, 25)).limit is Limit.ACTING
+    two = predict(FREE, dataclasses.replace(ONE, inline=True, num_learners=2), EACH)
+    assert two.steps_per_s == pytest.approx(1 / (50e-6 + 500e-6 + 100e-6 + 40e-6)), "the first of them acts"
 
 
 def test_one_core_is_shared() -> None:
@@ -145,10 +151,23 @@ def test_a_setting_says_itself_and_its_options() -> None:
     assert str(ONE) == "actors(1), 4 environments each, batch 64"
     three = Setting(3, 1, 64, num_learners=2)
     assert str(three) == "learners(2, sync) of 3 actors, 1 environment each, batch 64"
-    assert {path: str(value) for path, value in three.options.items()} == {
-        "topology": "learners(2, sync)", "acting.num_actors": "3", "environment.num_envs_per_actor": "1",
-        "agent.batch_size": "64",
-    }  # fmt: skip
+    options = {path: str(value) for path, value in three.options.items()}
+    assert options.pop("topology") == "learners(2, sync)" and options.pop("acting.num_actors") == "3"
+    assert options.pop("environment.num_envs_per_actor") == "1" and options.pop("agent.batch_size") == "64"
+    assert options == {"acting.inline": "False"}
+    alone = Setting(1, 1, 64, num_learners=2, inline=True)
+    assert str(alone) == "learners(2, sync) that act, 1 environment each, batch 64"
+    assert alone.options["acting.inline"] is True and alone.num_processes == 2
+    assert Setting(1, 1, 64, inline=True).options["acting.inline"] is False
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_every_candidate_is_a_run(cores: int) -> None:
+    asked = preset("dqn", "CartPole-v1", {"acting.inline": True, "topology": "learners(2, sync)"})
+    for setting in candidates(cores, (64,), 2):
+        config = changed(asked, setting.options)
+        assert (config.num_actors, config.acts_inline) == (setting.num_actors, setting.inline)
+        assert config.topology.num_learners == setting.num_learners
 
 
 def test_costs_that_cannot_be_are_refused() -> None:

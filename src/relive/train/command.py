@@ -108,7 +108,7 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
     return train
 
 
-_CHOSEN = ("topology", "acting.num_actors", "environment.num_envs_per_actor")  # by the tuner
+_CHOSEN = ("topology", "acting.num_actors", "acting.inline", "environment.num_envs_per_actor")  # by the tuner
 
 
 def _require_free(settings: dict[str, object], resume: Path | None) -> None:

@@ -13,7 +13,7 @@
               slow is what was measured, for acting and for learning, with both at once
   limits      acting:   an actor's share is at most 1              learning: the leader's is
               cores:    the sum of all shares is at most the cores
-              x is the largest that keeps all three. A run in one process has one limit: the sum of its work is 1
+              x is the largest that keeps all three. Where the leader acts too (inline), w_a of all actors is its work
 
 What it cannot see: waits for the table's lock beyond those of one actor and one learner, what a core loses when it is
 handed from one process to another, memory that more cores than were measured would want at once, and the time that
@@ -93,7 +93,10 @@ class Costs:
 @final
 @dataclass(frozen=True)
 class Setting:
-    """What is chosen: the processes of a run, the environments of each actor, the batch of all learners."""
+    """What is chosen: the processes of a run, the environments of each actor, the batch of all learners.
+
+    inline: there are no actor processes, the first learner steps the actors in turn.
+    """
 
     num_actors: int
     num_envs: int
@@ -104,14 +107,14 @@ class Setting:
     @property
     def topology(self) -> Topology:
         """As the configuration of a run says it."""
-        if self.inline:
-            return Inline()
-        return Actors(self.num_actors) if self.num_learners == 1 else Learners(self.num_learners)
+        if self.num_learners > 1:
+            return Learners(self.num_learners)
+        return Inline() if self.inline else Actors(self.num_actors)
 
     @property
     def num_processes(self) -> int:
         """That compute."""
-        return 1 if self.inline else self.num_actors + self.num_learners
+        return self.num_learners + (0 if self.inline else self.num_actors)
 
     @property
     def options(self) -> dict[str, object]:
@@ -119,13 +122,16 @@ class Setting:
         return {
             "topology": self.topology,
             "acting.num_actors": self.num_actors,
+            "acting.inline": self.inline and self.num_learners > 1,
             "environment.num_envs_per_actor": self.num_envs,
             "agent.batch_size": self.batch_size,
         }
 
     def __str__(self) -> str:
         topology = self.topology
-        actors = f" of {self.num_actors} actors" if isinstance(topology, Learners) else ""
+        actors = ""
+        if isinstance(topology, Learners):
+            actors = " that act" if self.inline else f" of {self.num_actors} actors"
         envs = "environment" if self.num_envs == 1 else "environments"
         return f"{topology}{actors}, {self.num_envs} {envs} each, batch {self.batch_size}"
 
@@ -168,18 +174,18 @@ class Prediction:
 @final
 @dataclass(frozen=True)
 class _Load:
-    """Seconds of work for one environment step: of one actor, of the leader, of one other learner, of a thread."""
+    """Seconds of work for one environment step: of one actor process, of the leader, of another learner, of a thread.
 
-    actor: float
-    leader: float
-    follower: float
-    thread: float
-    setting: Setting
+    acting: of the leader's, what acting takes. counts: how many there are of each.
+    """
+
+    seconds: tuple[float, float, float, float]
+    counts: tuple[int, int, int, int]
+    acting: float
 
     @property
     def total(self) -> float:
-        setting = self.setting
-        return self.actor * setting.num_actors + self.leader + self.follower * (setting.num_learners - 1) + self.thread
+        return sum(one * count for one, count in zip(self.seconds, self.counts, strict=True))
 
 
 def _load(costs: Costs, setting: Setting, work: Work) -> _Load:
@@ -189,20 +195,17 @@ def _load(costs: Costs, setting: Setting, work: Work) -> _Load:
     drawn = at(costs.samples, setting.batch_size)
     learnt = at(costs.updates, setting.batch_size / setting.num_learners)
     learnt += costs.gradients * (setting.num_learners - 1) * (costs.sync_s or 0.0)
-    ahead = drawn if work.gathers_ahead else 0.0
+    ahead = drawn if work.gathers_ahead and not setting.inline else 0.0
     leader = learnt + drawn - ahead + costs.publish_s / work.publish_period
-    ratio = work.updates_per_step
-    return _Load(actor, ratio * leader, ratio * learnt, ratio * ahead, setting)
+    ratio, others = work.updates_per_step, setting.num_learners - 1
+    mine = actor * setting.num_actors if setting.inline else 0.0
+    seconds = (0.0 if setting.inline else actor, ratio * leader + mine, ratio * learnt, ratio * ahead)
+    return _Load(seconds, (0 if setting.inline else setting.num_actors, 1, others, 1), mine)
 
 
 def _shares(costs: Costs, load: _Load, steps_per_s: float, cores: int) -> tuple[float, float, float]:
     """Of an actor, of the leader, and the sum of all, at so many steps a second: crowding's fixed point."""
-    setting, others = load.setting, load.setting.num_learners - 1
-    actor, leader, follower, thread = (
-        part * steps_per_s for part in (load.actor, load.leader, load.follower, load.thread)
-    )
-    mine = [actor, leader, follower, thread]
-    counts = [setting.num_actors, 1, others, 1]
+    mine, counts = [part * steps_per_s for part in load.seconds], load.counts
     slow = [costs.slow_acting, costs.slow_learning, costs.slow_learning, costs.slow_learning]
     shares = list(mine)
     for _ in range(_ROUNDS):
@@ -219,12 +222,9 @@ def predict(costs: Costs, setting: Setting, work: Work, cores: int | None = None
     cores = costs.cores if cores is None else cores
     require(1 <= cores <= MOST_CORES, "cores", f"in [1, {MOST_CORES}]", cores)
     load = _load(costs, setting, work)
-    if setting.inline:
-        rate = 1.0 / (load.actor * setting.num_actors + load.leader + load.thread)
-        learns = load.leader > load.actor * setting.num_actors
-        limit, busy = (Limit.LEARNING if learns else Limit.ACTING), 1.0
-    else:
-        rate, limit, busy = _fastest(costs, load, cores)
+    rate, limit, busy = _fastest(costs, load, cores)
+    if limit is Limit.LEARNING and load.acting > load.seconds[1] / 2:
+        limit = Limit.ACTING  # the leader's: it spends more on that
     beyond = _beyond(costs, setting, cores)
     return Prediction(setting, cores, rate, rate * work.updates_per_step, limit, busy, beyond)
 
@@ -238,7 +238,7 @@ def _fastest(costs: Costs, load: _Load, cores: int) -> tuple[float, Limit, float
         fill, limit = max(kept, key=lambda one: one[0])
         return fill, limit, total
 
-    low, high = 0.0, 1.0 / max(load.actor, load.leader, load.total / cores)
+    low, high = 0.0, 1.0 / max(*load.seconds, load.total / cores)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if fullest(middle)[0] <= 1.0 else (low, middle)
@@ -263,7 +263,9 @@ def candidates(cores: int, batch_sizes: Sequence[int], most_envs: int = _MOST_EN
     """
     envs = [number for number in _steps_up(most_envs) if number <= most_envs]
     for batch_size, num_envs in product(batch_sizes, envs):
-        yield Setting(1, num_envs, batch_size, inline=True)
+        for num_learners in _counts(cores):
+            if batch_size % num_learners == 0:
+                yield Setting(1, num_envs, batch_size, num_learners, inline=True)
         for num_learners, num_actors in product(_counts(cores), _counts(cores)):
             fits = num_actors + num_learners <= cores + 1 and batch_size % num_learners == 0
             if fits or num_actors == num_learners == 1:
@@ -311,5 +313,5 @@ def best_of_each_kind(order: Sequence[Prediction]) -> list[Prediction]:
     """Of a ranked list the first of each topology and number of actors."""
     found: dict[object, Prediction] = {}
     for one in order:
-        found.setdefault((str(one.setting.topology), one.setting.num_actors), one)
+        found.setdefault((str(one.setting.topology), one.setting.num_actors, one.setting.inline), one)
     return list(found.values())

@@ -40,7 +40,6 @@ from relive.train.throughput import (
     predict,
     ranked,
 )
-from relive.train.topology import Inline
 from relive.train.trial import Trial, run_trial
 
 TUNING_FILE = "tuning.json"
@@ -271,8 +270,7 @@ def _checked_cores(more_cores: Sequence[int]) -> tuple[int, ...]:
 def _work(config: TrainConfig) -> Work:
     """What the settings do not change. Images are gathered by a thread of their own."""
     spaces = describe(config.environment.env_id)
-    ahead = bool(spaces.stack) and not isinstance(config.topology, Inline)
-    return Work(config.replay.updates_per_step, config.acting.publish_period, gathers_ahead=ahead)
+    return Work(config.replay.updates_per_step, config.acting.publish_period, gathers_ahead=bool(spaces.stack))
 
 
 def _settings(costs: Costs, cores: int, batch_size: int, most_envs: int) -> list[Setting]:
@@ -282,14 +280,8 @@ def _settings(costs: Costs, cores: int, batch_size: int, most_envs: int) -> list
 
 
 def _asked(config: TrainConfig) -> Setting:
-    inline = isinstance(config.topology, Inline)
-    return Setting(
-        config.num_actors,
-        config.environment.num_envs_per_actor,
-        config.agent.batch_size,
-        config.topology.num_learners,
-        inline,
-    )
+    num_envs, batch_size = config.environment.num_envs_per_actor, config.agent.batch_size
+    return Setting(config.num_actors, num_envs, batch_size, config.topology.num_learners, config.acts_inline)
 
 
 def _best_on(costs: Costs, cores: int, batch_size: int, most_envs: int, work: Work) -> Prediction:

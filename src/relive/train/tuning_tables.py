@@ -109,4 +109,5 @@ def _grid(title: str) -> Grid:
 def _cells(one: Prediction, *, batch: bool = True) -> tuple[str, ...]:
     setting = one.setting
     sizes = (str(setting.num_actors), str(setting.num_envs), str(setting.batch_size))[: 3 if batch else 2]
-    return str(setting.topology), *sizes, one.limit.value
+    topology = f"{setting.topology} acting" if setting.inline and setting.num_learners > 1 else str(setting.topology)
+    return topology, *sizes, one.limit.value
