@@ -43,7 +43,7 @@ _ANSWER_S = 60.0  # an environment that takes longer over one step is not measur
 _START_S = 300.0
 _FAR_ON = 10**9  # environment steps: actors no longer act at random
 _LEAST_ROUNDS = 3
-_PUBLICATIONS = 5
+_PUBLICATIONS, _ADDITIONS = 5, 20
 
 
 @final
@@ -148,7 +148,8 @@ class _Rig(ExitStack):
         wanted = min(self._table.capacity // 2, max(1_000, 2 * max(sizes.batch_sizes)))
         while len(self._table) < wanted:
             self._probe.act(max(sizes.num_envs), _ACT_S)
-        self._gradients = _gradients_of(self._agent_of(spaces, sizes.rows[0]), self._drawn(sizes.rows[0]))
+        self._gradients, size = _gradients_of(self._agent_of(spaces, sizes.rows[0]), self._drawn(sizes.rows[0]))
+        self._rows = np.zeros((2, size), np.float32)
         self._group: LearnerGroup | None = None
         whole = sizes.batch_sizes[0]
         if sizes.learners_too and whole % 2 == 0:
@@ -234,6 +235,10 @@ class _Rig(ExitStack):
             self._publish(agent)
         readings.add("publish", 0, (working_clock() - began_s) / _PUBLICATIONS)
         readings.add("take", 0, self._probe.take())
+        began_s = working_clock()
+        for _ in range(_ADDITIONS):
+            self._rows[0] += self._rows[1]
+        readings.add("add", 0, (working_clock() - began_s) / _ADDITIONS)
 
     def _read_both(self, readings: _Readings) -> None:
         """How much longer a turn and an update take while both run, beside the same alone before and after."""
@@ -276,7 +281,7 @@ class _Rig(ExitStack):
         if self._group is not None:
             # The learners slow each other down as an actor does: that much is crowding's, the rest are the waits.
             waits_s = readings.median("group", whole) / slow_learning - readings.median("update", whole // 2)
-            sync_s = max(0.0, waits_s) / self._gradients
+            sync_s = max(0.0, waits_s / self._gradients - readings.median("add"))
         parts: dict[int, Mapping[str, float]] = {
             num_envs: {part: readings.median(part, num_envs) for part in PARTS} for num_envs in self._sizes.num_envs
         }
@@ -288,6 +293,7 @@ class _Rig(ExitStack):
             updates=readings.curve("update"),
             gradients=self._gradients,
             sync_s=sync_s,
+            add_s=readings.median("add"),
             publish_s=readings.median("publish"),
             take_s=readings.median("take"),
             slow_acting=slow_acting,
@@ -296,13 +302,16 @@ class _Rig(ExitStack):
         )
 
 
-def _gradients_of(agent: Agent, batch: Any, num_updates: int = 4) -> float:
-    """Gradients that learners would meet at in one update of this agent, on average. The agent is used up."""
+def _gradients_of(agent: Agent, batch: Any, num_updates: int = 4) -> tuple[float, int]:
+    """Gradients that learners would meet at in one update of this agent, and their numbers each, on average.
+
+    The agent is used up.
+    """
     counter = _Counter()
     agent.join(counter)
     for _ in range(num_updates):
         agent.update(batch)
-    return counter.num_gradients / num_updates
+    return counter.num_gradients / num_updates, counter.num_values // max(1, counter.num_gradients)
 
 
 @final
@@ -312,11 +321,12 @@ class _Counter:
     number, count = 0, 1
 
     def __init__(self) -> None:
-        self.num_gradients = 0
+        self.num_gradients = self.num_values = 0
 
     def combine(self, gradients: Any) -> None:
         """See Replicas: the mean over one is what it is."""
         self.num_gradients += 1
+        self.num_values += len(gradients)
 
 
 @final

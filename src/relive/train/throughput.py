@@ -4,8 +4,9 @@
   an actor    steps e environments in turn_s(e): the environments, the policy, the insert. One of n actors has n-th of
               the steps, and takes over every publication, of which there are r x / publish_period a second:
                 w_a = x turn_s(e) / (e n) + (r x / publish_period) take_s              seconds of work a second
-  a learner   draws B items, learns from its slice of B / L rows, and meets the others at each of g gradients:
-                u   = sample_s(B) + update_s(B / L) + g (L - 1) sync_s + publish_s / publish_period
+  a learner   draws B items, learns from its slice of B / L rows, and meets the others at each of g gradients, whose
+              rows it adds up (sync is 0 for one learner):
+                u   = sample_s(B) + update_s(B / L) + g (sync_s + (L - 1) add_s) + publish_s / publish_period
                 w_l = r x u          the other L - 1 learners: r x (u - sample_s(B) - publish_s / publish_period)
               where batches are gathered by a thread of their own, its work is beside u and not in it
   crowding    work takes longer while the other cores are busy too (shared caches, memory, halves of one core):
@@ -60,12 +61,12 @@ def at(curve: Curve, size: float) -> float:
 class Costs:
     """What the parts of a run cost on a machine, in seconds; medians of the rounds of one calibration.
 
-    cores: those that it was measured on. turns: of an actor, by its environments: all that it does in one. parts: the
-    shares of environment, inference and insert in that, by environments. samples: of a draw with its columns and of
-    giving priorities back, by items. updates: by rows. gradients: that learners meet at in one update. sync_s: a
-    gradient, for each learner more than one; None: not measured. publish_s, take_s: a publication, for the learner and
-    for an actor. slow_acting, slow_learning: times that both take while the other runs. spread: the median of the
-    parts' interquartile ranges over the rounds, as a share of the median.
+    cores: those that it was measured on. turns: of an actor, by its environments: all that it does in one. parts:
+    the shares of environment, inference and insert in that, by environments. samples: of a draw with its columns
+    and of giving priorities back, by items. updates: by rows. gradients: that learners meet at in one update.
+    sync_s: the waits of a gradient that two share; None: not measured. add_s: adding one more row to it. publish_s,
+    take_s: a publication, for the learner and for an actor. slow_acting, slow_learning: times that both take while
+    the other runs. spread: the median of the parts' interquartile ranges over the rounds, as a share of the median.
     """
 
     cores: int
@@ -75,6 +76,7 @@ class Costs:
     updates: Curve
     gradients: float
     sync_s: float | None
+    add_s: float
     publish_s: float
     take_s: float
     slow_acting: float
@@ -194,7 +196,8 @@ def _load(costs: Costs, setting: Setting, work: Work) -> _Load:
     actor = at(costs.turns, setting.num_envs) / num_steps + publications * costs.take_s
     drawn = at(costs.samples, setting.batch_size)
     learnt = at(costs.updates, setting.batch_size / setting.num_learners)
-    learnt += costs.gradients * (setting.num_learners - 1) * (costs.sync_s or 0.0)
+    if setting.num_learners > 1:
+        learnt += costs.gradients * ((costs.sync_s or 0.0) + (setting.num_learners - 1) * costs.add_s)
     ahead = drawn if work.gathers_ahead and not setting.inline else 0.0
     leader = learnt + drawn - ahead + costs.publish_s / work.publish_period
     ratio, others = work.updates_per_step, setting.num_learners - 1

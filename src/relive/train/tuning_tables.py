@@ -46,6 +46,7 @@ def costs_grid(costs: Costs) -> Grid:
             grid.add_row(name, f"{size:,} {of}", f"{1e6 * seconds:,.0f}")
     if costs.sync_s is not None:
         grid.add_row("synchronisation", f"a gradient of {costs.gradients:g}", f"{1e6 * costs.sync_s:,.0f}")
+        grid.add_row("  adding it up", "a learner more", f"{1e6 * costs.add_s:,.0f}")
     grid.add_row("publish parameters", "the learner", f"{1e6 * costs.publish_s:,.0f}")
     grid.add_row("take them over", "an actor", f"{1e6 * costs.take_s:,.0f}")
     both = f"{costs.slow_acting:.2f} and {costs.slow_learning:.2f} times"
