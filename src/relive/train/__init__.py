@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from relive.train.result import RunResult
     from relive.train.run import train
     from relive.train.topology import Actors, Inline, Learners, Topology
+    from relive.train.tuning import Tuning, tune
 
 __all__ = [
     "Actors",
@@ -51,6 +52,7 @@ __all__ = [
     "Topology",
     "TrainConfig",
     "TrainedPolicy",
+    "Tuning",
     "evaluate_run",
     "load_config",
     "load_policy",
@@ -58,6 +60,7 @@ __all__ = [
     "play_run",
     "preset",
     "train",
+    "tune",
 ]
 
 _HOMES = {
@@ -80,6 +83,7 @@ _HOMES = {
     "Snapshot": "progress",
     "TrainConfig": "config",
     "TrainedPolicy": "policy",
+    "Tuning": "tuning",
     "evaluate_run": "playing",
     "load_config": "config",
     "load_policy": "policy",
@@ -87,6 +91,7 @@ _HOMES = {
     "play_run": "playing",
     "preset": "config",
     "train": "run",
+    "tune": "tuning",
 }
 
 

@@ -69,7 +69,7 @@ class ActorPool:
             self._profile,
         )
         process = self._context.Process(target=run_actor, args=(task,), name=f"relive-actor-{actor}", daemon=True)
-        with signals_held_back(), _one_thread_for_numerics():
+        with signals_held_back(), one_thread_for_numerics():
             process.start()
         self._processes[actor] = process
         self._steps_at_start[actor] = self._scoreboard.steps_of(actor)
@@ -129,7 +129,7 @@ def signals_held_back() -> Iterator[None]:
 
 
 @contextmanager
-def _one_thread_for_numerics() -> Iterator[None]:
+def one_thread_for_numerics() -> Iterator[None]:
     """numpy's libraries read these when they are loaded; an actor's matrices are too small to share out."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}

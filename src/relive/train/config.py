@@ -164,7 +164,8 @@ class TrainConfig:
     topology: which processes it consists of, see relive.train.topology; a number of actors in it wins over
     acting.num_actors. With several learners batch_size must be a multiple of their number. device: one that torch
     knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors leave.
-    profile: what the time went into is counted, and written to profile.json at the end.
+    profile: what the time went into is counted, and written to profile.json at the end. tuned: what `relive tune`
+    chose, in words for people; nothing depends on it.
     """
 
     agent: AgentConfig
@@ -178,6 +179,7 @@ class TrainConfig:
     topology: Topology = Actors()
     profile: bool = False
     serving: ServingConfig = field(default_factory=ServingConfig)
+    tuned: str = ""
 
     def __post_init__(self) -> None:
         number, size = self.topology.num_learners, self.agent.batch_size

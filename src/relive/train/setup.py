@@ -74,11 +74,11 @@ def chosen_device(device: str) -> str:
     return device
 
 
-def make_table(config: TrainConfig, agent: Agent) -> Table:
-    """The shared table of one session, under a name of its own."""
+def limiter_of(config: TrainConfig) -> SamplesPerInsert:
+    """The pace of a run: updates_per_step, and how far a side may get ahead of the other."""
     replay = config.replay
     samples_per_insert = replay.updates_per_step * config.agent.batch_size
-    limiter = SamplesPerInsert(
+    return SamplesPerInsert(
         samples_per_insert,
         replay.min_size,
         # A few batches and a few rounds of all actors, or neither side ever waits for less than that.
@@ -88,6 +88,11 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
             4.0 * samples_per_insert * config.environment.num_envs_per_actor,
         ),
     )
+
+
+def make_table(config: TrainConfig, agent: Agent) -> Table:
+    """The shared table of one session, under a name of its own."""
+    replay, limiter = config.replay, limiter_of(config)
     name = f"train-{os.getpid()}-{secrets.token_hex(3)}"
     # Twice the lanes in use: a dead actor's stay taken until the next look for dead processes.
     max_lanes = 2 * config.num_actors * config.environment.num_envs_per_actor
