@@ -66,16 +66,18 @@ class Critics:
         number: int,
         generator: torch.Generator,
         device: torch.device,
+        *,
+        low: bool,
     ) -> None:
-        """sizes: of the layers, S + A first, 1 last."""
+        """sizes: of the layers, S + A first, 1 last. low: see MLP."""
         shapes: dict[str, tuple[int, ...]] = {}
         for critic in range(number):
             shapes.update(MLP.shapes(f"q{critic}", sizes))
         self.online = FlatParameters(shapes, device)
         self.online.initialise(generator)
         self.target = self.online.copy()
-        self.networks = [MLP(self.online, f"q{critic}", config.batch_size) for critic in range(number)]
-        self._targets = [MLP(self.target, f"q{critic}", config.batch_size) for critic in range(number)]
+        self.networks = [MLP(self.online, f"q{critic}", config.batch_size, low=low) for critic in range(number)]
+        self._targets = [MLP(self.target, f"q{critic}", config.batch_size, low=low) for critic in range(number)]
         self._optimizer = Adam(
             self.online, epsilon=optimizer.adam_epsilon, max_gradient_norm=optimizer.max_gradient_norm
         )

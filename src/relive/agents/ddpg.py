@@ -58,7 +58,7 @@ class DDPG(ActorCritic):
 
     def __init__(self, config: DDPGConfig, spaces: Spaces, *, seed: int, device: str) -> None:
         super().__init__(config, spaces, outputs_per_action=1, num_critics=1, seed=seed, device=device)
-        self._mu = DeterministicActor(self.actor, config.batch_size)
+        self._mu = DeterministicActor(self.actor, config.batch_size, low=self.low)
 
     def policy(self) -> Policy:
         """See Agent."""

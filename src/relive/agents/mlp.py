@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.adam import adam
 
+from relive.agents.low_precision import LowPrecisionLayer, is_wide
 from relive.errors import InvalidConfig
 
 _ALIGNMENT = 16  # float32 values in a line of memory
@@ -123,8 +124,11 @@ class Network(Protocol):
 class MLP:
     """A perceptron: relu between layers, none at the end. Layers are `name.0.weight` [out, in], `name.0.bias`, ..."""
 
-    def __init__(self, parameters: FlatParameters, name: str, num_rows: int) -> None:
-        """num_rows: B of every batch. parameters: with the names and shapes that `MLP.shapes` gives."""
+    def __init__(self, parameters: FlatParameters, name: str, num_rows: int, *, low: bool = False) -> None:
+        """num_rows: B of every batch. parameters: with the names and shapes that `MLP.shapes` gives.
+
+        low: the products of wide layers are of bfloat16, see `relive.agents.low_precision`.
+        """
         self._weights: list[Tensor] = []
         self._transposed: list[Tensor] = []
         self._biases: list[Tensor] = []
@@ -144,6 +148,9 @@ class MLP:
         self._narrow = self._weights[0].shape[1] in _NARROW
         self._weight_gradient_t = torch.zeros(*reversed(self._weights[0].shape), device=device)
         self._input_gradient_t = torch.zeros(self._weights[0].shape[1], num_rows, device=device)
+        self._low = [
+            LowPrecisionLayer(weight, num_rows) if low and is_wide(weight) else None for weight in self._weights
+        ]
         self._gathered = [torch.zeros_like(output) for output in self._outputs[:-1]]
         self._inputs = torch.zeros(0, device=device)
 
@@ -166,7 +173,11 @@ class MLP:
         self._inputs = hidden = inputs
         last = len(self._weights) - 1
         for layer, (bias, weight, output) in enumerate(zip(self._biases, self._transposed, self._outputs, strict=True)):
-            hidden = torch.addmm(bias, hidden, weight, out=output)
+            low = self._low[layer]
+            if low is None:
+                hidden = torch.addmm(bias, hidden, weight, out=output)
+            else:
+                hidden = low.forward(hidden, bias, output)
             if layer < last:
                 hidden.relu_()
         return hidden
@@ -175,14 +186,20 @@ class MLP:
         """See Network."""
         for layer in range(len(self._weights) - 1, -1, -1):
             inputs = self._outputs[layer - 1] if layer else self._inputs
-            if layer == 0 and self._narrow:
-                torch.mm(inputs.t(), gradient, out=self._weight_gradient_t)
-                self._weight_gradients[0].copy_(self._weight_gradient_t.t())
-            else:
-                torch.mm(gradient.t(), inputs, out=self._weight_gradients[layer])
+            self._to_weights(layer, gradient, inputs)
             torch.sum(gradient, 0, out=self._bias_gradients[layer])
             if layer:
                 gradient = self._through(layer, gradient, self._outputs[layer - 1])
+
+    def _to_weights(self, layer: int, gradient: Tensor, inputs: Tensor) -> None:
+        low, out = self._low[layer], self._weight_gradients[layer]
+        if low is not None:
+            low.weight_gradient(gradient, out)
+        elif layer == 0 and self._narrow:
+            torch.mm(inputs.t(), gradient, out=self._weight_gradient_t)
+            out.copy_(self._weight_gradient_t.t())
+        else:
+            torch.mm(gradient.t(), inputs, out=out)
 
     def input_gradient(self, gradient: Tensor, first: int = 0) -> Tensor:
         """The gradient [B, sizes[0] - first] of the inputs from `first` on, from the outputs' [B, n].
@@ -209,7 +226,11 @@ class MLP:
 
     def _through(self, layer: int, gradient: Tensor, hidden: Tensor) -> Tensor:
         """The gradient before the relu under `layer`, which gave `hidden`, of so many rows as that has."""
-        below = torch.mm(gradient, self._weights[layer], out=self._input_gradients[layer][: len(hidden)])
+        low, below = self._low[layer], self._input_gradients[layer][: len(hidden)]
+        if low is None:
+            torch.mm(gradient, self._weights[layer], out=below)
+        else:
+            low.input_gradient(gradient, below)
         return torch.ops.aten.threshold_backward.grad_input(  # type: ignore[no-any-return]
             below, hidden, 0.0, grad_input=below
         )

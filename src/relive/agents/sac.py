@@ -74,7 +74,7 @@ class SAC(ActorCritic):
         super().__init__(config, spaces, outputs_per_action=2, num_critics=2, seed=seed, device=device, spare=1)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
         rows, actions = config.batch_size, self.box.size
-        self._network = MLP(self.actor, "actor", rows)
+        self._network = MLP(self.actor, "actor", rows, low=self.low)
         self.temperature = FlatParameters({"log_alpha": (1,)}, self.device)
         self.temperature.value["log_alpha"].fill_(math.log(config.initial_alpha))
         self._temperature_optimizer = Adam(self.temperature)

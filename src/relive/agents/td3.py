@@ -65,7 +65,7 @@ class TD3(ActorCritic):
     def __init__(self, config: TD3Config, spaces: Spaces, *, seed: int, device: str) -> None:
         super().__init__(config, spaces, outputs_per_action=1, num_critics=2, seed=seed, device=device)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
-        self._mu = DeterministicActor(self.actor, config.batch_size)
+        self._mu = DeterministicActor(self.actor, config.batch_size, low=self.low)
         self._noise = RowNoise(config.batch_size, self.box.size, self._generator)
 
     def policy(self) -> Policy:
