@@ -32,6 +32,7 @@ from relive.agents.config import (
     require,
 )
 from relive.agents.critics import ContinuousBatch, Critics
+from relive.agents.functional import Functional
 from relive.agents.mlp import MLP, Adam, FlatParameters, device_of
 
 
@@ -87,19 +88,23 @@ class ActorCritic(ABC):
         self.actor = FlatParameters(MLP.shapes("actor", sizes), self.device, spare)
         self.actor.initialise(generator)
         options = config.actor
-        self._optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
+        self.optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
         sizes = (states + actions, *config.hidden, 1)
         self.critics = Critics(config, config.critic, sizes, num_critics, generator, self.device, low=self.low)
-        self._batch = ContinuousBatch(config, states, self.box, self.device)
+        self.batch = ContinuousBatch(config, states, self.box, self.device)
 
     # ---- what an algorithm is --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _learn(self) -> None:
-        """One update from `_batch`, without autograd; num_updates is that of before."""
+        """One update from `batch`, without autograd; num_updates is that of before."""
 
     @abstractmethod
     def policy(self) -> Policy:
+        """See Agent."""
+
+    @abstractmethod
+    def functional(self) -> Functional:
         """See Agent."""
 
     def _own_parts(self) -> Mapping[str, Any]:
@@ -120,7 +125,7 @@ class ActorCritic(ABC):
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
         """See Agent."""
-        self._batch.load(batch)
+        self.batch.load(batch)
         with torch.no_grad():
             self._learn()
         self.num_updates += 1
@@ -128,16 +133,16 @@ class ActorCritic(ABC):
 
     def _step_actor(self) -> None:
         """One step of the actor along the gradients that lie in it."""
-        self._optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
+        self.optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
 
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
-        self._optimizer.combine_by(replicas.combine)
+        self.optimizer.combine_by(replicas.combine)
         self.critics.join(replicas)
 
     def metrics(self) -> dict[str, float]:
         """See Agent."""
-        return {"loss": self.critics.loss(self._batch.weight)} if self.num_updates else {}
+        return {"loss": self.critics.loss(self.batch.weight)} if self.num_updates else {}
 
     # ---- what it hands out -----------------------------------------------------------------------------------------
 
@@ -151,7 +156,7 @@ class ActorCritic(ABC):
 
     def _parts(self) -> dict[str, Any]:
         own = self._own_parts()
-        return {"actor": self.actor, "actor_optimizer": self._optimizer, **self.critics.parts(), **own}
+        return {"actor": self.actor, "actor_optimizer": self.optimizer, **self.critics.parts(), **own}
 
     def state_dict(self) -> dict[str, Any]:
         """See Agent."""

@@ -21,10 +21,12 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from relive.agents import functional_updates
 from relive.agents.action_values import ActionValueAgent, ActionValueConfig, NetworkConfig
 from relive.agents.agent import Spaces
 from relive.agents.config import Precision, check_precision, require
 from relive.agents.conv import ConvNetwork
+from relive.agents.functional import Functional
 from relive.agents.mlp import MLP, FlatParameters, Network, Shapes
 from relive.agents.policies import ActionValues, NetworkValues
 
@@ -108,6 +110,10 @@ class DQN(ActionValueAgent):
 
     def _action_values(self) -> ActionValues:
         return NetworkValues(self.config.network.dueling)
+
+    def functional(self) -> Functional | None:
+        """See Agent: none of networks of images."""
+        return None if self.sees_images else functional_updates.of_dqn(self)
 
     def _learn(self) -> Tensor:
         config = self.config

@@ -70,6 +70,10 @@ class FlatParameters:
             for name, start in self._starts.items()
         }
 
+    def offsets(self) -> dict[str, int]:
+        """Where each tensor begins in the vector, in its order."""
+        return dict(self._starts)
+
     def initialise(self, generator: torch.Generator) -> None:
         """torch's own: weights and biases uniform within 1 / sqrt(inputs of the layer), drawn on the host."""
         for name, view in self.value.items():
@@ -243,12 +247,17 @@ class Adam:
     def __init__(self, parameters: FlatParameters, *, epsilon: float = 1e-8, max_gradient_norm: float = 0.0) -> None:
         """max_gradient_norm: 0 clips nothing."""
         self._parameters = parameters
-        self._epsilon = epsilon
-        self._max_gradient_norm = max_gradient_norm
+        self.epsilon = epsilon
+        self.max_gradient_norm = max_gradient_norm
         self._mean = torch.zeros_like(parameters.values)
         self._square = torch.zeros_like(parameters.values)
         self._step = torch.zeros((), device=parameters.values.device)
         self._combine: Callable[[Tensor], None] | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a step changes: the parameters' vector, both moments, the number of steps."""
+        return self._parameters.values, self._mean, self._square, self._step
 
     def combine_by(self, combine: Callable[[Tensor], None]) -> None:
         """Every step begins with `combine(gradients)`, which changes the vector in place: see Replicas."""
@@ -259,10 +268,10 @@ class Adam:
         parameters = self._parameters
         if self._combine is not None:
             self._combine(parameters.gradients)
-        if self._max_gradient_norm > 0.0:
+        if self.max_gradient_norm > 0.0:
             norm = float(torch.linalg.vector_norm(parameters.gradients))
-            if norm > self._max_gradient_norm:
-                parameters.gradients.mul_(self._max_gradient_norm / (norm + 1e-6))
+            if norm > self.max_gradient_norm:
+                parameters.gradients.mul_(self.max_gradient_norm / (norm + 1e-6))
         adam(
             [parameters.values],
             [parameters.gradients],
@@ -276,7 +285,7 @@ class Adam:
             beta2=0.999,
             lr=learning_rate,
             weight_decay=0.0,
-            eps=self._epsilon,
+            eps=self.epsilon,
             maximize=False,
         )
 

@@ -65,6 +65,9 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         profile: Annotated[
             bool, typer.Option("--profile", help="Count what the time goes into; `relive profile RUN_DIR` shows it.")
         ] = False,
+        deterministic: Annotated[
+            bool, typer.Option("--deterministic", help="No result depends on measured times: updates by hand.")
+        ] = False,
         config: Annotated[
             Path | None,
             typer.Option(metavar="FILE", help="A TOML file of the options below, or a run's config.json; --set wins."),
@@ -84,6 +87,7 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
             "device": device,
             "replay.capacity": capacity,
             "profile": profile or None,
+            "deterministic": deterministic or None,
         }
         settings: dict[str, object] = {path: value for path, value in given.items() if value is not None}
         settings.update(parse_assignments(set_ or []))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 
 from relive.agents.config import AgentConfig, require
 from relive.agents.registry import config_class, entry_of
@@ -125,7 +126,9 @@ class TrainConfig:
     topology: which processes it consists of, see relive.train.topology; a number of actors in it wins over
     acting.num_actors. With several learners batch_size must be a multiple of their number. device: one that torch
     knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors leave.
-    profile: what the time went into is counted, and written to profile.json at the end.
+    profile: what the time went into is counted, and written to profile.json at the end. update: how the agent's is
+    computed, written by hand or compiled (relive.train.ways); "auto" chooses by measuring, and the choice takes its
+    place in config.json. deterministic: no result of a run depends on measured times: "auto" is "handwritten".
     """
 
     agent: AgentConfig
@@ -138,6 +141,8 @@ class TrainConfig:
     threads: int = 1
     topology: Topology = Actors()
     profile: bool = False
+    update: Literal["auto", "handwritten", "compiled"] = "auto"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         number, size = self.topology.num_learners, self.agent.batch_size
@@ -145,6 +150,10 @@ class TrainConfig:
         require(self.threads >= 0, "threads", ">= 0", self.threads)
         apart = isinstance(self.topology, Actors)
         require(not (self.acting.inline and apart), "acting.inline", f"false where topology = {self.topology}", True)
+
+        if self.update == "compiled":
+            require(not self.deterministic, "update", "'handwritten' or 'auto' of a deterministic run", self.update)
+            require(number == 1, "update", "'handwritten' or 'auto' with several learners", self.update)
 
     @property
     def acts_inline(self) -> bool:
@@ -162,10 +171,12 @@ class TrainConfig:
         return 60.0 * min(self.evaluation.max_minutes, self.limits.max_minutes / 4)
 
     def save(self, path: Path) -> None:
-        """Writes the configuration as JSON: the agent's name beside its options."""
+        """Writes the configuration as JSON, whole or not at all: the agent's name beside its options."""
         tree = to_tree(self)
         tree["agent"] = {"name": self.agent.name, **tree["agent"]}
-        path.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        beside = path.with_name(path.name + ".new")
+        beside.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        os.replace(beside, path)
 
     @classmethod
     def load(cls, path: Path) -> TrainConfig:
