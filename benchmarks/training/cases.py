@@ -92,6 +92,7 @@ SIDES = {
         Side("relive, actors(1)", "relive_side", 1, "actors(1)"),
         Side("relive, learners(2, sync)", "relive_side", 1, "learners(2, sync)"),
         Side("relive, learners(2, sync) alone", "relive_side", 1, "learners(2, sync)", ("acting.inline=true",)),
+        Side("relive, actors(1), compiled", "relive_side", 1, "actors(1)", ("update=compiled",)),
         Side("relive, actors(1), bf16", "relive_side", 1, "actors(1)", _BF16),
         Side("relive, learners(2, sync), bf16", "relive_side", 1, "learners(2, sync)", _BF16),
         Side(SHIPPED, "sb3_side", 1),
