@@ -324,7 +324,7 @@ def test_a_deterministic_run_and_several_learners_are_by_hand() -> None:
 
 
 def test_a_compiled_update_that_there_is_not_leaves_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="IQN"):
+    with pytest.raises(InvalidConfig, match="iqn"):
         train(preset("iqn", "CartPole-v1", {"update": "compiled"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

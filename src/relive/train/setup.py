@@ -32,7 +32,7 @@ def make_agent(config: TrainConfig) -> Agent:
     spaces = describe(config.environment.env_id)
     agent = slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
     if config.update == "compiled" and functional_of(config, agent) is None:
-        expected = "'handwritten' or 'auto' on a device, for networks of images and for IQN"
+        expected = f"'handwritten' or 'auto' on a device, and for {config.agent.name} with this network"
         raise InvalidConfig("update", expected, config.update)
     return agent
 

@@ -12,7 +12,7 @@ begins with the hand-written way, which costs no start. Then:
            LEAST_GAIN, in the median of the CPU time of the learner's thread.
   settled  the way is said in a line, and stands in config.json, so that a resumed run has it.
 
-With several learners, on a device, for networks of images and for IQN there is only the hand-written way.
+With several learners, on a device, and for agents whose `functional` is None there is only the hand-written way.
 """
 
 from __future__ import annotations
