@@ -84,6 +84,9 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         auto: Annotated[
             bool, typer.Option("--auto", help="Choose processes and environments first, by measuring; see relive tune.")
         ] = False,
+        deterministic: Annotated[
+            bool, typer.Option("--deterministic", help="No result depends on measured times: updates by hand.")
+        ] = False,
         config: _ConfigFile = None,
         set_: _Settings = None,
     ) -> None:
@@ -98,6 +101,7 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
             "device": device,
             "replay.capacity": capacity,
             "profile": profile or None,
+            "deterministic": deterministic or None,
         }
         settings: dict[str, object] = {path: value for path, value in given.items() if value is not None}
         settings.update(parse_assignments(set_ or []))

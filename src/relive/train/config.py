@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from relive.agents.config import AgentConfig, require
@@ -165,7 +165,9 @@ class TrainConfig:
     acting.num_actors. With several learners batch_size must be a multiple of their number. device: one that torch
     knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors leave.
     profile: what the time went into is counted, and written to profile.json at the end. tuned: what `relive tune`
-    chose, in words for people; nothing depends on it.
+    chose, in words for people; nothing depends on it. update: how the agent's is computed, written by hand or compiled
+    (relive.train.ways); "auto" chooses by measuring, and the choice takes its place in config.json. deterministic: no
+    result of a run depends on measured times: "auto" is "handwritten".
     """
 
     agent: AgentConfig
@@ -180,6 +182,8 @@ class TrainConfig:
     profile: bool = False
     serving: ServingConfig = field(default_factory=ServingConfig)
     tuned: str = ""
+    update: Literal["auto", "handwritten", "compiled"] = "auto"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         number, size = self.topology.num_learners, self.agent.batch_size
@@ -190,6 +194,10 @@ class TrainConfig:
         may_have_none = self.serving.address is not None and not self.acts_inline
         has_some = self.num_actors >= 1 or may_have_none
         require(has_some, "acting.num_actors", ">= 1, or 0 of a run that is served (serving.address)", self.num_actors)
+
+        if self.update == "compiled":
+            require(not self.deterministic, "update", "'handwritten' or 'auto' of a deterministic run", self.update)
+            require(number == 1, "update", "'handwritten' or 'auto' with several learners", self.update)
 
     @property
     def acts_inline(self) -> bool:
@@ -207,8 +215,10 @@ class TrainConfig:
         return 60.0 * min(self.evaluation.max_minutes, self.limits.max_minutes / 4)
 
     def save(self, path: Path) -> None:
-        """Writes the configuration as JSON: the agent's name beside its options."""
-        path.write_text(json.dumps(self.to_tree(), indent=2) + "\n", encoding="utf-8")
+        """Writes the configuration as JSON, whole or not at all: the agent's name beside its options."""
+        beside = path.with_name(path.name + ".new")
+        beside.write_text(json.dumps(self.to_tree(), indent=2) + "\n", encoding="utf-8")
+        os.replace(beside, path)
 
     def to_tree(self) -> dict[str, Any]:
         """All options as JSON says them, in nested dicts; the agent's name beside its options."""

@@ -33,7 +33,8 @@ from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_prof
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
-from relive.train.setup import crowding, learner_threads, make_agent, make_learners, make_served, make_table
+from relive.train.settings import changed
+from relive.train.setup import crowding, learner_threads, make_agent, make_learners, make_served, make_table, make_ways
 from relive.train.signals import stop_signals
 
 CURVE_FILE = "curve.png"
@@ -191,6 +192,9 @@ class _Run:
             if served is not None:
                 stack.callback(served.close)
                 reporter.say(f"serving {served.address}: relive act {served.address}")
+            ways = make_ways(config, agent, reporter.say, self._keep_way)
+            if ways is not None:
+                stack.callback(ways.stop)
             crowded = crowding(config)
             if crowded is not None:
                 reporter.say(crowded)
@@ -210,11 +214,16 @@ class _Run:
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
 
-            update = None if learners is None else profiling.timed("update", learners.update)
+            together = learners or ways
+            update = None if together is None else profiling.timed("update", together.update)
             ending = Learner(config, parts, agent, progress, run_dir, stops, update).run()
             if served is not None and ending is not Ending.STOPPED:
                 served.finish()
             return ending
+
+    def _keep_way(self, way: str) -> None:
+        """The way of updating that was chosen takes its place in config.json, for the sessions to come."""
+        changed(self._config, {"update": way}).save(self._run_dir / CONFIG_FILE)
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
         """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""
