@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ SMALL: dict[str, object] = {
     [
         ("inline", Inline()), ("actors", Actors()), ("actors(4)", Actors(4)), ("learners(2, sync)", Learners(2)),
         ("learners(3)", Learners(3, "sync")), (" learners( 2 ,sync ) ", Learners(2)),
+        ("learners(5, async)", Learners(5, "async")), ("learners(2,async)", Learners(2, "async")),
     ],
 )  # fmt: skip
 def test_a_text_is_a_topology(text: str, value: Topology, tmp_path: Path) -> None:
@@ -73,7 +75,8 @@ def test_a_text_is_a_topology(text: str, value: Topology, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "given",
     ["", "in line", "inline()", "inline(2)", "actors()", "actors(0)", "actors(-1)", "actors(2, sync)", "learners", 3,
-     "learners()", "learners(0)", "learners(2, async)", "learners(2, sync", "learners(9999999)", None, True, ["a"]],
+     "learners()", "learners(0)", "learners(0, async)", "learners(2, asynch)",
+     "learners(async)", "learners(2, sync", "learners(9999999)", None, True, ["a"]],
 )  # fmt: skip
 def test_what_is_no_topology_is_refused(given: object) -> None:
     with pytest.raises(InvalidConfig):
@@ -87,16 +90,25 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
     settings = {"topology": "learners(3, sync)", "agent.batch_size": 18, "acting.num_actors": 5}
     assert preset("dqn", "CartPole-v1", settings).num_actors == 5
     assert preset("dqn", "CartPole-v1", {"topology": "actors(3)", "acting.num_actors": 5}).num_actors == 3
+    settings = {"topology": "learners(3, async)", "agent.batch_size": 16}
+    assert preset("dqn", "CartPole-v1", settings).gradient_staleness == 6, "and each learner has a batch of its own"
+
+
+@pytest.mark.parametrize("given", [-1, 0.5, "some", True])
+def test_a_staleness_that_cannot_be_is_refused(given: object) -> None:
+    with pytest.raises(InvalidConfig, match="max_gradient_staleness"):
+        preset("dqn", "CartPole-v1", {"learning.max_gradient_staleness": given})
 
 
 def test_more_learners_than_cores_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     lines = [
         setups.crowding(preset("dqn", "CartPole-v1", {"topology": topology, "agent.batch_size": 16}))
-        for topology in (Inline(), Actors(64), Learners(2), Learners(4))
+        for topology in (Inline(), Actors(64), Learners(2), Learners(4), Learners(4, "async"))
     ]
     assert lines[:3] == [None, None, None]
     assert lines[3] is not None and lines[3].startswith("4 learners on 2 cores") and "learners(2, sync)" in lines[3]
+    assert lines[4] is not None and lines[4].startswith("4 learners on 2 cores") and "learners(2, async)" in lines[4]
 
 
 # ---- several learners of one update ----------------------------------------------------------------------------------
@@ -229,7 +241,7 @@ def test_a_topology_does_not_change_the_streams_of_environments(
 ) -> None:
     """Their observations do not depend on actions, so that streams differ in their lengths only."""
     found = {}
-    for topology in ("inline", "actors", "learners(2, sync)"):
+    for topology in ("inline", "actors", "learners(2, sync)", "learners(2, async)"):
         folder = tmp_path / topology
         folder.mkdir()
         monkeypatch.setenv("RELIVE_TEST_STREAMS", str(folder))
@@ -272,7 +284,7 @@ def test_an_environment_that_raises_in_one_process_says_so_too(tmp_path: Path) -
 def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
     """Learner, optimizer, counters and versions are those of the checkpoint, whoever wrote it."""
     before = None
-    for number, topology in enumerate(("actors", "learners(2, sync)", "inline"), 1):
+    for number, topology in enumerate(("actors", "learners(2, sync)", "learners(2, async)", "inline"), 1):
         config = preset("dqn", "CartPole-v1", {**SMALL, "topology": topology, "limits.max_steps": 100_000})
         seen: list[tuple[int, Any, Any]] = []
 
@@ -295,8 +307,11 @@ def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
         before = load_checkpoint(tmp_path / "run")
 
 
-@pytest.mark.parametrize("victim", ["learner", "actor"])
-def test_a_run_outlives_a_killed_process(victim: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("topology", "victim"),
+    [("learners(2, sync)", "learner"), ("learners(2, sync)", "actor"), ("learners(2, async)", "learner")],
+)  # fmt: skip
+def test_a_run_outlives_a_killed_process(topology: str, victim: str, tmp_path: Path) -> None:
     killed: list[int] = []
 
     class Killer(Callback):
@@ -308,11 +323,11 @@ def test_a_run_outlives_a_killed_process(victim: str, tmp_path: Path) -> None:
                 os.kill(of_kind[0], signal.SIGKILL)
 
     said = Console(record=True, width=200, file=open(tmp_path / "log", "w"))
-    settings = {**SMALL, "topology": "learners(2, sync)", "limits.max_steps": 4000}
+    settings = {**SMALL, "topology": topology, "limits.max_steps": 4000}
     result = train(preset("dqn", "CartPole-v1", settings), tmp_path / "run", callbacks=[Killer()], console=said)
     assert killed and "limit" in result.ending and result.num_steps >= 4000 and result.num_updates > 200
     assert multiprocessing.active_children() == []
     if victim == "learner":
-        assert "learner 1 died (exit code -9)" in said.export_text()
+        assert re.search(r"learner [01] died \(exit code -9\)", said.export_text())
     else:
         assert result.num_restarts == 1

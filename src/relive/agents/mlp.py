@@ -89,6 +89,10 @@ class FlatParameters:
             for name, start in self._starts.items()
         }
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a state consists of, as it lies in memory."""
+        return (self.values,)
+
     def state_dict(self) -> dict[str, Any]:
         """The values by name."""
         return {name: view.clone() for name, view in self.value.items()}
@@ -227,6 +231,15 @@ class Adam:
             eps=self._epsilon,
             maximize=False,
         )
+
+    def step_along(self, gradients: Tensor, learning_rate: float) -> None:
+        """One step along these gradients [n], in place of those that lie in the parameters."""
+        self._parameters.gradients.copy_(gradients)
+        self.step(learning_rate)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a state consists of, as it lies in memory."""
+        return self._mean, self._square, self._step
 
     def state_dict(self) -> dict[str, Any]:
         """Both moments and the number of steps."""

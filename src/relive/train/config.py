@@ -69,6 +69,22 @@ class ActingConfig:
 
 
 @dataclass(frozen=True)
+class LearningConfig:
+    """Learners with batches of their own, topology "learners(n, async)"; the others do not read it.
+
+    max_gradient_staleness: how many updates may have been applied since the one whose parameters a gradient was
+    computed with; a gradient staler than that is dropped. None: twice the number of learners. Learners of the same
+    speed see about their number less one.
+    """
+
+    max_gradient_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        staleness = self.max_gradient_staleness
+        require(staleness is None or staleness >= 0, "learning.max_gradient_staleness", ">= 0, or none", staleness)
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """Greedy evaluations: when, how long, and the return at which the run may stop.
 
@@ -118,15 +134,16 @@ class TrainConfig:
     """A whole run. `preset(agent, env_id)` gives the defaults that suit an agent in an environment.
 
     topology: which processes it consists of, see relive.train.topology; a number of actors in it wins over
-    acting.num_actors. With several learners batch_size must be a multiple of their number. device: one that torch
-    knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors leave.
-    profile: what the time went into is counted, and written to profile.json at the end.
+    acting.num_actors. Where learners share batches batch_size must be a multiple of their number. device: one that
+    torch knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors
+    leave. profile: what the time went into is counted, and written to profile.json at the end.
     """
 
     agent: AgentConfig
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     acting: ActingConfig = field(default_factory=ActingConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     limits: LimitConfig = field(default_factory=LimitConfig)
     device: str = "auto"
@@ -135,7 +152,7 @@ class TrainConfig:
     profile: bool = False
 
     def __post_init__(self) -> None:
-        number, size = self.topology.num_learners, self.agent.batch_size
+        number, size = self.topology.num_slices, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
         require(self.threads >= 0, "threads", ">= 0", self.threads)
 
@@ -143,6 +160,12 @@ class TrainConfig:
     def num_actors(self) -> int:
         """Actors of the run, each with its own streams of environments."""
         return (self.topology.number if isinstance(self.topology, Actors) else None) or self.acting.num_actors
+
+    @property
+    def gradient_staleness(self) -> int:
+        """The most updates that a gradient may be behind, see LearningConfig."""
+        most = self.learning.max_gradient_staleness
+        return 2 * self.topology.num_learners if most is None else most
 
     @property
     def evaluation_s(self) -> float:

@@ -35,7 +35,7 @@ from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_prof
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
-from relive.train.setup import crowding, learner_threads, make_agent, make_learners, make_table
+from relive.train.setup import crowding, learner_threads, make_agent, make_learners, make_server, make_table
 from relive.train.topology import Inline
 
 CURVE_FILE = "curve.png"
@@ -190,17 +190,21 @@ class _Run:
             crowded = crowding(config)
             if crowded is not None:
                 reporter.say(crowded)
+            agent = watch(agent, AGENT_PARTS)
+            server = make_server(config, agent, name, reporter.say)
+            if server is not None:
+                stack.callback(server.stop)
             parts = Parts(
                 profiling.table(table),
                 watch(board, {"publish": "parameters"}),
                 scoreboard,
                 pool,
+                server,
                 watch(evaluator, {"play": "evaluate"}),
                 watch(reporter, {"show": "report"}),
                 watch(self._listeners, {"tell": "report"}),
                 profiling,
             )
-            agent = watch(agent, AGENT_PARTS)
 
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
@@ -253,6 +257,7 @@ class _Run:
             num_steps=progress.num_steps,
             num_updates=self._agent.num_updates,
             num_restarts=progress.num_restarts,
+            num_dropped=progress.num_dropped,
             num_sessions=progress.num_sessions,
             wall_s=wall_s,
             run_dir=str(self._run_dir),

@@ -17,6 +17,7 @@ from relive.train.config import TrainConfig
 from relive.train.environments import describe
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import threads_of
+from relive.train.parameter_server import ParameterServer, ServerOptions
 from relive.train.topology import Inline, Learners
 
 
@@ -37,26 +38,47 @@ def learner_threads(config: TrainConfig) -> int:
 
 def slice_config(config: TrainConfig) -> AgentConfig:
     """The agent's options for what one learner gets of each batch."""
-    return replace(config.agent, batch_size=config.agent.batch_size // config.topology.num_learners)
+    return replace(config.agent, batch_size=config.agent.batch_size // config.topology.num_slices)
 
 
 def make_learners(config: TrainConfig, agent: Agent, say: Callable[[str], None]) -> LearnerGroup | None:
-    """The group that the agent leads; None where it learns alone. say: see GroupOptions."""
-    count = config.topology.num_learners
+    """The group that the agent leads; None where it learns alone, or in no group. say: see GroupOptions."""
+    count = config.topology.num_slices
     if count == 1:
         return None
     options = GroupOptions(count, chosen_device(config.device), learner_threads(config), say=say)
     return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
 
 
+def make_server(
+    config: TrainConfig, agent: Agent, table_name: str, say: Callable[[str], None]
+) -> ParameterServer | None:
+    """The server of learners with batches of their own; None where there are none. say: see ServerOptions."""
+    topology = config.topology
+    if not isinstance(topology, Learners) or topology.mode != "async":
+        return None
+    options = ServerOptions(
+        topology.number,
+        config.gradient_staleness,
+        chosen_device(config.device),
+        learner_threads(config),
+        config.environment.seed,
+        say=say,
+    )
+    return ParameterServer(agent, config.agent, describe(config.environment.env_id), table_name, options)
+
+
 def crowding(config: TrainConfig) -> str | None:
     """A line for people where there are more learners than cores that this process may use; None where they fit."""
-    count, cores = config.topology.num_learners, len(os.sched_getaffinity(0))
-    if count <= cores or count == 1:
+    topology, cores = config.topology, len(os.sched_getaffinity(0))
+    if not isinstance(topology, Learners) or topology.number <= cores or topology.number == 1:
         return None
+    slower = (
+        "an update waits for the slowest of them, and" if topology.mode == "sync" else "their gradients are stale, and"
+    )
     return (
-        f"{count} learners on {cores} cores: an update waits for the slowest of them, and those on one core take turns;"
-        f" topology = {Learners(cores)} has one for each core"
+        f"{topology.number} learners on {cores} cores: {slower} those on one core take turns;"
+        f" topology = {replace(topology, number=cores)} has one for each core"
     )
 
 

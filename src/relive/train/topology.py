@@ -3,6 +3,8 @@
   Inline()          one process: the actors take a step in turn, then learning goes as far as the limiter lets it
   Actors(n)         n actor processes beside one learner; as many as acting.num_actors says where n is left out
   Learners(n)       the same, and n learners that share every update, a slice of the batch each (learner_group.py)
+  Learners(n, "async")   the same, and n learners with batches of their own, whose gradients the process that calls
+                    `train` applies one after another (parameter_server.py)
 
 What a run draws at random belongs to its environments, its actors and its agent, each with a seed of its own: actor k
 plays the same stream of environments under each of them, and the state of a checkpoint has no trace of which it was.
@@ -19,7 +21,7 @@ from relive.agents.config import require
 from relive.errors import InvalidConfig
 from relive.train.settings import Written
 
-_EXPECTED = "'inline', 'actors', 'actors(4)' or 'learners(2, sync)'"
+_EXPECTED = "'inline', 'actors', 'actors(4)', 'learners(2, sync)' or 'learners(2, async)'"
 _FORM = re.compile(r"\s*([a-z]+)\s*(?:\(\s*([0-9]{1,6})?\s*(?:,\s*([a-z]+)\s*)?\))?\s*")
 _MOST = 1024
 
@@ -30,7 +32,12 @@ class Topology(Written):
     @property
     @abstractmethod
     def num_learners(self) -> int:
-        """Processes that learn."""
+        """Processes that compute gradients."""
+
+    @property
+    def num_slices(self) -> int:
+        """Equal slices that each batch is cut into."""
+        return 1
 
     @classmethod
     def parse(cls, text: str) -> Topology:
@@ -76,19 +83,29 @@ class Actors(Topology):
 @final
 @dataclass(frozen=True)
 class Learners(Topology):
-    """number: of learners, the process that calls `train` among them; acting.num_actors actors. mode: "sync"."""
+    """number: of learners; acting.num_actors actors.
+
+    mode: "sync", they share each batch in equal slices, and the process that calls `train` is one of them; "async",
+    each draws batches of its own and has a process of its own, and the process that calls `train` applies what they
+    find, while it is not too stale: `learning.max_gradient_staleness`.
+    """
 
     number: int
-    mode: Literal["sync"] = "sync"
+    mode: Literal["sync", "async"] = "sync"
 
     def __post_init__(self) -> None:
         require(1 <= self.number <= _MOST, "learners of the topology", f"in [1, {_MOST}]", self.number)
-        require(self.mode == "sync", "mode of the learners", "'sync'", self.mode)
+        require(self.mode in ("sync", "async"), "mode of the learners", "'sync' or 'async'", self.mode)
 
     @property
     def num_learners(self) -> int:
         """See Topology."""
         return self.number
+
+    @property
+    def num_slices(self) -> int:
+        """See Topology."""
+        return self.number if self.mode == "sync" else 1
 
     def __str__(self) -> str:
         return f"learners({self.number}, {self.mode})"
