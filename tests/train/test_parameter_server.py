@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import secrets
 import signal
@@ -432,3 +433,52 @@ def test_a_run_holds_its_replay_ratio_and_tells_what_it_dropped(tmp_path: Path) 
     assert result.num_dropped > 0
     # The limiter lets either side be ahead by a tenth, or by four rounds of all environments.
     assert result.num_updates == pytest.approx(0.5 * (result.num_steps - 100), rel=0.15)
+
+
+def test_priorities_and_batches_of_a_dropped_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A4: what came with a dropped gradient is not given back, and its batch is learnt from again, on a newer state."""
+    server_agent, config, spaces = made("dqn")
+    drawn: list[int] = []
+    given: list[tuple[int, Any]] = []
+
+    class StandIn:
+        def sample(self, num_items: int, **options: Any) -> Any:
+            drawn.append(num_items)
+            batch = batch_of("dqn", len(drawn))
+            batch.item_keys = len(drawn)
+            return batch
+
+        def update_priorities(self, keys: int, priorities: Any) -> None:
+            given.append((keys, priorities))
+
+    monkeypatch.setattr(learners, "_LONG_S", 60.0)  # nobody asks for a newer state here
+    with by_hand("dqn", 1, 0) as (_, _, hands):
+        task, (mine, its) = hands[0].task, multiprocessing.get_context("spawn").Pipe()
+        slot = learners.Slot(task.block, task.layout, server_agent)
+        learner = learners._AsyncLearner(replace(task, pipe=its), hands[0].agent, StandIn())  # type: ignore[arg-type]
+        thread = threading.Thread(target=lambda: _until_eof(learner.run))
+        thread.start()
+        twin, _, _ = made("dqn")
+        assert mine.recv() == (learners.READY,)
+        for word, version, num_drawn in ((learners.GO, 0, 1), (learners.AGAIN, 5, 1), (learners.GO, 6, 2)):
+            server_agent.online.values += 0.01
+            slot.write_state()
+            mine.send((word, version))
+            assert mine.recv()[0] == learners.DONE and len(drawn) == num_drawn
+            if word == learners.AGAIN:
+                assert given == [], "those of the dropped gradient are lost"
+                twin.online.values += 0.02
+                expected = twin.update(batch_of("dqn", 1))
+        ((keys, priorities),) = given
+        assert keys == 1
+        np.testing.assert_allclose(priorities, expected, rtol=1e-5)
+        mine.close()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def _until_eof(run: Any) -> None:
+    try:
+        run()
+    except (EOFError, OSError):
+        pass

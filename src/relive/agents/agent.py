@@ -58,13 +58,26 @@ class Items(Protocol):
     def weights(self, beta: float) -> Any: ...
 
 
+class Noise(Protocol):
+    """Random numbers for B observations, a row each. numpy.random.Generator is one, whose rows come in their order."""
+
+    def random(self, size: tuple[int, int], /) -> NDArray[np.float64]:
+        """[B, n], uniform in [0, 1)."""
+        ...
+
+    def standard_normal(self, size: tuple[int, int], dtype: type[np.float32], /) -> NDArray[np.float32]:
+        """[B, n]."""
+        ...
+
+
 class Policy(Protocol):
     """Acts, on numpy alone, with parameters that come from `Agent.parameters`. It pickles and keeps no state."""
 
-    def explore(
-        self, parameters: Parameters, observations: NDArray[Any], num_steps: int, rng: np.random.Generator
-    ) -> NDArray[Any]:
-        """Actions [B, ...] of observations [B, ...] after num_steps environment steps of all actors."""
+    def explore(self, parameters: Parameters, observations: NDArray[Any], num_steps: int, noise: Noise) -> NDArray[Any]:
+        """Actions [B, ...] of observations [B, ...] after num_steps environment steps of all actors.
+
+        noise: an action depends on its own row alone, and the shapes that are drawn on B and num_steps alone.
+        """
         ...
 
     def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[Any]:

@@ -154,12 +154,25 @@ class TrainConfig:
     def __post_init__(self) -> None:
         number, size = self.topology.num_slices, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
+        each, closing = self.environment.num_envs_per_actor, self.topology.closing
+        require(
+            each >= self.topology.num_groups,
+            "environment.num_envs_per_actor",
+            f">= {self.topology.num_groups}, the groups of topology {self.topology}",
+            each,
+        )
+        require(
+            closing is None or closing.max_batch >= each,
+            "max_batch of the topology",
+            f">= environment.num_envs_per_actor = {each}, which come together",
+            None if closing is None else closing.max_batch,
+        )
         require(self.threads >= 0, "threads", ">= 0", self.threads)
 
     @property
     def num_actors(self) -> int:
         """Actors of the run, each with its own streams of environments."""
-        return (self.topology.number if isinstance(self.topology, Actors) else None) or self.acting.num_actors
+        return self.topology.asks_for_actors or self.acting.num_actors
 
     @property
     def gradient_staleness(self) -> int:

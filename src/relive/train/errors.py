@@ -51,6 +51,20 @@ class ActorsKeepDying(ReliveError):
 
 
 @final
+class InferenceKeepsDying(ReliveError):
+    """The process that infers for all actors died again and again, with no answer between. A checkpoint was written."""
+
+    def __init__(self, num_deaths: int, exit_code: int | None) -> None:
+        self.num_deaths = num_deaths
+        self.exit_code = exit_code
+        super().__init__(
+            f"the inference process died {num_deaths} times in a row without an answer, last with exit code"
+            f" {exit_code}: its own message, if it had one, stands above; topology = actors goes on from the checkpoint"
+            " with actors that infer for themselves"
+        )
+
+
+@final
 class LearnersKeepDying(ReliveError):
     """Learner processes died again and again, with no update between. A checkpoint was written."""
 

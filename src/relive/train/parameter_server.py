@@ -47,7 +47,6 @@ import torch
 
 from relive.agents.agent import Agent, Spaces
 from relive.agents.config import AgentConfig
-from relive.train.actor_pool import signals_held_back
 from relive.train.async_learner import (
     AGAIN,
     ASKS,
@@ -60,6 +59,7 @@ from relive.train.async_learner import (
     run_async_learner,
 )
 from relive.train.errors import LearnersKeepDying
+from relive.train.processes import signals_held_back
 from relive.train.shared_block import SharedBlock
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine

@@ -35,7 +35,15 @@ from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_prof
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
-from relive.train.setup import crowding, learner_threads, make_agent, make_learners, make_server, make_table
+from relive.train.setup import (
+    crowding,
+    learner_threads,
+    make_agent,
+    make_inference,
+    make_learners,
+    make_server,
+    make_table,
+)
 from relive.train.topology import Inline
 
 CURVE_FILE = "curve.png"
@@ -182,7 +190,10 @@ class _Run:
             if is_inline:
                 pool = InlineActors(config, agent.policy(), table, board, scoreboard, watch)
             else:
-                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board)
+                inference = make_inference(config, agent.policy(), board, scoreboard, reporter.say)
+                if inference is not None:
+                    stack.callback(inference.close)
+                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board, inference)
             stack.callback(pool.stop)  # before the table closes
             learners = make_learners(config, agent, reporter.say)
             if learners is not None:

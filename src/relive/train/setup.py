@@ -10,14 +10,17 @@ from dataclasses import replace
 import torch
 
 from relive import SamplesPerInsert, SharedMemory, Table
-from relive.agents.agent import Agent
+from relive.agents.agent import Agent, Policy
 from relive.agents.config import AgentConfig
 from relive.errors import InvalidConfig
 from relive.train.config import TrainConfig
 from relive.train.environments import describe
+from relive.train.inference_pool import InferencePool
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import threads_of
 from relive.train.parameter_server import ParameterServer, ServerOptions
+from relive.train.parameters import ParameterBoard
+from relive.train.scoreboard import Scoreboard
 from relive.train.topology import Inline, Learners
 
 
@@ -33,6 +36,7 @@ def make_agent(config: TrainConfig) -> Agent:
 def learner_threads(config: TrainConfig) -> int:
     """Threads of each learner."""
     num_processes = 0 if isinstance(config.topology, Inline) else config.num_actors
+    num_processes += config.topology.closing is not None  # who infers for them
     return threads_of(config.threads, num_processes, config.topology.num_learners)
 
 
@@ -66,6 +70,17 @@ def make_server(
         say=say,
     )
     return ParameterServer(agent, config.agent, describe(config.environment.env_id), table_name, options)
+
+
+def make_inference(
+    config: TrainConfig, policy: Policy, board: ParameterBoard, scoreboard: Scoreboard, say: Callable[[str], None]
+) -> InferencePool | None:
+    """The process that infers for all actors; None where they do for themselves. say: see InferencePool."""
+    closing = config.topology.closing
+    if closing is None:
+        return None
+    spaces = describe(config.environment.env_id)
+    return InferencePool(config, policy, spaces, board, scoreboard, closing, say)
 
 
 def crowding(config: TrainConfig) -> str | None:
