@@ -34,7 +34,17 @@ from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
 from relive.train.settings import changed
-from relive.train.setup import crowding, learner_threads, make_agent, make_learners, make_served, make_table, make_ways
+from relive.train.setup import (
+    crowding,
+    learner_threads,
+    make_agent,
+    make_inference,
+    make_learners,
+    make_served,
+    make_server,
+    make_table,
+    make_ways,
+)
 from relive.train.signals import stop_signals
 
 CURVE_FILE = "curve.png"
@@ -183,7 +193,10 @@ class _Run:
             if is_inline:
                 pool = InlineActors(config, agent.policy(), table, board, scoreboard, watch)
             else:
-                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board)
+                inference = make_inference(config, agent.policy(), board, scoreboard, reporter.say)
+                if inference is not None:
+                    stack.callback(inference.close)
+                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board, inference)
             stack.callback(pool.stop)  # before the table closes
             learners = make_learners(config, agent, reporter.say)
             if learners is not None:
@@ -198,18 +211,22 @@ class _Run:
             crowded = crowding(config)
             if crowded is not None:
                 reporter.say(crowded)
+            agent = watch(agent, AGENT_PARTS)
+            server = make_server(config, agent, name, reporter.say)
+            if server is not None:
+                stack.callback(server.stop)
             parts = Parts(
                 profiling.table(table),
                 watch(board, {"publish": "parameters"}),
                 scoreboard,
                 pool,
+                server,
                 watch(evaluator, {"play": "evaluate"}),
                 watch(reporter, {"show": "report"}),
                 watch(self._listeners, {"tell": "report"}),
                 profiling,
                 served,
             )
-            agent = watch(agent, AGENT_PARTS)
 
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
@@ -270,6 +287,7 @@ class _Run:
             num_steps=progress.num_steps,
             num_updates=self._agent.num_updates,
             num_restarts=progress.num_restarts,
+            num_dropped=progress.num_dropped,
             num_sessions=progress.num_sessions,
             wall_s=wall_s,
             run_dir=str(self._run_dir),
