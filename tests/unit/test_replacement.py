@@ -199,6 +199,39 @@ def test_a_condition_beside_it() -> None:
     table.close()
 
 
+@pytest.mark.parametrize(
+    ("masses", "asked"),
+    [(MASSES, {}), ((1e5, 2.0, 4.0, 8.0, 1.0), {}), (MASSES, {"where": "score < 5"})],
+    ids=["found by points", "by a race", "with a condition"],
+)
+def test_batches_are_as_likely_while_others_write_evict_and_revalue(masses: Any, asked: Any) -> None:
+    """Items of next to no mass come and go around five that stay; these are revalued, to what they were."""
+    index = relive.Index(sampler=relive.Prioritized(1.0), replacement=False, remover=relive.MinPriority(), max_items=16)
+    table = table_of(index, masses, capacity=index.steps_to_hold)
+    (keys,) = table.keys()
+    stop = threading.Event()
+
+    def churn(work: Any) -> None:
+        while not stop.is_set():
+            work()
+
+    with table.writer() as writer:
+        rows = {"observation": np.zeros((8, 3)), "score": np.full(8, 100.0), "priority": np.full(8, 1e-12)}
+        others = [lambda: writer.extend(**rows), lambda: table.update_priorities(keys, np.float32(masses))]
+        threads = [threading.Thread(target=churn, args=(work,)) for work in others]
+        for thread in threads:
+            thread.start()
+        try:
+            assert_as_likely(table, masses, 3, 1_500, **asked)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert table.stats().evicted > 100
+    table.check()
+    table.close()
+
+
 def test_use_counts_are_taken_once_a_batch() -> None:
     table = table_of(relive.Index(replacement=False, max_times_sampled=2), num_items=32)
     for _ in range(2):
