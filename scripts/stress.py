@@ -136,6 +136,7 @@ SEEN_BY = {
     "G7_undecided": "tests/cpp/test_pace.cpp",
     "H3_draw": "tests/cpp/test_exponent.cpp",
     "H5_claim": "tests/cpp/test_exponent.cpp",
+    "R3_settle": "tests/cpp/test_orders.cpp",
     "Z1_version": "tests/cpp/test_fresh.cpp",
     "Z2_expired": "tests/cpp/test_fresh.cpp",
     "Z3_base": "tests/cpp/test_fresh.cpp",
