@@ -320,8 +320,11 @@ void Draw::undo_claims(const Deadline& deadline) {
 // a fair one.
 void Draw::ask_for_all() {
   s_.missing.resize(request_.num_items);
-  for (size_t j = 0; j < request_.num_items; ++j)
-    s_.missing[j] = is_distinct() ? s_.strata[j] : static_cast<uint32_t>(j);
+  if (is_distinct()) {
+    std::copy_n(s_.strata.begin(), request_.num_items, s_.missing.begin());
+  } else {
+    for (size_t j = 0; j < request_.num_items; ++j) s_.missing[j] = static_cast<uint32_t>(j);
+  }
   s_.taken.clear();
 }
 
