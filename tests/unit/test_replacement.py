@@ -161,6 +161,23 @@ def test_any_slice_of_a_batch_is_a_fair_one(masses: Any) -> None:
     table.close()
 
 
+@pytest.mark.parametrize("num_items", [9_000, 19_999, 20_000])
+def test_large_parts_of_a_table(num_items: int) -> None:
+    """Raced for at once: of items four times as heavy as the others as many come as one after another would bring."""
+    masses = np.where(np.arange(20_000) < 10_000, 4.0, 1.0)
+    table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), masses, 20_000, capacity=20_000)
+    rng = np.random.default_rng(0)
+    expected, found = [], []
+    for _ in range(8):
+        first = np.argpartition(rng.exponential(size=20_000) / masses, num_items - 1)[:num_items]
+        expected.append(int((first < 10_000).sum()))
+        scores = table.sample(num_items, timeout_s=0.0)["score"]
+        assert len(np.unique(scores)) == num_items
+        found.append(int((scores < 10_000).sum()))
+    assert abs(np.mean(found) - np.mean(expected)) < 5.0 * 50.0 / np.sqrt(8)  # a batch's deviation is below 50
+    table.close()
+
+
 def test_probabilities_are_of_the_first_item_of_a_batch() -> None:
     table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), MASSES)
     batch = table.sample(5)
