@@ -22,7 +22,8 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 from relive.agents.dqn import DQNConfig, QNetworkConfig  # noqa: E402
 from relive.agents.td3 import TD3Config  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train import TrainConfig, packages, preset, train, ways  # noqa: E402  # noqa: E402
+from relive.train import TrainConfig, packages, preset, train, ways  # noqa: E402
+from relive.train import setup as setups  # noqa: E402
 from relive.train.packages import Compiling, PackageRequest, load_packages  # noqa: E402
 from relive.train.ways import WayOptions, Ways  # noqa: E402
 from train.batches import box_spaces, continuous_batch, discrete_batch, discrete_spaces  # noqa: E402
@@ -314,19 +315,27 @@ def test_what_keeps_one_from_compiling_is_said(monkeypatch: pytest.MonkeyPatch) 
 # ---- configurations and whole runs -----------------------------------------------------------------------------------
 
 
-def test_a_deterministic_run_and_several_learners_are_by_hand() -> None:
-    for more in ({"deterministic": True}, {"topology": "learners(2, sync)"}):
-        with pytest.raises(InvalidConfig, match="update"):
-            preset("sac", "Pendulum-v1", {"update": "compiled", **more})
-        preset("sac", "Pendulum-v1", more)
+@pytest.mark.parametrize(
+    ("agent", "more", "reason"),
+    [("dqn", {"deterministic": True}, "deterministic"), ("dqn", {"topology": "learners(2, sync)"}, "several learners"),
+     ("iqn", {}, "iqn has no other")],
+)  # fmt: skip
+def test_where_updates_are_by_hand_alone_a_line_says_why(agent: str, more: dict[str, object], reason: str) -> None:
+    said: list[str] = []
+    for update, lines in (("compiled", 1), ("auto", 0), ("handwritten", 0)):
+        config = preset(agent, "CartPole-v1", {"update": update, **more})
+        made = setups.make_ways(config, setups.make_agent(config), said.append, said.append)
+        assert made is None and len(said) == lines, said
+        assert not lines or reason in said.pop()
     with pytest.raises(InvalidConfig, match="update"):
-        preset("sac", "Pendulum-v1", {"update": "fast"})
+        preset(agent, "CartPole-v1", {"update": "fast"})
 
 
-def test_a_compiled_update_that_there_is_not_leaves_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="iqn"):
-        train(preset("iqn", "CartPole-v1", {"update": "compiled"}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+def test_auto_is_the_default_and_waits_for_its_time() -> None:
+    config = preset("dqn", "CartPole-v1")
+    made = setups.make_ways(config, setups.make_agent(config), print, print)
+    assert made is not None and made.way is None and made._maker is None
+    made.stop()
 
 
 def test_the_choice_stands_in_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

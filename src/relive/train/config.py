@@ -128,7 +128,7 @@ class TrainConfig:
     knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors leave.
     profile: what the time went into is counted, and written to profile.json at the end. update: how the agent's is
     computed, written by hand or compiled (relive.train.ways); "auto" chooses by measuring, and the choice takes its
-    place in config.json. deterministic: no result of a run depends on measured times: "auto" is "handwritten".
+    place in config.json. deterministic: no result of a run depends on measured times: updates are written by hand.
     """
 
     agent: AgentConfig
@@ -150,10 +150,6 @@ class TrainConfig:
         require(self.threads >= 0, "threads", ">= 0", self.threads)
         apart = isinstance(self.topology, Actors)
         require(not (self.acting.inline and apart), "acting.inline", f"false where topology = {self.topology}", True)
-
-        if self.update == "compiled":
-            require(not self.deterministic, "update", "'handwritten' or 'auto' of a deterministic run", self.update)
-            require(number == 1, "update", "'handwritten' or 'auto' with several learners", self.update)
 
     @property
     def acts_inline(self) -> bool:
