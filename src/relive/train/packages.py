@@ -194,9 +194,7 @@ def compile_packages(request: PackageRequest) -> None:
             arguments = (*update.state, *update.load(_Blank(request)))
             graph = make_fx(update.steps[step])(*arguments)
             exported = torch.export.export(Traced(graph), arguments, strict=False)
-        made = target.with_name(
-            f"new-{target.name}"
-        )  # by one process at a time: of one that was killed it is taken over
+        made = target.with_name(f"new-{target.name}")  # one process is at it; what a killed one left is written anew
         torch._inductor.aoti_compile_and_package(exported, package_path=str(made))
         os.replace(made, target)
 
