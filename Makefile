@@ -41,7 +41,8 @@ bench-quick: setup ## a short cut of it, about 3 minutes
 bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json
 	@$(RUN) -m benchmarks.gpu
 
-bench-train: setup ## training at equal work beside Stable-Baselines3 (about 10 minutes): benchmarks/results/train.json
+bench-train: setup ## training at equal work beside Stable-Baselines3 (about 40 minutes): benchmarks/results/train.json
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "gymnasium[mujoco]"
 	@$(RUN) -m benchmarks.train
 
 bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]

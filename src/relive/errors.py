@@ -131,12 +131,22 @@ class RequestTooLarge(ReliveError, ValueError):
 
     A draw shares the window with at least one row: where draw and row together are larger, both could come to wait for
     each other.
+    none_twice: of a draw without replacement that asks for more items than it is sure to find, what bounds them; window
+    is how many that are. Else "".
     """
 
-    def __init__(self, requested: float, window: float, arithmetic: str = "") -> None:
+    def __init__(self, requested: float, window: float, arithmetic: str = "", none_twice: str = "") -> None:
         self.requested = requested
         self.window = window
         self.arithmetic = arithmetic
+        self.none_twice = none_twice
+        if none_twice:
+            super().__init__(
+                f"a request for {requested:g} items could wait for ever: without replacement none comes twice in a"
+                f" batch, and so many are never sure to be there, but {window:g} are ({none_twice}); ask for less at a"
+                " time, raise that bound, or draw with replacement"
+            )
+            return
         super().__init__(
             f"a request for {requested:g} items could wait for ever: it does not fit the limiter's window of"
             f" {window:g}, which a draw has to share with at least one row"

@@ -57,19 +57,48 @@ void run_all(const Sieve& sieve, const CounterRng& rng, const BatchSlots& has, F
   };
   const Leaves& leaves = sieve.leaves();
   if (leaves.is_ranked()) return sieve.ranked().each([&](const Chosen& place) { run(place.probability, place); });
-  const double least = least_probability(leaves) * sieve.total();
-  for (uint64_t slot = 0; slot < sieve.num_leaves(); ++slot) {
-    const double mass = leaves.mass(slot);
-    if (Leaves::is_mass(mass) && mass >= least) run(mass / sieve.total(), Chosen{{}, 0, slot, 0.0});
+  for (uint64_t slot = 0; slot < sieve.num_leaves(); ++slot)
+    if (const double mass = leaves.mass(slot); Leaves::is_mass(mass)) run(mass, Chosen{{}, 0, slot, 0.0});
+}
+
+// Word before leaf (rule G2). Here a mass that is next to nothing of the total may be what was meant: what is heavier is
+// in the batch. False where it is so because the heavier ones went, and the total is not theirs any more.
+bool look_at_runners(const Sieve& sieve, Wave* wave) {
+  if (sieve.leaves().is_ranked()) {
+    sieve.look_at_chosen(wave);
+    return true;
   }
+  const ItemMap& map = sieve.leaves().map();
+  const double least = least_probability(sieve.leaves()) * sieve.total();
+  bool is_light = false;
+  wave->num_items = 0;
+  for (size_t k = 0; k < wave->num_points; ++k) {
+    const uint64_t slot = wave->drawn[k];
+    RELIVE_FAIL_POINT(draw_found);
+    const uint64_t word = map.word(slot);
+    RELIVE_FAIL_POINT(draw_word);
+    const double mass = sieve.leaves().mass(slot);
+    if (!Leaves::is_mass(mass) || !Region::is_used(word)) continue;
+    wave->items[wave->num_items++] = {slot, word, mass, true};
+    is_light |= mass < least;
+  }
+  return !is_light || sieve.leaves().total() > 0.5 * sieve.total();
 }
 
 }  // namespace
 
-uint64_t most_distinct(const Region& r, uint32_t index) {
+MostDistinct most_distinct(const Region& r, uint32_t index, const LimiterConfig& limiter) {
   const IndexConfig& config = r.header->indexes[index];
-  const uint64_t num_leaves = r.map(index).num_leaves;
-  return config.max_items != 0 ? std::min(config.max_items, num_leaves) : num_leaves;
+  MostDistinct most{std::min(r.geometry->capacity, r.map(index).num_leaves), "the table's capacity"};
+  const auto bound = [&](uint64_t num_items, const char* by) {
+    if (num_items <= most.num_items) most = {num_items, by};
+  };
+  if (config.max_items != 0) bound(config.max_items, "the items that the index may hold");
+  if ((config.traits & kIsLatest) != 0) bound(config.latest, "last of Fresh(last=)");
+  if (limiter.kind == LimiterConfig::kSamplesPerInsert)
+    bound(static_cast<uint64_t>(limiter.min_size), "min_size of SamplesPerInsert, up to which writers never wait");
+  if (limiter.kind == LimiterConfig::kQueue) bound(static_cast<uint64_t>(limiter.hi), "max_size of Queue");
+  return most;
 }
 
 void BatchSlots::begin(size_t num_items) { slots_.assign(std::bit_ceil(2 * num_items + 1), 0); }
@@ -96,6 +125,7 @@ uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items) {
 
 void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
           DrawScratch* scratch) {
+  scratch->looks.has_raced = true;
   FirstOnes first_ones(rows.size() - *found);
   run_all(sieve, rng, scratch->has, &first_ones);
   const std::vector<Runner>& chosen = first_ones.in_order();
@@ -108,10 +138,11 @@ void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>
       wave.drawn[k] = chosen[begin + k].place.slot;
       wave.places[k] = chosen[begin + k].place;
     }
-    sieve.look_at_chosen(&wave);
+    if (!look_at_runners(sieve, &wave)) return;  // drawn anew, of the total that there is now
     for (size_t k = 0; k < wave.num_items; ++k) {
       const Candidate& one = wave.items[k];
-      if (scratch->has.add(one.slot)) sieve.keep(one, rows[(*found)++], one.mass / sieve.total(), scratch);
+      const double probability = std::max(one.mass / sieve.total(), std::numeric_limits<double>::min());
+      if (scratch->has.add(one.slot)) sieve.keep(one, rows[(*found)++], probability, scratch);
     }
   }
 }

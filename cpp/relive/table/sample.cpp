@@ -150,11 +150,14 @@ Status Draw::reserve() {
   while (true) {
     if (table_.is_closed()) return Status(Code::kTableClosed);
     const LimiterConfig limiter = r_.limiter(index);  // anew after each wait: it may have been changed (rule P1)
-    if (is_distinct() && request_.num_items > most_distinct(r_, index))
-      return Status(Code::kRequestTooLarge)
-          .with_int("requested", n)
-          .with_double("window", static_cast<double>(most_distinct(r_, index)))
-          .with_text("arithmetic", "a batch without replacement has each of the index's items once");
+    if (is_distinct() && request_.taken == nullptr) {
+      const MostDistinct most = most_distinct(r_, index, limiter);
+      if (request_.num_items > most.num_items)
+        return Status(Code::kRequestTooLarge)
+            .with_int("requested", n)
+            .with_double("window", static_cast<double>(most.num_items))
+            .with_text("none_twice", most.bound);
+    }
     if (!draw_always_moves(limiter, n))
       return Status(Code::kRequestTooLarge)
           .with_int("requested", n)
@@ -244,7 +247,9 @@ Status Draw::look_on() {
   if (looks.num_unfilled == 0) return {};
   if (!hearing_) hearing_.emplace(deadline_, nullptr);
   if (hearing_->ends()) return Status(Code::kInterrupted);
-  if (request_.where == nullptr) return deadline_.passed() ? late(Code::kDeadlineExceeded) : Status();
+  // Without replacement: what is there is looked for to the end once, so that timeout 0 finds it, and finds what any does.
+  if (request_.where == nullptr)
+    return looks.has_raced && deadline_.passed() ? late(Code::kDeadlineExceeded) : Status();
   const bool is_late = looks.tried >= kLeastLooks && deadline_.passed();
   if (!is_late && looks.tried < kLeastLooks + kLooksAnItem * request_.num_items) return {};
   const double share = static_cast<double>(looks.passed) / static_cast<double>(std::max<uint64_t>(1, looks.looked));
@@ -305,9 +310,12 @@ void Draw::undo_claims(const Deadline& deadline) {
   s_.claimed.clear();
 }
 
+// Of a draw without replacement the heavy items come first: each goes to a row at random, so that any slice of the batch is
+// a fair one.
 void Draw::ask_for_all() {
   s_.missing.resize(request_.num_items);
-  for (size_t j = 0; j < request_.num_items; ++j) s_.missing[j] = static_cast<uint32_t>(j);
+  for (size_t j = 0; j < request_.num_items; ++j)
+    s_.missing[j] = is_distinct() ? s_.strata[j] : static_cast<uint32_t>(j);
   s_.taken.clear();
 }
 

@@ -62,7 +62,9 @@ class ActorCritic(ABC):
         num_critics: int,
         seed: int,
         device: str,
+        spare: int = 0,
     ) -> None:
+        """spare: float32 values behind the actor's gradients, see FlatParameters."""
         require_box(spaces, config.name)
         self.config, self.spaces = config, spaces
         self.box = ActionBox.of(spaces, config.name)
@@ -71,7 +73,7 @@ class ActorCritic(ABC):
         generator = torch.Generator().manual_seed(seed)
         states, actions = spaces.observation_size, self.box.size
         sizes = (states, *config.hidden, outputs_per_action * actions)
-        self.actor = FlatParameters(MLP.shapes("actor", sizes), self.device)
+        self.actor = FlatParameters(MLP.shapes("actor", sizes), self.device, spare)
         self.actor.initialise(generator)
         options = config.actor
         self._optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
@@ -190,7 +192,7 @@ class DeterministicActor:
         action = torch.tanh(self.network.forward(batch.state))
         batch.action.copy_(action)
         critic.forward(batch.pair)
-        to_action = critic.input_gradient(self._ascent)[:, batch.state.shape[1] :]
+        to_action = critic.input_gradient(self._ascent, batch.state.shape[1])
         self.network.backward(to_action * (1.0 - action * action))
 
     def follow(self, rate: float) -> None:

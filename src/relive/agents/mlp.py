@@ -25,6 +25,8 @@ from torch.optim.adam import adam
 from relive.errors import InvalidConfig
 
 _ALIGNMENT = 16  # float32 values in a line of memory
+# Products of which one side is so narrow are several times slower one way round than the other, with oneMKL 2024.
+_NARROW = range(2, 24)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -44,9 +46,11 @@ class FlatParameters:
     """Named float32 tensors that are views of one vector, and their gradients, views of another.
 
     values, gradients: the vectors [n]. value, gradient: the views by name. Between tensors lie zeros that stay zero.
+    with_spare: the gradients, and behind them room for a few more, so that one reduction takes all of them.
     """
 
-    def __init__(self, shapes: Shapes, device: torch.device) -> None:
+    def __init__(self, shapes: Shapes, device: torch.device, spare: int = 0) -> None:
+        """spare: so many float32 values lie behind the gradients, see `with_spare`."""
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._starts: dict[str, int] = {}
         total = 0
@@ -54,7 +58,8 @@ class FlatParameters:
             self._starts[name] = total
             total += -(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT
         self.values = torch.zeros(total, device=device)
-        self.gradients = torch.zeros(total, device=device)
+        self.with_spare = torch.zeros(total + spare, device=device)
+        self.gradients = self.with_spare[:total]
         self.value = self._views(self.values)
         self.gradient = self._views(self.gradients)
 
@@ -135,6 +140,11 @@ class MLP:
             self._bias_gradients.append(parameters.gradient[bias])
         self._outputs = [torch.zeros(num_rows, weight.shape[0], device=device) for weight in self._weights]
         self._input_gradients = [torch.zeros(num_rows, weight.shape[1], device=device) for weight in self._weights]
+        # Transposed, where that is the quicker way round: the first layer's input and weight gradients.
+        self._narrow = self._weights[0].shape[1] in _NARROW
+        self._weight_gradient_t = torch.zeros(*reversed(self._weights[0].shape), device=device)
+        self._input_gradient_t = torch.zeros(self._weights[0].shape[1], num_rows, device=device)
+        self._gathered = [torch.zeros_like(output) for output in self._outputs[:-1]]
         self._inputs = torch.zeros(0, device=device)
 
     @staticmethod
@@ -165,22 +175,43 @@ class MLP:
         """See Network."""
         for layer in range(len(self._weights) - 1, -1, -1):
             inputs = self._outputs[layer - 1] if layer else self._inputs
-            torch.mm(gradient.t(), inputs, out=self._weight_gradients[layer])
+            if layer == 0 and self._narrow:
+                torch.mm(inputs.t(), gradient, out=self._weight_gradient_t)
+                self._weight_gradients[0].copy_(self._weight_gradient_t.t())
+            else:
+                torch.mm(gradient.t(), inputs, out=self._weight_gradients[layer])
             torch.sum(gradient, 0, out=self._bias_gradients[layer])
             if layer:
-                gradient = self._through(layer, gradient)
+                gradient = self._through(layer, gradient, self._outputs[layer - 1])
 
-    def input_gradient(self, gradient: Tensor) -> Tensor:
-        """The inputs' gradient [B, sizes[0]] from the outputs' [B, n]; the parameters' are left alone."""
+    def input_gradient(self, gradient: Tensor, first: int = 0) -> Tensor:
+        """The gradient [B, sizes[0] - first] of the inputs from `first` on, from the outputs' [B, n].
+
+        The parameters' gradients are left alone. Overwritten by the next call.
+        """
         for layer in range(len(self._weights) - 1, 0, -1):
-            gradient = self._through(layer, gradient)
-        return torch.mm(gradient, self._weights[0], out=self._input_gradients[0])
+            gradient = self._through(layer, gradient, self._outputs[layer - 1])
+        return self._to_inputs(gradient, first)
 
-    def _through(self, layer: int, gradient: Tensor) -> Tensor:
-        """The gradient before the relu under `layer`."""
-        below = torch.mm(gradient, self._weights[layer], out=self._input_gradients[layer])
+    def input_gradient_of(self, rows: Tensor, gradient: Tensor, first: int = 0) -> Tensor:
+        """The same of some rows alone: rows int64 [m], gradient [m, n]; [m, sizes[0] - first]."""
+        for layer in range(len(self._weights) - 1, 0, -1):
+            hidden = self._gathered[layer - 1][: len(rows)]
+            torch.index_select(self._outputs[layer - 1], 0, rows, out=hidden)
+            gradient = self._through(layer, gradient, hidden)
+        return self._to_inputs(gradient, first)
+
+    def _to_inputs(self, gradient: Tensor, first: int) -> Tensor:
+        weight, num_rows = self._weights[0][:, first:], len(gradient)
+        if weight.shape[1] in _NARROW:
+            return torch.mm(weight.t(), gradient.t(), out=self._input_gradient_t[first:, :num_rows]).t()
+        return torch.mm(gradient, weight, out=self._input_gradients[0][:num_rows, first:])
+
+    def _through(self, layer: int, gradient: Tensor, hidden: Tensor) -> Tensor:
+        """The gradient before the relu under `layer`, which gave `hidden`, of so many rows as that has."""
+        below = torch.mm(gradient, self._weights[layer], out=self._input_gradients[layer][: len(hidden)])
         return torch.ops.aten.threshold_backward.grad_input(  # type: ignore[no-any-return]
-            below, self._outputs[layer - 1], 0.0, grad_input=below
+            below, hidden, 0.0, grad_input=below
         )
 
 

@@ -71,7 +71,7 @@ class SAC(ActorCritic):
     config: SACConfig
 
     def __init__(self, config: SACConfig, spaces: Spaces, *, seed: int, device: str) -> None:
-        super().__init__(config, spaces, outputs_per_action=2, num_critics=2, seed=seed, device=device)
+        super().__init__(config, spaces, outputs_per_action=2, num_critics=2, seed=seed, device=device, spare=1)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
         rows, actions = config.batch_size, self.box.size
         self._network = MLP(self.actor, "actor", rows)
@@ -82,6 +82,8 @@ class SAC(ActorCritic):
         self._row_noise = RowNoise(rows, actions, self._generator)
         self._noise, self._std = (torch.zeros(rows, actions, device=self.device) for _ in range(2))
         self._gradient = torch.zeros(rows, 2 * actions, device=self.device)
+        self._to_action = torch.zeros(rows, actions, device=self.device)
+        self._share = torch.full((rows, 1), -1.0 / rows, device=self.device)
         self._entropy = torch.zeros((), device=self.device)
 
     def policy(self) -> Policy:
@@ -92,15 +94,20 @@ class SAC(ActorCritic):
         """See Agent."""
         super().join(replicas)
         self._row_noise.join(replicas)
-        self._temperature_optimizer.combine_by(replicas.combine)
+        self._optimizer.combine_by(lambda gradients: replicas.combine(self.actor.with_spare))
 
     def _learn(self) -> None:
         """Critics, actor, temperature, then the targets; all with the temperature from before."""
         alpha = self._alpha()
         self._learn_critics(alpha)
-        log_probability = self._learn_actor(alpha)
+        self._entropy = -self._actor_gradient(alpha).mean()
+        # Behind the actor's: where replicas learn, one reduction takes both.
+        temperature = self.actor.with_spare[-1:]
+        temperature.copy_(self._entropy - self._target_entropy)
+        self._step_actor()
         if self.config.alpha is None:
-            self._learn_temperature(log_probability)
+            self.temperature.gradient["log_alpha"].copy_(temperature)
+            self._temperature_optimizer.step(self.config.alpha_learning_rate)
         self.critics.follow()
 
     def _alpha(self) -> float:
@@ -128,8 +135,8 @@ class SAC(ActorCritic):
         goal = torch.addcmul(batch.reward, batch.discount, following)
         self.critics.learn(batch, goal, self.num_updates)
 
-    def _learn_actor(self, alpha: float) -> Tensor:
-        """One step of the actor; log pi [B, 1] of its actions before it."""
+    def _actor_gradient(self, alpha: float) -> Tensor:
+        """Writes the actor's gradient; log pi [B, 1] of its actions."""
         batch, size, rows = self._batch, self.box.size, self.config.batch_size
         log_probability = self._sample(batch.state, batch.action)
         to_action = self._lower_value_gradient()
@@ -142,23 +149,21 @@ class SAC(ActorCritic):
         raw = self._network.outputs[:, size:]
         gradient[:, size:].mul_((raw > LOG_STD_MIN) & (raw < LOG_STD_MAX))
         self._network.backward(gradient)
-        self._step_actor()
         return log_probability
 
     def _lower_value_gradient(self) -> Tensor:
-        """The gradient [B, A] of -mean min_i Q_i(s, a) by the batch's actions."""
-        batch = self._batch
-        first, second = self.critics.networks
-        lower = (first.forward(batch.pair) <= second.forward(batch.pair)).to(torch.float32)
-        share = lower.mul_(-1.0 / self.config.batch_size)
-        rest = -1.0 / self.config.batch_size - share
-        to_pair = first.input_gradient(share).add_(second.input_gradient(rest))
-        return to_pair[:, batch.state.shape[1] :]
+        """The gradient [B, A] of -mean min_i Q_i(s, a) by the batch's actions.
 
-    def _learn_temperature(self, log_probability: Tensor) -> None:
-        self._entropy = -log_probability.mean()
-        self.temperature.gradient["log_alpha"].copy_(self._entropy - self._target_entropy)
-        self._temperature_optimizer.step(self.config.alpha_learning_rate)
+        A row has one only through the critic that values it lower, so that each row goes backward once.
+        """
+        batch, to_action = self._batch, self._to_action
+        first, second = self.critics.networks
+        is_first = (first.forward(batch.pair) <= second.forward(batch.pair)).flatten()
+        for network, chosen in ((first, is_first), (second, ~is_first)):
+            rows = chosen.nonzero().flatten()
+            found = network.input_gradient_of(rows, self._share[: len(rows)], batch.state.shape[1])
+            to_action.index_copy_(0, rows, found)
+        return to_action
 
     def metrics(self) -> dict[str, float]:
         """See Agent."""

@@ -60,10 +60,15 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class ActingConfig:
-    """The actors: how many (0: all are of other machines), and after how many updates they get newer parameters."""
+    """The actors: how many (0: all are of other machines), and after how many updates they get newer parameters.
+
+    inline: several learners have no actor processes beside them; the first learner steps the actors in turn, as the
+    topology `inline` does. For environments that take less than the cores that the actors would share.
+    """
 
     num_actors: int = 2
     publish_period: int = 25
+    inline: bool = False
 
     def __post_init__(self) -> None:
         require(self.num_actors >= 0, "num_actors", ">= 0", self.num_actors)
@@ -178,9 +183,15 @@ class TrainConfig:
         number, size = self.topology.num_learners, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
         require(self.threads >= 0, "threads", ">= 0", self.threads)
-        may_have_none = self.serving.address is not None and not isinstance(self.topology, Inline)
-        has_some = self.num_actors >= 1 or may_have_none
+        apart = isinstance(self.topology, Actors)
+        require(not (self.acting.inline and apart), "acting.inline", f"false where topology = {self.topology}", True)
+        has_some = self.num_actors >= 1 or (self.serving.address is not None and not self.acts_inline)
         require(has_some, "acting.num_actors", ">= 1, or 0 of a run that is served (serving.address)", self.num_actors)
+
+    @property
+    def acts_inline(self) -> bool:
+        """Whether the actors step in the process that calls `train`."""
+        return isinstance(self.topology, Inline) or self.acting.inline
 
     @property
     def num_actors(self) -> int:

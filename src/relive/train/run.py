@@ -35,7 +35,6 @@ from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
 from relive.train.setup import crowding, learner_threads, make_agent, make_learners, make_served, make_table
 from relive.train.signals import stop_signals
-from relive.train.topology import Inline
 
 CURVE_FILE = "curve.png"
 _SAY_PERIOD_S = 2.0
@@ -163,7 +162,7 @@ class _Run:
         config, agent, progress, run_dir = self._config, self._agent, self._progress, self._run_dir
         with ExitStack() as stack:
             table = stack.enter_context(make_table(config, agent))
-            is_inline = isinstance(config.topology, Inline)
+            is_inline = config.acts_inline
             num_others = 0 if is_inline else config.num_actors  # what actors do in here is the learner's time
             profiling = Profiling(config.profile, num_others, run_dir / PROFILE_FILE)
             stack.enter_context(profiling)

@@ -20,7 +20,7 @@ from relive.train.environments import describe
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import threads_of
 from relive.train.scoreboard import Scoreboard
-from relive.train.topology import Inline, Learners
+from relive.train.topology import Learners
 
 if TYPE_CHECKING:
     from relive.train.serving import ServedRun
@@ -37,7 +37,7 @@ def make_agent(config: TrainConfig) -> Agent:
 
 def learner_threads(config: TrainConfig) -> int:
     """Threads of each learner."""
-    num_processes = 0 if isinstance(config.topology, Inline) else config.num_actors
+    num_processes = 0 if config.acts_inline else config.num_actors
     return threads_of(config.threads, num_processes, config.topology.num_learners)
 
 
