@@ -174,6 +174,17 @@ class ServingConfig:
 
 
 @dataclass(frozen=True)
+class LoggingConfig:
+    """Where figures go besides TensorBoard. wandb: to Weights & Biases (extra `wandb`), into this project."""
+
+    wandb: bool = False
+    project: str = "relive"
+
+    def __post_init__(self) -> None:
+        require(bool(self.project), "logging.project", "a name", self.project)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A whole run. `preset(agent, env_id)` gives the defaults that suit an agent in an environment.
 
@@ -201,6 +212,7 @@ class TrainConfig:
     tuned: str = ""
     update: Literal["auto", "handwritten", "compiled"] = "auto"
     deterministic: bool = False
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
         number, size = self.topology.num_slices, self.agent.batch_size

@@ -33,10 +33,11 @@ from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_prof
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
-from relive.train.settings import changed
+from relive.train.settings import changed, options
 from relive.train.setup import (
     crowding,
     learner_threads,
+    logging_of,
     make_agent,
     make_inference,
     make_learners,
@@ -74,28 +75,30 @@ def train(
     `config.threads` meanwhile and flushes denormal numbers.
     Raises InvalidConfig for a directory that holds a run already (without resume) or none (with it), for an
     environment that the agent cannot act in, and what making the table raises: StorageFull where /dev/shm is too
-    small. A refused run leaves no directory. Raises NonFiniteLoss where learning comes to nan or infinity, which
-    leaves the last good checkpoint, and EnvironmentRaised with an actor's traceback, after a checkpoint.
+    small. A refused run leaves no directory. Raises MissingPackage where an option needs an extra that is not there,
+    NonFiniteLoss where learning comes to nan or infinity, which leaves the last good checkpoint, and EnvironmentRaised
+    with an actor's traceback, after a checkpoint.
     """
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    with learner_numerics(learner_threads(config)), stop_signals() as signalled:
+    with logging_of(config, listeners):
+        with learner_numerics(learner_threads(config)), stop_signals() as signalled:
 
-        def stopping() -> bool:
-            return signalled() or listeners.stops
+            def stopping() -> bool:
+                return signalled() or listeners.stops
 
-        agent = make_agent(config)
-        if not resume and (run_dir is None if moving_aside is None else moving_aside):
-            move_aside(folder, console)
-        progress = _prepared(config, agent, folder, resume)
-        run = _Run(config, agent, progress, folder, console, listeners)
-        listeners.tell(lambda one: one.on_start(config, folder))
-        ending = Ending.SOLVED if progress.solved else run.learn(stopping, stop_when)
-        final = None if ending is Ending.STOPPED else run.final_episodes(stopping)
-    result = run.result(ending if final else Ending.STOPPED, final, time.monotonic() - began_s)
-    run.finish(result)
+            agent = make_agent(config)
+            if not resume and (run_dir is None if moving_aside is None else moving_aside):
+                move_aside(folder, console)
+            progress = _prepared(config, agent, folder, resume)
+            run = _Run(config, agent, progress, folder, console, listeners)
+            listeners.tell(lambda one: one.on_start(config, folder))
+            ending = Ending.SOLVED if progress.solved else run.learn(stopping, stop_when)
+            final = None if ending is Ending.STOPPED else run.final_episodes(stopping)
+        result = run.result(ending if final else Ending.STOPPED, final, time.monotonic() - began_s)
+        run.finish(result)
     return result
 
 
@@ -187,6 +190,7 @@ class _Run:
             stack.callback(evaluator.close)
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
             reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir))
+            reporter.options({option.path: option.value for option in options(config)})
             name = Path(table.path or "").name.removeprefix("relive-")
             watch = profiling.watch
             pool: ActorPool | InlineActors

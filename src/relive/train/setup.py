@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from relive.agents.agent import Agent, Policy
 from relive.agents.config import AgentConfig
 from relive.agents.functional import Functional
 from relive.errors import InvalidConfig
+from relive.train.callbacks import Listeners
 from relive.train.config import TrainConfig
 from relive.train.environments import describe
 from relive.train.inference_pool import InferencePool
@@ -30,6 +32,7 @@ from relive.train.ways import WayOptions, Ways
 
 if TYPE_CHECKING:
     from relive.train.serving import ServedRun
+    from relive.train.wandb_logger import WandbLogger
 
 
 def make_agent(config: TrainConfig) -> Agent:
@@ -184,3 +187,22 @@ def make_served(config: TrainConfig, table: Table, scoreboard: Scoreboard) -> Se
         return None
     served: ServedRun = importlib.import_module("relive.train.serving").ServedRun(config, table, scoreboard)
     return served
+
+
+@contextmanager
+def logging_of(config: TrainConfig, listeners: Listeners) -> Iterator[None]:
+    """The loggers that the options ask for hear of the run; they end with the block. Raises MissingPackage.
+
+    Loaded here: wandb takes seconds, and is seldom there.
+    """
+    if not config.logging.wandb:
+        yield
+        return
+    logger: WandbLogger = importlib.import_module("relive.train.wandb_logger").WandbLogger()
+    listeners.add(logger)
+    try:
+        yield
+    except BaseException:
+        logger.close(failed=True)
+        raise
+    logger.close(failed=False)
