@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("benchmarks.studies", reason="benchmarks lie beside the tests in the source tree only")
-from benchmarks.studies.runner import Job, finished, run_jobs  # noqa: E402
+from benchmarks.studies.runner import ROOT, Job, finished, run_jobs  # noqa: E402
 from benchmarks.studies.statistics import (  # noqa: E402
     interval,
     mean_curve,
@@ -127,6 +130,33 @@ def test_a_job_that_fails_leaves_nothing_and_stops_nobody(tmp_path: Path, capsys
     assert run_jobs(jobs, tmp_path / "results", timeout_s=5.0) == ["raises", "silent", "words", "list", "slow"]
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["good.json"]
     assert "so it is" in capsys.readouterr().out
+
+
+def test_a_study_that_is_stopped_lets_its_job_clear_up(tmp_path: Path) -> None:
+    """Ctrl-C: the job hears SIGTERM, once; nothing of it is kept."""
+    clears_up = (
+        "import pathlib, signal, sys, time\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "signal.signal(signal.SIGTERM, lambda *_: ((folder / 'cleared').touch(), print('{}'), sys.exit()))\n"
+        "(folder / 'runs').touch()\n"
+        "time.sleep(60)\n"
+    )
+    study = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from benchmarks.studies.runner import Job, run_jobs\n"
+        f"run_jobs([Job('a', (sys.executable, '-c', {clears_up!r}))], Path({str(tmp_path / 'results')!r}))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", study], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        until_s = time.monotonic() + 60.0
+        while not (tmp_path / "runs").exists() and time.monotonic() < until_s:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60.0) != 0
+    finally:
+        process.kill()
+    assert (tmp_path / "cleared").exists() and list((tmp_path / "results").iterdir()) == []
 
 
 def test_a_broken_file_is_as_none(tmp_path: Path) -> None:

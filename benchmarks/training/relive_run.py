@@ -74,6 +74,8 @@ def main() -> None:
     config, clock = preset(case.agent, case.env_id, settings_for(run, seed, topology, given)), Clock(run.num_updates)
     with tempfile.TemporaryDirectory() as folder:
         train(config, Path(folder) / "run", callbacks=[clock], stop_when=clock.stop_when)
+        if clock.reached[1] < run.num_updates:
+            sys.exit("stopped by a signal")
         seconds = clock.seconds
         policy = load_policy(Path(folder) / "run", which="last")
     final = play(case.env_id, final_seeds(seed, run.final_episodes), policy.act)
