@@ -185,7 +185,7 @@ def test_a_pull_ends_at_its_deadline_or_when_none_will_come(server: Server, remo
     store.publish(numbered(1), 1)
     start = time.monotonic()
     assert face.pull(newer_than=1, timeout_s=1.5) is None and not face.finished
-    assert 1.0 < time.monotonic() - start < 10.0
+    assert 0.7 < time.monotonic() - start < 10.0
     got: list[Any] = []
     waiting = threading.Thread(target=lambda: got.append(face.pull(newer_than=1, timeout_s=float("inf"))))
     waiting.start()

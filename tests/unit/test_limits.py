@@ -111,7 +111,9 @@ def test_no_pair_waits_for_itself(seed: int) -> None:
         lanes = int(rng.integers(1, 1 + min(8, most)))
         steps = int(rng.integers(1, 1 + max(1, most // lanes)))
         names = ["one", "two"][: int(rng.integers(1, 3))]
-        limits = {name: paced(spi, int(rng.integers(1, 60)), tolerance) for name in names}
+        limits = {
+            name: paced(spi, int(rng.integers(1, 60)), tolerance, replacement=bool(rng.integers(2))) for name in names
+        }
         table = relive.Table(SPEC, 3000, limits, max_lanes=16)
         draws: list[tuple[str, int, int | None]] = []
         for name in names:

@@ -105,12 +105,21 @@ def test_what_is_next_to_nothing_of_the_total_comes_too(sampler: Any, priorities
     """Also where the whole draw has no time: what is there is looked for once, to the end."""
     index = relive.Index(sampler=sampler, replacement=False)
     table = table_of(index, priorities, len(priorities), capacity=len(priorities))
-    for num_items in {1, 2, 3, len(priorities) - 1, len(priorities)}:
+    for num_items in (1, 2, 3, len(priorities) - 1, len(priorities)):
         batch = table.sample(num_items, timeout_s=0.0)
         assert len(set(batch["score"].tolist())) == num_items
         assert ((batch.probabilities > 0.0) & (batch.probabilities <= 1.0)).all()
         assert np.isfinite(batch.weights(1.0)).all()
     table.close()
+
+
+def test_a_deadline_that_is_over_changes_nothing_of_what_is_drawn() -> None:
+    drawn = []
+    for timeout_s in (0.0, 20.0):
+        table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), (1e9, 1.0, 2.0, 3.0, 4.0))
+        drawn.append([table.draw(4, timeout_s=timeout_s).item_keys.tolist() for _ in range(20)])
+        table.close()
+    assert drawn[0] == drawn[1]
 
 
 def test_what_faded_long_ago_comes_too() -> None:
@@ -237,11 +246,12 @@ def test_devices_refuse_it_with_the_reason() -> None:
     [
         ({}, 64, "capacity"),
         ({"max_items": 7}, 7, "may hold"),
+        ({"max_items": 64}, 64, "may hold"),
         ({"sampler": relive.Fresh(last=9)}, 9, "Fresh"),
         ({"limiter": relive.Queue(5), "max_times_sampled": 1}, 5, "Queue"),
         ({"limiter": relive.SamplesPerInsert(4.0, 12, 1_000.0)}, 12, "min_size"),
     ],
-    ids=["capacity", "max_items", "last", "queue", "samples per insert"],
+    ids=["capacity", "max_items", "as many as the capacity", "last", "queue", "samples per insert"],
 )
 def test_a_draw_that_could_wait_for_ever_is_refused_with_what_bounds_it(more: Any, most: int, bound: str) -> None:
     table = relive.Table(SPEC, 64, relive.Index(replacement=False, **more))

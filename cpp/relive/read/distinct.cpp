@@ -91,7 +91,7 @@ MostDistinct most_distinct(const Region& r, uint32_t index, const LimiterConfig&
   const IndexConfig& config = r.header->indexes[index];
   MostDistinct most{std::min(r.geometry->capacity, r.map(index).num_leaves), "the table's capacity"};
   const auto bound = [&](uint64_t num_items, const char* by) {
-    if (num_items < most.num_items) most = {num_items, by};
+    if (num_items <= most.num_items) most = {num_items, by};
   };
   if (config.max_items != 0) bound(config.max_items, "the items that the index may hold");
   if ((config.traits & kIsLatest) != 0) bound(config.latest, "last of Fresh(last=)");
@@ -125,6 +125,7 @@ uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items) {
 
 void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
           DrawScratch* scratch) {
+  scratch->looks.has_raced = true;
   FirstOnes first_ones(rows.size() - *found);
   run_all(sieve, rng, scratch->has, &first_ones);
   const std::vector<Runner>& chosen = first_ones.in_order();

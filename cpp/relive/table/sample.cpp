@@ -84,7 +84,6 @@ class Draw final {
   Status reserve();
   Status fill(bool* empty);
   Status look_on();
-  Status race_at_deadline();
   Status fill_held(bool* empty, uint32_t attempt);
   Status find_held(const DrawRequest& choice, bool is_noted, size_t begin, size_t end, uint32_t* attempt, bool* empty);
   bool drop_gone();
@@ -110,7 +109,6 @@ class Draw final {
   DrawScratch& s_;
   DrawRequest first_;  // what a round reads of what it draws: all of it, or where items lie end to end their lengths
   const bool has_exponent_;         // which may be changed meanwhile
-  bool is_last_round_ = false;      // of a draw without replacement, behind its deadline
   uint64_t call_ = 0;               // its number, which its random numbers follow from
   std::optional<Hearing> hearing_;  // of one that looks on and on
 };
@@ -243,22 +241,15 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   return true;
 }
 
-// Of a draw without replacement that has not found enough: what looks did not find when its time is over a race does, once.
-Status Draw::race_at_deadline() {
-  if (!deadline_.passed()) return {};
-  if (is_last_round_) return late(Code::kDeadlineExceeded);
-  is_last_round_ = true;
-  s_.looks.tried = std::max(s_.looks.tried, looks_before_race(r_, request_.index, request_.num_items));
-  return {};
-}
-
 // Whether a draw that looks for its items goes on after a round that did not find enough.
 Status Draw::look_on() {
   const Looks& looks = s_.looks;
   if (looks.num_unfilled == 0) return {};
   if (!hearing_) hearing_.emplace(deadline_, nullptr);
   if (hearing_->ends()) return Status(Code::kInterrupted);
-  if (request_.where == nullptr) return race_at_deadline();
+  // Without replacement: what is there is looked for to the end once, so that timeout 0 finds it, and finds what any does.
+  if (request_.where == nullptr)
+    return looks.has_raced && deadline_.passed() ? late(Code::kDeadlineExceeded) : Status();
   const bool is_late = looks.tried >= kLeastLooks && deadline_.passed();
   if (!is_late && looks.tried < kLeastLooks + kLooksAnItem * request_.num_items) return {};
   const double share = static_cast<double>(looks.passed) / static_cast<double>(std::max<uint64_t>(1, looks.looked));

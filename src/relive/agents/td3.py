@@ -20,10 +20,12 @@ from typing import Any, ClassVar, final
 
 import torch
 
+from relive.agents import functional_updates
 from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor, RowNoise
 from relive.agents.agent import Policy, Replicas, Spaces
 from relive.agents.boxes import NoisyPolicy
 from relive.agents.config import OptimizerConfig, Settings, require
+from relive.agents.functional import Functional
 
 
 @final
@@ -65,7 +67,7 @@ class TD3(ActorCritic):
     def __init__(self, config: TD3Config, spaces: Spaces, *, seed: int, device: str) -> None:
         super().__init__(config, spaces, outputs_per_action=1, num_critics=2, seed=seed, device=device)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
-        self._mu = DeterministicActor(self.actor, config.batch_size)
+        self.mu = DeterministicActor(self.actor, config.batch_size, low=self.low)
         self._noise = RowNoise(config.batch_size, self.box.size, self._generator)
 
     def policy(self) -> Policy:
@@ -77,24 +79,32 @@ class TD3(ActorCritic):
         super().join(replicas)
         self._noise.join(replicas)
 
+    def functional(self) -> Functional:
+        """See Agent."""
+        config = self.config
+        smoothing = (config.target_noise, config.target_noise_clip)
+        return functional_updates.of_deterministic(
+            self, delay=config.policy_delay, smoothing=smoothing, draw=self._noise.draw
+        )
+
     def _learn(self) -> None:
         """The critics; and when its turn comes the actor, then the targets."""
         self._learn_critics()
         if (self.num_updates + 1) % self.config.policy_delay == 0:
-            self._mu.climb(self._batch, self.critics.networks[0])
+            self.mu.climb(self.batch, self.critics.networks[0])
             self._step_actor()
             self.critics.follow()
-            self._mu.follow(self.config.target_rate)
+            self.mu.follow(self.config.target_rate)
 
     def _learn_critics(self) -> None:
-        batch, config = self._batch, self.config
+        batch, config = self.batch, self.config
         noise = self._noise.draw().mul_(config.target_noise)
         noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
-        action = torch.tanh(self._mu.target_outputs(batch.next_state))
+        action = torch.tanh(self.mu.target_outputs(batch.next_state))
         torch.clamp(action.add_(noise), -1.0, 1.0, out=batch.next_action)
         following = torch.minimum(*self.critics.target_values(batch.next_pair))
         goal = torch.addcmul(batch.reward, batch.discount, following)
         self.critics.learn(batch, goal, self.num_updates)
 
     def _own_parts(self) -> Mapping[str, Any]:
-        return {"target_actor": self._mu.target, "generator": self._generator}
+        return {"target_actor": self.mu.target, "generator": self._generator}

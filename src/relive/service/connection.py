@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import pyarrow.flight as flight
@@ -145,8 +146,10 @@ class Connection:
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
-    def open(self, kind: str, fields: dict[str, Any], ends: float) -> tuple[Exchange, dict[str, Any]]:
-        """A new stream and the server's hello; tries until `ends` where the server is not there."""
+    def open(
+        self, kind: str, fields: dict[str, Any], ends: float, wanted: Callable[[], bool] = lambda: True
+    ) -> tuple[Exchange, dict[str, Any]]:
+        """A new stream and the server's hello; tries until `ends` where the server is not there, as long as wanted."""
         start = time.monotonic()
         request = {
             "relive": wire.VERSION,
@@ -161,7 +164,7 @@ class Connection:
         while True:
             if self.closed:
                 raise TableClosed()
-            if time.monotonic() >= ends:
+            if time.monotonic() >= ends or not wanted():
                 raise ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
             self.check_process("a remote table")
             try:
@@ -170,7 +173,7 @@ class Connection:
                 raise  # the server's answer; some are OSErrors, as broken streams are
             except StreamBroken as problem:
                 self._forget_client()
-                if time.monotonic() + pause_s >= ends:
+                if time.monotonic() + pause_s >= ends or not wanted():
                     reason = _short(problem)
                     raise ServiceUnavailable(self.address, time.monotonic() - start, reason) from None
             time.sleep(pause_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from relive._checks import finite, integer
+from relive._checks import finite, integer, timeout
 from relive._wrong_names import names_arguments
 
 __all__ = ["ServerOptions", "Streaming"]
@@ -38,16 +38,20 @@ class ServerOptions:
 class Streaming:
     """How a streaming writer gathers steps. A block leaves when it holds max_rows rows (or max_block_bytes), linger_s
     after its first row, or when a later call of the same table handle must see it. max_in_flight: blocks that wait to
-    be acknowledged before append waits. Raises InvalidConfig.
+    be acknowledged before append waits. held_s: how long the server may wait for the limiter with a step; None: as long
+    as the call that brought it was to wait. Raises InvalidConfig.
     """
 
     max_rows: int = 256
     max_block_bytes: int = 1 << 20
     linger_s: float = 0.005
     max_in_flight: int = 8
+    held_s: float | None = None
 
     def __post_init__(self) -> None:
         integer("max_rows", self.max_rows, 1, 1 << 16)
         integer("max_block_bytes", self.max_block_bytes, 1)
         finite("linger_s", self.linger_s, 0.0)
         integer("max_in_flight", self.max_in_flight, 1)
+        if self.held_s is not None:
+            timeout(self.held_s, "held_s")

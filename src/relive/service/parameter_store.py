@@ -80,7 +80,8 @@ class Incoming:
 class ParameterStore:
     """The parameters beside one table of a server in this process; made by the server, which closes it.
 
-    See Parameters, and the protocol above. After the server closed, calls raise ServiceUnavailable.
+    See Parameters, and the protocol above. After the server closed, calls raise ServiceUnavailable, but pulls of a
+    finished one.
     """
 
     def __init__(self, name: str, max_bytes: int) -> None:
@@ -248,5 +249,5 @@ class ParameterStore:
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
         self._changed.wait_for(lambda: self._closed or done(), None if math.isinf(timeout_s) else timeout_s)
-        if self._closed:
+        if self._closed and not self._finished:  # the last word of a finished one is for who was waiting, too
             raise ServiceUnavailable(self._name, 0.0, "the server closes")

@@ -13,7 +13,7 @@ from relive._checks import integer, timeout
 from relive._wrong_names import names_arguments
 from relive.errors import ReliveError
 from relive.service import wire
-from relive.service.connection import Connection, cutoff, server_wait
+from relive.service.connection import Connection, cutoff
 from relive.service.exchange import Exchange, StreamBroken
 from relive.service.parameter_store import ParameterStore
 from relive.service.parameters import (
@@ -68,21 +68,21 @@ class RemoteParameters:
         """The newest version if it is above newer_than; waits for one until the deadline, None where none came by then,
         and at once where none will (`finished`).
 
-        The deadline holds for the bytes on their way, too, but an answer is waited for at least 1 s. note: a dict that
-        JSON can say, of at most 64 KiB, for the serving process, which may listen; told once, or not where the link
-        breaks. Whole or not at all: a checksum is compared. Where the server is gone it is waited for until the
-        deadline, then ServiceUnavailable. Raises InvalidConfig, TableClosed, ForkedHandle, FormatMismatch (another
-        table is served there now).
+        The server waits for a second less, or for half of a short deadline. The deadline holds for the bytes on their
+        way, too, but an answer is waited for at least 1 s. note: a dict that JSON can say, of at most 64 KiB, for the
+        serving process, which may listen; told again where the link breaks, so that it had better say sums. Whole or
+        not at all: a checksum is compared. Where the server is gone it is waited for until the deadline, then
+        ServiceUnavailable. Raises InvalidConfig, TableClosed, ForkedHandle, FormatMismatch (another table is served
+        there now).
         """
         above, seconds = integer("newer_than", newer_than, 0, MAX_VERSION), timeout(timeout_s)
-        told_once = [] if note is None else [checked_json("note", note, MAX_NOTE_BYTES)]
+        said = None if note is None else checked_json("note", note, MAX_NOTE_BYTES)
         ends = cutoff(seconds)
-        waits_until = time.monotonic() + (math.inf if (wait_s := server_wait(seconds)) is None else wait_s)
+        # Half of a short deadline, a second of a long one, is for the way back: most answers of a poll come at its end.
+        waits_until = time.monotonic() + seconds - min(0.5 * seconds, 1.0)
 
         def ask(stream: Exchange) -> Publication | None:
-            told, body = _answer(
-                stream, _pull_message(above, _left(waits_until), told_once.pop() if told_once else None)
-            )
+            told, body = _answer(stream, _pull_message(above, _left(waits_until), said))
             self._finished = wire.field(told, "finished", bool)
             if "arrays" not in told:
                 return None

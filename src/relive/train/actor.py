@@ -22,7 +22,7 @@ from relive.agents.agent import Policy
 from relive.errors import DeadlineExceeded, TableClosed
 from relive.train.config import EnvironmentConfig
 from relive.train.environments import acting_seed, make_environments
-from relive.train.parameters import ParameterBoard, ParameterReader
+from relive.train.parameters import NewerParameters, ParameterSource
 from relive.train.scoreboard import Scoreboard
 from relive.train.stopwatch import ProfileBoard, Watch, actor_watch
 
@@ -43,7 +43,7 @@ class ActorTask:
     table_name: str
     environment: EnvironmentConfig
     policy: Policy
-    board: ParameterBoard
+    board: ParameterSource
     scoreboard: Scoreboard
     profile: ProfileBoard | None = None
 
@@ -75,7 +75,7 @@ class Acting:
         self._task = task
         self._envs = watch(envs, {"step": "insert", "finish_step": "wait"})
         self._policy = watch(task.policy, {"explore": "inference"})
-        self._reader: ParameterReader = watch(task.board.reader(), {"poll": "parameters"})
+        self._reader: NewerParameters = watch(task.board.reader(), {"poll": "parameters"})
         self._parameters: dict[str, NDArray[np.float32]] = {}
         self._observations: Any = None
         self._held = False

@@ -53,7 +53,13 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         env: Annotated[
             str | None, typer.Option(help="Gymnasium id: CartPole-v1, Pendulum-v1, ...", show_default=default_env)
         ] = None,
-        actors: Annotated[int | None, typer.Option(min=1, help="Actor processes.", show_default="2")] = None,
+        actors: Annotated[
+            int | None, typer.Option(min=0, help="Actor processes; 0 with --serve alone.", show_default="2")
+        ] = None,
+        serve: Annotated[
+            str | None,
+            typer.Option(metavar="ADDRESS", help="grpc://HOST:PORT for actors of other machines: `relive act`."),
+        ] = None,
         seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random.", show_default="0")] = None,
         run_dir: Annotated[
             Path | None,
@@ -78,12 +84,16 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         auto: Annotated[
             bool, typer.Option("--auto", help="Choose processes and environments first, by measuring; see relive tune.")
         ] = False,
+        deterministic: Annotated[
+            bool, typer.Option("--deterministic", help="No result depends on measured times: updates by hand.")
+        ] = False,
         config: _ConfigFile = None,
         set_: _Settings = None,
     ) -> None:
         given = {
             "environment.env_id": env,
             "acting.num_actors": actors,
+            "serving.address": serve,
             "environment.seed": seed,
             "limits.max_steps": max_steps,
             "limits.max_minutes": max_minutes,
@@ -91,6 +101,7 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
             "device": device,
             "replay.capacity": capacity,
             "profile": profile or None,
+            "deterministic": deterministic or None,
         }
         settings: dict[str, object] = {path: value for path, value in given.items() if value is not None}
         settings.update(parse_assignments(set_ or []))
@@ -147,6 +158,36 @@ def _resumed(agent: str, run_dir: Path, file: Path | None, settings: dict[str, o
         right = f"one of {agent}; `relive train {config.agent.name} --resume {run_dir}` goes on with this one"
         raise InvalidConfig(f"run in {run_dir}", right, config.agent.name)
     return changed(config, settings)
+
+
+def add_acting(app: typer.Typer) -> None:
+    """`act`, for a run of another machine."""
+    app.command("act")(_act)
+
+
+def _act(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="grpc://HOST:PORT/NAME, as the run says it.")],
+    env: Annotated[
+        str | None, typer.Option(help="Another environment, of the same spaces.", show_default="the run's")
+    ] = None,
+    envs: Annotated[
+        int | None, typer.Option(min=1, help="Environments stepped together.", show_default="as the run's own actors")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of environments and exploration.", show_default="a new one")
+    ] = None,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds without the run, after which it ends.")] = 300.0,
+) -> None:
+    """Act for a run of another machine, which `relive train --serve` serves, until it ends; Ctrl-C stops cleanly."""
+    with _extra_named("act"):
+        from relive.train.remote_actor import ActOptions, act
+    console = Console()
+    acted = act(address, ActOptions(env, envs, seed, patience), say=lambda text: console.print(
+        text, highlight=False, soft_wrap=True
+    ))  # fmt: skip
+    console.print(str(acted), highlight=False, soft_wrap=True)
+    if not acted.finished:
+        raise typer.Exit(_EXIT_STOPPED)
 
 
 def add_watching(app: typer.Typer) -> None:

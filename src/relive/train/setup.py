@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from relive import SamplesPerInsert, SharedMemory, Table
 from relive.agents.agent import Agent
 from relive.agents.config import AgentConfig
+from relive.agents.functional import Functional
 from relive.errors import InvalidConfig
 from relive.train.config import TrainConfig
 from relive.train.environments import describe
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import threads_of
+from relive.train.packages import PackageRequest
+from relive.train.scoreboard import Scoreboard
 from relive.train.topology import Learners
+from relive.train.ways import WayOptions, Ways
+
+if TYPE_CHECKING:
+    from relive.train.serving import ServedRun
 
 
 def make_agent(config: TrainConfig) -> Agent:
     """The agent of a run, or of its first learner's slices where there are several.
 
-    Raises InvalidConfig where it cannot act in the environment, or there is none.
+    Raises InvalidConfig where it cannot act in the environment, or there is none, and for a compiled update that it
+    does not have.
     """
     spaces = describe(config.environment.env_id)
-    return slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
+    agent = slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
+    if config.update == "compiled" and functional_of(config, agent) is None:
+        expected = f"'handwritten' or 'auto' on a device, and for {config.agent.name} with this network"
+        raise InvalidConfig("update", expected, config.update)
+    return agent
+
+
+def functional_of(config: TrainConfig, agent: Agent) -> Functional | None:
+    """The update as it may be compiled, where that is a way of the run."""
+    if config.update == "handwritten" or config.deterministic or config.topology.num_learners > 1:
+        return None
+    functional: Functional | None = agent.functional() if chosen_device(config.device) == "cpu" else None
+    return functional
 
 
 def learner_threads(config: TrainConfig) -> int:
@@ -47,6 +69,18 @@ def make_learners(config: TrainConfig, agent: Agent, say: Callable[[str], None])
         return None
     options = GroupOptions(count, chosen_device(config.device), learner_threads(config), say=say)
     return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
+
+
+def make_ways(
+    config: TrainConfig, agent: Agent, say: Callable[[str], None], settled: Callable[[str], None]
+) -> Ways | None:
+    """What chooses between the ways of updating; None where there is only the hand-written one. See WayOptions."""
+    functional = functional_of(config, agent)
+    if functional is None:
+        return None
+    spaces, steps = describe(config.environment.env_id), tuple(functional.steps)
+    request = PackageRequest(config.agent, spaces, learner_threads(config), steps)
+    return Ways(agent, functional, request, WayOptions(config.update == "auto", say, settled))
 
 
 def crowding(config: TrainConfig) -> str | None:
@@ -90,6 +124,8 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
     name = f"train-{os.getpid()}-{secrets.token_hex(3)}"
     # Twice the lanes in use: a dead actor's stay taken until the next look for dead processes.
     max_lanes = 2 * config.num_actors * config.environment.num_envs_per_actor
+    if config.serving.address is not None:
+        max_lanes += config.serving.max_lanes
     return Table(
         agent.spec(),
         replay.capacity,
@@ -98,3 +134,14 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
         max_lanes=max_lanes,
         seed=config.environment.seed,
     )
+
+
+def make_served(config: TrainConfig, table: Table, scoreboard: Scoreboard) -> ServedRun | None:
+    """The run's table and parameters at its address; None where it has none. Raises ServiceUnavailable, MissingPackage.
+
+    Loaded here: it needs pyarrow, which a run of one machine does not.
+    """
+    if config.serving.address is None:
+        return None
+    served: ServedRun = importlib.import_module("relive.train.serving").ServedRun(config, table, scoreboard)
+    return served
