@@ -203,3 +203,26 @@ def test_a_report_of_what_is_finished(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "parity.json").read_text())["rows"]
     assert row["margin"] == pytest.approx(-50.0) and row["interval"]["low"] == 0.0
     assert (tmp_path / "parity.png").stat().st_size > 1_000 and "PAL" in (tmp_path / "parity.md").read_text()
+
+
+def test_both_sides_explore_alike_and_count_alike() -> None:
+    run = PARITY["dqn-cartpole"]
+    assert [run.epsilon_at(steps) for steps in (0, 2_500, 5_000, 50_000)] == pytest.approx([1.0, 0.525, 0.05, 0.05])
+    assert run.num_updates == 49_000 / 4 and PARITY["sac-pendulum"].num_updates == 9_000
+    assert all(one.num_updates // one.period_updates in (20, 21) for one in PARITY.values())
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_the_settings_of_a_whole_run_are_a_run(name: str) -> None:
+    pytest.importorskip("torch", reason="agents are written in torch")
+    from benchmarks.training.cases import CASES
+    from benchmarks.training.relive_run import settings_for
+    from relive.train import preset
+
+    run, case = PARITY[name], CASES[name]
+    config = preset(case.agent, case.env_id, settings_for(run, 3, "inline", ["agent.gamma=0.9"]))
+    assert (config.environment.seed, str(config.topology), config.agent.batch_size) == (3, "inline", case.batch_size)
+    assert config.evaluation.period_updates == run.period_updates and config.evaluation.stop_return is None
+    if case.agent == "dqn":
+        explores: Any = config.agent
+        assert (explores.epsilon_start, explores.epsilon_end, explores.epsilon_steps) == (1.0, 0.05, 5_000)
