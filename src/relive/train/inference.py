@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from relive.agents.agent import Policy, Spaces
 from relive.errors import DeadlineExceeded
-from relive.train.noise import EnvironmentNoise
+from relive.train.noise import EnvironmentNoise, NoiseStream
 from relive.train.parameters import ParameterReader
 from relive.train.scoreboard import Scoreboard
 from relive.train.shared_block import SharedBlock
@@ -79,7 +79,7 @@ class OwnInference:
     ) -> None:
         self._policy, self._reader, self._scoreboard = policy, reader, scoreboard
         self._parameters: Mapping[str, NDArray[np.float32]] = {}
-        self._keys, self._steps = keys, np.zeros(len(keys), np.uint64)
+        self._noise = NoiseStream(keys)
         self._observations: Any = None
         self.version = 0
 
@@ -95,9 +95,9 @@ class OwnInference:
         if not self._parameters:
             time.sleep(min(wait_s, _NO_PARAMETERS_S))
             return None
-        noise = EnvironmentNoise(self._keys, self._steps)
-        actions = self._policy.explore(self._parameters, self._observations, self._scoreboard.num_steps, noise)
-        self._steps += np.uint64(1)
+        num_steps = self._scoreboard.num_steps
+        actions = self._policy.explore(self._parameters, self._observations, num_steps, self._noise)
+        self._noise.next_step()
         return actions
 
 
