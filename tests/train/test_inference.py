@@ -275,6 +275,20 @@ def test_what_a_dead_actor_asked_is_not_taken_for_its_successors() -> None:
         np.testing.assert_array_equal(successor.actions(1.0), twin.actions(0.0))
 
 
+def test_a_request_that_changes_while_it_is_copied_does_not_count() -> None:
+    class Changing(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            if name == "steps":
+                self["request"] = 5  # a successor's first write
+            return super().__getitem__(name)
+
+    with run_of(1, 2, max_batch=2) as run:
+        asked(run, 0, 2).ask(shown(0, 2))
+        names = run.requests.slots.dtype.names
+        whole = {name: run.requests.slots[0][name] for name in names}
+        assert run.answering._copied(whole, 1, 0) == 2 and run.answering._copied(Changing(whole), 1, 0) == 0
+
+
 def test_a_batch_that_is_not_full_waits_for_others() -> None:
     """And a full one does not: its third actor comes while it is open."""
     with run_of(3, 2, max_batch=6, max_wait_s=30.0) as run:

@@ -12,8 +12,8 @@ protocol, for one slot of shared memory a group of environments, a bell of the p
   Q2  The process puts (slot, n) into the open batch. The batch closes when it holds max_batch observations, or all that
       there are in the run, or when its oldest request is max_wait_us old, whichever comes first. Requests are taken
       whole, in the order in which they came.
-  Q3  It copies a request; the copy counts where `request` is n before and after it, and `reply` is not n already. Else
-      the actor is another one by now, or has its answer.
+  Q3  It copies a request; the copy counts where `request` is n after it, and `reply` is not n already. Else the actor
+      is another one by now, which counts up before it writes, or has its answer.
   Q4  It takes the newest parameters, of version v, infers all rows of the batch, and for each request writes actions
       and v, then reply = n, then rings the slot's bell.
   Q5  The actor, when its bell rang or after 0.2 s, looks whether `reply` is n. After 0.2 s without it rings (slot, n)
@@ -378,7 +378,7 @@ class Answering:
     def _copied(self, slot: Any, number: int, start: int) -> int:
         """Q3: the rows of a request, copied behind those before it; 0 where it is none, or none any more."""
         rows = int(slot["num_rows"])
-        if slot["request"] != number or slot["reply"] == number or start + rows > len(self._keys):
+        if slot["reply"] == number or start + rows > len(self._keys):
             return 0
         self._observations[start : start + rows] = slot["observations"][:rows]
         self._keys[start : start + rows] = slot["keys"][:rows]
