@@ -63,6 +63,7 @@ class FakeNixl:
     def nixlAgent(self, name: str, config: Any) -> FakeNixl:
         assert config.useProgThread and config.pthrDelay > 0, "first reads hang without; a core spins with 0"
         self.num_agents += 1
+        self.name = name
         return self
 
     def createBackend(self, name: str, options: Any) -> int:
@@ -88,11 +89,11 @@ class FakeNixl:
     def loadRemoteMD(self, metadata: bytes) -> bytes:
         if metadata != b"metadata":
             raise RuntimeError("NIXL_ERR_MISMATCH")
-        self.peers.add("peer")
-        return b"peer"
+        self.peers.add(self.name)
+        return self.name.encode()
 
     def invalidateRemoteMD(self, name: str) -> None:
-        self.peers.discard(name)
+        self.peers.remove(name)
 
     def prepXferDlist(self, name: str, kind: Any, rows: np.ndarray, backends: Any) -> int:
         number = self._number()
@@ -110,6 +111,7 @@ class FakeNixl:
     def makeXferReq(self, op: Any, here: int, to: Any, there: int, source: Any, *more: Any) -> int:
         assert to.dtype == np.int32 == source.dtype
         number = self._number()
+        assert self.peers, "the lists of a peer whose connection ended are void"
         self.requests[number] = self._cells(here, to), self._cells(there, source)
         return number
 
@@ -147,7 +149,8 @@ class Pair:
 
     def open(self) -> tuple[OneSidedReader, NixlMemory]:
         fields, metadata = self.shared.give()
-        memory = NixlMemory(Offered("grpc://x/y", fields["base"], fields["num_bytes"], metadata), self.agent)
+        offered = Offered("grpc://x/y", fields["base"], fields["num_bytes"], fields["agent"], metadata)
+        memory = NixlMemory(offered, self.agent)
         layout = PeerLayout.from_told(layout_of(self.table.core))
         return OneSidedReader(self.table.config, layout, memory), memory
 
@@ -223,7 +226,10 @@ def test_a_failed_request_of_several_leaves_none_behind(pair: Pair) -> None:
         pair.read()
     pair.fake.fails = lambda request: False
     pair.memory.close(pair.reader.close)
-    assert not pair.fake.requests
+    assert not pair.fake.requests and not pair.fake.peers
+    with pytest.raises(PeerUnreadable, match="just now"):
+        pair.open()  # never back to back
+    pair.agent._let_go.clear()  # a second later
     pair.reader, pair.memory = pair.open()
     assert pair.read().present.all()
 
@@ -243,12 +249,14 @@ def test_memory_that_cannot_be_registered(pair: Pair, shm_name: Any) -> None:
 
 def test_what_a_peer_says_of_its_memory_is_not_believed(pair: Pair) -> None:
     fields, metadata = pair.shared.give()
-    small = NixlMemory(Offered("grpc://x/y", fields["base"], 1 << 12, metadata), pair.agent)
+    small = NixlMemory(Offered("grpc://x/y", fields["base"], 1 << 12, fields["agent"], metadata), pair.agent)
     with pytest.raises(PeerUnreadable, match="beyond what it registered"):
         OneSidedReader(pair.table.config, PeerLayout.from_told(layout_of(pair.table.core)), small)
     small.close()
     with pytest.raises(PeerUnreadable, match="NIXL_ERR_MISMATCH"):
-        NixlMemory(Offered("grpc://x/y", 1, 1, b"other"), pair.agent)
+        NixlMemory(Offered("grpc://x/y", 1, 1, fields["agent"], b"other"), pair.agent)
+    with pytest.raises(PeerUnreadable, match="another agent's"):
+        NixlMemory(Offered("grpc://x/y", 1, 1, "someone", metadata), pair.agent)
 
 
 def test_arrays_that_are_let_go_are_not_kept_for_ever(pair: Pair) -> None:

@@ -159,8 +159,7 @@ class OneSidedReader:
             return torn
         own, rows = own[wanted], rows[wanted]
         pages, chain, links = self._follow(plan, pages, own, rows, ends)  # R3
-        self._read_rows(plan, pages, chain, rows, ends)  # R4
-        large = self._large(plan, pages, chain, rows, links, ends)
+        large = self._read_rows(plan, pages, chain, rows, links, ends)  # R4
         changed = self._changed(pages, ends)  # R5
         is_torn = np.any(changed[np.maximum(chain, 0)] & (chain >= 0), axis=1)
         self.num_torn += int(is_torn.sum())
@@ -270,7 +269,10 @@ class OneSidedReader:
         flat = np.unique((pages * page_len + (places - hop * page_len))[pages >= 0])
         return np.divmod(flat, page_len)
 
-    def _read_rows(self, plan: Plan, pages: _Pages, chain: Indices, rows: Indices, ends: float) -> None:
+    def _read_rows(
+        self, plan: Plan, pages: _Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices], ends: float
+    ) -> Arrays:
+        """Rows to where they lie in the mirror; large rows of transitions to where the batch has them, these arrays."""
         page_len, at_once = self._layout.page_len, self._layout.rows_a_cell
         page, row = self._spread(plan, chain, rows)
         frames = self._frames_of(pages)
@@ -285,28 +287,41 @@ class OneSidedReader:
             moves.append(marks)
         for column in plan.mirrored:
             moves.append(Move(*self._column(column), frames[page] * page_len + row, page * page_len + row))
+        made: Arrays = []
+        if plan.sizes is None:
+            one_step = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), np.ones(len(rows), np.bool_)
+            large, made = self._large(plan, frames, chain, rows, one_step)
+            moves += large
         self._read(moves, ends)
         if not plan.needs_marks and np.any(self.mirror.heads(page, row) & np.uint32(_OWN_DISCOUNT)):
             self._read([marks], ends)
+        if plan.sizes is not None:
+            large, made = self._large(plan, frames, chain, rows, self._sizes(plan, pages, chain, rows, links))
+            self._read(large, ends)
+        return made
+
+    def _sizes(
+        self, plan: Plan, pages: _Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices]
+    ) -> tuple[Indices, Indices, Present]:
+        """Of each window: steps of its episode before it, its steps, whether it is whole; as the heads here say."""
+        generations = _generations(pages.words)
+        self.mirror.show(pages.words, self._records.values[pages.ids], links, generations)
+        own = chain[:, plan.pages_before]
+        keys = self.mirror.layout.keys_of(own, rows, generations[own])
+        (steps, num_steps), whole = self.mirror.gather(plan.sizes, keys)
+        self.mirror.forget(len(pages.ids))
+        return steps, num_steps, whole
 
     def _large(
         self,
         plan: Plan,
-        pages: _Pages,
+        frames: Indices,
         chain: Indices,
         rows: Indices,
-        links: tuple[Indices, Indices],
-        ends: float,
-    ) -> Arrays:
-        """Large rows of transitions, read to where the batch has them: one an item and frame, the shape resolved."""
-        if not plan.direct:
-            return []
-        self.mirror.show(pages.words, self._records.values[pages.ids], links, _generations(pages.words))
-        own = chain[:, plan.pages_before]
-        keys = self.mirror.layout.keys_of(own, rows, _generations(pages.words)[own])
-        (steps, num_steps), whole = self.mirror.gather(plan.sizes, keys)
-        self.mirror.forget(len(pages.ids))
-        frames = self._frames_of(pages)
+        sizes: tuple[Indices, Indices, Present],
+    ) -> tuple[list[Move], Arrays]:
+        """One row for each item and frame of a stack: where it lies, and where the batch has it."""
+        steps, num_steps, whole = sizes
         moves, made = [], []
         for one in plan.direct:
             array, target = self._room(one.column).lend(len(rows) * one.stack)
@@ -321,9 +336,9 @@ class OneSidedReader:
             wanted = (is_there | (whole[:, None] & (not one.pads_zeros))) & (page >= 0)
             cells = frames[np.maximum(page, 0)] * self._layout.page_len + (source - hop * self._layout.page_len)
             moves.append(Move(self._column(one.column)[0], target, cells[wanted], np.flatnonzero(wanted)))
-            array.reshape(len(rows), one.stack, -1)[~wanted] = 0
-        self._read(moves, ends)
-        return made
+            if not wanted.all():
+                array.reshape(len(rows), one.stack, -1)[~wanted] = 0
+        return moves, made
 
     def _changed(self, pages: _Pages, ends: float) -> Present:
         """Which pages are not what they were."""

@@ -195,7 +195,7 @@ class Plan:
     selection: Any  # of the mirror's core: by_core
     by_core: tuple[int, ...]  # numbers of the outputs that the mirror's core makes
     direct: tuple[Direct, ...]
-    sizes: Any  # of the mirror's core: episode_step, num_steps; where something is direct
+    sizes: Any  # of the mirror's core: episode_step, num_steps; None: of one step, no stack, nothing depends on them
     mirrored: tuple[Any, ...]  # large columns that go through the mirror
     before: int  # rows before the item's own
     after: int  # and behind it
@@ -229,7 +229,7 @@ class Plan:
             selection=whole if not direct else mirror.select(index, core_names),
             by_core=by_core,
             direct=direct,
-            sizes=mirror.select(index, ["episode_step", "num_steps"]) if direct else None,
+            sizes=mirror.select(index, ["episode_step", "num_steps"]) if _depends(items, direct) else None,
             mirrored=tuple(mirrored.values()) if mirrored else (),
             before=shape.before,
             after=after,
@@ -239,6 +239,11 @@ class Plan:
             needs_marks=crosses or any(output[0] in _OF_MARKS for output in outputs),
             needs_version=any(output[0] == "staleness" for output in outputs),
         )
+
+
+def _depends(items: Any, direct: Sequence[Direct]) -> bool:
+    """Whether which large rows a window has depends on where its episode begins or ends."""
+    return bool(direct) and (items.n_step > 1 or any(one.stack > 1 for one in direct))
 
 
 def _direct(
