@@ -49,6 +49,15 @@ def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], byt
             (claimed, b""),
             *((ask | {"op": op}, b"") for op in ("draw", "back")),
         ]
+    if kind == "shard":
+        drawn = {"op": "draw", "index": 0, "n": 4, "timeout_s": 0.0, "final": False, "done": [0], "back": [1, 2]}
+        return [
+            (drawn, b""),
+            (drawn | {"names": names}, b""),
+            ({"op": "roots", "index": 0, "done": [1]}, b""),
+            ({"op": "layout"}, b""),
+            ({"op": "offer", "what": "memory"}, b""),
+        ]
     if kind == "write":
         row = {"op": "append", "rows": 1, "lanes": None, "names": names}
         block = {"op": "extend", "rows": 2, "states": 3, "lanes": None, "names": names}
@@ -161,7 +170,7 @@ def test_malformed_messages_never_hurt(server: Server, profile_scale: int) -> No
         client = flight.FlightClient(server.address)
         sent = refused = 0
         while sent < NUM_MESSAGES * profile_scale:
-            done = play(client, rng, rng.choice(("call", "write", "hold")), keys.tolist())
+            done = play(client, rng, rng.choice(("call", "write", "hold", "shard")), keys.tolist())
             sent, refused = sent + done[0], refused + done[1]
         assert refused > 0.3 * sent, "most of these messages are wrong"
 

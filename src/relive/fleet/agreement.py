@@ -86,7 +86,7 @@ class Agreement:
 
     def read(self, index: int) -> Roots:
         """The roots as this rank sees them."""
-        return Roots.of(shard.root(index) for shard in self._shards)
+        return Roots.of(self._shards.roots(index))
 
     def roots(self, index: int, num_items: int, pace: Pace, wait: Wait) -> Roots:
         """Roots on which a draw of num_items by every rank may go on; waits for them.
@@ -119,7 +119,7 @@ class Agreement:
         exchange = self._exchange
         if exchange.world == 1:
             return self.read(index), is_over
-        told = [shard.root(index) for shard in list(self._shards)[exchange.rank :: exchange.world]]
+        told = self._shards.roots(index, exchange.rank, exchange.world)
         mine = bytes([is_over]) + b"".join(root.pack() for root in told)
         self.bytes_sent += len(mine)
         heard = exchange.all_gather(mine, max(wait.left_s, 1.0))

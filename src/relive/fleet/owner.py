@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import struct
 import weakref
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 from relive import _core
 from relive._checks import integer
@@ -70,12 +71,17 @@ class ShardOwner(Closing):
         path = config.storage.path
         self.is_restored = True
         try:
+            # First by a handle that only reads: what others closed last would go with it, and is not ours where this
+            # refuses it.
+            with attach_path(path, read_only=True) as found:
+                _check(found, self.number, config)
             self.table = attach_path(path)
         except NoSuchTable:
             self.table, self.is_restored = make_shard(self.number, config), False
         self._descriptor = -1
+        self._server: Any = None
         try:
-            self._check(config)
+            _check(self.table, self.number, config)
             self._descriptor = _open(path)
             _lock(self._descriptor, path)
         except BaseException:
@@ -83,15 +89,26 @@ class ShardOwner(Closing):
             raise
         _owners.add(self)
 
-    def _check(self, config: TableConfig) -> None:
-        if shard_of(self.table) != self.number:
-            raise InvalidConfig(f"number of the shard at {self.table.path}", str(shard_of(self.table)), self.number)
-        if self.table.config != config:
-            raise InvalidConfig(f"config of the shard at {self.table.path}", repr(self.table.config), config)
+    def serve(self, address: str = "grpc://0.0.0.0:0", name: str | None = None) -> str:
+        """Serves the shard to handles of other hosts (attach(["grpc://host:port/name"])) until close(); returns where.
+
+        name: of the shard at the address, None: that of its shared memory. Port 0 takes a free one: for a shard that is
+        to be found again after a restart, name one. Needs the extra `service`. Raises MissingPackage, InvalidConfig
+        (it is served already), ServiceUnavailable where the address cannot be bound.
+        """
+        if self._server is not None:
+            raise InvalidConfig("a shard that is served", "one address", self._server.address)
+        service = importlib.import_module("relive.service")  # here and not above: owning a shard needs numpy only
+        storage = self.table.config.storage
+        shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
+        self._server = service.serve({shown: self.table}, address)
+        return f"{self._server.address}/{shown}"
 
     def close(self) -> None:
-        """Ends the ownership and closes the handle. Closing twice is harmless."""
+        """Ends the service and the ownership, and closes the handle. Closing twice is harmless."""
         _owners.discard(self)
+        if self._server is not None:
+            self._server.close()
         self.let_go()
         self.table.close()
 
@@ -122,6 +139,13 @@ class OwnerWatch(Closing):
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _check(table: Table, number: int, config: TableConfig) -> None:
+    if shard_of(table) != number:
+        raise InvalidConfig(f"number of the shard at {table.path}", str(shard_of(table)), number)
+    if table.config != config:
+        raise InvalidConfig(f"config of the shard at {table.path}", repr(table.config), config)
 
 
 def _open(path: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,11 +14,11 @@ from relive._checks import integer, timeout
 from relive._wrong_names import names_arguments
 from relive.batch import Batch, Selection
 from relive.batches import SLICE_S, BatchSource
-from relive.errors import InvalidConfig, NotShareable
+from relive.errors import InvalidConfig, NotShareable, ReliveError
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore, FleetSelection
 from relive.fleet.owner import OwnerWatch
-from relive.fleet.shards import Shard, Shards
+from relive.fleet.shards import MappedShard, Shard, Shards
 from relive.handle import TableHandle
 from relive.held import HeldDraw
 from relive.protocol import ReplayTable
@@ -41,40 +42,100 @@ def attach(
     *,
     exchange: Exchange | None = None,
     root_age: int = 1,
+    path: str | None = None,
 ) -> ShardedTable:
-    """One table over the shards SharedMemory(name), each of which has an owner (ShardOwner) in some process.
+    """One table over shards, each of which has an owner (ShardOwner) in some process.
 
-    local: the number of the shard that writer() takes; None: the emptiest. stream: the random stream, a rank's number
-    where draws shall be the same in every run (of the same names in the same order); None: one of its own.
-    timeout_s: the default of this handle's calls, None: the shards'. exchange: how the ranks of a group that draw
-    together agree; None: this handle draws alone. root_age: draws that one look at the roots serves. Weights are exact
-    for the draw that was made, whatever it is; how far shares lag behind priorities, and by how much a limiter may be
-    overshot, grows with it.
+    names: of each shard the name of its shared memory, or the address grpc://host:port/name at which its owner serves
+    it (ShardOwner.serve; needs the extra `service`). local: the number of the shard that writer() takes; None: the
+    emptiest. stream: the random stream, a rank's number where draws shall be the same in every run (of the same names
+    in the same order, of shards that are mapped); None: one of its own. timeout_s: the default of this handle's calls,
+    None: the shards'. read_only: draws count nowhere; of mapped shards alone. exchange: how the ranks of a group that
+    draw together agree; None: this handle draws alone. root_age: draws that one look at the roots serves. Weights are
+    exact for the draw that was made, whatever it is; how far shares lag behind priorities, and by how much a limiter
+    may be overshot, grows with it.
+    path: how shards at addresses are read. None: "mapped" where they lie on this host, else "nixl" where NIXL is there
+    and reaches them, else "service". One of the three: that, or an error where it cannot be (stats().shards says what
+    is). Waits for owners at addresses at most timeout_s, or 10 s.
     Raises NoSuchTable, FormatMismatch, InvalidConfig (shards that are not alike, a number twice), NotOverShards,
-    RanksDisagree, and what relive.attach raises.
+    RanksDisagree, ServiceUnavailable (nobody answers at an address), PeerUnreadable (path="nixl"), MissingPackage, and
+    what relive.attach raises.
     """
     if isinstance(names, str):
         raise InvalidConfig("names of shards", "a list of names", names)
+    asked = _checked_path(path)
     shards: list[Shard] = []
     try:
-        for at, path in enumerate([SharedMemory(name).path for name in names]):
+        for at, name in enumerate(names):
             own = None if stream is None else integer("stream", stream, 0, _STREAMS - 1) + at * _STREAMS
-            table = attach_path(path, own, timeout_s, read_only)
-            try:
-                shards.append(Shard(table, OwnerWatch(path)))
-            except BaseException:
-                table.close()
-                raise
+            if is_address(name):
+                shards.append(_at_address(name, own, timeout_s, read_only, asked))
+            else:
+                shards.append(_mapped(SharedMemory(name).path, own, timeout_s, read_only))
         whole = ShardedTable(shards, local, timeout_s, exchange=exchange, root_age=root_age)
     except BaseException:
         for shard in shards:
             shard.close()
         raise
     if exchange is None:  # a copy in another process is no rank of a group
-        whole.opened_by(
-            partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, root_age=root_age)
-        )
+        again = partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, path=path)
+        whole.opened_by(partial(again, root_age=root_age))
     return whole
+
+
+def is_address(name: object) -> bool:
+    """Whether it names a shard of another host: no name of shared memory has a slash."""
+    return isinstance(name, str) and "://" in name
+
+
+def _checked_path(path: str | None) -> str | None:
+    if path not in (None, "mapped", "service", "nixl"):
+        raise InvalidConfig("path", "None, 'mapped', 'service' or 'nixl'", path)
+    return path
+
+
+def _mapped(path: str, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard:
+    table = attach_path(path, stream, timeout_s, read_only)
+    try:
+        return MappedShard(table, OwnerWatch(path))
+    except BaseException:
+        table.close()
+        raise
+
+
+def _at_address(address: str, stream: int | None, timeout_s: float | None, read_only: bool, asked: str | None) -> Shard:
+    if read_only and asked != "mapped":
+        raise InvalidConfig("read_only", "False, where shards are at addresses: their owners count draws", True)
+    # Here and not above: a table over mapped shards needs no pyarrow.
+    remote = importlib.import_module("relive.fleet.remote")
+    shard: Any = remote.RemoteShard(address, stream, None if timeout_s is None else timeout(timeout_s))
+    try:
+        if asked in (None, "mapped"):
+            here = _on_this_host(shard, stream, timeout_s, read_only)
+            if here is not None:
+                shard.close()
+                return here
+            if asked == "mapped":
+                raise InvalidConfig(f"path of the shard at {address}", "one of this host", "mapped")
+        return cast(Shard, shard)
+    except BaseException:
+        shard.close()
+        raise
+
+
+def _on_this_host(shard: Any, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard | None:
+    """The same region, mapped here; None where it lies elsewhere."""
+    path = shard.hello.get("path")
+    if not isinstance(path, str):
+        return None
+    try:
+        mapped = _mapped(path, stream, timeout_s, read_only)
+    except ReliveError:
+        return None
+    if mapped.uuid == shard.uuid and mapped.is_live:
+        return mapped
+    mapped.close()
+    return None
 
 
 @final
@@ -106,13 +167,13 @@ class ShardedTable(TableHandle):
         config = found[0].table.config
         self._bind(self._fleet, config, config.timeout_s if timeout_s is None else timeout(timeout_s))
         for shard in found:
-            shard.core.timeout_s = min(self._timeout_s, shard.lock_s(len(found)))
+            shard.set_patience(self._timeout_s, len(found))
         self._fleet.agreement.check_ranks(self._timeout_s)
 
     @classmethod
     def over(cls, tables: Sequence[Table], local: int | None = None, *, root_age: int = 1) -> ShardedTable:
         """One table over handles of this process, which it owns from now on; their shards need no owner."""
-        return cls([Shard(table, None) for table in tables], local, root_age=root_age)
+        return cls([MappedShard(table, None) for table in tables], local, root_age=root_age)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -163,8 +224,8 @@ class ShardedTable(TableHandle):
         return None if self._again is None else partial(_on_stream, self._again)
 
     @property
-    def next_draw(self) -> int:
-        """The number that the next draw takes."""
+    def next_draw(self) -> int | None:
+        """The number that the next draw takes; None where an owner elsewhere numbers its shard's."""
         return self._fleet.next_call
 
     def number_draws(self, number: int) -> None:

@@ -17,9 +17,10 @@ from relive.service.packing import PackedArray, Packing, sampled
 from relive.service.wire import VERSION, field
 from relive.table import Table
 
-__all__ = ["Applied", "Hosted", "HostedSelection"]
+__all__ = ["Applied", "Hosted", "HostedSelection", "Offer"]
 
 Value = TypeVar("Value")
+Offer = Callable[[], tuple[dict[str, Any], bytes]]  # fields of JSON and bytes, made when they are asked for
 
 SLICE_S = 0.5  # how long a call waits in the core before the server looks whether anybody still wants its answer
 _MAX_AFTER = 64
@@ -87,6 +88,7 @@ class Hosted:
         geometry = table.core.geometry
         self._identity = {"uuid": geometry["uuid"].hex(), "layout_hash": str(geometry["layout_hash"])}
         self._metadata = table.core.metadata.decode()
+        self.offers: dict[str, Offer] = {}  # what else is told of the table to who asks for it by name
         self._numbers = itertools.count(1)
         self._applied_by: dict[int, Applied] = {}
         self._selections: dict[tuple[Any, ...], HostedSelection] = {}

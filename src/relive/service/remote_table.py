@@ -17,7 +17,7 @@ from relive.service.batches import RemoteSource
 from relive.service.connection import Connection, cutoff
 from relive.service.held import RemoteDraws
 from relive.service.options import Streaming
-from relive.service.remote_core import remote_core
+from relive.service.remote_core import RemoteCore, remote_core
 from relive.service.streaming_writer import StreamingWriter
 from relive.spec import StepSpec
 from relive.writer import Writer
@@ -95,6 +95,11 @@ class RemoteTable(TableHandle):
         self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
     ) -> tuple[BatchSource, int]:
         return RemoteSource(self._remote, selection, num_items, timeout_s, where), prefetch
+
+    @property
+    def core(self) -> RemoteCore:
+        """What answers it."""
+        return self._remote
 
     @property
     def address(self) -> str:

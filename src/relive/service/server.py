@@ -22,11 +22,12 @@ from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavail
 from relive.service import wire
 from relive.service.address import parse_server
 from relive.service.connection import close_connections
-from relive.service.hosting import Hosted
+from relive.service.hosting import Hosted, Offer
 from relive.service.memory import keep_freed_memory
 from relive.service.options import ServerOptions
 from relive.service.pipe import Pipe, StreamBroken
 from relive.service.sessions import CallSession, HoldSession, Session
+from relive.service.shard_session import ShardSession
 from relive.service.transport import with_few_wakeups
 from relive.service.write_session import WriteSession
 from relive.table import Table
@@ -92,6 +93,10 @@ class Server(Closing):
     def num_streams(self) -> int:
         """Streams that are open now."""
         return self._flight.num_streams
+
+    def offer(self, table: str, name: str, give: Offer) -> None:
+        """Tells who asks for it by name what give() returns, of a table that is served: fields of JSON, and bytes."""
+        self._hosted[table].offers[name] = give
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until close() was called, or the seconds are over (then False)."""
@@ -174,9 +179,9 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         kind = wire.field(request, "kind", str)
         if kind == "write":
             return WriteSession(pipe, hosted, self._options, request)
-        kinds: dict[str, Callable[..., Session]] = {"call": CallSession, "hold": HoldSession}
+        kinds: dict[str, Callable[..., Session]] = {"call": CallSession, "hold": HoldSession, "shard": ShardSession}
         if kind not in kinds:
-            raise BadMessage("kind of stream", "call, write or hold", kind[:40])
+            raise BadMessage("kind of stream", "call, write, hold or shard", kind[:40])
         return kinds[kind](pipe, hosted, self._options)
 
 
