@@ -47,8 +47,8 @@ bench-train: setup ## training at equal work beside Stable-Baselines3 (about 10 
 bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]
 	@$(RUN) -m benchmarks.compare "$(BASE)" $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(CASES),--cases "$(CASES)")
 
-bench-fleet: setup ## one table over two shards beside one table: benchmarks/results/fleet.json
-	@$(RUN) -m benchmarks.run --only fleet --no-peers
+bench-fleet: setup ## two shards beside one table, batches of another node beside peers: benchmarks/results/fleet, nodes
+	@$(RUN) -m benchmarks.run --only fleet,nodes
 
 study-tree: setup ## trees of other fan-outs beside the core's (two minutes): benchmarks/results/tree.json
 	@$(RUN) -m benchmarks.study_tree
