@@ -67,7 +67,8 @@ def medians(nodes: dict[str, Any]) -> dict[str, float]:
 
 def line_of(times: dict[str, float], load: str, path: str) -> Line | None:
     """Of a load by a path; None where it was not measured."""
-    sizes = (trajectories.BATCHES[load][0], trajectories.BATCHES[load][-1])
+    batches = trajectories.LOADS[load].batches
+    sizes = (batches[0], batches[-1])
     names = [f"{load}, {path}, {size}" for size in sizes]
     if not all(name in times for name in names):
         return None
@@ -96,7 +97,7 @@ def machine_rate(num_bytes: float, machines: int, one: Split) -> float:
 def shares(times: dict[str, float], path: str) -> list[list[str]]:
     """Of a batch from another node: what its choice and its copy take, and what is left, which is communication."""
     lines = [["items", "batch", "us", "compute", "memory", "communication", "GB/s"]]
-    for load, sizes in trajectories.BATCHES.items():
+    for load, (_, _, _, sizes) in trajectories.LOADS.items():
         for size in sizes:
             total = times.get(f"{load}, {path}, {size}")
             if total is None:
@@ -129,7 +130,7 @@ def block(fleet: dict[str, Any], nodes: dict[str, Any]) -> str:
             pieces += [f"A batch {path}, from one shard of another node:\n", markdown_table(lines)]
     table = [["items", "batch", "others are read", "machines", "us a batch", "roots", "local", "messages", "bytes"]]
     table[0] += ["GB/s a machine", "GB/s in all"]
-    for load in ("windows", "episodes"):
+    for load in ("windows", "episodes", "large rows"):
         local = line_of(times, load, "mapped")
         for path in ("by service", "by NIXL"):
             remote = line_of(times, load, path)
@@ -141,7 +142,8 @@ def block(fleet: dict[str, Any], nodes: dict[str, Any]) -> str:
 
 def _rows(load: str, path: str, exchange_s: float, local: Line, remote: Line) -> list[list[str]]:
     lines = []
-    for size in (trajectories.BATCHES[load][0], trajectories.BATCHES[load][-1]):
+    batches = trajectories.LOADS[load].batches
+    for size in (batches[0], batches[-1]):
         for machines in MACHINES:
             num_bytes = trajectories.batch_bytes(load, size)
             one = split(num_bytes, machines, exchange_s, local, remote)

@@ -26,6 +26,7 @@ def main(job_text: str, folder: str, output: str) -> None:
     readings = []
     with module.open_nodes(job["load"]) as calls:
         for operation, (batch, call) in calls.items():
+            print(job["load"], operation, file=sys.stderr, flush=True)
             several = 10 if "ahead" in operation else 1  # or a batch that was there already is all that is seen
             taken = timing.time_calls(call, 60 * several if job["quick"] else 300, several, warm_up=10)
             reading: dict[str, Any] = {"operation": f"{job['load']}, {operation}", "batch": batch, "readings_us": taken}

@@ -46,7 +46,9 @@ def open_nodes(load: str) -> Iterator[dict[str, tuple[int, Callable[[], Any]]]]:
     ray.init(address="auto", log_to_driver=False, logging_level="error")
     holder = ray.remote(Holder).options(num_cpus=1, resources={"other": 1}).remote(load)
     ray.get(holder.sample.remote(1))
-    yield {name: call for batch in trajectories.BATCHES[load] for name, call in _calls(ray, holder, batch).items()}
+    yield {
+        name: call for batch in trajectories.LOADS[load].batches for name, call in _calls(ray, holder, batch).items()
+    }
 
 
 def _calls(ray: Any, holder: Any, batch: int) -> dict[str, tuple[int, Callable[[], Any]]]:

@@ -51,7 +51,9 @@ def open_nodes(load: str) -> Iterator[dict[str, tuple[int, Callable[[], Any]]]]:
         client = reverb.Client(address)
         _fill(client, trajectories.items(load))
         yield {
-            name: one for batch in trajectories.BATCHES[load] for name, one in _calls(client, address, batch).items()
+            name: one
+            for batch in trajectories.LOADS[load].batches
+            for name, one in _calls(client, address, batch).items()
         }
     finally:
         server.stdin.close()

@@ -30,7 +30,8 @@ def open_nodes(load: str) -> Iterator[dict[str, tuple[int, Callable[[], Any]]]]:
     for part in items.split(max(1, len(items) // 10)):
         buffer.extend(TensorDict({"values": part}, [len(part)]))
     yield {
-        f"RayReplayBuffer, {batch}": (batch, partial(_sample, buffer, batch)) for batch in trajectories.BATCHES[load]
+        f"RayReplayBuffer, {batch}": (batch, partial(_sample, buffer, batch))
+        for batch in trajectories.LOADS[load].batches
     }
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from contract.tools import plain_spec, prioritized, write_steps
 
 import relive
 from relive.fleet import ShardOwner
 
-__all__ = ["Together", "config_of", "fill", "in_threads", "own_until_told"]
+__all__ = ["TRANSPORTS", "Together", "config_of", "fill", "in_threads", "needs_nixl", "own_until_told"]
+
+TRANSPORTS = {"UCX_TLS": "sm,tcp,self", "NIXL_LOG_LEVEL": "FATAL"}  # of UCX: there is no network card here
+os.environ.update({name: os.environ.get(name, value) for name, value in TRANSPORTS.items()})
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu12") is None,
+    reason="NIXL is not installed here (pip install --no-deps nixl-cu12==1.5.1)",
+)
 
 
 def config_of(name: str, index: Any = None, capacity: int = 4096, **more: Any) -> relive.TableConfig:

@@ -12,6 +12,7 @@ __all__ = [
     "NoLiveShard",
     "NoSuchFleet",
     "NotOverShards",
+    "PeerUnreadable",
     "RankFailed",
     "RankLost",
     "RanksDisagree",
@@ -103,3 +104,16 @@ class FleetFailed(ReliveError, RuntimeError):
         self.number = number
         self.reason = reason
         super().__init__(f"shard {number} of fleet {name!r} does not run: {reason}")
+
+
+@final
+class PeerUnreadable(ReliveError, ConnectionError):
+    """A shard's memory cannot be read one-sidedly. address: of the shard; reason: why not."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        self.address = address
+        self.reason = reason
+        super().__init__(
+            f"the memory of the shard at {address} cannot be read one-sidedly: {reason}; attach with path=None or"
+            " path='service' to have its owner send rows"
+        )

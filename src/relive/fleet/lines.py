@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 from relive.errors import BadMessage
 from relive.service import wire
@@ -15,6 +15,8 @@ from relive.service.exchange import Exchange, StreamBroken
 from relive.service.packing import Packing
 
 __all__ = ["Line", "Lines", "Pending", "Reply"]
+
+Ticket: TypeAlias = int | tuple[int, int]  # of a draw; and how many of its items went before they were read
 
 
 class Reply(NamedTuple):
@@ -36,9 +38,10 @@ class Line:
     def __init__(self, connection: Connection, stream: Exchange) -> None:
         self.stream = stream
         self.is_over = False
+        self.is_confirmed = True  # what was settled was heard of over there: an answer came behind it
         self._connection = connection
         self._turn = threading.Lock()
-        self._settled: deque[tuple[str, int]] = deque()
+        self._settled: deque[tuple[str, Ticket]] = deque()
 
     def take_turn(self) -> None:
         """Before asking. Nobody holds it for long without being the line's only user."""
@@ -49,16 +52,16 @@ class Line:
         self._turn.release()
         self._send_settled()
 
-    def settlements(self) -> dict[str, list[int]]:
+    def settlements(self) -> dict[str, list[Ticket]]:
         """What a message should say first."""
-        told: dict[str, list[int]] = {}
+        told: dict[str, list[Ticket]] = {}
         while self._settled:
             with contextlib.suppress(IndexError):
                 name, ticket = self._settled.popleft()
                 told.setdefault(name, []).append(ticket)
         return told
 
-    def settle(self, name: str, ticket: int) -> bool:
+    def settle(self, name: str, ticket: Ticket) -> bool:
         """A draw was handed out ("done") or goes "back". False where the stream is over: all of it went back then."""
         self._settled.append((name, ticket))
         self._send_settled()
@@ -69,6 +72,7 @@ class Line:
             try:
                 told = self.settlements()
                 if told:
+                    self.is_confirmed = False
                     self.stream.send(wire.encode({"op": "settle", **told}))
             except StreamBroken:
                 self.is_over = True
@@ -105,6 +109,7 @@ class Pending:
         except BaseException:
             self.drop()  # between a request and its answer: nobody could use it again
             raise
+        self.line.is_confirmed = True
         self._lines.give(self.line)
         if "error" in told:
             raise wire.error_from(told["error"])
@@ -132,9 +137,16 @@ class Lines:
 
     def ask(self, header: dict[str, Any], ends: float) -> Pending:
         """Sends a request. Raises ServiceUnavailable, FormatMismatch, TableClosed, ForkedHandle."""
-        started = time.monotonic()
         self.connection.check_process("a table over shards")
-        line = self._take(ends)
+        line = self._idle_one()
+        if line is None:
+            line = self.open(ends)[0]
+            line.give_turn()
+        return self._ask(line, header, ends)
+
+    def _ask(self, line: Line, header: dict[str, Any], ends: float) -> Pending:
+        started = time.monotonic()
+        line.take_turn()
         try:
             line.stream.begin(ends)
             line.stream.send(wire.encode(header | line.settlements()))
@@ -151,19 +163,26 @@ class Lines:
         line.give_turn()
         self._idle.append(line)
 
+    def confirm(self, ends: float) -> None:
+        """Waits until all that was settled so far was heard of. Raises ServiceUnavailable."""
+        for line in [one for one in list(self._idle) if not one.is_confirmed]:
+            try:
+                self._idle.remove(line)
+            except ValueError:
+                continue  # another thread asks on it now
+            self._ask(line, {"op": "roots", "index": 0}, ends).take()
+
     def forget(self) -> None:
         """Drops those that are idle: the shard did not answer on another."""
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().drop()
 
-    def _take(self, ends: float) -> Line:
+    def _idle_one(self) -> Line | None:
         while self._idle:
             with contextlib.suppress(IndexError):
                 line = self._idle.pop()
-                if line.is_over:
-                    line.drop()
-                    continue
-                line.take_turn()
-                return line
-        return self.open(ends)[0]
+                if not line.is_over:
+                    return line
+                line.drop()
+        return None

@@ -80,6 +80,7 @@ class ShardOwner(Closing):
             self.table, self.is_restored = make_shard(self.number, config), False
         self._descriptor = -1
         self._server: Any = None
+        self._region: Any = None  # what NIXL registered of it
         try:
             _check(self.table, self.number, config)
             self._descriptor = _open(path)
@@ -101,7 +102,11 @@ class ShardOwner(Closing):
         service = importlib.import_module("relive.service")  # here and not above: owning a shard needs numpy only
         storage = self.table.config.storage
         shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
+        nixl = importlib.import_module("relive.fleet.nixl")
         self._server = service.serve({shown: self.table}, address)
+        if nixl.is_installed():
+            self._region = nixl.SharedRegion(self.table.core)
+            self._server.offer(shown, "nixl", self._region.give)
         return f"{self._server.address}/{shown}"
 
     def close(self) -> None:
@@ -109,6 +114,8 @@ class ShardOwner(Closing):
         _owners.discard(self)
         if self._server is not None:
             self._server.close()
+        if self._region is not None:
+            self._region.close()
         self.let_go()
         self.table.close()
 

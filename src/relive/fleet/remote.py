@@ -256,10 +256,12 @@ class RemoteShard(Shard):
 
     def stats(self) -> dict[str, Any]:
         """Its answer, else the last one, its counters as they were heard of last."""
+        if self.is_live:
+            self.answered(lambda: self._lines.confirm(cutoff(STALL_S)), None)
         told: dict[str, Any] | None = self.asked(lambda core: core.stats(), None, False)
         if told is not None:
-            self._last_stats = told
-            return told
+            self._last_stats = dict(told)
+            return self._last_stats
         if self._last_stats is None:
             raise ServiceUnavailable(self.address, 0.0, "it has not told its statistics yet")
         indexes = [dict(one) for one in self._last_stats["indexes"]]
@@ -301,6 +303,7 @@ class RemotePart:
         self._packing = packing
         self._line: Line = pending.line
         self._ticket: int | None = None
+        self._num_lost = 0
         self._is_taken = False
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
@@ -319,11 +322,16 @@ class RemotePart:
         *arrays, keys, masses = self._packing.arrays(told.block, count, self._packing.num_rows(told.header))
         return arrays, keys, masses
 
+    def lose(self, num_items: int) -> None:
+        """So many of its items went before their rows were read: they do not count as drawn."""
+        self._num_lost += num_items
+
     def commit(self) -> None:
         """Raises ServiceUnavailable where uses were taken, and went back with the stream that held them."""
         if self._ticket is None or self._asked.is_final:
             return
-        if not self._line.settle("done", self._ticket) and self._shard.counts_uses(self._asked.index_number):
+        ticket = (self._ticket, self._num_lost) if self._num_lost else self._ticket
+        if not self._line.settle("done", ticket) and self._shard.counts_uses(self._asked.index_number):
             raise ServiceUnavailable(self._shard.address, 0.0, "the stream that held the batch is over")
 
     def give_back(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -106,21 +107,23 @@ def _mapped(path: str, stream: int | None, timeout_s: float | None, read_only: b
 def _at_address(address: str, stream: int | None, timeout_s: float | None, read_only: bool, asked: str | None) -> Shard:
     if read_only and asked != "mapped":
         raise InvalidConfig("read_only", "False, where shards are at addresses: their owners count draws", True)
-    # Here and not above: a table over mapped shards needs no pyarrow.
-    remote = importlib.import_module("relive.fleet.remote")
-    shard: Any = remote.RemoteShard(address, stream, None if timeout_s is None else timeout(timeout_s))
-    try:
-        if asked in (None, "mapped"):
-            here = _on_this_host(shard, stream, timeout_s, read_only)
-            if here is not None:
-                shard.close()
-                return here
-            if asked == "mapped":
-                raise InvalidConfig(f"path of the shard at {address}", "one of this host", "mapped")
+    seconds = None if timeout_s is None else timeout(timeout_s)
+    # Here and not above: a table over mapped shards needs no pyarrow, and one that is read by its owner no NIXL.
+    if asked == "nixl":
+        return _peer(address, stream, seconds, must=True)
+    shard: Any = importlib.import_module("relive.fleet.remote").RemoteShard(address, stream, seconds)
+    if asked == "service":
         return cast(Shard, shard)
-    except BaseException:
-        shard.close()
-        raise
+    with contextlib.closing(shard):
+        here = _on_this_host(shard, stream, timeout_s, read_only)
+        if here is None and asked == "mapped":
+            raise InvalidConfig(f"path of the shard at {address}", "one of this host", "mapped")
+    return here or _peer(address, stream, seconds, must=False)
+
+
+def _peer(address: str, stream: int | None, seconds: float | None, must: bool) -> Shard:
+    peer = importlib.import_module("relive.fleet.peer")
+    return cast(Shard, peer.PeerShard(address, stream, seconds, must))
 
 
 def _on_this_host(shard: Any, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard | None:

@@ -22,7 +22,7 @@ from relive.service.sessions import Header, Session, bound, send_sample
 from relive.service.wire import Bytes
 from relive.sources import DrawNumber
 
-__all__ = ["ROOT", "ShardSession"]
+__all__ = ["ROOT", "ShardSession", "layout_of"]
 
 ROOT = struct.Struct("<dqdqqqq")  # mass, live items, largest priority, inserted, sampled, pending, policy version
 _MAX_SETTLED = 4096
@@ -74,7 +74,7 @@ class ShardSession(Session):
         elif op == "draw":
             self._draw(header)
         elif op == "layout":
-            self.pipe.send(_layout(self._core))
+            self.pipe.send(layout_of(self._core))
         elif op == "offer":
             self._offer(header)
         else:
@@ -115,16 +115,25 @@ class ShardSession(Session):
             tickets = header.get(name, [])
             if not isinstance(tickets, list) or len(tickets) > _MAX_SETTLED:
                 continue  # there is no answer that could say so; what is left goes back at the stream's end
-            for ticket in tickets:
+            for told in tickets:
+                ticket, lost = told if isinstance(told, list) and len(told) == 2 else (told, 0)
                 lent = self._lent.pop(ticket, None) if type(ticket) is int else None
                 if lent is not None:
-                    settle(lent)
+                    settle(lent, lost)
 
-    def _commit(self, lent: _Lent) -> None:
-        if lent.claims is not None and not self.hosted.table.closed:
-            self._core.commit_batch(lent.number, lent.num_items, lent.claims)
+    def _commit(self, lent: _Lent, lost: Any) -> None:
+        """Counts the draw, but for items that went before their rows were read: those were not handed out."""
+        if lent.claims is None or self.hosted.table.closed:
+            return
+        num_lost = min(max(lost, 0), lent.num_items) if type(lost) is int and not self._counts_uses(lent) else 0
+        if num_lost:
+            self._core.give_back_batch(lent.number, num_lost, Claims())
+        self._core.commit_batch(lent.number, lent.num_items - num_lost, lent.claims)
 
-    def _give_back(self, lent: _Lent) -> None:
+    def _counts_uses(self, lent: _Lent) -> bool:
+        return list(self.hosted.table.config.index.values())[lent.number].max_times_sampled is not None
+
+    def _give_back(self, lent: _Lent, lost: Any = 0) -> None:
         if lent.claims is not None and not self.hosted.table.closed:
             self._core.give_back_batch(lent.number, lent.num_items, lent.claims)
             lent.draw.give_back()
@@ -154,7 +163,7 @@ class ShardSession(Session):
                 return
 
 
-def _layout(core: CoreTable) -> Mapping[str, Any]:
+def layout_of(core: CoreTable) -> Mapping[str, Any]:
     """The serialised layout: what docs/format.md says of the region, as numbers."""
     geometry = {name: value for name, value in core.geometry.items() if name not in ("uuid", "boot_id")}
     with core.region_bytes() as region:
