@@ -119,10 +119,11 @@ def block(fleet: dict[str, Any], nodes: dict[str, Any]) -> str:
         for row in fleet["rows"]
         if row["operation"].startswith("rows of 28 kB")
     }
+    machine = nodes["machine"]
     pieces = [
-        f"Measured: {nodes['machine']['cpu']}, {nodes['machine']['cores']} cores; two ranks tell each other a root in "
-        f"{exchange_s * 1e6:,.0f} us; rows of 28 kB from mapped shards {rows_gb_per_s['1 drawing']:.1f} GB/s by one "
-        f"process, {rows_gb_per_s['2 drawing']:.1f} by two.\n"
+        f"Measured: {machine['cpu']}, {machine['cores']} cores, load {machine['load_before']} as nodes.json began; two "
+        f"ranks tell each other a root in {exchange_s * 1e6:,.0f} us; rows of 28 kB from mapped shards "
+        f"{rows_gb_per_s['1 drawing']:.1f} GB/s by one process, {rows_gb_per_s['2 drawing']:.1f} by two.\n"
     ]
     for path in ("by service", "by NIXL"):
         lines = shares(times, path)
