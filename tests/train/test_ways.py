@@ -234,6 +234,15 @@ def test_the_faster_way_is_chosen(compiled_s: float, chosen: str, clock: Callabl
     assert world.calls - before == (3 if chosen == "compiled" else 0)
 
 
+def test_packages_that_are_there_are_taken_by_the_first_update() -> None:
+    for step in request_of().steps:
+        request_of().path(step).parent.mkdir(parents=True, exist_ok=True)
+        request_of().path(step).touch()
+    world = World(chooses=False, worth_s=3600.0)
+    world.ways.update(discrete_batch(0, ROWS))
+    assert world.chosen == ["compiled"] and world.calls == 1 and world.makers == []
+
+
 def test_no_update_is_lost_or_changed_by_check_and_trial() -> None:
     world, twin = World(config=TD3Config(batch_size=ROWS, hidden=(8,))), None
     twin = TD3Config(batch_size=ROWS, hidden=(8,)).make(box_spaces(), seed=0, device="cpu")

@@ -17,6 +17,7 @@ With several learners, on a device, and for agents whose `functional` is None th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class Ways:
         self._times: dict[str, list[float]] = {"handwritten": [], "compiled": []}
         self._num_timed = 0
         self.way: str | None = None
-        self._look()
+        if self._look():
+            self._looked_s = -math.inf  # the first update looks again, and takes them
 
     def update(self, batch: Items) -> Priorities:
         """See Agent."""
