@@ -9,11 +9,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from contract.tools import plain_spec
+from contract.tools import plain_spec, write_steps
 from processes.shm import needs_shared_memory
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
@@ -89,8 +90,8 @@ class FakeNixl:
     def loadRemoteMD(self, metadata: bytes) -> bytes:
         if metadata != b"metadata":
             raise RuntimeError("NIXL_ERR_MISMATCH")
-        self.peers.add(self.name)
-        return self.name.encode()
+        self.peers.add("its owner")
+        return b"its owner"
 
     def invalidateRemoteMD(self, name: str) -> None:
         self.peers.remove(name)
@@ -149,7 +150,7 @@ class Pair:
 
     def open(self) -> tuple[OneSidedReader, NixlMemory]:
         fields, metadata = self.shared.give()
-        offered = Offered("grpc://x/y", fields["base"], fields["num_bytes"], fields["agent"], metadata)
+        offered = Offered("grpc://x/y", fields["base"], fields["num_bytes"], "its owner", metadata)
         memory = NixlMemory(offered, self.agent)
         layout = PeerLayout.from_told(layout_of(self.table.core))
         return OneSidedReader(self.table.config, layout, memory), memory
@@ -234,6 +235,13 @@ def test_a_failed_request_of_several_leaves_none_behind(pair: Pair) -> None:
     assert pair.read().present.all()
 
 
+def test_a_connection_ends_with_its_last_reader(pair: Pair) -> None:
+    other, memory = pair.open()
+    memory.close(other.close)
+    assert pair.fake.peers and pair.read().present.all()
+    assert pair.agent.rest_s("its owner") == 0.0
+
+
 def test_memory_that_cannot_be_registered(pair: Pair, shm_name: Any) -> None:
     pair.fake.refuses_memory = lambda address, num_bytes: True
     with pytest.raises(errors.SystemFailure, match="registering"):
@@ -249,12 +257,12 @@ def test_memory_that_cannot_be_registered(pair: Pair, shm_name: Any) -> None:
 
 def test_what_a_peer_says_of_its_memory_is_not_believed(pair: Pair) -> None:
     fields, metadata = pair.shared.give()
-    small = NixlMemory(Offered("grpc://x/y", fields["base"], 1 << 12, fields["agent"], metadata), pair.agent)
+    small = NixlMemory(Offered("grpc://x/y", fields["base"], 1 << 12, "its owner", metadata), pair.agent)
     with pytest.raises(PeerUnreadable, match="beyond what it registered"):
         OneSidedReader(pair.table.config, PeerLayout.from_told(layout_of(pair.table.core)), small)
     small.close()
     with pytest.raises(PeerUnreadable, match="NIXL_ERR_MISMATCH"):
-        NixlMemory(Offered("grpc://x/y", 1, 1, fields["agent"], b"other"), pair.agent)
+        NixlMemory(Offered("grpc://x/y", 1, 1, "its owner", b"other"), pair.agent)
     with pytest.raises(PeerUnreadable, match="another agent's"):
         NixlMemory(Offered("grpc://x/y", 1, 1, "someone", metadata), pair.agent)
 
@@ -267,6 +275,48 @@ def test_arrays_that_are_let_go_are_not_kept_for_ever(pair: Pair) -> None:
     gc.collect()
     pair.read()
     assert len(pair.fake.registered) <= most - 14
+
+
+def test_what_cuts_a_read_short_leaves_its_memory_to_it(pair: Pair, shm_name: Any) -> None:
+    """Ctrl-C in a read: the next one is by another reader, and the first one's bytes find their memory."""
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        address = owner.serve("grpc://127.0.0.1:0")
+        shared = SharedRegion(owner.table.core, lambda: pair.agent)
+
+        def give() -> Any:
+            fields, metadata = shared.give()
+            return fields | {"agent": "its owner"}, metadata
+
+        owner._server.offer(address.rpartition("/")[2], "nixl", give)
+        shard = PeerShard(address, 0, 10.0, True, lambda offered: NixlMemory(offered, pair.agent))
+        try:
+            with owner.table.writer() as writer:
+                keys = write_steps(writer, 0, 50)
+            selection = shard.select(0, ["reward"])
+            assert shard.gather(selection, keys, None)[0][0].tolist() == list(range(50)) and shard.path == "nixl"
+
+            asked: list[int] = []
+
+            def interrupted(request: int) -> bool:
+                asked.append(request)
+                if len(asked) == 1:
+                    raise KeyboardInterrupt
+                return request == asked[0]
+
+            pair.fake.hangs = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                shard.gather(selection, keys, None)
+            assert pair.agent.sweep() == 1  # its bytes have not come yet
+            pair.fake.hangs = lambda request: False
+            assert pair.agent.sweep() == 0
+            assert shard.path == "service" and "cut short" in shard.progress
+            assert shard.gather(selection, keys, None)[1].all()
+            shard._not_before = 0.0  # a second later
+            pair.agent._let_go.clear()
+            assert shard.gather(selection, keys, None)[0][0].tolist() == list(range(50)) and shard.path == "nixl"
+        finally:
+            shard.close()
+            shared.close()
 
 
 def test_where_nixl_is_not_installed(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +334,11 @@ def test_where_nixl_is_not_installed(shm_name: Any, monkeypatch: pytest.MonkeyPa
             shard.close()
     with pytest.raises(PeerUnreadable, match="pip install --no-deps nixl-cu12"):
         nixl.agent_of_process()
+
+
+def test_the_command_installs_the_version_that_is_tested() -> None:
+    pinned = Path(__file__).resolve().parents[2] / "constraints.txt"
+    assert nixl.COMMAND.rpartition(" ")[2] in pinned.read_text().splitlines()
 
 
 # ---- the real one --------------------------------------------------------------------------------------------------
@@ -321,6 +376,14 @@ def test_the_owners_python_takes_no_part_in_reads(start: Any, shm_name: Any) -> 
         read = shard._read(0, ["reward"], keys, 10.0)
         assert read is not None and read.arrays[0].tolist() == list(range(300))
         os.kill(owners.process.pid, signal.SIGCONT)
+
+
+@needs_nixl
+def test_a_shard_of_this_process_is_mapped(shm_name: Any) -> None:
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        address = owner.serve("grpc://127.0.0.1:0")
+        with pytest.raises(PeerUnreadable, match="this process"):
+            attach([address], path="nixl")
 
 
 @needs_nixl
@@ -370,6 +433,62 @@ def test_an_owner_killed_in_mid_read_is_left_out_and_read_again(start: Any, shm_
             table.sample(8)
             time.sleep(0.1)
         assert table.gather(keys)["reward"].tolist() == list(range(400))
+
+
+@needs_nixl
+def test_a_shard_of_another_host_is_read_by_nixl_by_itself(
+    start: Any, shm_name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = start()
+    address = owners.own(0, config_of(shm_name()))
+    monkeypatch.setattr("relive.fleet.sharded_table._on_this_host", lambda *of: None)
+    with attach([address]) as table:
+        fill(table, 0, 0, 10)
+        assert table.sample(4).num_items == 4 and paths(table) == ["nixl"]
+
+
+@needs_nixl
+def test_an_owner_that_closes_and_lives_on(start: Any, shm_name: Any) -> None:
+    """Its mapping is gone, its process is not: reads fail or find no page of theirs, and nobody dies of it."""
+    owners = start()
+    address = owners.own(0, config_of(shm_name()))
+    with attach([address], path="nixl") as table:
+        keys = fill(table, 0, 0, 50)
+        assert table.gather(keys).present.all()
+        owners.ask("close", address)
+        shard = table._fleet.shards[0]
+        for _ in range(3):
+            read = shard._read(0, ["reward"], keys, 5.0)
+            assert read is None or not read.present.any()
+        assert not table.gather(keys).present.any() and states(table) == ["dead"]
+
+
+@needs_nixl
+def test_threads_that_draw_at_once(start: Any, shm_name: Any) -> None:
+    owners = start()
+    addresses = [owners.own(number, config_of(shm_name())) for number in range(2)]
+    with attach(addresses, path="nixl") as table:
+        keys = np.concatenate([fill(table, number, 100 * number, 100) for number in range(2)])
+        rewards = dict(zip(keys.tolist(), range(200), strict=True))
+        failures: list[BaseException] = []
+
+        def draw() -> None:
+            try:
+                for _ in range(30):
+                    batch = table.sample(32, timeout_s=30.0)
+                    expected = [rewards[key] for key in batch.item_keys.tolist()]
+                    assert batch["reward"].tolist() == expected
+            except BaseException as problem:
+                failures.append(problem)
+
+        threads = [threading.Thread(target=draw) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120.0)
+        assert not failures
+        for address in addresses:
+            settled(owners, address)
 
 
 @needs_nixl
