@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,8 +11,8 @@ from processes.shm import needs_shared_memory
 
 import relive
 from fleet.peer_memory import LocalPeer, gathered, reader_of
+from fleet.torn import SPEC, Torn
 from relive import errors
-from relive._core import RegionHold
 from relive.fleet import one_sided
 from relive.fleet.one_sided import OneSidedReader
 from relive.fleet.peer_layout import PeerLayout
@@ -23,15 +22,6 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 
 pytestmark = needs_shared_memory
 
-SPEC = relive.StepSpec(
-    {
-        "observation": relive.ArraySpec((20, 20), "uint8", kind="state"),
-        "place": relive.ArraySpec((5,), "float32", kind="state"),
-        "large": relive.ArraySpec((300,), "float32"),
-        "action": relive.ArraySpec((), "int64"),
-        "reward": relive.ArraySpec((), "float32"),
-    }
-)
 STATELESS = relive.StepSpec({"large": relive.ArraySpec((70,), "int64"), "action": relive.ArraySpec((), "int64")})
 STACKS = {"observation": 4, "place": 2}
 INDEXES = {
@@ -90,7 +80,7 @@ def test_every_kind_of_item_is_what_the_table_gives(table: relive.Table, index: 
     keys = np.concatenate(list(table.keys(index=index)))
     is_step = isinstance(INDEXES[index].items, relive.Transitions)
     more = ["policy_version", "staleness", "lane", "num_steps", "observation", *(["episode_step"] if is_step else [])]
-    for columns in (None, more, ["large"]):
+    for columns in (None, more, ["large"], ["observation", *(["next_observation"] if is_step else [])]):
         for some in (keys, keys[::-7], keys[:1]):
             names, mine, (arrays, present) = gathered(reader, table, some, columns, index)
             assert present.all() and mine.present.all() and not len(mine.unsettled)
@@ -148,104 +138,6 @@ def test_arrays_stay_what_they_were(table: relive.Table) -> None:
 # ---- tears ---------------------------------------------------------------------------------------------------------
 
 
-class Torn:
-    """One lane of steps that say who they are, and changes of the table at a chosen moment of a read."""
-
-    def __init__(self, name: str) -> None:
-        index = relive.Index(relive.Transitions())
-        self.table = relive.Table(SPEC, 64, index, max_lanes=2, storage=relive.SharedMemory(name))
-        assert self.table.core.geometry["page_len"] == 8
-        self._writer = self.table.writer()
-        self._next = 0
-        self.reader, self.peer = reader_of(self.table)
-        self.tore = 0
-
-    def write(self, count: int) -> np.ndarray:
-        steps = np.arange(self._next, self._next + count)
-        self._next += count
-        return np.asarray(self._writer.extend(**self.values(np.append(steps, self._next), steps)))
-
-    @staticmethod
-    def values(states: np.ndarray, steps: np.ndarray) -> dict[str, Any]:
-        return {
-            "observation": np.broadcast_to((states % 251)[:, None, None], (len(states), 20, 20)),
-            "place": np.broadcast_to(states[:, None], (len(states), 5)),
-            "large": np.broadcast_to(steps[:, None], (len(steps), 300)),
-            "action": steps,
-            "reward": steps % 7,
-        }
-
-    def tears_before(self, area: str, change: Callable[[], Any], occurrence: int = 0) -> None:
-        """The change happens once, before the read of an area begins (the occurrence-th of them)."""
-        seen = -1
-
-        def before(names: list[str]) -> None:
-            nonlocal seen
-            if area in names and not self.tore:
-                seen += 1
-                if seen == occurrence:
-                    self.tore += 1
-                    change()
-
-        self.peer.before = before
-
-    def reuse(self) -> None:
-        """All rows that there were go, and their pages and frames hold others."""
-        self.write(64)
-        self.write(64)
-
-    def move(self) -> None:
-        """Rows move to other frames, and theirs hold others."""
-        self.table.core.move_all_pages()
-        self.table.core.move_all_pages()
-        geometry = self.table.core.geometry
-        used = self.words(np.uint32, geometry["frames_offset"], geometry["num_pages"])
-        for frame in set(range(geometry["num_frames"])) - set(used.tolist()):  # what a frame's next page would write
-            assert geometry["frames_per_slab"] > frame
-            first = geometry["slabs_offset"] + frame * geometry["frame_bytes"]
-            self.words(np.uint8, first, geometry["frame_bytes"])[:] = 0xEE
-
-    def take_next_page(self, keys: np.ndarray) -> None:
-        """Page 1 goes early, with the item before it that needs it, and is another lane's; page 0 stays."""
-        self.table.delete(keys[7:16])
-        geometry = self.table.core.geometry
-        before = self.words(np.uint64, geometry["words_offset"], 2).copy()
-        with self.table.writer() as other:
-            for first in range(1000, 1320, 8):
-                steps = np.arange(first, first + 8)
-                more = np.asarray(other.extend(**self.values(np.append(steps, first + 8), steps)))
-                now = self.words(np.uint64, geometry["words_offset"], 2)
-                if now[1] >> np.uint64(18) != before[1] >> np.uint64(18) and now[1] & np.uint64(3):
-                    break
-                self.table.delete(more)
-            else:
-                raise AssertionError("page 1 never came again")
-            assert now[0] == before[0]
-
-    def words(self, dtype: Any, offset: int, count: int) -> np.ndarray:
-        """Words of the region, to be changed."""
-        with RegionHold(self.table.core) as hold:
-            memory: Any = (ctypes.c_ubyte * (count * np.dtype(dtype).itemsize)).from_address(hold.address + offset)
-        return np.frombuffer(memory, dtype)
-
-    def read(self, keys: np.ndarray, steps: np.ndarray) -> bool:
-        """Whether all that was handed out of these keys is what was written under them."""
-        names, mine, _ = gathered(self.reader, self.table, keys, None)
-        batch = dict(zip(names, mine.arrays, strict=True))
-        at = mine.present
-        expected = self.values(steps[at], steps[at]) | {
-            f"next_{name}": value
-            for name, value in self.values(steps[at] + 1, steps[at]).items()
-            if name in ("observation", "place")
-        }
-        return all(np.array_equal(batch[name][at], value) for name, value in expected.items())
-
-    def close(self) -> None:
-        self.reader.close()
-        self._writer.close()
-        self.table.close()
-
-
 @pytest.fixture
 def torn(shm_name: Any) -> Iterator[Torn]:
     one = Torn(shm_name())
@@ -265,8 +157,15 @@ TEARS: dict[str, Callable[[Torn], None]] = {
 }
 
 
+LARGE = ["observation", "next_observation", "large"]  # nothing of them is asked of the mirror
+
+
+@pytest.mark.parametrize("columns", [None, LARGE], ids=["all columns", "large ones"])
 @pytest.mark.parametrize("tear", TEARS)
-def test_what_was_torn_is_told_and_read_anew(torn: Torn, tear: str) -> None:
+def test_what_was_torn_is_told_and_read_anew(torn: Torn, tear: str, columns: list[str] | None) -> None:
+    if columns and "before they are read" in tear or "before their rows" in tear:
+        pytest.skip("large rows alone are read without their records")
+    torn.columns = columns
     keys, steps = torn.write(60), np.arange(60)
     chosen = np.arange(3, 50, 3)
     TEARS[tear](torn)
@@ -285,8 +184,10 @@ def test_a_row_that_is_torn_within_a_read(torn: Torn) -> None:
     assert not mine.present[:56].any() and len(mine.unsettled) == 56  # the open page does not move
 
 
-def test_a_next_page_that_is_another_lanes_now(torn: Torn) -> None:
+@pytest.mark.parametrize("columns", [None, LARGE], ids=["all columns", "large ones"])
+def test_a_next_page_that_is_another_lanes_now(torn: Torn, columns: list[str] | None) -> None:
     """Between the links and the word that they lead to: nothing but the link's generation tells."""
+    torn.columns = columns
     assert scenario_link(torn) and torn.tore == 1
     assert torn.reader.num_read == 0
 
@@ -340,14 +241,6 @@ def any_link(patch: pytest.MonkeyPatch) -> None:
 
 def any_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(one_sided, "_PUBLISHED", 1 << 16)
-    real = OneSidedReader._read_directory
-
-    def directory(self: Any, plan: Any, pages: Any, items: Any, ends: float) -> Any:
-        told = real(self, plan, pages, items, ends)
-        self._states_of(plan.index)[2][:] = 0
-        return told
-
-    patch.setattr(OneSidedReader, "_read_directory", directory)
 
 
 def any_generation(patch: pytest.MonkeyPatch) -> None:
@@ -387,11 +280,23 @@ def scenario_reused(torn: Torn) -> bool:
     return torn.read(keys, steps)
 
 
+def of_large_rows(scenario: Callable[[Torn], bool]) -> Callable[[Torn], bool]:
+    """The same, of a batch of large columns alone."""
+
+    def changed(torn: Torn) -> bool:
+        torn.columns = LARGE
+        return scenario(torn)
+
+    return changed
+
+
 MUTANTS: dict[str, tuple[Callable[[Any], None], Callable[[Torn], bool]]] = {
     "R1: the word is read when the frames are here": (word_last, lambda torn: scenario_moved(torn, "words", 1)),
     "R1: any generation is the key's": (any_generation, scenario_reused),
     "R2: a leaf state that is no item's": (any_state, scenario_deleted),
     "R3: a link to a page that is another's now": (any_link, scenario_link),
+    "R3: such a link, large rows": (any_link, of_large_rows(scenario_link)),
+    "R5: no second look, large rows": (no_second_look, of_large_rows(lambda torn: scenario_moved(torn, "observation"))),
     "R5: no second look at the words": (no_second_look, scenario_moved),
     "R5: no second look at large rows": (no_second_look, lambda torn: scenario_moved(torn, "observation")),
     "R5: a look at the item's own page alone": (own_page_only, scenario_next_page),
