@@ -144,7 +144,8 @@ def _rows(load: str, path: str, exchange_s: float, local: Line, remote: Line) ->
         for machines in MACHINES:
             times = [batch_s(asked, machines, exchange_s, local, remote, at_once) for at_once in (True, False)]
             rates = [machines * machine_rate(asked.num_bytes, machines, seconds) / 1e9 for seconds in times]
-            cells = [*(f"{seconds * 1e6:,.0f}" for seconds in times), *(f"{rate:,.3g}" for rate in rates)]
+            cells = [f"{seconds * 1e6:,.0f}" for seconds in times]
+            cells += [f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates]
             lines.append([load, f"{size:,}", "none" if machines == 1 else path, str(machines), *cells])
     return lines
 
