@@ -32,7 +32,7 @@ quick: setup ## style, types and the Python tests of Python 3.11 only
 lint: setup ## style and types only
 	@$(RUN) scripts/run_tests.py --lint
 
-bench: setup ## every measurement, peers included (about 25 minutes): benchmarks/results
+bench: setup ## every measurement, peers included (about 35 minutes): benchmarks/results
 	@$(RUN) -m benchmarks.run
 
 bench-quick: setup ## a short cut of it, about 3 minutes

@@ -2,13 +2,15 @@
 
 Everything comes from benchmarks/results/fleet.json and nodes.json by the formulas below; a test compares the page.
 
-One batch of B bytes on one rank, from M machines with one shard each and equal masses:
+One batch of n items, B bytes, on one rank, from M machines with one shard each and equal masses, k = min(M - 1, n) of
+which are asked:
 
-    T(M) = t_exchange (M - 1) / W  +  a_local + B / (M m)  +  (M - 1) a_remote + (1 - 1 / M) B / s
+    T(M) = x (M - 1) / W  +  a + B / (M m)  +  q a' + (1 - 1 / M) B / s        q = 1 or k
 
-t_exchange: two ranks tell each other a root; a ring of M ranks takes M - 1 such steps, once for W draws. a_local and m:
-the line through the times of the smallest and the largest batch of a shard that is mapped. a_remote and s: likewise of
-a shard of another node, as though a rank asked one after another; what it asks of several at once it saves.
+x: two ranks tell each other a root; a ring of M ranks takes M - 1 such steps, once for W draws. a and m: the line
+through the times of the smallest and the largest batch of a shard that is mapped. a' and s: likewise of a shard of
+another node. q = 1: all are asked at once and answer while others do; q = k: one after the other. A handle asks at
+once, on one core that takes part in each answer, so what it reaches lies in between.
 """
 
 from __future__ import annotations
@@ -30,8 +32,7 @@ MACHINES = (1, 3, 16, 256)
 ROOT_AGE = 64  # W
 RANKS = 2  # a machine, as many as the one that was measured has cores
 LINE_BYTES_PER_S = 25e9  # of a machine: 200 Gbit/s, an assumption
-GEAR = {1: 17.1, 2: 29.1, 3: 33.0}  # GB/s on so many servers, as published
-GEAR_BY_BATCH = (7.9, 36.0)
+PATHS = ("by service", "by NIXL")
 
 
 class Line(NamedTuple):
@@ -47,17 +48,11 @@ class Line(NamedTuple):
         return cls(max(small[1] - small[0] * slope, 0.0), 1.0 / slope)
 
 
-class Split(NamedTuple):
-    """Seconds of a batch on one rank."""
+class Batch(NamedTuple):
+    """What a rank asks for."""
 
-    roots_s: float
-    local_s: float  # choice and copy of what is mapped
-    messages_s: float
-    bytes_s: float
-
-    @property
-    def total_s(self) -> float:
-        return sum(self)
+    num_items: int
+    num_bytes: float
 
 
 def medians(nodes: dict[str, Any]) -> dict[str, float]:
@@ -76,20 +71,19 @@ def line_of(times: dict[str, float], load: str, path: str) -> Line | None:
     return Line.through(*points)
 
 
-def split(num_bytes: float, machines: int, exchange_s: float, local: Line, remote: Line) -> Split:
-    """T(M), in its parts."""
+def batch_s(load: Batch, machines: int, exchange_s: float, local: Line, remote: Line, at_once: bool) -> float:
+    """T(M)."""
     others = machines - 1
-    return Split(
-        exchange_s * others / ROOT_AGE,
-        local.fixed_s + num_bytes / machines / local.bytes_per_s,
-        others * remote.fixed_s,
-        num_bytes * others / machines / remote.bytes_per_s,
-    )
+    asked = min(others, load.num_items)
+    messages = min(asked, 1) if at_once else asked
+    mine = local.fixed_s + load.num_bytes / machines / local.bytes_per_s
+    theirs = messages * remote.fixed_s + load.num_bytes * others / machines / remote.bytes_per_s
+    return exchange_s * others / ROOT_AGE + mine + theirs
 
 
-def machine_rate(num_bytes: float, machines: int, one: Split) -> float:
+def machine_rate(num_bytes: float, machines: int, seconds: float) -> float:
     """Bytes a second of a machine's ranks, no more than its line carries of what comes from others."""
-    rate = RANKS * num_bytes / one.total_s
+    rate = RANKS * num_bytes / seconds
     remote = rate * (machines - 1) / machines
     return rate if remote <= LINE_BYTES_PER_S else LINE_BYTES_PER_S * machines / (machines - 1)
 
@@ -123,17 +117,18 @@ def block(fleet: dict[str, Any], nodes: dict[str, Any]) -> str:
     pieces = [
         f"Measured: {machine['cpu']}, {machine['cores']} cores, load {machine['load_before']} as nodes.json began; two "
         f"ranks tell each other a root in {exchange_s * 1e6:,.0f} us; rows of 28 kB from mapped shards "
-        f"{rows_gb_per_s['1 drawing']:.1f} GB/s by one process, {rows_gb_per_s['2 drawing']:.1f} by two.\n"
+        f"{rows_gb_per_s['1 drawing']:.1f} GB/s by one process, {rows_gb_per_s['2 drawing']:.1f} by two "
+        f"({fleet['machine']['cpu']}).\n"
     ]
-    for path in ("by service", "by NIXL"):
+    for path in PATHS:
         lines = shares(times, path)
         if len(lines) > 1:
             pieces += [f"A batch {path}, from one shard of another node:\n", markdown_table(lines)]
-    table = [["items", "batch", "others are read", "machines", "us a batch", "roots", "local", "messages", "bytes"]]
-    table[0] += ["GB/s a machine", "GB/s in all"]
-    for load in ("windows", "episodes", "large rows"):
+    table = [["items", "batch", "others are read", "machines", "us, asked at once", "us, one after another"]]
+    table[0] += ["GB/s in all, at once", "one after another"]
+    for load, paths in (("windows", PATHS[:1]), ("episodes", PATHS[:1]), ("large rows", PATHS)):
         local = line_of(times, load, "mapped")
-        for path in ("by service", "by NIXL"):
+        for path in paths:
             remote = line_of(times, load, path)
             if local is not None and remote is not None:
                 table += _rows(load, path, exchange_s, local, remote)
@@ -145,14 +140,13 @@ def _rows(load: str, path: str, exchange_s: float, local: Line, remote: Line) ->
     lines = []
     batches = trajectories.LOADS[load].batches
     for size in (batches[0], batches[-1]):
+        asked = Batch(size, trajectories.batch_bytes(load, size))
         for machines in MACHINES:
-            num_bytes = trajectories.batch_bytes(load, size)
-            one = split(num_bytes, machines, exchange_s, local, remote)
-            rate = machine_rate(num_bytes, machines, one) / 1e9
-            parts = [f"{part / one.total_s:.0%}" for part in one]
-            where = "none" if machines == 1 else path
-            rates = [f"{rate:.3g}", f"{rate * machines:,.3g}"]
-            lines.append([load, f"{size:,}", where, str(machines), f"{one.total_s * 1e6:,.0f}", *parts, *rates])
+            times = [batch_s(asked, machines, exchange_s, local, remote, at_once) for at_once in (True, False)]
+            rates = [machines * machine_rate(asked.num_bytes, machines, seconds) / 1e9 for seconds in times]
+            cells = [f"{seconds * 1e6:,.0f}" for seconds in times]
+            cells += [f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates]
+            lines.append([load, f"{size:,}", "none" if machines == 1 else path, str(machines), *cells])
     return lines
 
 

@@ -97,6 +97,12 @@ def _two_ranks(rows: Rows) -> float | None:
     return ratio(*(rates.get(f"rows of 28 kB, two shards, {number} drawing") for number in (2, 1)))
 
 
+def _by_nixl(rows: Rows) -> float | None:
+    """Of the rate of a local gather of the same rows."""
+    shares = {row["operation"]: row["of_local"] for row in rows.get("fleet", []) if "of_local" in row}
+    return shares.get("gather of 32 rows of 110 kB, a shard, nixl")
+
+
 def service(operation: str, batch: int = 256) -> Callable[[Rows], float | None]:
     return lambda rows: median(rows, "service", "relive service", operation, batch)
 
@@ -207,6 +213,7 @@ DEMANDS = (
     Demand("256 over two shards, drawn ahead", "roots of 8: x of one table", 5, None, "x", _shards("drawn ahead", 8)),
     Demand("256 over two shards, drawn ahead", "roots of 1: x of one table", 5, None, "x", _shards("drawn ahead", 1)),
     Demand("28 kB rows over two shards", "two processes / one", 1.6, None, "x", _two_ranks, True),
+    Demand("32 rows of 110 kB of a peer, by NIXL", "rate / a local gather's", 0.35, 0.8, "x", _by_nixl, True),
     Demand(SERVED, "time", 1000, 400, "us", service("sample")),
     Demand(SERVED, "quicker of Reverb's ways / relive", 3, 6, "x", _beside_reverb, True),
     Demand("over loopback, sample of 28 kB rows", "rate", 1, 1.5, "GB/s", _row_rate("sample, 28 kB rows"), True),

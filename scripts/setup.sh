@@ -31,6 +31,10 @@ if ! is_stamped dependencies "$dependencies"; then
   log "installing dependencies"
   "$folder/bin/python" scripts/requirements.py "$kind" > "$folder/.requirements.txt"
   "$folder/bin/python" -m pip install --quiet --requirement "$folder/.requirements.txt"
+  # NIXL asks for torch, which relive's reads do not need; constraints.txt says which one.
+  if [ "$kind" = full ] && ! "$folder/bin/python" -m pip install --quiet --no-deps nixl-cu12; then
+    log "no NIXL for this Python or machine: its tests are skipped, and say so"
+  fi
   stamp dependencies "$dependencies"
 fi
 

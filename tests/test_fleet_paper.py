@@ -15,13 +15,12 @@ def test_the_page_says_what_the_results_say() -> None:
     assert paper.page_with(paper.block(*paper.measured()), page) == page
 
 
-def test_the_parts_of_a_batch() -> None:
-    local, remote = paper.Line(10e-6, 4e9), paper.Line(100e-6, 1e9)
-    alone = paper.split(4e6, 1, 1e-3, local, remote)
-    assert alone == (0.0, 10e-6 + 1e-3, 0.0, 0.0)
-    four = paper.split(4e6, 4, 1e-3, local, remote)
-    assert four == pytest.approx((3e-3 / paper.ROOT_AGE, 10e-6 + 0.25e-3, 300e-6, 3e-3))
-    assert four.total_s == pytest.approx(sum(four))
+def test_the_formula() -> None:
+    local, remote, asked = paper.Line(10e-6, 4e9), paper.Line(100e-6, 1e9), paper.Batch(2, 4e6)
+    assert paper.batch_s(asked, 1, 1e-3, local, remote, True) == pytest.approx(10e-6 + 1e-3)
+    rest = 3e-3 / paper.ROOT_AGE + 10e-6 + 0.25e-3 + 3e-3
+    assert paper.batch_s(asked, 4, 1e-3, local, remote, True) == pytest.approx(rest + 100e-6)
+    assert paper.batch_s(asked, 4, 1e-3, local, remote, False) == pytest.approx(rest + 200e-6), "two items, two shards"
 
 
 def test_a_line_goes_through_what_was_measured() -> None:
@@ -31,7 +30,6 @@ def test_a_line_goes_through_what_was_measured() -> None:
 
 
 def test_no_machine_gets_more_than_its_line_carries() -> None:
-    quick = paper.Split(0.0, 1e-6, 0.0, 0.0)
-    rate = paper.machine_rate(1e6, 4, quick)
+    rate = paper.machine_rate(1e6, 4, 1e-6)
     assert math.isclose(rate * 3 / 4, paper.LINE_BYTES_PER_S)
-    assert paper.machine_rate(1e6, 1, quick) == paper.RANKS * 1e6 / 1e-6
+    assert paper.machine_rate(1e6, 1, 1e-6) == paper.RANKS * 1e6 / 1e-6

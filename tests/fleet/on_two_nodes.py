@@ -45,7 +45,7 @@ def main(prefix: str, folder: str) -> None:
     os.environ.update({"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"})
     os.environ.pop("RAY_ADDRESS", None)
     told: dict[str, Any] = {}
-    for scenario in (without_a_cluster, starts, from_tasks, killed, kept, refused, on_the_command_line):
+    for scenario in (without_a_cluster, starts, from_tasks, killed, kept, refused, incomplete, on_the_command_line):
         if scenario is starts:
             start_nodes(folder)
             os.environ["RAY_ADDRESS"] = ADDRESS
@@ -242,6 +242,25 @@ def refused(name: str) -> Any:
     with ShardOwner(0, config(name).shard(0)):
         told = {"owned": error_of(lambda: fleets.start(config(name), 60.0))}
     told["left"] = str([row.name for row in relive.list_tables() if row.name.startswith(name)])
+    return told
+
+
+def incomplete(name: str) -> Any:
+    """Somebody ended an actor for good: there is no table over the rest."""
+    import ray
+
+    from relive.fleet import ray as fleets
+
+    fleets.start(config(name))
+    ray.kill(ray.get_actor(f"relive/{name}/0", namespace="relive"), no_restart=True)
+    ends = time.monotonic() + 30.0
+    while fleets.status(name)[0].state == "live" and time.monotonic() < ends:
+        time.sleep(0.05)
+    told = {"states": [report.state for report in fleets.status(name)]}
+    told["connect"] = error_of(lambda: fleets.connect(name))
+    fleets.stop(name, keeps_memory=True)
+    told["again"] = [report.is_restored for report in fleets.start(config(name))]
+    fleets.stop(name)
     return told
 
 

@@ -2,167 +2,37 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from contract.tools import plain_spec
+from contract.tools import plain_spec, write_steps
 from processes.shm import needs_shared_memory
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
 import relive
+from fleet.fake_nixl import Pair
 from fleet.owning import Owners
 from fleet.racing import Racing, race
 from fleet.test_remote import at, settled, states, wait_for
 from fleet.tools import TRANSPORTS, config_of, fill, needs_nixl
 from relive import errors
 from relive.fleet import PeerUnreadable, ShardOwner, attach, nixl
-from relive.fleet.nixl import Agent, NixlMemory, Offered, SharedRegion
+from relive.fleet.nixl import NixlMemory, Offered, SharedRegion
 from relive.fleet.one_sided import OneSidedReader
 from relive.fleet.peer import PeerShard
 from relive.fleet.peer_layout import PeerLayout
 from relive.service.shard_session import layout_of
 
 pytestmark = needs_shared_memory
-
-
-# ---- NIXL's own calls, in this process -----------------------------------------------------------------------------
-
-
-class FakeNixl:
-    """What relive.fleet.nixl asks of NIXL: reads are copies; requests hang, fail and end when a test says so."""
-
-    NIXL_THREAD_SYNC_NONE, DRAM_SEG, NIXL_READ, NIXL_INIT_AGENT = "none", "dram", "read", ""
-    NIXL_SUCCESS, NIXL_IN_PROG = "success", "in progress"
-
-    def __init__(self) -> None:
-        self.hangs: Callable[[int], bool] = lambda request: False
-        self.fails: Callable[[int], bool] = lambda request: False
-        self.refuses_memory: Callable[[int, int], bool] = lambda address, num_bytes: False
-        self.registered: dict[int, int] = {}
-        self.lists: dict[int, np.ndarray] = {}
-        self.requests: dict[int, Any] = {}
-        self.peers: set[str] = set()
-        self.num_agents = self._last = 0
-
-    class nixlAgentConfig:
-        pass
-
-    class nixlRegDList(list):  # noqa: B903 - NIXL's own name and arguments
-        def __init__(self, kind: Any, rows: list[Any]) -> None:
-            super().__init__(rows)
-
-    def nixlAgent(self, name: str, config: Any) -> FakeNixl:
-        assert config.useProgThread and config.pthrDelay > 0, "first reads hang without; a core spins with 0"
-        self.num_agents += 1
-        self.name = name
-        return self
-
-    def createBackend(self, name: str, options: Any) -> int:
-        return 1
-
-    def _number(self) -> int:
-        self._last += 1
-        return self._last
-
-    def registerMem(self, rows: Any, backends: Any) -> None:
-        for address, num_bytes, _, _ in rows:
-            if self.refuses_memory(address, num_bytes):
-                raise RuntimeError("NIXL_ERR_BACKEND")
-            self.registered[address] = num_bytes
-
-    def deregisterMem(self, rows: Any, backends: Any) -> None:
-        for address, *_ in rows:
-            del self.registered[address]
-
-    def getLocalMD(self) -> bytes:
-        return b"metadata"
-
-    def loadRemoteMD(self, metadata: bytes) -> bytes:
-        if metadata != b"metadata":
-            raise RuntimeError("NIXL_ERR_MISMATCH")
-        self.peers.add(self.name)
-        return self.name.encode()
-
-    def invalidateRemoteMD(self, name: str) -> None:
-        self.peers.remove(name)
-
-    def prepXferDlist(self, name: str, kind: Any, rows: np.ndarray, backends: Any) -> int:
-        number = self._number()
-        self.lists[number] = rows.astype(np.int64)
-        return number
-
-    def releasedDlistH(self, number: int) -> None:
-        del self.lists[number]
-
-    def _cells(self, number: int, cells: np.ndarray) -> list[tuple[int, int]]:
-        rows = self.lists[number]
-        run, place = np.divmod(cells, rows[0, 4])
-        return list(zip((rows[run, 0] + place * rows[0, 3]).tolist(), rows[run, 1].tolist(), strict=True))
-
-    def makeXferReq(self, op: Any, here: int, to: Any, there: int, source: Any, *more: Any) -> int:
-        assert to.dtype == np.int32 == source.dtype
-        number = self._number()
-        assert self.peers, "the lists of a peer whose connection ended are void"
-        self.requests[number] = self._cells(here, to), self._cells(there, source)
-        return number
-
-    def postXferReq(self, number: int, message: bytes) -> str:
-        if self.fails(number):
-            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
-        return self.getXferStatus(number)
-
-    def getXferStatus(self, number: int) -> str:
-        if self.hangs(number):
-            return self.NIXL_IN_PROG
-        for (target, size), (source, _) in zip(*self.requests[number], strict=True):
-            ctypes.memmove(target, source, size)
-        return self.NIXL_SUCCESS
-
-    def releaseXferReq(self, number: int) -> None:
-        assert not self.hangs(number), "a request that is under way was released"
-        del self.requests[number]
-
-
-class Pair:
-    """An owner's region and a reader of it, over one FakeNixl."""
-
-    def __init__(self, name: str) -> None:
-        self.fake = FakeNixl()
-        self.agent = Agent(self.fake)
-        storage = relive.SharedMemory(name)
-        spec = relive.StepSpec({"large": relive.ArraySpec((100,), "float32"), "action": relive.ArraySpec((), "int64")})
-        self.table = relive.Table(spec, 200, storage=storage, max_lanes=2)
-        with self.table.writer() as writer:
-            rows = np.arange(60)
-            self.keys = np.asarray(writer.extend(large=np.broadcast_to(rows[:, None], (60, 100)), action=rows))
-        self.shared = SharedRegion(self.table.core, lambda: self.agent)
-        self.reader, self.memory = self.open()
-
-    def open(self) -> tuple[OneSidedReader, NixlMemory]:
-        fields, metadata = self.shared.give()
-        offered = Offered("grpc://x/y", fields["base"], fields["num_bytes"], fields["agent"], metadata)
-        memory = NixlMemory(offered, self.agent)
-        layout = PeerLayout.from_told(layout_of(self.table.core))
-        return OneSidedReader(self.table.config, layout, memory), memory
-
-    def read(self, timeout_s: float = 10.0) -> Any:
-        return self.reader.gather(0, ["action", "large"], self.keys[::3], timeout_s)
-
-    def close(self) -> None:
-        self.fake.hangs = lambda request: False
-        self.memory.close(self.reader.close)
-        self.agent.sweep()
-        self.shared.close()
-        self.table.close()
 
 
 @pytest.fixture
@@ -234,6 +104,13 @@ def test_a_failed_request_of_several_leaves_none_behind(pair: Pair) -> None:
     assert pair.read().present.all()
 
 
+def test_a_connection_ends_with_its_last_reader(pair: Pair) -> None:
+    other, memory = pair.open()
+    memory.close(other.close)
+    assert pair.fake.peers and pair.read().present.all()
+    assert pair.agent.rest_s("its owner") == 0.0
+
+
 def test_memory_that_cannot_be_registered(pair: Pair, shm_name: Any) -> None:
     pair.fake.refuses_memory = lambda address, num_bytes: True
     with pytest.raises(errors.SystemFailure, match="registering"):
@@ -249,12 +126,12 @@ def test_memory_that_cannot_be_registered(pair: Pair, shm_name: Any) -> None:
 
 def test_what_a_peer_says_of_its_memory_is_not_believed(pair: Pair) -> None:
     fields, metadata = pair.shared.give()
-    small = NixlMemory(Offered("grpc://x/y", fields["base"], 1 << 12, fields["agent"], metadata), pair.agent)
+    small = NixlMemory(Offered("grpc://x/y", fields["base"], 1 << 12, "its owner", metadata), pair.agent)
     with pytest.raises(PeerUnreadable, match="beyond what it registered"):
         OneSidedReader(pair.table.config, PeerLayout.from_told(layout_of(pair.table.core)), small)
     small.close()
     with pytest.raises(PeerUnreadable, match="NIXL_ERR_MISMATCH"):
-        NixlMemory(Offered("grpc://x/y", 1, 1, fields["agent"], b"other"), pair.agent)
+        NixlMemory(Offered("grpc://x/y", 1, 1, "its owner", b"other"), pair.agent)
     with pytest.raises(PeerUnreadable, match="another agent's"):
         NixlMemory(Offered("grpc://x/y", 1, 1, "someone", metadata), pair.agent)
 
@@ -267,6 +144,48 @@ def test_arrays_that_are_let_go_are_not_kept_for_ever(pair: Pair) -> None:
     gc.collect()
     pair.read()
     assert len(pair.fake.registered) <= most - 14
+
+
+def test_what_cuts_a_read_short_leaves_its_memory_to_it(pair: Pair, shm_name: Any) -> None:
+    """Ctrl-C in a read: the next one is by another reader, and the first one's bytes find their memory."""
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        address = owner.serve("grpc://127.0.0.1:0")
+        shared = SharedRegion(owner.table.core, lambda: pair.agent)
+
+        def give() -> Any:
+            fields, metadata = shared.give()
+            return fields | {"agent": "its owner"}, metadata
+
+        owner._server.offer(address.rpartition("/")[2], "nixl", give)
+        shard = PeerShard(address, 0, 10.0, True, lambda offered: NixlMemory(offered, pair.agent))
+        try:
+            with owner.table.writer() as writer:
+                keys = write_steps(writer, 0, 50)
+            selection = shard.select(0, ["reward"])
+            assert shard.gather(selection, keys, None)[0][0].tolist() == list(range(50)) and shard.path == "nixl"
+
+            asked: list[int] = []
+
+            def interrupted(request: int) -> bool:
+                asked.append(request)
+                if len(asked) == 1:
+                    raise KeyboardInterrupt
+                return request == asked[0]
+
+            pair.fake.hangs = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                shard.gather(selection, keys, None)
+            assert pair.agent.sweep() == 1  # its bytes have not come yet
+            pair.fake.hangs = lambda request: False
+            assert pair.agent.sweep() == 0
+            assert shard.path == "service" and "cut short" in shard.progress
+            assert shard.gather(selection, keys, None)[1].all()
+            shard._not_before = 0.0  # a second later
+            pair.agent._let_go.clear()
+            assert shard.gather(selection, keys, None)[0][0].tolist() == list(range(50)) and shard.path == "nixl"
+        finally:
+            shard.close()
+            shared.close()
 
 
 def test_where_nixl_is_not_installed(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +203,11 @@ def test_where_nixl_is_not_installed(shm_name: Any, monkeypatch: pytest.MonkeyPa
             shard.close()
     with pytest.raises(PeerUnreadable, match="pip install --no-deps nixl-cu12"):
         nixl.agent_of_process()
+
+
+def test_the_command_installs_the_version_that_is_tested() -> None:
+    pinned = Path(__file__).resolve().parents[2] / "constraints.txt"
+    assert nixl.COMMAND.rpartition(" ")[2] in pinned.read_text().splitlines()
 
 
 # ---- the real one --------------------------------------------------------------------------------------------------
@@ -321,6 +245,14 @@ def test_the_owners_python_takes_no_part_in_reads(start: Any, shm_name: Any) -> 
         read = shard._read(0, ["reward"], keys, 10.0)
         assert read is not None and read.arrays[0].tolist() == list(range(300))
         os.kill(owners.process.pid, signal.SIGCONT)
+
+
+@needs_nixl
+def test_a_shard_of_this_process_is_mapped(shm_name: Any) -> None:
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        address = owner.serve("grpc://127.0.0.1:0")
+        with pytest.raises(PeerUnreadable, match="this process"):
+            attach([address], path="nixl")
 
 
 @needs_nixl
@@ -370,6 +302,62 @@ def test_an_owner_killed_in_mid_read_is_left_out_and_read_again(start: Any, shm_
             table.sample(8)
             time.sleep(0.1)
         assert table.gather(keys)["reward"].tolist() == list(range(400))
+
+
+@needs_nixl
+def test_a_shard_of_another_host_is_read_by_nixl_by_itself(
+    start: Any, shm_name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = start()
+    address = owners.own(0, config_of(shm_name()))
+    monkeypatch.setattr("relive.fleet.sharded_table._on_this_host", lambda *of: None)
+    with attach([address]) as table:
+        fill(table, 0, 0, 10)
+        assert table.sample(4).num_items == 4 and paths(table) == ["nixl"]
+
+
+@needs_nixl
+def test_an_owner_that_closes_and_lives_on(start: Any, shm_name: Any) -> None:
+    """Its mapping is gone, its process is not: reads fail or find no page of theirs, and nobody dies of it."""
+    owners = start()
+    address = owners.own(0, config_of(shm_name()))
+    with attach([address], path="nixl") as table:
+        keys = fill(table, 0, 0, 50)
+        assert table.gather(keys).present.all()
+        owners.ask("close", address)
+        shard = table._fleet.shards[0]
+        for _ in range(3):
+            read = shard._read(0, ["reward"], keys, 5.0)
+            assert read is None or not read.present.any()
+        assert not table.gather(keys).present.any() and states(table) == ["dead"]
+
+
+@needs_nixl
+def test_threads_that_draw_at_once(start: Any, shm_name: Any) -> None:
+    owners = start()
+    addresses = [owners.own(number, config_of(shm_name())) for number in range(2)]
+    with attach(addresses, path="nixl") as table:
+        keys = np.concatenate([fill(table, number, 100 * number, 100) for number in range(2)])
+        rewards = dict(zip(keys.tolist(), range(200), strict=True))
+        failures: list[BaseException] = []
+
+        def draw() -> None:
+            try:
+                for _ in range(30):
+                    batch = table.sample(32, timeout_s=30.0)
+                    expected = [rewards[key] for key in batch.item_keys.tolist()]
+                    assert batch["reward"].tolist() == expected
+            except BaseException as problem:
+                failures.append(problem)
+
+        threads = [threading.Thread(target=draw) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120.0)
+        assert not failures
+        for address in addresses:
+            settled(owners, address)
 
 
 @needs_nixl

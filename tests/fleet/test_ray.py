@@ -23,7 +23,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the
 
 from relive.fleet.ray import FleetConfig, load_config  # noqa: E402
 
-pytestmark = needs_shared_memory
+pytestmark = [needs_shared_memory, pytest.mark.timeout(600)]
 PROGRAM = Path(__file__).with_name("on_two_nodes.py")
 UNSHARE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -46,7 +46,7 @@ def two_nodes() -> Iterator[dict[str, Any]]:
     prefix = f"test-ray-{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder:
         done = subprocess.run(
-            [*UNSHARE, sys.executable, str(PROGRAM), prefix, folder], capture_output=True, text=True, timeout=280
+            [*UNSHARE, sys.executable, str(PROGRAM), prefix, folder], capture_output=True, text=True, timeout=500
         )
     try:
         assert done.returncode == 0, done.stderr[-4000:]
@@ -103,6 +103,13 @@ def test_memory_that_another_owns_is_not_taken(two_nodes: dict[str, Any]) -> Non
     told = result(two_nodes, "refused")
     assert told["owned"].startswith("FleetFailed") and "shard 0" in told["owned"] and "NameTaken" in told["owned"]
     assert told["left"] == "[]"
+
+
+def test_a_fleet_without_one_of_its_actors_is_no_smaller_table(two_nodes: dict[str, Any]) -> None:
+    told = result(two_nodes, "incomplete")
+    assert "shard 0" in told["states"][0] and told["states"][1] == "live"
+    assert told["connect"].startswith("FleetFailed") and "start it again" in told["connect"]
+    assert told["again"] == [True, True]
 
 
 def test_the_command_line(two_nodes: dict[str, Any]) -> None:

@@ -132,6 +132,8 @@ class Agent:
         with self.lock:
             if self.rest_s(peer) > 0.0:
                 raise ConnectionError("its connection ended just now")
+            if peer == self.name:
+                raise ConnectionError("its owner is this process, which has it mapped")
             name = self._agent.loadRemoteMD(metadata)
             if (name.decode() if isinstance(name, bytes) else str(name)) != peer:
                 raise ConnectionError("the metadata is another agent's")
@@ -165,27 +167,20 @@ class Agent:
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    def post(self, target: Any, to_cells: Indices, source: Any, from_cells: Indices) -> Any:
-        """A read, under way. Raises what NIXL raises."""
+    def request(self, target: Any, to_cells: Indices, source: Any, from_cells: Indices) -> Any:
+        """A read that is to be posted. Raises what NIXL raises."""
+        to_cells, from_cells = to_cells.astype(np.int32), from_cells.astype(np.int32)
         with self.lock:
-            request = self._agent.makeXferReq(
-                self._nixl.NIXL_READ,
-                target,
-                to_cells.astype(np.int32),
-                source,
-                from_cells.astype(np.int32),
-                b"",
-                [self._backend],
-                False,
+            return self._agent.makeXferReq(
+                self._nixl.NIXL_READ, target, to_cells, source, from_cells, b"", [self._backend], False
             )
-            try:
-                status = self._agent.postXferReq(request, b"")
-                if status not in (self.done, self.in_progress):
-                    raise RuntimeError(str(status))
-            except BaseException:
-                self._release(request)
-                raise
-            return request
+
+    def post(self, request: Any) -> None:
+        """It is under way from now on. Raises what NIXL raises: then it is not."""
+        with self.lock:
+            status = self._agent.postXferReq(request, b"")
+        if status not in (self.done, self.in_progress):
+            raise RuntimeError(str(status))
 
     def is_done(self, request: Any) -> bool:
         """Whether all of its bytes are here. Raises what NIXL raises."""
@@ -376,7 +371,9 @@ class NixlMemory:
         started = time.monotonic()
         try:
             for source, target, from_cells, to_cells in moves:
-                self._pending.append(self._agent.post(target, to_cells, source, from_cells))
+                # Noted before it is under way: whatever cuts this short, its bytes may come.
+                self._pending.append(self._agent.request(target, to_cells, source, from_cells))
+                self._agent.post(self._pending[-1])
             pause_s = 0.0
             while self._pending:
                 if self._agent.is_done(self._pending[-1]):

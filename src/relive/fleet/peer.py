@@ -210,6 +210,9 @@ class PeerShard(RemoteShard):
         except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig) as problem:
             self._retire(problem)
             return None
+        except BaseException as problem:  # Ctrl-C, in the middle of a read whose bytes may still come
+            self._retire(ServiceUnavailable(self.address, 0.0, f"a read was cut short ({type(problem).__name__})"))
+            raise
         finally:
             self._reading.release()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from relive._checks import finite, integer, is_text, timeout
 from relive._extras import install_command
 from relive._parts import refuse_unknown
 from relive.config import TableConfig
-from relive.errors import DeadlineExceeded, InvalidConfig, MissingPackage, ServiceUnavailable
+from relive.errors import DeadlineExceeded, InvalidConfig, MissingPackage, NameTaken, ServiceUnavailable
 from relive.fleet.agreement import Exchange
 from relive.fleet.errors import FleetExists, FleetFailed, NoSuchFleet
 from relive.fleet.owner import ShardOwner
@@ -54,6 +54,8 @@ _CONNECT_S = 30.0
 _Removes: TypeAlias = Literal["all", "new", "none"]  # memory of a fleet that ends; new: what its actors made themselves
 _END_S = 20.0
 _PORT_S = 10.0
+_LOCK_S = 3.0
+_GONE = "its actor was ended; stop the fleet (--keep leaves its memory), and start it again"
 
 
 @final
@@ -105,6 +107,7 @@ class ShardReport:
 
     number: int
     state: str
+    num_shards: int = 0  # of the fleet
     node_ip: str = ""
     address: str = ""  # grpc://host:port/name
     name: str = ""  # of its shared memory, on its node
@@ -131,8 +134,9 @@ def load_config(path: str | Path) -> FleetConfig:
 class _ShardActor:
     """Owns one shard on its node, serves it to other hosts, and says where it is."""
 
-    def __init__(self, number: int, config: TableConfig, port: int) -> None:
-        self._owner = ShardOwner(number, config)
+    def __init__(self, number: int, num_shards: int, config: TableConfig, port: int) -> None:
+        self._num_shards = num_shards
+        self._owner = _owner(number, config)
         self._node_ip = str(ray.util.get_node_ip_address())
         host = f"[{self._node_ip}]" if ":" in self._node_ip else self._node_ip
         self._address = self._served(f"grpc://{host}", port + number if port else 0)
@@ -156,7 +160,13 @@ class _ShardActor:
         table = self._owner.table
         storage = table.config.storage
         assert isinstance(storage, SharedMemory)  # says ShardOwner
-        facts = {"node_ip": self._node_ip, "address": self._address, "name": storage.name, "pid": os.getpid()}
+        facts = {
+            "num_shards": self._num_shards,
+            "node_ip": self._node_ip,
+            "address": self._address,
+            "name": storage.name,
+            "pid": os.getpid(),
+        }
         sizes = {"num_steps": len(table), "capacity": table.capacity, "is_restored": self._owner.is_restored}
         return ShardReport(self._owner.number, "live", **facts, **sizes)  # type: ignore[arg-type]
 
@@ -168,6 +178,18 @@ class _ShardActor:
         if removes == "all" or (removes == "new" and not self._owner.is_restored):
             self._owner.close()
         self._owner.let_go()
+
+
+def _owner(number: int, config: TableConfig) -> ShardOwner:
+    """The owner; an earlier one that was killed may end a moment later than Ray hears of it. Raises NameTaken."""
+    wait = Wait(_LOCK_S)
+    while True:
+        try:
+            return ShardOwner(number, config)
+        except NameTaken:
+            if wait.is_over:
+                raise
+        wait.pause()
 
 
 def _actor_name(name: str, number: int) -> str:
@@ -197,16 +219,16 @@ def _answer(name: str, number: int, actor: Any, wait: Wait) -> ShardReport:
             report: ShardReport = ray.get(actor.report.remote(), timeout=seconds)
             return report
         except ActorDiedError as error:
-            raise FleetFailed(name, number, _first_line(error)) from None
+            raise FleetFailed(name, number, _reason(error)) from None
         except (RayActorError, GetTimeoutError) as error:  # it is being started, by Ray or by its node
-            why = _first_line(error)
+            why = _reason(error)
         if wait.is_over:
             raise wait.exceeded(f"shard {number} of fleet {name!r}", why)
         wait.pause()
 
 
-def _first_line(error: BaseException) -> str:
-    """The last line of what Ray says that says what happened."""
+def _reason(error: BaseException) -> str:
+    """Of what Ray says, the last line that says what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line or ".errors." in line]
     return (told or lines or [type(error).__name__])[-1]
@@ -255,7 +277,7 @@ def _made(config: FleetConfig, number: int, group: Any) -> Any:
         resources=dict(config.resources),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
     )
-    return made.remote(number, config.shard(number), config.port)
+    return made.remote(number, config.num_shards, config.shard(number), config.port)
 
 
 def connect(
@@ -282,6 +304,8 @@ def connect(
     if not actors:
         raise NoSuchFleet(name)
     reports = [_answer(name, number, actor, wait) for number, actor in actors.items()]
+    for number in _missing(reports):
+        raise FleetFailed(name, number, _GONE)
     here = ray.util.get_node_ip_address()
     local = next((report.number for report in reports if report.node_ip == here), None)
     addresses = [report.address for report in reports]
@@ -300,7 +324,14 @@ def status(name: str, timeout_s: float = 5.0, address: str | None = None) -> lis
             reports.append(ShardReport(number, str(error)))
     if not reports:
         raise NoSuchFleet(name)
-    return reports
+    reports += [ShardReport(number, str(FleetFailed(name, number, _GONE))) for number in _missing(reports)]
+    return sorted(reports, key=lambda one: one.number)
+
+
+def _missing(reports: Sequence[ShardReport]) -> list[int]:
+    """Shards that no actor of the fleet answers for."""
+    expected = max((one.num_shards for one in reports), default=0)
+    return sorted(set(range(expected)) - {one.number for one in reports})
 
 
 def stop(name: str, keeps_memory: bool = False, address: str | None = None) -> None:

@@ -276,7 +276,7 @@ class RemoteShard(Shard):
 
     def set_patience(self, timeout_s: float, num_shards: int) -> None:
         """For its answers, where the call has no deadline of its own."""
-        self.core.timeout_s = timeout_s if num_shards == 1 else min(timeout_s, STALL_S)
+        self.core.timeout_s = min(timeout_s, STALL_S)
         self._last_stats = self.asked(lambda core: core.stats(), None, False)
 
     def set_policy_version(self, version: int) -> None:

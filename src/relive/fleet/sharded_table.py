@@ -18,8 +18,9 @@ from relive.batches import SLICE_S, BatchSource
 from relive.errors import InvalidConfig, NotShareable, ReliveError
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore, FleetSelection
+from relive.fleet.mapped import MappedShard
 from relive.fleet.owner import OwnerWatch
-from relive.fleet.shards import MappedShard, Shard, Shards
+from relive.fleet.shards import Shard, Shards
 from relive.handle import TableHandle
 from relive.held import HeldDraw
 from relive.protocol import ReplayTable

@@ -1,0 +1,145 @@
+"""What stands for NIXL's calls in tests, and an owner and a reader of a region over it, in one process."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import relive
+from relive.fleet.nixl import Agent, NixlMemory, Offered, SharedRegion
+from relive.fleet.one_sided import OneSidedReader
+from relive.fleet.peer_layout import PeerLayout
+from relive.service.shard_session import layout_of
+
+__all__ = ["FakeNixl", "Pair"]
+
+
+class FakeNixl:
+    """What relive.fleet.nixl asks of NIXL: reads are copies; requests hang, fail and end when a test says so."""
+
+    NIXL_THREAD_SYNC_NONE, DRAM_SEG, NIXL_READ, NIXL_INIT_AGENT = "none", "dram", "read", ""
+    NIXL_SUCCESS, NIXL_IN_PROG = "success", "in progress"
+
+    def __init__(self) -> None:
+        self.hangs: Callable[[int], bool] = lambda request: False
+        self.fails: Callable[[int], bool] = lambda request: False
+        self.refuses_memory: Callable[[int, int], bool] = lambda address, num_bytes: False
+        self.registered: dict[int, int] = {}
+        self.lists: dict[int, np.ndarray] = {}
+        self.requests: dict[int, Any] = {}
+        self.peers: set[str] = set()
+        self.num_agents = self._last = 0
+
+    class nixlAgentConfig:
+        pass
+
+    class nixlRegDList(list):  # noqa: B903 - NIXL's own name and arguments
+        def __init__(self, kind: Any, rows: list[Any]) -> None:
+            super().__init__(rows)
+
+    def nixlAgent(self, name: str, config: Any) -> FakeNixl:
+        assert config.useProgThread and config.pthrDelay > 0, "first reads hang without; a core spins with 0"
+        self.num_agents += 1
+        self.name = name
+        return self
+
+    def createBackend(self, name: str, options: Any) -> int:
+        return 1
+
+    def _number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def registerMem(self, rows: Any, backends: Any) -> None:
+        for address, num_bytes, _, _ in rows:
+            if self.refuses_memory(address, num_bytes):
+                raise RuntimeError("NIXL_ERR_BACKEND")
+            self.registered[address] = num_bytes
+
+    def deregisterMem(self, rows: Any, backends: Any) -> None:
+        for address, *_ in rows:
+            del self.registered[address]
+
+    def getLocalMD(self) -> bytes:
+        return b"metadata"
+
+    def loadRemoteMD(self, metadata: bytes) -> bytes:
+        if metadata != b"metadata":
+            raise RuntimeError("NIXL_ERR_MISMATCH")
+        self.peers.add("its owner")
+        return b"its owner"
+
+    def invalidateRemoteMD(self, name: str) -> None:
+        self.peers.remove(name)
+
+    def prepXferDlist(self, name: str, kind: Any, rows: np.ndarray, backends: Any) -> int:
+        number = self._number()
+        self.lists[number] = rows.astype(np.int64)
+        return number
+
+    def releasedDlistH(self, number: int) -> None:
+        del self.lists[number]
+
+    def _cells(self, number: int, cells: np.ndarray) -> list[tuple[int, int]]:
+        rows = self.lists[number]
+        run, place = np.divmod(cells, rows[0, 4])
+        return list(zip((rows[run, 0] + place * rows[0, 3]).tolist(), rows[run, 1].tolist(), strict=True))
+
+    def makeXferReq(self, op: Any, here: int, to: Any, there: int, source: Any, *more: Any) -> int:
+        assert to.dtype == np.int32 == source.dtype
+        number = self._number()
+        assert self.peers, "the lists of a peer whose connection ended are void"
+        self.requests[number] = self._cells(here, to), self._cells(there, source)
+        return number
+
+    def postXferReq(self, number: int, message: bytes) -> str:
+        if self.fails(number):
+            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+        return self.getXferStatus(number)
+
+    def getXferStatus(self, number: int) -> str:
+        if self.hangs(number):
+            return self.NIXL_IN_PROG
+        for (target, size), (source, _) in zip(*self.requests[number], strict=True):
+            ctypes.memmove(target, source, size)
+        return self.NIXL_SUCCESS
+
+    def releaseXferReq(self, number: int) -> None:
+        assert not self.hangs(number), "a request that is under way was released"
+        del self.requests[number]
+
+
+class Pair:
+    """An owner's region and a reader of it, over one FakeNixl."""
+
+    def __init__(self, name: str) -> None:
+        self.fake = FakeNixl()
+        self.agent = Agent(self.fake)
+        storage = relive.SharedMemory(name)
+        spec = relive.StepSpec({"large": relive.ArraySpec((100,), "float32"), "action": relive.ArraySpec((), "int64")})
+        self.table = relive.Table(spec, 200, storage=storage, max_lanes=2)
+        with self.table.writer() as writer:
+            rows = np.arange(60)
+            self.keys = np.asarray(writer.extend(large=np.broadcast_to(rows[:, None], (60, 100)), action=rows))
+        self.shared = SharedRegion(self.table.core, lambda: self.agent)
+        self.reader, self.memory = self.open()
+
+    def open(self) -> tuple[OneSidedReader, NixlMemory]:
+        fields, metadata = self.shared.give()
+        offered = Offered("grpc://x/y", fields["base"], fields["num_bytes"], "its owner", metadata)
+        memory = NixlMemory(offered, self.agent)
+        layout = PeerLayout.from_told(layout_of(self.table.core))
+        return OneSidedReader(self.table.config, layout, memory), memory
+
+    def read(self, timeout_s: float = 10.0) -> Any:
+        return self.reader.gather(0, ["action", "large"], self.keys[::3], timeout_s)
+
+    def close(self) -> None:
+        self.fake.hangs = lambda request: False
+        self.memory.close(self.reader.close)
+        self.agent.sweep()
+        self.shared.close()
+        self.table.close()
