@@ -1,10 +1,11 @@
 """`python -m benchmarks.train`: training at equal work beside Stable-Baselines3, in rounds of all sides.
 
-Each round runs relive in one process, with an actor process, and with two learners, and Stable-Baselines3 in one thread
-as shipped, the same with denormal numbers flushed, and with the threads that torch takes by itself, one after another;
-the order turns with the round. The first figure of a row is wall clock per environment step in the window after the
-first updates; beside it CPU of all processes per step, and CPU of an update, which a busy machine disturbs less. Ratios
-are taken within rounds. Results: benchmarks/results/train.json.
+Each round runs relive in one process, with an actor process, and with two learners (these also in bfloat16, and one
+with a compiled update), and Stable-Baselines3 in one thread as shipped, the same with denormal numbers flushed, and
+with the threads that torch takes by itself, one after another; the order turns with the round. The first figure of a
+row is wall clock per environment step in the window after the first updates; beside it CPU of all processes per step,
+and CPU of an update, which a busy machine disturbs less. Ratios are taken within rounds. Results:
+benchmarks/results/train.json, and train.md beside it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def spread(values: list[float]) -> Figures:
 
 def measure(case: Case, sides: list[Side], num_rounds: int) -> dict[str, Any]:
     """All rounds of a case: medians and spreads of each side, and of the ratios to SB3's rows within rounds."""
+    compiles = any("update=compiled" in side.settings for side in sides)
+    compiling = call(sys.executable, "warm", case.name) if compiles else {}
     rounds: list[dict[str, Figures]] = []
     floors: list[Figures] = []
     for number in range(num_rounds):
@@ -61,7 +64,7 @@ def measure(case: Case, sides: list[Side], num_rounds: int) -> dict[str, Any]:
         for name in FIGURES:
             told = ", ".join(f"{side.name} {rounds[-1][side.name][name]:,.0f}" for side in sides)
             print(f"  {case.name} round {number + 1}: {name}: {told}", flush=True)
-    result: dict[str, Any] = {"case": case.as_dict(), "rounds": rounds, "sides": {}}
+    result: dict[str, Any] = {"case": case.as_dict(), "rounds": rounds, "sides": {}, "compiling": compiling}
     result["floor_us"] = {name: spread([floor[name] for floor in floors]) for name in ("one", "two")}
     for side in sides:
         result["sides"][side.name] = of_side(case, side, rounds)

@@ -83,6 +83,7 @@ class Side:
         return int(self.topology[len("learners(") :].partition(",")[0]) if "learners" in self.topology else 1
 
 
+_BF16 = ("agent.precision=bfloat16",)
 SHIPPED, DEFAULT = "sb3", "sb3, its threads"
 SIDES = {
     side.name: side
@@ -91,6 +92,9 @@ SIDES = {
         Side("relive, actors(1)", "relive_side", 1, "actors(1)"),
         Side("relive, learners(2, sync)", "relive_side", 1, "learners(2, sync)"),
         Side("relive, learners(2, sync) alone", "relive_side", 1, "learners(2, sync)", ("acting.inline=true",)),
+        Side("relive, actors(1), compiled", "relive_side", 1, "actors(1)", ("update=compiled",)),
+        Side("relive, actors(1), bf16", "relive_side", 1, "actors(1)", _BF16),
+        Side("relive, learners(2, sync), bf16", "relive_side", 1, "learners(2, sync)", _BF16),
         Side(SHIPPED, "sb3_side", 1),
         Side("sb3, denormals flushed", "sb3_side", 1, flushes=True),
         Side(DEFAULT, "sb3_side", 0),

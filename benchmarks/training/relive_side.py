@@ -38,6 +38,7 @@ def settings_of(case: Case, seed: int, side: Side) -> dict[str, object]:
         "acting.num_actors": 1,
         "topology": side.topology,
         "threads": side.threads,
+        "update": "handwritten",
         "evaluation.period_updates": 10**9,
         "evaluation.stop_return": None,
         "limits.max_minutes": 30.0,

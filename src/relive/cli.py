@@ -1,4 +1,4 @@
-"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `act`, `evaluate`, `play`, `profile`.
+"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `act`, `tune`, `evaluate`, `play`, `profile`.
 
 ls and rm need nothing but the library. The others read their options with typer, which their extras bring, and load
 what they need when they run: `relive ls` does not wait for torch.
@@ -35,6 +35,7 @@ _WITH_EXTRAS = {
     "serve": ("service", "serve tables to other machines"),
     "train": ("train", "train an agent through a shared table"),
     "act": ("train", "act for a run of another machine (extra service, too)"),
+    "tune": ("train", "choose the processes of a run by measuring"),
     "evaluate": ("train", "play the policy of a run, for its returns"),
     "play": ("train", "show the policy of a run, in a window or a video"),
     "profile": ("train", "what a run spent its time on, and whether storage held it up"),

@@ -11,7 +11,7 @@ and hands out the network, of which the best action is taken or, with chance eps
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relive import Index, MinSize, SamplesPerInsert, StepSpec
-from relive.agents.agent import Items, Policy, Replicas, Spaces
-from relive.agents.batches import fill, load_state, priorities_of, require_box, require_discrete, state_of
+from relive.agents.agent import Exchange, Items, Policy, Replicas, Spaces
+from relive.agents.batches import exchange_of, fill, load_state, priorities_of, require_box, require_discrete, state_of
 from relive.agents.config import LinearSchedule, OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
+from relive.agents.functional import Functional
 from relive.agents.mlp import Adam, FlatParameters, Shapes, device_of
 from relive.agents.policies import ActionValues, EpsilonGreedy
 
@@ -134,7 +135,7 @@ class ActionValueAgent(ABC):
         self.online = FlatParameters(self._shapes(), self.device)
         self.online.initialise(torch.Generator().manual_seed(seed))
         self.target = self.online.copy()
-        self._optimizer = Adam(
+        self.optimizer = Adam(
             self.online,
             epsilon=config.optimizer.adam_epsilon,
             max_gradient_norm=config.optimizer.max_gradient_norm,
@@ -198,21 +199,44 @@ class ActionValueAgent(ABC):
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
         """See Agent. The target network follows."""
-        config = self.config
-        self._load(batch)
-        self._error = self._learn()
+        self.load(batch)
+        error = self._learn()
         with torch.no_grad():
-            self._optimizer.step(config.optimizer.learning_rate_at(self.num_updates))
-            self.num_updates += 1
-            if self.num_updates % config.target_period == 0:
-                self.target.follow(self.online, config.target_rate)
-        return priorities_of([self._error]) if config.prioritized else None
+            self.optimizer.step(self.config.optimizer.learning_rate_at(self.num_updates))
+            return self.finished(error)
+
+    def finished(self, error: Tensor) -> NDArray[np.float64] | None:
+        """What follows a step of the optimizer: the target's, and priorities of the errors [B, 1]."""
+        self._error = error
+        self._count_update()
+        return priorities_of([error]) if self.config.prioritized else None
+
+    def functional(self) -> Functional | None:
+        """See Agent."""
+        return None
+
+    def batch_tensors(self) -> tuple[Tensor, ...]:
+        """Where `load` puts a batch: observation, action, reward, discount, next_observation, weight."""
+        return (*self._buffers.values(), self._weight)
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """See Agent. The target network follows."""
+        (gradient,) = gradients
+        with torch.no_grad():
+            self.optimizer.step_along(gradient, self.config.optimizer.learning_rate_at(self.num_updates))
+            self._count_update()
+
+    def _count_update(self) -> None:
+        self.num_updates += 1
+        if self.num_updates % self.config.target_period == 0:
+            self.target.follow(self.online, self.config.target_rate)
 
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
-        self._optimizer.combine_by(replicas.combine)
+        self.optimizer.combine_by(replicas.combine)
 
-    def _load(self, batch: Items) -> None:
+    def load(self, batch: Items) -> None:
+        """Takes over a batch of the table. InvalidConfig where it has another number of items."""
         fill(batch, self._buffers)
         if self.config.prioritized:
             self._weight.copy_(torch.from_numpy(batch.weights(self.config.importance_beta)).view(self._weight.shape))
@@ -232,11 +256,15 @@ class ActionValueAgent(ABC):
         return self.target.on_host()
 
     def _parts(self) -> dict[str, Any]:
-        return {"online": self.online, "target": self.target, "optimizer": self._optimizer, **self._own_parts()}
+        return {"online": self.online, "target": self.target, "optimizer": self.optimizer, **self._own_parts()}
 
     def _own_parts(self) -> Mapping[str, Any]:
         """What a checkpoint keeps of it beside the networks and the optimizer."""
         return {}
+
+    def exchange(self) -> Exchange:
+        """See Agent."""
+        return exchange_of(self._parts())
 
     def state_dict(self) -> dict[str, Any]:
         """See Agent."""

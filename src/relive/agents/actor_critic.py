@@ -10,7 +10,7 @@ and hands out the actor. `DeterministicActor` is mu with its target, of those wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -20,11 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relive import Index, MinSize, SamplesPerInsert, StepSpec
-from relive.agents.agent import Items, Policy, Replicas, Spaces
-from relive.agents.batches import load_state, priorities_of, require_box, state_of
+from relive.agents.agent import Exchange, Items, Policy, Replicas, Spaces
+from relive.agents.batches import exchange_of, load_state, priorities_of, require_box, state_of
 from relive.agents.boxes import ActionBox
-from relive.agents.config import OptimizerConfig, TransitionsConfig, check_hidden, require
+from relive.agents.config import (
+    OptimizerConfig,
+    Precision,
+    TransitionsConfig,
+    check_hidden,
+    check_precision,
+    require,
+)
 from relive.agents.critics import ContinuousBatch, Critics
+from relive.agents.functional import Functional
 from relive.agents.mlp import MLP, Adam, FlatParameters, device_of
 
 
@@ -32,17 +40,20 @@ from relive.agents.mlp import MLP, Adam, FlatParameters, device_of
 class ActorCriticConfig(TransitionsConfig):
     """Networks of an actor and of critics, and their optimizers.
 
-    random_steps: environment steps of all actors that are uniform at first.
+    random_steps: environment steps of all actors that are uniform at first. precision: of the products of wide layers;
+    "bfloat16" halves their time where the processor multiplies it, and rounds them to 8 bits.
     """
 
     hidden: tuple[int, ...] = (256, 256)
     actor: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: OptimizerConfig = field(default_factory=OptimizerConfig)
     random_steps: int = 1_000
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_hidden(self.hidden)
+        check_precision(self.precision)
         require(self.random_steps >= 0, "random_steps", ">= 0", self.random_steps)
 
 
@@ -68,6 +79,7 @@ class ActorCritic(ABC):
         require_box(spaces, config.name)
         self.config, self.spaces = config, spaces
         self.box = ActionBox.of(spaces, config.name)
+        self.low = config.precision == "bfloat16"
         self.device = device_of(device)
         self.num_updates = 0
         generator = torch.Generator().manual_seed(seed)
@@ -76,19 +88,27 @@ class ActorCritic(ABC):
         self.actor = FlatParameters(MLP.shapes("actor", sizes), self.device, spare)
         self.actor.initialise(generator)
         options = config.actor
-        self._optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
+        self.optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
         sizes = (states + actions, *config.hidden, 1)
-        self.critics = Critics(config, config.critic, sizes, num_critics, generator, self.device)
-        self._batch = ContinuousBatch(config, states, self.box, self.device)
+        self.critics = Critics(config, config.critic, sizes, num_critics, generator, self.device, low=self.low)
+        self.batch = ContinuousBatch(config, states, self.box, self.device)
 
     # ---- what an algorithm is --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _learn(self) -> None:
-        """One update from `_batch`, without autograd; num_updates is that of before."""
+        """One update from `batch`, without autograd; num_updates is that of before."""
+
+    @abstractmethod
+    def _apply(self, gradients: Sequence[Any]) -> None:
+        """The steps of `_learn` along the gradients of another's; num_updates is that of before."""
 
     @abstractmethod
     def policy(self) -> Policy:
+        """See Agent."""
+
+    @abstractmethod
+    def functional(self) -> Functional:
         """See Agent."""
 
     def _own_parts(self) -> Mapping[str, Any]:
@@ -109,7 +129,7 @@ class ActorCritic(ABC):
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
         """See Agent."""
-        self._batch.load(batch)
+        self.batch.load(batch)
         with torch.no_grad():
             self._learn()
         self.num_updates += 1
@@ -117,16 +137,26 @@ class ActorCritic(ABC):
 
     def _step_actor(self) -> None:
         """One step of the actor along the gradients that lie in it."""
-        self._optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
+        self.optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """See Agent."""
+        with torch.no_grad():
+            self._apply(gradients)
+        self.num_updates += 1
+
+    def _apply_to_actor(self, gradient: Tensor) -> None:
+        """One step of the actor along this gradient [n]."""
+        self.optimizer.step_along(gradient, self.config.actor.learning_rate_at(self.num_updates))
 
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
-        self._optimizer.combine_by(replicas.combine)
+        self.optimizer.combine_by(replicas.combine)
         self.critics.join(replicas)
 
     def metrics(self) -> dict[str, float]:
         """See Agent."""
-        return {"loss": self.critics.loss(self._batch.weight)} if self.num_updates else {}
+        return {"loss": self.critics.loss(self.batch.weight)} if self.num_updates else {}
 
     # ---- what it hands out -----------------------------------------------------------------------------------------
 
@@ -140,7 +170,11 @@ class ActorCritic(ABC):
 
     def _parts(self) -> dict[str, Any]:
         own = self._own_parts()
-        return {"actor": self.actor, "actor_optimizer": self._optimizer, **self.critics.parts(), **own}
+        return {"actor": self.actor, "actor_optimizer": self.optimizer, **self.critics.parts(), **own}
+
+    def exchange(self) -> Exchange:
+        """See Agent."""
+        return exchange_of(self._parts())
 
     def state_dict(self) -> dict[str, Any]:
         """See Agent."""
@@ -175,11 +209,12 @@ class RowNoise:
 class DeterministicActor:
     """mu(s) = tanh(network(s)) over an agent's actor, and mu', its moving average."""
 
-    def __init__(self, online: FlatParameters, num_rows: int) -> None:
+    def __init__(self, online: FlatParameters, num_rows: int, *, low: bool) -> None:
+        """low: see MLP."""
         self._online = online
         self.target = online.copy()
         self.network, self._target_network = (
-            MLP(parameters, "actor", num_rows) for parameters in (online, self.target)
+            MLP(parameters, "actor", num_rows, low=low) for parameters in (online, self.target)
         )
         self._ascent = torch.full((num_rows, 1), -1.0 / num_rows, device=online.values.device)
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.adam import adam
 
+from relive.agents.low_precision import LowPrecisionLayer, is_wide
 from relive.errors import InvalidConfig
 
 _ALIGNMENT = 16  # float32 values in a line of memory
@@ -69,6 +70,10 @@ class FlatParameters:
             for name, start in self._starts.items()
         }
 
+    def offsets(self) -> dict[str, int]:
+        """Where each tensor begins in the vector, in its order."""
+        return dict(self._starts)
+
     def initialise(self, generator: torch.Generator) -> None:
         """torch's own: weights and biases uniform within 1 / sqrt(inputs of the layer), drawn on the host."""
         for name, view in self.value.items():
@@ -93,6 +98,10 @@ class FlatParameters:
             name: flat[start : start + math.prod(self.shapes[name])].reshape(self.shapes[name])
             for name, start in self._starts.items()
         }
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a state consists of, as it lies in memory."""
+        return (self.values,)
 
     def state_dict(self) -> dict[str, Any]:
         """The values by name."""
@@ -123,8 +132,11 @@ class Network(Protocol):
 class MLP:
     """A perceptron: relu between layers, none at the end. Layers are `name.0.weight` [out, in], `name.0.bias`, ..."""
 
-    def __init__(self, parameters: FlatParameters, name: str, num_rows: int) -> None:
-        """num_rows: B of every batch. parameters: with the names and shapes that `MLP.shapes` gives."""
+    def __init__(self, parameters: FlatParameters, name: str, num_rows: int, *, low: bool = False) -> None:
+        """num_rows: B of every batch. parameters: with the names and shapes that `MLP.shapes` gives.
+
+        low: the products of wide layers are of bfloat16, see `relive.agents.low_precision`.
+        """
         self._weights: list[Tensor] = []
         self._transposed: list[Tensor] = []
         self._biases: list[Tensor] = []
@@ -144,6 +156,9 @@ class MLP:
         self._narrow = self._weights[0].shape[1] in _NARROW
         self._weight_gradient_t = torch.zeros(*reversed(self._weights[0].shape), device=device)
         self._input_gradient_t = torch.zeros(self._weights[0].shape[1], num_rows, device=device)
+        self._low = [
+            LowPrecisionLayer(weight, num_rows) if low and is_wide(weight) else None for weight in self._weights
+        ]
         self._gathered = [torch.zeros_like(output) for output in self._outputs[:-1]]
         self._inputs = torch.zeros(0, device=device)
 
@@ -166,7 +181,11 @@ class MLP:
         self._inputs = hidden = inputs
         last = len(self._weights) - 1
         for layer, (bias, weight, output) in enumerate(zip(self._biases, self._transposed, self._outputs, strict=True)):
-            hidden = torch.addmm(bias, hidden, weight, out=output)
+            low = self._low[layer]
+            if low is None:
+                hidden = torch.addmm(bias, hidden, weight, out=output)
+            else:
+                hidden = low.forward(hidden, bias, output)
             if layer < last:
                 hidden.relu_()
         return hidden
@@ -175,14 +194,20 @@ class MLP:
         """See Network."""
         for layer in range(len(self._weights) - 1, -1, -1):
             inputs = self._outputs[layer - 1] if layer else self._inputs
-            if layer == 0 and self._narrow:
-                torch.mm(inputs.t(), gradient, out=self._weight_gradient_t)
-                self._weight_gradients[0].copy_(self._weight_gradient_t.t())
-            else:
-                torch.mm(gradient.t(), inputs, out=self._weight_gradients[layer])
+            self._to_weights(layer, gradient, inputs)
             torch.sum(gradient, 0, out=self._bias_gradients[layer])
             if layer:
                 gradient = self._through(layer, gradient, self._outputs[layer - 1])
+
+    def _to_weights(self, layer: int, gradient: Tensor, inputs: Tensor) -> None:
+        low, out = self._low[layer], self._weight_gradients[layer]
+        if low is not None:
+            low.weight_gradient(gradient, out)
+        elif layer == 0 and self._narrow:
+            torch.mm(inputs.t(), gradient, out=self._weight_gradient_t)
+            out.copy_(self._weight_gradient_t.t())
+        else:
+            torch.mm(gradient.t(), inputs, out=out)
 
     def input_gradient(self, gradient: Tensor, first: int = 0) -> Tensor:
         """The gradient [B, sizes[0] - first] of the inputs from `first` on, from the outputs' [B, n].
@@ -209,7 +234,11 @@ class MLP:
 
     def _through(self, layer: int, gradient: Tensor, hidden: Tensor) -> Tensor:
         """The gradient before the relu under `layer`, which gave `hidden`, of so many rows as that has."""
-        below = torch.mm(gradient, self._weights[layer], out=self._input_gradients[layer][: len(hidden)])
+        low, below = self._low[layer], self._input_gradients[layer][: len(hidden)]
+        if low is None:
+            torch.mm(gradient, self._weights[layer], out=below)
+        else:
+            low.input_gradient(gradient, below)
         return torch.ops.aten.threshold_backward.grad_input(  # type: ignore[no-any-return]
             below, hidden, 0.0, grad_input=below
         )
@@ -222,12 +251,17 @@ class Adam:
     def __init__(self, parameters: FlatParameters, *, epsilon: float = 1e-8, max_gradient_norm: float = 0.0) -> None:
         """max_gradient_norm: 0 clips nothing."""
         self._parameters = parameters
-        self._epsilon = epsilon
-        self._max_gradient_norm = max_gradient_norm
+        self.epsilon = epsilon
+        self.max_gradient_norm = max_gradient_norm
         self._mean = torch.zeros_like(parameters.values)
         self._square = torch.zeros_like(parameters.values)
         self._step = torch.zeros((), device=parameters.values.device)
         self._combine: Callable[[Tensor], None] | None = None
+
+    @property
+    def stepped_tensors(self) -> tuple[Tensor, ...]:
+        """What a step changes: the parameters' vector, both moments, the number of steps."""
+        return self._parameters.values, self._mean, self._square, self._step
 
     def combine_by(self, combine: Callable[[Tensor], None]) -> None:
         """Every step begins with `combine(gradients)`, which changes the vector in place: see Replicas."""
@@ -238,10 +272,10 @@ class Adam:
         parameters = self._parameters
         if self._combine is not None:
             self._combine(parameters.gradients)
-        if self._max_gradient_norm > 0.0:
+        if self.max_gradient_norm > 0.0:
             norm = float(torch.linalg.vector_norm(parameters.gradients))
-            if norm > self._max_gradient_norm:
-                parameters.gradients.mul_(self._max_gradient_norm / (norm + 1e-6))
+            if norm > self.max_gradient_norm:
+                parameters.gradients.mul_(self.max_gradient_norm / (norm + 1e-6))
         adam(
             [parameters.values],
             [parameters.gradients],
@@ -255,9 +289,18 @@ class Adam:
             beta2=0.999,
             lr=learning_rate,
             weight_decay=0.0,
-            eps=self._epsilon,
+            eps=self.epsilon,
             maximize=False,
         )
+
+    def step_along(self, gradients: Tensor, learning_rate: float) -> None:
+        """One step along these gradients [n], in place of those that lie in the parameters."""
+        self._parameters.gradients.copy_(gradients)
+        self.step(learning_rate)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a state consists of, as it lies in memory."""
+        return self._mean, self._square, self._step
 
     def state_dict(self) -> dict[str, Any]:
         """Both moments and the number of steps."""

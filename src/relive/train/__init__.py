@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from relive.train.errors import (
         ActorsKeepDying,
         EnvironmentRaised,
+        InferenceKeepsDying,
         LearnersKeepDying,
         NonFiniteLoss,
         ReplicasDiffer,
@@ -29,15 +30,19 @@ if TYPE_CHECKING:
     from relive.train.progress import Snapshot
     from relive.train.result import RunResult
     from relive.train.run import train
-    from relive.train.topology import Actors, Inline, Learners, Topology
+    from relive.train.topology import Actors, CentralInference, DoubleBuffered, Inline, Learners, Topology
+    from relive.train.tuning import Tuning, tune
 
 __all__ = [
     "Actors",
     "ActorsKeepDying",
     "Callback",
+    "CentralInference",
     "CurvePoint",
+    "DoubleBuffered",
     "EnvironmentRaised",
     "Evaluation",
+    "InferenceKeepsDying",
     "Inline",
     "Learners",
     "LearnersKeepDying",
@@ -51,6 +56,7 @@ __all__ = [
     "Topology",
     "TrainConfig",
     "TrainedPolicy",
+    "Tuning",
     "evaluate_run",
     "load_config",
     "load_policy",
@@ -58,6 +64,7 @@ __all__ = [
     "play_run",
     "preset",
     "train",
+    "tune",
 ]
 
 _HOMES = {
@@ -68,6 +75,9 @@ _HOMES = {
     "LearnersKeepDying": "errors",
     "ReplicasDiffer": "errors",
     "Actors": "topology",
+    "CentralInference": "topology",
+    "DoubleBuffered": "topology",
+    "InferenceKeepsDying": "errors",
     "Inline": "topology",
     "Learners": "topology",
     "Topology": "topology",
@@ -80,6 +90,7 @@ _HOMES = {
     "Snapshot": "progress",
     "TrainConfig": "config",
     "TrainedPolicy": "policy",
+    "Tuning": "tuning",
     "evaluate_run": "playing",
     "load_config": "config",
     "load_policy": "policy",
@@ -87,6 +98,7 @@ _HOMES = {
     "play_run": "playing",
     "preset": "config",
     "train": "run",
+    "tune": "tuning",
 }
 
 

@@ -46,6 +46,7 @@ class Snapshot:
     num_restarts: int
     doing: str = ""  # what it does in place of learning
     num_remote: int | None = None  # actors of other machines that are connected; None where the run is not served
+    num_dropped: int = 0  # gradients that were too stale to be applied
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -93,6 +94,7 @@ def _rows(now: Snapshot) -> list[tuple[str, str]]:
         ("replay ratio", f"{now.replay_ratio:.1f} samples an insert"),
         ("waiting", f"learner {now.learner_wait:.0%}, actors {now.actor_wait:.0%}"),
         ("actors", f"{now.num_actors}, restarted {now.num_restarts}{_remote(now)}"),
+        *([("gradients dropped", f"{now.num_dropped:,}")] if now.num_dropped else []),
         *([("now", now.doing)] if now.doing else []),
     ]
 
@@ -104,6 +106,7 @@ def _line(now: Snapshot) -> str:
         f" ({now.updates_per_s:,.0f}/s)  return {_number(now.acting_return)}  best {_number(now.kept_return)}"
         f"  loss {loss}  fill {now.fill / now.capacity:.0%}  replay {now.replay_ratio:.1f}"
         f"  waits learner {now.learner_wait:.0%} actors {now.actor_wait:.0%}  restarts {now.num_restarts}{_remote(now)}"
+        + (f"  dropped {now.num_dropped:,}" if now.num_dropped else "")
         + (f"  {now.doing}" if now.doing else "")
     )
 

@@ -33,8 +33,19 @@ from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_prof
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
-from relive.train.settings import options
-from relive.train.setup import crowding, learner_threads, logging_of, make_agent, make_learners, make_served, make_table
+from relive.train.settings import changed, options
+from relive.train.setup import (
+    crowding,
+    learner_threads,
+    logging_of,
+    make_agent,
+    make_inference,
+    make_learners,
+    make_served,
+    make_server,
+    make_table,
+    make_ways,
+)
 from relive.train.signals import stop_signals
 
 CURVE_FILE = "curve.png"
@@ -186,7 +197,10 @@ class _Run:
             if is_inline:
                 pool = InlineActors(config, agent.policy(), table, board, scoreboard, watch)
             else:
-                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board)
+                inference = make_inference(config, agent.policy(), board, scoreboard, reporter.say)
+                if inference is not None:
+                    stack.callback(inference.close)
+                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board, inference)
             stack.callback(pool.stop)  # before the table closes
             learners = make_learners(config, agent, reporter.say)
             if learners is not None:
@@ -195,30 +209,42 @@ class _Run:
             if served is not None:
                 stack.callback(served.close)
                 reporter.say(f"serving {served.address}: relive act {served.address}")
+            ways = make_ways(config, agent, reporter.say, self._keep_way)
+            if ways is not None:
+                stack.callback(ways.stop)
             crowded = crowding(config)
             if crowded is not None:
                 reporter.say(crowded)
+            agent = watch(agent, AGENT_PARTS)
+            server = make_server(config, agent, name, reporter.say)
+            if server is not None:
+                stack.callback(server.stop)
             parts = Parts(
                 profiling.table(table),
                 watch(board, {"publish": "parameters"}),
                 scoreboard,
                 pool,
+                server,
                 watch(evaluator, {"play": "evaluate"}),
                 watch(reporter, {"show": "report"}),
                 watch(self._listeners, {"tell": "report"}),
                 profiling,
                 served,
             )
-            agent = watch(agent, AGENT_PARTS)
 
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
 
-            update = None if learners is None else profiling.timed("update", learners.update)
+            together = learners or ways
+            update = None if together is None else profiling.timed("update", together.update)
             ending = Learner(config, parts, agent, progress, run_dir, stops, update).run()
             if served is not None and ending is not Ending.STOPPED:
                 served.finish()
             return ending
+
+    def _keep_way(self, way: str) -> None:
+        """The way of updating that was chosen takes its place in config.json, for the sessions to come."""
+        changed(self._config, {"update": way}).save(self._run_dir / CONFIG_FILE)
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
         """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""
@@ -265,6 +291,7 @@ class _Run:
             num_steps=progress.num_steps,
             num_updates=self._agent.num_updates,
             num_restarts=progress.num_restarts,
+            num_dropped=progress.num_dropped,
             num_sessions=progress.num_sessions,
             wall_s=wall_s,
             run_dir=str(self._run_dir),
