@@ -52,7 +52,8 @@ def run(world: World, draws: str, seed: int) -> dict[str, Any]:
     from relive.train import Callback, CurvePoint, preset, train
 
     class Reaching(Callback):
-        curve: list[tuple[int, int, float]] = []
+        def __init__(self) -> None:
+            self.curve: list[tuple[int, int, float]] = []
 
         def on_evaluation(self, point: CurvePoint) -> bool:
             self.curve.append((point.num_steps, point.num_updates, point.evaluation_return))
@@ -69,13 +70,18 @@ def run(world: World, draws: str, seed: int) -> dict[str, Any]:
         "limits.max_minutes": 600.0,
         "limits.max_steps": 10**9,
     }
-    watching = Reaching()
+    watching, last = Reaching(), [0]
+
+    def stop_when(num_steps: int, num_updates: int) -> bool:
+        last[0] = num_steps
+        return num_steps >= world.num_steps
+
     with tempfile.TemporaryDirectory() as folder:
-        train(
-            preset("dqn", world.env_id, options), Path(folder) / "run", callbacks=[watching],
-            stop_when=lambda num_steps, num_updates: num_steps >= world.num_steps,
-        )  # fmt: skip
+        config = preset("dqn", world.env_id, options)
+        train(config, Path(folder) / "run", callbacks=[watching], stop_when=stop_when)
     reached = next((steps for steps, _, value in watching.curve if value >= world.threshold), None)
+    if reached is None and last[0] < world.num_steps:
+        sys.exit("stopped by a signal")
     return {"curve": watching.curve, "reached_at": reached}
 
 

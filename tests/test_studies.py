@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("benchmarks.studies", reason="benchmarks lie beside the tests in the source tree only")
-from benchmarks.studies.runner import Job, finished, run_jobs  # noqa: E402
+from benchmarks.studies.runner import ROOT, Job, finished, run_jobs  # noqa: E402
 from benchmarks.studies.statistics import (  # noqa: E402
     interval,
     mean_curve,
@@ -129,6 +132,33 @@ def test_a_job_that_fails_leaves_nothing_and_stops_nobody(tmp_path: Path, capsys
     assert "so it is" in capsys.readouterr().out
 
 
+def test_a_study_that_is_stopped_lets_its_job_clear_up(tmp_path: Path) -> None:
+    """Ctrl-C: the job hears SIGTERM, once; nothing of it is kept."""
+    clears_up = (
+        "import pathlib, signal, sys, time\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "signal.signal(signal.SIGTERM, lambda *_: ((folder / 'cleared').touch(), print('{}'), sys.exit()))\n"
+        "(folder / 'runs').touch()\n"
+        "time.sleep(60)\n"
+    )
+    study = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from benchmarks.studies.runner import Job, run_jobs\n"
+        f"run_jobs([Job('a', (sys.executable, '-c', {clears_up!r}))], Path({str(tmp_path / 'results')!r}))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", study], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        until_s = time.monotonic() + 60.0
+        while not (tmp_path / "runs").exists() and time.monotonic() < until_s:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60.0) != 0
+    finally:
+        process.kill()
+    assert (tmp_path / "cleared").exists() and list((tmp_path / "results").iterdir()) == []
+
+
 def test_a_broken_file_is_as_none(tmp_path: Path) -> None:
     one = noting(tmp_path, "a")
     for text in ("", "[]", '{"about": {}}', '{"about": {}, "result": 3}', "{"):
@@ -173,3 +203,26 @@ def test_a_report_of_what_is_finished(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "parity.json").read_text())["rows"]
     assert row["margin"] == pytest.approx(-50.0) and row["interval"]["low"] == 0.0
     assert (tmp_path / "parity.png").stat().st_size > 1_000 and "PAL" in (tmp_path / "parity.md").read_text()
+
+
+def test_both_sides_explore_alike_and_count_alike() -> None:
+    run = PARITY["dqn-cartpole"]
+    assert [run.epsilon_at(steps) for steps in (0, 2_500, 5_000, 50_000)] == pytest.approx([1.0, 0.525, 0.05, 0.05])
+    assert run.num_updates == 49_000 / 4 and PARITY["sac-pendulum"].num_updates == 9_000
+    assert all(one.num_updates // one.period_updates in (20, 21) for one in PARITY.values())
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_the_settings_of_a_whole_run_are_a_run(name: str) -> None:
+    pytest.importorskip("torch", reason="agents are written in torch")
+    from benchmarks.training.cases import CASES
+    from benchmarks.training.relive_run import settings_for
+    from relive.train import preset
+
+    run, case = PARITY[name], CASES[name]
+    config = preset(case.agent, case.env_id, settings_for(run, 3, "inline", ["agent.gamma=0.9"]))
+    assert (config.environment.seed, str(config.topology), config.agent.batch_size) == (3, "inline", case.batch_size)
+    assert config.evaluation.period_updates == run.period_updates and config.evaluation.stop_return is None
+    if case.agent == "dqn":
+        explores: Any = config.agent
+        assert (explores.epsilon_start, explores.epsilon_end, explores.epsilon_steps) == (1.0, 0.05, 5_000)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+_END_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def _as_read(about: dict[str, Any]) -> Any:
 def run_jobs(jobs: Sequence[Job], folder: Path, timeout_s: float = 7200.0) -> list[str]:
     """Runs what is not finished, in order; the keys of those that failed, which the others do not wait for.
 
-    A job that fails, or takes longer than timeout_s, leaves no file. KeyboardInterrupt ends the one that runs.
+    A job that fails, or takes longer than timeout_s, leaves no file. KeyboardInterrupt ends the one that runs; it is
+    asked to by SIGTERM, so that it may clear up, and killed where it has not ended half a minute later.
     """
     folder.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
@@ -66,19 +68,36 @@ def run_jobs(jobs: Sequence[Job], folder: Path, timeout_s: float = 7200.0) -> li
 
 
 def _run(job: Job, timeout_s: float) -> tuple[str, dict[str, Any] | None]:
+    # A session of its own: a terminal's Ctrl-C reaches the study, which asks the job to end, once.
+    process = subprocess.Popen(
+        job.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
     try:
-        done = subprocess.run(job.command, capture_output=True, text=True, cwd=ROOT, timeout=timeout_s)
+        out, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return f"longer than {timeout_s:.0f} s", None
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        return said[-1] if said else f"exit status {done.returncode}", None
+    finally:
+        _end(process)
+    lines = out.strip().splitlines()
+    if process.returncode != 0 or not lines:
+        said = (errors or out).strip().splitlines()
+        return said[-1] if said else f"exit status {process.returncode}", None
     try:
         result = json.loads(lines[-1])
     except ValueError as problem:
         return str(problem), None
     return "", result if isinstance(result, dict) else None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Of a process that has not ended by itself."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.communicate(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
 
 def _keep(path: Path, value: dict[str, Any]) -> None:

@@ -55,9 +55,11 @@ class Clock(Callback):
 
 def settings_for(run: WholeRun, seed: int, topology: str, given: list[str]) -> dict[str, object]:
     """The options of the run: those of the case at equal work, then what is given."""
-    side = Side("relive", "relive_side", 1, topology)
+    side, case = Side("relive", "relive_side", 1, topology), CASES[run.case]
+    explores = {"start": 1.0, "end": run.epsilon_end, "steps": run.epsilon_steps}
     return {
-        **settings_of(CASES[run.case], seed, side),
+        **settings_of(case, seed, side),
+        **({f"agent.epsilon_{name}": value for name, value in explores.items()} if case.agent == "dqn" else {}),
         "evaluation.period_updates": run.period_updates,
         "evaluation.num_episodes": run.curve_episodes,
         "evaluation.max_minutes": 10.0,
@@ -74,6 +76,8 @@ def main() -> None:
     config, clock = preset(case.agent, case.env_id, settings_for(run, seed, topology, given)), Clock(run.num_updates)
     with tempfile.TemporaryDirectory() as folder:
         train(config, Path(folder) / "run", callbacks=[clock], stop_when=clock.stop_when)
+        if clock.reached[1] < run.num_updates:
+            sys.exit("stopped by a signal")
         seconds = clock.seconds
         policy = load_policy(Path(folder) / "run", which="last")
     final = play(case.env_id, final_seeds(seed, run.final_episodes), policy.act)

@@ -27,6 +27,8 @@ def main() -> None:
     case = CASES[run.case]
     torch.set_num_threads(1)
     model = model_of(case, seed)
+    if case.agent == "dqn":
+        model.exploration_schedule = lambda rest: run.epsilon_at((1.0 - rest) * run.num_steps)
 
     def act(observations: Any) -> Any:
         return model.predict(observations, deterministic=True)[0]
@@ -58,7 +60,7 @@ def main() -> None:
     at_first = play(case.env_id, seeds, act)
     watching = Evaluating()
     watching.began_s = time.monotonic()
-    model.learn(total_timesteps=10**9, callback=watching, log_interval=None)
+    model.learn(total_timesteps=run.num_steps, callback=watching, log_interval=None)
     seconds = watching.seconds
     result = {"curve": watching.curve, "final": play(case.env_id, seeds, act), "at_first": at_first}
     print(json.dumps({**result, "seconds": seconds, "num_steps": model.num_timesteps, "num_updates": model._n_updates}))

@@ -14,6 +14,7 @@ class WholeRun:
 
     num_steps: environment steps of all environments. threshold: a mean return of an evaluation that counts as learnt.
     Evaluations along the way: num_points of curve_episodes each; the last one: final_episodes on seeds of their own.
+    epsilon_steps: of epsilon-greedy sides, over which it falls from 1 to epsilon_end.
     """
 
     case: str
@@ -23,6 +24,12 @@ class WholeRun:
     num_points: int = 20
     curve_episodes: int = 5
     final_episodes: int = 20
+    epsilon_steps: int = 5_000
+    epsilon_end: float = 0.05
+
+    def epsilon_at(self, num_steps: float) -> float:
+        """After so many environment steps."""
+        return 1.0 + min(1.0, num_steps / self.epsilon_steps) * (self.epsilon_end - 1.0)
 
     @property
     def num_updates(self) -> int:

@@ -33,7 +33,7 @@ from relive.train.inference import (
     RequestLayout,
     group_sizes,
 )
-from relive.train.noise import EnvironmentNoise, environment_keys
+from relive.train.noise import EnvironmentNoise, NoiseStream, environment_keys
 from relive.train.parameters import ParameterBoard, ParameterLayout
 from relive.train.scoreboard import Scoreboard
 from relive.train.stopwatch import watch_with
@@ -64,6 +64,21 @@ def test_noise_follows_from_key_and_step_alone() -> None:
         np.testing.assert_array_equal(alone.random((1, 3))[0], again[row])
         np.testing.assert_array_equal(alone.standard_normal((1, 2), np.float32)[0], normal[row])
     assert len({*uniform.ravel(), *again.ravel()}) == 36, "other rows, columns, steps and calls are others"
+
+
+def test_a_stream_gives_what_each_step_gives_alone() -> None:
+    """Over the end of what was computed ahead, and whatever is drawn in a step."""
+    keys = environment_keys(3, 1, 0, 3)
+    stream = NoiseStream(keys)
+    for step in range(150):
+        alone = EnvironmentNoise(keys, np.full(3, step, np.uint64))
+        for _ in range(1 + step % 2):
+            np.testing.assert_array_equal(stream.random((3, 2)), alone.random((3, 2)))
+            normal = stream.standard_normal((3, 1 + step % 3), np.float32)
+            assert normal.dtype == np.float32
+            np.testing.assert_array_equal(normal, alone.standard_normal((3, 1 + step % 3), np.float32))
+        stream.random((3, 2))[:] = 7.0  # is the caller's own
+        stream.next_step()
 
 
 def test_keys_are_of_seed_actor_incarnation_and_environment() -> None:
@@ -258,6 +273,20 @@ def test_what_a_dead_actor_asked_is_not_taken_for_its_successors() -> None:
         twin = OwnInference(GREEDY, run.board.reader(), run.scoreboard, environment_keys(0, 0, 0, 2))
         twin.ask(shown(1, 2))
         np.testing.assert_array_equal(successor.actions(1.0), twin.actions(0.0))
+
+
+def test_a_request_that_changes_while_it_is_copied_does_not_count() -> None:
+    class Changing(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            if name == "steps":
+                self["request"] = 5  # a successor's first write
+            return super().__getitem__(name)
+
+    with run_of(1, 2, max_batch=2) as run:
+        asked(run, 0, 2).ask(shown(0, 2))
+        names = run.requests.slots.dtype.names
+        whole = {name: run.requests.slots[0][name] for name in names}
+        assert run.answering._copied(whole, 1, 0) == 2 and run.answering._copied(Changing(whole), 1, 0) == 0
 
 
 def test_a_batch_that_is_not_full_waits_for_others() -> None:

@@ -456,7 +456,7 @@ def test_priorities_and_batches_of_a_dropped_unit(monkeypatch: pytest.MonkeyPatc
         task, (mine, its) = hands[0].task, multiprocessing.get_context("spawn").Pipe()
         slot = learners.Slot(task.block, task.layout, server_agent)
         learner = learners._AsyncLearner(replace(task, pipe=its), hands[0].agent, StandIn())  # type: ignore[arg-type]
-        thread = threading.Thread(target=lambda: _until_eof(learner.run))
+        thread = threading.Thread(target=lambda: _until_eof(learner.run), daemon=True)
         thread.start()
         twin, _, _ = made("dqn")
         assert mine.recv() == (learners.READY,)
@@ -464,7 +464,7 @@ def test_priorities_and_batches_of_a_dropped_unit(monkeypatch: pytest.MonkeyPatc
             server_agent.online.values += 0.01
             slot.write_state()
             mine.send((word, version))
-            assert mine.recv()[0] == learners.DONE and len(drawn) == num_drawn
+            assert mine.poll(30) and mine.recv()[0] == learners.DONE and len(drawn) == num_drawn
             if word == learners.AGAIN:
                 assert given == [], "those of the dropped gradient are lost"
                 twin.online.values += 0.02

@@ -27,6 +27,7 @@ from relive.train.core_waits import waited_for_core_s, working_clock  # noqa: E4
 from relive.train.throughput import Limit, Prediction, Setting  # noqa: E402
 from relive.train.trial import Trial, Windows, run_trial  # noqa: E402
 from relive.train.tuning import Tried, crowded  # noqa: E402
+from relive.train.tuning import _asked as asked_setting  # noqa: E402
 from relive.train.tuning import _choice as choice  # noqa: E402
 
 SMALL: dict[str, object] = {"replay.min_size": 100, "agent.batch_size": 16, "agent.network.hidden": (16,)}
@@ -214,6 +215,14 @@ def test_a_tuning_is_settings_that_a_run_takes(tmp_path: Path) -> None:
     assert tree["settings"]["topology"] == str(config.topology) and len(tree["predictions"]) == len(rates)
     config.save(tmp_path / "config.json")
     assert TrainConfig.load(tmp_path / "config.json") == config
+
+
+def test_what_the_model_does_not_know_is_not_tried() -> None:
+    assert asked_setting(small()) == Setting(2, 4, 16)
+    assert asked_setting(small(topology="inline")) == Setting(2, 4, 16, inline=True)
+    assert asked_setting(small(topology="learners(2, sync)")) == Setting(2, 4, 16, 2)
+    served = small(**{"serving.address": "grpc://127.0.0.1:0/run", "acting.num_actors": 0})
+    assert asked_setting(served) is None, "its actors are elsewhere"
 
 
 def test_what_cannot_be_is_refused() -> None:

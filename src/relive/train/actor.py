@@ -119,6 +119,7 @@ class Acting:
         self._envs = watch(envs, {"step": "insert", "finish_step": "wait"})
         self._inference = inference
         self._first_seed = first_seed
+        self._version = -1  # that the writer stamps
         self._held = False
         self._returns = np.zeros(envs.num_envs)
         self._lengths = np.zeros(envs.num_envs, np.int64)
@@ -153,7 +154,9 @@ class Acting:
             actions = self._inference.actions(wait_s)
             if actions is None:
                 return
-            self._envs.writer.set_policy_version(self._inference.version)
+            if self._inference.version != self._version:
+                self._version = self._inference.version
+                self._envs.writer.set_policy_version(self._version)
             try:
                 result = self._envs.step(actions)
             except DeadlineExceeded:

@@ -20,7 +20,7 @@ from relive.agents.config import AgentConfig, require
 from relive.agents.registry import config_class, entry_of
 from relive.errors import InvalidConfig
 from relive.train.settings import changed, flat, to_tree
-from relive.train.topology import Actors, Inline, Learners, Topology
+from relive.train.topology import Actors, Inline, Topology
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -194,7 +194,7 @@ class TrainConfig:
     leave. profile: what the time went into is counted, and written to profile.json at the end. tuned: what `relive
     tune` chose, in words for people; nothing depends on it. update: how the agent's is computed, written by hand or
     compiled (relive.train.ways); "auto" chooses by measuring, and the choice takes its place in config.json.
-    deterministic: no result of a run depends on measured times: "auto" is "handwritten".
+    deterministic: no result of a run depends on measured times: updates are written by hand.
     """
 
     agent: AgentConfig
@@ -209,10 +209,10 @@ class TrainConfig:
     topology: Topology = Actors()
     profile: bool = False
     serving: ServingConfig = field(default_factory=ServingConfig)
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
     tuned: str = ""
     update: Literal["auto", "handwritten", "compiled"] = "auto"
     deterministic: bool = False
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
         number, size = self.topology.num_slices, self.agent.batch_size
@@ -236,10 +236,6 @@ class TrainConfig:
         may_have_none = self.serving.address is not None and not self.acts_inline and closing is None
         has_some = self.num_actors >= 1 or may_have_none
         require(has_some, "acting.num_actors", ">= 1, or 0 of a run that is served (serving.address)", self.num_actors)
-        if self.update == "compiled":
-            require(not self.deterministic, "update", "'handwritten' or 'auto' of a deterministic run", self.update)
-            alone = not isinstance(self.topology, Learners)
-            require(alone, "update", f"'handwritten' or 'auto' where topology = {self.topology}", self.update)
 
     @property
     def acts_inline(self) -> bool:

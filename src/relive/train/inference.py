@@ -12,8 +12,8 @@ protocol, for one slot of shared memory a group of environments, a bell of the p
   Q2  The process puts (slot, n) into the open batch. The batch closes when it holds max_batch observations, or all that
       there are in the run, or when its oldest request is max_wait_us old, whichever comes first. Requests are taken
       whole, in the order in which they came.
-  Q3  It copies a request; the copy counts where `request` is n before and after it, and `reply` is not n already. Else
-      the actor is another one by now, or has its answer.
+  Q3  It copies a request; the copy counts where `request` is n after it, and `reply` is not n already. Else the actor
+      is another one by now, which counts up before it writes, or has its answer.
   Q4  It takes the newest parameters, of version v, infers all rows of the batch, and for each request writes actions
       and v, then reply = n, then rings the slot's bell.
   Q5  The actor, when its bell rang or after 0.2 s, looks whether `reply` is n. After 0.2 s without it rings (slot, n)
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from relive.agents.agent import Policy, Spaces
 from relive.errors import DeadlineExceeded
-from relive.train.noise import EnvironmentNoise
+from relive.train.noise import EnvironmentNoise, NoiseStream
 from relive.train.parameters import NewerParameters
 from relive.train.scoreboard import Scoreboard
 from relive.train.shared_block import SharedBlock
@@ -79,7 +79,7 @@ class OwnInference:
     ) -> None:
         self._policy, self._reader, self._scoreboard = policy, reader, scoreboard
         self._parameters: Mapping[str, NDArray[np.float32]] = {}
-        self._keys, self._steps = keys, np.zeros(len(keys), np.uint64)
+        self._noise = NoiseStream(keys)
         self._observations: Any = None
         self.version = 0
 
@@ -95,9 +95,9 @@ class OwnInference:
         if not self._parameters:
             time.sleep(min(wait_s, _NO_PARAMETERS_S))
             return None
-        noise = EnvironmentNoise(self._keys, self._steps)
-        actions = self._policy.explore(self._parameters, self._observations, self._scoreboard.num_steps, noise)
-        self._steps += np.uint64(1)
+        num_steps = self._scoreboard.num_steps
+        actions = self._policy.explore(self._parameters, self._observations, num_steps, self._noise)
+        self._noise.next_step()
         return actions
 
 
@@ -378,7 +378,7 @@ class Answering:
     def _copied(self, slot: Any, number: int, start: int) -> int:
         """Q3: the rows of a request, copied behind those before it; 0 where it is none, or none any more."""
         rows = int(slot["num_rows"])
-        if slot["request"] != number or slot["reply"] == number or start + rows > len(self._keys):
+        if slot["reply"] == number or start + rows > len(self._keys):
             return 0
         self._observations[start : start + rows] = slot["observations"][:rows]
         self._keys[start : start + rows] = slot["keys"][:rows]

@@ -244,7 +244,8 @@ class _Run:
 
     def _keep_way(self, way: str) -> None:
         """The way of updating that was chosen takes its place in config.json, for the sessions to come."""
-        changed(self._config, {"update": way}).save(self._run_dir / CONFIG_FILE)
+        path = self._run_dir / CONFIG_FILE
+        changed(TrainConfig.load(path), {"update": way}).save(path)  # and nothing that was set for this session alone
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
         """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""

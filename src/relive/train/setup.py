@@ -38,23 +38,10 @@ if TYPE_CHECKING:
 def make_agent(config: TrainConfig) -> Agent:
     """The agent of a run, or of its first learner's slices where there are several.
 
-    Raises InvalidConfig where it cannot act in the environment, or there is none, and for a compiled update that it
-    does not have.
+    Raises InvalidConfig where it cannot act in the environment, or there is none.
     """
     spaces = describe(config.environment.env_id)
-    agent = slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
-    if config.update == "compiled" and functional_of(config, agent) is None:
-        expected = f"'handwritten' or 'auto' on a device, and for {config.agent.name} with this network"
-        raise InvalidConfig("update", expected, config.update)
-    return agent
-
-
-def functional_of(config: TrainConfig, agent: Agent) -> Functional | None:
-    """The update as it may be compiled, where that is a way of the run."""
-    if config.update == "handwritten" or config.deterministic or isinstance(config.topology, Learners):
-        return None
-    functional: Functional | None = agent.functional() if chosen_device(config.device) == "cpu" else None
-    return functional
+    return slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
 
 
 def learner_threads(config: TrainConfig) -> int:
@@ -74,17 +61,33 @@ def make_learners(config: TrainConfig, agent: Agent, say: Callable[[str], None])
     count = config.topology.num_slices
     if count == 1:
         return None
-    options = GroupOptions(count, chosen_device(config.device), learner_threads(config), say=say)
+    spin_s = GroupOptions.spin_s if count <= len(os.sched_getaffinity(0)) else 0.0  # or it spins in another's place
+    options = GroupOptions(count, chosen_device(config.device), learner_threads(config), spin_s=spin_s, say=say)
     return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
 
 
 def make_ways(
     config: TrainConfig, agent: Agent, say: Callable[[str], None], settled: Callable[[str], None]
 ) -> Ways | None:
-    """What chooses between the ways of updating; None where there is only the hand-written one. See WayOptions."""
-    functional = functional_of(config, agent)
-    if functional is None:
+    """What chooses between the ways of updating; None where there is only the hand-written one. See WayOptions.
+
+    A line says why there is no compiled one that was asked for.
+    """
+    if config.update == "handwritten":
         return None
+    functional: Functional | None = agent.functional()
+    reasons = {
+        "the run is deterministic": config.deterministic,
+        "there are learners beside the run's process": isinstance(config.topology, Learners),
+        "they are computed on a device": chosen_device(config.device) != "cpu",
+        f"{config.agent.name} has no other with this network": functional is None,
+    }
+    for reason, holds in reasons.items():
+        if holds and config.update == "compiled":
+            say(f"updates are written by hand: {reason}")
+        if holds:
+            return None
+    assert functional is not None
     spaces, steps = describe(config.environment.env_id), tuple(functional.steps)
     request = PackageRequest(config.agent, spaces, learner_threads(config), steps)
     return Ways(agent, functional, request, WayOptions(config.update == "auto", say, settled))

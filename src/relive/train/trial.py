@@ -122,7 +122,8 @@ def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | 
     """Runs a setting of this configuration until it has been measured for so many seconds; None where it never was.
 
     It blocks for the start of the processes, the filling of the table, and up to three times as long to warm up; it
-    gives up after two minutes more than that. There are no evaluations. Raises what `train` raises, and
+    gives up after two minutes more than that. There are no evaluations, nothing is served, and updates are written
+    by hand. Raises what `train` raises, and
     KeyboardInterrupt where SIGINT or SIGTERM stopped it.
     """
     quiet: dict[str, object] = {
@@ -133,6 +134,8 @@ def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | 
         "limits.max_minutes": 1e6,
         "limits.checkpoint_period_s": 1e6,
         "profile": False,
+        "serving.address": None,
+        "update": "handwritten",
     }
     measured = changed(config, {**quiet, **setting.options})
     limiter, ratio = limiter_of(measured), measured.replay.updates_per_step

@@ -40,6 +40,7 @@ from relive.train.throughput import (
     predict,
     ranked,
 )
+from relive.train.topology import Actors
 from relive.train.trial import Trial, run_trial
 
 TUNING_FILE = "tuning.json"
@@ -243,8 +244,10 @@ def tune(
     )
     costs = calibrate(config, sizes, _CALIBRATION_SHARE * budget_s, say)
     work = _work(config)
-    predictions = ranked([predict(costs, one, work) for one in _settings(costs, cores, batch_size, most_envs)])
-    tried = _try(config, predictions, predict(costs, _asked(config), work), began_s + budget_s, say)
+    predictions = ranked([predict(costs, one, work) for one in _settings(config, costs, cores, most_envs)])
+    asked = _asked(config)
+    first = None if asked is None else predict(costs, asked, work)
+    tried = _try(config, predictions, first, began_s + budget_s, say)
     chosen = _choice(tried) or predictions[0]
     return Tuning(
         asked=config,
@@ -253,7 +256,7 @@ def tune(
         tried=tuple(tried),
         chosen=chosen,
         other_batches=tuple(_with_batch(costs, chosen, size, work) for size in sizes.batch_sizes[1:]),
-        more_cores=tuple(_best_on(costs, number, batch_size, most_envs, work) for number in more_cores),
+        more_cores=tuple(_best_on(config, costs, number, most_envs, work) for number in more_cores),
         took_s=time.monotonic() - began_s,
     )
 
@@ -273,19 +276,24 @@ def _work(config: TrainConfig) -> Work:
     return Work(config.replay.updates_per_step, config.acting.publish_period, gathers_ahead=bool(spaces.stack))
 
 
-def _settings(costs: Costs, cores: int, batch_size: int, most_envs: int) -> list[Setting]:
-    """Those that can be told about: with more learners than one only where two were measured."""
-    found = candidates(cores, (batch_size,), most_envs)
-    return [one for one in found if one.num_learners == 1 or costs.sync_s is not None]
+def _settings(config: TrainConfig, costs: Costs, cores: int, most_envs: int) -> list[Setting]:
+    """Those that can be: with more learners than one only where two were measured, and no compiled update is asked."""
+    together = costs.sync_s is not None and config.update != "compiled"
+    found = candidates(cores, (config.agent.batch_size,), most_envs)
+    return [one for one in found if one.num_learners == 1 or together]
 
 
-def _asked(config: TrainConfig) -> Setting:
+def _asked(config: TrainConfig) -> Setting | None:
+    """What the configuration says; None for what the model does not know: other topologies, no actors of its own."""
     num_envs, batch_size = config.environment.num_envs_per_actor, config.agent.batch_size
-    return Setting(config.num_actors, num_envs, batch_size, config.topology.num_learners, config.acts_inline)
+    if config.num_actors < 1:
+        return None
+    setting = Setting(config.num_actors, num_envs, batch_size, config.topology.num_learners, config.acts_inline)
+    return setting if isinstance(config.topology, Actors) or setting.topology == config.topology else None
 
 
-def _best_on(costs: Costs, cores: int, batch_size: int, most_envs: int, work: Work) -> Prediction:
-    found = _settings(costs, cores, batch_size, most_envs)
+def _best_on(config: TrainConfig, costs: Costs, cores: int, most_envs: int, work: Work) -> Prediction:
+    found = _settings(config, costs, cores, most_envs)
     return ranked([predict(costs, one, work, cores) for one in found])[0]
 
 
@@ -298,13 +306,13 @@ def _with_batch(costs: Costs, chosen: Prediction, batch_size: int, work: Work) -
 def _try(
     config: TrainConfig,
     predictions: Sequence[Prediction],
-    asked: Prediction,
+    asked: Prediction | None,
     until_s: float,
     say: Callable[[str], None],
 ) -> list[Tried]:
     """The best of each kind, and what was asked, as long as there is time for one more; one at least."""
     wanted = best_of_each_kind(predictions)[: _MOST_TRIALS - 1]
-    if asked.setting not in [one.setting for one in wanted]:
+    if asked is not None and asked.setting not in [one.setting for one in wanted]:
         wanted.insert(1, asked)
     tried: list[Tried] = []
     longest_s = 2.0 * _TRIAL_S
