@@ -312,6 +312,31 @@ def test_acting_stops_without_news_and_goes_on_with_them() -> None:
         check_what_follows_what(run.table)
 
 
+def test_lanes_that_the_run_has_not_missed_yet_are_waited_for() -> None:
+    """There are just enough of them, and each new link asks before the old one's are given back."""
+    with served(**{"serving.max_lanes": 3}) as run, Proxy(run.port) as proxy:
+        run.publish()
+        with connect(run.run.address) as remote:
+            with acting(proxy.address + "/run", seed=0, patience_s=100.0) as (came, said):
+                for _ in range(3):
+                    run.wait_for_steps(100)
+                    proxy.cut()
+                run.wait_for_steps(100)
+                proxy.stall(True)
+                wait(lambda: any("nothing heard for" in line for line in said))
+                proxy.cut()
+                wait(lambda: run.table.stats().num_lanes == 0)
+                with remote.writer(num_lanes=3):  # somebody has them all
+                    proxy.stall(False)
+                    time.sleep(3.0)
+                run.wait_for_steps(100)
+                run.run.finish()
+        (acted,) = came
+        assert isinstance(acted, Acted) and acted.finished and acted.num_visits >= 2
+        wait(lambda: run.table.stats().num_lanes == 0)
+        check_what_follows_what(run.table)
+
+
 def test_an_actor_whose_run_is_gone_gives_up_in_time() -> None:
     with served() as run, Proxy(run.port) as proxy:
         run.publish()
