@@ -313,6 +313,28 @@ def test_memory_is_bounded() -> None:
     assert alive() == {9}
 
 
+def test_readers_that_hang_hold_up_nobody_for_ever(server: Server, remote: RemoteTable) -> None:
+    """Two that ask and never read what comes have both places; after their own deadline others get newer versions."""
+    store, hanging = server.parameters("t"), []
+    for version in (1, 2):
+        store.publish(numbered(version, 15_000_000), version)
+        hanging.append(Raw(server))
+        hanging[-1].send({"op": "pull", "newer_than": 0, "timeout_s": 0.0, "lease_s": 2.0})
+        ends = time.monotonic() + 20
+        while len(store._sent) < version and time.monotonic() < ends:
+            time.sleep(0.01)
+    store.publish(numbered(3, 100), 3)
+    assert len(store._sent) == 2 and remote.parameters.pull(timeout_s=0.0) is None
+    found = remote.parameters.pull(timeout_s=30.0)
+    assert version_in(found) == 3 and {version for version, _ in store._sent} >= {1, 2}
+    for one in hanging:
+        one.end()
+    ends = time.monotonic() + 20
+    while store._sent and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert not store._sent, "their streams are over"
+
+
 # ---- half-sent -----------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,6 @@ SMALL: dict[str, object] = {
     "evaluation.num_episodes": 1, "evaluation.num_final_episodes": 2, "evaluation.stop_return": None,
     "agent.network.hidden": (16,), "agent.batch_size": 16, "agent.gamma": 0.875,
 }  # fmt: skip
-
-
-def everything_in(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def test_tensorboard_gets_the_hyper_parameters(tmp_path: Path) -> None:
@@ -53,6 +50,10 @@ def test_wandb_offline_has_options_figures_and_the_result(tmp_path: Path, monkey
     config = preset("dqn", "CartPole-v1", {**SMALL, "logging.wandb": True, "logging.project": "of-tests"})
     train(config, folder)
     (recorded,) = folder.glob("wandb/offline-run-*/*.wandb")
+    # wandb's own process writes, and may be at it still when the run has ended.
+    ends = time.monotonic() + 60
+    while b"return/final" not in recorded.read_bytes() and time.monotonic() < ends:
+        time.sleep(0.1)
     text = recorded.read_bytes()
     for word in (b"return/evaluation", b"learner/loss", b"learner/updates_per_s", b"return/final", b"gamma", b"0.875"):
         assert word in text, word

@@ -312,6 +312,31 @@ def test_acting_stops_without_news_and_goes_on_with_them() -> None:
         check_what_follows_what(run.table)
 
 
+def test_lanes_that_the_run_has_not_missed_yet_are_waited_for() -> None:
+    """There are just enough of them, and each new link asks before the old one's are given back."""
+    with served(**{"serving.max_lanes": 3}) as run, Proxy(run.port) as proxy:
+        run.publish()
+        with connect(run.run.address) as remote:
+            with acting(proxy.address + "/run", seed=0, patience_s=100.0) as (came, said):
+                for _ in range(3):
+                    run.wait_for_steps(100)
+                    proxy.cut()
+                run.wait_for_steps(100)
+                proxy.stall(True)
+                wait(lambda: any("nothing heard for" in line for line in said))
+                proxy.cut()
+                wait(lambda: run.table.stats().num_lanes == 0)
+                with remote.writer(num_lanes=3):  # somebody has them all
+                    proxy.stall(False)
+                    time.sleep(3.0)
+                run.wait_for_steps(100)
+                run.run.finish()
+        (acted,) = came
+        assert isinstance(acted, Acted) and acted.finished and acted.num_visits >= 2
+        wait(lambda: run.table.stats().num_lanes == 0)
+        check_what_follows_what(run.table)
+
+
 def test_an_actor_whose_run_is_gone_gives_up_in_time() -> None:
     with served() as run, Proxy(run.port) as proxy:
         run.publish()
@@ -386,3 +411,29 @@ def test_lanes_of_a_table_are_a_writer() -> None:
             assert writer.append(lanes=[1], **{name: value[1:] for name, value in rows.items()}).tolist() == [-1]
             writer.end_episode(next_observation=np.zeros((2, 4), np.float32), truncated=True)
         assert len(run.table) == 3
+
+
+def test_versions_wait_for_room_with_their_rows() -> None:
+    """Said once each, not at every turn; where no room is for one, the row with it says so, and none is lost."""
+    with served(**{"replay.min_size": 500}) as run:
+        with Proxy(run.port) as proxy, connect(proxy.address + "/run", timeout_s=1.0) as remote:
+            lanes = LanesOf(remote)
+            writer = lanes.writer(1)
+            rows = {"observation": np.zeros((1, 4), np.float32), "action": [0], "reward": [0.0], "terminated": True}
+            for _ in range(200):
+                writer.set_policy_version(3)
+                writer.append(**rows, next_observation=rows["observation"])
+            assert writer._writer._core._sequence < 200, "messages: with a version each there would be 400"
+            run.wait_for_steps(200 - len(run.table))
+            assert set(np.unique(transitions(run.table)["policy_version"]).tolist()) == {3}
+            proxy.stall(True)
+            with pytest.raises(errors.DeadlineExceeded):
+                for version in range(4, 100):
+                    writer.set_policy_version(version)
+                    writer.append(**rows, next_observation=rows["observation"], timeout_s=0.0)
+            proxy.stall(False)
+            writer.append(**rows, next_observation=rows["observation"], timeout_s=20.0)
+            writer.close()
+            assert writer.num_lost == 0
+            found = transitions(run.table)["policy_version"].tolist()
+            assert sorted(set(found)) == list(range(3, version + 1)) and len(found) == 200 + version - 3

@@ -12,13 +12,15 @@ from relive.service import wire
 from relive.service.hosting import SLICE_S, Hosted
 from relive.service.options import ServerOptions
 from relive.service.packing import address_of
-from relive.service.parameter_store import Incoming
+from relive.service.parameter_store import LEASE_S, Incoming
 from relive.service.parameters import MAX_NOTE_BYTES, MAX_VERSION, Publication, checked_json, read_publication
 from relive.service.pipe import Pipe
 from relive.service.sessions import Header, Session
 from relive.service.wire import Bytes
 
 __all__ = ["ParameterSession"]
+
+_GRACE_S = 1.0  # for a client to say that it gives up
 
 
 @final
@@ -61,11 +63,13 @@ class ParameterSession(Session):
     def _pull(self, header: Header) -> None:
         newer_than = wire.whole(header, "newer_than", 0, MAX_VERSION)
         ends = time.monotonic() + wire.seconds(header)
+        gives_up = time.monotonic() + min(wire.seconds(header, "lease_s") if "lease_s" in header else LEASE_S, LEASE_S)
         if "note" in header:
             self._hear(wire.field(header, "note", dict))
         while True:
             left = ends - time.monotonic()
-            with self._store.sending(newer_than, max(min(left, SLICE_S), 0.0)) as publication:
+            slice_s, lease_s = max(min(left, SLICE_S), 0.0), gives_up + _GRACE_S - time.monotonic()
+            with self._store.sending(newer_than, slice_s, lease_s) as publication:
                 if publication is not None:
                     self._send(publication)
                     return

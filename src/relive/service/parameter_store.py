@@ -9,8 +9,9 @@ The protocol of a store. Any number of readers and publishers, here and on strea
       seat back by its last byte, by giving up, by the end of its stream, or at its own deadline: then the next takes it
       from who hangs, whose later bytes are refused.
   S4  A version that is being sent to readers stays until they have it. At most MOST_SENT versions are on their way at
-      once: a reader of yet another waits, until its deadline. So no more than MOST_SENT + 2 versions are ever held: two
-      where readers keep up. A publisher never waits for readers.
+      once: a reader of yet another waits, until its deadline. So no more than MOST_SENT + 2 versions are held, and two
+      where readers keep up. A reader that is still being sent to after its own deadline hangs, or its machine is gone:
+      it counts no more, and keeps its version until its stream ends. A publisher never waits for readers.
 
 Knows nothing of Arrow.
 """
@@ -36,6 +37,7 @@ from relive.service.wire import Bytes
 __all__ = ["Heard", "Incoming", "ParameterStore"]
 
 MOST_SENT = 2
+LEASE_S = 60.0  # a reader that says no deadline, or a later one
 SLICE_S = 0.5  # how long a publisher waits before it is asked whether it is still there
 PUBLISH_S = 10.0
 
@@ -89,7 +91,7 @@ class ParameterStore:
         self.max_bytes = max_bytes
         self._changed = threading.Condition()
         self._newest: Publication | None = None
-        self._sent: dict[int, int] = {}  # version -> readers to whom it is being sent
+        self._sent: list[tuple[int, float]] = []  # of each reader that is being sent to: the version, until when
         self._seat: Incoming | None = None
         self._finished = self._closed = False
         self._heard: Heard | None = None
@@ -160,22 +162,23 @@ class ParameterStore:
     # ---- readers; for streams of the service -----------------------------------------------------------------------
 
     @contextmanager
-    def sending(self, newer_than: int, timeout_s: float) -> Iterator[Publication | None]:
-        """A version that stays while the block lasts (S4); None where there is none to be sent by the deadline."""
+    def sending(self, newer_than: int, timeout_s: float, lease_s: float = LEASE_S) -> Iterator[Publication | None]:
+        """A version that stays while the block lasts, and counts for lease_s (S4); None where there is none to be sent
+        by the deadline.
+        """
         with self._changed:
             self._wait(lambda: self._sendable(newer_than) is not None or self._is_over(newer_than), timeout_s)
             found = self._sendable(newer_than)
             if found is not None:
-                self._sent[found.version] = self._sent.get(found.version, 0) + 1
+                lease = (found.version, time.monotonic() + lease_s)
+                self._sent.append(lease)
         try:
             yield found
         finally:
             if found is not None:
                 with self._changed:
-                    self._sent[found.version] -= 1
-                    if not self._sent[found.version]:
-                        del self._sent[found.version]
-                        self._changed.notify_all()
+                    self._sent.remove(lease)
+                    self._changed.notify_all()
 
     def hear(self, stream: int, note: dict[str, Any] | None) -> None:
         """A note of a stream, or its end."""
@@ -190,8 +193,9 @@ class ParameterStore:
         return self._finished and self._newer(newer_than) is None
 
     def _sendable(self, newer_than: int) -> Publication | None:
-        newest = self._newer(newer_than)
-        if newest is None or (newest.version not in self._sent and len(self._sent) >= MOST_SENT):
+        newest, now = self._newer(newer_than), time.monotonic()
+        on_their_way = {version for version, ends in self._sent if now < ends}
+        if newest is None or (newest.version not in on_their_way and len(on_their_way) >= MOST_SENT):
             return None
         return newest
 

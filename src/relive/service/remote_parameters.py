@@ -82,7 +82,7 @@ class RemoteParameters:
         waits_until = time.monotonic() + seconds - min(0.5 * seconds, 1.0)
 
         def ask(stream: Exchange) -> Publication | None:
-            told, body = _answer(stream, _pull_message(above, _left(waits_until), said))
+            told, body = _answer(stream, _pull_message(above, _left(waits_until), said, _left(ends)))
             self._finished = wire.field(told, "finished", bool)
             if "arrays" not in told:
                 return None
@@ -174,8 +174,11 @@ def _answer(stream: Exchange, message: bytes) -> tuple[dict[str, Any], wire.Byte
     return told, body
 
 
-def _pull_message(newer_than: int, timeout_s: float | None, note: Mapping[str, Any] | None) -> bytes:
-    header: dict[str, Any] = {"op": "pull", "newer_than": newer_than, "timeout_s": timeout_s}
+def _pull_message(
+    newer_than: int, timeout_s: float | None, note: Mapping[str, Any] | None, lease_s: float | None = 0.0
+) -> bytes:
+    """timeout_s: for a newer one. lease_s: for all of it, after which nobody waits here any more."""
+    header: dict[str, Any] = {"op": "pull", "newer_than": newer_than, "timeout_s": timeout_s, "lease_s": lease_s}
     return wire.encode(header if note is None else {**header, "note": note})
 
 

@@ -40,6 +40,8 @@ class StreamedLanes:
         self._num_lanes = num_lanes
         self.num_cuts = 0  # times that a stream broke
         self.num_lost = 0  # steps that nobody confirmed
+        self._version: int | None = None  # of the rows that come
+        self._said: int | None = None  # the last one that was sent: each ends a block
 
     def append(
         self, *, lanes: Any = None, priority: Any = None, timeout_s: float | None = None, **columns: Any
@@ -48,11 +50,13 @@ class StreamedLanes:
 
         Raises DeadlineExceeded where there is no room for timeout_s, and Unacknowledged for whatever is not a break.
         """
+        self._say_version()
         self._over_breaks(lambda: self._writer.append(lanes=lanes, priority=priority, timeout_s=timeout_s, **columns))
         return np.full(self._num_lanes if lanes is None else len(lanes), -1, np.int64)
 
     def extend(self, *, lanes: Any = None, priority: Any = None, timeout_s: float | None = None, **columns: Any) -> Any:
         """See ReplayWriter; its keys are waited for."""
+        self._say_version()
         return self._over_breaks(
             lambda: self._writer.extend(lanes=lanes, priority=priority, timeout_s=timeout_s, **columns)
         )
@@ -82,8 +86,13 @@ class StreamedLanes:
         return self._writer.create_item(windows, **named)
 
     def set_policy_version(self, version: int | None) -> None:
-        """Stamps the rows from now on, in new lanes too."""
-        self._over_breaks(lambda: self._writer.set_policy_version(version))
+        """Stamps the rows from now on, in new lanes too. Sent with the next of them, which may find no room for it."""
+        self._version = version
+
+    def _say_version(self) -> None:
+        if self._version != self._said:
+            self._over_breaks(lambda: self._writer.set_policy_version(self._version))
+            self._said = self._version
 
     def close(self) -> None:
         """Waits for what was sent, a little, and cuts the lanes. What was not confirmed by then is counted as lost."""

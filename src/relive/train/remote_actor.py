@@ -26,7 +26,7 @@ from relive._closing import Closing
 from relive.adapters.gymnasium import record
 from relive.agents.agent import Policy
 from relive.agents.config import require
-from relive.errors import FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable, Unacknowledged
+from relive.errors import FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable, TooManyLanes, Unacknowledged
 from relive.service import Published, RemoteTable, connect
 from relive.service.parameters import MAX_VERSION
 from relive.train.actor import ActorTask, acting_with
@@ -173,7 +173,8 @@ class _Visit(Closing):
                     say(self._line(now_s - began_s))
                     said_s = now_s
         except Unacknowledged as problem:
-            if isinstance(problem.__cause__, FormatMismatch):
+            # Another table, or lanes that the run has not missed yet: those of the stream that broke.
+            if isinstance(problem.__cause__, (FormatMismatch, TooManyLanes)):
                 raise _Lost(str(problem.__cause__)) from None
             raise
         except _Lost:
@@ -205,6 +206,8 @@ class _Visit(Closing):
         """The note of a pull; called by the feed's thread, of counters that may be a step behind."""
         num_steps, num_episodes, wait_s = self._scoreboard.totals_of(0)
         returns, lengths = self._scoreboard.last_episodes(0, RETURNS_TOLD)
+        is_number = np.isfinite(returns)
+        returns, lengths = returns[is_number], lengths[is_number]
         deeds = Deeds(
             self._name, num_steps, num_episodes, wait_s, version, tuple(returns.tolist()), tuple(lengths.tolist())
         )
@@ -270,7 +273,7 @@ class _RemoteActor:
     ) -> None:
         self._address, self._options, self._acted = address, options, acted
         self._stopping, self._say = stopping, say
-        self._heard_s = time.monotonic()
+        self._heard_s = self._left_s = time.monotonic()
         self._said_lost = False
 
     def run(self) -> None:
@@ -288,6 +291,11 @@ class _RemoteActor:
                         return
                 except (ServiceUnavailable, FormatMismatch, _Lost) as problem:
                     self._wait_for_it(problem)
+                except TooManyLanes:
+                    # Its own ones may be among them, until the run has heard that their link is dead.
+                    if time.monotonic() - self._left_s >= self._options.patience_s or not self._acted.num_visits:
+                        raise
+                    time.sleep(0.5)
 
     def _wait_for_it(self, problem: Exception) -> None:
         waited_s = time.monotonic() - self._heard_s
@@ -314,7 +322,7 @@ class _RemoteActor:
             try:
                 return visit.act(self._stopping, self._say)
             finally:
-                self._heard_s = visit.heard_s
+                self._heard_s, self._left_s = visit.heard_s, time.monotonic()
 
     def _first_parameters(self, table: RemoteTable) -> Published | None:
         """Waits for them, as long as the run is there; None where it ended, or the actor is to stop."""

@@ -71,7 +71,9 @@ class WandbLogger(Callback):
         self._run.summary.update(summary)
 
     def close(self, *, failed: bool) -> None:
-        """Ends the run and writes what is left of it. Closing twice is harmless."""
+        """Ends the run; wandb's own process writes what is left of it, at the latest while this one ends. Closing twice
+        is harmless.
+        """
         run, self._run = self._run, None
         if run is not None:
             run.finish(exit_code=int(failed))
