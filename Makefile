@@ -11,10 +11,10 @@ CASES ?=
 DEMO_FOLDER ?= runs/demo
 DEMO_ARGUMENTS ?=
 
-.PHONY: help demo test quick bench bench-quick bench-gpu bench-train bench-compare bench-fleet study-tree bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
+.PHONY: help demo test quick bench bench-quick bench-gpu bench-train bench-tune bench-parity bench-compare bench-fleet study-tree study-priorities study-scaling bench-report conformance soak sanitize mutants wheel format lint clean setup setup-others
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## the environment .venv: dependencies, the core built, relive installed in place
 	@scripts/setup.sh full 3.11 $(VENV)
@@ -41,8 +41,15 @@ bench-quick: setup ## a short cut of it, about 3 minutes
 bench-gpu: setup ## device reads, on a machine with a CUDA GPU: benchmarks/results/gpu.json
 	@$(RUN) -m benchmarks.gpu
 
-bench-train: setup ## training at equal work beside Stable-Baselines3 (about 10 minutes): benchmarks/results/train.json
+bench-train: setup ## training at equal work beside Stable-Baselines3 (about 40 minutes): benchmarks/results/train.json
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "gymnasium[mujoco]"
 	@$(RUN) -m benchmarks.train
+
+bench-tune: setup ## the tuner's predictions beside measurements, 12 settings (7 minutes): benchmarks/results/tune.json
+	@$(RUN) -m benchmarks.tune
+
+bench-parity: setup ## what relive learns beside Stable-Baselines3, ten seeds (hours; goes on where it was stopped)
+	@$(RUN) -m benchmarks.parity
 
 bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]
 	@$(RUN) -m benchmarks.compare "$(BASE)" $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(CASES),--cases "$(CASES)")
@@ -52,6 +59,12 @@ bench-fleet: setup ## one table over two shards beside one table: benchmarks/res
 
 study-tree: setup ## trees of other fan-outs beside the core's (two minutes): benchmarks/results/tree.json
 	@$(RUN) -m benchmarks.study_tree
+
+study-priorities: setup ## steps to a threshold, prioritized and uniform, ten seeds (goes on where it was stopped)
+	@$(RUN) -m benchmarks.study_priorities
+
+study-scaling: setup ## actors and learners over the cores there are, and the model for more (four minutes)
+	@$(RUN) -m benchmarks.study_scaling
 
 bench-report: setup ## rewrites the table of README.md from benchmarks/results
 	@$(RUN) -m benchmarks.report

@@ -11,6 +11,8 @@ class Case:
     """Equal work: uniform, 1-step, no double or dueling; the same networks, batch, target rule, clipping, environments.
 
     Numbers are counted in environment steps of all environments together, but target_period, which is in updates.
+    must: how many times Stable-Baselines3's speed at one thread, as shipped, relive has to reach; must_default: the
+    same at the threads that it takes by itself.
     """
 
     name: str
@@ -20,6 +22,8 @@ class Case:
     updates_per_step: float
     learning_rate: float
     window_steps: int
+    must: float
+    must_default: float = 1.5
     hidden: tuple[int, ...] = (256, 256)
     gamma: float = 0.99
     target_rate: float = 0.005
@@ -43,14 +47,59 @@ CASES = {
     case.name: case
     for case in (
         Case(
-            "dqn-cartpole", "dqn", "CartPole-v1", 64, 0.25, 1e-3, 12_000,
+            "dqn-cartpole", "dqn", "CartPole-v1", 64, 0.25, 1e-3, 12_000, 2.5,
             target_rate=1.0, target_period=500, max_gradient_norm=10.0,
         ),
-        Case("ddpg-pendulum", "ddpg", "Pendulum-v1", 256, 1.0, 1e-3, 1_200),
-        Case("td3-pendulum", "td3", "Pendulum-v1", 256, 1.0, 1e-3, 1_200),
-        Case("sac-pendulum", "sac", "Pendulum-v1", 256, 1.0, 3e-4, 1_200),
+        Case("ddpg-pendulum", "ddpg", "Pendulum-v1", 256, 1.0, 1e-3, 1_200, 2.0),
+        Case("td3-pendulum", "td3", "Pendulum-v1", 256, 1.0, 1e-3, 1_200, 2.0),
+        Case("sac-pendulum", "sac", "Pendulum-v1", 256, 1.0, 3e-4, 1_200, 2.0),
+        Case("sac-hopper", "sac", "Hopper-v5", 256, 1.0, 3e-4, 1_200, 2.0),
     )
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Side:
+    """One row of a case: a programme of benchmarks/training, and what it is told.
+
+    threads: torch's, of each process that learns; 0: as many as torch takes by itself.
+    """
+
+    name: str
+    programme: str
+    threads: int
+    topology: str = ""
+    settings: tuple[str, ...] = ()
+    flushes: bool = False
+
+    @property
+    def is_relive(self) -> bool:
+        """Whose row it is."""
+        return self.programme == "relive_side"
+
+    @property
+    def num_learners(self) -> int:
+        """Processes that learn."""
+        return int(self.topology[len("learners(") :].partition(",")[0]) if "learners" in self.topology else 1
+
+
+_BF16 = ("agent.precision=bfloat16",)
+SHIPPED, DEFAULT = "sb3", "sb3, its threads"
+SIDES = {
+    side.name: side
+    for side in (
+        Side("relive, inline", "relive_side", 1, "inline"),
+        Side("relive, actors(1)", "relive_side", 1, "actors(1)"),
+        Side("relive, learners(2, sync)", "relive_side", 1, "learners(2, sync)"),
+        Side("relive, learners(2, sync) alone", "relive_side", 1, "learners(2, sync)", ("acting.inline=true",)),
+        Side("relive, actors(1), compiled", "relive_side", 1, "actors(1)", ("update=compiled",)),
+        Side("relive, actors(1), bf16", "relive_side", 1, "actors(1)", _BF16),
+        Side("relive, learners(2, sync), bf16", "relive_side", 1, "learners(2, sync)", _BF16),
+        Side(SHIPPED, "sb3_side", 1),
+        Side("sb3, denormals flushed", "sb3_side", 1, flushes=True),
+        Side(DEFAULT, "sb3_side", 0),
+    )
+}
 
 
 @dataclass

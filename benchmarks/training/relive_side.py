@@ -1,6 +1,7 @@
-"""`python -m benchmarks.training.relive_side CASE SEED STEPS`: one actor process and a learner; JSON of its window.
+"""`python -m benchmarks.training.relive_side CASE SEED STEPS SIDE`: relive as the side says; JSON of its window.
 
-CPU of the updates is that of the learner's whole thread: draw, update, publication, looking after the actor.
+CPU of the updates is that of the first learner's whole thread: draw, update, publication, looking after the actor, and
+under `inline` the actor's steps too. CPU of a step is that of all processes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.training.cases import CASES, Case, Window
+from benchmarks.training.cases import CASES, SIDES, Case, Side, Window
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def settings_of(case: Case, seed: int) -> dict[str, object]:
+def settings_of(case: Case, seed: int, side: Side) -> dict[str, object]:
     """The options of the run."""
+    from relive.train.settings import parse_assignments
+
     settings: dict[str, object] = {
         "agent.batch_size": case.batch_size,
         "agent.gamma": case.gamma,
@@ -33,6 +36,9 @@ def settings_of(case: Case, seed: int) -> dict[str, object]:
         "replay.min_size": case.learning_starts,
         "replay.updates_per_step": case.updates_per_step,
         "acting.num_actors": 1,
+        "topology": side.topology,
+        "threads": side.threads,
+        "update": "handwritten",
         "evaluation.period_updates": 10**9,
         "evaluation.stop_return": None,
         "limits.max_minutes": 30.0,
@@ -50,11 +56,11 @@ def settings_of(case: Case, seed: int) -> dict[str, object]:
         for part in ("actor", "critic"):
             settings[f"agent.{part}.learning_rate"] = case.learning_rate
             settings[f"agent.{part}.final_learning_rate"] = case.learning_rate
-    return settings
+    return settings | parse_assignments(list(side.settings))
 
 
 def cpu_of_children() -> float:
-    """Seconds of CPU of the actor processes."""
+    """Seconds of CPU of the actor and the other learners."""
     total = 0
     for process in multiprocessing.active_children():
         try:
@@ -71,15 +77,15 @@ def main() -> None:
     from relive.train.config import preset
     from relive.train.run import train
 
-    window = Window(case, began_s)
+    window, settings = Window(case, began_s), settings_of(case, seed, SIDES[sys.argv[4]])
 
     def stop_when(num_steps: int, num_updates: int) -> bool:
         cpu_s = time.process_time() + cpu_of_children() if _matters(window, num_steps) else 0.0
         return window.tick((time.monotonic(), cpu_s, time.thread_time(), num_steps, num_updates))
 
     with tempfile.TemporaryDirectory() as folder:
-        train(preset(case.agent, case.env_id, settings_of(case, seed)), Path(folder) / "run", stop_when=stop_when)
-    print(json.dumps(window.result()))
+        train(preset(case.agent, case.env_id, settings), Path(folder) / "run", stop_when=stop_when)
+    print(json.dumps({**window.result(), "threads": SIDES[sys.argv[4]].threads}))
 
 
 def _matters(window: Window, num_steps: int) -> bool:

@@ -1,6 +1,7 @@
-"""`python -m benchmarks.training.sb3_side CASE SEED STEPS [flush]`: Stable-Baselines3, one thread; JSON of its window.
+"""`python -m benchmarks.training.sb3_side CASE SEED STEPS SIDE`: Stable-Baselines3 as it says; JSON of its window.
 
-flush: with torch.set_flush_denormal(True), which it does not set by itself. CPU of the updates is that of `train`.
+Denormals are flushed by torch.set_flush_denormal(True), which it does not set by itself. CPU of the updates is that of
+the thread that is in `train`; with several threads the others' is in the CPU of a step alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.training.cases import CASES, Case, Window
+from benchmarks.training.cases import CASES, SIDES, Case, Window
 
 
 def model_of(case: Case, seed: int) -> Any:
@@ -51,10 +52,12 @@ def model_of(case: Case, seed: int) -> Any:
 def main() -> None:
     began_s, seed = time.monotonic(), int(sys.argv[2])
     case = replace(CASES[sys.argv[1]], window_steps=int(sys.argv[3]))
+    side = SIDES[sys.argv[4]]
     import torch
 
-    torch.set_num_threads(1)
-    if sys.argv[4:] == ["flush"]:
+    if side.threads:
+        torch.set_num_threads(side.threads)
+    if side.flushes:
         torch.set_flush_denormal(True)
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -75,7 +78,7 @@ def main() -> None:
             return not window.tick(now)
 
     model.learn(total_timesteps=10**9, callback=Ticking(), log_interval=None)
-    print(json.dumps(window.result()))
+    print(json.dumps({**window.result(), "threads": torch.get_num_threads()}))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ NB_MODULE(_core, module) {
   relive::bindings::bind_device(module);
   relive::bindings::bind_row_block(module);
   relive::bindings::bind_mixing(module);
+  relive::bindings::bind_bells(module);
   nanobind::class_<relive::bindings::BatchMemory>(module, "BatchMemory")
       .def(nanobind::init<>())
       .def("close", &relive::bindings::BatchMemory::close);

@@ -394,6 +394,7 @@ void bind_core_table(nb::module_& module) {
              without_gil([&] { return relive::give_back_batch(*self.table, index, n, claims.items); });
            })
       .def_prop_ro("next_call", [](const CoreTable& self) { return self.table->next_draw(); })
+      .def("set_next_call", [](const CoreTable& self, uint64_t call) { self.table->set_next_draw(call); })
       .def("return_call", [](const CoreTable& self, uint64_t call) { return self.table->give_back_draw(call); })
       .def("update_priorities", &update_priorities, nb::arg("index"), nb::arg("keys"), nb::arg("priorities"))
       .def("delete", &delete_items, nb::arg("keys"))

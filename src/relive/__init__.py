@@ -15,7 +15,7 @@ from relive.index import Index
 from relive.items import Episodes, Sequences, Transitions
 from relive.limiters import MinSize, Queue, SamplesPerInsert, StalenessBudget
 from relive.mixture import Mixture
-from relive.open import attach, connect, list_tables, remove
+from relive.open import attach, connect, list_tables, loader, remove
 from relive.patterns import Condition, Pattern, PatternWriter
 from relive.priorities import sequence_priority
 from relive.prompt_groups import PromptGroups
@@ -90,6 +90,7 @@ __all__ = [
     "connect",
     "errors",
     "list_tables",
+    "loader",
     "remove",
     "sequence_priority",
     "Shuffle",

@@ -1,4 +1,4 @@
-"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `evaluate`, `play`, `profile`.
+"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `act`, `tune`, `evaluate`, `play`, `profile`.
 
 ls and rm need nothing but the library. The others read their options with typer, which their extras bring, and load
 what they need when they run: `relive ls` does not wait for torch.
@@ -34,6 +34,8 @@ from relive.table import Table
 _WITH_EXTRAS = {
     "serve": ("service", "serve tables to other machines"),
     "train": ("train", "train an agent through a shared table"),
+    "act": ("train", "act for a run of another machine (extra service, too)"),
+    "tune": ("train", "choose the processes of a run by measuring"),
     "evaluate": ("train", "play the policy of a run, for its returns"),
     "play": ("train", "show the policy of a run, in a window or a video"),
     "profile": ("train", "what a run spent its time on, and whether storage held it up"),
@@ -81,12 +83,13 @@ def _plain_command(arguments: list[str]) -> int:
 def _application() -> typer.Typer:
     options: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
     app = typer.Typer(help="Experience replay that many processes share.", **options)
-    from relive.train.command import add_commands, add_watching
+    from relive.train.command import add_acting, add_commands, add_watching
 
     training = typer.Typer(help="Train an agent through a shared table.", **options)
     app.add_typer(training, name="train")
     training.callback()(_training_group)
     add_commands(training)
+    add_acting(app)
     add_watching(app)
     app.command("serve")(_serve)
     return app

@@ -63,6 +63,7 @@ __all__ = [
     "ServiceUnavailable",
     "ShapeMismatch",
     "SpecError",
+    "StaleVersion",
     "StorageFull",
     "SystemFailure",
     "TableClosed",
@@ -130,12 +131,22 @@ class RequestTooLarge(ReliveError, ValueError):
 
     A draw shares the window with at least one row: where draw and row together are larger, both could come to wait for
     each other.
+    none_twice: of a draw without replacement that asks for more items than it is sure to find, what bounds them; window
+    is how many that are. Else "".
     """
 
-    def __init__(self, requested: float, window: float, arithmetic: str = "") -> None:
+    def __init__(self, requested: float, window: float, arithmetic: str = "", none_twice: str = "") -> None:
         self.requested = requested
         self.window = window
         self.arithmetic = arithmetic
+        self.none_twice = none_twice
+        if none_twice:
+            super().__init__(
+                f"a request for {requested:g} items could wait for ever: without replacement none comes twice in a"
+                f" batch, and so many are never sure to be there, but {window:g} are ({none_twice}); ask for less at a"
+                " time, raise that bound, or draw with replacement"
+            )
+            return
         super().__init__(
             f"a request for {requested:g} items could wait for ever: it does not fit the limiter's window of"
             f" {window:g}, which a draw has to share with at least one row"
@@ -469,6 +480,19 @@ class Unacknowledged(ReliveError, RuntimeError):
         self.reason = reason
         super().__init__(
             f"{num_steps} steps of the last {num_calls} calls are not acknowledged and not sent again: {reason}"
+        )
+
+
+@final
+class StaleVersion(ReliveError, ValueError):
+    """Parameters of a version that is not above the newest one published: versions never go back."""
+
+    def __init__(self, version: int, newest: int) -> None:
+        self.version = version
+        self.newest = newest
+        super().__init__(
+            f"parameters of version {version}: expected a version above {newest}, the newest that is published; two"
+            " publishers share one count, and one that starts anew goes on from the count it left"
         )
 
 

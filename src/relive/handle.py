@@ -13,6 +13,7 @@ import numpy.typing as npt
 from relive._casting import as_array, as_buffers, as_keys, cast
 from relive._checks import finite, integer, timeout
 from relive._closing import Closing
+from relive._loadable import Loadable
 from relive._wrong_names import MISSING, names_arguments, refuse_unknown, refuses_attributes, refuses_unknown
 from relive.batch import Batch, Columns, Selection, TimeAxis
 from relive.batches import Batches, BatchSource
@@ -45,7 +46,7 @@ _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 @refuses_attributes("Table")
-class TableHandle(Closing):
+class TableHandle(Closing, Loadable):
     """Reads and changes a table through its core: a region of this machine's memory, or messages to another machine.
 
     A subclass says where the core comes from, who writes, and what runs ahead. Any number of threads.
@@ -86,8 +87,9 @@ class TableHandle(Closing):
         reward: RewardFunction | None = None,
         **unknown: NoReturn,
     ) -> Batch:
-        """Draws num_items items with replacement and gathers them, in random order: any slice is a fair sub-batch.
+        """Draws num_items items and gathers them, in random order: any slice is a fair sub-batch.
 
+        With replacement; none twice in a batch where the index is made with replacement=False.
         columns: names ('a/b' and groups too) of declared columns, next_<state>, discount, terminated, truncated,
         episode_step, first, lane, policy_version, staleness, num_steps; None: all declared, next_<state> and discount.
         Of Sequences and Episodes mask, too; None: all declared, discount and mask; ragged ones always have offsets. Of
@@ -529,6 +531,8 @@ class TableHandle(Closing):
 
     def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
         """The same error with the limiter's arithmetic: of the index named, else of the narrowest one."""
+        if error.none_twice:
+            return error
         names = self._index_names if index is None else (index,)
         limiters = [self.limiter(name) for name in names]
         paced = [limiter for limiter in limiters if isinstance(limiter, (SamplesPerInsert, Queue))]

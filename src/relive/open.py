@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import importlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, final
 
@@ -13,14 +14,16 @@ from relive._checks import is_text
 from relive._holders import holders
 from relive._wrong_names import names_arguments
 from relive.errors import InUse, NoSuchTable, ReliveError, SystemFailure
+from relive.protocol import ReplayTable
 from relive.spec import StepSpec
 from relive.storage import MAX_NAME_BYTES, SHARED_MEMORY_FOLDER, SHARED_MEMORY_PREFIX, SharedMemory
 from relive.table import Table, attach_path
 
 if TYPE_CHECKING:
+    from relive.loading import Loader
     from relive.service import RemoteTable
 
-__all__ = ["TableRow", "attach", "connect", "list_tables", "remove"]
+__all__ = ["TableRow", "attach", "connect", "list_tables", "loader", "remove"]
 
 
 @names_arguments
@@ -49,6 +52,34 @@ def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None 
     """
     service = importlib.import_module("relive.service")  # here and not above: the library itself needs numpy only
     return cast("RemoteTable", service.connect(address, timeout_s, spec))
+
+
+@names_arguments
+def loader(
+    table: ReplayTable,
+    batch: int,
+    rank: int = 0,
+    world: int = 1,
+    *,
+    columns: Sequence[str] | None = None,
+    index: str | None = None,
+    where: str | None = None,
+    beta: float | None = None,
+    timeout_s: float | None = None,
+    stream: int = 0,
+) -> Loader:
+    """The table's batches as a torch IterableDataset, for DataLoader(..., batch_size=None). Needs torch.
+
+    Endless. Each batch is a dict of tensors: the columns, nested as declared, item_keys int64[B], probabilities
+    float64[B], num_live_items int64[], and with beta= weights float32[B], (N p) ** -beta over the maximum in the batch.
+    rank, world: of the processes that train together, no two of which draw alike. columns, index, where, timeout_s: as
+    of sample; a batch waits at most timeout_s for the limiter, then DeadlineExceeded. stream: loaders of other streams
+    draw other items. Has the state_dict of torchdata's StatefulDataLoader (docs/loader.md).
+    Raises InvalidConfig, UnknownColumn, MissingPackage without torch.
+    """
+    loading = importlib.import_module("relive.loading")  # here and not above: the library itself needs numpy only
+    reading = {"columns": columns, "index": index, "where": where, "timeout_s": timeout_s}
+    return cast("Loader", loading.Loader(table, batch, rank, world, reading, beta, stream))
 
 
 @final

@@ -86,7 +86,10 @@ class ShardStats:
     """One shard of a table over several, at one moment."""
 
     shard: int  # its number
-    state: str  # "live"; "dead": no process owns it; "stalled": its lock is held by somebody who does not go on
+    state: str  # "live"; "dead": nobody owns it, or answers; "stalled": its lock is held by who does not go on;
+    # "replaced": another region is at its address
+    path: str  # how its rows are read here: "mapped", "service" (messages) or "nixl" (one-sided)
+    progress: str  # who moves the bytes of a shard of another host, and why no quicker path is there; "" of mapped ones
     num_steps: int  # that its memory holds; of a shard that is not live they count as gone
     capacity: int
     policy_version: int

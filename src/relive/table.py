@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsFloat, final
 
 from relive import _core
@@ -120,6 +121,21 @@ class Table(TableHandle):
     def read_only(self) -> bool:
         """Whether it was attached with read_only=True: it draws and gathers, uncounted, and changes nothing."""
         return self._core.read_only
+
+    def reopens(self) -> Callable[[int], TableHandle] | None:
+        """Attaches to the same region."""
+        if self.path is None:
+            return None
+        return partial(attach_path, self.path, timeout_s=self._timeout_s, read_only=self.read_only)
+
+    @property
+    def next_draw(self) -> int:
+        """The number that the next draw takes."""
+        return self._local.next_call
+
+    def number_draws(self, number: int) -> None:
+        """The next draw takes this number."""
+        self._local.set_next_call(number)
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,35 @@ TEST(local_memory_is_zero_aligned_and_writable_to_its_end) {
   }
 }
 
+TEST(a_count_is_awaited_spinning_or_asleep) {
+  const std::unique_ptr<Storage> storage = local(4096);
+  auto* event = new (storage->base()) EventWords{};
+  event->count.store(0xfffffffeu);  // it wraps on the way
+  CHECK(await_count(event, 0xfffffffeu, 0.0, Deadline::after(0.0)));
+  CHECK(await_count(event, 0xfffffff0u, 0.0, Deadline::after(0.0)));
+  CHECK(!await_count(event, 0xffffffffu, 0.001, Deadline::after(0.01)));
+  for (const double spin_s : {0.0, 10.0}) {
+    const uint32_t before = event->count.load();
+    int number = 0;  // what is written before a count is read after it
+    std::thread other([&] {
+      for (int turn = 1; turn <= 3; ++turn) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        number = turn;
+        notify(event);
+        if (!await_count(event + 1, static_cast<uint32_t>(turn) + (spin_s > 0.0 ? 3 : 0), spin_s,
+                         Deadline::after(20.0)))
+          return;
+      }
+    });
+    for (int turn = 1; turn <= 3; ++turn) {
+      CHECK(await_count(event, before + static_cast<uint32_t>(turn), spin_s, Deadline::after(20.0)));
+      CHECK_EQ(number, turn);
+      notify(event + 1);
+    }
+    other.join();
+  }
+}
+
 TEST(lock_between_threads_of_one_handle) {
   const std::unique_ptr<Storage> storage = local(4096);
   auto* word = new (storage->base()) std::atomic<uint32_t>(0);

@@ -16,7 +16,7 @@ from processes.tools import children
 
 from fleet.tools import config_of, fill
 from relive import errors
-from relive.fleet import RankLost, RanksDisagree, ShardOwner, attach
+from relive.fleet import GroupReader, RankLost, RanksDisagree, ShardOwner, attach
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
@@ -173,3 +173,69 @@ def attach_others(pipe: Any, names: list[Names]) -> Any:
 
 def test_ranks_with_unlike_shards_are_named(shards: Any, ranks: Any) -> None:
     assert answers(ranks(2, attach_others, [shards(2), shards(2)])) == [1, 0]
+
+
+# ---- one rank of a group draws for it --------------------------------------------------------------------------------
+
+
+def read_in_a_mesh(pipe: Any, names: Names, carries: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    data, tensor = TorchExchange(mesh["data"].get_group()), TorchExchange(mesh["tensor"].get_group())
+    with contextlib.ExitStack() as stack:
+        table = None
+        if tensor.rank == 0:  # of the first tensor ranks alone, which draw slices of one draw
+            table = stack.enter_context(attach(names, stream=data.rank, exchange=data))
+        elif carries == "keys":
+            table = stack.enter_context(attach(names, read_only=True))
+        reader = GroupReader(table, tensor, carries)
+        drawn = [reader.sample(20) for _ in range(5)]
+        shown = [(one.item_keys.tolist(), one["observation"].tobytes(), one.weights(0.4).tobytes()) for one in drawn]
+        return data.rank, tensor.rank, shown
+
+
+@pytest.mark.parametrize("carries", ["rows", "keys"])
+def test_a_mesh_of_data_and_tensor_ranks(shards: Any, ranks: Any, carries: str) -> None:
+    names = shards(2)
+    with attach(names) as table:
+        fill(table, 0, 0, 30)
+        fill(table, 1, 30, 10)
+        told = {(data, tensor): shown for data, tensor, shown in answers(ranks(4, read_in_a_mesh, names, carries))}
+        assert told[0, 0] == told[0, 1] and told[1, 0] == told[1, 1] and told[0, 0] != told[1, 0]
+        for one, other in zip(told[0, 0], told[1, 0], strict=True):
+            together = np.bincount(np.array(one[0] + other[0]) >> 51, minlength=2)
+            assert together.tolist() == [30, 10]
+        assert table.stats().indexes["default"].sampled == 5 * 2 * 20
+
+
+def stop_calling(pipe: Any, names: Names) -> Any:
+    exchange = TorchExchange()
+    with attach(names) as table:
+        reader = GroupReader(table if exchange.rank == 0 else None, exchange)
+        reader.sample(4)
+        if exchange.rank == 1:
+            pipe.send("stops")
+            return "stopped"
+        told = []
+        for _ in range(2):
+            try:
+                reader.sample(4, timeout_s=2.0)
+            except (errors.DeadlineExceeded, RankLost) as error:
+                told.append(str(error))
+        return told, table.stats().indexes["default"].sampled, table.stats().indexes["default"].in_flight
+
+
+def test_a_rank_that_stops_calling_is_named_and_nothing_is_counted(shards: Any, ranks: Any) -> None:
+    names = shards(1)
+    with attach(names) as table:
+        fill(table, 0, 0, 10)
+    group = ranks(3, stop_calling, names)
+    assert group[1].answer() == "stops"
+    (late, lost), sampled, in_flight = group[0].answer()
+    assert re.search(r"none of rank (\d, )*1\b", late) and "out of step" in lost
+    assert (sampled, in_flight) == (4, 0)
+    assert re.search(r"none of rank (\d, )*1\b", group[2].answer()[0][0])
+    assert group[1].answer() == "stopped"
+    for child in group:
+        child.pipe.send(None)

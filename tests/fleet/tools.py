@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from contract.tools import plain_spec, prioritized, write_steps
 
 import relive
 from relive.fleet import ShardOwner
 
-__all__ = ["Together", "config_of", "fill", "own_until_told"]
+__all__ = ["TRANSPORTS", "Together", "config_of", "fill", "in_threads", "needs_nixl", "own_until_told"]
+
+TRANSPORTS = {"UCX_TLS": "sm,tcp,self", "NIXL_LOG_LEVEL": "FATAL"}  # of UCX: there is no network card here
+os.environ.update({name: os.environ.get(name, value) for name, value in TRANSPORTS.items()})
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu12") is None,
+    reason="NIXL is not installed here (pip install --no-deps nixl-cu12==1.5.1)",
+)
 
 
 def config_of(name: str, index: Any = None, capacity: int = 4096, **more: Any) -> relive.TableConfig:
@@ -60,3 +70,26 @@ class _Rank:
 
     def all_gather(self, mine: bytes, timeout_s: float) -> list[bytes]:
         return self.group.gather(self.rank, mine)
+
+    def broadcast(self, given: Any, num_bytes: int, source: int, timeout_s: float) -> np.ndarray:
+        told = self.group.gather(self.rank, b"" if given is None else given.tobytes())[source]
+        assert len(told) == num_bytes
+        return np.frombuffer(bytearray(told), np.uint8)
+
+
+def in_threads(work: Any, world: int) -> list[Any]:
+    """work(rank, exchange) on as many ranks, each a thread: what each returned, or what it raised."""
+    told: list[Any] = [None] * world
+
+    def run(rank: int, exchange: Any) -> None:
+        try:
+            told[rank] = work(rank, exchange)
+        except relive.ReliveError as error:
+            told[rank] = error
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(Together(world).ranks())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    return told

@@ -37,6 +37,11 @@ SAMPLERS = (
     relive.Fresh(last=7),
     relive.Fresh(decay=0.5),
     relive.Shuffle(),
+    relive.PromptGroups("variance", of="reward"),
+    relive.PromptGroups("mean", of="reward", priority_exponent=0.5),
+    relive.PromptGroups("recency"),
+    relive.Hindsight("goal", "place", max_length=12, strategy="episode"),
+    relive.Hindsight("goal", "place", max_length=12, sampler=relive.Prioritized(0.6)),
 )
 REMOVERS = (
     relive.Fifo(),
@@ -76,9 +81,12 @@ def _limiter(rng: random.Random) -> Any:
 
 
 def _index(rng: random.Random) -> relive.Index:
+    sampler, items = rng.choice(SAMPLERS), rng.choice(ITEMS)
+    if isinstance(sampler, (relive.PromptGroups, relive.Hindsight)):
+        items = ITEMS[-1] if isinstance(sampler, relive.PromptGroups) else ITEMS[0]
     options = {
-        "items": rng.choice(ITEMS),
-        "sampler": rng.choice(SAMPLERS),
+        "items": items,
+        "sampler": sampler,
         "remover": rng.choice(REMOVERS) if rng.random() < 0.6 else relive.Fifo(),
         "limiter": _limiter(rng),
         "max_items": rng.choice((None, 3, 8, 30)),
@@ -86,6 +94,7 @@ def _index(rng: random.Random) -> relive.Index:
         "max_staleness": rng.choice((None, None, 0, 2)),
         "max_wait_s": rng.choice((None, None, 1e-4, 10.0)),
         "where": rng.choice(CONDITIONS),
+        "replacement": rng.random() < 0.7,
     }
     return relive.Index(**options)
 
@@ -96,6 +105,7 @@ def _spec(rng: random.Random) -> relive.StepSpec:
         {
             "number": relive.ArraySpec((), "int64"),
             "place": relive.ArraySpec((2,), "int32", kind=kind),
+            "goal": relive.ArraySpec((2,), "int32", kind=kind),
             "prompt": relive.ArraySpec((), "int64", kind="episode"),
             "reward": relive.ArraySpec((), "float32", late=rng.random() < 0.3),
         }
@@ -153,13 +163,13 @@ class Run:
         lane = self.rng.randrange(2)
         ends = self.rng.random() < 0.2 or self.steps[lane] == 11  # as many as an Episodes(12) may have
         number = self.numbers[lane]
-        row: dict[str, Any] = {"number": number, "place": self.place(number)}
+        row: dict[str, Any] = {"number": number, "place": self.place(number), "goal": [0, 0]}
         row |= {} if self.is_late else {"reward": float(number)}
         row["prompt"] = self.prompts[lane]
         if ends:
             row["terminated" if self.rng.random() < 0.5 else "truncated"] = True
         if self.has_state and (ends or self.rng.random() < 0.5):
-            row["next_place"] = self.place(number + 1)
+            row |= {"next_place": self.place(number + 1), "next_goal": [0, 0]}
         if self.rng.random() < 0.3 and any(index.has_priorities for index in self.indexes.values()):
             row["priority"] = self.rng.choice((0.0, 0.5, 3.0))
         key = self.call(self.writers[lane].append, timeout_s=0.0, **row)
@@ -181,11 +191,16 @@ class Run:
 
     def sample(self) -> None:
         name, size = self.some_index(), self.rng.choice((1, 2, 5))
+        index = self.indexes[name]
         given = {"where": self.rng.choice(("number > 20", "reward >= 0"))} if self.rng.random() < 0.2 else {}
-        batch = self.call(self.table.sample, size, index=name, columns=COLUMNS, timeout_s=0.0, **given)
+        asked: dict[str, Any] = given | {"columns": COLUMNS}
+        if isinstance(index.sampler, relive.Hindsight):
+            asked["columns"] = (*COLUMNS, "relabelled", "goal", "next_place")
+            asked["reward"] = lambda _achieved, _goal, batch: np.asarray(batch["number"], np.float32)
+        batch = self.call(self.table.sample, size, index=name, timeout_s=0.0, **asked)
         if batch is None:
             return
-        index = self.indexes[name]
+        assert index.replacement or len(set(batch.item_keys.tolist())) == size
         probabilities = batch.probabilities
         assert ((probabilities > 0.0) & (probabilities <= 1.0)).all()
         numbers = np.asarray(batch["number"])

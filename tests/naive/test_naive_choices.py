@@ -5,25 +5,40 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import relive
+from naive.choices_twin import NaiveChoices
 from naive.program import run_at_random
+from naive.test_naive_shuffle import Epochs
 from relive import errors
+from relive.samplers import REMOVERS as ALL_REMOVERS
+from relive.samplers import SAMPLERS as ALL_SAMPLERS
 
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
-SAMPLERS = (
+BY_CHANCE = (
     relive.Uniform(),
     relive.Prioritized(1.0),
-    relive.Fifo(),
-    relive.Lifo(),
-    relive.MaxPriority(),
-    relive.MinPriority(),
+    relive.RankBased(1.0),
+    relive.TopK(2),
+    relive.TopK(0.5),
+    relive.Fresh(last=3),
+    relive.Fresh(decay=0.5),
+)
+SAMPLERS = (
+    *((sampler, True) for sampler in BY_CHANCE),
+    *((sampler, False) for sampler in BY_CHANCE),  # without replacement
+    (relive.Fifo(), True),
+    (relive.Lifo(), True),
+    (relive.MaxPriority(), True),
+    (relive.MinPriority(), True),
+    (relive.Fresh(), True),
+    (relive.Shuffle(), True),
 )
 REMOVERS = (
     relive.Fifo(),
@@ -34,32 +49,34 @@ REMOVERS = (
     relive.Prioritized(1.0),
     relive.Reservoir(),
 )
-LIMITERS = (relive.MinSize(), relive.MinSize(3), relive.SamplesPerInsert(2.0, 2, tolerance=4.0), relive.Queue(3))
-BY_CHANCE = (relive.Uniform, relive.Prioritized, relive.Reservoir)
-REFUSED = (errors.DeadlineExceeded, errors.WaitsForItself, errors.RequestTooLarge)
+LIMITERS = (
+    relive.MinSize(),
+    relive.MinSize(3),
+    relive.SamplesPerInsert(2.0, 2, tolerance=4.0),
+    relive.Queue(3),
+    relive.StalenessBudget(1, 4),
+)
+REFUSED = (errors.DeadlineExceeded, errors.WaitsForItself, errors.RequestTooLarge, errors.RareItems)
 PRIORITIES = (0.0, 0.5, 1.0, 3.0)
 
 
-@dataclass
-class NaiveItem:
-    """came, changed: when it could be drawn first, and when it had its last priority."""
+def test_nothing_is_left_out() -> None:
+    """Who adds a sampler, a remover or a limiter adds it here."""
+    assert {type(sampler) for sampler, _ in SAMPLERS} == set(ALL_SAMPLERS)
+    assert {type(remover) for remover in REMOVERS} == set(ALL_REMOVERS)
+    assert {type(limiter) for limiter in LIMITERS} == set(relive.limiters.LIMITERS)
 
-    key: int
-    priority: float
-    came: int
-    changed: int
-    uses: int = 0
 
-    def rank(self, kind: Any) -> tuple[float, ...]:
-        """The lowest comes first, or goes first."""
-        sign = -1.0 if isinstance(kind, (relive.Lifo, relive.MaxPriority)) else 1.0
-        if isinstance(kind, (relive.Fifo, relive.Lifo)):
-            return (sign * self.came,)
-        return (sign * self.priority, self.changed)
+def fits(limiter: Any, max_times: int | None, max_items: int) -> bool:
+    if isinstance(limiter, (relive.Queue, relive.StalenessBudget)):
+        return max_times is not None
+    if isinstance(limiter, relive.SamplesPerInsert) and max_times is not None:
+        return limiter.samples_per_insert <= max_times
+    return limiter.num_items <= max_items
 
 
 class ChoicesMachine(RuleBasedStateMachine):
-    """A table of one index, and the list of its items."""
+    """A table of one index, and the twin."""
 
     @initialize(
         sampler=st.sampled_from(SAMPLERS),
@@ -67,78 +84,71 @@ class ChoicesMachine(RuleBasedStateMachine):
         max_items=st.sampled_from((3, 8)),
         max_times=st.sampled_from((None, 1, 3)),
         limiter=st.sampled_from(LIMITERS),
+        max_staleness=st.sampled_from((None, None, 0, 2)),
     )
-    def begin(self, sampler: Any, remover: Any, max_items: int, max_times: int | None, limiter: Any) -> None:
-        if isinstance(limiter, relive.Queue):
-            max_times = max_times or 1
-        if isinstance(limiter, relive.SamplesPerInsert) and max_times == 1:
-            max_times = 2  # with one use fewer than samples an insert it is refused
-        self.sampler, self.remover, self.limiter = sampler, remover, limiter
-        self.max_items, self.max_times = max_items, max_times
+    def begin(
+        self,
+        sampler: tuple[Any, bool],
+        remover: Any,
+        max_items: int,
+        max_times: int | None,
+        limiter: Any,
+        max_staleness: int | None,
+    ) -> None:
+        if not fits(limiter, max_times, max_items):
+            max_times = 2
         index = relive.Index(
-            sampler=sampler, limiter=limiter, remover=remover, max_items=max_items, max_times_sampled=max_times
+            sampler=sampler[0],
+            limiter=limiter,
+            remover=remover,
+            max_items=max_items,
+            max_times_sampled=max_times,
+            max_staleness=max_staleness,
+            replacement=sampler[1],
         )
-        self.looks = index.has_priorities
+        self.index, self.twin, self.epochs = index, NaiveChoices(index), Epochs()
         self.table = relive.Table(SPEC, 4_000, index, seed=7, max_lanes=1)
         self.writer = self.table.writer()
-        self.live: dict[int, NaiveItem] = {}
         self.keys: list[int] = []
-        self.ticket, self.largest, self.sampled = 0, 1.0, 0
 
     def teardown(self) -> None:
         if hasattr(self, "table"):
             self.table.close()
 
-    def take_ticket(self) -> int:
-        self.ticket += 1
-        return self.ticket
+    @property
+    def live(self) -> dict[int, Any]:
+        return self.twin.live
 
     @rule(priority=st.sampled_from((None, *PRIORITIES)))
     def append(self, priority: float | None) -> None:
-        given = {"priority": priority} if self.looks and priority is not None else {}
+        given = {"priority": priority} if self.index.has_priorities and priority is not None else {}
         try:
             key = int(self.writer.append(number=len(self.keys), timeout_s=0.0, **given))
         except REFUSED:
-            assert not self.lets_in()
+            assert not self.twin.lets_in()
             return
-        assert self.lets_in()
+        assert self.twin.lets_in()
         self.keys.append(key)
-        self.largest = max(self.largest, given.get("priority", 0.0))
-        ticket = self.take_ticket()
-        self.live[key] = NaiveItem(key, given.get("priority", self.largest), ticket, ticket)
-        if len(self.live) > self.max_items:
+        self.twin.insert(key, given.get("priority"))
+        if self.twin.is_too_many:
             del self.live[self.chosen()]
-
-    def lets_in(self) -> bool:
-        if isinstance(self.limiter, relive.MinSize):
-            return True
-        if isinstance(self.limiter, relive.Queue):
-            return len(self.live) < self.limiter.max_size
-        if len(self.live) < self.limiter.min_size:
-            return True
-        ratio = self.limiter.samples_per_insert
-        return (len(self.keys) + 1) * ratio - self.sampled <= ratio * self.limiter.min_size + 4.0
+        self.epochs.look(set(self.live))
 
     def chosen(self) -> int:
         """The key that the remover says; where that is chance, the table."""
-        if not isinstance(self.remover, BY_CHANCE):
-            return min(self.live, key=lambda key: self.live[key].rank(self.remover))
+        gone = self.twin.removed()
+        if gone is not None:
+            return gone
         there = self.table.gather(list(self.live)).present
         (gone,) = [key for key, is_there in zip(self.live, there, strict=True) if not is_there]
-        is_heavy = self.live[gone].priority > 0 or not any(item.priority for item in self.live.values())
-        assert is_heavy or not isinstance(self.remover, relive.Prioritized)
+        assert self.twin.could_remove(gone)
         return gone
 
     @rule(choices=st.lists(st.integers(0, 1_000), min_size=1, max_size=4), priority=st.sampled_from(PRIORITIES))
-    @precondition(lambda self: self.looks and self.keys)
+    @precondition(lambda self: self.index.has_priorities and self.keys)
     def update(self, choices: list[int], priority: float) -> None:
         keys = list(dict.fromkeys(self.keys[-1 - choice % min(len(self.keys), 12)] for choice in choices))
-        applied = self.table.update_priorities(keys, [priority] * len(keys))
-        there = [self.live[key] for key in keys if key in self.live]
-        assert applied == len(there)
-        self.largest = max(self.largest, priority)
-        for item in there:
-            item.priority, item.changed = priority, self.take_ticket()
+        assert self.table.update_priorities(keys, [priority] * len(keys)) == self.twin.update(keys, priority)
 
     @rule(choice=st.integers(0, 1_000))
     @precondition(lambda self: self.live)
@@ -146,69 +156,108 @@ class ChoicesMachine(RuleBasedStateMachine):
         key = sorted(self.live)[choice % len(self.live)]
         assert self.table.delete([key]) == 1
         del self.live[key]
+        self.epochs.look(set(self.live))
 
-    @rule(count=st.integers(1, 4))
-    def draw(self, count: int) -> None:
-        before = {key: item for key, item in self.live.items() if self.has_mass(item)}
-        try:
-            drawn = self.table.draw(count, timeout_s=0.0).item_keys.tolist()
-        except REFUSED:
+    @rule()
+    def step_version(self) -> None:
+        self.twin.step_version()
+        self.table.set_policy_version(self.twin.version)
+        self.epochs.look(set(self.live))
+
+    @rule(limiter=st.sampled_from(LIMITERS))
+    def change_limiter(self, limiter: Any) -> None:
+        if not fits(limiter, self.index.max_times_sampled, self.index.max_items or 0):
             return
-        assert len(self.live) >= getattr(self.limiter, "min_size", 1)
-        if isinstance(self.limiter, relive.SamplesPerInsert):
-            ratio = self.limiter.samples_per_insert
-            assert len(self.keys) * ratio - self.sampled - count >= ratio * self.limiter.min_size - 4.0
-        self.sampled += count
-        if not isinstance(self.sampler, BY_CHANCE):
-            order = sorted(before, key=lambda key: before[key].rank(self.sampler))
-            first = order[: min(count, len(order))]
-            assert drawn[: len(first)] == first if self.max_times is None else set(first) <= set(drawn)
-        for key in drawn:
-            before[key].uses += 1
-        for key in set(drawn):
-            assert self.max_times is None or before[key].uses <= self.max_times
-            if before[key].uses == self.max_times:
-                del self.live[key]
+        self.table.set_limiter(limiter)
+        self.twin.change_limiter(limiter)
 
-    def has_mass(self, item: NaiveItem) -> bool:
-        return not isinstance(self.sampler, relive.Prioritized) or item.priority > 0.0
+    @rule(count=st.integers(1, 4), least=st.sampled_from((None, None, 0, 3, 7)))
+    def draw(self, count: int, least: int | None) -> None:
+        """least: drawn are items of the steps from this many before the last on; None: without a condition."""
+        is_shuffled = isinstance(self.index.sampler, relive.Shuffle)
+        if is_shuffled and self.index.max_times_sampled is not None:
+            count = 1  # in a batch what is used up would make room for a later turn of what came already
+        asked: dict[str, Any] = {}
+        passing = None
+        if least is not None and not is_shuffled:
+            asked = {"where": f"number >= {len(self.keys) - least}"}
+            passing = {key for key, item in self.live.items() if item.number >= len(self.keys) - least}
+        expected = self.twin.may_draw(count, passing)
+        try:
+            draw = self.table.draw(count, timeout_s=0.0, **asked)
+        except REFUSED as refusal:
+            assert not expected, f"{refusal} of {self.live}"
+            assert isinstance(refusal, errors.RequestTooLarge) == self.twin.is_too_large(count)
+            return
+        assert expected in (True, None), f"{draw.item_keys} of {self.live}"
+        self.look_at(draw, passing)
+        drawn = draw.item_keys.tolist()
+        self.twin.count(drawn)
+        for key in drawn if is_shuffled else ():
+            self.epochs.draw(key)
+        self.epochs.look(set(self.live))
+
+    def look_at(self, draw: relive.Draw, passing: set[int] | None) -> None:
+        """What was drawn is what may be, with the chance that it had."""
+        chances = self.twin.chances()
+        drawn, is_counted = draw.item_keys.tolist(), self.index.max_times_sampled is not None
+        assert draw.num_live_items == max(1, len(self.live))
+        of_best = is_counted and isinstance(self.index.sampler, relive.TopK)  # who is used up leaves another his place
+        assert set(drawn) <= set(self.live if of_best else chances)
+        assert passing is None or set(drawn) <= passing
+        assert self.index.replacement or len(set(drawn)) == len(drawn)
+        if self.twin.is_ordered:
+            found = [key for key in chances if passing is None or key in passing]
+            order = sorted(found, key=lambda key: self.live[key].rank(self.index.sampler))
+            first = order[: min(len(drawn), len(order))]
+            again = [first[k % len(first)] for k in range(len(drawn))]
+            assert set(first) <= set(drawn) if is_counted else drawn == again
+        if not is_counted or len(drawn) == 1:  # else some are drawn when others are used up
+            assert np.allclose(draw.probabilities, [chances[key] for key in drawn], rtol=1e-6)
 
     @invariant()
     def what_lives_is_the_twins(self) -> None:
         if not hasattr(self, "table"):
             return
         self.table.check()
-        assert self.table.num_items() == len(self.live) <= self.max_items
-        if self.keys:
-            recent = self.keys[-50:]
-            there = self.table.gather(recent).present
-            used_up = self.max_times is not None  # such an item's key still leads to it
-            assert all(is_there or key not in self.live for key, is_there in zip(recent, there, strict=True))
-            assert used_up or [key for key, is_there in zip(recent, there, strict=True) if is_there] == [
-                key for key in recent if key in self.live
-            ]
+        assert self.table.num_items() == len(self.live) <= (self.index.max_items or 0)
+        if not self.keys:
+            return
+        recent = self.keys[-50:]
+        there = self.table.gather(recent).present
+        used_up = self.index.max_times_sampled is not None  # such an item's key still leads to it
+        assert all(is_there or key not in self.live for key, is_there in zip(recent, there, strict=True))
+        assert used_up or [key for key, is_there in zip(recent, there, strict=True) if is_there] == [
+            key for key in recent if key in self.live
+        ]
 
 
-def play(sampler: Any, remover: Any, limiter: Any, max_times: int | None) -> None:
+def play(sampler: tuple[Any, bool], remover: Any, limiter: Any, max_times: int | None) -> None:
     rng = random.Random(f"{sampler}{remover}{limiter}{max_times}")
     machine = ChoicesMachine()
-    machine.begin(sampler, remover, rng.choice((3, 8)), max_times, limiter)
+    machine.begin(sampler, remover, rng.choice((3, 8)), max_times, limiter, rng.choice((None, None, None, 0, 2)))
 
     def update() -> None:
-        if machine.looks and machine.keys:
+        if machine.index.has_priorities and machine.keys:
             machine.update([rng.randrange(1_000) for _ in range(3)], rng.choice(PRIORITIES))
 
     def delete() -> None:
         if machine.live and rng.random() < 0.5:
             machine.delete(rng.randrange(1_000))
 
+    def change_limiter() -> None:
+        if rng.random() < 0.2:
+            machine.change_limiter(rng.choice(LIMITERS))
+
     calls: list[Callable[[], None]] = [
         *[lambda: machine.append(rng.choice((None, *PRIORITIES)))] * 5,
-        *[lambda: machine.draw(rng.randint(1, 4))] * 3,
+        *[lambda: machine.draw(rng.randint(1, 4), rng.choice((None, None, None, 0, 3, 7)))] * 4,
         update,
         delete,
+        machine.step_version,
+        change_limiter,
     ]
-    run_at_random(rng, calls, 60, (1, machine.what_lives_is_the_twins), machine.teardown)
+    run_at_random(rng, calls, 40, (1, machine.what_lives_is_the_twins), machine.teardown)
 
 
 @pytest.mark.parametrize("max_times", [None, 1, 3])

@@ -35,6 +35,10 @@ def run(pipe: Connection) -> None:
                 server = serve({"table": table}, address)
                 served[server.address] = (server, table)
                 pipe.send(server.address + "/table")
+            elif what == "publish":
+                address, arrays, version = arguments
+                served[address][0].parameters("table").publish(arrays, version)
+                pipe.send(None)
             elif what == "num_streams":
                 pipe.send(served[arguments[0]][0].num_streams)
             else:
@@ -78,6 +82,10 @@ class Host:
     def attach(self, name: str, address: str = "grpc://127.0.0.1:0") -> Any:
         """Address of a shared table that exists."""
         return self.ask("attach", name, address)
+
+    def publish(self, address: str, arrays: Any, version: int) -> None:
+        """Parameters beside the table at this address, by the serving process."""
+        self.ask("publish", address.removesuffix("/table"), arrays, version)
 
     def stop(self, address: str) -> None:
         """Closes server and table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -335,6 +336,21 @@ def test_use_after_fork_is_refused() -> None:
                 os._exit(7 if refused == 4 else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
             assert len(remote) == 1
+
+
+def test_a_closed_server_leaves_nothing_for_a_fork_to_find() -> None:
+    """Arrow's server joins its threads when it is freed: a forked child that collected one as garbage would crash."""
+    gc.collect()
+    gc.disable()
+    try:
+        with relive.Table(plain_spec(), 100) as table, serve({"one": table}, LOOPBACK) as server:
+            with connect(server.address + "/one") as remote, remote.writer() as writer:
+                write_steps(writer, 0, 3)
+                remote.sample(2)
+        # Not gc.collect() first: what only that would free is what is asked for.
+        assert not [one for one in gc.get_objects() if isinstance(one, flight.FlightServerBase)]
+    finally:
+        gc.enable()
 
 
 def wait_for_streams(server: Server, count: int) -> None:

@@ -216,3 +216,23 @@ def test_configurations_check_themselves() -> None:
     ):  # fmt: skip
         with pytest.raises(InvalidConfig):
             dataclasses.replace(config, **wrong)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_low_precision_is_near_and_repeats(kind: Any) -> None:
+    """Ten updates in bfloat16 stay near those in float32, and are the same bits each time."""
+    states = []
+    for precision in ("float32", "bfloat16", "bfloat16"):
+        agent = made(kind(batch_size=ROWS, hidden=(64, 64), precision=precision))
+        for seed in range(10):
+            agent.update(continuous_batch(seed, ROWS))
+        states.append(agent.critics.online.values.clone())
+    exact, low, again = states
+    assert torch.equal(low, again) and not torch.equal(low, exact)
+    assert float((low - exact).norm()) < 0.05 * float(exact.norm())
+
+
+def test_a_precision_that_there_is_not_is_refused() -> None:
+    for kind in KINDS:
+        with pytest.raises(InvalidConfig, match="bfloat16"):
+            kind(precision="float16")

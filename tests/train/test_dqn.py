@@ -125,7 +125,7 @@ def test_numpy_acting_agrees_with_torch(kind: str, shape: tuple[int, ...], dueli
     network = QNetworkConfig(kind, (32,) if kind == "conv" else (32, 32), dueling)  # type: ignore[arg-type]
     agent = made(DQNConfig(network=network, batch_size=3), spaces)
     batch = discrete_batch(1, 3, spaces)
-    agent._load(batch)
+    agent.load(batch)
     outputs = agent._network.forward(agent._observation)
     expected = action_values(outputs, dueling=dueling).numpy()
     mine = q_values(agent.parameters(), batch["observation"], dueling=dueling)

@@ -112,7 +112,7 @@ def test_numpy_acting_agrees_with_torch(kind: str, shape: tuple[int, ...]) -> No
     network = QuantileNetworkConfig(kind, (32,) if kind == "conv" else (32, 32), num_cosines=7)  # type: ignore[arg-type]
     config = IQNConfig(network=network, batch_size=3, num_greedy_quantiles=5, cvar=0.5)
     agent, batch = made(config, spaces), discrete_batch(1, 3, spaces)
-    agent._load(batch)
+    agent.load(batch)
     expected = agent._network(agent._observation, agent._greedy_fractions).detach().numpy()
     np.testing.assert_allclose(agent._greedy_fractions.numpy(), [[0.05, 0.15, 0.25, 0.35, 0.45]], rtol=1e-6)
     mine = quantile_values(agent.parameters(), batch["observation"], agent._greedy_fractions.numpy()[0])

@@ -56,6 +56,53 @@ def test_gradients_agree_with_autograd(sizes: tuple[int, ...], rows: int) -> Non
         assert torch.equal(parameters.gradients, before)
 
 
+@pytest.mark.parametrize("sizes", [(3, 8, 1), (14, 32, 16, 2), (40, 16, 1)])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_gradients_of_some_inputs_and_of_some_rows(sizes: tuple[int, ...], first: int) -> None:
+    rows = 12
+    network, naive = MLP(parameters := made(sizes), "net", rows), reference(parameters)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(rows, sizes[0], generator=generator).requires_grad_()
+    gradient = torch.randn(rows, sizes[-1], generator=generator)
+    naive(inputs).backward(gradient)
+    network.forward(inputs.detach())
+    expected = inputs.grad[:, first:]
+    torch.testing.assert_close(network.input_gradient(gradient, first), expected, rtol=1e-5, atol=1e-5)
+    for chosen in ([3, 5, 11], [], list(range(rows))):  # as many as there are, and none
+        some = torch.tensor(chosen, dtype=torch.int64)
+        found = network.input_gradient_of(some, gradient[some], first)
+        torch.testing.assert_close(found, expected[some], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(3, 64, 48, 2), (40, 64, 64, 64, 1)])
+def test_low_precision_rounds_the_products_of_wide_layers(sizes: tuple[int, ...]) -> None:
+    """To bfloat16's 8 bits: forward, both gradients, and what a forward on other rows leaves behind."""
+    rows = 24
+    parameters = made(sizes)
+    network, naive = MLP(parameters, "net", rows, low=True), reference(parameters)
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        inputs = torch.randn(rows, sizes[0], generator=generator).requires_grad_()
+        gradient = torch.randn(rows, sizes[-1], generator=generator)
+        expected = naive(inputs)
+        expected.backward(gradient)
+        got = network.forward(inputs.detach())
+        network.backward(gradient)
+        assert got.dtype == torch.float32 and not torch.equal(got, expected)
+        pairs = [(got, expected.detach()), (network.input_gradient(gradient).clone(), inputs.grad)]
+        some = torch.tensor([1, 5, 20])
+        pairs.append((network.input_gradient_of(some, gradient[some]), inputs.grad[some]))
+        for view, parameter in zip(parameters.gradient.values(), naive.parameters(), strict=True):
+            pairs.append((view, parameter.grad))
+            parameter.grad = None
+        for mine, theirs in pairs:
+            assert float((mine - theirs).norm()) < 0.3 * float(theirs.norm())  # a relu may turn over
+        with torch.no_grad():  # other weights: they are read anew
+            parameters.values.mul_(1.5)
+            for parameter in naive.parameters():
+                parameter.mul_(1.5)
+
+
 def test_inputs_may_be_a_part_of_wider_rows() -> None:
     parameters = made((3, 16, 2))
     wide = torch.randn(8, 9, generator=torch.Generator().manual_seed(0))

@@ -46,7 +46,15 @@ def test_wrong_configurations_are_refused(tmp_path: Path) -> None:
     for wrong in (
         lambda: EnvironmentConfig(""),
         lambda: ReplayConfig(capacity=10, min_size=20),
-        lambda: ActingConfig(num_actors=0),
+        lambda: ActingConfig(num_actors=-1),
+        lambda: preset("dqn", "CartPole-v1", {"acting.num_actors": 0}),
+        lambda: preset(
+            "dqn",
+            "CartPole-v1",
+            {"acting.num_actors": 0, "serving.address": "grpc://127.0.0.1:0", "topology": "inline"},
+        ),
+        lambda: preset("dqn", "CartPole-v1", {"serving.address": "http://127.0.0.1:0"}),
+        lambda: preset("dqn", "CartPole-v1", {"serving.max_staleness_s": 0.5}),
         lambda: ReplayConfig(updates_per_step=0.0),
         lambda: preset("dqn", "CartPole-v1", {"threads": -1}),
     ):

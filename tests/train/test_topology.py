@@ -320,6 +320,23 @@ def test_an_inline_run_is_the_same_each_time(tmp_path: Path) -> None:
         assert torch.equal(one, other), name
 
 
+def test_several_learners_have_no_actors_beside_them_where_that_is_asked_for(tmp_path: Path) -> None:
+    """The first of them steps the environments, whose streams are those of actor processes."""
+    names: set[str] = set()
+
+    class Looking(Callback):
+        def on_progress(self, now: Snapshot) -> None:
+            names.update(child.name for child in multiprocessing.active_children())
+
+    settings = {**SMALL, "topology": "learners(2, sync)", "acting.inline": True, "limits.max_steps": 1500}
+    result = train(preset("dqn", "CartPole-v1", settings), tmp_path / "run", callbacks=[Looking()])
+    assert result.num_updates > 200 and names == {"relive-learner-1"} and multiprocessing.active_children() == []
+    for topology in ("actors", "actors(2)"):
+        with pytest.raises(InvalidConfig, match="acting.inline"):
+            preset("dqn", "CartPole-v1", {"topology": topology, "acting.inline": True})
+    assert preset("dqn", "CartPole-v1", {"topology": "inline", "acting.inline": True}).acts_inline
+
+
 def test_an_environment_that_raises_in_one_process_says_so_too(tmp_path: Path) -> None:
     settings = {**SMALL, "topology": "inline", "environment.num_envs_per_actor": 1}
     with pytest.raises(EnvironmentRaised) as caught:

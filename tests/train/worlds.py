@@ -67,6 +67,29 @@ class Written(World):
 gymnasium.register("Written-v0", entry_point=Written)
 
 
+class Counting(gymnasium.Env[Any, Any]):
+    """Shows (number of the episode, drawn at its reset; number of the step): what follows what is seen in any two."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 2.0**24, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._episode, self._step = float(self.np_random.integers(2**24)), 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        time.sleep(0.0005)
+        return self._observation(), 1.0, self._step >= 40, False, {}
+
+    def _observation(self) -> Any:
+        return np.array([self._episode, self._step, 0.0, 0.0], np.float32)
+
+
+gymnasium.register("Counting-v0", entry_point=Counting)
+
+
 class Acted(Written):
     """What it shows follows from what was done to it; what was done is written beside it."""
 

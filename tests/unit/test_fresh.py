@@ -65,6 +65,19 @@ def test_the_last_n_are_drawn_alike_and_nothing_else() -> None:
         table.check()
 
 
+@pytest.mark.parametrize("remover", [relive.MinPriority(), relive.MaxPriority(), relive.Prioritized(1.0)], ids=repr)
+def test_what_is_revalued_for_its_remover_is_none_that_came(remover: Any) -> None:
+    with fresh(relive.Fresh(last=3), remover=remover, max_items=50) as table, table.writer() as writer:
+        keys = writer.extend(number=np.arange(10))
+        for _ in range(5):
+            assert table.update_priorities(keys, np.linspace(1.0, 2.0, 10)) == 10
+        assert counted(table, 10, draws=2).nonzero()[0].tolist() == [7, 8, 9]
+        table.update_priorities(keys, np.ones(10))
+        keys = writer.append(number=10)
+        assert counted(table, 11, draws=2).nonzero()[0].tolist() == [8, 9, 10]
+        table.check()
+
+
 def test_a_draw_waits_where_none_of_the_last_is_there() -> None:
     with fresh(relive.Fresh(last=2)) as table, table.writer() as writer:
         keys = writer.extend(number=np.arange(8))

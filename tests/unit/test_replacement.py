@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,13 @@ def assert_as_likely(table: relive.Table, masses: Any, num_items: int, num_draws
     assert square < freedom + 4.3 * (2 * freedom) ** 0.5 + 13.0, (square, counts, expected)
 
 
+def left_out(masses: Any, num_items: int) -> float:
+    """How often the last item is the one that a batch of all but one lacks: by drawing so, without the library."""
+    rng = np.random.default_rng(0)
+    order = np.argsort(rng.exponential(size=(20_000, len(masses))) / np.asarray(masses), axis=1)
+    return float(np.mean(order[:, num_items:] == len(masses) - 1))
+
+
 MASSES = (1.0, 2.0, 4.0, 8.0, 1.0)
 
 
@@ -82,11 +91,90 @@ def test_a_rest_of_almost_no_mass_is_found_all_the_same() -> None:
     table.close()
 
 
+@pytest.mark.parametrize(
+    ("sampler", "priorities"),
+    [
+        (relive.Prioritized(1.0), np.float32([3e38, 1e-3, 1e-20, 1e-45])),
+        (relive.Prioritized(8.0), np.float32([3e38, 1e-3, 1e-20, 1e-45])),
+        (relive.RankBased(10.0), 2.0 ** np.arange(64)),
+        (relive.RankBased(10.0), 1.001 ** np.arange(3_000)),
+    ],
+    ids=["a float's range", "beyond a double's", "each a rank", "classes behind the sums"],
+)
+def test_what_is_next_to_nothing_of_the_total_comes_too(sampler: Any, priorities: Any) -> None:
+    """Also where the whole draw has no time: what is there is looked for once, to the end."""
+    index = relive.Index(sampler=sampler, replacement=False)
+    table = table_of(index, priorities, len(priorities), capacity=len(priorities))
+    for num_items in (1, 2, 3, len(priorities) - 1, len(priorities)):
+        batch = table.sample(num_items, timeout_s=0.0)
+        assert len(set(batch["score"].tolist())) == num_items
+        assert ((batch.probabilities > 0.0) & (batch.probabilities <= 1.0)).all()
+        assert np.isfinite(batch.weights(1.0)).all()
+    table.close()
+
+
+def test_a_deadline_that_is_over_changes_nothing_of_what_is_drawn() -> None:
+    drawn = []
+    for timeout_s in (0.0, 20.0):
+        table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), (1e9, 1.0, 2.0, 3.0, 4.0))
+        drawn.append([table.draw(4, timeout_s=timeout_s).item_keys.tolist() for _ in range(20)])
+        table.close()
+    assert drawn[0] == drawn[1]
+
+
+def test_what_faded_long_ago_comes_too() -> None:
+    table = relive.Table(SPEC, 2_000, relive.Index(sampler=relive.Fresh(decay=0.5), replacement=False))
+    with table.writer() as writer:
+        for version in range(1_200):
+            table.set_policy_version(version)
+            writer.append(observation=np.zeros(3), score=version)
+    assert sorted(table.sample(1_200, timeout_s=0.0)["score"]) == list(range(1_200))
+    table.close()
+
+
+def test_by_steep_ranks_the_last_ones_come_as_their_ranks_say() -> None:
+    """Of what is left when the best are in the batch: ranks 50 and 51 weigh nothing beside rank 1, and 1.2 to 1."""
+    table = table_of(relive.Index(sampler=relive.RankBased(10.0), replacement=False), 2.0 ** -np.arange(51), 51)
+    last = [int(set(range(51)).difference(table.sample(50)["score"].astype(int)).pop()) for _ in range(3_000)]
+    share = np.mean([score == 50 for score in last])
+    assert len(set(last)) > 3 and abs(share - left_out((np.arange(51) + 1.0) ** -10.0, 50)) < 0.05
+    table.close()
+
+
 def test_all_there_are_come_in_random_order() -> None:
     table = table_of(relive.Index(replacement=False), num_items=50)
     orders = [tuple(table.sample(50)["score"].astype(int)) for _ in range(20)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len(set(orders)) == 20
+    table.close()
+
+
+@pytest.mark.parametrize("masses", [MASSES, (1e9, 2.0, 4.0, 8.0, 1.0)], ids=["found by points", "by a race"])
+def test_any_slice_of_a_batch_is_a_fair_one(masses: Any) -> None:
+    """The heavy items are drawn first, but stand anywhere: each row is as likely to have an item as any other."""
+    table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), np.float32(masses))
+    seen = np.zeros((3, 5))
+    for _ in range(3_000):
+        seen[np.arange(3), table.sample(3)["score"].astype(int)] += 1
+    expected = seen.sum(axis=0) / 3
+    assert ((seen - expected) ** 2 / expected).sum() < 8 + 4.3 * 4 + 13.0, seen
+    table.close()
+
+
+@pytest.mark.parametrize("num_items", [9_000, 19_999, 20_000])
+def test_large_parts_of_a_table(num_items: int) -> None:
+    """Raced for at once: of items four times as heavy as the others as many come as one after another would bring."""
+    masses = np.where(np.arange(20_000) < 10_000, 4.0, 1.0)
+    table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), masses, 20_000, capacity=20_000)
+    rng = np.random.default_rng(0)
+    expected, found = [], []
+    for _ in range(8):
+        first = np.argpartition(rng.exponential(size=20_000) / masses, num_items - 1)[:num_items]
+        expected.append(int((first < 10_000).sum()))
+        scores = table.sample(num_items, timeout_s=0.0)["score"]
+        assert len(np.unique(scores)) == num_items
+        found.append(int((scores < 10_000).sum()))
+    assert abs(np.mean(found) - np.mean(expected)) < 5.0 * 50.0 / np.sqrt(8)  # a batch's deviation is below 50
     table.close()
 
 
@@ -104,8 +192,8 @@ def test_more_than_there_are_wait_and_more_than_can_be_are_refused() -> None:
     with table.writer() as writer:
         writer.extend(observation=np.zeros((1, 3)), score=np.float32([5]))
         assert sorted(table.sample(6)["score"]) == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(errors.RequestTooLarge, match="each of the index's items once"):
-        table.sample(100_000)
+    with pytest.raises(errors.RequestTooLarge, match="64 are .the table's capacity"):
+        table.sample(65)
     assert table.stats().indexes["default"].sampled == 6
     table.close()
 
@@ -125,6 +213,39 @@ def test_a_condition_beside_it() -> None:
         table.sample(3, where="score > 2")
     assert (caught.value.asked, caught.value.found) == (3, 2)
     assert table.stats().indexes["default"].sampled == 3 * 4_000
+    table.close()
+
+
+@pytest.mark.parametrize(
+    ("masses", "asked"),
+    [(MASSES, {}), ((1e5, 2.0, 4.0, 8.0, 1.0), {}), (MASSES, {"where": "score < 5"})],
+    ids=["found by points", "by a race", "with a condition"],
+)
+def test_batches_are_as_likely_while_others_write_evict_and_revalue(masses: Any, asked: Any) -> None:
+    """Items of next to no mass come and go around five that stay; these are revalued, to what they were."""
+    index = relive.Index(sampler=relive.Prioritized(1.0), replacement=False, remover=relive.MinPriority(), max_items=16)
+    table = table_of(index, masses, capacity=index.steps_to_hold)
+    (keys,) = table.keys()
+    stop = threading.Event()
+
+    def churn(work: Any) -> None:
+        while not stop.is_set():
+            work()
+
+    with table.writer() as writer:
+        rows = {"observation": np.zeros((8, 3)), "score": np.full(8, 100.0), "priority": np.full(8, 1e-12)}
+        others = [lambda: writer.extend(**rows), lambda: table.update_priorities(keys, np.float32(masses))]
+        threads = [threading.Thread(target=churn, args=(work,)) for work in others]
+        for thread in threads:
+            thread.start()
+        try:
+            assert_as_likely(table, masses, 3, 1_500, **asked)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert table.stats().evicted > 100
+    table.check()
     table.close()
 
 
@@ -168,3 +289,51 @@ def test_devices_refuse_it_with_the_reason() -> None:
     layout_args = pytest.importorskip("relive.gpu.layout_args", reason="devices are read with torch")
     with pytest.raises(errors.InvalidConfig, match=r"kernels draw each item by itself; gather keys"):
         layout_args.check_sampler({"apart": relive.Index(replacement=False)}, 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "most", "bound"),
+    [
+        ({}, 64, "capacity"),
+        ({"max_items": 7}, 7, "may hold"),
+        ({"max_items": 64}, 64, "may hold"),
+        ({"sampler": relive.Fresh(last=9)}, 9, "Fresh"),
+        ({"limiter": relive.Queue(5), "max_times_sampled": 1}, 5, "Queue"),
+        ({"limiter": relive.SamplesPerInsert(4.0, 12, 1_000.0)}, 12, "min_size"),
+    ],
+    ids=["capacity", "max_items", "as many as the capacity", "last", "queue", "samples per insert"],
+)
+def test_a_draw_that_could_wait_for_ever_is_refused_with_what_bounds_it(more: Any, most: int, bound: str) -> None:
+    table = relive.Table(SPEC, 64, relive.Index(replacement=False, **more))
+    with pytest.raises(errors.RequestTooLarge) as caught:
+        table.draw(most + 1, timeout_s=0.0)
+    assert (caught.value.requested, caught.value.window) == (most + 1, most) and bound in caught.value.none_twice
+    with table.writer() as writer:
+        writer.extend(observation=np.zeros((most, 3)), score=np.arange(most))
+    assert sorted(table.sample(most, timeout_s=0.0)["score"]) == list(range(most))
+    table.close()
+
+
+def test_a_limiter_under_which_a_draw_that_waits_would_wait_for_ever_is_refused() -> None:
+    table = table_of(relive.Index(replacement=False, limiter=relive.MinSize(1)), num_items=5)
+    done: list[Any] = []
+    waits = threading.Thread(target=lambda: done.append(table.sample(20, timeout_s=20.0)["score"]))
+    waits.start()
+    while table.stats().indexes["default"].samplers_wait_for != "items":
+        time.sleep(0.002)
+    with pytest.raises(errors.RequestTooLarge):
+        table.set_limiter(relive.SamplesPerInsert(4.0, 19, 1_000.0))
+    table.set_limiter(relive.SamplesPerInsert(4.0, 20, 1_000.0))
+    with table.writer() as writer:
+        writer.extend(observation=np.zeros((15, 3)), score=np.arange(5, 20), timeout_s=20.0)
+    waits.join()
+    assert sorted(done[0]) == list(range(20))
+    table.close()
+
+
+def test_a_choice_of_ones_own_may_have_an_item_twice() -> None:
+    table = table_of(relive.Index(replacement=False, max_items=3), num_items=3)
+    (keys,) = table.keys()
+    own = relive.Draw.of(np.repeat(keys, 5), np.full(15, 1 / 3))
+    assert table.claim(own, timeout_s=0.0).num_items == 15
+    table.close()

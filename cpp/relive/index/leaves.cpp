@@ -147,7 +147,7 @@ double Leaves::begin_order(Held& held, uint64_t slot, float given, double mass) 
   if (has_turns()) set_turn(held, slot, no_turn());
   RELIVE_FAIL_POINT(order_ticket);
   if (has(kIsLatest)) {
-    set_due(held, Due::kPlace, slot, static_cast<double>(standing.ticket));
+    set_due(held, Due::kPlace, slot, static_cast<double>(counts().arrivals()));
     RELIVE_FAIL_POINT(latest_noted);
   }
   return has(kIsOrdered) ? sampling_leaf(config, standing) : mass;
@@ -160,6 +160,7 @@ double Leaves::renew_order(Held& held, uint64_t slot, float priority, double mas
   const bool is_drawn_by_it = has(kIsOrdered) && kind().has_priorities;
   if (!is_removed_by_it && !is_drawn_by_it) return has(kIsOrdered) ? tree().leaf(slot) : mass_now(slot, mass);
   const Standing standing = next_standing(priority);
+  if (has(kIsLatest)) counts().tickets_renewed().fetch_add(1, kRelaxed);
   if (is_removed_by_it) {
     set_order(held, slot, removal_leaf(config, standing));
     RELIVE_FAIL_POINT(order_renewed);

@@ -50,6 +50,7 @@ class Leaves final {
   // ---- at any time --------------------------------------------------------------------------------------------------
   const IndexConfig& config() const { return r_.header->indexes[index_]; }
   const Kind& kind() const { return kind_of(config().sampling); }
+  const ItemMap& map() const { return r_.map(index_); }
   double mass(uint64_t slot) const { return tree().leaf(slot); }  // acquire
   double total() const { return tree().total(); }                 // reduction of all leaves
   double nothing() const { return tree().identity(); }            // the value of a leaf that cannot be drawn

@@ -28,11 +28,11 @@ void leave_beyond_last(Held& held) {
   const Region& r = held.region;
   for (const uint32_t i : r.latest_indexes()) {
     const auto last = static_cast<double>(r.header->indexes[i].latest);
-    double ticket = 0.0;
+    double place = 0.0;
     while (RELIVE_RULE(Z4_last)) {
-      const uint64_t leaf = Leaves::first_due(held, i, Due::kPlace, &ticket);
-      const uint64_t given = r.header->index_state[i].tickets.load(std::memory_order_relaxed);
-      if (leaf == Leaves::kNoLeaf || ticket + last > static_cast<double>(given)) break;
+      const uint64_t leaf = Leaves::first_due(held, i, Due::kPlace, &place);
+      const uint64_t arrivals = r.header->index_state[i].arrivals();
+      if (leaf == Leaves::kNoLeaf || place + last > static_cast<double>(arrivals)) break;
       Leaves::leave_latest(held, i, leaf);
     }
   }

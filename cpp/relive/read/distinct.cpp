@@ -13,6 +13,8 @@ namespace {
 
 constexpr uint64_t kRace = uint64_t{1} << 41;  // random numbers from here on are of races
 constexpr uint64_t kLooks = 4096, kLooksARow = 16, kLeavesALook = 16;
+// Each round of looks passes over the whole batch. So many leaves for each square of its size are the quicker ones.
+constexpr double kLeavesASquare = 1024.0;
 
 struct Runner {
   double time;
@@ -22,32 +24,36 @@ struct Runner {
 // The first ones to come, of any number that run.
 class FirstOnes final {
  public:
-  explicit FirstOnes(size_t wanted) : wanted_(wanted) { runners_.reserve(wanted); }
+  explicit FirstOnes(size_t wanted) : wanted_(wanted) {}
 
   // rate above 0; chance in (0, 1].
   void run(double rate, double chance, const Chosen& place) {
-    const bool is_full = runners_.size() == wanted_;
     // -log(chance) is at least 1 - chance: most of those that come too late cost no logarithm.
-    if (is_full && 1.0 - chance >= rate * runners_.front().time) return;
+    if (1.0 - chance >= rate * too_late_) return;
     const double time = -std::log(chance) / rate;
-    if (is_full) {
-      if (time >= runners_.front().time) return;
-      std::pop_heap(runners_.begin(), runners_.end(), is_earlier);
-      runners_.pop_back();
-    }
+    if (time >= too_late_) return;
     runners_.push_back({time, place});
-    std::push_heap(runners_.begin(), runners_.end(), is_earlier);
+    if (runners_.size() == 2 * wanted_) drop_late();
   }
 
-  const std::vector<Runner>& in_order() {
-    std::sort_heap(runners_.begin(), runners_.end(), is_earlier);
+  // In no order: each of them goes to a row at random.
+  const std::vector<Runner>& all() {
+    if (runners_.size() > wanted_) drop_late();
     return runners_;
   }
 
  private:
-  static bool is_earlier(const Runner& a, const Runner& b) { return a.time < b.time; }
+  // What stays is as much as what goes, so it costs each of them little.
+  void drop_late() {
+    const auto last = runners_.begin() + static_cast<std::ptrdiff_t>(wanted_ - 1);
+    std::nth_element(runners_.begin(), last, runners_.end(),
+                     [](const Runner& a, const Runner& b) { return a.time < b.time; });
+    too_late_ = last->time;
+    runners_.resize(wanted_);
+  }
 
   const size_t wanted_;
+  double too_late_ = std::numeric_limits<double>::infinity();
   std::vector<Runner> runners_;
 };
 
@@ -57,19 +63,48 @@ void run_all(const Sieve& sieve, const CounterRng& rng, const BatchSlots& has, F
   };
   const Leaves& leaves = sieve.leaves();
   if (leaves.is_ranked()) return sieve.ranked().each([&](const Chosen& place) { run(place.probability, place); });
-  const double least = least_probability(leaves) * sieve.total();
-  for (uint64_t slot = 0; slot < sieve.num_leaves(); ++slot) {
-    const double mass = leaves.mass(slot);
-    if (Leaves::is_mass(mass) && mass >= least) run(mass / sieve.total(), Chosen{{}, 0, slot, 0.0});
+  for (uint64_t slot = 0; slot < sieve.num_leaves(); ++slot)
+    if (const double mass = leaves.mass(slot); Leaves::is_mass(mass)) run(mass, Chosen{{}, 0, slot, 0.0});
+}
+
+// Word before leaf (rule G2). Here a mass that is next to nothing of the total may be what was meant: what is heavier is
+// in the batch. False where it is so because the heavier ones went, and the total is not theirs any more.
+bool look_at_runners(const Sieve& sieve, Wave* wave) {
+  if (sieve.leaves().is_ranked()) {
+    sieve.look_at_chosen(wave);
+    return true;
   }
+  const ItemMap& map = sieve.leaves().map();
+  const double least = least_probability(sieve.leaves()) * sieve.total();
+  bool is_light = false;
+  wave->num_items = 0;
+  for (size_t k = 0; k < wave->num_points; ++k) {
+    const uint64_t slot = wave->drawn[k];
+    RELIVE_FAIL_POINT(draw_found);
+    const uint64_t word = map.word(slot);
+    RELIVE_FAIL_POINT(draw_word);
+    const double mass = sieve.leaves().mass(slot);
+    if (!Leaves::is_mass(mass) || !Region::is_used(word)) continue;
+    wave->items[wave->num_items++] = {slot, word, mass, true};
+    is_light |= mass < least;
+  }
+  return !is_light || sieve.leaves().total() > 0.5 * sieve.total();
 }
 
 }  // namespace
 
-uint64_t most_distinct(const Region& r, uint32_t index) {
+MostDistinct most_distinct(const Region& r, uint32_t index, const LimiterConfig& limiter) {
   const IndexConfig& config = r.header->indexes[index];
-  const uint64_t num_leaves = r.map(index).num_leaves;
-  return config.max_items != 0 ? std::min(config.max_items, num_leaves) : num_leaves;
+  MostDistinct most{std::min(r.geometry->capacity, r.map(index).num_leaves), "the table's capacity"};
+  const auto bound = [&](uint64_t num_items, const char* by) {
+    if (num_items <= most.num_items) most = {num_items, by};
+  };
+  if (config.max_items != 0) bound(config.max_items, "the items that the index may hold");
+  if ((config.traits & kIsLatest) != 0) bound(config.latest, "last of Fresh(last=)");
+  if (limiter.kind == LimiterConfig::kSamplesPerInsert)
+    bound(static_cast<uint64_t>(limiter.min_size), "min_size of SamplesPerInsert, up to which writers never wait");
+  if (limiter.kind == LimiterConfig::kQueue) bound(static_cast<uint64_t>(limiter.hi), "max_size of Queue");
+  return most;
 }
 
 void BatchSlots::begin(size_t num_items) { slots_.assign(std::bit_ceil(2 * num_items + 1), 0); }
@@ -91,14 +126,18 @@ bool BatchSlots::add(uint64_t slot) {
 }
 
 uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items) {
-  return kLooks + kLooksARow * num_items + r.map(index).num_leaves / kLeavesALook;
+  const uint64_t num_leaves = r.map(index).num_leaves;
+  const auto n = static_cast<double>(num_items);
+  if (n > kLooks && n * n > kLeavesASquare * static_cast<double>(num_leaves)) return 0;
+  return kLooks + kLooksARow * num_items + num_leaves / kLeavesALook;
 }
 
 void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
           DrawScratch* scratch) {
+  scratch->looks.has_raced = true;
   FirstOnes first_ones(rows.size() - *found);
   run_all(sieve, rng, scratch->has, &first_ones);
-  const std::vector<Runner>& chosen = first_ones.in_order();
+  const std::vector<Runner>& chosen = first_ones.all();
   scratch->looks.is_short = chosen.size() < rows.size() - *found;
   Wave wave;
   for (size_t begin = 0; begin < chosen.size(); begin += kWave) {
@@ -108,10 +147,11 @@ void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>
       wave.drawn[k] = chosen[begin + k].place.slot;
       wave.places[k] = chosen[begin + k].place;
     }
-    sieve.look_at_chosen(&wave);
+    if (!look_at_runners(sieve, &wave)) return;  // drawn anew, of the total that there is now
     for (size_t k = 0; k < wave.num_items; ++k) {
       const Candidate& one = wave.items[k];
-      if (scratch->has.add(one.slot)) sieve.keep(one, rows[(*found)++], one.mass / sieve.total(), scratch);
+      const double probability = std::max(one.mass / sieve.total(), std::numeric_limits<double>::min());
+      if (scratch->has.add(one.slot)) sieve.keep(one, rows[(*found)++], probability, scratch);
     }
   }
 }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "relive/words/limiter.hpp"
 #include "relive/words/region.hpp"
 
 namespace relive {
@@ -24,8 +25,12 @@ class Sieve;
 inline bool is_distinct(const Region& r, uint32_t index) {
   return (r.header->indexes[index].traits & kIsDistinct) != 0;
 }
-// Items of this index that may ever be in one batch.
-uint64_t most_distinct(const Region& r, uint32_t index);
+// Items that a batch of this index may ask for under a limiter, and what bounds them: a larger one could wait for ever.
+struct MostDistinct {
+  uint64_t num_items;
+  const char* bound;
+};
+MostDistinct most_distinct(const Region& r, uint32_t index, const LimiterConfig& limiter);
 
 // The slots of the items that a batch has.
 class BatchSlots final {
@@ -40,10 +45,11 @@ class BatchSlots final {
   std::vector<uint64_t> slots_;  // slot + 1, from a place that follows from it on; 0: none
 };
 
-// So many looks of one draw are made before the race.
+// So many looks of one draw are made before the race; none for a batch that is large.
 uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items);
 
 // An item for each of rows[*found ..) of what scratch->has has not; scratch->looks.is_short where there are not so many.
+// However little of the total an item is, it is found.
 void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
           DrawScratch* scratch);
 

@@ -55,6 +55,7 @@ struct Looks {
   uint64_t passed = 0;      // of these, items that pass
   uint64_t brought = 0;     // of these, items that the batch took
   size_t num_unfilled = 0;  // rows that the last round found nothing for within its looks
+  bool has_raced = false;   // they were looked for among all leaves (distinct.hpp)
   bool is_short = false;    // there are too few for a batch that has none twice
 };
 

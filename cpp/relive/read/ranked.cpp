@@ -32,6 +32,10 @@ double RankedDraw::sum(uint64_t rank) const {
   return law_ != nullptr ? law_->sum(rank) : static_cast<double>(std::min(rank, num_best_));
 }
 
+double RankedDraw::weight(uint64_t first, uint64_t end) const {
+  return law_ != nullptr ? law_->weight(first, end) : sum(end) - sum(first);
+}
+
 uint64_t RankedDraw::near(double point) const {
   return law_ != nullptr ? law_->near(point, num_items_) : static_cast<uint64_t>(point);
 }

@@ -54,7 +54,7 @@ class RankedDraw final {
       Chosen one{leaves_.ranks().class_at(rank), 0, 0, 0.0};
       const uint64_t end = one.of.before + one.of.members;
       if (one.of.ordinal == 0 || end <= rank) return;
-      one.probability = (sum(end) - sum(one.of.before)) / (static_cast<double>(one.of.members) * total_);
+      one.probability = weight(one.of.before, end) / (static_cast<double>(one.of.members) * total_);
       if (!(one.probability > 0.0)) return;  // nor has any that comes behind
       for (one.position = 0; one.position < one.of.members; ++one.position) {
         one.slot = leaves_.ranks().member(one.of, one.position);
@@ -77,6 +77,7 @@ class RankedDraw final {
 
  private:
   double sum(uint64_t rank) const;
+  double weight(uint64_t first, uint64_t end) const;
   uint64_t near(double point) const;
   uint64_t rank_at(double point) const;
   void place(double point, Chosen* one, double* low, double* high) const;

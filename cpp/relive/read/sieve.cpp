@@ -48,7 +48,7 @@ void Sieve::add(uint64_t slot, uint64_t word, double mass, Wave* wave) const {
   wave->items[k] = {slot, word, mass, true};
   if (where_ == nullptr) return;
   wave->subjects[k] = subject_of(r_, request_.index, slot);
-  prefetch_subject(r_, where_->predicate, wave->subjects[k]);
+  prefetch(r_, where_->reads, wave->subjects[k]);
 }
 
 void Sieve::look(Wave* wave) const {

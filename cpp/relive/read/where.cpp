@@ -76,18 +76,22 @@ size_t candidates(const Looks& looks, size_t missing, size_t under_way) {
 // What the batch takes of a tested wave, for rows[*found] and those behind it; what is more than was needed is left.
 void take(const Sieve& sieve, bool is_distinct, const Wave& wave, const std::vector<uint32_t>& rows, size_t* found,
           DrawScratch* scratch) {
-  Looks& looks = scratch->looks;
+  const double per_mass = 1.0 / sieve.total();
+  const size_t num_rows = rows.size(), before = *found;
+  size_t looked = 0, passed = 0, now = before;
   for (size_t k = 0; k < wave.num_items; ++k) {
     const Candidate& one = wave.items[k];
-    if (!one.is_there) continue;
-    ++looks.looked;
-    if (!wave.passes[k]) continue;
-    ++looks.passed;
-    if (*found == rows.size()) continue;
+    looked += one.is_there ? 1 : 0;
+    if (!one.is_there || !wave.passes[k]) continue;
+    ++passed;
+    if (now == num_rows) continue;
     if (is_distinct && !scratch->has.add(one.slot) && RELIVE_RULE(G11_once)) continue;
-    ++looks.brought;
-    sieve.keep(one, rows[(*found)++], one.mass / sieve.total(), scratch);
+    sieve.keep(one, rows[now++], one.mass * per_mass, scratch);
   }
+  scratch->looks.looked += looked;
+  scratch->looks.passed += passed;
+  scratch->looks.brought += now - before;
+  *found = now;
 }
 
 // Those that the batch has beside the rows that are missing.
@@ -134,6 +138,7 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
   out->index = index;
   out->text = std::move(text);
   RELIVE_RETURN_IF_ERROR(read_predicate(r, index, written, &out->predicate));
+  out->reads = reads_of(r, out->predicate);
   return out->predicate.asks_length != 0 ? make_plan(r, index, {"num_steps"}, &out->length) : Status();
 }
 

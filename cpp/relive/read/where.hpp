@@ -19,6 +19,7 @@ namespace relive {
 struct Where {
   uint32_t index = 0;
   Predicate predicate{};
+  Reads reads;
   std::string text;   // as the caller wrote it, for errors
   GatherPlan length;  // where num_steps is asked for: of the window
 };

@@ -1,5 +1,6 @@
 // What paces the two sides is changed: an index's limiter, and the policy version that a staleness budget counts from.
 #include "relive/index/leaves.hpp"
+#include "relive/read/distinct.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/waiting.hpp"
 #include "relive/words/config_check.hpp"
@@ -49,6 +50,7 @@ Status set_limiter(Table& table, uint32_t index, const LimiterConfig& limiter) {
   Region& r = table.region();
   const IndexConfig& config = r.header->indexes[index];
   RELIVE_RETURN_IF_ERROR(check_limiter(config, limiter, r.geometry->capacity));
+  const auto most = static_cast<int64_t>(most_distinct(r, index, limiter).num_items);
   int64_t refused = 0;
   {
     Locked locked(table.door(), table.own_deadline());
@@ -56,7 +58,8 @@ Status set_limiter(Table& table, uint32_t index, const LimiterConfig& limiter) {
     for (uint32_t p = 0; p < r.geometry->max_participants; ++p) {
       const WaitWords& wait = r.credit(p, index).sampler_wait;
       const int64_t asked = wait.largest.load(std::memory_order_relaxed);
-      if (wait.count.load(std::memory_order_acquire) > 0 && !draw_always_moves(limiter, asked)) refused = asked;
+      const bool may_pass = draw_always_moves(limiter, asked) && (!is_distinct(r, index) || asked <= most);
+      if (wait.count.load(std::memory_order_acquire) > 0 && !may_pass) refused = asked;
     }
     if (refused == 0) {
       const LimiterCounts counts = r.inserted_counts(index, limiter, r.reserved_rows());

@@ -62,6 +62,8 @@ class Table final {
   // The number that the next draw of this handle takes. A draw that was given back, and behind which no other of this
   // handle came, may give its number back, too: then the next draw is the same. False where another came.
   uint64_t next_draw() const { return draws_.load(std::memory_order_relaxed); }
+  // For who numbers its draws itself: over handles of one stream, or from where an earlier run was.
+  void set_next_draw(uint64_t number) { draws_.store(number, std::memory_order_relaxed); }
   uint64_t take_draw() { return draws_.fetch_add(1, std::memory_order_relaxed); }
   bool give_back_draw(uint64_t number) {
     uint64_t after = number + 1;

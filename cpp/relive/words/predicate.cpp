@@ -345,28 +345,36 @@ Subject subject_of(const Region& r, uint32_t index, uint64_t slot) {
   return {slot, r.page_base(r.page_of(slot)), r.offset_of(slot), 0};
 }
 
-void prefetch_subject(const Region& r, const Predicate& predicate, const Subject& item) {
+Reads reads_of(const Region& r, const Predicate& predicate) {
+  constexpr uint64_t kLine = 64;
+  Reads reads;
+  const auto add = [&](uint64_t offset, uint32_t stride) {
+    for (uint32_t k = 0; k < reads.num_cells; ++k)
+      if (reads.cells[k].stride == stride && reads.cells[k].offset / kLine == offset / kLine) return;
+    reads.cells[reads.num_cells++] = {offset, stride};
+  };
   for (uint32_t k = 0; k < predicate.num_operations; ++k) {
     const Operation& operation = predicate.operations[k];
     switch (operation.code) {
       case OpCode::kColumn:
-        __builtin_prefetch(item.base + operation.offset + uint64_t{item.row} * operation.stride);
+        add(operation.offset, operation.stride);
         break;
       case OpCode::kEpisodeStep:
       case OpCode::kFirst:
       case OpCode::kTerminated:
       case OpCode::kTruncated:
-        __builtin_prefetch(item.base + item.row * r.geometry->record_stride);
+        add(0, static_cast<uint32_t>(r.geometry->record_stride));
         break;
       case OpCode::kLane:
       case OpCode::kPolicyVersion:
       case OpCode::kStaleness:
-        __builtin_prefetch(&r.marks[item.slot]);
+        reads.has_marks = true;
         break;
       default:
         break;
     }
   }
+  return reads;
 }
 
 namespace {

@@ -37,8 +37,25 @@ struct Subject {
 };
 // base and row of the item in this slot of an index, which are to be there.
 Subject subject_of(const Region& r, uint32_t index, uint64_t slot);
+
+// Where what a condition reads of an item lies, each line of memory once: found out once, and not for each item.
+struct Reads {
+  struct Cell {
+    uint64_t offset;  // of row 0, from Subject::base on
+    uint32_t stride;  // from row to row
+  };
+  uint32_t num_cells = 0;
+  bool has_marks = false;
+  Cell cells[kMostOperations];
+};
+Reads reads_of(const Region& r, const Predicate& predicate);
+
 // Asks memory for what evaluate() will read.
-void prefetch_subject(const Region& r, const Predicate& predicate, const Subject& item);
+inline void prefetch(const Region& r, const Reads& reads, const Subject& item) {
+  for (uint32_t k = 0; k < reads.num_cells; ++k)
+    __builtin_prefetch(item.base + reads.cells[k].offset + uint64_t{item.row} * reads.cells[k].stride);
+  if (reads.has_marks) __builtin_prefetch(&r.marks[item.slot]);
+}
 
 // Whether the item in this slot of an index of rows passes the index's own condition (rule Q1), if it has one. Asked of
 // rows that cannot go: under the lock.

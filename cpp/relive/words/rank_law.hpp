@@ -38,6 +38,20 @@ class RankLaw final {
     return n <= kExact ? sums_[n - 1] : sums_[kExact - 1] + tail(n);
   }
 
+  // The weights of ranks first to end - 1 together. A difference of sums says nothing of ranks that weigh next to nothing
+  // beside the first: there they are added up, and behind so many of them integrated between the middles of the ranks.
+  double weight(uint64_t first, uint64_t end) const {
+    const double high = sum(end), difference = high - sum(first);
+    if (first >= end || difference >= kTold * high) return std::fmax(difference, 0.0);
+    const uint64_t added = std::min(end, first + kExact);
+    double weight = 0.0;
+    for (uint64_t i = first; i < added; ++i) weight += std::pow(static_cast<double>(i + 1), -exponent_);
+    if (added == end) return weight;
+    const double from = static_cast<double>(added) + 0.5, to = static_cast<double>(end) + 0.5, power = 1.0 - exponent_;
+    const double span = std::log(to / from);
+    return weight + std::pow(from, power) * (power == 0.0 ? span : std::expm1(power * span) / power);
+  }
+
   double exponent() const { return exponent_; }
 
   // rank_at(), or a rank beside it: at a third of the cost.
@@ -74,6 +88,7 @@ class RankLaw final {
   }
 
  private:
+  static constexpr double kTold = 1e-6;  // of the sums that a difference is taken of: then it is right within 1e-9
   static constexpr double kLast = static_cast<double>(kExact);
   static constexpr double kMiddle = kLast + 0.5;
 

@@ -175,6 +175,13 @@ struct IndexState {
 
   // Of the first index, of rows: items that went because no page was without any (rule D8). It has no ring.
   std::atomic<uint64_t>& crowded_out() { return next_item; }
+  // PRIMARY. Of an index that draws among the items that came last, whose masses do not fade: tickets that newcomers did
+  // not take, but items that were revalued (rule Z4).
+  std::atomic<uint64_t>& tickets_renewed() { return base; }
+  const std::atomic<uint64_t>& tickets_renewed() const { return base; }
+  uint64_t arrivals() const {
+    return tickets.load(std::memory_order_relaxed) - tickets_renewed().load(std::memory_order_relaxed);
+  }
 
   // What the limiter's insert side counts: what is pending, too, until it is published or over.
   int64_t inserted_or_pending() const {

@@ -133,6 +133,22 @@ void notify(EventWords* event) {
   }
 }
 
+bool await_count(EventWords* event, uint32_t count, double spin_s, const Deadline& deadline) {
+  const auto ready = [&] { return static_cast<int32_t>(event->count.load(std::memory_order_acquire) - count) >= 0; };
+  if (ready()) return true;
+  const Deadline spinning = Deadline::after(std::min(spin_s, deadline.remaining_s()));
+  while (!spinning.passed()) {
+    for (int spin = 0; spin < kSpins; ++spin) {
+      cpu_relax();
+      if (ready()) return true;
+    }
+  }
+  while (!wait_slice(event, deadline, kLastSlice_s * 10, ready)) {
+    if (deadline.passed()) return false;
+  }
+  return true;
+}
+
 LockResult TableLock::lock(std::atomic<uint32_t>* word, uint32_t id, uint32_t max_participants, const Storage& storage,
                            const Deadline& deadline, const std::atomic<bool>* is_over) {
   if (!RELIVE_RULE(C1_lock)) return LockResult::kTaken;

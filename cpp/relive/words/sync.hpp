@@ -171,6 +171,9 @@ bool wait_slice(EventWords* event, const Deadline& deadline, double slice_s, Rea
   if (slice > 0.0 && event->count.load(std::memory_order_seq_cst) == seen) futex_wait(&event->count, seen, slice);
   return ready();
 }
+// Waits until the event was notified `count` times in all, modulo 2^32: at first without sleeping, for spin_s, since a
+// sleeper comes back tens of microseconds later. False where the deadline passed before.
+bool await_count(EventWords* event, uint32_t count, double spin_s, const Deadline& deadline);
 
 // The table lock (rules C1, C2): one word, 0 or `id + 1` (bits 0..30) with bit 31 = WAITERS.
 enum class LockResult : uint32_t { kTimeout, kTaken, kTakenFromDead, kEnded };  // kEnded: Hearing::ends()

@@ -24,6 +24,7 @@ from relive import Index, MinSize, SamplesPerInsert, StepSpec
 from relive.agents.agent import Exchange, Items, Policy, Replicas, Spaces
 from relive.agents.batches import exchange_of, fill, load_state, priorities_of, require_box, require_discrete, state_of
 from relive.agents.config import LinearSchedule, OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
+from relive.agents.functional import Functional
 from relive.agents.mlp import Adam, FlatParameters, Shapes, device_of
 from relive.agents.policies import ActionValues, EpsilonGreedy
 
@@ -134,7 +135,7 @@ class ActionValueAgent(ABC):
         self.online = FlatParameters(self._shapes(), self.device)
         self.online.initialise(torch.Generator().manual_seed(seed))
         self.target = self.online.copy()
-        self._optimizer = Adam(
+        self.optimizer = Adam(
             self.online,
             epsilon=config.optimizer.adam_epsilon,
             max_gradient_norm=config.optimizer.max_gradient_norm,
@@ -198,19 +199,31 @@ class ActionValueAgent(ABC):
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
         """See Agent. The target network follows."""
-        config = self.config
-        self._load(batch)
-        self._error = self._learn()
+        self.load(batch)
+        error = self._learn()
         with torch.no_grad():
-            self._optimizer.step(config.optimizer.learning_rate_at(self.num_updates))
-            self._count_update()
-        return priorities_of([self._error]) if config.prioritized else None
+            self.optimizer.step(self.config.optimizer.learning_rate_at(self.num_updates))
+            return self.finished(error)
+
+    def finished(self, error: Tensor) -> NDArray[np.float64] | None:
+        """What follows a step of the optimizer: the target's, and priorities of the errors [B, 1]."""
+        self._error = error
+        self._count_update()
+        return priorities_of([error]) if self.config.prioritized else None
+
+    def functional(self) -> Functional | None:
+        """See Agent."""
+        return None
+
+    def batch_tensors(self) -> tuple[Tensor, ...]:
+        """Where `load` puts a batch: observation, action, reward, discount, next_observation, weight."""
+        return (*self._buffers.values(), self._weight)
 
     def apply(self, gradients: Sequence[Any]) -> None:
         """See Agent. The target network follows."""
         (gradient,) = gradients
         with torch.no_grad():
-            self._optimizer.step_along(gradient, self.config.optimizer.learning_rate_at(self.num_updates))
+            self.optimizer.step_along(gradient, self.config.optimizer.learning_rate_at(self.num_updates))
             self._count_update()
 
     def _count_update(self) -> None:
@@ -220,9 +233,10 @@ class ActionValueAgent(ABC):
 
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
-        self._optimizer.combine_by(replicas.combine)
+        self.optimizer.combine_by(replicas.combine)
 
-    def _load(self, batch: Items) -> None:
+    def load(self, batch: Items) -> None:
+        """Takes over a batch of the table. InvalidConfig where it has another number of items."""
         fill(batch, self._buffers)
         if self.config.prioritized:
             self._weight.copy_(torch.from_numpy(batch.weights(self.config.importance_beta)).view(self._weight.shape))
@@ -242,7 +256,7 @@ class ActionValueAgent(ABC):
         return self.target.on_host()
 
     def _parts(self) -> dict[str, Any]:
-        return {"online": self.online, "target": self.target, "optimizer": self._optimizer, **self._own_parts()}
+        return {"online": self.online, "target": self.target, "optimizer": self.optimizer, **self._own_parts()}
 
     def _own_parts(self) -> Mapping[str, Any]:
         """What a checkpoint keeps of it beside the networks and the optimizer."""

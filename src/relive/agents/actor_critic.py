@@ -23,8 +23,16 @@ from relive import Index, MinSize, SamplesPerInsert, StepSpec
 from relive.agents.agent import Exchange, Items, Policy, Replicas, Spaces
 from relive.agents.batches import exchange_of, load_state, priorities_of, require_box, state_of
 from relive.agents.boxes import ActionBox
-from relive.agents.config import OptimizerConfig, TransitionsConfig, check_hidden, require
+from relive.agents.config import (
+    OptimizerConfig,
+    Precision,
+    TransitionsConfig,
+    check_hidden,
+    check_precision,
+    require,
+)
 from relive.agents.critics import ContinuousBatch, Critics
+from relive.agents.functional import Functional
 from relive.agents.mlp import MLP, Adam, FlatParameters, device_of
 
 
@@ -32,17 +40,20 @@ from relive.agents.mlp import MLP, Adam, FlatParameters, device_of
 class ActorCriticConfig(TransitionsConfig):
     """Networks of an actor and of critics, and their optimizers.
 
-    random_steps: environment steps of all actors that are uniform at first.
+    random_steps: environment steps of all actors that are uniform at first. precision: of the products of wide layers;
+    "bfloat16" halves their time where the processor multiplies it, and rounds them to 8 bits.
     """
 
     hidden: tuple[int, ...] = (256, 256)
     actor: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: OptimizerConfig = field(default_factory=OptimizerConfig)
     random_steps: int = 1_000
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_hidden(self.hidden)
+        check_precision(self.precision)
         require(self.random_steps >= 0, "random_steps", ">= 0", self.random_steps)
 
 
@@ -62,28 +73,31 @@ class ActorCritic(ABC):
         num_critics: int,
         seed: int,
         device: str,
+        spare: int = 0,
     ) -> None:
+        """spare: float32 values behind the actor's gradients, see FlatParameters."""
         require_box(spaces, config.name)
         self.config, self.spaces = config, spaces
         self.box = ActionBox.of(spaces, config.name)
+        self.low = config.precision == "bfloat16"
         self.device = device_of(device)
         self.num_updates = 0
         generator = torch.Generator().manual_seed(seed)
         states, actions = spaces.observation_size, self.box.size
         sizes = (states, *config.hidden, outputs_per_action * actions)
-        self.actor = FlatParameters(MLP.shapes("actor", sizes), self.device)
+        self.actor = FlatParameters(MLP.shapes("actor", sizes), self.device, spare)
         self.actor.initialise(generator)
         options = config.actor
-        self._optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
+        self.optimizer = Adam(self.actor, epsilon=options.adam_epsilon, max_gradient_norm=options.max_gradient_norm)
         sizes = (states + actions, *config.hidden, 1)
-        self.critics = Critics(config, config.critic, sizes, num_critics, generator, self.device)
-        self._batch = ContinuousBatch(config, states, self.box, self.device)
+        self.critics = Critics(config, config.critic, sizes, num_critics, generator, self.device, low=self.low)
+        self.batch = ContinuousBatch(config, states, self.box, self.device)
 
     # ---- what an algorithm is --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _learn(self) -> None:
-        """One update from `_batch`, without autograd; num_updates is that of before."""
+        """One update from `batch`, without autograd; num_updates is that of before."""
 
     @abstractmethod
     def _apply(self, gradients: Sequence[Any]) -> None:
@@ -91,6 +105,10 @@ class ActorCritic(ABC):
 
     @abstractmethod
     def policy(self) -> Policy:
+        """See Agent."""
+
+    @abstractmethod
+    def functional(self) -> Functional:
         """See Agent."""
 
     def _own_parts(self) -> Mapping[str, Any]:
@@ -111,7 +129,7 @@ class ActorCritic(ABC):
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
         """See Agent."""
-        self._batch.load(batch)
+        self.batch.load(batch)
         with torch.no_grad():
             self._learn()
         self.num_updates += 1
@@ -119,7 +137,7 @@ class ActorCritic(ABC):
 
     def _step_actor(self) -> None:
         """One step of the actor along the gradients that lie in it."""
-        self._optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
+        self.optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
 
     def apply(self, gradients: Sequence[Any]) -> None:
         """See Agent."""
@@ -129,16 +147,16 @@ class ActorCritic(ABC):
 
     def _apply_to_actor(self, gradient: Tensor) -> None:
         """One step of the actor along this gradient [n]."""
-        self._optimizer.step_along(gradient, self.config.actor.learning_rate_at(self.num_updates))
+        self.optimizer.step_along(gradient, self.config.actor.learning_rate_at(self.num_updates))
 
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
-        self._optimizer.combine_by(replicas.combine)
+        self.optimizer.combine_by(replicas.combine)
         self.critics.join(replicas)
 
     def metrics(self) -> dict[str, float]:
         """See Agent."""
-        return {"loss": self.critics.loss(self._batch.weight)} if self.num_updates else {}
+        return {"loss": self.critics.loss(self.batch.weight)} if self.num_updates else {}
 
     # ---- what it hands out -----------------------------------------------------------------------------------------
 
@@ -152,7 +170,7 @@ class ActorCritic(ABC):
 
     def _parts(self) -> dict[str, Any]:
         own = self._own_parts()
-        return {"actor": self.actor, "actor_optimizer": self._optimizer, **self.critics.parts(), **own}
+        return {"actor": self.actor, "actor_optimizer": self.optimizer, **self.critics.parts(), **own}
 
     def exchange(self) -> Exchange:
         """See Agent."""
@@ -191,11 +209,12 @@ class RowNoise:
 class DeterministicActor:
     """mu(s) = tanh(network(s)) over an agent's actor, and mu', its moving average."""
 
-    def __init__(self, online: FlatParameters, num_rows: int) -> None:
+    def __init__(self, online: FlatParameters, num_rows: int, *, low: bool) -> None:
+        """low: see MLP."""
         self._online = online
         self.target = online.copy()
         self.network, self._target_network = (
-            MLP(parameters, "actor", num_rows) for parameters in (online, self.target)
+            MLP(parameters, "actor", num_rows, low=low) for parameters in (online, self.target)
         )
         self._ascent = torch.full((num_rows, 1), -1.0 / num_rows, device=online.values.device)
 
@@ -208,7 +227,7 @@ class DeterministicActor:
         action = torch.tanh(self.network.forward(batch.state))
         batch.action.copy_(action)
         critic.forward(batch.pair)
-        to_action = critic.input_gradient(self._ascent)[:, batch.state.shape[1] :]
+        to_action = critic.input_gradient(self._ascent, batch.state.shape[1])
         self.network.backward(to_action * (1.0 - action * action))
 
     def follow(self, rate: float) -> None:

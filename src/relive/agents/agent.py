@@ -153,6 +153,13 @@ class Agent(Protocol):
         """
         ...
 
+    def functional(self) -> Any:
+        """The update as a function of tensors, a `relive.agents.functional.Functional`; None where there is none.
+
+        It works on the agent's own memory: either way of updating may follow the other.
+        """
+        ...
+
     def join(self, replicas: Replicas) -> None:
         """From now on it is one of several, each of which learns from its slice of every batch.
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from relive import Index, MinSize, Prioritized, SamplesPerInsert, Transitions, Uniform
 from relive.agents.agent import Agent, Spaces
@@ -120,6 +120,14 @@ class OptimizerConfig:
     def learning_rate_at(self, num_updates: int) -> float:
         """The learning rate of update number `num_updates` (counted from 0)."""
         return LinearSchedule(self.learning_rate, self.final_learning_rate, self.decay_updates).at(num_updates)
+
+
+Precision = Literal["float32", "bfloat16"]
+
+
+def check_precision(precision: str) -> None:
+    """Raises InvalidConfig for another one than there is."""
+    require(precision in get_args(Precision), "precision", "'float32' or 'bfloat16'", precision)
 
 
 def check_hidden(hidden: tuple[int, ...]) -> None:

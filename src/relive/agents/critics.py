@@ -66,17 +66,19 @@ class Critics:
         number: int,
         generator: torch.Generator,
         device: torch.device,
+        *,
+        low: bool,
     ) -> None:
-        """sizes: of the layers, S + A first, 1 last."""
+        """sizes: of the layers, S + A first, 1 last. low: see MLP."""
         shapes: dict[str, tuple[int, ...]] = {}
         for critic in range(number):
             shapes.update(MLP.shapes(f"q{critic}", sizes))
         self.online = FlatParameters(shapes, device)
         self.online.initialise(generator)
         self.target = self.online.copy()
-        self.networks = [MLP(self.online, f"q{critic}", config.batch_size) for critic in range(number)]
-        self._targets = [MLP(self.target, f"q{critic}", config.batch_size) for critic in range(number)]
-        self._optimizer = Adam(
+        self.networks = [MLP(self.online, f"q{critic}", config.batch_size, low=low) for critic in range(number)]
+        self._targets = [MLP(self.target, f"q{critic}", config.batch_size, low=low) for critic in range(number)]
+        self.optimizer = Adam(
             self.online, epsilon=optimizer.adam_epsilon, max_gradient_norm=optimizer.max_gradient_norm
         )
         self._config, self._options = config, optimizer
@@ -92,15 +94,15 @@ class Critics:
             torch.sub(network.forward(batch.pair), goal, out=error)
             gradient = error * batch.weight if self._config.prioritized else error
             network.backward(gradient * (1.0 / self._config.batch_size))
-        self._optimizer.step(self._options.learning_rate_at(num_updates))
+        self.optimizer.step(self._options.learning_rate_at(num_updates))
 
     def apply(self, gradient: Tensor, num_updates: int) -> None:
         """One step along this gradient [n] of all networks together."""
-        self._optimizer.step_along(gradient, self._options.learning_rate_at(num_updates))
+        self.optimizer.step_along(gradient, self._options.learning_rate_at(num_updates))
 
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
-        self._optimizer.combine_by(replicas.combine)
+        self.optimizer.combine_by(replicas.combine)
 
     def follow(self) -> None:
         """The targets' step."""
@@ -112,4 +114,4 @@ class Critics:
 
     def parts(self) -> Mapping[str, Any]:
         """What a checkpoint keeps."""
-        return {"critics": self.online, "target_critics": self.target, "critic_optimizer": self._optimizer}
+        return {"critics": self.online, "target_critics": self.target, "critic_optimizer": self.optimizer}

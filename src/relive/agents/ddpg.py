@@ -20,10 +20,12 @@ from typing import Any, ClassVar, final
 
 import torch
 
+from relive.agents import functional_updates
 from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor
 from relive.agents.agent import Policy, Spaces
 from relive.agents.boxes import NoisyPolicy
 from relive.agents.config import OptimizerConfig, Settings, require
+from relive.agents.functional import Functional
 
 
 @final
@@ -58,33 +60,37 @@ class DDPG(ActorCritic):
 
     def __init__(self, config: DDPGConfig, spaces: Spaces, *, seed: int, device: str) -> None:
         super().__init__(config, spaces, outputs_per_action=1, num_critics=1, seed=seed, device=device)
-        self._mu = DeterministicActor(self.actor, config.batch_size)
+        self.mu = DeterministicActor(self.actor, config.batch_size, low=self.low)
 
     def policy(self) -> Policy:
         """See Agent."""
         return NoisyPolicy(self.box, self.config.noise, self.config.random_steps)
 
+    def functional(self) -> Functional:
+        """See Agent."""
+        return functional_updates.of_deterministic(self)
+
     def _learn(self) -> None:
         """Critic, actor, then the targets."""
         self._learn_critic()
-        self._mu.climb(self._batch, self.critics.networks[0])
+        self.mu.climb(self.batch, self.critics.networks[0])
         self._step_actor()
         self.critics.follow()
-        self._mu.follow(self.config.target_rate)
+        self.mu.follow(self.config.target_rate)
 
     def _apply(self, gradients: Sequence[Any]) -> None:
         critic, actor = gradients
         self.critics.apply(critic, self.num_updates)
         self._apply_to_actor(actor)
         self.critics.follow()
-        self._mu.follow(self.config.target_rate)
+        self.mu.follow(self.config.target_rate)
 
     def _learn_critic(self) -> None:
-        batch = self._batch
-        torch.tanh(self._mu.target_outputs(batch.next_state), out=batch.next_action)
+        batch = self.batch
+        torch.tanh(self.mu.target_outputs(batch.next_state), out=batch.next_action)
         (following,) = self.critics.target_values(batch.next_pair)
         goal = torch.addcmul(batch.reward, batch.discount, following)
         self.critics.learn(batch, goal, self.num_updates)
 
     def _own_parts(self) -> Mapping[str, Any]:
-        return {"target_actor": self._mu.target}
+        return {"target_actor": self.mu.target}

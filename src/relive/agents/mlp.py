@@ -22,9 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.adam import adam
 
+from relive.agents.low_precision import LowPrecisionLayer, is_wide
 from relive.errors import InvalidConfig
 
 _ALIGNMENT = 16  # float32 values in a line of memory
+# Products of which one side is so narrow are several times slower one way round than the other, with oneMKL 2024.
+_NARROW = range(2, 24)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -44,9 +47,11 @@ class FlatParameters:
     """Named float32 tensors that are views of one vector, and their gradients, views of another.
 
     values, gradients: the vectors [n]. value, gradient: the views by name. Between tensors lie zeros that stay zero.
+    with_spare: the gradients, and behind them room for a few more, so that one reduction takes all of them.
     """
 
-    def __init__(self, shapes: Shapes, device: torch.device) -> None:
+    def __init__(self, shapes: Shapes, device: torch.device, spare: int = 0) -> None:
+        """spare: so many float32 values lie behind the gradients, see `with_spare`."""
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._starts: dict[str, int] = {}
         total = 0
@@ -54,7 +59,8 @@ class FlatParameters:
             self._starts[name] = total
             total += -(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT
         self.values = torch.zeros(total, device=device)
-        self.gradients = torch.zeros(total, device=device)
+        self.with_spare = torch.zeros(total + spare, device=device)
+        self.gradients = self.with_spare[:total]
         self.value = self._views(self.values)
         self.gradient = self._views(self.gradients)
 
@@ -63,6 +69,10 @@ class FlatParameters:
             name: vector[start : start + math.prod(self.shapes[name])].view(self.shapes[name])
             for name, start in self._starts.items()
         }
+
+    def offsets(self) -> dict[str, int]:
+        """Where each tensor begins in the vector, in its order."""
+        return dict(self._starts)
 
     def initialise(self, generator: torch.Generator) -> None:
         """torch's own: weights and biases uniform within 1 / sqrt(inputs of the layer), drawn on the host."""
@@ -122,8 +132,11 @@ class Network(Protocol):
 class MLP:
     """A perceptron: relu between layers, none at the end. Layers are `name.0.weight` [out, in], `name.0.bias`, ..."""
 
-    def __init__(self, parameters: FlatParameters, name: str, num_rows: int) -> None:
-        """num_rows: B of every batch. parameters: with the names and shapes that `MLP.shapes` gives."""
+    def __init__(self, parameters: FlatParameters, name: str, num_rows: int, *, low: bool = False) -> None:
+        """num_rows: B of every batch. parameters: with the names and shapes that `MLP.shapes` gives.
+
+        low: the products of wide layers are of bfloat16, see `relive.agents.low_precision`.
+        """
         self._weights: list[Tensor] = []
         self._transposed: list[Tensor] = []
         self._biases: list[Tensor] = []
@@ -139,6 +152,14 @@ class MLP:
             self._bias_gradients.append(parameters.gradient[bias])
         self._outputs = [torch.zeros(num_rows, weight.shape[0], device=device) for weight in self._weights]
         self._input_gradients = [torch.zeros(num_rows, weight.shape[1], device=device) for weight in self._weights]
+        # Transposed, where that is the quicker way round: the first layer's input and weight gradients.
+        self._narrow = self._weights[0].shape[1] in _NARROW
+        self._weight_gradient_t = torch.zeros(*reversed(self._weights[0].shape), device=device)
+        self._input_gradient_t = torch.zeros(self._weights[0].shape[1], num_rows, device=device)
+        self._low = [
+            LowPrecisionLayer(weight, num_rows) if low and is_wide(weight) else None for weight in self._weights
+        ]
+        self._gathered = [torch.zeros_like(output) for output in self._outputs[:-1]]
         self._inputs = torch.zeros(0, device=device)
 
     @staticmethod
@@ -160,7 +181,11 @@ class MLP:
         self._inputs = hidden = inputs
         last = len(self._weights) - 1
         for layer, (bias, weight, output) in enumerate(zip(self._biases, self._transposed, self._outputs, strict=True)):
-            hidden = torch.addmm(bias, hidden, weight, out=output)
+            low = self._low[layer]
+            if low is None:
+                hidden = torch.addmm(bias, hidden, weight, out=output)
+            else:
+                hidden = low.forward(hidden, bias, output)
             if layer < last:
                 hidden.relu_()
         return hidden
@@ -169,22 +194,53 @@ class MLP:
         """See Network."""
         for layer in range(len(self._weights) - 1, -1, -1):
             inputs = self._outputs[layer - 1] if layer else self._inputs
-            torch.mm(gradient.t(), inputs, out=self._weight_gradients[layer])
+            self._to_weights(layer, gradient, inputs)
             torch.sum(gradient, 0, out=self._bias_gradients[layer])
             if layer:
-                gradient = self._through(layer, gradient)
+                gradient = self._through(layer, gradient, self._outputs[layer - 1])
 
-    def input_gradient(self, gradient: Tensor) -> Tensor:
-        """The inputs' gradient [B, sizes[0]] from the outputs' [B, n]; the parameters' are left alone."""
+    def _to_weights(self, layer: int, gradient: Tensor, inputs: Tensor) -> None:
+        low, out = self._low[layer], self._weight_gradients[layer]
+        if low is not None:
+            low.weight_gradient(gradient, out)
+        elif layer == 0 and self._narrow:
+            torch.mm(inputs.t(), gradient, out=self._weight_gradient_t)
+            out.copy_(self._weight_gradient_t.t())
+        else:
+            torch.mm(gradient.t(), inputs, out=out)
+
+    def input_gradient(self, gradient: Tensor, first: int = 0) -> Tensor:
+        """The gradient [B, sizes[0] - first] of the inputs from `first` on, from the outputs' [B, n].
+
+        The parameters' gradients are left alone. Overwritten by the next call.
+        """
         for layer in range(len(self._weights) - 1, 0, -1):
-            gradient = self._through(layer, gradient)
-        return torch.mm(gradient, self._weights[0], out=self._input_gradients[0])
+            gradient = self._through(layer, gradient, self._outputs[layer - 1])
+        return self._to_inputs(gradient, first)
 
-    def _through(self, layer: int, gradient: Tensor) -> Tensor:
-        """The gradient before the relu under `layer`."""
-        below = torch.mm(gradient, self._weights[layer], out=self._input_gradients[layer])
+    def input_gradient_of(self, rows: Tensor, gradient: Tensor, first: int = 0) -> Tensor:
+        """The same of some rows alone: rows int64 [m], gradient [m, n]; [m, sizes[0] - first]."""
+        for layer in range(len(self._weights) - 1, 0, -1):
+            hidden = self._gathered[layer - 1][: len(rows)]
+            torch.index_select(self._outputs[layer - 1], 0, rows, out=hidden)
+            gradient = self._through(layer, gradient, hidden)
+        return self._to_inputs(gradient, first)
+
+    def _to_inputs(self, gradient: Tensor, first: int) -> Tensor:
+        weight, num_rows = self._weights[0][:, first:], len(gradient)
+        if weight.shape[1] in _NARROW:
+            return torch.mm(weight.t(), gradient.t(), out=self._input_gradient_t[first:, :num_rows]).t()
+        return torch.mm(gradient, weight, out=self._input_gradients[0][:num_rows, first:])
+
+    def _through(self, layer: int, gradient: Tensor, hidden: Tensor) -> Tensor:
+        """The gradient before the relu under `layer`, which gave `hidden`, of so many rows as that has."""
+        low, below = self._low[layer], self._input_gradients[layer][: len(hidden)]
+        if low is None:
+            torch.mm(gradient, self._weights[layer], out=below)
+        else:
+            low.input_gradient(gradient, below)
         return torch.ops.aten.threshold_backward.grad_input(  # type: ignore[no-any-return]
-            below, self._outputs[layer - 1], 0.0, grad_input=below
+            below, hidden, 0.0, grad_input=below
         )
 
 
@@ -195,12 +251,17 @@ class Adam:
     def __init__(self, parameters: FlatParameters, *, epsilon: float = 1e-8, max_gradient_norm: float = 0.0) -> None:
         """max_gradient_norm: 0 clips nothing."""
         self._parameters = parameters
-        self._epsilon = epsilon
-        self._max_gradient_norm = max_gradient_norm
+        self.epsilon = epsilon
+        self.max_gradient_norm = max_gradient_norm
         self._mean = torch.zeros_like(parameters.values)
         self._square = torch.zeros_like(parameters.values)
         self._step = torch.zeros((), device=parameters.values.device)
         self._combine: Callable[[Tensor], None] | None = None
+
+    @property
+    def stepped_tensors(self) -> tuple[Tensor, ...]:
+        """What a step changes: the parameters' vector, both moments, the number of steps."""
+        return self._parameters.values, self._mean, self._square, self._step
 
     def combine_by(self, combine: Callable[[Tensor], None]) -> None:
         """Every step begins with `combine(gradients)`, which changes the vector in place: see Replicas."""
@@ -211,10 +272,10 @@ class Adam:
         parameters = self._parameters
         if self._combine is not None:
             self._combine(parameters.gradients)
-        if self._max_gradient_norm > 0.0:
+        if self.max_gradient_norm > 0.0:
             norm = float(torch.linalg.vector_norm(parameters.gradients))
-            if norm > self._max_gradient_norm:
-                parameters.gradients.mul_(self._max_gradient_norm / (norm + 1e-6))
+            if norm > self.max_gradient_norm:
+                parameters.gradients.mul_(self.max_gradient_norm / (norm + 1e-6))
         adam(
             [parameters.values],
             [parameters.gradients],
@@ -228,7 +289,7 @@ class Adam:
             beta2=0.999,
             lr=learning_rate,
             weight_decay=0.0,
-            eps=self._epsilon,
+            eps=self.epsilon,
             maximize=False,
         )
 

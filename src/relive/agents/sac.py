@@ -27,10 +27,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from relive.agents import functional_updates
 from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, RowNoise
 from relive.agents.agent import Policy, Replicas, Spaces
 from relive.agents.boxes import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussianPolicy
 from relive.agents.config import Settings, require
+from relive.agents.functional import Functional
 from relive.agents.mlp import MLP, Adam, FlatParameters
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -71,36 +73,51 @@ class SAC(ActorCritic):
     config: SACConfig
 
     def __init__(self, config: SACConfig, spaces: Spaces, *, seed: int, device: str) -> None:
-        super().__init__(config, spaces, outputs_per_action=2, num_critics=2, seed=seed, device=device)
+        super().__init__(config, spaces, outputs_per_action=2, num_critics=2, seed=seed, device=device, spare=1)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
         rows, actions = config.batch_size, self.box.size
-        self._network = MLP(self.actor, "actor", rows)
+        self._network = MLP(self.actor, "actor", rows, low=self.low)
         self.temperature = FlatParameters({"log_alpha": (1,)}, self.device)
         self.temperature.value["log_alpha"].fill_(math.log(config.initial_alpha))
-        self._temperature_optimizer = Adam(self.temperature)
-        self._target_entropy = -float(actions) if config.target_entropy is None else config.target_entropy
+        self.temperature_optimizer = Adam(self.temperature)
+        self.target_entropy = -float(actions) if config.target_entropy is None else config.target_entropy
         self._row_noise = RowNoise(rows, actions, self._generator)
         self._noise, self._std = (torch.zeros(rows, actions, device=self.device) for _ in range(2))
         self._gradient = torch.zeros(rows, 2 * actions, device=self.device)
-        self._entropy = torch.zeros((), device=self.device)
+        self._to_action = torch.zeros(rows, actions, device=self.device)
+        self._share = torch.full((rows, 1), -1.0 / rows, device=self.device)
+        self.entropy = torch.zeros((), device=self.device)
 
     def policy(self) -> Policy:
         """See Agent."""
         return SquashedGaussianPolicy(self.box, self.config.random_steps)
 
+    def functional(self) -> Functional:
+        """See Agent."""
+        return functional_updates.of_sac(self)
+
+    def draw_noise(self) -> Tensor:
+        """eps [B, A] of the next actions; overwritten by the next call."""
+        return self._row_noise.draw()
+
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
         super().join(replicas)
         self._row_noise.join(replicas)
-        self._temperature_optimizer.combine_by(replicas.combine)
+        self.optimizer.combine_by(lambda gradients: replicas.combine(self.actor.with_spare))
 
     def _learn(self) -> None:
         """Critics, actor, temperature, then the targets; all with the temperature from before."""
         alpha = self._alpha()
         self._learn_critics(alpha)
-        log_probability = self._learn_actor(alpha)
+        self.entropy = -self._actor_gradient(alpha).mean()
+        # Behind the actor's: where replicas learn, one reduction takes both.
+        temperature = self.actor.with_spare[-1:]
+        temperature.copy_(self.entropy - self.target_entropy)
+        self._step_actor()
         if self.config.alpha is None:
-            self._learn_temperature(log_probability)
+            self.temperature.gradient["log_alpha"].copy_(temperature)
+            self.temperature_optimizer.step(self.config.alpha_learning_rate)
         self.critics.follow()
 
     def _apply(self, gradients: Sequence[Any]) -> None:
@@ -108,7 +125,7 @@ class SAC(ActorCritic):
         self.critics.apply(critics, self.num_updates)
         self._apply_to_actor(actor)
         for gradient in temperature:  # none where alpha is given
-            self._temperature_optimizer.step_along(gradient, self.config.alpha_learning_rate)
+            self.temperature_optimizer.step_along(gradient, self.config.alpha_learning_rate)
         self.critics.follow()
 
     def _alpha(self) -> float:
@@ -122,7 +139,7 @@ class SAC(ActorCritic):
         outputs = self._network.forward(state)
         log_std = outputs[:, size:].clamp(LOG_STD_MIN, LOG_STD_MAX)
         torch.exp(log_std, out=self._std)
-        noise = self._noise = self._row_noise.draw()
+        noise = self._noise = self.draw_noise()
         before_tanh = torch.addcmul(outputs[:, :size], self._std, noise)
         torch.tanh(before_tanh, out=action)
         squashed = before_tanh.add_(softplus(before_tanh * -2.0)).mul_(2.0)  # -log(1 - tanh(u)^2) + 2 log 2
@@ -130,15 +147,15 @@ class SAC(ActorCritic):
         return terms.sum(dim=1, keepdim=True).sub_(size * (_LOG_SQRT_2PI + 2.0 * math.log(2.0)))
 
     def _learn_critics(self, alpha: float) -> None:
-        batch = self._batch
+        batch = self.batch
         log_probability = self._sample(batch.next_state, batch.next_action)
         following = torch.minimum(*self.critics.target_values(batch.next_pair)).sub_(log_probability, alpha=alpha)
         goal = torch.addcmul(batch.reward, batch.discount, following)
         self.critics.learn(batch, goal, self.num_updates)
 
-    def _learn_actor(self, alpha: float) -> Tensor:
-        """One step of the actor; log pi [B, 1] of its actions before it."""
-        batch, size, rows = self._batch, self.box.size, self.config.batch_size
+    def _actor_gradient(self, alpha: float) -> Tensor:
+        """Writes the actor's gradient; log pi [B, 1] of its actions."""
+        batch, size, rows = self.batch, self.box.size, self.config.batch_size
         log_probability = self._sample(batch.state, batch.action)
         to_action = self._lower_value_gradient()
         action, gradient = batch.action, self._gradient
@@ -150,32 +167,30 @@ class SAC(ActorCritic):
         raw = self._network.outputs[:, size:]
         gradient[:, size:].mul_((raw > LOG_STD_MIN) & (raw < LOG_STD_MAX))
         self._network.backward(gradient)
-        self._step_actor()
         return log_probability
 
     def _lower_value_gradient(self) -> Tensor:
-        """The gradient [B, A] of -mean min_i Q_i(s, a) by the batch's actions."""
-        batch = self._batch
-        first, second = self.critics.networks
-        lower = (first.forward(batch.pair) <= second.forward(batch.pair)).to(torch.float32)
-        share = lower.mul_(-1.0 / self.config.batch_size)
-        rest = -1.0 / self.config.batch_size - share
-        to_pair = first.input_gradient(share).add_(second.input_gradient(rest))
-        return to_pair[:, batch.state.shape[1] :]
+        """The gradient [B, A] of -mean min_i Q_i(s, a) by the batch's actions.
 
-    def _learn_temperature(self, log_probability: Tensor) -> None:
-        self._entropy = -log_probability.mean()
-        self.temperature.gradient["log_alpha"].copy_(self._entropy - self._target_entropy)
-        self._temperature_optimizer.step(self.config.alpha_learning_rate)
+        A row has one only through the critic that values it lower, so that each row goes backward once.
+        """
+        batch, to_action = self.batch, self._to_action
+        first, second = self.critics.networks
+        is_first = (first.forward(batch.pair) <= second.forward(batch.pair)).flatten()
+        for network, chosen in ((first, is_first), (second, ~is_first)):
+            rows = chosen.nonzero().flatten()
+            found = network.input_gradient_of(rows, self._share[: len(rows)], batch.state.shape[1])
+            to_action.index_copy_(0, rows, found)
+        return to_action
 
     def metrics(self) -> dict[str, float]:
         """See Agent."""
-        more = {"alpha": self._alpha(), "entropy": float(self._entropy)} if self.num_updates else {}
+        more = {"alpha": self._alpha(), "entropy": float(self.entropy)} if self.num_updates else {}
         return {**super().metrics(), **more}
 
     def _own_parts(self) -> Mapping[str, Any]:
         return {
             "temperature": self.temperature,
-            "temperature_optimizer": self._temperature_optimizer,
+            "temperature_optimizer": self.temperature_optimizer,
             "generator": self._generator,
         }

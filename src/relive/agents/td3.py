@@ -15,15 +15,19 @@ Deviations from the paper: none known beside the networks' sizes; n-step returns
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from relive.agents import functional_updates
 from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor, RowNoise
 from relive.agents.agent import Exchange, Policy, Replicas, Spaces
 from relive.agents.boxes import NoisyPolicy
 from relive.agents.config import OptimizerConfig, Settings, require
+from relive.agents.functional import Functional
 
 
 @final
@@ -65,7 +69,7 @@ class TD3(ActorCritic):
     def __init__(self, config: TD3Config, spaces: Spaces, *, seed: int, device: str) -> None:
         super().__init__(config, spaces, outputs_per_action=1, num_critics=2, seed=seed, device=device)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
-        self._mu = DeterministicActor(self.actor, config.batch_size)
+        self.mu = DeterministicActor(self.actor, config.batch_size, low=self.low)
         # Updates of the critics since the actor's. It is num_updates % policy_delay where one learns alone; by that,
         # learners that each see every second version could all leave the actor out.
         self._since_actor = torch.zeros(())
@@ -80,12 +84,27 @@ class TD3(ActorCritic):
         super().join(replicas)
         self._noise.join(replicas)
 
+    def functional(self) -> Functional:
+        """See Agent."""
+        config = self.config
+        smoothing = (config.target_noise, config.target_noise_clip)
+        made = functional_updates.of_deterministic(
+            self, delay=config.policy_delay, smoothing=smoothing, draw=self._noise.draw
+        )
+
+        def finish(outputs: tuple[torch.Tensor, ...]) -> NDArray[np.float64] | None:
+            priorities = made.finish(outputs)
+            self._count_since_actor()
+            return priorities
+
+        return replace(made, finish=finish)
+
     def _learn(self) -> None:
         """The critics; and when its turn comes the actor, then the targets."""
         self._learn_critics()
         self._since_actor += 1.0
         if float(self._since_actor) >= self.config.policy_delay:
-            self._mu.climb(self._batch, self.critics.networks[0])
+            self.mu.climb(self.batch, self.critics.networks[0])
             self._step_actor()
             self._actor_stepped()
 
@@ -101,13 +120,13 @@ class TD3(ActorCritic):
     def _actor_stepped(self) -> None:
         self._since_actor.zero_()
         self.critics.follow()
-        self._mu.follow(self.config.target_rate)
+        self.mu.follow(self.config.target_rate)
 
     def _learn_critics(self) -> None:
-        batch, config = self._batch, self.config
+        batch, config = self.batch, self.config
         noise = self._noise.draw().mul_(config.target_noise)
         noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
-        action = torch.tanh(self._mu.target_outputs(batch.next_state))
+        action = torch.tanh(self.mu.target_outputs(batch.next_state))
         torch.clamp(action.add_(noise), -1.0, 1.0, out=batch.next_action)
         following = torch.minimum(*self.critics.target_values(batch.next_pair))
         goal = torch.addcmul(batch.reward, batch.discount, following)
@@ -121,7 +140,11 @@ class TD3(ActorCritic):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Agent."""
         super().load_state_dict(state)
+        self._count_since_actor()
+
+    def _count_since_actor(self) -> None:
+        """As one that learns alone has it."""
         self._since_actor.fill_(float(self.num_updates % self.config.policy_delay))
 
     def _own_parts(self) -> Mapping[str, Any]:
-        return {"target_actor": self._mu.target, "generator": self._generator}
+        return {"target_actor": self.mu.target, "generator": self._generator}

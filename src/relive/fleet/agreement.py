@@ -75,9 +75,18 @@ class Agreement:
             if theirs != mine:
                 raise RanksDisagree(rank, "shards, or regions of them,")
 
+    def check_alike(self, number: int, timeout_s: float) -> None:
+        """Raises RanksDisagree where a rank numbers its next draw otherwise: their slices would not be of one draw."""
+        if self._exchange.world == 1:
+            return
+        mine = number.to_bytes(8, "little")
+        for rank, theirs in enumerate(self._exchange.all_gather(mine, timeout_s)):
+            if theirs != mine:
+                raise RanksDisagree(rank, "a number of its next draw")
+
     def read(self, index: int) -> Roots:
         """The roots as this rank sees them."""
-        return Roots.of(shard.root(index) for shard in self._shards)
+        return Roots.of(self._shards.roots(index))
 
     def roots(self, index: int, num_items: int, pace: Pace, wait: Wait) -> Roots:
         """Roots on which a draw of num_items by every rank may go on; waits for them.
@@ -110,7 +119,7 @@ class Agreement:
         exchange = self._exchange
         if exchange.world == 1:
             return self.read(index), is_over
-        told = [shard.root(index) for shard in list(self._shards)[exchange.rank :: exchange.world]]
+        told = self._shards.roots(index, exchange.rank, exchange.world)
         mine = bytes([is_over]) + b"".join(root.pack() for root in told)
         self.bytes_sent += len(mine)
         heard = exchange.all_gather(mine, max(wait.left_s, 1.0))

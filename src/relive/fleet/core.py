@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,16 +11,16 @@ from typing import Any, NamedTuple, NoReturn, final
 import numpy as np
 import numpy.typing as npt
 
-from relive._core import Claims, CoreTable, mix_batches
-from relive.errors import DeadlineExceeded, InvalidPriority, ReadOnly, TableClosed
+from relive._core import CoreSelection, CoreTable
+from relive.errors import InvalidPriority, ReadOnly, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
 from relive.fleet.errors import NotOverShards
+from relive.fleet.mixing import Outputs, empty, mixed, scatter
 from relive.fleet.pace import Pace, Wait, pace_of
 from relive.fleet.placement import Roots, place, shared_point
-from relive.fleet.shards import STALL_S, Places, Shard, Shards
+from relive.fleet.shards import STALL_S, Asked, Missed, Part, Places, Shard, Shards
 from relive.fleet.totals import totals
 from relive.fleet.writing import PacedWriterCore, emptiest
-from relive.sources import DrawNumber
 from relive.table_core import Normalise, WriterCore
 
 __all__ = ["Drawn", "FleetCore", "FleetSelection"]
@@ -27,7 +28,6 @@ __all__ = ["Drawn", "FleetCore", "FleetSelection"]
 Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
-Outputs = list[tuple[str, str, tuple[int, ...], int, str]]
 
 _LEAVES_BITS = 48  # of the position of a listing: the shard stands above
 
@@ -40,15 +40,6 @@ class FleetSelection(NamedTuple):
     outputs: Outputs
 
 
-class Held(NamedTuple):
-    """What one shard has in flight for a draw. claims None: a reader's, which counts nowhere."""
-
-    shard: Shard
-    num_items: int
-    claims: Claims | None
-    number: DrawNumber
-
-
 class Drawn(NamedTuple):
     """A draw that is in flight in its shards until it is committed or given back."""
 
@@ -58,7 +49,7 @@ class Drawn(NamedTuple):
     item_keys: Keys
     probabilities: Masses
     num_live_items: int
-    held: list[Held]
+    held: list[Part]
 
 
 class _Request(NamedTuple):
@@ -72,20 +63,13 @@ class _Request(NamedTuple):
     is_final: bool  # its uses are not given back
 
 
-class _Missed(Exception):
-    """A shard did not give its items: what it had went, or it stalled."""
-
-    def __init__(self, shard: Shard) -> None:
-        super().__init__()
-        self.shard = shard
-
-
 @final
 class FleetCore:
-    """A TableCore over shards that are mapped here. Any number of threads; calls of ranks that agree one after another.
+    """A TableCore over shards, mapped here or of other hosts. Any number of threads; of ranks that agree one call after
+    another.
 
     A call that changes items splits them by shard, all keys and priorities checked before the first shard hears of it.
-    Items of a dead or stalled shard count as gone.
+    Items of a shard that is dead, stalled or does not answer count as gone.
     """
 
     def __init__(self, shards: Shards, exchange: Exchange, root_age: int, local: int | None) -> None:
@@ -105,8 +89,8 @@ class FleetCore:
 
     def select(self, index: int, names: list[str]) -> FleetSelection:
         """Resolves columns in every shard. Raises UnknownColumn, NotOverShards where items lie end to end."""
-        parts: list[Any] = [shard.core.select(index, names) for shard in self.shards]
-        outputs: Outputs = parts[0].outputs
+        parts: list[Any] = [shard.select(index, names) for shard in self.shards]
+        outputs: Outputs = next((part for part in parts if isinstance(part, CoreSelection)), parts[0]).outputs
         if len(self.shards) > 1 and any(per != "item" for *_, per in outputs):
             raise NotOverShards(
                 "a ragged batch", "rows of several shards are not put end to end yet", "use layout='padded'"
@@ -165,7 +149,7 @@ class FleetCore:
                 try:
                     request = _Request(index, selection, call, wait, where, is_final or self.read_only)
                     return self._descend(request, counts, roots)
-                except _Missed as missed:
+                except Missed as missed:
                     roots = roots.without({missed.shard.number})
             elif wait.is_over:
                 raise wait.exceeded(f"{num_items} items of shards that answer", self.num_items(index))
@@ -178,13 +162,13 @@ class FleetCore:
         """The draw is handed out. Raises TableClosed."""
         if self.closed:
             raise TableClosed()
-        for shard, num_items, claims, _ in drawn.held:
-            if claims is not None:
-                shard.core.commit_batch(drawn.index_number, num_items, claims)
+        for part in drawn.held:
+            part.commit()
 
     def give_back(self, drawn: Drawn) -> None:
         """The draw is not handed out: items, uses and the numbers of draws go back."""
-        self._return(drawn.index_number, drawn.held)
+        for part in reversed(drawn.held):
+            part.give_back()
         with self._numbers:
             if self._exchange.world == 1 and self._call == drawn.call + 1:
                 self._call = drawn.call
@@ -201,8 +185,27 @@ class FleetCore:
         taken = np.zeros(len(keys), np.bool_)
         for shard, mine in self._split(places):
             seconds = min(wait.left_s, STALL_S)
-            taken[mine] = self._asked(shard, partial(_claimed, index=index, keys=keys[mine], timeout_s=seconds), False)
+            call = partial(_claimed, index=index, keys=keys[mine], timeout_s=seconds)
+            taken[mine] = shard.asked(call, np.zeros(len(mine), np.bool_), len(self.shards) == 1)
         return taken, roots.num_items
+
+    @property
+    def num_ranks(self) -> int:
+        """That draw together."""
+        return self._exchange.world
+
+    @property
+    def next_call(self) -> int:
+        """The number of the next draw."""
+        return self._call
+
+    def number_draws(self, number: int, timeout_s: float) -> None:
+        """The next draw has this number, here and in every shard. Raises RanksDisagree where a rank says another."""
+        self.agreement.check_alike(number, timeout_s)
+        with self._numbers:
+            self._call = number
+        for shard in self.shards:
+            shard.number_draws(number)
 
     def _begin(self, index: int, num_items: int, pace: Pace, wait: Wait) -> tuple[Roots, int]:
         """Roots to draw by and the number of the draw, which a draw that is refused does not take."""
@@ -226,55 +229,32 @@ class FleetCore:
         return place(roots, num_items, point, self._exchange.rank, world)
 
     def _descend(self, request: _Request, counts: list[int], roots: Roots) -> Drawn:
-        held: list[Held] = []
+        held: list[Part] = []
         parts: list[tuple[Arrays, Keys, Masses, float]] = []
+        drawn_from = [at for at, count in enumerate(counts) if count]
         try:
-            for at, count in enumerate(counts):
-                if count == 0:
-                    continue
-                shard = self.shards[at]
-                claims, number = None if request.is_final else Claims(), DrawNumber(shard.core)
-                arrays, keys, masses = self._drawn(request, at, count, claims)
-                number.taken()
-                held.append(Held(shard, count, claims, number))
-                parts.append((arrays, keys, masses, roots.shares[at]))
+            for at in drawn_from:  # all are asked before one is waited for
+                held.append(self.shards[at].begin(self._asked(request, at, counts[at])))
+            for at, part in zip(drawn_from, held, strict=True):
+                parts.append((*part.take(), roots.shares[at]))
         except BaseException:
-            self._return(request.index_number, held)
+            for part in reversed(held):
+                part.give_back()
             raise
         if len(parts) == 1:
             arrays, keys, masses, share = parts[0]
             probabilities = masses if share == 1.0 else masses * share
         else:  # at permuted positions, so that any slice of the batch is a fair one
-            shown = None if request.selection is None else request.selection.parts[0]
-            arrays, keys, probabilities = mix_batches(shown, parts, self._seed, self.stream, request.call)
+            outputs = [] if request.selection is None else request.selection.outputs
+            shown = None if request.selection is None else request.selection.parts
+            arrays, keys, probabilities = mixed(shown, outputs, parts, (self._seed, self.stream, request.call))
         return Drawn(request.index_number, request.call, arrays, keys, probabilities, roots.num_items, held)
 
-    def _drawn(self, request: _Request, at: int, count: int, claims: Claims | None) -> tuple[Arrays, Keys, Masses]:
-        """What one shard draws: stratified over its mass at that moment, at permuted positions."""
-        shard, selection, where = self.shards[at], request.selection, request.where
-        if not shard.is_live:  # since the roots were read
-            raise _Missed(shard)
+    def _asked(self, request: _Request, at: int, count: int) -> Asked:
         is_only = len(self.shards) == 1
         seconds = request.wait.left_s if is_only else min(request.wait.left_s, STALL_S)
-        try:
-            if selection is None:
-                keys, masses, _ = shard.core.draw(request.index_number, count, seconds, where=where, claims=claims)
-                return [], keys, masses
-            part = selection.parts[at]
-            arrays, keys, masses, _ = shard.core.sample(part, count, seconds, where=where, claims=claims)
-            return arrays, keys, masses
-        except DeadlineExceeded as error:
-            if is_only:
-                raise
-            if error.holder_pid is not None:
-                shard.stalls()
-            raise _Missed(shard) from None
-
-    def _return(self, index: int, held: list[Held]) -> None:
-        for shard, num_items, claims, number in reversed(held):
-            if claims is not None and not shard.core.closed:
-                shard.core.give_back_batch(index, num_items, claims)
-            number.give_back()
+        selection = None if request.selection is None else request.selection.parts[at]
+        return Asked(request.index_number, selection, count, seconds, request.where, request.is_final, is_only)
 
     # ---- items by key ----------------------------------------------------------------------------------------------
 
@@ -284,16 +264,19 @@ class FleetCore:
         """Columns by key, each from its shard; into `out` where that is given."""
         places = self.shards.places_of(keys, False)
         if len(self.shards) == 1 and (not len(keys) or self.shards[0].is_live):
-            return self.shards[0].core.gather(selection.parts[0], keys, out)
-        arrays = [_empty(output, len(keys)) for output in selection.outputs] if out is None else list(out)
+            with contextlib.suppress(Missed):
+                return self.shards[0].gather(selection.parts[0], keys, out)
+        arrays = [empty(output, len(keys)) for output in selection.outputs] if out is None else list(out)
         present = np.zeros(len(keys), np.bool_)
         for array in arrays:
             array.fill(0)  # what is gone reads as 0
         for at, shard in enumerate(self.shards):
             mine = np.flatnonzero(places == at)
-            if mine.size and shard.is_live:
-                some, present[mine] = shard.core.gather(selection.parts[at], np.ascontiguousarray(keys[mine]), None)
-                _scatter(selection.outputs, arrays, mine, some)
+            if not (mine.size and shard.is_live):
+                continue
+            with contextlib.suppress(Missed):  # what it has is gone
+                some, present[mine] = shard.gather(selection.parts[at], np.ascontiguousarray(keys[mine]), None)
+                scatter(selection.outputs, arrays, mine, some)
         return arrays, present
 
     def update_priorities(self, index: int, keys: Keys, priorities: npt.NDArray[Any]) -> int:
@@ -324,9 +307,10 @@ class FleetCore:
     ) -> tuple[Keys, npt.NDArray[np.uint64], Masses, int]:
         """Of so many leaves of one shard after another; ages are each shard's own."""
         at, leaf = first >> _LEAVES_BITS, first & ((1 << _LEAVES_BITS) - 1)
-        keys, ages, ranks, next_leaf = self.shards[at].core.list_items(index, leaf, count, where)
-        if not self.shards[at].is_live:
-            keys, ages, ranks, next_leaf = keys[:0], ages[:0], ranks[:0], 0
+        nothing = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0), 0
+        shard, is_only = self.shards[at], len(self.shards) == 1
+        found = shard.asked(lambda core: core.list_items(index, leaf, count, where), nothing, is_only)
+        keys, ages, ranks, next_leaf = found if shard.is_live else nothing
         if next_leaf == 0 and at + 1 < len(self.shards):
             return keys, ages, ranks, (at + 1) << _LEAVES_BITS
         return keys, ages, ranks, next_leaf and at << _LEAVES_BITS | next_leaf
@@ -354,20 +338,11 @@ class FleetCore:
             raise ReadOnly()
         places = self.shards.places_of(keys, True)
         if len(self.shards) == 1 and (not len(keys) or self.shards[0].is_live):
-            return call(self.shards[0].core, mine=np.arange(len(keys)))
+            everything = np.arange(len(keys))
+            return self.shards[0].asked(lambda core: call(core, mine=everything), 0, True)
         if not len(keys):
-            return call(self.shards[0].core, mine=np.arange(0))
-        return sum(self._asked(shard, partial(call, mine=mine), 0) for shard, mine in self._split(places))
-
-    def _asked(self, shard: Shard, call: Callable[[Any], Any], without: Any) -> Any:
-        """What a shard answers; `without` where its lock is held by somebody who does not go on."""
-        try:
-            return call(shard.core)
-        except DeadlineExceeded:
-            if len(self.shards) == 1:
-                raise
-            shard.stalls()
-            return without
+            return self.shards[0].asked(lambda core: call(core, mine=np.arange(0)), 0, False)
+        return sum(shard.asked(partial(call, mine=mine), 0, False) for shard, mine in self._split(places))
 
     # ---- the table as a whole --------------------------------------------------------------------------------------
 
@@ -393,20 +368,28 @@ class FleetCore:
 
     def num_steps(self) -> int:
         """Live steps of shards that live. Raises TableClosed."""
-        return sum(shard.core.num_steps() for shard in self.shards if shard.is_live or self.closed)
+        return self._sum_of(lambda core: core.num_steps())
 
     def num_items(self, index: int) -> int:
         """Live items of shards that live. Raises TableClosed."""
-        return sum(shard.core.num_items(index) for shard in self.shards if shard.is_live or self.closed)
+        return self._sum_of(lambda core: core.num_items(index))
+
+    def _sum_of(self, call: Callable[[Any], int]) -> int:
+        if self.closed:
+            raise TableClosed()
+        return sum(shard.asked(call, 0, False) for shard in self.shards if shard.is_live)
 
     @property
     def policy_version(self) -> int:
         """The lowest of the shards that live, of all where none does."""
-        return min(shard.core.policy_version for shard in self.shards.live or self.shards)
+        told = [shard.asked(lambda core: int(core.policy_version), None, False) for shard in self.shards.live]
+        known = [version for version in told if version is not None]
+        return min(known or [int(shard.stats()["policy_version"]) for shard in self.shards])
 
     def limiter(self, index: int) -> list[float]:
         """What acts on totals."""
-        self.shards[0].core.limiter(index)  # raises TableClosed
+        if self.closed:
+            raise TableClosed()
         return list(self._paces[index].limiter.core_numbers())
 
     def set_limiter(self, index: int, numbers: npt.NDArray[np.float64]) -> NoReturn:
@@ -416,32 +399,40 @@ class FleetCore:
         )
 
     def priority_exponent(self, index: int) -> float:
-        """That of the first shard."""
-        return self.shards[0].core.priority_exponent(index)
+        """That of the first shard that lives."""
+        return (self.shards.live or list(self.shards))[0].core.priority_exponent(index)
 
     def set_priority_exponent(self, index: int, exponent: float) -> None:
-        """In every shard, one after the other: masses of draws in between are of both."""
+        """In every shard, one after the other: masses of draws in between are of both. ServiceUnavailable before that
+        where one of another host is dead.
+        """
+        for shard in self.shards:
+            shard.check_answers()
         for shard in self.shards:
             shard.core.set_priority_exponent(index, exponent)
 
     def set_policy_version(self, version: int) -> None:
-        """In every shard, dead ones included where they are mapped."""
+        """In every shard: in dead ones that are mapped, in those of other hosts as soon as they answer."""
         for shard in self.shards:
-            shard.core.set_policy_version(version)
+            shard.set_policy_version(version)
 
     def clear(self) -> None:
-        """Every shard."""
+        """Every shard. ServiceUnavailable before that where one of another host is dead."""
+        for shard in self.shards:
+            shard.check_answers()
         for shard in self.shards:
             shard.core.clear()
 
     def check(self) -> None:
         """Every shard that lives."""
         for shard in self.shards.live:
-            shard.core.check()
+            shard.asked(lambda core: core.check(), None, False)
 
     def stats(self) -> dict[str, Any]:
         """Totals, and each shard."""
-        return totals([(shard, shard.core.stats()) for shard in self.shards], self._paces)
+        if self.closed:
+            raise TableClosed()
+        return totals([(shard, shard.stats()) for shard in self.shards], self._paces)
 
     @property
     def metadata(self) -> bytes:
@@ -456,7 +447,7 @@ class FleetCore:
     @property
     def stream(self) -> int:
         """Of the first shard's handle."""
-        return self.shards[0].core.stream
+        return self.shards[0].stream
 
     @property
     def read_only(self) -> bool:
@@ -475,16 +466,3 @@ class FleetCore:
 
 def _claimed(core: CoreTable, index: int, keys: Keys, timeout_s: float) -> npt.NDArray[np.bool_]:
     return core.claim(index, keys, timeout_s)[0]
-
-
-def _empty(output: tuple[str, str, tuple[int, ...], int, str], num_items: int) -> npt.NDArray[Any]:
-    _, dtype, shape, axis, _ = output
-    return np.empty((*shape[:axis], num_items, *shape[axis:]), dtype)
-
-
-def _scatter(outputs: Outputs, arrays: Arrays, positions: npt.NDArray[Any], some: Arrays) -> None:
-    for (_, _, _, axis, _), array, part in zip(outputs, arrays, some, strict=True):
-        if axis == 0:
-            array[positions] = part
-        else:  # behind the axis of time
-            array[:, positions] = part

@@ -6,7 +6,7 @@ from typing import final
 
 from relive.errors import ReliveError
 
-__all__ = ["NoLiveShard", "NotOverShards", "RankLost", "RanksDisagree"]
+__all__ = ["NoLiveShard", "NotOverShards", "PeerUnreadable", "RankFailed", "RankLost", "RanksDisagree"]
 
 
 @final
@@ -34,6 +34,16 @@ class RanksDisagree(ReliveError, ValueError):
 
 
 @final
+class RankFailed(ReliveError, RuntimeError):
+    """What a rank did for all ranks of the group went wrong there. reason: what it says of it."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        self.rank = rank
+        self.reason = reason
+        super().__init__(f"rank {rank} has no batch for the group: {reason}; nothing was counted, the group may go on")
+
+
+@final
 class RankLost(ReliveError, ConnectionError):
     """A rank of the group ended, or cannot be reached. reason: what the transport said."""
 
@@ -54,4 +64,17 @@ class NoLiveShard(ReliveError, ConnectionError):
         super().__init__(
             f"none of the {num_shards} shards has an owner that lives; start their owners again (they take over what"
             " their memory holds), then call again"
+        )
+
+
+@final
+class PeerUnreadable(ReliveError, ConnectionError):
+    """A shard's memory cannot be read one-sidedly. address: of the shard; reason: why not."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        self.address = address
+        self.reason = reason
+        super().__init__(
+            f"the memory of the shard at {address} cannot be read one-sidedly: {reason}; attach with path=None or"
+            " path='service' to have its owner send rows"
         )

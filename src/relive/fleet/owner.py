@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import struct
 import weakref
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 from relive import _core
 from relive._checks import integer
@@ -74,6 +75,8 @@ class ShardOwner(Closing):
         except NoSuchTable:
             self.table, self.is_restored = make_shard(self.number, config), False
         self._descriptor = -1
+        self._server: Any = None
+        self._region: Any = None  # what NIXL registered of it
         try:
             self._check(config)
             self._descriptor = _open(path)
@@ -89,9 +92,32 @@ class ShardOwner(Closing):
         if self.table.config != config:
             raise InvalidConfig(f"config of the shard at {self.table.path}", repr(self.table.config), config)
 
+    def serve(self, address: str = "grpc://0.0.0.0:0", name: str | None = None) -> str:
+        """Serves the shard to handles of other hosts (attach(["grpc://host:port/name"])) until close(); returns where.
+
+        name: of the shard at the address, None: that of its shared memory. Port 0 takes a free one: for a shard that is
+        to be found again after a restart, name one. Needs the extra `service`. Raises MissingPackage, InvalidConfig
+        (it is served already), ServiceUnavailable where the address cannot be bound.
+        """
+        if self._server is not None:
+            raise InvalidConfig("a shard that is served", "one address", self._server.address)
+        service = importlib.import_module("relive.service")  # here and not above: owning a shard needs numpy only
+        storage = self.table.config.storage
+        shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
+        nixl = importlib.import_module("relive.fleet.nixl")
+        self._server = service.serve({shown: self.table}, address)
+        if nixl.is_installed():
+            self._region = nixl.SharedRegion(self.table.core)
+            self._server.offer(shown, "nixl", self._region.give)
+        return f"{self._server.address}/{shown}"
+
     def close(self) -> None:
-        """Ends the ownership and closes the handle. Closing twice is harmless."""
+        """Ends the service and the ownership, and closes the handle. Closing twice is harmless."""
         _owners.discard(self)
+        if self._server is not None:
+            self._server.close()
+        if self._region is not None:
+            self._region.close()
         self.let_go()
         self.table.close()
 

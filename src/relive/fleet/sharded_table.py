@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
@@ -12,11 +15,11 @@ from relive._checks import integer, timeout
 from relive._wrong_names import names_arguments
 from relive.batch import Batch, Selection
 from relive.batches import SLICE_S, BatchSource
-from relive.errors import InvalidConfig, NotShareable
+from relive.errors import InvalidConfig, NotShareable, ReliveError
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore, FleetSelection
 from relive.fleet.owner import OwnerWatch
-from relive.fleet.shards import Shard, Shards
+from relive.fleet.shards import MappedShard, Shard, Shards
 from relive.handle import TableHandle
 from relive.held import HeldDraw
 from relive.protocol import ReplayTable
@@ -40,35 +43,103 @@ def attach(
     *,
     exchange: Exchange | None = None,
     root_age: int = 1,
+    path: str | None = None,
 ) -> ShardedTable:
-    """One table over the shards SharedMemory(name), each of which has an owner (ShardOwner) in some process.
+    """One table over shards, each of which has an owner (ShardOwner) in some process.
 
-    local: the number of the shard that writer() takes; None: the emptiest. stream: the random stream, a rank's number
-    where draws shall be the same in every run (of the same names in the same order); None: one of its own.
-    timeout_s: the default of this handle's calls, None: the shards'. exchange: how the ranks of a group that draw
-    together agree; None: this handle draws alone. root_age: draws that one look at the roots serves. Weights are exact
-    for the draw that was made, whatever it is; how far shares lag behind priorities, and by how much a limiter may be
-    overshot, grows with it.
+    names: of each shard the name of its shared memory, or the address grpc://host:port/name at which its owner serves
+    it (ShardOwner.serve; needs the extra `service`). local: the number of the shard that writer() takes; None: the
+    emptiest. stream: the random stream, a rank's number where draws shall be the same in every run (of the same names
+    in the same order, of shards that are mapped); None: one of its own. timeout_s: the default of this handle's calls,
+    None: the shards'. read_only: draws count nowhere; of mapped shards alone. exchange: how the ranks of a group that
+    draw together agree; None: this handle draws alone. root_age: draws that one look at the roots serves. Weights are
+    exact for the draw that was made, whatever it is; how far shares lag behind priorities, and by how much a limiter
+    may be overshot, grows with it.
+    path: how shards at addresses are read. None: "mapped" where they lie on this host, else "nixl" where NIXL is there
+    and reaches them, else "service". One of the three: that, or an error where it cannot be (stats().shards says what
+    is). Waits for owners at addresses at most timeout_s, or 10 s.
     Raises NoSuchTable, FormatMismatch, InvalidConfig (shards that are not alike, a number twice), NotOverShards,
-    RanksDisagree, and what relive.attach raises.
+    RanksDisagree, ServiceUnavailable (nobody answers at an address), PeerUnreadable (path="nixl"), MissingPackage, and
+    what relive.attach raises.
     """
     if isinstance(names, str):
         raise InvalidConfig("names of shards", "a list of names", names)
+    asked = _checked_path(path)
     shards: list[Shard] = []
     try:
-        for at, path in enumerate([SharedMemory(name).path for name in names]):
+        for at, name in enumerate(names):
             own = None if stream is None else integer("stream", stream, 0, _STREAMS - 1) + at * _STREAMS
-            table = attach_path(path, own, timeout_s, read_only)
-            try:
-                shards.append(Shard(table, OwnerWatch(path)))
-            except BaseException:
-                table.close()
-                raise
-        return ShardedTable(shards, local, timeout_s, exchange=exchange, root_age=root_age)
+            if is_address(name):
+                shards.append(_at_address(name, own, timeout_s, read_only, asked))
+            else:
+                shards.append(_mapped(SharedMemory(name).path, own, timeout_s, read_only))
+        whole = ShardedTable(shards, local, timeout_s, exchange=exchange, root_age=root_age)
     except BaseException:
         for shard in shards:
             shard.close()
         raise
+    if exchange is None:  # a copy in another process is no rank of a group
+        whole.opened_by(
+            partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, root_age=root_age, path=path)
+        )
+    return whole
+
+
+def is_address(name: object) -> bool:
+    """Whether it names a shard of another host: no name of shared memory has a slash."""
+    return isinstance(name, str) and "://" in name
+
+
+def _checked_path(path: str | None) -> str | None:
+    if path not in (None, "mapped", "service", "nixl"):
+        raise InvalidConfig("path", "None, 'mapped', 'service' or 'nixl'", path)
+    return path
+
+
+def _mapped(path: str, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard:
+    table = attach_path(path, stream, timeout_s, read_only)
+    try:
+        return MappedShard(table, OwnerWatch(path))
+    except BaseException:
+        table.close()
+        raise
+
+
+def _at_address(address: str, stream: int | None, timeout_s: float | None, read_only: bool, asked: str | None) -> Shard:
+    if read_only and asked != "mapped":
+        raise InvalidConfig("read_only", "False, where shards are at addresses: their owners count draws", True)
+    seconds = None if timeout_s is None else timeout(timeout_s)
+    # Here and not above: a table over mapped shards needs no pyarrow, and one that is read by its owner no NIXL.
+    if asked == "nixl":
+        return _peer(address, stream, seconds, must=True)
+    shard: Any = importlib.import_module("relive.fleet.remote").RemoteShard(address, stream, seconds)
+    if asked == "service":
+        return cast(Shard, shard)
+    with contextlib.closing(shard):
+        here = _on_this_host(shard, stream, timeout_s, read_only)
+        if here is None and asked == "mapped":
+            raise InvalidConfig(f"path of the shard at {address}", "one of this host", "mapped")
+    return here or _peer(address, stream, seconds, must=False)
+
+
+def _peer(address: str, stream: int | None, seconds: float | None, must: bool) -> Shard:
+    peer = importlib.import_module("relive.fleet.peer")
+    return cast(Shard, peer.PeerShard(address, stream, seconds, must))
+
+
+def _on_this_host(shard: Any, stream: int | None, timeout_s: float | None, read_only: bool) -> MappedShard | None:
+    """The same region, mapped here; None where it lies elsewhere."""
+    path = shard.hello.get("path")
+    if not isinstance(path, str):
+        return None
+    try:
+        mapped = _mapped(path, stream, timeout_s, read_only)
+    except ReliveError:
+        return None
+    if mapped.uuid == shard.uuid and mapped.is_live:
+        return mapped
+    mapped.close()
+    return None
 
 
 @final
@@ -95,17 +166,18 @@ class ShardedTable(TableHandle):
         if local is not None:
             found.numbered(local)
         age = integer("root_age", root_age, 1)
+        self._again: Callable[..., ShardedTable] | None = None
         self._fleet = FleetCore(found, exchange or Alone(), age, local)
         config = found[0].table.config
         self._bind(self._fleet, config, config.timeout_s if timeout_s is None else timeout(timeout_s))
         for shard in found:
-            shard.core.timeout_s = min(self._timeout_s, shard.lock_s(len(found)))
+            shard.set_patience(self._timeout_s, len(found))
         self._fleet.agreement.check_ranks(self._timeout_s)
 
     @classmethod
     def over(cls, tables: Sequence[Table], local: int | None = None, *, root_age: int = 1) -> ShardedTable:
         """One table over handles of this process, which it owns from now on; their shards need no owner."""
-        return cls([Shard(table, None) for table in tables], local, root_age=root_age)
+        return cls([MappedShard(table, None) for table in tables], local, root_age=root_age)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -143,6 +215,28 @@ class ShardedTable(TableHandle):
         return tuple(shard.number for shard in self._fleet.shards)
 
     @property
+    def num_ranks(self) -> int:
+        """Those of the exchange."""
+        return self._fleet.num_ranks
+
+    def opened_by(self, again: Callable[..., ShardedTable]) -> None:
+        """again(stream=) opens one more handle on the same shards, in any process: it pickles as that."""
+        self._again = again
+
+    def reopens(self) -> Callable[[int], TableHandle] | None:
+        """Attaches to the same shards."""
+        return None if self._again is None else partial(_on_stream, self._again)
+
+    @property
+    def next_draw(self) -> int | None:
+        """The number that the next draw takes; None where a shard is at an address: its owner numbers what it draws."""
+        return self._fleet.next_call if all(shard.numbers_draws for shard in self._fleet.shards) else None
+
+    def number_draws(self, number: int) -> None:
+        """The next draw takes this number, in every shard. Of a group on all ranks at once. Raises RanksDisagree."""
+        self._fleet.number_draws(number, self._timeout_s)
+
+    @property
     def agreement_bytes(self) -> tuple[int, int]:
         """Bytes that this rank has (sent, received) to agree on roots. 0 where it draws alone."""
         return self._fleet.agreement.bytes_sent, self._fleet.agreement.bytes_received
@@ -152,12 +246,18 @@ class ShardedTable(TableHandle):
         self._fleet.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise NotShareable()
+        if self._again is None:
+            raise NotShareable()
+        return self._again, ()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self)} of {self.capacity} steps"
         shards = ", ".join(map(str, self.shard_numbers))
         return f"ShardedTable(shards {shards}, {state}, indexes {', '.join(self._index_names)})"
+
+
+def _on_stream(again: Callable[..., ShardedTable], stream: int) -> ShardedTable:
+    return again(stream=stream)
 
 
 @final

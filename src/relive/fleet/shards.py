@@ -1,72 +1,145 @@
-"""The shards of one table as this process sees them: their cores, whether they live, what their roots say."""
+"""The shards of one table as this process sees them: where each is read, whether it lives, what its root says."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeAlias, final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
-from relive._core import CoreTable
-from relive.errors import ForeignKey, InvalidConfig
+from relive._core import Claims, CoreTable
+from relive.errors import DeadlineExceeded, ForeignKey, InvalidConfig
 from relive.explicit import Explicit
 from relive.fleet.errors import NotOverShards
 from relive.fleet.owner import OwnerWatch, shard_of
 from relive.fleet.placement import MAX_SHARDS, Root
+from relive.handle import TableHandle
 from relive.items import Episodes
 from relive.limiters import MinSize
 from relive.samplers import Prioritized, Uniform
+from relive.sources import DrawNumber
 from relive.table import Table
+from relive.table_core import TableCore
 
-__all__ = ["STALL_S", "Shard", "Shards", "State"]
+__all__ = ["STALL_S", "Asked", "MappedShard", "Missed", "Part", "Path", "Shard", "Shards", "State"]
 
-State: TypeAlias = Literal["live", "dead", "stalled"]
+State: TypeAlias = Literal["live", "dead", "stalled", "replaced"]
+Path: TypeAlias = Literal["mapped", "service", "nixl"]
 Keys = npt.NDArray[np.int64]
+Masses = npt.NDArray[np.float64]
+Arrays = list[npt.NDArray[Any]]
+Present = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
+Value = TypeVar("Value")
 
 STALL_S = 0.5  # how long a draw waits for one shard; then it goes on without, and asks it again as much later
 _LEAF_BITS = 51
 
 
-@final
-class Shard:
-    """One shard: a handle on its region. watch: whether its owner lives; None: nobody has to own it."""
+class Missed(Exception):
+    """A shard did not give its items: what it had went, it stalled, or nobody answers for it."""
 
-    def __init__(self, table: Table, watch: OwnerWatch | None) -> None:
+    def __init__(self, shard: Shard) -> None:
+        super().__init__()
+        self.shard = shard
+
+
+class Asked(NamedTuple):
+    """What a draw asks of one shard."""
+
+    index_number: int
+    selection: Any  # of the shard; None: keys alone
+    num_items: int
+    timeout_s: float
+    where: Any
+    is_final: bool  # counted as it is made, shard by shard
+    is_only: bool  # the table has no other shard: nobody goes on without it
+
+
+class Part(Protocol):
+    """What one shard gives to a draw, in flight until commit or give_back."""
+
+    def take(self) -> tuple[Arrays, Keys, Masses]:
+        """Waits for it: arrays, keys, and each item's mass over its shard's at the descent. Raises Missed."""
+        ...
+
+    def commit(self) -> None:
+        """It is handed out."""
+        ...
+
+    def give_back(self) -> None:
+        """It is not, with its uses; also where it was never taken."""
+        ...
+
+
+class Shard(ABC):
+    """One shard: a handle on it. Any number of threads."""
+
+    path: Path  # its rows are read by
+    progress = ""  # who moves the bytes, where that is not this process alone; and why no quicker path is there
+
+    def __init__(self, table: TableHandle, core: TableCore, number: int, facts: tuple[bytes, int, int]) -> None:
         self.table = table
-        self.core: CoreTable = table.core
-        self.watch = watch
-        self.number = shard_of(table)
-        geometry = self.core.geometry
-        self.uuid: bytes = geometry["uuid"]
-        self._slot_bits: int = geometry["slot_bits"]
-        self._num_slots: int = geometry["num_slots"]
-        self._stalled_until = 0.0
+        self.core = core
+        self.number = number
+        self.uuid, self._slot_bits, self._num_slots = facts
 
     @property
+    @abstractmethod
     def state(self) -> State:
-        """live; dead: no owner; stalled: somebody holds its lock and does not go on, it is left alone for a while."""
-        if self.watch is not None and not self.watch.is_owned():
-            return "dead"
-        return "stalled" if time.monotonic() < self._stalled_until else "live"
+        """live; dead: nobody owns it, or answers; stalled: its lock is held by somebody who does not go on, it is left
+        alone for a while; replaced: another region answers in its place.
+        """
 
     @property
     def is_live(self) -> bool:
         """Whether it is drawn from."""
         return self.state == "live"
 
-    def stalls(self) -> None:
-        """It kept a call waiting: it is left alone for STALL_S."""
-        self._stalled_until = time.monotonic() + STALL_S
+    @property
+    @abstractmethod
+    def stream(self) -> int:
+        """Of random numbers, this handle's own."""
 
-    def root(self, index: int) -> Root:
-        """What it says of an index now; without a lock, a few microseconds."""
-        mass, num_items, max_priority, inserted, sampled, pending, version = self.core.root(index)
-        is_dead = not self.is_live
-        return Root(self.number, mass, num_items, max_priority, inserted, sampled, version, is_dead, pending)
+    @abstractmethod
+    def select(self, index: int, names: list[str]) -> Any:
+        """Columns, as its draws and gathers take them; has outputs. Raises UnknownColumn."""
+
+    @abstractmethod
+    def ask_root(self, index: int) -> Callable[[], Root]:
+        """Asks what it says of an index now; the answer, when it is called: dead where it says nothing in time."""
+
+    @abstractmethod
+    def begin(self, asked: Asked) -> Part:
+        """A draw, under way from now on. Raises Missed."""
+
+    @abstractmethod
+    def gather(self, selection: Any, keys: Keys, out: Sequence[npt.NDArray[Any]] | None) -> tuple[Arrays, Present]:
+        """Columns by key. Raises Missed."""
+
+    @abstractmethod
+    def asked(self, call: Callable[[Any], Value], without: Value, is_only: bool) -> Value:
+        """What its core answers; `without` where it does not, which is noted."""
+
+    @property
+    def numbers_draws(self) -> bool:
+        """Whether number_draws has its way here: else its owner numbers them, over all who ask."""
+        return False
+
+    def number_draws(self, number: int) -> None:  # noqa: B027 - an owner elsewhere numbers its own
+        """The next draw takes this number, where it is this handle's to say."""
+
+    def check_answers(self) -> None:  # noqa: B027 - what is mapped does
+        """Raises ServiceUnavailable where it is not there to be changed."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """The core's, the last ones known where it does not answer."""
 
     def are_rows(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of the keys, all with its number, it may have given out for rows."""
@@ -74,15 +147,157 @@ class Shard:
         slots, generations = in_shard & ((1 << self._slot_bits) - 1), in_shard >> self._slot_bits
         return (slots < self._num_slots) & (generations >= 1)
 
-    def lock_s(self, num_shards: int) -> float:
-        """How long calls without a deadline of their own wait for its lock: for the only shard as long as they like."""
-        return math.inf if num_shards == 1 else STALL_S
+    @abstractmethod
+    def set_patience(self, timeout_s: float, num_shards: int) -> None:
+        """How long calls without a deadline of their own wait for it."""
+
+    @abstractmethod
+    def set_policy_version(self, version: int) -> None:
+        """In this shard; where it does not answer, as soon as it does."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the handle."""
+
+
+@final
+class MappedShard(Shard):
+    """A shard in this machine's memory, mapped here. watch: whether its owner lives; None: nobody has to own it."""
+
+    path = "mapped"
+
+    def __init__(self, table: Table, watch: OwnerWatch | None) -> None:
+        geometry = table.core.geometry
+        super().__init__(
+            table, table.core, shard_of(table), (geometry["uuid"], geometry["slot_bits"], geometry["num_slots"])
+        )
+        self.core: CoreTable = table.core
+        self.watch = watch
+        self._stalled_until = 0.0
+
+    @property
+    def state(self) -> State:
+        """Asked of the kernel."""
+        if self.watch is not None and not self.watch.is_owned():
+            return "dead"
+        return "stalled" if time.monotonic() < self._stalled_until else "live"
+
+    @property
+    def stream(self) -> int:
+        """Of its handle."""
+        return self.core.stream
+
+    @property
+    def numbers_draws(self) -> bool:
+        """Its handle's draws are this process's."""
+        return True
+
+    def number_draws(self, number: int) -> None:
+        """Of its handle."""
+        self.core.set_next_call(number)
+
+    def stalls(self) -> None:
+        """It kept a call waiting: it is left alone for STALL_S."""
+        self._stalled_until = time.monotonic() + STALL_S
+
+    def select(self, index: int, names: list[str]) -> Any:
+        """The core's."""
+        return self.core.select(index, names)
+
+    def ask_root(self, index: int) -> Callable[[], Root]:
+        """Read when it is called, without a lock: a few microseconds."""
+        return partial(self._root, index)
+
+    def _root(self, index: int) -> Root:
+        mass, num_items, max_priority, inserted, sampled, pending, version = self.core.root(index)
+        is_dead = not self.is_live
+        return Root(self.number, mass, num_items, max_priority, inserted, sampled, version, is_dead, pending)
+
+    def begin(self, asked: Asked) -> Part:
+        """Drawn when it is taken: others answer meanwhile."""
+        if not self.is_live:  # since the roots were read
+            raise Missed(self)
+        return _MappedPart(self, asked)
+
+    def gather(self, selection: Any, keys: Keys, out: Sequence[npt.NDArray[Any]] | None) -> tuple[Arrays, Present]:
+        """The core's."""
+        return self.core.gather(selection, keys, out)
+
+    def asked(self, call: Callable[[Any], Value], without: Value, is_only: bool) -> Value:
+        """`without` where its lock is held by somebody who does not go on."""
+        try:
+            return call(self.core)
+        except DeadlineExceeded:
+            if is_only:
+                raise
+            self.stalls()
+            return without
+
+    def stats(self) -> dict[str, Any]:
+        """The core's."""
+        return self.core.stats()
+
+    def set_patience(self, timeout_s: float, num_shards: int) -> None:
+        """For its lock: of the only shard as long as they like."""
+        self.core.timeout_s = min(timeout_s, math.inf if num_shards == 1 else STALL_S)
+
+    def set_policy_version(self, version: int) -> None:
+        """Also of a dead one: it is mapped."""
+        self.core.set_policy_version(version)
 
     def close(self) -> None:
         """Closes the handle and the watch."""
         if self.watch is not None:
             self.watch.close()
         self.table.close()
+
+
+@final
+class _MappedPart:
+    """Drawn by the core of a mapped shard. claims None: a reader's, which counts nowhere, or counted already."""
+
+    def __init__(self, shard: MappedShard, asked: Asked) -> None:
+        self._shard = shard
+        self._asked = asked
+        self._claims = None if asked.is_final else Claims()
+        self._number: DrawNumber | None = None
+
+    def take(self) -> tuple[Arrays, Keys, Masses]:
+        """Stratified over its mass at this moment, at permuted positions."""
+        core, asked = self._shard.core, self._asked
+        number = DrawNumber(core)
+        try:
+            if asked.selection is None:
+                keys, masses, _ = core.draw(
+                    asked.index_number, asked.num_items, asked.timeout_s, where=asked.where, claims=self._claims
+                )
+                drawn: tuple[Arrays, Keys, Masses] = [], keys, masses
+            else:
+                arrays, keys, masses, _ = core.sample(
+                    asked.selection, asked.num_items, asked.timeout_s, where=asked.where, claims=self._claims
+                )
+                drawn = arrays, keys, masses
+        except DeadlineExceeded as error:
+            if asked.is_only:
+                raise
+            if error.holder_pid is not None:
+                self._shard.stalls()
+            raise Missed(self._shard) from None
+        number.taken()
+        self._number = number
+        return drawn
+
+    def commit(self) -> None:
+        if self._claims is not None:
+            self._shard.core.commit_batch(self._asked.index_number, self._asked.num_items, self._claims)
+
+    def give_back(self) -> None:
+        if self._number is None:
+            return
+        core = self._shard.core
+        if self._claims is not None and not core.closed:
+            core.give_back_batch(self._asked.index_number, self._asked.num_items, self._claims)
+        self._number.give_back()
 
 
 @final
@@ -120,6 +335,13 @@ class Shards:
     def live(self) -> list[Shard]:
         """Those that are drawn from now."""
         return [shard for shard in self._shards if shard.is_live]
+
+    def roots(self, index: int, first: int = 0, step: int = 1) -> list[Root]:
+        """Those of every step-th shard from the first on; who has to be asked for it is asked before anybody is waited
+        for.
+        """
+        answers = [shard.ask_root(index) for shard in self._shards[first::step]]
+        return [answer() for answer in answers]
 
     def numbered(self, number: int) -> Shard:
         """The shard of a number. Raises InvalidConfig."""
@@ -171,7 +393,7 @@ class Shards:
                 raise InvalidConfig(f"limiter of index {name!r} in shard {shard.number}", expected_limiter, own)
 
 
-def _check_indexes(table: Table) -> None:
+def _check_indexes(table: TableHandle) -> None:
     for name, index in table.config.index.items():
         if isinstance(index.items, Explicit):
             raise NotOverShards(

@@ -1,4 +1,4 @@
-"""Ranks of a torch.distributed group that draw together: roots travel by its collectives, in host memory.
+"""Ranks of a torch.distributed group that draw together, or that get what one of them drew: by its collectives.
 
 What travels is 61 bytes an index and shard (agreement.py), so it goes over gloo also where gradients go over NCCL: the
 default group of a machine with GPUs has both ("cpu:gloo,cuda:nccl").
@@ -16,7 +16,10 @@ import importlib.util
 import itertools
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
 
 from relive._extras import install_command
 from relive.errors import DeadlineExceeded, InvalidConfig, MissingPackage
@@ -36,6 +39,8 @@ __all__ = ["TorchExchange"]
 _SLICE_S = 0.2  # between two looks at signals and the deadline
 _HEADER = 4
 _exchanges = itertools.count()
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 @final
@@ -80,19 +85,35 @@ class TorchExchange:
                 return [block[_HEADER : _HEADER + length] for block, length in zip(blocks, lengths, strict=True)]
             self._room = max(lengths) + _HEADER  # the same on every rank
 
+    def broadcast(self, given: npt.NDArray[np.uint8] | None, num_bytes: int, source: int, timeout_s: float) -> Bytes:
+        """[num_bytes] What rank `source` gave; the others give None. Every rank knows how many bytes.
+
+        Blocks at most timeout_s, hears Ctrl-C; the source may return before the others have it all. Raises as
+        all_gather does.
+        """
+        self._num_calls += 1
+        carried = torch.empty(num_bytes, dtype=torch.uint8) if given is None else torch.from_numpy(given)
+        whose = source if self._group is None else distributed.get_global_rank(self._group, source)
+        work = distributed.broadcast(carried, whose, group=self._group, async_op=True)
+        self._finish(work, [carried], time.monotonic() + timeout_s, timeout_s)
+        return carried.numpy()
+
     def _gathered(self, mine: bytes, ends: float, timeout_s: float) -> list[bytes]:
         self._num_calls += 1
-        self._given_up = [(work, tensors) for work, tensors in self._given_up if not work.is_completed()]
         block = (len(mine).to_bytes(_HEADER, "little") + mine)[: self._room].ljust(self._room, b"\0")
         given = torch.frombuffer(bytearray(block), dtype=torch.uint8)
         heard = [torch.empty_like(given) for _ in range(self.world)]
         work = distributed.all_gather(heard, given, group=self._group, async_op=True)
+        self._finish(work, [given, *heard], ends, timeout_s)
+        return [tensor.numpy().tobytes() for tensor in heard]
+
+    def _finish(self, work: Any, tensors: list[torch.Tensor], ends: float, timeout_s: float) -> None:
+        self._given_up = [one for one in self._given_up if not one[0].is_completed()]
         try:
             self._wait(work, ends, timeout_s)
         except BaseException:
-            self._given_up.append((work, [given, *heard]))
+            self._given_up.append((work, tensors))
             raise
-        return [tensor.numpy().tobytes() for tensor in heard]
 
     def _wait(self, work: Any, ends: float, timeout_s: float) -> None:
         has_said = False

@@ -31,7 +31,7 @@ def totals(told: Sequence[tuple[Shard, dict[str, Any]]], paces: Sequence[Pace]) 
     ]
     whole["tiers"] = None
     whole["shards"] = [
-        {"shard": shard.number, "state": shard.state}
+        {"shard": shard.number, "state": shard.state, "path": shard.path, "progress": shard.progress}
         | {name: raw[name] for name in ("num_steps", "capacity", "policy_version")}
         for shard, raw in told
     ]

@@ -23,7 +23,8 @@ def emptiest(shards: Shards) -> Shard:
 
     Raises NoLiveShard.
     """
-    told = [(shard, shard.core.stats()) for shard in shards.live]
+    told = [(shard, shard.stats()) for shard in shards.live]
+    told = [(shard, raw) for shard, raw in told if shard.is_live]  # that did answer
     if not told:
         raise NoLiveShard(len(shards))
     return min(told, key=lambda one: (one[1]["num_steps"] / one[1]["capacity"], one[1]["num_lanes"]))[0]

@@ -10,11 +10,18 @@ except ImportError as _problem:
 
 from relive.service.blocks import StreamedKeys
 from relive.service.options import ServerOptions, Streaming
+from relive.service.parameter_store import ParameterStore
+from relive.service.parameters import Parameters, Published
+from relive.service.remote_parameters import RemoteParameters
 from relive.service.remote_table import RemoteTable, connect
 from relive.service.server import Server, serve
 from relive.service.streaming_writer import StreamingWriter
 
 __all__ = [
+    "ParameterStore",
+    "Parameters",
+    "Published",
+    "RemoteParameters",
     "RemoteTable",
     "Server",
     "ServerOptions",

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import pyarrow.flight as flight
@@ -78,7 +79,7 @@ class Connection:
         self._location, self._table = parse_table(address)
         self._spec_json = spec_json
         self._identity: dict[str, str | None] = {"uuid": None, "layout_hash": None}
-        self._idle: deque[Exchange] = deque()
+        self._idle: dict[str, deque[Exchange]] = {"call": deque(), "parameters": deque()}
         self._all: set[Exchange] = set()
         self._changed = threading.Lock()
         self._client: Any = None
@@ -108,7 +109,7 @@ class Connection:
         """
         while True:
             start = time.monotonic()
-            stream = self._take(ends)
+            stream = self.take(ends)
             try:
                 stream.begin(ends)
                 stream.send(message)
@@ -131,21 +132,24 @@ class Connection:
                 raise wire.error_from(told["error"])
             return Answer(told, block)
 
-    def give(self, stream: Exchange) -> None:
-        """A stream for calls that is free for the next one."""
-        self._idle.append(stream)
+    def give(self, stream: Exchange, kind: str = "call") -> None:
+        """A stream of this kind that is free for the next one who asks."""
+        self._idle[kind].append(stream)
 
-    def _take(self, ends: float) -> Exchange:
+    def take(self, ends: float, kind: str = "call") -> Exchange:
+        """An idle stream of this kind, or a new one."""
         self.check_process("a remote table")
         try:
-            return self._idle.pop()
+            return self._idle[kind].pop()
         except IndexError:
-            return self.open("call", {}, ends)[0]
+            return self.open(kind, {}, ends)[0]
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
-    def open(self, kind: str, fields: dict[str, Any], ends: float) -> tuple[Exchange, dict[str, Any]]:
-        """A new stream and the server's hello; tries until `ends` where the server is not there."""
+    def open(
+        self, kind: str, fields: dict[str, Any], ends: float, wanted: Callable[[], bool] = lambda: True
+    ) -> tuple[Exchange, dict[str, Any]]:
+        """A new stream and the server's hello; tries until `ends` where the server is not there, as long as wanted."""
         start = time.monotonic()
         request = {
             "relive": wire.VERSION,
@@ -160,7 +164,7 @@ class Connection:
         while True:
             if self.closed:
                 raise TableClosed()
-            if time.monotonic() >= ends:
+            if time.monotonic() >= ends or not wanted():
                 raise ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
             self.check_process("a remote table")
             try:
@@ -169,7 +173,7 @@ class Connection:
                 raise  # the server's answer; some are OSErrors, as broken streams are
             except StreamBroken as problem:
                 self._forget_client()
-                if time.monotonic() + pause_s >= ends:
+                if time.monotonic() + pause_s >= ends or not wanted():
                     reason = _short(problem)
                     raise ServiceUnavailable(self.address, time.monotonic() - start, reason) from None
             time.sleep(pause_s)
@@ -204,9 +208,7 @@ class Connection:
         self.drop(stream)
         if not expired:
             self._forget_client()
-        while self._idle:
-            with contextlib.suppress(IndexError):
-                self.drop(self._idle.pop())
+        self._drop_idle()
         if self.closed:
             return TableClosed()
         if isinstance(problem, BadMessage):
@@ -226,6 +228,12 @@ class Connection:
             self._all.discard(stream)
         return stream.finish(ends)
 
+    def _drop_idle(self) -> None:
+        for idle in self._idle.values():
+            while idle:
+                with contextlib.suppress(IndexError):
+                    self.drop(idle.pop())
+
     def _forget_client(self) -> None:
         # A connection that failed is tried again only after a pause; a new one at once.
         with self._changed:
@@ -239,9 +247,7 @@ class Connection:
         self._memory.close()
         if self.is_foreign:
             return
-        while self._idle:
-            with contextlib.suppress(IndexError):
-                self.drop(self._idle.pop())
+        self._drop_idle()
         with self._changed:
             streams, self._all, self._client = tuple(self._all), set(), None
         for stream in streams:

@@ -14,12 +14,14 @@ import numpy as np
 from relive._core import CoreSelection
 from relive.errors import BadMessage, DeadlineExceeded, FormatMismatch, InvalidConfig, ServiceUnavailable
 from relive.service.packing import PackedArray, Packing, sampled
+from relive.service.parameter_store import ParameterStore
 from relive.service.wire import VERSION, field
 from relive.table import Table
 
-__all__ = ["Applied", "Hosted", "HostedSelection"]
+__all__ = ["Applied", "Hosted", "HostedSelection", "Offer"]
 
 Value = TypeVar("Value")
+Offer = Callable[[], tuple[dict[str, Any], bytes]]  # fields of JSON and bytes, made when they are asked for
 
 SLICE_S = 0.5  # how long a call waits in the core before the server looks whether anybody still wants its answer
 _MAX_AFTER = 64
@@ -78,15 +80,17 @@ class Applied:
 
 @final
 class Hosted:
-    """A table that is served, shared by all sessions on it. Any number of threads."""
+    """A table that is served, with the parameters beside it, shared by all sessions on it. Any number of threads."""
 
-    def __init__(self, name: str, table: Table, closing: threading.Event) -> None:
+    def __init__(self, name: str, table: Table, closing: threading.Event, max_parameter_bytes: int) -> None:
         self.name = name
         self.table = table
         self.closing = closing
+        self.parameters = ParameterStore(name, max_parameter_bytes)
         geometry = table.core.geometry
         self._identity = {"uuid": geometry["uuid"].hex(), "layout_hash": str(geometry["layout_hash"])}
         self._metadata = table.core.metadata.decode()
+        self.offers: dict[str, Offer] = {}  # what else is told of the table to who asks for it by name
         self._numbers = itertools.count(1)
         self._applied_by: dict[int, Applied] = {}
         self._selections: dict[tuple[Any, ...], HostedSelection] = {}
@@ -118,11 +122,15 @@ class Hosted:
         if spec is not None and spec != self.table.spec.to_json():
             raise InvalidConfig(f"spec of table {self.name!r}", spec, self.table.spec.to_json())
 
+    def next_number(self) -> int:
+        """For a stream that others speak of."""
+        return next(self._numbers)
+
     # ---- order among the calls of one client -----------------------------------------------------------------------
 
     def open_writing(self) -> tuple[int, Applied]:
         """A number for a new writing session, and its progress."""
-        number, applied = next(self._numbers), Applied()
+        number, applied = self.next_number(), Applied()
         self._applied_by[number] = applied
         return number, applied
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, final, overload
 
 from relive._checks import timeout
@@ -15,7 +17,8 @@ from relive.service.batches import RemoteSource
 from relive.service.connection import Connection, cutoff
 from relive.service.held import RemoteDraws
 from relive.service.options import Streaming
-from relive.service.remote_core import remote_core
+from relive.service.remote_core import RemoteCore, remote_core
+from relive.service.remote_parameters import RemoteParameters
 from relive.service.streaming_writer import StreamingWriter
 from relive.spec import StepSpec
 from relive.writer import Writer
@@ -44,6 +47,10 @@ def connect(address: str, timeout_s: float | None = None, spec: StepSpec | None 
         raise
 
 
+def _connect_again(address: str, timeout_s: float | None, stream: int) -> RemoteTable:
+    return connect(address, timeout_s)
+
+
 @final
 class RemoteTable(TableHandle):
     """The interface of every table, over the wire. Any number of threads; each waits on a stream of its own.
@@ -59,6 +66,7 @@ class RemoteTable(TableHandle):
         connection.give(stream)
         self._given_s = timeout_s
         self._remote = remote_core(connection, hello, timeout_s)
+        self._parameters = RemoteParameters(connection, self._remote.timeout_s)
         self._bind_to(self._remote, timeout_s)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
@@ -91,9 +99,23 @@ class RemoteTable(TableHandle):
         return RemoteSource(self._remote, selection, num_items, timeout_s, where), prefetch
 
     @property
+    def core(self) -> RemoteCore:
+        """What answers it."""
+        return self._remote
+
+    @property
+    def parameters(self) -> RemoteParameters:
+        """The newest parameters that somebody published beside this table, and the way to publish them."""
+        return self._parameters
+
+    @property
     def address(self) -> str:
         """grpc://host:port/name."""
         return self._remote.path
+
+    def reopens(self) -> Callable[[int], TableHandle]:
+        """Connects to the same table; the server numbers draws, so the stream is its own."""
+        return partial(_connect_again, self.address, self._given_s)
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 

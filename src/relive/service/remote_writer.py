@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -76,8 +77,9 @@ class RemoteWriterCore(ABC):
         """Lanes, whether or not arrays have an axis for them."""
         return self._encoder.layout.width
 
-    def _open(self, ends: float) -> tuple[Exchange, int]:
-        stream, hello = self._connection.open("write", {"num_lanes": self._encoder.layout.num_lanes}, ends)
+    def _open(self, ends: float, wanted: Callable[[], bool] = lambda: True) -> tuple[Exchange, int]:
+        fields = {"num_lanes": self._encoder.layout.num_lanes}
+        stream, hello = self._connection.open("write", fields, ends, wanted)
         return stream, wire.field(hello, "session", int)
 
     def _check_open(self) -> None:

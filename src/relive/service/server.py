@@ -22,11 +22,14 @@ from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavail
 from relive.service import wire
 from relive.service.address import parse_server
 from relive.service.connection import close_connections
-from relive.service.hosting import Hosted
+from relive.service.hosting import Hosted, Offer
 from relive.service.memory import keep_freed_memory
 from relive.service.options import ServerOptions
+from relive.service.parameter_session import ParameterSession
+from relive.service.parameter_store import ParameterStore
 from relive.service.pipe import Pipe, StreamBroken
 from relive.service.sessions import CallSession, HoldSession, Session
+from relive.service.shard_session import ShardSession
 from relive.service.transport import with_few_wakeups
 from relive.service.write_session import WriteSession
 from relive.table import Table
@@ -62,16 +65,21 @@ class Server(Closing):
         self._closed = False
         self._process = os.getpid()
         self._options = options
-        self._hosted = {name: Hosted(name, table, self._closing) for name, table in tables.items()}
+        self._counts = _Counts()
+        self._hosted = {
+            name: Hosted(name, table, self._closing, options.max_parameter_bytes) for name, table in tables.items()
+        }
         try:
-            self._flight = with_few_wakeups(
-                lambda: _FlightServer(f"grpc://{host}:{port}", self._hosted, self._closing, options)
+            flight_server = with_few_wakeups(
+                lambda: _FlightServer(f"grpc://{host}:{port}", self._hosted, self._closing, options, self._counts)
             )
         except StreamBroken as problem:
             raise ServiceUnavailable(address, 0.0, str(problem)[:200]) from None
-        self._address = f"grpc://{host}:{self._flight.port}"
+        self._flight: _FlightServer | None = flight_server
+        self._port = flight_server.port
+        self._address = f"grpc://{host}:{self._port}"
         # Also the second Python thread without which the core would believe that who waits, waits for itself.
-        self._thread = threading.Thread(target=self._flight.wait, name="relive-server", daemon=True)
+        self._thread = threading.Thread(target=flight_server.wait, name="relive-server", daemon=True)
         self._thread.start()
         _running.add(self)
         # Arrow has just registered an end of its own that waits for every stream; what comes later is called first.
@@ -91,7 +99,21 @@ class Server(Closing):
     @property
     def num_streams(self) -> int:
         """Streams that are open now."""
-        return self._flight.num_streams
+        return self._counts.num_streams
+
+    def offer(self, table: str, name: str, give: Offer) -> None:
+        """Tells who asks for it by name what give() returns, of a table that is served: fields of JSON, and bytes."""
+        self._hosted[table].offers[name] = give
+
+    def parameters(self, name: str) -> ParameterStore:
+        """The parameters beside the table served under this name: what clients reach as `remote.parameters`.
+
+        Raises NoSuchTable.
+        """
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            raise NoSuchTable(str(name)[:200])
+        return hosted.parameters
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until close() was called, or the seconds are over (then False)."""
@@ -106,17 +128,24 @@ class Server(Closing):
             return
         self._closed = True
         self._closing.set()
+        for hosted in self._hosted.values():
+            hosted.parameters.close()
         ends = time.monotonic() + self._options.close_timeout_s
-        while self._flight.num_busy and time.monotonic() < ends:
+        while self._counts.num_busy and time.monotonic() < ends:
             time.sleep(0.01)
-        stopper = threading.Thread(target=self._flight.shutdown, name="relive-server-close", daemon=True)
+        flight_server, self._flight = self._flight, None
+        assert flight_server is not None
+        stopper = threading.Thread(target=flight_server.shutdown, name="relive-server-close", daemon=True)
         stopper.start()
         # Flight waits for its streams, which are open as long as their clients like: cut their connections.
         ends = time.monotonic() + max(self._options.close_timeout_s, 1.0)
         while stopper.is_alive() and time.monotonic() < ends:
-            _cut_connections(self._flight.port)
+            _cut_connections(self._port)
             stopper.join(0.02)
         self._thread.join(1.0)
+        # The last reference goes here: Arrow's server joins threads of its own when it is freed, and a forked child
+        # that found it among its garbage would join threads that it does not have.
+        del flight_server, stopper
         _running.discard(self)
 
     def __repr__(self) -> str:
@@ -125,25 +154,47 @@ class Server(Closing):
 
 
 @final
+class _Counts:
+    """What runs now. Apart from the server: who keeps a stream's objects alive must not keep that alive with them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Lock()
+        self.num_streams = 0
+        self.num_busy = 0
+
+    def streams(self, change: int) -> None:
+        """So many more are open."""
+        with self._changed:
+            self.num_streams += change
+
+    def busy(self, change: int) -> None:
+        """So many more are at work on a message."""
+        with self._changed:
+            self.num_busy += change
+
+
+@final
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Makes the session that a stream's descriptor asks for and lets it run on the stream's own thread."""
 
     def __init__(
-        self, location: str, hosted: Mapping[str, Hosted], closing: threading.Event, options: ServerOptions
+        self,
+        location: str,
+        hosted: Mapping[str, Hosted],
+        closing: threading.Event,
+        options: ServerOptions,
+        counts: _Counts,
     ) -> None:
         self._hosted = hosted
         self._closing = closing
         self._options = options
-        self._changed = threading.Lock()
-        self.num_streams = 0
-        self.num_busy = 0
+        self._counts = counts
         super().__init__(location)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """One stream, from its handshake to its end."""
-        pipe = Pipe(context, reader, writer, self._count_busy)
-        with self._changed:
-            self.num_streams += 1
+        pipe = Pipe(context, reader, writer, self._counts.busy)
+        self._counts.streams(1)
         try:
             session = self._session(descriptor, pipe)
         except Exception as problem:  # whatever the handshake caused is told to who asked, if they are there still
@@ -153,18 +204,14 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         else:
             session.run()
         finally:
-            with self._changed:
-                self.num_streams -= 1
-
-    def _count_busy(self, change: int) -> None:
-        with self._changed:
-            self.num_busy += change
+            self._counts.streams(-1)
 
     def _session(self, descriptor: Any, pipe: Pipe) -> Session:
         if self._closing.is_set():
             raise ServiceUnavailable("this server", 0.0, "it closes")
-        if self.num_streams > self._options.max_streams:
-            raise InvalidConfig("streams", f"at most {self._options.max_streams} at once", self.num_streams)
+        num_streams = self._counts.num_streams
+        if num_streams > self._options.max_streams:
+            raise InvalidConfig("streams", f"at most {self._options.max_streams} at once", num_streams)
         request = _request(descriptor)
         name = wire.field(request, "table", str)
         hosted = self._hosted.get(name)
@@ -174,9 +221,14 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         kind = wire.field(request, "kind", str)
         if kind == "write":
             return WriteSession(pipe, hosted, self._options, request)
-        kinds: dict[str, Callable[..., Session]] = {"call": CallSession, "hold": HoldSession}
+        kinds: dict[str, Callable[..., Session]] = {
+            "call": CallSession,
+            "hold": HoldSession,
+            "shard": ShardSession,
+            "parameters": ParameterSession,
+        }
         if kind not in kinds:
-            raise BadMessage("kind of stream", "call, write or hold", kind[:40])
+            raise BadMessage("kind of stream", "call, write, hold, shard or parameters", kind[:40])
         return kinds[kind](pipe, hosted, self._options)
 
 

@@ -167,7 +167,7 @@ class StreamedWriterCore(RemoteWriterCore):
             self._closed = self._stopping = True
             stream, self._stream = self._stream, None
             self._changed.notify_all()
-        self._sender.join(CLOSE_S)
+        self._sender.join(timeout_s)  # one that waits for a hello ends with the connection
         if stream is not None:
             stream.half_close(cutoff(timeout_s))
             self._receiver.join(CLOSE_S)
@@ -191,7 +191,7 @@ class StreamedWriterCore(RemoteWriterCore):
         row_bytes = width * sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in cells)
         capacity = max(min(self._streaming.max_rows // width, self._streaming.max_block_bytes // max(row_bytes, 1)), 1)
         kept = None if lanes is None else lanes.copy()
-        block = Block(self._encoder, self, signature, kept, capacity, timeout_s)
+        block = Block(self._encoder, self, signature, kept, capacity, self._held(timeout_s))
         self._block = block
         return block
 
@@ -214,8 +214,13 @@ class StreamedWriterCore(RemoteWriterCore):
             self._check_usable()
             self._seal()
             self._wait_for_room(timeout_s)
-            self._post(part, timeout_s)
+            self._post(part, self._held(timeout_s))
         return part
+
+    def _held(self, timeout_s: float) -> float:
+        """How long the server may wait with what a call of this deadline brought."""
+        held_s = self._streaming.held_s
+        return timeout_s if held_s is None else held_s
 
     def _post(self, part: Part, timeout_s: float) -> None:
         self._sequence += 1
@@ -318,7 +323,7 @@ class StreamedWriterCore(RemoteWriterCore):
 
     def _open_again(self, ends: float) -> Exchange:
         start = time.monotonic()
-        stream, session = self._open(ends)
+        stream, session = self._open(ends, lambda: not self._stopping)
         if self._version is not None:
             version = {"op": "version", "version": self._version}
             try:

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.errors import BadMessage, DeadlineExceeded, ReliveError
+from relive.errors import BadMessage, DeadlineExceeded, ReliveError, ServiceUnavailable
 from relive.service import wire
 from relive.service.hosting import Hosted
 from relive.service.options import ServerOptions
@@ -119,6 +119,9 @@ class WriteSession(Session):
                 return
             answer: Header = {"seq": sequence}
             try:
+                if self.hosted.closing.is_set():
+                    # A client takes this error for the end of its lanes: nothing may follow in them.
+                    raise ServiceUnavailable(self.hosted.name, 0.0, "the server closes")
                 self._apply(header, body)
             except Exception as problem:  # told to the client, with the keys of what was stored before it
                 self._failed_epoch = epoch

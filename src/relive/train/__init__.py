@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from relive.train.result import RunResult
     from relive.train.run import train
     from relive.train.topology import Actors, CentralInference, DoubleBuffered, Inline, Learners, Topology
+    from relive.train.tuning import Tuning, tune
 
 __all__ = [
     "Actors",
@@ -55,6 +56,7 @@ __all__ = [
     "Topology",
     "TrainConfig",
     "TrainedPolicy",
+    "Tuning",
     "evaluate_run",
     "load_config",
     "load_policy",
@@ -62,6 +64,7 @@ __all__ = [
     "play_run",
     "preset",
     "train",
+    "tune",
 ]
 
 _HOMES = {
@@ -87,6 +90,7 @@ _HOMES = {
     "Snapshot": "progress",
     "TrainConfig": "config",
     "TrainedPolicy": "policy",
+    "Tuning": "tuning",
     "evaluate_run": "playing",
     "load_config": "config",
     "load_policy": "policy",
@@ -94,6 +98,7 @@ _HOMES = {
     "play_run": "playing",
     "preset": "config",
     "train": "run",
+    "tune": "tuning",
 }
 
 

@@ -27,7 +27,7 @@ from relive.train.config import EnvironmentConfig
 from relive.train.environments import acting_seed, make_environments
 from relive.train.inference import AskedInference, Inference, OwnInference, RequestBoard, group_sizes
 from relive.train.noise import environment_keys
-from relive.train.parameters import ParameterBoard
+from relive.train.parameters import ParameterSource
 from relive.train.scoreboard import Scoreboard
 from relive.train.stopwatch import ProfileBoard, Watch, actor_watch
 
@@ -49,7 +49,7 @@ class ActorTask:
     table_name: str
     environment: EnvironmentConfig
     policy: Policy
-    board: ParameterBoard
+    board: ParameterSource
     scoreboard: Scoreboard
     requests: RequestBoard | None = None
     num_groups: int = 1
@@ -85,11 +85,17 @@ def _run(task: ActorTask, groups: Sequence[Acting]) -> None:
 def make_acting(task: ActorTask, table: Table, watch: Watch, stack: ExitStack, group: int = 0) -> Acting:
     """A group of an actor's environments, made and recorded; the stack closes them."""
     environment = task.environment
-    shares = group_sizes(environment.num_envs_per_actor, task.num_groups)
-    first, number = sum(shares[:group]), shares[group]
+    number = group_sizes(environment.num_envs_per_actor, task.num_groups)[group]
     envs = watch(make_environments(environment.env_id, number), {"step": "environment", "reset": "environment"})
     recorded = record(envs, table, timeout_s=0.0)
     stack.callback(recorded.close)
+    return acting_with(task, recorded, watch, group)
+
+
+def acting_with(task: ActorTask, recorded: RecordedVectorEnv, watch: Watch, group: int = 0) -> Acting:
+    """A group of an actor's environments, which are somebody else's to close."""
+    environment, number = task.environment, recorded.num_envs
+    first = sum(group_sizes(environment.num_envs_per_actor, task.num_groups)[:group])
     keys = environment_keys(environment.seed, task.actor, task.incarnation, first + number)[first:]
     inference: Inference
     if task.requests is None:

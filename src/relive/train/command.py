@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from relive._extras import install_command
-from relive.agents.registry import AGENTS
+from relive.agents.registry import AGENTS, entry_of
 from relive.errors import InvalidConfig, MissingPackage
 from relive.train.config import CONFIG_FILE, TrainConfig, file_settings, load_config, preset
 from relive.train.settings import changed, options, parse_assignments
@@ -31,6 +31,16 @@ Ctrl-C stops cleanly, --resume goes on.
 """
 
 
+_ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="A TOML file of options, or a run's config.json; --set wins."),
+]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Set an option (train AGENT --help lists them); may come often."),
+]
+
+
 def add_commands(app: typer.Typer) -> None:
     """A command for each agent."""
     for name, entry in AGENTS.items():
@@ -43,7 +53,13 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         env: Annotated[
             str | None, typer.Option(help="Gymnasium id: CartPole-v1, Pendulum-v1, ...", show_default=default_env)
         ] = None,
-        actors: Annotated[int | None, typer.Option(min=1, help="Actor processes.", show_default="2")] = None,
+        actors: Annotated[
+            int | None, typer.Option(min=0, help="Actor processes; 0 with --serve alone.", show_default="2")
+        ] = None,
+        serve: Annotated[
+            str | None,
+            typer.Option(metavar="ADDRESS", help="grpc://HOST:PORT for actors of other machines: `relive act`."),
+        ] = None,
         seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything random.", show_default="0")] = None,
         run_dir: Annotated[
             Path | None,
@@ -65,18 +81,19 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
         profile: Annotated[
             bool, typer.Option("--profile", help="Count what the time goes into; `relive profile RUN_DIR` shows it.")
         ] = False,
-        config: Annotated[
-            Path | None,
-            typer.Option(metavar="FILE", help="A TOML file of the options below, or a run's config.json; --set wins."),
-        ] = None,
-        set_: Annotated[
-            list[str] | None,
-            typer.Option("--set", metavar="NAME=VALUE", help="Set an option of the list below; may come often."),
-        ] = None,
+        auto: Annotated[
+            bool, typer.Option("--auto", help="Choose processes and environments first, by measuring; see relive tune.")
+        ] = False,
+        deterministic: Annotated[
+            bool, typer.Option("--deterministic", help="No result depends on measured times: updates by hand.")
+        ] = False,
+        config: _ConfigFile = None,
+        set_: _Settings = None,
     ) -> None:
         given = {
             "environment.env_id": env,
             "acting.num_actors": actors,
+            "serving.address": serve,
             "environment.seed": seed,
             "limits.max_steps": max_steps,
             "limits.max_minutes": max_minutes,
@@ -84,6 +101,7 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
             "device": device,
             "replay.capacity": capacity,
             "profile": profile or None,
+            "deterministic": deterministic or None,
         }
         settings: dict[str, object] = {path: value for path, value in given.items() if value is not None}
         settings.update(parse_assignments(set_ or []))
@@ -94,19 +112,39 @@ def _command(agent: str, default_env: str) -> Callable[..., None]:
                 made = load_config(config, settings, agent=agent)
             else:
                 made = preset(agent, default_env, settings)
-        _train(made, run_dir, resume)
+        if auto:
+            _require_free(settings, resume)
+        _train(made, run_dir, resume, auto)
 
     return train
 
 
-def _train(config: TrainConfig, run_dir: Path | None, resume: Path | None) -> None:
+_CHOSEN = ("topology", "acting.num_actors", "acting.inline", "environment.num_envs_per_actor")  # by the tuner
+
+
+def _require_free(settings: dict[str, object], resume: Path | None) -> None:
+    """InvalidConfig where the command asks for what --auto chooses, or for a run that has begun."""
+    if resume is not None:
+        raise InvalidConfig("--auto", "a new run", f"--resume {resume}")
+    for path in _CHOSEN:
+        if path in settings:
+            raise InvalidConfig("--auto", f"no {path} beside it, which it chooses", f"{path}={settings[path]}")
+
+
+def _train(config: TrainConfig, run_dir: Path | None, resume: Path | None, auto: bool = False) -> None:
     with _extra_named("train"):
         from relive.train.run import train
+        from relive.train.tuning import AUTO_BUDGET_S, Keeping, tune
     console = Console()
+    callbacks = []
+    if auto:
+        tuning = tune(config, budget_s=AUTO_BUDGET_S, say=_said_by(console))
+        console.print(f"chosen: {tuning}", highlight=False, soft_wrap=True)
+        config, callbacks = tuning.config, [Keeping(tuning)]
     if resume is not None:
         result = train(config, resume, resume=True, console=console)
     else:
-        result = train(config, run_dir, console=console, moving_aside=True)
+        result = train(config, run_dir, console=console, moving_aside=True, callbacks=callbacks)
     if result.stopped:
         raise typer.Exit(_EXIT_STOPPED)
 
@@ -122,11 +160,80 @@ def _resumed(agent: str, run_dir: Path, file: Path | None, settings: dict[str, o
     return changed(config, settings)
 
 
+def add_acting(app: typer.Typer) -> None:
+    """`act`, for a run of another machine."""
+    app.command("act")(_act)
+
+
+def _act(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="grpc://HOST:PORT/NAME, as the run says it.")],
+    env: Annotated[
+        str | None, typer.Option(help="Another environment, of the same spaces.", show_default="the run's")
+    ] = None,
+    envs: Annotated[
+        int | None, typer.Option(min=1, help="Environments stepped together.", show_default="as the run's own actors")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of environments and exploration.", show_default="a new one")
+    ] = None,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds without the run, after which it ends.")] = 300.0,
+) -> None:
+    """Act for a run of another machine, which `relive train --serve` serves, until it ends; Ctrl-C stops cleanly."""
+    with _extra_named("act"):
+        from relive.train.remote_actor import ActOptions, act
+    console = Console()
+    acted = act(address, ActOptions(env, envs, seed, patience), say=lambda text: console.print(
+        text, highlight=False, soft_wrap=True
+    ))  # fmt: skip
+    console.print(str(acted), highlight=False, soft_wrap=True)
+    if not acted.finished:
+        raise typer.Exit(_EXIT_STOPPED)
+
+
 def add_watching(app: typer.Typer) -> None:
-    """`evaluate`, `play` and `profile`, of runs of any agent."""
+    """`tune`, before a run of any agent; `evaluate`, `play` and `profile`, after it."""
+    app.command("tune")(_tune)
     app.command("evaluate")(_evaluate)
     app.command("play")(_play)
     app.command("profile")(_profile)
+
+
+def _tune(
+    agent: Annotated[str, typer.Option(help=f"One of {', '.join(AGENTS)}.", show_default=False)],
+    env: Annotated[str | None, typer.Option(help="Gymnasium id.", show_default="the agent's own")] = None,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="About how long it may take.")] = 60.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where the settings go, for train --config.", show_default="runs/tuned-AGENT-ENV.toml"
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all that was found, too.")] = None,
+    config: _ConfigFile = None,
+    set_: _Settings = None,
+) -> None:
+    """Choose actors, learners and environments an actor for a run: measure its parts, predict, try the best, choose."""
+    settings: dict[str, object] = {} if env is None else {"environment.env_id": env}
+    settings.update(parse_assignments(set_ or []))
+    with _extra_named("tune"):
+        from relive.train.tuning import tune
+        from relive.train.tuning_tables import show_tuning
+
+        default = entry_of(agent).environment
+        asked = preset(agent, default, settings) if config is None else load_config(config, settings, agent=agent)
+    console = Console()
+    tuning = tune(asked, budget_s=budget, say=_said_by(console))
+    env_name = asked.environment.env_id.replace("/", "-")
+    target = out or Path("runs") / f"tuned-{agent}-{env_name}.toml"
+    tuning.write_settings(target)
+    if json is not None:
+        tuning.save(json)
+    show_tuning(tuning, console)
+    console.print(f"relive train {agent} --config {target}", highlight=False, soft_wrap=True)
+
+
+def _said_by(console: Console) -> Callable[[str], None]:
+    return lambda line: console.print(line, highlight=False, soft_wrap=True)
 
 
 _RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, ended or not.")]

@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from relive.agents.config import AgentConfig, require
 from relive.agents.registry import config_class, entry_of
 from relive.errors import InvalidConfig
 from relive.train.settings import changed, flat, to_tree
-from relive.train.topology import Actors, Topology
+from relive.train.topology import Actors, Inline, Learners, Topology
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -58,13 +60,18 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class ActingConfig:
-    """The actors: how many, and after how many updates newer parameters are published to them."""
+    """The actors: how many (0: all are of other machines), and after how many updates they get newer parameters.
+
+    inline: several learners have no actor processes beside them; the first learner steps the actors in turn, as the
+    topology `inline` does. For environments that take less than the cores that the actors would share.
+    """
 
     num_actors: int = 2
     publish_period: int = 25
+    inline: bool = False
 
     def __post_init__(self) -> None:
-        require(self.num_actors >= 1, "num_actors", ">= 1", self.num_actors)
+        require(self.num_actors >= 0, "num_actors", ">= 0", self.num_actors)
         require(self.publish_period >= 1, "publish_period", ">= 1", self.publish_period)
 
 
@@ -129,6 +136,43 @@ class LimitConfig:
         require(self.checkpoint_period_s > 0, "checkpoint_period_s", "> 0", self.checkpoint_period_s)
 
 
+def where_to_serve(address: str) -> tuple[str, str]:
+    """grpc://host:port, port 0 for a free one, and the table's name, of the option `serving.address`.
+
+    Raises InvalidConfig.
+    """
+    try:
+        parts = urlsplit(address)
+        fits = parts.scheme == "grpc" and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        fits = False
+    name = parts.path.strip("/") if fits else ""
+    fits = fits and "/" not in name and not (parts.query or parts.fragment or parts.username)
+    require(fits, "serving.address", "grpc://host:port or grpc://host:port/name, or none", address)
+    return f"grpc://{parts.netloc}", name or "run"
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """Actors of other machines: where the run's table and parameters are served to them.
+
+    address: grpc://host:port, or grpc://host:port/name, name "run" where none is given; None: nowhere. max_lanes: of
+    environments that they step, all together. max_staleness_s: an actor that has not heard for so long which parameters
+    are the newest acts no more, until it does. It cannot count versions of which it hears nothing.
+    """
+
+    address: str | None = None
+    max_lanes: int = 256
+    max_staleness_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.address is not None:
+            where_to_serve(self.address)
+        require(1 <= self.max_lanes <= 2**16, "serving.max_lanes", "in [1, 65536]", self.max_lanes)
+        fits = 1.0 <= self.max_staleness_s < math.inf
+        require(fits, "serving.max_staleness_s", ">= 1, finite", self.max_staleness_s)
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """A whole run. `preset(agent, env_id)` gives the defaults that suit an agent in an environment.
@@ -136,7 +180,10 @@ class TrainConfig:
     topology: which processes it consists of, see relive.train.topology; a number of actors in it wins over
     acting.num_actors. Where learners share batches batch_size must be a multiple of their number. device: one that
     torch knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors
-    leave. profile: what the time went into is counted, and written to profile.json at the end.
+    leave. profile: what the time went into is counted, and written to profile.json at the end. tuned: what `relive
+    tune` chose, in words for people; nothing depends on it. update: how the agent's is computed, written by hand or
+    compiled (relive.train.ways); "auto" chooses by measuring, and the choice takes its place in config.json.
+    deterministic: no result of a run depends on measured times: "auto" is "handwritten".
     """
 
     agent: AgentConfig
@@ -150,6 +197,10 @@ class TrainConfig:
     threads: int = 1
     topology: Topology = Actors()
     profile: bool = False
+    serving: ServingConfig = field(default_factory=ServingConfig)
+    tuned: str = ""
+    update: Literal["auto", "handwritten", "compiled"] = "auto"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         number, size = self.topology.num_slices, self.agent.batch_size
@@ -168,6 +219,20 @@ class TrainConfig:
             None if closing is None else closing.max_batch,
         )
         require(self.threads >= 0, "threads", ">= 0", self.threads)
+        shared = isinstance(self.topology, Inline) or self.topology.num_slices > 1
+        require(not self.acting.inline or shared, "acting.inline", f"false where topology = {self.topology}", True)
+        may_have_none = self.serving.address is not None and not self.acts_inline and closing is None
+        has_some = self.num_actors >= 1 or may_have_none
+        require(has_some, "acting.num_actors", ">= 1, or 0 of a run that is served (serving.address)", self.num_actors)
+        if self.update == "compiled":
+            require(not self.deterministic, "update", "'handwritten' or 'auto' of a deterministic run", self.update)
+            alone = not isinstance(self.topology, Learners)
+            require(alone, "update", f"'handwritten' or 'auto' where topology = {self.topology}", self.update)
+
+    @property
+    def acts_inline(self) -> bool:
+        """Whether the actors step in the process that calls `train`."""
+        return isinstance(self.topology, Inline) or self.acting.inline
 
     @property
     def num_actors(self) -> int:
@@ -186,19 +251,28 @@ class TrainConfig:
         return 60.0 * min(self.evaluation.max_minutes, self.limits.max_minutes / 4)
 
     def save(self, path: Path) -> None:
-        """Writes the configuration as JSON: the agent's name beside its options."""
+        """Writes the configuration as JSON, whole or not at all: the agent's name beside its options."""
+        beside = path.with_name(path.name + ".new")
+        beside.write_text(json.dumps(self.to_tree(), indent=2) + "\n", encoding="utf-8")
+        os.replace(beside, path)
+
+    def to_tree(self) -> dict[str, Any]:
+        """All options as JSON says them, in nested dicts; the agent's name beside its options."""
         tree = to_tree(self)
-        tree["agent"] = {"name": self.agent.name, **tree["agent"]}
-        path.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        return {**tree, "agent": {"name": self.agent.name, **tree["agent"]}}
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> TrainConfig:
+        """The configuration of what `to_tree` gave. Raises InvalidConfig, and KeyError and TypeError for another."""
+        agent = dict(tree["agent"])
+        config = cls(agent=config_class(agent.pop("name"))())
+        return changed(config, flat({**tree, "agent": agent}))
 
     @classmethod
     def load(cls, path: Path) -> TrainConfig:
         """Reads what `save` wrote; raises InvalidConfig where it is something else."""
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            agent = dict(tree["agent"])
-            config = cls(agent=config_class(agent.pop("name"))())
-            return changed(config, flat({**tree, "agent": agent}))
+            return cls.from_tree(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise InvalidConfig(
                 what=f"run configuration {path}", expected="the file a run writes", got=str(problem)

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from relive.agents.agent import Policy, Spaces
 from relive.errors import DeadlineExceeded
 from relive.train.noise import EnvironmentNoise, NoiseStream
-from relive.train.parameters import ParameterReader
+from relive.train.parameters import NewerParameters
 from relive.train.scoreboard import Scoreboard
 from relive.train.shared_block import SharedBlock
 
@@ -75,7 +75,7 @@ class OwnInference:
     """By the actor itself, when it is asked for actions, with the newest parameters there are then."""
 
     def __init__(
-        self, policy: Policy, reader: ParameterReader, scoreboard: Scoreboard, keys: NDArray[np.uint64]
+        self, policy: Policy, reader: NewerParameters, scoreboard: Scoreboard, keys: NDArray[np.uint64]
     ) -> None:
         self._policy, self._reader, self._scoreboard = policy, reader, scoreboard
         self._parameters: Mapping[str, NDArray[np.float32]] = {}
@@ -320,7 +320,7 @@ class Answering:
         self,
         board: RequestBoard,
         policy: Policy,
-        reader: ParameterReader,
+        reader: NewerParameters,
         scoreboard: Scoreboard,
         batch: OpenBatch,
         clock: Callable[[], float] = time.monotonic,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from relive.train.progress import ProgressReporter, Snapshot
 from relive.train.result import Ending
 from relive.train.scoreboard import Scoreboard
 
+if TYPE_CHECKING:
+    from relive.train.serving import ServedRun
+
 _LOOK_PERIOD_S = 0.25
 T = TypeVar("T")
 
@@ -42,6 +45,7 @@ class Parts:
     """The running pieces that a learner works with. It owns none of them.
 
     server: of learners with batches of their own; None where updates are made here. profiling: what it is watched with.
+    served: to actors of other machines.
     """
 
     table: Table
@@ -53,6 +57,7 @@ class Parts:
     reporter: ProgressReporter
     listeners: Listeners
     profiling: Profiling
+    served: ServedRun | None = None
 
 
 @final
@@ -191,6 +196,8 @@ class Learner:
         parameters = self._agent.parameters()
         self._check_finite(parameters)
         version = self._parts.board.publish(parameters)
+        if self._parts.served is not None:
+            self._parts.served.publish(parameters, version)
         self._parts.table.set_policy_version(version)
 
     @contextmanager
@@ -338,7 +345,8 @@ class Learner:
     def _snapshot(self) -> Snapshot:
         self._update_progress()
         progress, scoreboard, table = self._progress, self._parts.scoreboard, self._parts.table
-        num_actors = self._config.num_actors
+        num_actors, served = self._config.num_actors, self._parts.served
+        num_remote = None if served is None else served.num_connected
         rates = self._rates()
         returns = scoreboard.recent_returns(100)
         (index,) = table.stats().indexes.values()
@@ -357,11 +365,12 @@ class Learner:
             capacity=table.capacity,
             replay_ratio=index.samples_per_insert,
             learner_wait=min(1.0, rates[2]),
-            actor_wait=min(1.0, rates[3] / num_actors),
+            actor_wait=min(1.0, rates[3] / max(1, num_actors + (num_remote or 0))),
             num_actors=num_actors,
             num_restarts=progress.num_restarts,
             num_dropped=progress.num_dropped,
             doing=self._doing,
+            num_remote=num_remote,
         )
 
     def _rates(self) -> NDArray[np.float64]:

@@ -3,25 +3,26 @@
 One process, the leader, draws the batch; the followers are processes that it starts. Each has an agent of the same
 state. The protocol of one update, for n learners over B items, B a multiple of n:
 
-  memory    gradients: n + 1 rows, one a learner, the last for the mean. Row k is written by learner k alone, the mean
-            by the leader. batch: the columns [B, ...] and the importance weights [B], written by the leader.
-            priorities [B]: learner k writes its slice. Words go through a pipe between the leader and each follower.
+  memory    batch: the columns [B, ...] and the importance weights [B], written by the leader. priorities [B]: learner k
+            writes its slice. gradients: two rows a learner, in turns, written by learner k alone; bells: one a learner,
+            rung by it alone, with a word; who counts: written by the leader (learner_words.py).
 
-  U1  The leader writes the batch, then says UPDATE, or UPDATE_AND_HASH, to each follower. All begin `agent.update`.
-  U2  Wherever the agent has a gradient (one of values once; actor-critics: critics, then the actor), every follower
-      writes it into its row and says READY. The leader waits for all of them, in their order.
-  U3  The leader adds the rows in their order, 0, 1, ..., divides by their number, writes the mean and says MEAN.
-      Everyone takes the mean for its gradient and steps its optimizer. One sum, by one process, in one order: replicas
-      that were equal stay equal to the last bit.
-  U4  A follower writes its priorities, says DONE, and, asked for it, the crc32 of its whole state (parameters, targets,
-      moments, generators), which the leader compares with its own.
+  U1  The leader writes the batch, then rings with UPDATE, or UPDATE_AND_HASH. All begin `agent.update`.
+  U2  Wherever the agent has a gradient (one of values once; actor-critics: critics, then the actor), everyone writes it
+      into its row, and every follower rings. The leader waits for all of them, in their order.
+  U3  The leader writes whose rows count, and rings with MEAN. Everyone adds these rows up by itself, in their order,
+      divides by their number, and steps its optimizer along that. The same sum in the same order: replicas that were
+      equal stay equal to the last bit. Who is done first writes its next gradient into its other row, so nobody waits
+      for those that still add; into this row it writes again when all have rung for the round between.
+  U4  A follower writes its priorities and rings with, where it is asked for, the crc32 of its whole state (parameters,
+      targets, moments, generators), which the leader compares with its own.
 
-A word sent after a write is read before what was written: the kernel's pipe orders them. A pipe also ends with the
-process at its other end, so a death is heard at once and nobody waits for the dead:
+A wait spins for a moment, then sleeps, and looks every 50 ms whether the other side lives: a pipe between the leader
+and each follower, through which nothing goes, ends with the process at its other end.
 
   D1  A follower that died, or said nothing for the deadline (it is killed then), leaves the update that runs: the
       rows of the others count, divided by their number. So the leader's state is always one of whole updates, never of
-      critics that stepped without their actor.
+      critics that stepped without their actor. Whose rows count is the leader's word: all add up the same ones.
   D2  After that update all followers are ended, and the next one starts new ones from the leader's state.
   D3  A leader that died is the end of every pipe: followers end. They wait for it without a deadline otherwise, since
       it may evaluate for minutes.
@@ -46,11 +47,14 @@ from numpy.typing import NDArray
 from relive.agents.agent import Agent, Items, Spaces
 from relive.agents.config import AgentConfig
 from relive.train.errors import LearnersKeepDying, ReplicasDiffer
+from relive.train.learner_words import Bells, GradientRows
 from relive.train.numerics import learner_numerics
 from relive.train.processes import signals_held_back
 from relive.train.shared_block import SharedBlock
 
-_UPDATE, _UPDATE_AND_HASH, _READY, _MEAN, _DONE = b"u", b"h", b"r", b"m", b"d"
+_UPDATE, _UPDATE_AND_HASH, _MEAN = 1, 2, 3
+_LEADER = 0
+_LOOK_S = 0.05
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
 _MAX_DEATHS = 3
 _WEIGHTS, _PRIORITIES = "importance weights", "new priorities"  # no column is called so: their names have no spaces
@@ -119,7 +123,9 @@ class LearnerTask:
     layout: BatchLayout
     batch: SharedBlock
     gradients: SharedBlock
+    bells: SharedBlock
     chunk: int
+    spin_s: float
     pipe: Connection
 
 
@@ -148,8 +154,12 @@ def run_learner(task: LearnerTask) -> None:
         agent.load_state_dict(torch.load(io.BytesIO(task.state), weights_only=True))
         try:
             _Follower(task, agent).run()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
+        except _LeaderGone:
             pass  # D3
+
+
+class _LeaderGone(Exception):
+    """The leader closed its end of the pipe, or is dead."""
 
 
 @final
@@ -158,32 +168,41 @@ class _Follower:
 
     def __init__(self, task: LearnerTask, agent: Agent) -> None:
         self.number, self.count = task.number, task.count
-        self._pipe, self._agent = task.pipe, agent
+        self._pipe, self._agent, self._spin_s = task.pipe, agent, task.spin_s
         columns = task.layout.views(task.batch)
         self._priorities = columns.pop(_PRIORITIES)
         size = len(self._priorities) // task.count
         self._rows = slice(task.number * size, (task.number + 1) * size)
         self._slice = Slice(columns, self._rows)
-        self._gradients = task.gradients.array(np.float32, (task.count + 1, task.chunk))
+        self._bells = Bells(task.bells, task.count)
+        self._gradients = GradientRows(task.gradients, task.count, task.chunk)
         agent.join(self)
 
     def run(self) -> None:
-        self._pipe.send_bytes(_READY)
+        self._bells.ring(self.number)
         while True:
-            word = self._pipe.recv_bytes()
+            word = self._hear()
             priorities = self._agent.update(self._slice)
             if priorities is not None:
                 self._priorities[self._rows] = priorities
-            hashed = state_hash(self._agent) if word == _UPDATE_AND_HASH else 0
-            self._pipe.send_bytes(_DONE + hashed.to_bytes(4, "little"))
+            self._bells.ring(self.number, state_hash(self._agent) if word == _UPDATE_AND_HASH else 0)
 
     def combine(self, gradients: Any) -> None:
         """See Replicas."""
-        for chunk in gradients.split(self._gradients.shape[1]):
-            self._gradients[self.number, : len(chunk)] = chunk.cpu().numpy()
-            self._pipe.send_bytes(_READY)
-            self._pipe.recv_bytes()
-            chunk.copy_(torch.from_numpy(self._gradients[-1, : len(chunk)]))
+        for chunk in gradients.split(self._gradients.chunk):
+            self._gradients.put(self.number, chunk)
+            self._bells.ring(self.number)
+            self._hear()
+            self._gradients.mean(self._bells.counting, chunk)
+
+    def _hear(self) -> int:
+        """The leader's next word."""
+        spin_s = self._spin_s
+        while (word := self._bells.hear(_LEADER, spin_s, _LOOK_S)) is None:
+            spin_s = 0.0
+            if self._pipe.poll():
+                raise _LeaderGone
+        return word
 
 
 @final
@@ -191,8 +210,8 @@ class _Follower:
 class GroupOptions:
     """Learners, their deadline within an update, and after how many updates their states are compared.
 
-    chunk: float32 values of a gradient that are combined at once; longer ones go in several rounds. say: told, in a
-    line for people, that learners are started again.
+    chunk: float32 values of a gradient that are combined at once; longer ones go in several rounds. spin_s: for so long
+    a wait keeps its core before it sleeps. say: told, in a line for people, that learners are started again.
     """
 
     count: int
@@ -201,6 +220,7 @@ class GroupOptions:
     deadline_s: float = 60.0
     hash_period: int = 100
     chunk: int = 2**20
+    spin_s: float = 200e-6
     say: Callable[[str], None] = lambda line: None
 
 
@@ -227,7 +247,8 @@ class LearnerGroup:
         self.num_restarts = 0
         self._columns: dict[str, NDArray[Any]] = {}
         self._blocks: list[SharedBlock] = []
-        self._gradients = np.zeros((0, 0), np.float32)
+        self._bells: Bells | None = None
+        self._gradients: GradientRows | None = None
         agent.join(self)
 
     @property
@@ -253,8 +274,8 @@ class LearnerGroup:
         for name, values in columns.items():
             self._columns[name][...] = values
         compares = (self._agent.num_updates + 1) % self._options.hash_period == 0
-        for number in list(self._pipes):
-            self._say(number, _UPDATE_AND_HASH if compares else _UPDATE)
+        assert self._bells is not None
+        self._bells.ring(_LEADER, _UPDATE_AND_HASH if compares else _UPDATE)
         rows = slice(0, batch.num_items // self.count)
         mine = self._agent.update(Slice(self._columns, rows))
         self._finish(compares)
@@ -269,47 +290,34 @@ class LearnerGroup:
 
     def combine(self, gradients: Any) -> None:
         """See Replicas: U2 and U3."""
+        assert self._bells is not None and self._gradients is not None
         for chunk in gradients.split(self._options.chunk):
-            length = len(chunk)
-            self._gradients[0, :length] = chunk.cpu().numpy()
+            self._gradients.put(_LEADER, chunk)
             for number in list(self._pipes):
                 self._hear(number, self._options.deadline_s)
-            mean = self._gradients[-1, :length]
-            mean[...] = self._gradients[0, :length]
-            for number in self._pipes:
-                mean += self._gradients[number, :length]
-            mean /= np.float32(1 + len(self._pipes))
-            for number in list(self._pipes):
-                self._say(number, _MEAN)
-            chunk.copy_(torch.from_numpy(mean))
+            counting = [_LEADER, *self._pipes]
+            self._bells.counting = counting
+            self._bells.ring(_LEADER, _MEAN)
+            self._gradients.mean(counting, chunk)
 
     def _finish(self, compares: bool) -> None:
         """U4."""
         hashed = state_hash(self._agent) if compares else 0
         for number in list(self._pipes):
             word = self._hear(number, self._options.deadline_s)
-            if compares and word is not None and int.from_bytes(word[1:], "little") != hashed:
-                raise ReplicasDiffer(number, self._agent.num_updates, hashed, int.from_bytes(word[1:], "little"))
+            if compares and word is not None and word != hashed:
+                raise ReplicasDiffer(number, self._agent.num_updates, hashed, word)
 
-    # ---- words -----------------------------------------------------------------------------------------------------
-
-    def _say(self, number: int, word: bytes) -> None:
-        """One byte: a pipe has room for it, since no more than one is ever unread."""
-        try:
-            self._pipes[number].send_bytes(word)
-        except (BrokenPipeError, ConnectionResetError):
-            self._lose(number)
-
-    def _hear(self, number: int, timeout_s: float) -> bytes | None:
+    def _hear(self, number: int, timeout_s: float) -> int | None:
         """The next word of a follower; None, and it is lost, where it died or said none in time."""
-        pipe = self._pipes[number]
-        try:
-            if pipe.poll(timeout_s):
-                return pipe.recv_bytes()
-        except (EOFError, ConnectionResetError):
-            pass
-        self._lose(number)
-        return None
+        assert self._bells is not None
+        deadline_s, spin_s = time.monotonic() + timeout_s, self._options.spin_s
+        while (word := self._bells.hear(number, spin_s, _LOOK_S)) is None:
+            spin_s = 0.0
+            if self._pipes[number].poll() or time.monotonic() >= deadline_s:
+                self._lose(number)
+                return None
+        return word
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
@@ -333,10 +341,12 @@ class LearnerGroup:
         self._options.say(f"learner {number} died (exit code {exit_code}); the next update starts the learners again")
 
     def _start(self, layout: BatchLayout) -> None:
-        batch, gradients = SharedBlock(layout.num_bytes), SharedBlock(4 * (self.count + 1) * self._options.chunk)
-        self._blocks = [batch, gradients]
+        chunk = self._options.chunk
+        batch, gradients = SharedBlock(layout.num_bytes), SharedBlock(GradientRows.num_bytes(self.count, chunk))
+        bells = SharedBlock(Bells.num_bytes(self.count))
+        self._blocks = [batch, gradients, bells]
         self._columns = layout.views(batch)
-        self._gradients = gradients.array(np.float32, (self.count + 1, self._options.chunk))
+        self._bells, self._gradients = Bells(bells, self.count), GradientRows(gradients, self.count, chunk)
         state = io.BytesIO()
         torch.save(self._agent.state_dict(), state)
         for number in range(1, self.count):
@@ -352,7 +362,9 @@ class LearnerGroup:
                 layout=layout,
                 batch=batch,
                 gradients=gradients,
-                chunk=self._options.chunk,
+                bells=bells,
+                chunk=chunk,
+                spin_s=self._options.spin_s,
                 pipe=its,
             )
             process = self._context.Process(
@@ -377,7 +389,7 @@ class LearnerGroup:
                 process.join()
             process.close()
         self._pipes, self._processes, self._lost = {}, {}, {}
-        self._columns, self._gradients = {}, np.zeros((0, 0), np.float32)
+        self._columns, self._gradients, self._bells = {}, None, None
         for block in self._blocks:
             block.close()
         self._blocks = []

@@ -22,7 +22,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,27 @@ def _slot_bytes(num_values: int) -> int:
 def checksum(values: NDArray[np.float32], version: int) -> int:
     """crc32 of the values continued over the version."""
     return zlib.crc32(version.to_bytes(8, "little"), zlib.crc32(values.data))
+
+
+class NewerParameters(Protocol):
+    """Where an actor finds what to act with."""
+
+    @property
+    def version(self) -> int:
+        """Of the parameters that the last poll gave; 0 before."""
+        ...
+
+    def poll(self) -> dict[str, NDArray[np.float32]] | None:
+        """Parameters newer than those of the last poll, None where there are none; never waits."""
+        ...
+
+
+class ParameterSource(Protocol):
+    """What hands them out."""
+
+    def reader(self) -> NewerParameters:
+        """A reader with a memory of its own."""
+        ...
 
 
 @final

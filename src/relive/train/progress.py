@@ -44,6 +44,7 @@ class Snapshot:
     num_actors: int
     num_restarts: int
     doing: str = ""  # what it does in place of learning
+    num_remote: int | None = None  # actors of other machines that are connected; None where the run is not served
     num_dropped: int = 0  # gradients that were too stale to be applied
 
 
@@ -53,6 +54,10 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 def _named(values: Mapping[str, float]) -> str:
     return "".join(f"{name} {value:.2f}, " for name, value in values.items())
+
+
+def _remote(now: Snapshot) -> str:
+    return "" if now.num_remote is None else f", {now.num_remote} of other machines"
 
 
 def _rows(now: Snapshot) -> list[tuple[str, str]]:
@@ -69,7 +74,7 @@ def _rows(now: Snapshot) -> list[tuple[str, str]]:
         ("table", f"{now.fill:,} of {now.capacity:,} steps ({now.fill / now.capacity:.0%})"),
         ("replay ratio", f"{now.replay_ratio:.1f} samples an insert"),
         ("waiting", f"learner {now.learner_wait:.0%}, actors {now.actor_wait:.0%}"),
-        ("actors", f"{now.num_actors}, restarted {now.num_restarts}"),
+        ("actors", f"{now.num_actors}, restarted {now.num_restarts}{_remote(now)}"),
         *([("gradients dropped", f"{now.num_dropped:,}")] if now.num_dropped else []),
         *([("now", now.doing)] if now.doing else []),
     ]
@@ -81,7 +86,7 @@ def _line(now: Snapshot) -> str:
         f"{now.elapsed_s:6.1f} s  steps {now.num_steps:,} ({now.steps_per_s:,.0f}/s)  updates {now.num_updates:,}"
         f" ({now.updates_per_s:,.0f}/s)  return {_number(now.acting_return)}  best {_number(now.kept_return)}"
         f"  loss {loss}  fill {now.fill / now.capacity:.0%}  replay {now.replay_ratio:.1f}"
-        f"  waits learner {now.learner_wait:.0%} actors {now.actor_wait:.0%}  restarts {now.num_restarts}"
+        f"  waits learner {now.learner_wait:.0%} actors {now.actor_wait:.0%}  restarts {now.num_restarts}{_remote(now)}"
         + (f"  dropped {now.num_dropped:,}" if now.num_dropped else "")
         + (f"  {now.doing}" if now.doing else "")
     )
@@ -165,6 +170,7 @@ class ProgressReporter:
             "actors/wait": now.actor_wait,
             **{f"actors/{name}": value for name, value in now.exploration.items()},
             "actors/restarts": now.num_restarts,
+            "actors/remote": now.num_remote,
             "table/fill": now.fill / now.capacity,
             "table/samples_per_insert": now.replay_ratio,
         }

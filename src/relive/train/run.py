@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import final
 
@@ -35,16 +33,19 @@ from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_prof
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
+from relive.train.settings import changed
 from relive.train.setup import (
     crowding,
     learner_threads,
     make_agent,
     make_inference,
     make_learners,
+    make_served,
     make_server,
     make_table,
+    make_ways,
 )
-from relive.train.topology import Inline
+from relive.train.signals import stop_signals
 
 CURVE_FILE = "curve.png"
 _SAY_PERIOD_S = 2.0
@@ -80,7 +81,7 @@ def train(
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    with learner_numerics(learner_threads(config)), _stop_signals() as signalled:
+    with learner_numerics(learner_threads(config)), stop_signals() as signalled:
 
         def stopping() -> bool:
             return signalled() or listeners.stops
@@ -172,13 +173,15 @@ class _Run:
         config, agent, progress, run_dir = self._config, self._agent, self._progress, self._run_dir
         with ExitStack() as stack:
             table = stack.enter_context(make_table(config, agent))
-            is_inline = isinstance(config.topology, Inline)
+            is_inline = config.acts_inline
             num_others = 0 if is_inline else config.num_actors  # what actors do in here is the learner's time
             profiling = Profiling(config.profile, num_others, run_dir / PROFILE_FILE)
             stack.enter_context(profiling)
             board = ParameterBoard(ParameterLayout.of(agent.parameters()), first_version=progress.parameter_version)
             stack.callback(board.close)
-            scoreboard = Scoreboard(config.num_actors, steps_before=progress.num_steps)
+            is_served = config.serving.address is not None
+            # Actors of other machines have the last row together.
+            scoreboard = Scoreboard(config.num_actors + is_served, steps_before=progress.num_steps)
             stack.callback(scoreboard.close)
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
@@ -198,6 +201,13 @@ class _Run:
             learners = make_learners(config, agent, reporter.say)
             if learners is not None:
                 stack.callback(learners.stop)
+            served = make_served(config, table, scoreboard)
+            if served is not None:
+                stack.callback(served.close)
+                reporter.say(f"serving {served.address}: relive act {served.address}")
+            ways = make_ways(config, agent, reporter.say, self._keep_way)
+            if ways is not None:
+                stack.callback(ways.stop)
             crowded = crowding(config)
             if crowded is not None:
                 reporter.say(crowded)
@@ -215,13 +225,22 @@ class _Run:
                 watch(reporter, {"show": "report"}),
                 watch(self._listeners, {"tell": "report"}),
                 profiling,
+                served,
             )
 
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
 
-            update = None if learners is None else profiling.timed("update", learners.update)
-            return Learner(config, parts, agent, progress, run_dir, stops, update).run()
+            together = learners or ways
+            update = None if together is None else profiling.timed("update", together.update)
+            ending = Learner(config, parts, agent, progress, run_dir, stops, update).run()
+            if served is not None and ending is not Ending.STOPPED:
+                served.finish()
+            return ending
+
+    def _keep_way(self, way: str) -> None:
+        """The way of updating that was chosen takes its place in config.json, for the sessions to come."""
+        changed(self._config, {"update": way}).save(self._run_dir / CONFIG_FILE)
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
         """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""
@@ -286,26 +305,3 @@ class _Run:
             save_result(result, self._run_dir)
         show_result(result, self._console)
         self._listeners.tell(lambda one: one.on_end(result))
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """A function that says whether SIGINT or SIGTERM came. The first is taken; the next one acts as it did before."""
-    came = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield came.is_set
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def take(number: int, frame: object) -> None:
-        came.set()
-        for other, handler in before.items():
-            signal.signal(other, handler)
-
-    for number in before:
-        signal.signal(number, take)
-    try:
-        yield came.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

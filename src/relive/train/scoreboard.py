@@ -61,6 +61,10 @@ class Scoreboard:
         """Asks all actors to end."""
         self._run["stop"] = 1
 
+    def go_on_from(self, num_steps: int) -> None:
+        """The run has so many steps, those counted here included: of who hears of the others now and then."""
+        self._run["steps_before"] = max(0, num_steps - int(self._actors["num_steps"].sum()))
+
     @property
     def stopping(self) -> bool:
         """Whether actors were asked to end."""
@@ -125,14 +129,22 @@ class Scoreboard:
         return float(self._actors["wait_s"].sum())
 
     def recent_returns(self, num_episodes: int) -> NDArray[np.float64]:
-        """Returns of about the last `num_episodes` episodes, the same share of each actor."""
-        share = max(1, min(RING, num_episodes // self.num_actors))
-        parts = []
-        for row in self._actors:
-            finished = int(row["num_episodes"])
-            last = (np.arange(max(0, finished - share), finished) % RING).astype(np.intp)
-            parts.append(row["returns"][last])
-        return np.concatenate(parts)
+        """Returns of about the last `num_episodes` episodes, the same share of each actor that has some."""
+        num_with_some = int((self._actors["num_episodes"] > 0).sum())
+        share = max(1, min(RING, num_episodes // max(1, num_with_some)))
+        return np.concatenate([self.last_episodes(actor, share)[0] for actor in range(self.num_actors)])
+
+    def last_episodes(self, actor: int, most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Returns and lengths of the last episodes of an actor, at most RING, the newest last."""
+        row = self._actors[actor]
+        finished = int(row["num_episodes"])
+        last = (np.arange(max(0, finished - min(most, RING)), finished) % RING).astype(np.intp)
+        return row["returns"][last], row["lengths"][last]
+
+    def totals_of(self, actor: int) -> tuple[int, int, float]:
+        """Steps, finished episodes, and seconds held back of one actor, this session."""
+        row = self._actors[actor]
+        return int(row["num_steps"]), int(row["num_episodes"]), float(row["wait_s"])
 
     def close(self) -> None:
         """Ends this process's use of the board."""

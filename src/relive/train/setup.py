@@ -2,40 +2,61 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from relive import SamplesPerInsert, SharedMemory, Table
 from relive.agents.agent import Agent, Policy
 from relive.agents.config import AgentConfig
+from relive.agents.functional import Functional
 from relive.errors import InvalidConfig
 from relive.train.config import TrainConfig
 from relive.train.environments import describe
 from relive.train.inference_pool import InferencePool
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import threads_of
+from relive.train.packages import PackageRequest
 from relive.train.parameter_server import ParameterServer, ServerOptions
 from relive.train.parameters import ParameterBoard
 from relive.train.scoreboard import Scoreboard
-from relive.train.topology import Inline, Learners
+from relive.train.topology import Learners
+from relive.train.ways import WayOptions, Ways
+
+if TYPE_CHECKING:
+    from relive.train.serving import ServedRun
 
 
 def make_agent(config: TrainConfig) -> Agent:
     """The agent of a run, or of its first learner's slices where there are several.
 
-    Raises InvalidConfig where it cannot act in the environment, or there is none.
+    Raises InvalidConfig where it cannot act in the environment, or there is none, and for a compiled update that it
+    does not have.
     """
     spaces = describe(config.environment.env_id)
-    return slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
+    agent = slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
+    if config.update == "compiled" and functional_of(config, agent) is None:
+        expected = f"'handwritten' or 'auto' on a device, and for {config.agent.name} with this network"
+        raise InvalidConfig("update", expected, config.update)
+    return agent
+
+
+def functional_of(config: TrainConfig, agent: Agent) -> Functional | None:
+    """The update as it may be compiled, where that is a way of the run."""
+    if config.update == "handwritten" or config.deterministic or isinstance(config.topology, Learners):
+        return None
+    functional: Functional | None = agent.functional() if chosen_device(config.device) == "cpu" else None
+    return functional
 
 
 def learner_threads(config: TrainConfig) -> int:
     """Threads of each learner."""
-    num_processes = 0 if isinstance(config.topology, Inline) else config.num_actors
+    num_processes = 0 if config.acts_inline else config.num_actors
     num_processes += config.topology.closing is not None  # who infers for them
     return threads_of(config.threads, num_processes, config.topology.num_learners)
 
@@ -52,6 +73,18 @@ def make_learners(config: TrainConfig, agent: Agent, say: Callable[[str], None])
         return None
     options = GroupOptions(count, chosen_device(config.device), learner_threads(config), say=say)
     return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
+
+
+def make_ways(
+    config: TrainConfig, agent: Agent, say: Callable[[str], None], settled: Callable[[str], None]
+) -> Ways | None:
+    """What chooses between the ways of updating; None where there is only the hand-written one. See WayOptions."""
+    functional = functional_of(config, agent)
+    if functional is None:
+        return None
+    spaces, steps = describe(config.environment.env_id), tuple(functional.steps)
+    request = PackageRequest(config.agent, spaces, learner_threads(config), steps)
+    return Ways(agent, functional, request, WayOptions(config.update == "auto", say, settled))
 
 
 def make_server(
@@ -105,11 +138,11 @@ def chosen_device(device: str) -> str:
     return device
 
 
-def make_table(config: TrainConfig, agent: Agent) -> Table:
-    """The shared table of one session, under a name of its own."""
+def limiter_of(config: TrainConfig) -> SamplesPerInsert:
+    """The pace of a run: updates_per_step, and how far a side may get ahead of the other."""
     replay = config.replay
     samples_per_insert = replay.updates_per_step * config.agent.batch_size
-    limiter = SamplesPerInsert(
+    return SamplesPerInsert(
         samples_per_insert,
         replay.min_size,
         # A few batches and a few rounds of all actors, or neither side ever waits for less than that.
@@ -119,9 +152,16 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
             4.0 * samples_per_insert * config.environment.num_envs_per_actor,
         ),
     )
+
+
+def make_table(config: TrainConfig, agent: Agent) -> Table:
+    """The shared table of one session, under a name of its own."""
+    replay, limiter = config.replay, limiter_of(config)
     name = f"train-{os.getpid()}-{secrets.token_hex(3)}"
     # Twice the lanes in use: a dead actor's stay taken until the next look for dead processes.
     max_lanes = 2 * config.num_actors * config.environment.num_envs_per_actor
+    if config.serving.address is not None:
+        max_lanes += config.serving.max_lanes
     return Table(
         agent.spec(),
         replay.capacity,
@@ -130,3 +170,14 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
         max_lanes=max_lanes,
         seed=config.environment.seed,
     )
+
+
+def make_served(config: TrainConfig, table: Table, scoreboard: Scoreboard) -> ServedRun | None:
+    """The run's table and parameters at its address; None where it has none. Raises ServiceUnavailable, MissingPackage.
+
+    Loaded here: it needs pyarrow, which a run of one machine does not.
+    """
+    if config.serving.address is None:
+        return None
+    served: ServedRun = importlib.import_module("relive.train.serving").ServedRun(config, table, scoreboard)
+    return served

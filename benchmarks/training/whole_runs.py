@@ -1,0 +1,52 @@
+"""Whole runs of the cases: how long, how many seeds, what counts as having learnt. Imports nothing of either side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.training.cases import CASES
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """One case at its equal-work settings, from its first step to its last.
+
+    num_steps: environment steps of all environments. threshold: a mean return of an evaluation that counts as learnt.
+    Evaluations along the way: num_points of curve_episodes each; the last one: final_episodes on seeds of their own.
+    """
+
+    case: str
+    num_steps: int
+    num_seeds: int
+    threshold: float
+    num_points: int = 20
+    curve_episodes: int = 5
+    final_episodes: int = 20
+
+    @property
+    def num_updates(self) -> int:
+        """Of the whole run."""
+        case = CASES[self.case]
+        return max(1, round((self.num_steps - case.learning_starts) * case.updates_per_step))
+
+    @property
+    def period_updates(self) -> int:
+        """Updates between two evaluations."""
+        return max(1, self.num_updates // self.num_points)
+
+    def about(self) -> dict[str, Any]:
+        """All that its result depends on, but the side and the seed."""
+        return {**asdict(self), "settings": CASES[self.case].as_dict()}
+
+
+PARITY = {
+    run.case: run
+    for run in (
+        WholeRun("dqn-cartpole", 50_000, 10, 475.0),
+        WholeRun("ddpg-pendulum", 10_000, 10, -200.0),
+        WholeRun("td3-pendulum", 10_000, 10, -200.0),
+        WholeRun("sac-pendulum", 10_000, 10, -200.0),
+        WholeRun("sac-hopper", 50_000, 5, 1_000.0),
+    )
+}

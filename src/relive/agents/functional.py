@@ -1,0 +1,117 @@
+"""Updates as functions of tensors: what a compiler is given. The formulas are those of the agents' own files.
+
+A `Functional` is an agent's update over the agent's own memory: it may be run in place of `Agent.update` at any time,
+and the other way round. What it computes is written for a compiler: networks as plain expressions, gradients by
+autograd (which the tracing turns into products), Adam over the whole vector. Tests hold both ways together to float
+error; `relive.train.ways` compares them once more on the machine at hand before it uses a compiled one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relive.agents.agent import Items
+from relive.agents.low_precision import is_wide
+from relive.agents.mlp import Adam, FlatParameters
+
+Named = dict[str, Tensor]
+Step = Callable[..., tuple[Tensor, ...]]
+
+
+@final
+@dataclass(frozen=True)
+class Functional:
+    """One update: load, step, finish.
+
+    steps: by name, functions of (*state, *inputs) that return (*new state, *outputs), each traceable; `which` names
+    the one that the next update is. state: the agent's tensors, which the new ones are copied to. load: takes a batch
+    over and returns the inputs, the same tensors each time. finish: takes the outputs; returns new priorities, as
+    Agent.update does.
+    """
+
+    steps: Mapping[str, Step]
+    which: Callable[[], str]
+    state: tuple[Tensor, ...]
+    load: Callable[[Items], tuple[Tensor, ...]]
+    finish: Callable[[tuple[Tensor, ...]], NDArray[np.float64] | None]
+
+    def update(self, batch: Items, call: Callable[[str, tuple[Tensor, ...]], tuple[Tensor, ...]]) -> Any:
+        """Agent.update with `call(name, arguments)` for the step: it changes the state, and returns the outputs."""
+        with torch.no_grad():
+            inputs = self.load(batch)
+            return self.finish(call(self.which(), (*self.state, *inputs)))
+
+    def call(self, name: str, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The step uncompiled, for tests and for tracing."""
+        results = self.steps[name](*arguments)
+        for old, new in zip(self.state, results, strict=False):
+            old.copy_(new)
+        return results[len(self.state) :]
+
+
+@final
+class Flat:
+    """A FlatParameters' layout, for vectors that are traced."""
+
+    def __init__(self, parameters: FlatParameters) -> None:
+        self._shapes, self._size = parameters.shapes, len(parameters.values)
+        self._offsets = parameters.offsets()
+
+    def named(self, vector: Tensor) -> Named:
+        """The tensors by name, views of the vector."""
+        return {
+            name: vector[start : start + math.prod(self._shapes[name])].view(self._shapes[name])
+            for name, start in self._offsets.items()
+        }
+
+    def vector(self, named: Named) -> Tensor:
+        """The vector of these tensors, with the zeros that lie between them."""
+        parts: list[Tensor] = []
+        ends = [*list(self._offsets.values())[1:], self._size]
+        for (name, start), end in zip(self._offsets.items(), ends, strict=True):
+            parts.append(named[name].reshape(-1))
+            between = end - start - math.prod(self._shapes[name])
+            if between:
+                parts.append(parts[-1].new_zeros(between))
+        return torch.cat(parts)
+
+
+def network(named: Named, name: str, inputs: Tensor, low: bool) -> Tensor:
+    """See MLP.forward; low: its products in bfloat16 where they are wide."""
+    layer, hidden = 0, inputs
+    while (key := f"{name}.{layer}.weight") in named:
+        if layer:
+            hidden = torch.relu(hidden)
+        weight, bias = named[key], named[f"{name}.{layer}.bias"]
+        if low and is_wide(weight):
+            hidden = torch.mm(hidden.bfloat16(), weight.bfloat16().t()).float() + bias
+        else:
+            hidden = torch.addmm(bias, hidden, weight.t())
+        layer += 1
+    return hidden
+
+
+def stepped(gradient: Tensor, state: tuple[Tensor, ...], rate: Tensor, optimizer: Adam) -> tuple[Tensor, ...]:
+    """Adam.step: new (values, mean, square, step) of `Adam.stepped_tensors`."""
+    values, mean, square, step = state
+    if optimizer.max_gradient_norm > 0.0:
+        norm = torch.linalg.vector_norm(gradient)
+        gradient = gradient * torch.clamp(optimizer.max_gradient_norm / (norm + 1e-6), max=1.0)
+    step = step + 1.0
+    mean = mean + 0.1 * (gradient - mean)
+    square = 0.999 * square + 0.001 * gradient * gradient
+    unbiased = (square / (1.0 - torch.pow(0.999, step))).sqrt() + optimizer.epsilon
+    return values - rate / (1.0 - torch.pow(0.9, step)) * mean / unbiased, mean, square, step
+
+
+def followed(target: Tensor, source: Tensor, rate: float) -> Tensor:
+    """FlatParameters.follow."""
+    return target + rate * (source - target)

@@ -1,0 +1,331 @@
+"""Batches for ranks that compute one model together: one of them draws, all get the same.
+
+Protocol. The leader draws and holds what it drew. All exchange 17 bytes: what they ask for, how it goes, how many bytes
+come; where it goes wrong on one of them, what it says, and all end with that. Then the leader broadcasts. Rows: that is
+the batch. Keys: each rank gathers the rows itself, all exchange which were gone, and the leader draws those anew in the
+same way until none is. Only then the draws count.
+A rank that gives up in between is out of step for good: the others may be a collective further on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive._checks import integer, timeout
+from relive.batch import Batch, Selection
+from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed
+from relive.fleet.agreement import Exchange
+from relive.fleet.errors import RankFailed, RankLost
+from relive.fleet.pace import Wait
+from relive.handle import TableHandle
+from relive.held import HeldDraw, HeldDraws
+
+__all__ = ["Broadcasts", "GroupReader"]
+
+Bytes = npt.NDArray[np.uint8]
+Keys = npt.NDArray[np.int64]
+Value = TypeVar("Value")
+
+_HEAD = struct.Struct("<8sBq")  # what is asked for, how the draw went, bytes that come
+_GOOD, _LATE, _FAILED = 0, 1, 2
+_MAX_REASON = 500  # bytes of what went wrong
+_LEAST_S = 1.0  # that ranks wait for each other, however short a deadline is
+_USUAL_S = 60.0
+_ALIGNED = 64
+
+
+class Broadcasts(Exchange, Protocol):
+    """An exchange in which one rank can give the others many bytes."""
+
+    def broadcast(self, given: Bytes | None, num_bytes: int, source: int, timeout_s: float) -> Bytes:
+        """[num_bytes] What rank `source` gave. Raises as all_gather does."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class _Asked:
+    """A batch that every rank of the group asks for."""
+
+    num_items: int
+    columns: tuple[str, ...] | None
+    index: str | None
+    where: str | None
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(repr(self).encode()).digest()[:8]
+
+
+class _Keys(NamedTuple):
+    """What a batch is gathered by."""
+
+    item_keys: Keys
+    probabilities: npt.NDArray[np.float64]
+    num_live_items: int
+
+
+@final
+class GroupReader:
+    """Batches for ranks that compute one model together: one of them draws, all get the same, bit for bit.
+
+    For tensor-parallel ranks, and for pipeline stages that only read. table: of the leader the table, in a
+    data-parallel job one that was attached with an exchange among the leaders; of the others None, or with
+    carries="keys" a handle of their own on the same table. exchange: of the group, such as
+    TorchExchange(mesh["tensor"].get_group()). carries: "rows", the batch travels; "keys", 16 bytes an item do, and each
+    rank reads the rows where it is. leader: its rank in the group. Rows are pickled: ranks trust each other, as with
+    torch's own collectives of objects. One thread at a time; all ranks make the same calls in the same order.
+    Raises InvalidConfig.
+    """
+
+    def __init__(
+        self,
+        table: TableHandle | None,
+        exchange: Broadcasts,
+        carries: Literal["rows", "keys"] = "rows",
+        leader: int = 0,
+    ) -> None:
+        if carries not in ("rows", "keys"):
+            raise InvalidConfig("carries", "'rows' or 'keys'", carries)
+        self._exchange = exchange
+        self._leader = integer("leader", leader, 0, exchange.world - 1)
+        self.is_leader = exchange.rank == self._leader
+        self._by_keys = carries == "keys"
+        if not isinstance(table, TableHandle) and (table is not None or self.is_leader or self._by_keys):
+            raise InvalidConfig("table", "a table, of the leader and where keys are carried", table)
+        self._table = table
+        self._is_in_step = True
+
+    def sample(
+        self,
+        num_items: int,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        *,
+        index: str | None = None,
+        where: str | None = None,
+    ) -> Batch:
+        """As the table's sample(), on every rank of the group at once with the same arguments. Counts once.
+
+        timeout_s None: the table's, without a table 60 s; ranks wait for each other at least 1 s. By keys neither from
+        an index with max_times_sampled nor with staleness, which each rank would see at another moment. Of Hindsight
+        there is none. Raises on the leader what the table's sample() raises, and then on the others DeadlineExceeded or
+        RankFailed; DeadlineExceeded, which names the ranks that do not call; InvalidConfig where one asks for something
+        else; RankLost where one ended, and after a call that was given up: end all, and start the group anew.
+        """
+        names = None if columns is None else tuple(columns)
+        asked = _Asked(integer("num_items", num_items, 1, 2**31 - 1), names, index, where)
+        usual_s = _USUAL_S if self._table is None else self._table.timeout_s
+        wait = Wait(usual_s if timeout_s is None else timeout(timeout_s))
+        if not self._is_in_step:
+            raise RankLost("an earlier call was given up, and ranks may be out of step")
+        return self._led(asked, wait) if self.is_leader else self._followed(asked, wait)
+
+    # ---- the leader ------------------------------------------------------------------------------------------------
+
+    def _led(self, asked: _Asked, wait: Wait) -> Batch:
+        with ExitStack() as stack:
+            with self._telling(asked, wait):
+                table, selection = self._selected(asked)
+                draws = stack.enter_context(closing(table.held_draws(selection.number)))
+                held = _Held(table, selection, asked, draws)
+                drawn = held.draw(None if self._by_keys else selection, asked.num_items, wait)
+            if self._by_keys:
+                batch = self._gathered(held, self._gives_keys(asked, drawn, wait), wait)
+            else:
+                batch = Batch(selection.columns, *drawn)
+                self._gives(asked, _packed(batch), wait)
+            held.commit()
+            return batch
+
+    def _gives(self, asked: _Asked, given: Bytes, wait: Wait) -> None:
+        self._heads(asked, wait, len(given))
+        self._in_step(self._exchange.broadcast, given, len(given), self._leader, _patience(wait))
+
+    def _gives_keys(self, asked: _Asked, drawn: HeldDraw, wait: Wait) -> _Keys:
+        keys = _Keys(drawn.item_keys, drawn.probabilities, drawn.num_live_items)
+        self._gives(asked, _packed_keys(keys), wait)
+        return keys
+
+    @contextmanager
+    def _telling(self, asked: _Asked, wait: Wait) -> Iterator[None]:
+        """The others hear of what is raised in here."""
+        try:
+            yield
+        except ReliveError as error:
+            with suppress(ReliveError):
+                self._heads(asked, wait, 0, error)
+            raise
+
+    # ---- the others ------------------------------------------------------------------------------------------------
+
+    def _followed(self, asked: _Asked, wait: Wait) -> Batch:
+        if not self._by_keys:
+            batch: Batch = _unpacked(self._hears(asked, wait))
+            return batch
+        with self._telling(asked, wait):
+            held = _Held(*self._selected(asked), asked)
+        return self._gathered(held, _unpacked_keys(self._hears(asked, wait)), wait)
+
+    def _hears(self, asked: _Asked, wait: Wait) -> Bytes:
+        num_bytes = self._heads(asked, wait)
+        return self._in_step(self._exchange.broadcast, None, num_bytes, self._leader, _patience(wait))
+
+    # ---- all of them -----------------------------------------------------------------------------------------------
+
+    def _selected(self, asked: _Asked) -> tuple[TableHandle, Selection]:
+        assert self._table is not None  # of a leader and by keys, says __init__
+        selection = self._table.select(asked.index, asked.columns)
+        if selection.goals is not None:
+            raise InvalidConfig("index of a group's batches", "one without Hindsight", asked.index)
+        if self._by_keys:
+            index = list(self._table.indexes.values())[selection.number]
+            if index.max_times_sampled is not None:
+                raise InvalidConfig("carries, with max_times_sampled", "'rows': used items are gone", "keys")
+            if "staleness" in selection.columns.names:
+                raise InvalidConfig("carries, with the column staleness", "'rows': it is of a moment", "keys")
+        return self._table, selection
+
+    def _gathered(self, held: _Held, keys: _Keys, wait: Wait) -> Batch:
+        """The rows of the keys; what is gone on any rank is drawn anew."""
+        while True:
+            arrays, present = held.rows(keys)
+            mine = b"" if present is None else np.packbits(~present).tobytes()
+            gone = np.zeros(len(keys.item_keys), np.bool_)
+            for rank, told in enumerate(self._in_step(self._exchange.all_gather, mine, _patience(wait))):
+                if not told:
+                    raise RankFailed(rank, "its table was closed")
+                gone |= np.unpackbits(np.frombuffer(told, np.uint8), count=len(gone)).astype(np.bool_)
+            if not gone.any():
+                return Batch(held.selection.columns, arrays, *keys)
+            anew = self._anew(held, int(gone.sum()), wait)
+            keys.item_keys[gone], keys.probabilities[gone] = anew.item_keys, anew.probabilities
+
+    def _anew(self, held: _Held, num_items: int, wait: Wait) -> _Keys:
+        if not self.is_leader:
+            return _unpacked_keys(self._hears(held.asked, wait))
+        with self._telling(held.asked, wait):
+            drawn = held.draw(None, num_items, wait)
+        return self._gives_keys(held.asked, drawn, wait)
+
+    def _heads(self, asked: _Asked, wait: Wait, num_bytes: int = 0, error: ReliveError | None = None) -> int:
+        """Bytes that the leader has for all. Raises, on all ranks, what one of them has to say."""
+        status, reason = _GOOD, b""
+        if error is not None:
+            status = _LATE if isinstance(error, DeadlineExceeded) else _FAILED
+            reason = f"{type(error).__name__}: {error}".encode()[:_MAX_REASON]
+        mine = _HEAD.pack(asked.digest, status, num_bytes) + reason
+        heard = self._in_step(self._exchange.all_gather, mine, _patience(wait))
+        heads = [(*_HEAD.unpack_from(one), one[_HEAD.size :].decode(errors="replace")) for one in heard]
+        for rank, (_, status, _, text) in enumerate(heads):
+            if status == _LATE:
+                raise wait.exceeded(f"a batch from rank {rank}", text)
+            if status == _FAILED:
+                raise RankFailed(rank, text)
+        for rank, (digest, *_) in enumerate(heads):
+            if digest != asked.digest:
+                raise InvalidConfig(f"arguments of sample() on rank {rank}", "those of every other rank", "others")
+        size: int = heads[self._leader][2]
+        return size
+
+    def _in_step(self, call: Callable[..., Value], *arguments: Any) -> Value:
+        self._is_in_step = False
+        result = call(*arguments)
+        self._is_in_step = True
+        return result
+
+
+@final
+class _Held:
+    """What a rank reads a batch from; of the leader also what it drew for it."""
+
+    def __init__(self, table: TableHandle, selection: Selection, asked: _Asked, draws: HeldDraws | None = None) -> None:
+        self.selection = selection
+        self.asked = asked
+        self._table = table
+        self._draws = draws
+        self._num_draws = 0
+
+    def draw(self, selection: Selection | None, num_items: int, wait: Wait) -> HeldDraw:
+        """One more draw, of the leader."""
+        assert self._draws is not None
+        asked, number = self.asked.where, self.selection.number
+        where = None if asked is None else self._table.condition(number, asked)
+        # The end of a deadline is for telling: or the others would give up before they hear that nothing came.
+        seconds = wait.left_s - min(_LEAST_S, wait.left_s / 4)
+        drawn = self._draws.draw(selection, num_items, seconds, where)
+        self._num_draws += 1
+        return drawn
+
+    def rows(self, keys: _Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_] | None]:
+        """The rows of keys and which were there; None: the table was closed."""
+        try:
+            return self._table.gather_arrays(self.selection, keys.item_keys)
+        except TableClosed:
+            return [], None
+
+    def commit(self) -> None:
+        """What was drawn is handed out."""
+        assert self._draws is not None
+        for _ in range(self._num_draws):
+            self._draws.commit()
+
+
+def _patience(wait: Wait) -> float:
+    return max(wait.left_s, _LEAST_S)
+
+
+# ---- what travels ----------------------------------------------------------------------------------------------------
+
+
+def _packed_keys(keys: _Keys) -> Bytes:
+    parts = [np.array([keys.num_live_items], np.int64), keys.item_keys, keys.probabilities.view(np.int64)]
+    return np.concatenate(parts).view(np.uint8)
+
+
+def _unpacked_keys(told: Bytes) -> _Keys:
+    numbers = told.view(np.int64)
+    count = (len(numbers) - 1) // 2
+    return _Keys(numbers[1 : count + 1], numbers[count + 1 :].view(np.float64), int(numbers[0]))
+
+
+def _packed(batch: Batch) -> Bytes:
+    """The batch, its arrays behind its pickle, each at a multiple of 64 bytes, and where they lie in front."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(batch, 5, buffer_callback=buffers.append)
+    parts = [np.frombuffer(head, np.uint8), *(np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers)]
+    sizes = np.array([len(parts), *map(len, parts)], np.int64)
+    ends = _ends(sizes)
+    packed = np.empty(ends[-1], np.uint8)
+    packed[: sizes.nbytes] = sizes.view(np.uint8)
+    for part, end in zip(parts, ends[1:], strict=True):
+        packed[end - _padded(len(part)) : end][: len(part)] = part
+    return packed
+
+
+def _unpacked(told: Bytes) -> Any:
+    sizes = told[:8].view(np.int64)
+    sizes = told[: 8 * (int(sizes[0]) + 1)].view(np.int64)
+    parts = [
+        told[end - _padded(int(size)) : end][: int(size)] for size, end in zip(sizes[1:], _ends(sizes)[1:], strict=True)
+    ]
+    return pickle.loads(parts[0].tobytes(), buffers=parts[1:])
+
+
+def _ends(sizes: npt.NDArray[np.int64]) -> list[int]:
+    """Of the sizes themselves, and of each part behind them."""
+    return list(accumulate(_padded(int(size)) for size in (sizes.nbytes, *sizes[1:])))
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED

@@ -1,0 +1,419 @@
+"""Rows of a peer's region, read without asking it and checked: the rules of a reader without the lock, one-sidedly.
+
+The transport is somebody else's (nixl.py; tests have one that tears): it copies cells of areas, and says when all of
+them have come. What is read in which order is here, and is all that makes a torn row impossible to hand out:
+
+R1  the word of each item's page comes first. It must be of a page in use, of the key's generation (G2).
+R2  then, the words being here, leaf states, records of pages, frames and tails (G3, G4: the frame after its word). A
+    leaf state that is no item's: the item is gone.
+R3  of pages that windows run on to, found by the links of R2, again: the word, and when it is here the rest (A1).
+R4  then rows, where the frames of R2 and R3 say: packed records; marks where they are asked for or a head says so; then
+    large rows. All rows that the index's shape may need, which the shape bounds, not the episode.
+R5  when the last row is here, the word of every page once more. An item one of whose pages has another generation or
+    another count of moves than in R1 or R3 is torn, and is read anew (G4).
+R6  what was read is given to the mirror (mirror.py), whose core makes the batch: a window is whole or absent (W1).
+    Pages that were not read are not there.
+
+Transitions, sequences and episodes; uniform and prioritized draws are owners' (keys and masses), and so is all that
+counts. A reader that gave up in mid-read is spoiled: bytes may still come into its memory, which is its transport's
+until then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config import TableConfig
+from relive.errors import DeadlineExceeded, InvalidConfig
+from relive.explicit import Explicit
+from relive.fleet.mirror import Mirror
+from relive.fleet.mixing import empty
+from relive.fleet.peer_layout import BLOCK_ROWS, Indices, PeerLayout
+from relive.fleet.reading import Columns, Directory, Memory, Move, Place, Plan, Present, zero
+from relive.hindsight import Hindsight
+
+__all__ = ["Gathered", "OneSidedReader"]
+
+Arrays = list[npt.NDArray[Any]]
+Words = npt.NDArray[np.uint64]
+
+ROUNDS = 16  # as many as the core tries without the lock
+_STATE_BITS, _GENERATION_BIT = 2, 18  # of a page word
+_OPEN, _CLOSED = 1, 2
+_PUBLISHED = 0xFFFA  # leaf states below it are items'
+_PREV, _NEXT = 1, 2
+_NONE, _GONE = -1, -2
+_OWN_DISCOUNT = 1 << 29  # bit of a head
+
+
+class Gathered(NamedTuple):
+    """Columns of some keys. unsettled: positions that never held still, of which nothing is known."""
+
+    arrays: Arrays
+    present: Present
+    unsettled: Indices
+
+
+# ---- the reader ----------------------------------------------------------------------------------------------------
+
+
+class _Pages(NamedTuple):
+    """The pages of an attempt, numbered as the mirror will have them."""
+
+    ids: Indices
+    words: Words
+    is_used: Present
+
+
+@final
+class OneSidedReader:
+    """Reads items of one peer by key. One thread at a time; owner of its mirror.
+
+    Raises InvalidConfig of regions that it does not read (a column of kind start, pages of one row).
+    """
+
+    def __init__(self, config: TableConfig, layout: PeerLayout, memory: Memory) -> None:
+        if layout.cell_stride:
+            raise InvalidConfig("columns of a shard that is read one-sidedly", "none of kind start", "some")
+        self._config = config
+        self._layout = layout
+        self._memory = memory
+        self.mirror = Mirror(config, layout)
+        self.is_spoiled = False
+        self.num_torn = 0  # items that the words told of in R5
+        self.num_read = 0  # items handed out
+        self._plans: dict[tuple[int, tuple[str, ...]], Plan] = {}
+        own = self.mirror.layout
+        memory.allow(self.mirror.base, own.region_bytes, self.mirror)
+        self._words = Directory(memory, layout.words(), np.uint64)
+        self._again = Directory(memory, layout.words(), np.uint64, self._words.source)
+        self._frames = Directory(memory, layout.frames(), np.uint32)
+        self._records = Directory(memory, layout.pages(), np.uint64)
+        self._version = Directory(memory, layout.version(), np.uint32)
+        self._tails = memory.source(layout.tails()), memory.target(Place(own.tails(), self.mirror.base))
+        self._marks = memory.source(layout.marks()), memory.target(Place(own.marks(), self.mirror.base))
+        self._rows = memory.source(layout.records()), memory.target(Place(own.records(), self.mirror.base))
+        self._states: dict[int, tuple[Any, Any, npt.NDArray[Any]]] = {}  # by index: source, target, here
+        self._columns: dict[str, tuple[Any, Any]] = {}  # by name: source, and target in the mirror
+        self._rooms: dict[str, Columns] = {}
+
+    @staticmethod
+    def refusal(config: TableConfig, index: int) -> str:
+        """Why items of an index go by their owner; "": they do not."""
+        one = list(config.index.values())[index]
+        if isinstance(one.items, Explicit) or getattr(one.items, "group_by", None) is not None:
+            return "explicit items and groups"
+        if isinstance(one.sampler, Hindsight):
+            return "goals of Hindsight"
+        if getattr(one.items, "layout", "padded") == "ragged":
+            return "ragged batches"
+        return ""
+
+    def gather(self, index: int, names: Sequence[str], keys: Indices, timeout_s: float) -> Gathered:
+        """Columns of keys of this shard, which are known to be such.
+
+        Blocks until all of them held still while they were read, 16 rounds, or timeout_s. Raises DeadlineExceeded (the
+        reader is spoiled then), ServiceUnavailable, UnknownColumn.
+        """
+        plan = self._plan(index, tuple(names))
+        ends = time.monotonic() + timeout_s
+        arrays = [empty(output, len(keys)) for output in plan.outputs]
+        present, left = np.zeros(len(keys), np.bool_), np.arange(len(keys))
+        for _ in range(ROUNDS):
+            torn = []
+            for first in range(0, len(left), plan.most_items):
+                some = left[first : first + plan.most_items]
+                torn.append(some[self._attempt(plan, keys[some], some, (arrays, present), ends)])
+            left = np.concatenate(torn) if torn else left[:0]
+            if not len(left):
+                break
+        self.num_read += int(present.sum())
+        zero(plan.outputs, arrays, ~present)
+        return Gathered(arrays, present, left)
+
+    def close(self) -> None:
+        """Ends it. A spoiled one only when its memory's transport is done with it."""
+        self.mirror.close()
+
+    # ---- one attempt -----------------------------------------------------------------------------------------------
+
+    def _attempt(
+        self, plan: Plan, keys: Indices, positions: Indices, out: tuple[Arrays, Present], ends: float
+    ) -> Present:
+        """Reads what it can; bool[B]: which keys changed while they were read."""
+        item_pages, rows, generations = self._layout.parts_of(keys)
+        ids, own = np.unique(item_pages, return_inverse=True)
+        pages = self._read_words(ids, ends)  # R1
+        alive = self._is_alive(pages.is_used[own], _generations(pages.words)[own], generations)
+        torn = np.zeros(len(keys), np.bool_)
+        if not alive.any():
+            return torn
+        published = self._read_directory(plan, pages, (own, rows, alive), ends)  # R2
+        wanted = np.flatnonzero(alive & published)
+        if not len(wanted):
+            return torn
+        own, rows = own[wanted], rows[wanted]
+        pages, chain, links = self._follow(plan, pages, own, rows, ends)  # R3
+        self._read_rows(plan, pages, chain, rows, ends)  # R4
+        large = self._large(plan, pages, chain, rows, links, ends)
+        changed = self._changed(pages, ends)  # R5
+        is_torn = np.any(changed[np.maximum(chain, 0)] & (chain >= 0), axis=1)
+        self.num_torn += int(is_torn.sum())
+        whole = self._deliver(plan, pages, links, (own, rows), positions[wanted], ~is_torn, out, large)  # R6
+        torn[wanted] = ~whole
+        return torn
+
+    def _read_words(self, ids: Indices, ends: float) -> _Pages:
+        self._read([self._words.move(ids)], ends)
+        words = self._words.values[ids].copy()
+        state = words & np.uint64((1 << _STATE_BITS) - 1)
+        return _Pages(ids, words, (state == _OPEN) | (state == _CLOSED))
+
+    def _read_directory(
+        self, plan: Plan, pages: _Pages, items: tuple[Indices, Indices, Present], ends: float
+    ) -> Present:
+        """Records, frames and tails of pages, the states of items that live; bool[B]: which leaves are items'."""
+        own, rows, alive = items
+        ids = pages.ids
+        room = self._states_of(plan.index)
+        blocks = (ids[own] * self._layout.page_len + rows) // BLOCK_ROWS
+        here = (own * self._layout.page_len + rows) // BLOCK_ROWS
+        cells, first = np.unique(here[alive], return_index=True)
+        moves = [Move(room[0], room[1], blocks[alive][first], cells)]
+        if plan.needs_version:
+            moves.append(self._version.move(np.zeros(1, np.int64)))
+        moves += self._of_pages(ids, 0)
+        self._read(moves, ends)
+        if plan.needs_version:
+            self.mirror.set_policy_version(int(self._version.values[0]))
+        states = room[2]
+        published: Present = states[own * self._layout.page_len + rows] < _PUBLISHED
+        return published
+
+    def _of_pages(self, ids: Indices, first: int) -> list[Move]:
+        tails = Move(*self._tails, ids, first + np.arange(len(ids)))
+        return [self._records.move(ids), self._frames.move(ids), tails]
+
+    def _follow(
+        self, plan: Plan, pages: _Pages, own: Indices, rows: Indices, ends: float
+    ) -> tuple[_Pages, Indices, tuple[Indices, Indices]]:
+        """The pages that windows run over: chain int64[B, before + 1 + after] of numbers here, and the links."""
+        before, after, page_len = plan.pages_before, plan.pages_after, self._layout.page_len
+        chain = np.full((len(own), before + 1 + after), _NONE, np.int64)
+        chain[:, before] = own
+        for hop in range(1, max(before, after) + 1):
+            wanted = []
+            if hop <= after:
+                wanted.append((_NEXT, before + hop, before + hop - 1, rows + plan.after >= hop * page_len))
+            if hop <= before:
+                wanted.append((_PREV, before - hop, before - hop + 1, rows - plan.before < (1 - hop) * page_len))
+            pages = self._hop(pages, chain, wanted, ends)
+        return pages, chain, (self._links(pages, _PREV), self._links(pages, _NEXT))
+
+    def _hop(self, pages: _Pages, chain: Indices, wanted: list[tuple[int, int, int, Present]], ends: float) -> _Pages:
+        """One page further, in both directions."""
+        there: list[tuple[int, Indices, Indices]] = []
+        for link, to, come_from, needs in wanted:
+            which = np.flatnonzero(needs & (chain[:, come_from] >= 0))
+            refs = self._records.values[pages.ids[chain[which, come_from]], link]
+            page, generation = self._layout.ref_parts(refs)
+            ok = (generation > 0) & (page < self._layout.num_pages)
+            there.append((to, which[ok], page[ok]))
+        found = np.concatenate([page for *_, page in there]) if there else np.empty(0, np.int64)
+        new = np.setdiff1d(found, pages.ids)[: self.mirror.num_pages - len(pages.ids)]
+        if len(new):
+            more = self._read_words(new, ends)
+            self._read(self._of_pages(new, len(pages.ids)), ends)
+            joined = [np.concatenate(pair) for pair in zip(pages, more, strict=True)]
+            pages = _Pages(joined[0], joined[1], joined[2])
+        links = {_PREV: self._links(pages, _PREV), _NEXT: self._links(pages, _NEXT)}
+        for (link, to, come_from, _), (_, which, _) in zip(wanted, there, strict=True):
+            chain[which, to] = np.maximum(links[link][chain[which, come_from]], _NONE)
+        return pages
+
+    def _links(self, pages: _Pages, link: int) -> Indices:
+        """Of each page the number of the page that a link of its leads to; none, or gone (A1)."""
+        refs = self._records.values[pages.ids, link]
+        page, generation = self._layout.ref_parts(refs)
+        order = np.argsort(pages.ids)
+        at = np.minimum(np.searchsorted(pages.ids, page, sorter=order), len(order) - 1)
+        number = order[at]
+        is_it = self._is_it(
+            pages.ids[number] == page, pages.is_used[number], _generations(pages.words)[number] == generation
+        )
+        return np.where(refs == 0, _NONE, np.where(is_it, number, _GONE))
+
+    @staticmethod
+    def _is_alive(is_used: Present, found: Indices, wanted: Indices) -> Present:
+        """Of each item: its page holds it (G2)."""
+        alive: Present = is_used & (found == wanted)
+        return alive
+
+    @staticmethod
+    def _is_it(same_page: Present, is_used: Present, same_generation: Present) -> Present:
+        """Of each link: the page that it names is the one that was meant (A1)."""
+        return same_page & is_used & same_generation
+
+    # ---- rows ------------------------------------------------------------------------------------------------------
+
+    def _spread(self, plan: Plan, chain: Indices, rows: Indices) -> tuple[Indices, Indices]:
+        """(page, row) of every row that some window may need and that was led to, each once."""
+        page_len = self._layout.page_len
+        places = rows[:, None] + np.arange(-plan.before, plan.after + 1)
+        hop = np.floor_divide(places, page_len)
+        pages = np.take_along_axis(chain, hop + plan.pages_before, axis=1)
+        flat = np.unique((pages * page_len + (places - hop * page_len))[pages >= 0])
+        return np.divmod(flat, page_len)
+
+    def _read_rows(self, plan: Plan, pages: _Pages, chain: Indices, rows: Indices, ends: float) -> None:
+        page_len, at_once = self._layout.page_len, self._layout.rows_a_cell
+        page, row = self._spread(plan, chain, rows)
+        frames = self._frames_of(pages)
+        cells = np.unique((page * page_len + row) // at_once)
+        per_page = page_len // at_once
+        home, place = np.divmod(cells, per_page)
+        moves = [Move(*self._rows, frames[home] * per_page + place, cells)]
+        blocks = np.unique((page * page_len + row) // BLOCK_ROWS)
+        home, place = np.divmod(blocks, page_len // BLOCK_ROWS)
+        marks = Move(*self._marks, pages.ids[home] * (page_len // BLOCK_ROWS) + place, blocks)
+        if plan.needs_marks:
+            moves.append(marks)
+        for column in plan.mirrored:
+            moves.append(Move(*self._column(column), frames[page] * page_len + row, page * page_len + row))
+        self._read(moves, ends)
+        if not plan.needs_marks and np.any(self.mirror.heads(page, row) & np.uint32(_OWN_DISCOUNT)):
+            self._read([marks], ends)
+
+    def _large(
+        self,
+        plan: Plan,
+        pages: _Pages,
+        chain: Indices,
+        rows: Indices,
+        links: tuple[Indices, Indices],
+        ends: float,
+    ) -> Arrays:
+        """Large rows of transitions, read to where the batch has them: one an item and frame, the shape resolved."""
+        if not plan.direct:
+            return []
+        self.mirror.show(pages.words, self._records.values[pages.ids], links, _generations(pages.words))
+        own = chain[:, plan.pages_before]
+        keys = self.mirror.layout.keys_of(own, rows, _generations(pages.words)[own])
+        (steps, num_steps), whole = self.mirror.gather(plan.sizes, keys)
+        self.mirror.forget(len(pages.ids))
+        frames = self._frames_of(pages)
+        moves, made = [], []
+        for one in plan.direct:
+            array, target = self._room(one.column).lend(len(rows) * one.stack)
+            made.append(array)
+            back = np.arange(one.stack - 1, -1, -1)
+            place = (num_steps if one.is_next else np.zeros_like(steps))[:, None] - back
+            begins = -steps[:, None]  # rows before the item's own, of its episode's first
+            is_there = (place >= begins) & whole[:, None]
+            source = np.maximum(place, begins) + rows[:, None]
+            hop = np.floor_divide(source, self._layout.page_len)
+            page = np.take_along_axis(chain, np.clip(hop + plan.pages_before, 0, chain.shape[1] - 1), axis=1)
+            wanted = (is_there | (whole[:, None] & (not one.pads_zeros))) & (page >= 0)
+            cells = frames[np.maximum(page, 0)] * self._layout.page_len + (source - hop * self._layout.page_len)
+            moves.append(Move(self._column(one.column)[0], target, cells[wanted], np.flatnonzero(wanted)))
+            array.reshape(len(rows), one.stack, -1)[~wanted] = 0
+        self._read(moves, ends)
+        return made
+
+    def _changed(self, pages: _Pages, ends: float) -> Present:
+        """Which pages are not what they were."""
+        self._read([self._again.move(pages.ids)], ends)
+        now = self._again.values[pages.ids]
+        changed: Present = (now >> np.uint64(_STATE_BITS)) != (pages.words >> np.uint64(_STATE_BITS))
+        return changed
+
+    # ---- the batch -------------------------------------------------------------------------------------------------
+
+    def _deliver(
+        self,
+        plan: Plan,
+        pages: _Pages,
+        links: tuple[Indices, Indices],
+        items: tuple[Indices, Indices],
+        positions: Indices,
+        is_good: Present,
+        out: tuple[Arrays, Present],
+        large: Arrays,
+    ) -> Present:
+        """Columns of the items that held still, to their places; bool[B]: which were whole."""
+        own, rows = items
+        good = np.flatnonzero(is_good)
+        whole = np.zeros(len(own), np.bool_)
+        if not len(good):
+            return whole
+        generations = _generations(pages.words)
+        keys = self.mirror.layout.keys_of(own[good], rows[good], generations[own[good]])
+        self.mirror.show(pages.words, self._records.values[pages.ids], links, generations)
+        some, whole[good] = self.mirror.gather(plan.selection, keys)
+        self.mirror.forget(len(pages.ids))
+        arrays, present = out
+        keep = whole[good]
+        to = positions[good][keep]
+        for number, array in zip(plan.by_core, some, strict=False):  # one more where all that was asked for is large
+            if plan.outputs[number][3] == 0:
+                arrays[number][to] = array[keep]
+            else:  # behind the axis of time
+                arrays[number][:, to] = array[:, keep]
+        for one, rows_of in zip(plan.direct, large, strict=True):
+            values = rows_of.view(arrays[one.output].dtype).reshape(len(own), *arrays[one.output].shape[1:])
+            if len(to) == len(own) == len(present) and len(arrays[one.output]) == len(to):
+                arrays[one.output] = values  # the whole batch, as it came
+            else:
+                arrays[one.output][to] = values[good][keep]
+        present[to] = True
+        return whole
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _frames_of(self, pages: _Pages) -> Indices:
+        """Where their rows lie. What no frame's number is was torn, and the words will tell: nothing beyond is read."""
+        frames = self._frames.values[pages.ids].astype(np.int64)
+        return np.where(frames < self._layout.num_frames, frames, 0)
+
+    def _read(self, moves: list[Move], ends: float) -> None:
+        try:
+            self._memory.read([move for move in moves if len(move.to_cells)], max(ends - time.monotonic(), 0.001))
+        except DeadlineExceeded:
+            self.is_spoiled = True
+            raise
+
+    def _states_of(self, index: int) -> tuple[Any, Any, npt.NDArray[Any]]:
+        if index not in self._states:
+            own, memory = self.mirror.layout, self._memory
+            target = memory.target(Place(own.states(index), self.mirror.base))
+            values = self.mirror.view(own.states_offset[index], own.num_slots, np.uint16)
+            self._states[index] = memory.source(self._layout.states(index)), target, values
+        return self._states[index]
+
+    def _column(self, column: Any) -> tuple[Any, Any]:
+        name = str(column["name"])
+        if name not in self._columns:
+            mine = next(one for one in self.mirror.layout.columns if one["name"] == name)
+            place = Place(self.mirror.layout.column(mine), self.mirror.base)
+            self._columns[name] = self._memory.source(self._layout.column(column)), self._memory.target(place)
+        return self._columns[name]
+
+    def _room(self, column: Any) -> Columns:
+        name = str(column["name"])
+        if name not in self._rooms:
+            self._rooms[name] = Columns(self._memory, name, int(column["num_bytes"]))
+        return self._rooms[name]
+
+    def _plan(self, index: int, names: tuple[str, ...]) -> Plan:
+        if (index, names) not in self._plans:
+            self._plans[index, names] = Plan.make(self._config, self._layout, self.mirror, index, names)
+        return self._plans[index, names]
+
+
+def _generations(words: Words) -> Indices:
+    return (words >> np.uint64(_GENERATION_BIT)).astype(np.int64)

@@ -1,0 +1,263 @@
+"""A shard of another host whose rows are read from its memory: keys and masses by its owner, rows one-sidedly.
+
+Who draws counts, so draws, priorities and writes go to the owner as those of every shard of another host do. An index
+with use counts, and what the reader does not read (one_sided.py), go by the owner altogether. So does a batch whose
+bytes do not come in time; its reader is spoiled, and the shard is read by its owner until a new one is made, a second
+later or more. What stands behind the reads, and when it is made anew, is here; how they are made is the transport's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.errors import DeadlineExceeded, ForeignKey, FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable
+from relive.fleet.errors import PeerUnreadable
+from relive.fleet.mixing import Outputs, scatter
+from relive.fleet.nixl import NixlMemory, Offered, agent_of_process
+from relive.fleet.one_sided import OneSidedReader
+from relive.fleet.peer_layout import PeerLayout
+from relive.fleet.reading import Memory
+from relive.fleet.remote import LazySelection, RemotePart, RemoteShard
+from relive.fleet.shards import STALL_S, Asked, Missed, Part, Path
+from relive.service import wire
+
+__all__ = ["PeerShard"]
+
+Keys = npt.NDArray[np.int64]
+Masses = npt.NDArray[np.float64]
+Arrays = list[npt.NDArray[Any]]
+Present = npt.NDArray[np.bool_]
+
+OFFER = "nixl"
+_ANEW_S = 1.0  # between two readers of a shard: never back to back
+_REDRAWS = 16  # of items that went between their draw and their rows
+_SETUP_S = 5.0
+
+
+def open_memory(offered: Offered) -> NixlMemory:
+    """By NIXL. Raises PeerUnreadable."""
+    return NixlMemory(offered, agent_of_process())
+
+
+@final
+class PeerShard(RemoteShard):
+    """Reads rows one-sidedly, as long as that works. Raises PeerUnreadable where it does not to begin with, if it must.
+
+    must: no other path will do (path="nixl"). opens: the transport to what the owner offers.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        stream: int | None,
+        timeout_s: float | None,
+        must: bool,
+        opens: Callable[[Offered], Any] = open_memory,
+    ) -> None:
+        super().__init__(address, stream, timeout_s)
+        self._opens = opens
+        self._reading = threading.Lock()
+        self._reader: tuple[OneSidedReader, Any] | None = None
+        self._not_before = 0.0
+        self.num_torn = 0  # that readers told of, those before this one
+        try:
+            self._make_reader()
+        except (ReliveError, OSError) as problem:
+            if must:
+                self.close()
+                reason = problem.reason if isinstance(problem, PeerUnreadable) else str(problem)
+                raise PeerUnreadable(address, reason) from None
+            self._by_owner(problem)
+
+    @property
+    def path(self) -> Path:  # type: ignore[override]  # of the others it is the same for good
+        """As it is read now."""
+        return "service" if self._reader is None else "nixl"
+
+    @property
+    def torn(self) -> int:
+        """Rows that were read while they changed, and read anew."""
+        return self.num_torn + (0 if self._reader is None else self._reader[0].num_torn)
+
+    # ---- the reader ------------------------------------------------------------------------------------------------
+
+    def _make_reader(self) -> None:
+        if OFFER not in wire.field(self.hello, "offers", list):
+            raise PeerUnreadable(self.address, "its owner does not offer its memory (NIXL is not installed there)")
+        told, metadata = self.request({"op": "offer", "what": OFFER}, _SETUP_S)
+        fields = wire.field(told, "fields", dict)
+        if fields.get("uuid") != self.uuid.hex():
+            raise FormatMismatch("uuid of the memory that is offered", self.uuid.hex(), fields.get("uuid"))
+        base, num_bytes = (wire.whole(fields, name, 1, 1 << 62) for name in ("base", "num_bytes"))
+        layout = PeerLayout.from_told(self.request({"op": "layout"}, _SETUP_S)[0])
+        memory = self._opens(Offered(self.address, base, num_bytes, metadata))
+        try:
+            reader = OneSidedReader(self.table.config, layout, cast(Memory, memory))
+        except BaseException:
+            memory.close()
+            raise
+        self._reader = reader, memory
+        self.progress = str(memory.progress)
+
+    def _by_owner(self, problem: BaseException) -> None:
+        reason = problem.reason if isinstance(problem, PeerUnreadable) else str(problem)
+        self.progress = f"its owner answers each batch: {reason}"
+        self._not_before = time.monotonic() + _ANEW_S
+
+    def _retire(self, problem: ReliveError) -> None:
+        """The reader is of no use any more. With the lock held."""
+        if self._reader is not None:
+            (reader, memory), self._reader = self._reader, None
+            self.num_torn += reader.num_torn
+            memory.close(reader.close)
+        self._by_owner(problem)
+
+    def _revive(self) -> None:
+        """A new one, where the last was given up a while ago. With the lock held."""
+        if self._reader is None and time.monotonic() >= self._not_before:
+            try:
+                self._make_reader()
+            except (ReliveError, OSError) as problem:
+                self._by_owner(problem)
+
+    def is_back(self) -> None:
+        """Its owner answers again: another process, perhaps, with other metadata."""
+        with self._reading:
+            if self._reader is None:
+                self._not_before = 0.0
+                self._revive()
+
+    def is_gone(self) -> None:
+        """Nobody answers: what the lists lead to may be gone."""
+        if self._reading.acquire(blocking=False):
+            try:
+                if self._reader is not None:
+                    self._retire(ServiceUnavailable(self.address, 0.0, "its owner does not answer"))
+            finally:
+                self._reading.release()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def is_read_here(self, index: int) -> bool:
+        """Whether rows of an index are read one-sidedly."""
+        if self.counts_uses(index) or OneSidedReader.refusal(self.table.config, index):
+            return False
+        return self._reader is not None or time.monotonic() >= self._not_before
+
+    def begin(self, asked: Asked) -> Part:
+        """Keys and masses by its owner; the rows when they are taken."""
+        selection = cast("LazySelection | None", asked.selection)
+        if selection is None or asked.where is not None or not self.is_read_here(asked.index_number):
+            return super().begin(asked)
+        if not self.is_live:
+            raise Missed(self)
+        return _PeerPart(self, asked, selection, self.part(asked, None, None))
+
+    def gather(
+        self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+    ) -> tuple[Arrays, Present]:
+        """By key."""
+        if not self.is_read_here(selection.index):
+            return super().gather(selection, keys, out)
+        if not self.is_live:
+            raise Missed(self)
+        wrong = np.flatnonzero(~self.are_rows(keys))
+        if len(wrong):
+            raise ForeignKey(int(wrong[0]), int(keys[wrong[0]]))
+        arrays, present = self.rows(selection, keys, self.core.timeout_s)
+        if out is None:
+            return arrays, present
+        for target, array in zip(out, arrays, strict=True):
+            np.copyto(target, array)
+        return list(out), present
+
+    def rows(self, selection: LazySelection, keys: Keys, timeout_s: float) -> tuple[Arrays, Present]:
+        """Columns of keys: read here; by its owner what never held still, and all where reading does not work.
+
+        Raises Missed.
+        """
+        names = self.answered(lambda: [output[0] for output in selection.outputs], None)
+        if names is None:
+            raise Missed(self)
+        got = self._read(selection.index, names, keys, min(timeout_s, STALL_S))
+        if got is None:
+            return super().gather(selection, keys, None)
+        arrays, present, left = got
+        if len(left):
+            some, there = super().gather(selection, np.ascontiguousarray(keys[left]), None)
+            scatter(selection.outputs, arrays, left, some)
+            present[left] = there
+        return arrays, present
+
+    def _read(self, index: int, names: list[str], keys: Keys, timeout_s: float) -> Any:
+        if not self._reading.acquire(timeout=STALL_S):
+            return None  # another thread's read is slow: its owner answers beside it
+        try:
+            self._revive()
+            if self._reader is None:
+                return None
+            return self._reader[0].gather(index, names, keys, timeout_s)
+        except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig) as problem:
+            self._retire(problem)
+            return None
+        finally:
+            self._reading.release()
+
+    def close(self) -> None:
+        """Ends reader and streams."""
+        with self._reading:
+            if self._reader is not None:
+                self._retire(ServiceUnavailable(self.address, 0.0, "it was closed"))
+            self._not_before = float("inf")
+        super().close()
+
+
+@final
+class _PeerPart:
+    """A draw of an owner, whose rows are read here. Items that went meanwhile are drawn anew, by draws of their own."""
+
+    def __init__(self, shard: PeerShard, asked: Asked, selection: LazySelection, first: RemotePart) -> None:
+        self._shard = shard
+        self._asked = asked
+        self._selection = selection
+        self._parts = [first]
+
+    def take(self) -> tuple[Arrays, Keys, Masses]:
+        """Waits for keys, then for rows."""
+        ends = time.monotonic() + self._asked.timeout_s
+        _, keys, masses = self._parts[0].take()
+        arrays, present = self._shard.rows(self._selection, keys, self._asked.timeout_s)
+        if present.all():
+            return arrays, keys, masses
+        keys, masses = keys.copy(), masses.copy()
+        outputs: Outputs = self._selection.outputs
+        for _ in range(_REDRAWS):
+            gone = np.flatnonzero(~present)
+            if not len(gone):
+                return arrays, keys, masses
+            self._parts[-1].lose(len(gone))
+            left_s = max(ends - time.monotonic(), 0.0)
+            asked = self._asked._replace(num_items=len(gone), timeout_s=left_s, selection=None)
+            self._parts.append(self._shard.part(asked, None, None))
+            _, keys[gone], masses[gone] = self._parts[-1].take()
+            some, present[gone] = self._shard.rows(self._selection, keys[gone], left_s)
+            if not arrays[0].flags.writeable:
+                arrays = [array.copy() for array in arrays]
+            scatter(outputs, arrays, gone, some)
+        raise Missed(self._shard)
+
+    def commit(self) -> None:
+        for part in self._parts:
+            part.commit()
+
+    def give_back(self) -> None:
+        for part in reversed(self._parts):
+            with contextlib.suppress(Missed):
+                part.give_back()

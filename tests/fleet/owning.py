@@ -1,0 +1,94 @@
+"""A process of its own that owns shards and serves them, as told over a pipe."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+from typing import Any
+
+import relive
+from relive.fleet import ShardOwner
+
+__all__ = ["Owners"]
+
+PATIENCE_S = 60.0
+LOOPBACK = "grpc://127.0.0.1:0"
+
+
+def run(pipe: Connection, environment: dict[str, str]) -> None:
+    """Owns until the pipe closes."""
+    os.environ.update(environment)
+    owners: dict[str, ShardOwner] = {}
+    while True:
+        try:
+            what, arguments = pipe.recv()
+        except EOFError:
+            break
+        try:
+            pipe.send(_answer(owners, what, *arguments))
+        except Exception as problem:
+            pipe.send(problem)
+    for owner in owners.values():
+        owner.close()
+
+
+def _answer(owners: dict[str, ShardOwner], what: str, *arguments: Any) -> Any:
+    if what == "own":
+        number, config, address = arguments
+        owner = ShardOwner(number, config)
+        try:
+            served = owner.serve(address)
+        except BaseException:
+            owner.close()
+            raise
+        owners[served] = owner
+        return served
+    if what == "restored":
+        return owners[arguments[0]].is_restored
+    if what == "close":
+        return owners.pop(arguments[0]).close()
+    table = owners[arguments[0]].table
+    if what == "move_all_pages":
+        return table.core.move_all_pages()
+    if what == "in_flight":
+        return table.stats().indexes["default"].in_flight
+    raise ValueError(what)
+
+
+class Owners:
+    """The process, from outside."""
+
+    def __init__(self, **environment: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=run, args=(theirs, environment), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """The answer, or the error it raised there."""
+        self._pipe.send((what, arguments))
+        if not self._pipe.poll(PATIENCE_S):
+            raise TimeoutError(f"{what}: no answer from the owning process")
+        answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def own(self, number: int, config: relive.TableConfig, address: str = LOOPBACK) -> str:
+        """The address of a shard, made or taken over."""
+        return str(self.ask("own", number, config, address))
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.join(PATIENCE_S)
+
+    def close(self) -> None:
+        """Ends the process; waits for it."""
+        self._pipe.close()
+        self.process.join(PATIENCE_S)
+        if self.process.is_alive():
+            self.kill()
+            raise TimeoutError("the owning process did not end")

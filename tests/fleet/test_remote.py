@@ -1,0 +1,275 @@
+"""Shards at addresses: owners in processes of their own over loopback, which are killed, stopped and replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from contract.tools import plain_spec, prioritized, write_steps
+from processes.shm import needs_shared_memory
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+import relive
+from fleet.owning import Owners
+from fleet.tools import config_of, fill
+from relive import errors
+from relive.fleet import ShardOwner, attach
+from relive.fleet.remote import RemoteShard
+from relive.fleet.shards import Asked
+from relive.service import connect, serve
+from relive.service.shard_session import ROOT
+
+pytestmark = needs_shared_memory
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Owners]]:
+    made: list[Owners] = []
+
+    def one(**environment: str) -> Owners:
+        made.append(Owners(**environment))
+        return made[-1]
+
+    yield one
+    for owners in made:
+        if owners.process.is_alive():
+            os.kill(owners.process.pid or 0, signal.SIGCONT)
+        owners.kill()
+
+
+def states(table: Any) -> list[str]:
+    return [one.state for one in table.stats().shards]
+
+
+def wait_for(table: Any, expected: list[str]) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while states(table) != expected:
+        assert time.monotonic() < ends, states(table)
+        time.sleep(0.05)
+
+
+def settled(owners: Owners, address: str) -> None:
+    """What became of draws is told without waiting for an answer."""
+    ends = time.monotonic() + PATIENCE_S
+    while owners.ask("in_flight", address) != 0:
+        assert time.monotonic() < ends, "a draw stays in flight"
+        time.sleep(0.02)
+
+
+def at(address: str) -> str:
+    """The server of a shard's address."""
+    return address.rpartition("/")[0]
+
+
+def test_a_root_is_56_bytes() -> None:
+    assert ROOT.size == 56
+
+
+def test_mapped_shards_and_shards_of_other_hosts_are_one_table(start: Any, shm_name: Any) -> None:
+    names, owners = [shm_name(), shm_name()], start()
+    address = owners.own(1, config_of(names[1]))
+    with ShardOwner(0, config_of(names[0])), attach([names[0], address], path="service") as table:
+        keys = np.concatenate([fill(table, 0, 0, 30), fill(table, 1, 30, 10)])
+        assert [one.path for one in table.stats().shards] == ["mapped", "service"]
+        batch = table.sample(400)
+        assert np.bincount(batch.item_keys >> 51).tolist() == [300, 100] and np.allclose(batch.probabilities, 1 / 40)
+        assert (batch["reward"] == table.gather(batch.item_keys)["reward"]).all()
+        assert table.update_priorities(keys, np.full(40, 2.0)) == 40 and table.delete(keys[38:]) == 2
+        assert table.gather(keys)["reward"][:38].tolist() == list(range(38)) and len(table) == 38
+        table.set_policy_version(7)
+        assert [one.policy_version for one in table.stats().shards] == [7, 7]
+        with table.batches(8, prefetch=3) as batches:
+            assert next(batches).num_items == 8 and next(batches).num_items == 8
+        settled(owners, address)
+        assert table.stats().indexes["default"].sampled == 416
+        table.check()
+
+
+def test_a_shard_of_this_host_is_mapped_unless_told_otherwise(start: Any, shm_name: Any) -> None:
+    name, owners = shm_name(), start()
+    address = owners.own(0, config_of(name))
+    for path, expected in ((None, "mapped"), ("mapped", "mapped"), ("service", "service")):
+        with attach([address], path=path) as table:
+            assert [one.path for one in table.stats().shards] == [expected]
+            fill(table, 0, 0, 3)
+            assert table.sample(4).num_items == 4
+
+
+def test_draws_go_on_without_a_killed_owner_and_it_comes_back(start: Any, shm_name: Any) -> None:
+    configs, near, far = [config_of(shm_name()), config_of(shm_name())], start(), start()
+    addresses = [near.own(0, configs[0]), far.own(1, configs[1])]
+    with attach(addresses, path="service") as table:
+        keys = np.concatenate([fill(table, 0, 0, 30), fill(table, 1, 30, 10)])
+        table.sample(64)
+        far.kill()
+        started = time.monotonic()
+        batch = table.sample(64, timeout_s=10.0)
+        assert time.monotonic() - started < 2.0
+        assert (batch.item_keys >> 51 == 0).all() and np.allclose(batch.probabilities, 1 / 30)
+        stats = table.stats()
+        assert [one.state for one in stats.shards] == ["live", "dead"] and stats.num_steps == 30 == len(table)
+        assert stats.indexes["default"].inserted == 40, "a counter does not jump back"
+        assert table.gather(keys).present.tolist() == [True] * 30 + [False] * 10
+        assert table.update_priorities(keys, np.full(40, 2.0)) == 30 and table.delete(keys[35:]) == 0
+        table.set_policy_version(5)
+        with table.writer() as writer:
+            assert writer.append(observation=[0, 0], action=0, reward=0.0, next_observation=[0, 0]) >> 51 == 0
+        for call in (table.clear, lambda: table.set_priority_exponent(0.5)):
+            with pytest.raises(errors.ServiceUnavailable):
+                call()  # and nothing is half changed
+        assert len(table) == 31
+
+        again = start()
+        assert again.own(1, configs[1], at(addresses[1])) == addresses[1] and again.ask("restored", addresses[1])
+        wait_for(table, ["live", "live"])
+        after = table.gather(keys)
+        assert after["reward"].tolist() == list(range(40)) and after.present.all()
+        assert 1 in (table.sample(256).item_keys >> 51)
+        assert table.stats().policy_version == 5, "what it was not told while it was dead"
+        table.check()
+
+
+def test_a_stopped_owner_is_left_out_within_two_seconds(start: Any, shm_name: Any) -> None:
+    near, far = start(), start()
+    addresses = [near.own(0, config_of(shm_name())), far.own(1, config_of(shm_name()))]
+    with attach(addresses, path="service") as table:
+        fill(table, 0, 0, 30)
+        fill(table, 1, 30, 10)
+        os.kill(far.process.pid, signal.SIGSTOP)
+        started = time.monotonic()
+        batch = table.sample(64, timeout_s=10.0)
+        assert (batch.item_keys >> 51 == 0).all() and time.monotonic() - started < 2.0
+        assert states(table) == ["live", "dead"]
+        os.kill(far.process.pid, signal.SIGCONT)
+        wait_for(table, ["live", "live"])
+        assert 1 in (table.sample(64).item_keys >> 51)
+
+
+def test_another_region_at_the_address_is_not_the_shard(start: Any, shm_name: Any) -> None:
+    near, far = start(), start()
+    addresses = [near.own(0, config_of(shm_name())), far.own(1, config_of("x" + shm_name()))]
+    name = addresses[1].rpartition("/")[2]
+    with attach(addresses, path="service") as table:
+        fill(table, 0, 0, 10)
+        fill(table, 1, 10, 10)
+        far.ask("close", addresses[1])  # with its last handle the memory goes, too
+        new = far.own(1, config_of(name), at(addresses[1]))
+        assert new == addresses[1]
+        batch = table.sample(32, timeout_s=10.0)
+        assert (batch.item_keys >> 51 == 0).all()
+        wait_for(table, ["live", "replaced"])
+        with attach(addresses, path="service") as other:
+            assert states(other) == ["live", "live"] and len(other) == 10
+
+
+def test_uses_are_taken_once(start: Any, shm_name: Any) -> None:
+    index = relive.Index(max_times_sampled=2)
+    owners = start()
+    addresses = [owners.own(number, config_of(shm_name(), index)) for number in range(2)]
+    with attach(addresses, path="service") as table:
+        for shard in range(2):
+            fill(table, shard, 10 * shard, 10)
+        with table.batches(5, prefetch=2) as batches:
+            first = next(batches).item_keys
+        drawn = [first] + [table.sample(5, timeout_s=5.0).item_keys for _ in range(7)]
+        _, counts = np.unique(np.concatenate(drawn), return_counts=True)
+        assert counts.tolist() == [2] * 20
+        with pytest.raises(errors.DeadlineExceeded):
+            table.sample(1, timeout_s=0.2)
+        for address in addresses:
+            settled(owners, address)
+
+
+def test_what_became_of_a_draw_may_ride_with_the_next_request(start: Any, shm_name: Any) -> None:
+    """Where a line is another thread's just then, what is settled goes with that thread's next message."""
+    owners = start()
+    address = owners.own(0, config_of(shm_name()))
+    shard = RemoteShard(address, 0, 10.0)
+    try:
+        with shard.table.writer() as writer:
+            write_steps(writer, 0, 20)
+        asked = Asked(0, None, 4, 5.0, None, is_final=False, is_only=True)
+        parts = [shard.begin(asked) for _ in range(1)]
+        parts[0].take()
+        line = parts[0]._line
+        line.take_turn()
+        parts[0].commit()
+        assert owners.ask("in_flight", address) == 4 and line.settlements() == {"done": [0]}
+        line.settle("done", 0)
+        line._turn.release()
+        assert shard.ask_root(0)().num_items == 20
+        settled(owners, address)
+        assert shard.ask_root(0)().sampled == 4
+    finally:
+        shard.close()
+
+
+def test_what_a_missed_draw_took_elsewhere_goes_back(start: Any, shm_name: Any) -> None:
+    near, far = start(), start()
+    index = relive.Index(max_times_sampled=1)
+    addresses = [near.own(0, config_of(shm_name(), index)), far.own(1, config_of(shm_name(), index))]
+    with attach(addresses, path="service", root_age=1_000) as table:
+        fill(table, 0, 0, 50)
+        fill(table, 1, 50, 50)
+        table.sample(2)
+        far.kill()  # the roots that are kept still send draws there
+        batch = table.sample(20, timeout_s=10.0)
+        assert (batch.item_keys >> 51 == 0).all()
+        settled(near, addresses[0])
+        rest = table.stats().indexes["default"].num_items
+        assert rest == 50 - 1 - 20, "a draw that was made again took no use twice"
+
+
+def test_bad_shards_at_addresses(start: Any, shm_name: Any) -> None:
+    owners = start()
+    first = owners.own(0, config_of(shm_name()))
+    twin = owners.own(0, config_of(shm_name()))
+    unlike = owners.own(1, config_of(shm_name(), prioritized(0.9)))
+    with pytest.raises(errors.InvalidConfig, match="shard 0 twice"):
+        attach([first, twin], path="service")
+    with pytest.raises(errors.InvalidConfig, match="shard 0 twice"):
+        attach([first, first], path="service")
+    with pytest.raises(errors.InvalidConfig, match="indexes of shard 1"):
+        attach([first, unlike], path="service")
+    with pytest.raises(errors.NoSuchTable):
+        attach([at(first) + "/other"], path="service")
+    with pytest.raises(errors.InvalidConfig, match="read_only"):
+        attach([first], path="service", read_only=True)
+    with pytest.raises(errors.InvalidConfig, match="path"):
+        attach([first], path="rdma")
+    with pytest.raises(errors.ServiceUnavailable):
+        attach(["grpc://127.0.0.1:1/x"], path="service", timeout_s=0.2)
+    with pytest.raises(errors.InvalidConfig, match="address"):
+        attach(["http://127.0.0.1:1/x"])
+
+
+def test_a_table_that_is_no_shard_of_a_fleet_is_refused(shm_name: Any) -> None:
+    index = relive.Index(limiter=relive.MinSize(5))
+    with relive.Table(plain_spec(), 100, index, storage=relive.SharedMemory(shm_name())) as table:
+        with serve({"t": table}, "grpc://127.0.0.1:0") as server, pytest.raises(errors.InvalidConfig, match="limiter"):
+            attach([server.address + "/t"], path="service")
+
+
+def test_a_served_shard_is_a_table_of_the_service(start: Any, shm_name: Any) -> None:
+    owners = start()
+    address = owners.own(3, config_of(shm_name()))
+    with connect(address) as table, attach([address], path="service") as fleet:
+        keys = fill(fleet, 3, 0, 5)
+        assert table.gather(keys).present.all() and len(table) == 5
+
+
+def test_an_owner_serves_once(shm_name: Any) -> None:
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        address = owner.serve("grpc://127.0.0.1:0", "shown")
+        assert address.endswith("/shown")
+        with pytest.raises(errors.InvalidConfig, match="served"):
+            owner.serve("grpc://127.0.0.1:0")
+        with attach([address]) as table:
+            assert table.shard_numbers == (0,)

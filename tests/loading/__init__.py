@@ -1,0 +1,1 @@
+"""Tests of tables as datasets of torch."""

@@ -1,0 +1,258 @@
+"""relive.loader: which batches come, to how many processes, and where a loader goes on that was restored."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from contract.tools import plain_spec, write_steps
+from fleet.tools import config_of, fill, in_threads
+from processes.shm import needs_shared_memory
+from processes.tools import eventually
+
+import relive
+from relive import errors
+from relive.fleet import RanksDisagree, ShardOwner, attach
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+pytestmark = [needs_shared_memory, pytest.mark.filterwarnings("ignore:.*set_vital:UserWarning")]
+STEPS = 100
+
+
+@pytest.fixture
+def table(shm_name: Any) -> Iterator[relive.Table]:
+    with relive.Table(plain_spec(), 1000, storage=relive.SharedMemory(shm_name()), timeout_s=20.0) as one:
+        with one.writer() as writer:
+            write_steps(writer, 0, STEPS)
+        yield one
+
+
+@pytest.fixture
+def shards(shm_name: Any) -> Iterator[list[str]]:
+    names = [shm_name(), shm_name()]
+    with ShardOwner(0, config_of(names[0])), ShardOwner(1, config_of(names[1])), attach(names) as whole:
+        fill(whole, 0, 0, 60)
+        fill(whole, 1, 60, 40)
+        yield names
+
+
+def keys(batches: Iterator[Any], count: int) -> list[list[int]]:
+    return [next(batches)["item_keys"].tolist() for _ in range(count)]
+
+
+def stateful(*arguments: Any, **options: Any) -> Any:
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed here")
+    return module.StatefulDataLoader(*arguments, batch_size=None, **options)
+
+
+# ---- what comes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_a_dict_of_tensors(table: relive.Table) -> None:
+    batch = next(iter(relive.loader(table, 8, columns=["action", "next_observation"], beta=0.5)))
+    assert sorted(batch) == ["action", "item_keys", "next_observation", "num_live_items", "probabilities", "weights"]
+    assert all(isinstance(tensor, torch.Tensor) for tensor in batch.values())
+    assert batch["action"].shape == (8,) and batch["next_observation"].shape == (8, 2)
+    assert batch["num_live_items"].item() == STEPS and batch["weights"].tolist() == [1.0] * 8
+    assert (batch["next_observation"][:, 0] == batch["action"] + 1).all()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_bring_what_one_process_would(table: relive.Table, method: str) -> None:
+    expected = keys(iter(relive.loader(table, 4)), 7)
+    loader = torch.utils.data.DataLoader(
+        relive.loader(table, 4), batch_size=None, num_workers=2, multiprocessing_context=method
+    )
+    batches = iter(loader)
+    assert keys(batches, 7) == expected
+    del batches
+    assert eventually(lambda: [row.num_attached for row in relive.list_tables() if row.path == table.path] == [1])
+
+
+def test_ranks_draw_the_batches_of_one(table: relive.Table) -> None:
+    expected = keys(iter(relive.loader(table, 4)), 6)
+    apart = [keys(iter(relive.loader(table, 4, rank, 3)), 2) for rank in range(3)]
+    assert [apart[number % 3][number // 3] for number in range(6)] == expected
+    assert keys(iter(relive.loader(table, 4, stream=1)), 6) != expected
+
+
+def test_sharded_tables_load_alike(shards: list[str]) -> None:
+    with attach(shards, stream=7) as one, attach(shards) as other:
+        expected = keys(iter(relive.loader(one, 16)), 4)
+        assert {key >> 51 for batch in expected for key in batch} == {0, 1}
+        loader = torch.utils.data.DataLoader(relive.loader(other, 16), batch_size=None, num_workers=2)
+        assert keys(iter(loader), 4) == expected
+        assert pickle.loads(pickle.dumps(other)).shard_numbers == (0, 1)
+
+
+def test_a_table_of_this_process_is_read_by_its_handle(table: relive.Table) -> None:
+    def local() -> relive.Table:
+        one = relive.Table(plain_spec(), 1000)
+        with one.writer() as writer:
+            write_steps(writer, 0, STEPS)
+        return one
+
+    plain, used = local(), local()
+    batches = iter(relive.loader(used, 4, rank=1, world=2))
+    loaded = keys(batches, 2)
+    assert [used.sample(4).item_keys.tolist() for _ in range(3)] == [
+        plain.sample(4).item_keys.tolist() for _ in range(3)
+    ]
+    assert loaded[1] == keys(iter(relive.loader(plain, 4)), 4)[3]
+    with pytest.raises(errors.NotShareable):
+        pickle.dumps(relive.loader(used, 4))
+    in_workers = torch.utils.data.DataLoader(relive.loader(used, 4), batch_size=None, num_workers=1)
+    with pytest.raises(Exception, match="num_workers"):
+        next(iter(in_workers))
+
+
+# ---- going on --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_restored_loader_goes_on(table: relive.Table, num_workers: int) -> None:
+    expected = keys(iter(relive.loader(table, 4)), 9)
+    first = stateful(relive.loader(table, 4), num_workers=num_workers)
+    batches = iter(first)
+    assert keys(batches, 4) == expected[:4]
+    state = pickle.loads(pickle.dumps(first.state_dict()))
+    del batches
+    again = stateful(relive.loader(table, 4), num_workers=num_workers)
+    again.load_state_dict(state)
+    assert keys(iter(again), 5) == expected[4:]
+    told = str(again.state_dict())
+    assert "'restored': 'continued'" in told and "repartitioned" not in told
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 3), (3, 1), (1, 4)])
+def test_other_ranks_share_what_comes_next(table: relive.Table, old: int, new: int) -> None:
+    expected = keys(iter(relive.loader(table, 4)), 4 * old + 3 * new)
+    loaders = [relive.loader(table, 4, rank, old) for rank in range(old)]
+    for loader in loaders:
+        keys(iter(loader), 4)
+    apart = []
+    for rank in range(new):
+        again = relive.loader(table, 4, rank, new)
+        again.load_state_dict(loaders[rank % old].state_dict())  # any old rank's
+        assert again.restored == "repartitioned"
+        apart.append(keys(iter(again), 3))
+        assert again.state_dict()["first"] == 4 * old
+    assert [apart[number % new][number // new] for number in range(3 * new)] == expected[4 * old :]
+
+
+def test_an_epoch_goes_on_with_other_ranks(shm_name: Any) -> None:
+    """Of Shuffle the table knows what was drawn: after the restart each item is still drawn once."""
+    index = relive.Index(sampler=relive.Shuffle())
+    with relive.Table(plain_spec(), 1000, index, storage=relive.SharedMemory(shm_name())) as table:
+        with table.writer() as writer:
+            write_steps(writer, 0, STEPS)
+        loaders = [relive.loader(table, 5, rank, 2) for rank in range(2)]
+        drawn = [key for loader in loaders for batch in keys(iter(loader), 5) for key in batch]
+        for rank in range(5):
+            again = relive.loader(table, 5, rank, 5)
+            again.load_state_dict(loaders[0].state_dict())
+            assert again.restored == "repartitioned"
+            drawn += [key for batch in keys(iter(again), 2) for key in batch]
+        assert len(drawn) == len(set(drawn)) == STEPS
+
+
+def test_several_workers_and_another_world_are_refused(table: relive.Table) -> None:
+    first = stateful(relive.loader(table, 4, 0, 2), num_workers=2)
+    keys(iter(first), 3)
+    again = stateful(relive.loader(table, 4, 0, 3), num_workers=2)
+    again.load_state_dict(first.state_dict())
+    with pytest.raises(Exception, match="world 2 and 2 workers"):
+        next(iter(again))
+
+
+def test_a_state_that_is_none_of_this_loader_changes_nothing(table: relive.Table) -> None:
+    loader = relive.loader(table, 4)
+    state = loader.state_dict()
+    other = relive.Table(plain_spec(), 1000, relive.Index(relive.Transitions(n_step=3)))
+    wrong: list[Any] = [
+        {},
+        7,
+        state | {"version": 2},
+        state | {"batch": -1},
+        state | {"world": 0},
+        state | {"first": 1.0},
+        state | {"num_items": True},
+        relive.loader(table, 5).state_dict(),
+        relive.loader(table, 4, stream=1).state_dict(),
+        relive.loader(other, 4).state_dict(),
+        {name: value for name, value in state.items() if name != "table"},
+    ]
+    for one in wrong:
+        with pytest.raises(errors.InvalidConfig):
+            loader.load_state_dict(one)
+    assert loader.restored is None and loader.state_dict() == state
+
+
+# ---- with a group ----------------------------------------------------------------------------------------------------
+
+
+def test_slices_of_one_draw_go_on_together(shards: list[str]) -> None:
+    def first(rank: int, exchange: Any) -> Any:
+        with attach(shards, stream=rank, exchange=exchange) as table:
+            loader = relive.loader(table, 8)
+            batches = iter(loader)
+            keys(batches, 3)
+            return loader.state_dict(), keys(batches, 2)
+
+    told = in_threads(first, 2)
+
+    def again(rank: int, exchange: Any) -> Any:
+        with attach(shards, stream=rank, exchange=exchange) as table:
+            loader = relive.loader(table, 8, rank, 2)
+            loader.load_state_dict(told[rank][0])
+            return loader.restored, keys(iter(loader), 2)
+
+    assert in_threads(again, 2) == [("continued", drawn) for _, drawn in told]
+
+    def apart(rank: int, exchange: Any) -> Any:
+        with attach(shards, stream=rank, exchange=exchange) as table:
+            loader = relive.loader(table, 8)
+            loader.load_state_dict(told[0][0] | {"batch": rank})
+            return keys(iter(loader), 1)
+
+    assert all(isinstance(error, RanksDisagree) for error in in_threads(apart, 2))
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_bad_arguments_are_refused(table: relive.Table) -> None:
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((4, 2, 2), {}),
+        ((4, -1, 2), {}),
+        ((0,), {}),
+        ((4,), {"world": 0}),
+        ((4,), {"beta": -1.0}),
+        ((4,), {"timeout_s": -1.0}),
+        ((4,), {"index": "other"}),
+        ((4,), {"stream": -1}),
+    ]
+    for arguments, options in wrong:
+        with pytest.raises(errors.InvalidConfig):
+            relive.loader(table, *arguments, **options)
+    with pytest.raises(errors.InvalidConfig):
+        relive.loader(np.zeros(3), 4)  # type: ignore[arg-type]
+    with pytest.raises(errors.UnknownColumn):
+        relive.loader(table, 4, columns=["other"])
+    taken = relive.Table(relive.StepSpec({"weights": relive.ArraySpec((), "float32")}), 100)
+    with pytest.raises(errors.InvalidConfig, match="weights"):
+        relive.loader(taken, 4)
+
+
+def test_a_batch_that_does_not_come_is_a_deadline(shm_name: Any) -> None:
+    with relive.Table(plain_spec(), 1000, storage=relive.SharedMemory(shm_name())) as empty:
+        loader = relive.loader(empty, 4, timeout_s=0.05)
+        with pytest.raises(errors.DeadlineExceeded):
+            next(iter(loader))
+        with empty.writer() as writer:
+            write_steps(writer, 0, 10)
+        assert len(keys(iter(loader), 2)) == 2

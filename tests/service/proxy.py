@@ -1,0 +1,99 @@
+"""A link that can fail: a TCP proxy of this process which passes bytes on, stops passing them, or cuts."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+
+
+class Proxy:
+    """Between clients and the server at a port. cut(): ends all connections; `refuses`: takes no new ones. `stalls`:
+    nothing passes, nothing ends. `cuts_after`: connections end when so many bytes came from the server, then None.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.refuses = self.stalls = False
+        self.cuts_after: int | None = None
+        self.num_connections = 0
+        self._open: set[socket.socket] = set()
+        self._passes = threading.Condition()
+        self._closed = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """grpc://host:port of the proxy."""
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def aim(self, port: int) -> None:
+        """New connections go to another server."""
+        self._target = port
+
+    def cut(self) -> None:
+        """Ends every connection; those who wait find it out at once."""
+        for one in list(self._open):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def stall(self, stalls: bool) -> None:
+        """From now on nothing passes, or passes again."""
+        with self._passes:
+            self.stalls = stalls
+            self._passes.notify_all()
+
+    def close(self) -> None:
+        """The end of it."""
+        self._closed = True
+        self.stall(False)
+        self._listener.close()
+        self.cut()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.refuses:
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target), timeout=5)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
+            self.num_connections += 1
+            self._open |= {client, server}
+            threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, from_server: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                with self._passes:
+                    self._passes.wait_for(lambda: not self.stalls)
+                if from_server and self.cuts_after is not None:
+                    self.cuts_after -= len(data)
+                    if self.cuts_after <= 0:
+                        self.cuts_after = None
+                        break
+                target.sendall(data)
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+            self._open.discard(one)
