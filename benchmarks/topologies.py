@@ -77,7 +77,11 @@ def main() -> None:
     windows: dict[str, list[Window]] = {topology: [] for topology in options.topologies}
     for _ in range(options.rounds):
         for topology in options.topologies:
-            windows[topology].append(measured(topology, options))
+            window = measured(topology, options)
+            windows[topology].append(window)
+            print(
+                f"{topology}: {window.steps_per_s:,.0f} steps, {window.updates_per_s:,.0f} updates a second", flush=True
+            )
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     print(f"{options.agent} on {options.env}, {len(os.sched_getaffinity(0))} cores, load {load}")
     print(

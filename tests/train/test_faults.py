@@ -35,10 +35,14 @@ def all_finite(state: Any) -> bool:
     return not isinstance(state, torch.Tensor) or bool(torch.isfinite(state.to(torch.float64)).all())
 
 
-@pytest.mark.parametrize("prioritized", [True, False])
-def test_a_loss_that_is_not_finite_stops_the_run(prioritized: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("prioritized", "topology"), [(True, "actors"), (False, "actors"), (True, "learners(2, async)")]
+)
+def test_a_loss_that_is_not_finite_stops_the_run(prioritized: bool, topology: str, tmp_path: Path) -> None:
     """The rewards of this world overflow float32 as soon as they are squared, or summed over three steps."""
-    settings = {**DISCRETE, "agent.n_step": 10, "agent.priority_exponent": 0.6 if prioritized else 0.0}
+    settings = {
+        **DISCRETE, "agent.n_step": 10, "agent.priority_exponent": 0.6 if prioritized else 0.0, "topology": topology,
+    }  # fmt: skip
     folder = tmp_path / "run"
     with pytest.raises(NonFiniteLoss) as caught:
         train(preset("dqn", "train.worlds:Overflowing-v0", settings), folder)
