@@ -54,8 +54,8 @@ bench-parity: setup ## what relive learns beside Stable-Baselines3, ten seeds (h
 bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]
 	@$(RUN) -m benchmarks.compare "$(BASE)" $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(CASES),--cases "$(CASES)")
 
-bench-fleet: setup ## one table over two shards beside one table: benchmarks/results/fleet.json
-	@$(RUN) -m benchmarks.run --only fleet --no-peers
+bench-fleet: setup ## two shards beside one table, batches of another node beside peers: benchmarks/results/fleet, nodes
+	@$(RUN) -m benchmarks.run --only fleet,nodes
 
 study-tree: setup ## trees of other fan-outs beside the core's (two minutes): benchmarks/results/tree.json
 	@$(RUN) -m benchmarks.study_tree

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-PEERS = ("sb3", "tianshou", "cpprb", "reverb")
+PEERS = ("sb3", "tianshou", "cpprb", "reverb", "torchrl")
 
 
 def python_of(peer: str) -> Path:

@@ -32,6 +32,7 @@ PARTS = (
     "processes",
     "locks",
     "fleet",
+    "nodes",
     "service",
     "tiers",
 )

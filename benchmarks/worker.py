@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 PACKAGES = ("relive", "numpy", "torch", "stable-baselines3", "tianshou", "cpprb", "gymnasium", "numba",
-            "pyarrow", "dm-reverb", "tensorflow")  # fmt: skip
+            "pyarrow", "dm-reverb", "tensorflow", "ray", "torchrl", "tensordict")  # fmt: skip
 
 
 def versions() -> dict[str, str]:

@@ -8,19 +8,25 @@ from pathlib import Path
 from draw_how_it_works import LANES, LIGHT, PAPER, SOFT, box, line, text
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "images" / "topologies.svg"
-WIDTH, HEIGHT, COLUMN = 900, 330, 300
+COLUMN, ROW = 300, 330
+WIDTH, HEIGHT = 3 * COLUMN, 2 * ROW
 ACTOR, TABLE, LEARNER = 1, 2, 0
+INFERENCE = ("#f3dcea", "#a04a80")
+IDLE = ("#eef2f6", SOFT)
 LABEL = (
-    "Three topologies: inline, one process that acts and learns; actors, processes that write into the table beside one"
-    " learner; learners, which share each batch and combine their gradients"
+    "Six topologies: inline, one process that acts and learns; actors, processes that write into the table beside one"
+    " learner; learners in step, which share each batch and combine their gradients; learners out of step, which each"
+    " draw a batch and hand gradients to a server of parameters; central inference, one process that infers the actions"
+    " of all actors; double buffering, where one group of an actor's environments steps while the other is inferred"
 )
 
 
-def part(x: float, y: float, width: float, words: str, kind: int) -> list[str]:
-    """An actor, the table, or a learner."""
+def part(x: float, y: float, width: float, words: str, kind: int | tuple[str, str], height: float = 30) -> list[str]:
+    """An actor, the table, a learner, or whatever has colours of its own."""
+    light, dark = kind if isinstance(kind, tuple) else (LIGHT[kind], LANES[kind])
     return [
-        box(x, y, width, 30, LIGHT[kind], LANES[kind]),
-        text(x + width / 2, y + 20, escape(words), 12, anchor="middle"),
+        box(x, y, width, height, light, dark),
+        text(x + width / 2, y + height / 2 + 5, escape(words), 12, anchor="middle"),
     ]
 
 
@@ -30,54 +36,105 @@ def process(x: float, y: float, width: float, height: float) -> str:
     return f'<rect {shape} fill="none" stroke="{SOFT}" stroke-width="1.2" stroke-dasharray="5 4"/>'
 
 
-def inline(x: float) -> list[str]:
+def both_ways(x: float, top: float, bottom: float) -> list[str]:
+    """Something goes down and something comes up."""
+    return [line(x - 5, top, x - 5, bottom, arrow=True), line(x + 5, bottom, x + 5, top, arrow=True)]
+
+
+def acting(columns: tuple[int, ...], y: float = 60, height: float = 56) -> list[str]:
+    """A process an actor, above the table, which is shared."""
+    parts: list[str] = []
+    for number, at in enumerate(columns):
+        parts += [process(at, y, 76, height), *part(at + 7, y + height / 2 - 14, 62, f"actor {number}", ACTOR, 28)]
+        parts.append(line(at + 38, y + height + 2, at + 38, y + height + 20, arrow=True))
+    return [*parts, *part(32, y + height + 22, 236, "table, shared", TABLE)]
+
+
+def inline() -> list[str]:
     """One process around all of it."""
-    parts = [process(x + 30, 60, 240, 216)]
-    parts += part(x + 45, 74, 98, "actor 0", ACTOR) + part(x + 157, 74, 98, "actor 1", ACTOR)
-    parts += part(x + 45, 154, 210, "table", TABLE) + part(x + 45, 232, 210, "learner", LEARNER)
+    parts = [process(30, 60, 240, 216)]
+    parts += part(45, 74, 98, "actor 0", ACTOR) + part(157, 74, 98, "actor 1", ACTOR)
+    parts += part(45, 154, 210, "table", TABLE) + part(45, 232, 210, "learner", LEARNER)
     for at in (94, 206):
-        parts.append(line(x + at, 106, x + at, 150, arrow=True))
-    return [*parts, line(x + 150, 186, x + 150, 228, arrow=True)]
+        parts.append(line(at, 106, at, 150, arrow=True))
+    return [*parts, line(150, 186, 150, 228, arrow=True)]
 
 
-def actors(x: float) -> list[str]:
+def actors() -> list[str]:
     """A process an actor; the table is shared."""
-    parts: list[str] = []
-    for number, at in enumerate((32, 112, 192)):
-        parts += [process(x + at, 60, 76, 56), *part(x + at + 7, 74, 62, f"actor {number}", ACTOR)]
-        parts.append(line(x + at + 38, 118, x + at + 38, 150, arrow=True))
-    parts += part(x + 32, 154, 236, "table, shared", TABLE)
-    parts += [process(x + 32, 220, 236, 56), *part(x + 45, 232, 210, "learner", LEARNER)]
-    return [*parts, line(x + 150, 186, x + 150, 216, arrow=True)]
+    parts = acting((32, 112, 192))
+    parts += [process(32, 220, 236, 56), *part(45, 232, 210, "learner", LEARNER)]
+    return [*parts, line(150, 170, 150, 216, arrow=True)]
 
 
-def learners(x: float) -> list[str]:
+def in_step() -> list[str]:
     """As many slices of a batch as learners."""
-    parts: list[str] = []
-    for number, at in enumerate((72, 152)):
-        parts += [process(x + at, 60, 76, 56), *part(x + at + 7, 74, 62, f"actor {number}", ACTOR)]
-        parts.append(line(x + at + 38, 118, x + at + 38, 150, arrow=True))
-    parts += part(x + 32, 154, 236, "table, shared", TABLE)
+    parts = acting((72, 152))
     for number, at in enumerate((32, 160)):
-        parts += [process(x + at, 220, 108, 56), *part(x + at + 8, 232, 92, f"learner {number}", LEARNER)]
-        parts.append(line(x + at + 54, 186, x + at + 54, 216, arrow=True))
-    parts += [line(x + 142, 240, x + 158, 240, arrow=True), line(x + 158, 256, x + 142, 256, arrow=True)]
+        parts += [process(at, 220, 108, 56), *part(at + 8, 232, 92, f"learner {number}", LEARNER)]
+        parts.append(line(at + 54, 170, at + 54, 216, arrow=True))
+    parts += [line(142, 240, 158, 240, arrow=True), line(158, 256, 142, 256, arrow=True)]
     return parts
 
 
+def out_of_step() -> list[str]:
+    """A batch a learner; gradients go down to the server, parameters come back."""
+    parts = acting((72, 152), 52, 44)
+    for number, at in enumerate((32, 160)):
+        parts += [process(at, 168, 108, 44), *part(at + 8, 176, 92, f"learner {number}", LEARNER, 28)]
+        parts += [line(at + 54, 150, at + 54, 165, arrow=True), *both_ways(at + 54, 214, 237)]
+    return [*parts, process(32, 240, 236, 44), *part(45, 248, 210, "parameters, optimizers", LEARNER, 28)]
+
+
+def central() -> list[str]:
+    """Observations go up to who infers, actions come back."""
+    parts = [process(32, 50, 236, 44), *part(45, 58, 210, "inference, a batch of all", INFERENCE, 28)]
+    for number, at in enumerate((32, 112, 192)):
+        parts += [process(at, 118, 76, 44), *part(at + 7, 126, 62, f"actor {number}", ACTOR, 28)]
+        parts += [*both_ways(at + 38, 96, 115), line(at + 38, 164, at + 38, 178, arrow=True)]
+    parts += part(32, 180, 236, "table, shared", TABLE)
+    return [*parts, line(150, 212, 150, 229, arrow=True), process(32, 232, 236, 52), *part(45, 243, 210, "learner", 0)]
+
+
+def double() -> list[str]:
+    """Of each actor's two groups one steps, the other is inferred."""
+    parts = [process(32, 50, 236, 44), *part(45, 58, 210, "inference", INFERENCE, 28)]
+    for number, at in enumerate((32, 158)):
+        groups = (("steps", ACTOR), ("waits", IDLE)) if number == 0 else (("waits", IDLE), ("steps", ACTOR))
+        parts.append(process(at, 118, 110, 44))
+        for place, (words, kind) in enumerate(groups):
+            x = at + 6 + 51 * place
+            parts += part(x, 126, 47, words, kind, 28)
+            if words == "waits":
+                parts += both_ways(x + 23, 96, 115)
+            else:
+                parts.append(line(x + 23, 164, x + 23, 178, arrow=True))
+    parts += part(32, 180, 236, "table, shared", TABLE)
+    return [*parts, line(150, 212, 150, 229, arrow=True), process(32, 232, 236, 52), *part(45, 243, 210, "learner", 0)]
+
+
+CELLS = (
+    ("inline", "one process", inline),
+    ("actors(3)", "one learner, actors beside it", actors),
+    ("learners(2, sync)", "each a slice; one mean of the gradients", in_step),
+    ("learners(2, async)", "each a batch; a server applies gradients", out_of_step),
+    ("central(12, 500)", "actors have environments only", central),
+    ("double(2)", "two groups: one steps, one is inferred", double),
+)
+
+
 def picture() -> str:
-    """The three beside each other."""
+    """All of them, three beside each other."""
     arrow = (
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         f'<path d="M0 0 L8 4 L0 8 z" fill="{SOFT}"/></marker></defs>'
     )
     parts = []
-    names = ("inline", "actors(3)", "learners(2, sync)")
-    notes = ("one process", "one learner, actors beside it", "each a slice; one mean of the gradients")
-    for number, draw in enumerate((inline, actors, learners)):
-        x = number * COLUMN
-        parts += [text(x + COLUMN / 2, 36, names[number], 16, anchor="middle", bold=True), *draw(x)]
-        parts.append(text(x + COLUMN / 2, 306, notes[number], 12, SOFT, "middle"))
+    for number, (name, note, draw) in enumerate(CELLS):
+        row, column = divmod(number, 3)
+        parts.append(f'<g transform="translate({column * COLUMN}, {row * ROW})">')
+        parts += [text(COLUMN / 2, 36, escape(name), 16, anchor="middle", bold=True), *draw()]
+        parts += [text(COLUMN / 2, 306, escape(note), 12, SOFT, "middle"), "</g>"]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
         f' aria-label="{escape(LABEL)}" font-family="system-ui, sans-serif">'

@@ -24,7 +24,8 @@ def main(kind: str) -> None:
     extras = project["optional-dependencies"]
     wanted = BUILD_TOOLS + declared["build-system"]["requires"] + project["dependencies"] + extras["gymnasium"]
     if kind == "full":
-        wanted += extras["train"] + extras["gpu"] + extras["service"] + extras["dev"]
+        for extra in ("train", "gpu", "service", "ray", "wandb", "dev"):
+            wanted += extras[extra]
     else:
         wanted += [line for line in extras["dev"] if re.split(r"[<>=]", line)[0] in CORE_TEST_TOOLS]
     sys.stdout.write("\n".join(dict.fromkeys(wanted)) + "\n")

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SAID = re.compile(r"print\(.*\)  # (.+)")
 NOT_RUN = re.compile(r"# not run by the tests: (\S.+)")
-EXTRAS = {"gymnasium", "torch", "torchdata", "triton", "pyarrow", "ale_py", "typer", "rich"}
+EXTRAS = {"gymnasium", "ray", "torch", "torchdata", "triton", "pyarrow", "ale_py", "typer", "rich"}
 MISSING_EXTRA = 77
 # Runs blocks with the page's own line numbers in tracebacks.
 RUNNER = f"""
@@ -184,6 +184,7 @@ def test_commands_are_what_they_are_called(where: str, command: str) -> None:
         "pip": check_pip,
         "relive": check_relive,
         "python": check_python,
+        "ray": check_ray,
     }
     assert program in checks, f"{where}: say in tests/test_blocks.py how {program} is checked"
     checks[program](arguments)
@@ -210,12 +211,22 @@ def check_python(arguments: list[str]) -> None:
         assert (ROOT / arguments[0]).exists(), arguments
 
 
+def check_ray(arguments: list[str]) -> None:
+    """The options are known to its help."""
+    pytest.importorskip("ray", reason="ray is not installed here")
+    ray = str(Path(sys.executable).with_name("ray"))
+    done = subprocess.run([ray, arguments[0], "--help"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for option in re.findall(r"--[a-z-]+", " ".join(arguments)):
+        assert option in done.stdout, option
+
+
 def check_relive(arguments: list[str]) -> None:
     """ls runs; of the others the options are known to their help."""
     if arguments == ["ls"] or arguments == ["--version"]:
         assert run_relive(*arguments).returncode == 0
         return
-    command = arguments[:2] if arguments[0] == "train" else arguments[:1]
+    command = arguments[:2] if arguments[0] in ("train", "fleet") else arguments[:1]
     done = run_relive(*command, "--help")
     if "needs" in done.stderr:
         pytest.skip(done.stderr.strip())
@@ -248,7 +259,7 @@ def test_configurations_of_a_run_load(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "block",
-    [one for one in TOML if one.page.name != "training.md"],
+    [one for one in TOML if one.page.name not in ("training.md", "fleet.md")],
     ids=lambda one: f"{name_of(one.page)}:{one.first}",
 )
 def test_tables_of_a_server_load(block: Block, tmp_path: Path) -> None:
@@ -258,6 +269,16 @@ def test_tables_of_a_server_load(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "table.toml"
     path.write_text(block.text)
     assert load_config(path).tables
+
+
+@pytest.mark.parametrize("block", [one for one in TOML if one.page.name == "fleet.md"], ids=lambda one: one.first)
+def test_fleets_load(block: Block, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed here")
+    from relive.fleet.ray import load_config
+
+    path = tmp_path / "fleet.toml"
+    path.write_text(block.text)
+    assert load_config(path).num_shards > 1
 
 
 # ---- the runner itself ---------------------------------------------------------------------------------------------

@@ -21,10 +21,21 @@ MODULES = {
     "relive service": "service_table",
     "Reverb": "reverb_table",
     "relive tiered": "relive_table",
+    "relive fleet": "nodes_relive",
+    "Ray objects": "nodes_ray",
+    "RayReplayBuffer": "nodes_torchrl",
+    "Reverb, other node": "nodes_reverb",
     "memory map": "memory_map",
     "memory map, advised": "memory_map",
 }
-ENVIRONMENTS = {"SB3 uniform": "sb3", "Tianshou": "tianshou", "cpprb": "cpprb", "Reverb": "reverb"}
+ENVIRONMENTS = {
+    "SB3 uniform": "sb3",
+    "Tianshou": "tianshou",
+    "cpprb": "cpprb",
+    "Reverb": "reverb",
+    "Reverb, other node": "reverb",
+    "RayReplayBuffer": "torchrl",
+}
 
 
 def load(contestant: str) -> ModuleType:

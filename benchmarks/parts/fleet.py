@@ -1,7 +1,8 @@
 """One table over two shards in this machine's memory beside one table of the same steps.
 
 What a batch costs, drawn when it is asked for and drawn ahead; rows a second of one process and of two that draw from
-both shards; windows and episodes in batches of 32 to 1,024.
+both shards; windows and episodes in batches of 32 to 1,024. Shards of owners in processes of their own, by every path:
+large rows by key beside a local gather, and prioritized transitions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import contestants, races, workload
+from benchmarks import contestants, peering, races, workload
 
 BATCH = 256
 ROOT_AGES = (1, 8)
@@ -26,6 +27,8 @@ AHEAD = 8
 def plan(quick: bool) -> list[dict[str, Any]]:
     loads = {"transitions": 100_000 if quick else 1_000_000, "rows": 5_000 if quick else 20_000}
     loads["trajectories"] = 50_000 if quick else 500_000
+    loads["large rows of owners"] = 400 if quick else 2_000
+    loads["transitions of owners"] = 100_000 if quick else 1_000_000
     jobs = [
         {"contestant": "relive shared", "load": load, "num_steps": size, "quick": quick} for load, size in loads.items()
     ]
@@ -33,7 +36,9 @@ def plan(quick: bool) -> list[dict[str, Any]]:
 
 
 def work(job: dict[str, Any]) -> list[dict[str, Any]]:
-    return {"transitions": _transitions, "rows": _rows, "trajectories": _trajectories}[job["load"]](job)
+    loads = {"transitions": _transitions, "rows": _rows, "trajectories": _trajectories}
+    loads |= {"large rows of owners": peering.large_rows, "transitions of owners": peering.transitions}
+    return loads[job["load"]](job)
 
 
 @contextmanager

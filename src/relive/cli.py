@@ -1,4 +1,4 @@
-"""The command line: `relive ls`, `rm`, `serve`, `train AGENT`, `act`, `tune`, `evaluate`, `play`, `profile`.
+"""The command line: `relive ls`, `rm`, `serve`, `fleet`, `train AGENT`, `act`, `tune`, `evaluate`, `play`, `profile`.
 
 ls and rm need nothing but the library. The others read their options with typer, which their extras bring, and load
 what they need when they run: `relive ls` does not wait for torch.
@@ -33,6 +33,7 @@ from relive.table import Table
 # What typer reads: the command, its extra, what it does.
 _WITH_EXTRAS = {
     "serve": ("service", "serve tables to other machines"),
+    "fleet": ("ray", "start, show and stop a table over the nodes of a Ray cluster"),
     "train": ("train", "train an agent through a shared table"),
     "act": ("train", "act for a run of another machine (extra service, too)"),
     "tune": ("train", "choose the processes of a run by measuring"),
@@ -92,6 +93,10 @@ def _application() -> typer.Typer:
     add_acting(app)
     add_watching(app)
     app.command("serve")(_serve)
+    if sys.argv[1:2] == ["fleet"]:  # the others do not wait for Ray, which they need not have
+        from relive.fleet.command import add_fleet
+
+        add_fleet(app, **options)
     return app
 
 

@@ -33,6 +33,7 @@ Restored: TypeAlias = Literal["continued", "repartitioned", "drawn anew"]
 _VERSION = 1
 _STREAM = 2**39  # of the handles that loaders open: no program's rank
 _FIRST_CALL = 2**40  # of their draws, far from those that a program makes by the same handle
+_EPOCH_BITS = 32  # numbers of batches in a pass
 _NUMBERS = {"version": 1, "num_items": 1, "world": 1, "num_workers": 1, "first": 0, "batch": 0}  # of a state, at least
 _MADE = ("item_keys", "probabilities", "num_live_items", "weights")
 
@@ -145,6 +146,14 @@ class Loader(IterableDataset[dict[str, Any]]):
         if self._beta is not None:
             shown["weights"] = batch.weights(self._beta)
         return shown
+
+    def set_epoch(self, epoch: int) -> None:
+        """Batches from now on are those of this pass (0 to 2**20), which no other pass has; before its iteration.
+
+        Worker processes begin where the loader is that they were made from: a DataLoader with workers that is iterated
+        a second time brings the same draws again, unless this was called in between.
+        """
+        self._first, self._batch = integer("epoch", epoch, 0, 2**20) << _EPOCH_BITS, None
 
     # ---- state -----------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,21 @@ TEST(sums_are_those_of_direct_summation) {
   }
 }
 
+TEST(weights_of_ranks_are_right_where_their_sums_do_not_tell_them_apart) {
+  for (const double exponent : kExponents) {
+    const auto law = std::make_unique<RankLaw>(exponent);
+    for (const uint64_t first : {0, 1, 30, 40, 1'000, 1'030, 50'000})
+      for (const uint64_t count : {1, 2, 700, 5'000}) {
+        long double direct = 0.0L;
+        for (uint64_t i = first; i < first + count; ++i)
+          direct += std::pow(static_cast<long double>(i + 1), static_cast<long double>(-exponent));
+        const double weight = law->weight(first, first + count);
+        CHECK(std::abs(weight - static_cast<double>(direct)) <= 1e-5 * static_cast<double>(direct));
+      }
+    CHECK_EQ(law->weight(7, 7), 0.0);
+  }
+}
+
 TEST(points_fall_on_the_rank_whose_share_they_are_in) {
   for (const double exponent : kExponents) {
     const auto law = std::make_unique<RankLaw>(exponent);

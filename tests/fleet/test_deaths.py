@@ -75,6 +75,19 @@ def test_draws_go_on_without_a_killed_shard_and_it_comes_back(shm_name: Any, own
         table.check()
 
 
+def test_an_owner_that_is_refused_leaves_what_the_killed_one_held(shm_name: Any, owners: list[Owner]) -> None:
+    name = shm_name()
+    owners.append(Owner(1, name))
+    with attach([name]) as table:
+        keys = fill(table, 1, 0, 10)
+    owners[0].kill()
+    for number, more in ((1, {"capacity": 500}), (2, {}), (1, {"seed": 5})):
+        with pytest.raises(errors.InvalidConfig, match="of the shard at"):
+            ShardOwner(number, config_of(name, **more))
+    with ShardOwner(1, config_of(name)) as owner:
+        assert owner.is_restored and owner.table.gather(keys).present.all()
+
+
 def test_roots_that_are_kept_do_not_keep_a_shard_alive(shm_name: Any, owners: list[Owner]) -> None:
     names = [shm_name(), shm_name()]
     owners.append(Owner(1, names[1]))

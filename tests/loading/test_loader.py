@@ -110,6 +110,21 @@ def test_a_table_of_this_process_is_read_by_its_handle(table: relive.Table) -> N
         next(iter(in_workers))
 
 
+def test_passes_with_workers_are_told_apart_by_their_epoch(table: relive.Table) -> None:
+    dataset = relive.loader(table, 4)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1)
+    first, again = (keys(iter(loader), 3) for _ in range(2))
+    assert first == again == keys(iter(relive.loader(table, 4)), 3)
+    dataset.set_epoch(1)
+    second = keys(iter(loader), 3)
+    assert second != first
+    alone = relive.loader(table, 4)
+    alone.set_epoch(1)
+    assert keys(iter(alone), 3) == second and alone.state_dict()["batch"] == 3
+    with pytest.raises(errors.InvalidConfig):
+        dataset.set_epoch(-1)
+
+
 # ---- going on --------------------------------------------------------------------------------------------------------
 
 

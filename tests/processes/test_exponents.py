@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +83,37 @@ def test_every_batch_is_of_one_exponent_whoever_is_killed(shm_name: Callable[[],
     for begin in range(0, 20):
         assert is_of(table.priority_exponent(), table.sample(1_000)), begin
     assert table.core.total(0) == pytest.approx(total, rel=1e-8)  # type: ignore[attr-defined]
+    table.check()
+    table.close()
+
+
+@pytest.mark.parametrize("more", [{}, {"max_times_sampled": 60_000}], ids=["plain", "with use counts"])
+def test_batches_that_take_several_rounds_are_of_one_exponent(more: dict[str, Any]) -> None:
+    """Without replacement points find the heavy item, and a race the others. The exponent changes in between."""
+    priorities = np.array([1e6, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    spec = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
+    table = relive.Table(spec, 40_000, relive.Index(sampler=relive.Prioritized(1.0), replacement=False, **more))
+    with table.writer() as writer:
+        writer.extend(number=np.arange(8), priority=priorities.astype(np.float32))
+    sums = {exponent: (priorities**exponent).sum() for exponent in (0.5, 1.0)}
+    is_over = threading.Event()
+
+    def change_for_ever() -> None:
+        while not is_over.is_set():
+            for exponent in sums:
+                table.set_priority_exponent(exponent)
+
+    changer = threading.Thread(target=change_for_ever)
+    changer.start()
+    try:
+        for _ in range(500):
+            batch = table.sample(7)
+            masses = priorities[batch["number"]]
+            close = [np.allclose(batch.probabilities, masses**one / total, rtol=1e-6) for one, total in sums.items()]
+            assert sum(close) == 1, "masses of more than one exponent in a batch"
+    finally:
+        is_over.set()
+        changer.join()
     table.check()
     table.close()
 

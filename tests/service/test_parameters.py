@@ -532,3 +532,22 @@ def test_unknown_names_and_closed_handles(server: Server, remote: RemoteTable) -
     remote.close()
     with pytest.raises(errors.TableClosed):
         parameters.pull()
+
+
+def test_a_forked_child_is_told_to_connect_anew(server: Server, remote: RemoteTable) -> None:
+    """The streams are the parent's, who goes on."""
+    remote.parameters.publish(numbered(1, 10), 1)
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            remote.parameters.pull()
+        except errors.ForkedHandle:
+            os.write(writes, b"refused")
+        finally:
+            os._exit(0)
+    os.close(writes)
+    os.waitpid(child, 0)
+    assert os.read(reads, 20) == b"refused"
+    os.close(reads)
+    assert version_in(remote.parameters.pull()) == 1

@@ -126,9 +126,9 @@ def test_acting_on_numpy_agrees_with_torch_and_keeps_to_the_box(kind: Any) -> No
     options = {} if kind is SACConfig else {"noise": 3.0}
     agent = made(kind(batch_size=ROWS, hidden=(16, 16), random_steps=10, **options), spaces)
     batch, policy, parameters = continuous_batch(0, ROWS, spaces), agent.policy(), agent.parameters()
-    agent._batch.load(batch)
-    network = agent._network if kind is SACConfig else agent._mu.network
-    unit = np.tanh(network.forward(agent._batch.state)[:, :2].numpy())
+    agent.batch.load(batch)
+    network = agent._network if kind is SACConfig else agent.mu.network
+    unit = np.tanh(network.forward(agent.batch.state)[:, :2].numpy())
     best = policy.best(parameters, batch["observation"])
     np.testing.assert_allclose(best, np.float32([3.0, 3.25]) + np.float32([4.0, 0.25]) * unit, rtol=1e-4, atol=1e-4)
     rng = np.random.default_rng(0)

@@ -27,6 +27,7 @@ from relive.train.numerics import learner_numerics, threads_of  # noqa: E402
 from relive.train.parameters import ParameterBoard, ParameterLayout  # noqa: E402
 from relive.train.run import train  # noqa: E402
 from relive.train.scoreboard import Scoreboard  # noqa: E402
+from relive.train.shared_block import SharedBlock  # noqa: E402
 from train.batches import discrete_batch, discrete_spaces  # noqa: E402
 from train.workers import count  # noqa: E402
 
@@ -236,3 +237,13 @@ def test_the_curve_is_drawn(tmp_path: Path) -> None:
     draw_curve(tmp_path / "curve.png", "title", curve, 20.0)
     draw_curve(tmp_path / "one.png", "title", curve[:1], None)
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_view_outlives_the_close_of_its_memory() -> None:
+    """Whoever closes a block leaves no view behind that kills its process when it is read."""
+    block = SharedBlock(4096)
+    view = block.array(np.float32, (8,), 64)
+    view[:] = 3.0
+    block.close()
+    block.close()
+    assert view.sum() == 24.0

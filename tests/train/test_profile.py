@@ -279,7 +279,7 @@ def test_the_command_shows_it(run_dir: Path, tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith("relive: ") and "--profile" in done.stderr
 
 
-@pytest.mark.parametrize("topology", ["inline", "learners(2, sync)"])
+@pytest.mark.parametrize("topology", ["inline", "learners(2, sync)", "central(8, 500)"])
 def test_a_run_of_another_topology_that_is_profiled(topology: str, tmp_path: Path) -> None:
     """What actors do in the learner's process is its own time; what other learners do is seen as an update's."""
     settings = {

@@ -178,12 +178,17 @@ def test_actors_end_with_their_learner(tmp_path: Path) -> None:
             assert tables_of(run.pid) == []
 
 
-def test_a_killed_leader_is_the_end_of_its_followers(tmp_path: Path) -> None:
-    """Rule D3 of several learners: they wait for its words without a deadline, and hear its death."""
-    with run_of(tmp_path, "--set", "topology=learners(2, sync)", "--run-dir", str(tmp_path / "run")) as run:
+@pytest.mark.parametrize(
+    ("topology", "num_processes"), [("learners(2, sync)", 3), ("learners(2, async)", 4), ("double", 3)]
+)
+def test_a_killed_leader_is_the_end_of_its_followers(topology: str, num_processes: int, tmp_path: Path) -> None:
+    """Rules D3 and E2 of several learners: they wait for its words without a deadline, and hear its death. An inference
+    process, and actors that wait for it, see that their parent is another.
+    """
+    with run_of(tmp_path, "--set", f"topology={topology}", "--run-dir", str(tmp_path / "run")) as run:
         run.wait_until_it_learns()
         children = children_of(run.pid)
-        assert len(children) == 3, "two actors and a follower"
+        assert len(children) == num_processes, "two actors, and others"
         os.kill(run.pid, signal.SIGKILL)
         assert run.process.wait(60) == -signal.SIGKILL
         run.wait_until_gone(children, 60.0)

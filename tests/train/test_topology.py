@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,10 @@ from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import (  # noqa: E402
     Actors,
     Callback,
+    CentralInference,
+    DoubleBuffered,
     EnvironmentRaised,
+    InferenceKeepsDying,
     Inline,
     Learners,
     LearnersKeepDying,
@@ -33,6 +37,7 @@ from relive.train import (  # noqa: E402
     Snapshot,
     Topology,
     TrainConfig,
+    inference_pool,  # noqa: E402
     load_config,
     preset,
     train,
@@ -57,6 +62,9 @@ SMALL: dict[str, object] = {
     [
         ("inline", Inline()), ("actors", Actors()), ("actors(4)", Actors(4)), ("learners(2, sync)", Learners(2)),
         ("learners(3)", Learners(3, "sync")), (" learners( 2 ,sync ) ", Learners(2)),
+        ("central", CentralInference()), ("central(9, 70)", CentralInference(9, 70)), ("double(3)", DoubleBuffered(3)),
+        ("double", DoubleBuffered()), ("learners(5, async)", Learners(5, "async")),
+        ("learners(2,async)", Learners(2, "async")),
     ],
 )  # fmt: skip
 def test_a_text_is_a_topology(text: str, value: Topology, tmp_path: Path) -> None:
@@ -72,8 +80,11 @@ def test_a_text_is_a_topology(text: str, value: Topology, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "given",
-    ["", "in line", "inline()", "inline(2)", "actors()", "actors(0)", "actors(-1)", "actors(2, sync)", "learners", 3,
-     "learners()", "learners(0)", "learners(2, async)", "learners(2, sync", "learners(9999999)", None, True, ["a"]],
+    ["central(8)", "central()", "central(0, 5)", "central(8, sync)", "central(8, -1)", "central(8, 99999999)",
+     "double()", "double(0)", "double(2, 3)", "learners(2, 2)", "actors(2, 3)", "central(3, 5)", "", "in line",
+     "inline()", "inline(2)", "actors()", "actors(0)", "actors(-1)", "actors(2, sync)", "learners", 3,
+     "learners()", "learners(0)", "learners(0, async)", "learners(2, asynch)",
+     "learners(async)", "learners(2, sync", "learners(9999999)", None, True, ["a"]],
 )  # fmt: skip
 def test_what_is_no_topology_is_refused(given: object) -> None:
     with pytest.raises(InvalidConfig):
@@ -87,16 +98,38 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
     settings = {"topology": "learners(3, sync)", "agent.batch_size": 18, "acting.num_actors": 5}
     assert preset("dqn", "CartPole-v1", settings).num_actors == 5
     assert preset("dqn", "CartPole-v1", {"topology": "actors(3)", "acting.num_actors": 5}).num_actors == 3
+    settings = {"topology": "learners(3, async)", "agent.batch_size": 16}
+    assert preset("dqn", "CartPole-v1", settings).gradient_staleness == 6, "and each learner has a batch of its own"
+
+
+def test_environments_that_do_not_go_into_a_batch_or_into_groups_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="num_envs_per_actor = 4") as caught:
+        preset("dqn", "CartPole-v1", {"topology": CentralInference(3, 10)})
+    assert caught.value.what == "max_batch of the topology"
+    with pytest.raises(InvalidConfig, match="num_envs_per_actor"):
+        preset("dqn", "CartPole-v1", {"topology": "double", "environment.num_envs_per_actor": 1})
+    settings = {"topology": "double(3)", "acting.num_actors": 5, "environment.num_envs_per_actor": 2}
+    assert preset("dqn", "CartPole-v1", settings).num_actors == 3
+    for wrong in (0, -1, 2**21):
+        with pytest.raises(InvalidConfig, match="max_batch"):
+            CentralInference(wrong)
+
+
+@pytest.mark.parametrize("given", [-1, 0.5, "some", True])
+def test_a_staleness_that_cannot_be_is_refused(given: object) -> None:
+    with pytest.raises(InvalidConfig, match="max_gradient_staleness"):
+        preset("dqn", "CartPole-v1", {"learning.max_gradient_staleness": given})
 
 
 def test_more_learners_than_cores_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     lines = [
         setups.crowding(preset("dqn", "CartPole-v1", {"topology": topology, "agent.batch_size": 16}))
-        for topology in (Inline(), Actors(64), Learners(2), Learners(4))
+        for topology in (Inline(), Actors(64), Learners(2), Learners(4), Learners(4, "async"))
     ]
     assert lines[:3] == [None, None, None]
     assert lines[3] is not None and lines[3].startswith("4 learners on 2 cores") and "learners(2, sync)" in lines[3]
+    assert lines[4] is not None and lines[4].startswith("4 learners on 2 cores") and "learners(2, async)" in lines[4]
 
 
 # ---- several learners of one update ----------------------------------------------------------------------------------
@@ -229,7 +262,7 @@ def test_a_topology_does_not_change_the_streams_of_environments(
 ) -> None:
     """Their observations do not depend on actions, so that streams differ in their lengths only."""
     found = {}
-    for topology in ("inline", "actors", "learners(2, sync)"):
+    for topology in ("inline", "actors", "learners(2, sync)", "learners(2, async)", "central(3, 200)", "double"):
         folder = tmp_path / topology
         folder.mkdir()
         monkeypatch.setenv("RELIVE_TEST_STREAMS", str(folder))
@@ -243,9 +276,35 @@ def test_a_topology_does_not_change_the_streams_of_environments(
     assert len(inline) == 4 and len(set(inline.values())) == 4, "two actors of two environments"
     for streams in found.values():
         assert streams.keys() == inline.keys()
-        for seed, stream in streams.items():
-            length = min(len(stream), len(inline[seed]))
-            assert length > 16 * 50 and stream[:length] == inline[seed][:length]
+        lengths = [min(len(stream), len(inline[seed])) for seed, stream in streams.items()]
+        assert sum(lengths) > 16 * 250, "an actor may come late; then the other has gone further"
+        for length, (seed, stream) in zip(lengths, streams.items(), strict=True):
+            assert stream[:length] == inline[seed][:length]
+
+
+def test_a_topology_does_not_change_what_a_policy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that stays as it is, and explores: the same actions, so that the same episodes, by whoever inferred."""
+    found = {}
+    settings: dict[str, object] = {
+        **SMALL, "replay.min_size": 5_000, "agent.epsilon_start": 0.4, "agent.epsilon_end": 0.4,
+        "environment.seed": 3, "environment.num_envs_per_actor": 3,
+    }  # fmt: skip
+    for topology in ("inline", "actors", "central(4, 300)", "double"):
+        folder = tmp_path / topology
+        folder.mkdir()
+        monkeypatch.setenv("RELIVE_TEST_STREAMS", str(folder))
+        config = preset("dqn", "train.worlds:Acted-v0", {**settings, "topology": topology})
+        result = train(config, tmp_path / f"run of {topology}")
+        assert result.num_updates == 0 and result.num_steps >= 600
+        found[topology] = streams_of(folder)
+    inline = found.pop("inline")
+    assert len(inline) == 6 and len(set(inline.values())) == 6, "two actors of three environments"
+    for topology, streams in found.items():
+        assert streams.keys() == inline.keys()
+        lengths = [min(len(stream), len(inline[seed])) for seed, stream in streams.items()]
+        assert sum(lengths) > 20 * 250, "an action and an observation are 20 bytes"
+        for length, (seed, stream) in zip(lengths, streams.items(), strict=True):
+            assert stream[:length] == inline[seed][:length], topology
 
 
 def test_an_inline_run_is_the_same_each_time(tmp_path: Path) -> None:
@@ -289,7 +348,9 @@ def test_an_environment_that_raises_in_one_process_says_so_too(tmp_path: Path) -
 def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
     """Learner, optimizer, counters and versions are those of the checkpoint, whoever wrote it."""
     before = None
-    for number, topology in enumerate(("actors", "learners(2, sync)", "inline"), 1):
+    for number, topology in enumerate(
+        ("actors", "learners(2, sync)", "learners(2, async)", "double", "central(4, 100)", "inline"), 1
+    ):
         config = preset("dqn", "CartPole-v1", {**SMALL, "topology": topology, "limits.max_steps": 100_000})
         seen: list[tuple[int, Any, Any]] = []
 
@@ -312,8 +373,18 @@ def test_a_run_goes_on_under_another_topology(tmp_path: Path) -> None:
         before = load_checkpoint(tmp_path / "run")
 
 
-@pytest.mark.parametrize("victim", ["learner", "actor"])
-def test_a_run_outlives_a_killed_process(victim: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("topology", "victim"),
+    [
+        ("learners(2, sync)", "learner"),
+        ("learners(2, sync)", "actor"),
+        ("learners(2, async)", "learner"),
+        ("central(8, 200)", "inference"),
+        ("double", "inference"),
+        ("double", "actor"),
+    ],
+)  # fmt: skip
+def test_a_run_outlives_a_killed_process(topology: str, victim: str, tmp_path: Path) -> None:
     killed: list[int] = []
 
     class Killer(Callback):
@@ -325,11 +396,47 @@ def test_a_run_outlives_a_killed_process(victim: str, tmp_path: Path) -> None:
                 os.kill(of_kind[0], signal.SIGKILL)
 
     said = Console(record=True, width=200, file=open(tmp_path / "log", "w"))
-    settings = {**SMALL, "topology": "learners(2, sync)", "limits.max_steps": 4000}
+    settings = {**SMALL, "topology": topology, "limits.max_steps": 4000}
     result = train(preset("dqn", "CartPole-v1", settings), tmp_path / "run", callbacks=[Killer()], console=said)
     assert killed and "limit" in result.ending and result.num_steps >= 4000 and result.num_updates > 200
     assert multiprocessing.active_children() == []
-    if victim == "learner":
-        assert "learner 1 died (exit code -9)" in said.export_text()
+    if victim == "inference":
+        assert "the inference process died (exit code -9)" in said.export_text() and result.num_restarts == 0
+    elif victim == "learner":
+        assert re.search(r"learner [01] died \(exit code -9\)", said.export_text())
     else:
         assert result.num_restarts == 1
+
+
+def test_an_inference_process_that_stands_still_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lives and says nothing: actors wait, until it has taken no turn for too long."""
+    monkeypatch.setattr(inference_pool, "_SILENCE_S", 2.0)
+    stopped: list[int] = []
+
+    class Stopper(Callback):
+        def on_progress(self, now: Snapshot) -> None:
+            pids = [child.pid for child in multiprocessing.active_children() if child.name == "relive-inference"]
+            if now.num_updates >= 10 and not stopped and pids and pids[0]:
+                stopped.append(pids[0])
+                os.kill(pids[0], signal.SIGSTOP)
+
+    settings = {**SMALL, "topology": "central(4, 200)", "limits.max_steps": 3000}
+    said = Console(record=True, width=200, file=open(tmp_path / "log", "w"))
+    result = train(preset("dqn", "CartPole-v1", settings), tmp_path / "run", callbacks=[Stopper()], console=said)
+    assert stopped and "limit" in result.ending and result.num_steps >= 3000 and result.num_restarts == 0
+    assert "the inference process died" in said.export_text() and not Path(f"/proc/{stopped[0]}").exists()
+
+
+def test_an_inference_process_that_keeps_dying_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = inference_pool.InferencePool.start
+
+    def start_and_kill(pool: inference_pool.InferencePool) -> None:
+        started(pool)
+        assert pool.pid is not None
+        os.kill(pool.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(inference_pool.InferencePool, "start", start_and_kill)
+    with pytest.raises(InferenceKeepsDying) as caught:
+        train(preset("dqn", "CartPole-v1", {**SMALL, "topology": "central(4, 200)"}), tmp_path / "run")
+    assert (caught.value.num_deaths, caught.value.exit_code) == (3, -signal.SIGKILL)
+    assert (tmp_path / "run" / "checkpoint.pt").exists() and multiprocessing.active_children() == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,8 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 from relive.agents.dqn import DQNConfig, QNetworkConfig  # noqa: E402
 from relive.agents.td3 import TD3Config  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train import TrainConfig, packages, preset, train, ways  # noqa: E402  # noqa: E402
+from relive.train import TrainConfig, packages, preset, train, ways  # noqa: E402
+from relive.train import setup as setups  # noqa: E402
 from relive.train.packages import Compiling, PackageRequest, load_packages  # noqa: E402
 from relive.train.ways import WayOptions, Ways  # noqa: E402
 from train.batches import box_spaces, continuous_batch, discrete_batch, discrete_spaces  # noqa: E402
@@ -55,10 +55,10 @@ def test_a_key_is_of_all_that_a_package_depends_on(monkeypatch: pytest.MonkeyPat
             request_of(TD3Config(batch_size=ROWS)).key}  # fmt: skip
     assert len(keys) == 8 and request_of().key == base.key
     monkeypatch.setattr(packages, "processor", lambda: "another one")
-    assert base.key not in keys
+    assert request_of().key not in keys
     monkeypatch.undo()
     monkeypatch.setattr(torch, "__version__", "0.0")
-    assert base.key not in keys
+    assert request_of().key not in keys
 
 
 def test_there_when_all_steps_are(cache: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_compiled_update_is_the_same_update(cache: Path) -> None:
         assert making.ended and making.problem is None, making.log.read_text()
     finally:
         making.stop()
-    assert request.is_there and not [path for path in cache.iterdir() if path.name.startswith(str(os.getpid()))]
+    assert request.is_there and not list(cache.glob("new-*"))
     told: list[str] = []
     mine, other = (SMALL.make(discrete_spaces(), seed=1, device="cpu") for _ in range(2))
     chosen: list[str] = []
@@ -234,6 +234,15 @@ def test_the_faster_way_is_chosen(compiled_s: float, chosen: str, clock: Callabl
     assert world.calls - before == (3 if chosen == "compiled" else 0)
 
 
+def test_packages_that_are_there_are_taken_by_the_first_update() -> None:
+    for step in request_of().steps:
+        request_of().path(step).parent.mkdir(parents=True, exist_ok=True)
+        request_of().path(step).touch()
+    world = World(chooses=False, worth_s=3600.0)
+    world.ways.update(discrete_batch(0, ROWS))
+    assert world.chosen == ["compiled"] and world.calls == 1 and world.makers == []
+
+
 def test_no_update_is_lost_or_changed_by_check_and_trial() -> None:
     world, twin = World(config=TD3Config(batch_size=ROWS, hidden=(8,))), None
     twin = TD3Config(batch_size=ROWS, hidden=(8,)).make(box_spaces(), seed=0, device="cpu")
@@ -314,19 +323,27 @@ def test_what_keeps_one_from_compiling_is_said(monkeypatch: pytest.MonkeyPatch) 
 # ---- configurations and whole runs -----------------------------------------------------------------------------------
 
 
-def test_a_deterministic_run_and_several_learners_are_by_hand() -> None:
-    for more in ({"deterministic": True}, {"topology": "learners(2, sync)"}):
-        with pytest.raises(InvalidConfig, match="update"):
-            preset("sac", "Pendulum-v1", {"update": "compiled", **more})
-        preset("sac", "Pendulum-v1", more)
+@pytest.mark.parametrize(
+    ("agent", "more", "reason"),
+    [("dqn", {"deterministic": True}, "deterministic"), ("dqn", {"topology": "learners(2, sync)"}, "several learners"),
+     ("iqn", {}, "iqn has no other")],
+)  # fmt: skip
+def test_where_updates_are_by_hand_alone_a_line_says_why(agent: str, more: dict[str, object], reason: str) -> None:
+    said: list[str] = []
+    for update, lines in (("compiled", 1), ("auto", 0), ("handwritten", 0)):
+        config = preset(agent, "CartPole-v1", {"update": update, **more})
+        made = setups.make_ways(config, setups.make_agent(config), said.append, said.append)
+        assert made is None and len(said) == lines, said
+        assert not lines or reason in said.pop()
     with pytest.raises(InvalidConfig, match="update"):
-        preset("sac", "Pendulum-v1", {"update": "fast"})
+        preset(agent, "CartPole-v1", {"update": "fast"})
 
 
-def test_a_compiled_update_that_there_is_not_leaves_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="iqn"):
-        train(preset("iqn", "CartPole-v1", {"update": "compiled"}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+def test_auto_is_the_default_and_waits_for_its_time() -> None:
+    config = preset("dqn", "CartPole-v1")
+    made = setups.make_ways(config, setups.make_agent(config), print, print)
+    assert made is not None and made.way is None and made._maker is None
+    made.stop()
 
 
 def test_the_choice_stands_in_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

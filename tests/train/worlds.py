@@ -37,6 +37,9 @@ class World(gymnasium.Env[Any, Any]):
         return self._observation(), self._reward, False, self._num_steps >= self._length, {}
 
     def _observation(self) -> Any:
+        return self._drawn()
+
+    def _drawn(self) -> Any:
         return self.np_random.uniform(-1.0, 1.0, 4).astype(np.float32)
 
 
@@ -85,3 +88,23 @@ class Counting(gymnasium.Env[Any, Any]):
 
 
 gymnasium.register("Counting-v0", entry_point=Counting)
+
+
+class Acted(Written):
+    """What it shows follows from what was done to it; what was done is written beside it."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._shift = 0.25 if action else -0.25
+        with self._path.open("ab") as file:
+            file.write(np.float32(action).tobytes())
+        return super().step(action)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._shift = 0.0
+        return super().reset(seed=seed, options=options)
+
+    def _drawn(self) -> Any:
+        return np.clip(super()._drawn() + np.float32(self._shift), -1.0, 1.0)
+
+
+gymnasium.register("Acted-v0", entry_point=Acted)

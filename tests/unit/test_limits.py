@@ -38,8 +38,9 @@ def block(num_steps: int, num_lanes: int | None = None, first: int = 0) -> dict[
 class Pair:
     """A writer and a sampler, each a thread that needs the other to come to its end; there may be more of both."""
 
-    def __init__(self, table: relive.Table, num_steps: int, num_lanes: int) -> None:
+    def __init__(self, table: relive.Table, num_steps: int, num_lanes: int, steps_version: bool = False) -> None:
         self._table = table
+        self._steps_version = steps_version  # after each draw, as a learner does
         self._lanes = num_lanes
         self._rows = {name: np.zeros_like(array) for name, array in block(num_steps, num_lanes).items()}
         self._problems: list[BaseException] = []
@@ -52,6 +53,8 @@ class Pair:
     def _sample(self, index: str, num_items: int, num_draws: int | None) -> None:
         for _ in itertools.count() if num_draws is None else range(num_draws):
             self._table.draw(num_items, timeout_s=BOUND_S, index=index)
+            if self._steps_version:
+                self._table.set_policy_version(self._table.policy_version + 1)
 
     def _told(self, work: Callable[..., None], is_endless: bool, *arguments: Any) -> None:
         try:
@@ -120,6 +123,28 @@ def test_no_pair_waits_for_itself(seed: int) -> None:
             batch = largest_draw(table, name, int(rng.integers(1, 1 + max(1, int(window)))), window)
             draws.append((name, batch, None if draws else 8 + int(4 * window / batch)))
         Pair(table, steps, lanes).run(draws, num_writers=int(rng.integers(1, 3)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_pair_beside_a_queue_or_a_budget_waits_for_itself(seed: int) -> None:
+    """The same of queues, with the largest draws that they let in, and of budgets whose learner steps its version."""
+    rng = np.random.default_rng(seed)
+    for _ in range(12):
+        size, eta = int(rng.integers(1, 40)), float(rng.choice([0.0, 0.5, 1.0, 2.0]))
+        is_queue = bool(rng.integers(2))
+        index = relive.Index(
+            sampler=(relive.Uniform(), relive.Prioritized(1.0), relive.TopK(0.5))[int(rng.integers(3))],
+            limiter=relive.Queue(size) if is_queue else relive.StalenessBudget(eta, size),
+            max_times_sampled=int(rng.integers(1, 4)),
+            replacement=bool(rng.integers(2)),
+        )
+        batch = int(rng.integers(1, size + 1))
+        if isinstance(index.sampler, relive.TopK) and not index.replacement:
+            batch = 1  # of the better half there may be fewer
+        lanes = int(rng.integers(1, 1 + min(8, size)))
+        table = relive.Table(SPEC, 3000, index, max_lanes=16)
+        pair = Pair(table, int(rng.integers(1, 1 + size // lanes)), lanes, steps_version=not is_queue)
+        pair.run([("default", batch, 30)], num_writers=int(rng.integers(1, 3)))
 
 
 def test_a_block_that_fits_beside_the_draws_goes_in_whole_or_not_at_all() -> None:

@@ -346,7 +346,8 @@ def test_a_learner_that_waits_for_unused_items_is_told() -> None:
 def test_limits_that_change_meanwhile_leave_nobody_stuck(seed: int) -> None:
     """Random limiters, each set while a writer and a sampler run: both come to their end."""
     rng = np.random.default_rng(seed)
-    with relive.Table(SPEC, 2000, paced(relive.MinSize(8), times=50)) as table, table.writer() as writer:
+    index = paced(relive.MinSize(8), times=50, replacement=seed % 2 == 0)
+    with relive.Table(SPEC, 2000, index) as table, table.writer() as writer:
 
         def write() -> None:
             for first in range(0, 1200, 6):

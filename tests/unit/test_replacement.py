@@ -161,6 +161,23 @@ def test_any_slice_of_a_batch_is_a_fair_one(masses: Any) -> None:
     table.close()
 
 
+@pytest.mark.parametrize("num_items", [9_000, 19_999, 20_000])
+def test_large_parts_of_a_table(num_items: int) -> None:
+    """Raced for at once: of items four times as heavy as the others as many come as one after another would bring."""
+    masses = np.where(np.arange(20_000) < 10_000, 4.0, 1.0)
+    table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), masses, 20_000, capacity=20_000)
+    rng = np.random.default_rng(0)
+    expected, found = [], []
+    for _ in range(8):
+        first = np.argpartition(rng.exponential(size=20_000) / masses, num_items - 1)[:num_items]
+        expected.append(int((first < 10_000).sum()))
+        scores = table.sample(num_items, timeout_s=0.0)["score"]
+        assert len(np.unique(scores)) == num_items
+        found.append(int((scores < 10_000).sum()))
+    assert abs(np.mean(found) - np.mean(expected)) < 5.0 * 50.0 / np.sqrt(8)  # a batch's deviation is below 50
+    table.close()
+
+
 def test_probabilities_are_of_the_first_item_of_a_batch() -> None:
     table = table_of(relive.Index(sampler=relive.Prioritized(1.0), replacement=False), MASSES)
     batch = table.sample(5)
@@ -196,6 +213,39 @@ def test_a_condition_beside_it() -> None:
         table.sample(3, where="score > 2")
     assert (caught.value.asked, caught.value.found) == (3, 2)
     assert table.stats().indexes["default"].sampled == 3 * 4_000
+    table.close()
+
+
+@pytest.mark.parametrize(
+    ("masses", "asked"),
+    [(MASSES, {}), ((1e5, 2.0, 4.0, 8.0, 1.0), {}), (MASSES, {"where": "score < 5"})],
+    ids=["found by points", "by a race", "with a condition"],
+)
+def test_batches_are_as_likely_while_others_write_evict_and_revalue(masses: Any, asked: Any) -> None:
+    """Items of next to no mass come and go around five that stay; these are revalued, to what they were."""
+    index = relive.Index(sampler=relive.Prioritized(1.0), replacement=False, remover=relive.MinPriority(), max_items=16)
+    table = table_of(index, masses, capacity=index.steps_to_hold)
+    (keys,) = table.keys()
+    stop = threading.Event()
+
+    def churn(work: Any) -> None:
+        while not stop.is_set():
+            work()
+
+    with table.writer() as writer:
+        rows = {"observation": np.zeros((8, 3)), "score": np.full(8, 100.0), "priority": np.full(8, 1e-12)}
+        others = [lambda: writer.extend(**rows), lambda: table.update_priorities(keys, np.float32(masses))]
+        threads = [threading.Thread(target=churn, args=(work,)) for work in others]
+        for thread in threads:
+            thread.start()
+        try:
+            assert_as_likely(table, masses, 3, 1_500, **asked)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert table.stats().evicted > 100
+    table.check()
     table.close()
 
 

@@ -13,6 +13,8 @@ namespace {
 
 constexpr uint64_t kRace = uint64_t{1} << 41;  // random numbers from here on are of races
 constexpr uint64_t kLooks = 4096, kLooksARow = 16, kLeavesALook = 16;
+// Each round of looks passes over the whole batch. So many leaves for each square of its size are the quicker ones.
+constexpr double kLeavesASquare = 1024.0;
 
 struct Runner {
   double time;
@@ -22,32 +24,36 @@ struct Runner {
 // The first ones to come, of any number that run.
 class FirstOnes final {
  public:
-  explicit FirstOnes(size_t wanted) : wanted_(wanted) { runners_.reserve(wanted); }
+  explicit FirstOnes(size_t wanted) : wanted_(wanted) {}
 
   // rate above 0; chance in (0, 1].
   void run(double rate, double chance, const Chosen& place) {
-    const bool is_full = runners_.size() == wanted_;
     // -log(chance) is at least 1 - chance: most of those that come too late cost no logarithm.
-    if (is_full && 1.0 - chance >= rate * runners_.front().time) return;
+    if (1.0 - chance >= rate * too_late_) return;
     const double time = -std::log(chance) / rate;
-    if (is_full) {
-      if (time >= runners_.front().time) return;
-      std::pop_heap(runners_.begin(), runners_.end(), is_earlier);
-      runners_.pop_back();
-    }
+    if (time >= too_late_) return;
     runners_.push_back({time, place});
-    std::push_heap(runners_.begin(), runners_.end(), is_earlier);
+    if (runners_.size() == 2 * wanted_) drop_late();
   }
 
-  const std::vector<Runner>& in_order() {
-    std::sort_heap(runners_.begin(), runners_.end(), is_earlier);
+  // In no order: each of them goes to a row at random.
+  const std::vector<Runner>& all() {
+    if (runners_.size() > wanted_) drop_late();
     return runners_;
   }
 
  private:
-  static bool is_earlier(const Runner& a, const Runner& b) { return a.time < b.time; }
+  // What stays is as much as what goes, so it costs each of them little.
+  void drop_late() {
+    const auto last = runners_.begin() + static_cast<std::ptrdiff_t>(wanted_ - 1);
+    std::nth_element(runners_.begin(), last, runners_.end(),
+                     [](const Runner& a, const Runner& b) { return a.time < b.time; });
+    too_late_ = last->time;
+    runners_.resize(wanted_);
+  }
 
   const size_t wanted_;
+  double too_late_ = std::numeric_limits<double>::infinity();
   std::vector<Runner> runners_;
 };
 
@@ -120,7 +126,10 @@ bool BatchSlots::add(uint64_t slot) {
 }
 
 uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items) {
-  return kLooks + kLooksARow * num_items + r.map(index).num_leaves / kLeavesALook;
+  const uint64_t num_leaves = r.map(index).num_leaves;
+  const auto n = static_cast<double>(num_items);
+  if (n > kLooks && n * n > kLeavesASquare * static_cast<double>(num_leaves)) return 0;
+  return kLooks + kLooksARow * num_items + num_leaves / kLeavesALook;
 }
 
 void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
@@ -128,7 +137,7 @@ void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>
   scratch->looks.has_raced = true;
   FirstOnes first_ones(rows.size() - *found);
   run_all(sieve, rng, scratch->has, &first_ones);
-  const std::vector<Runner>& chosen = first_ones.in_order();
+  const std::vector<Runner>& chosen = first_ones.all();
   scratch->looks.is_short = chosen.size() < rows.size() - *found;
   Wave wave;
   for (size_t begin = 0; begin < chosen.size(); begin += kWave) {

@@ -45,7 +45,7 @@ class BatchSlots final {
   std::vector<uint64_t> slots_;  // slot + 1, from a place that follows from it on; 0: none
 };
 
-// So many looks of one draw are made before the race.
+// So many looks of one draw are made before the race; none for a batch that is large.
 uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items);
 
 // An item for each of rows[*found ..) of what scratch->has has not; scratch->looks.is_short where there are not so many.

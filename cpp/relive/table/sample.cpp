@@ -19,7 +19,8 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kRoundsWithoutLock = 8;
 constexpr uint32_t kRoundsWithLock = 64;
 constexpr double kChangeSlice_s = 0.001;
-constexpr size_t kChunk = 256;  // items chosen in one hold of the lock (rule C3)
+constexpr uint32_t kChangesBorne = 8;  // of the exponent in one draw, whatever its deadline
+constexpr size_t kChunk = 256;         // items chosen in one hold of the lock (rule C3)
 
 Status deadline_error(const Region& r, uint32_t index, int64_t n, const Deadline& deadline, Code code) {
   const LimiterConfig limiter = r.limiter(index);
@@ -82,6 +83,7 @@ class Draw final {
   Status wait_for_items();
   void note_refused_draw(Locked* locked);
   Status reserve();
+  Status fill_of_one_exponent(bool* empty);
   Status fill(bool* empty);
   Status look_on();
   Status fill_held(bool* empty, uint32_t attempt);
@@ -109,6 +111,8 @@ class Draw final {
   DrawScratch& s_;
   DrawRequest first_;  // what a round reads of what it draws: all of it, or where items lie end to end their lengths
   const bool has_exponent_;         // which may be changed meanwhile
+  uint64_t first_raised_ = 0;       // how often it had been, when the batch had nothing yet
+  uint64_t last_raised_ = 0;        // and when the last round began
   uint64_t call_ = 0;               // its number, which its random numbers follow from
   std::optional<Hearing> hearing_;  // of one that looks on and on
 };
@@ -220,6 +224,8 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   const Leaves leaves(r_, request.index);
   const uint64_t base = leaves.base();
   const uint64_t changes = has_exponent_ ? r_.header->num_raised.load(std::memory_order_acquire) : 0;
+  if (s_.missing.size() == request_.num_items) first_raised_ = changes;
+  last_raised_ = changes;
   const double total = leaves.total();
   if (!leaves.is_mass(total)) return false;
   const CounterRng rng(r_.geometry->seed, table_.stream(), call_, attempt);
@@ -314,9 +320,24 @@ void Draw::undo_claims(const Deadline& deadline) {
 // a fair one.
 void Draw::ask_for_all() {
   s_.missing.resize(request_.num_items);
-  for (size_t j = 0; j < request_.num_items; ++j)
-    s_.missing[j] = is_distinct() ? s_.strata[j] : static_cast<uint32_t>(j);
+  if (is_distinct()) {
+    std::copy_n(s_.strata.begin(), request_.num_items, s_.missing.begin());
+  } else {
+    for (size_t j = 0; j < request_.num_items; ++j) s_.missing[j] = static_cast<uint32_t>(j);
+  }
   s_.taken.clear();
+}
+
+// A change between two rounds leaves each of them of one exponent, but not the batch: it is drawn anew (rule H3).
+Status Draw::fill_of_one_exponent(bool* empty) {
+  for (uint32_t change = 0;; ++change) {
+    RELIVE_RETURN_IF_ERROR(fill(empty));
+    if (*empty || first_raised_ == last_raised_ || !RELIVE_RULE(H3_draw)) return {};
+    if (change >= kChangesBorne && deadline_.passed()) return late(Code::kDeadlineExceeded);
+    undo_claims(deadline_);
+    s_.looks = {};
+    s_.begin_distinct(request_.num_items);
+  }
 }
 
 Status Draw::fill(bool* empty) {
@@ -541,7 +562,7 @@ Status Draw::run() {
     bool empty = false;
     if (request_.num_live_items != nullptr)  // as it is at the draw, before use counts take from it
       *request_.num_live_items = std::max<int64_t>(1, r_.header->index_state[request_.index].live_items.load(kRelaxed));
-    Status status = fill(&empty);
+    Status status = fill_of_one_exponent(&empty);
     if (status.ok() && !empty) break;
     RELIVE_RETURN_IF_ERROR(give_up(std::move(status)));
     RELIVE_RETURN_IF_ERROR(wait_for_unused());

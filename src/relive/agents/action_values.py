@@ -11,7 +11,7 @@ and hands out the network, of which the best action is taken or, with chance eps
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relive import Index, MinSize, SamplesPerInsert, StepSpec
-from relive.agents.agent import Items, Policy, Replicas, Spaces
-from relive.agents.batches import fill, load_state, priorities_of, require_box, require_discrete, state_of
+from relive.agents.agent import Exchange, Items, Policy, Replicas, Spaces
+from relive.agents.batches import exchange_of, fill, load_state, priorities_of, require_box, require_discrete, state_of
 from relive.agents.config import LinearSchedule, OptimizerConfig, Settings, TransitionsConfig, check_hidden, require
 from relive.agents.functional import Functional
 from relive.agents.mlp import Adam, FlatParameters, Shapes, device_of
@@ -207,12 +207,9 @@ class ActionValueAgent(ABC):
 
     def finished(self, error: Tensor) -> NDArray[np.float64] | None:
         """What follows a step of the optimizer: the target's, and priorities of the errors [B, 1]."""
-        config = self.config
         self._error = error
-        self.num_updates += 1
-        if self.num_updates % config.target_period == 0:
-            self.target.follow(self.online, config.target_rate)
-        return priorities_of([error]) if config.prioritized else None
+        self._count_update()
+        return priorities_of([error]) if self.config.prioritized else None
 
     def functional(self) -> Functional | None:
         """See Agent."""
@@ -221,6 +218,18 @@ class ActionValueAgent(ABC):
     def batch_tensors(self) -> tuple[Tensor, ...]:
         """Where `load` puts a batch: observation, action, reward, discount, next_observation, weight."""
         return (*self._buffers.values(), self._weight)
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """See Agent. The target network follows."""
+        (gradient,) = gradients
+        with torch.no_grad():
+            self.optimizer.step_along(gradient, self.config.optimizer.learning_rate_at(self.num_updates))
+            self._count_update()
+
+    def _count_update(self) -> None:
+        self.num_updates += 1
+        if self.num_updates % self.config.target_period == 0:
+            self.target.follow(self.online, self.config.target_rate)
 
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
@@ -252,6 +261,10 @@ class ActionValueAgent(ABC):
     def _own_parts(self) -> Mapping[str, Any]:
         """What a checkpoint keeps of it beside the networks and the optimizer."""
         return {}
+
+    def exchange(self) -> Exchange:
+        """See Agent."""
+        return exchange_of(self._parts())
 
     def state_dict(self) -> dict[str, Any]:
         """See Agent."""

@@ -10,7 +10,7 @@ and hands out the actor. `DeterministicActor` is mu with its target, of those wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relive import Index, MinSize, SamplesPerInsert, StepSpec
-from relive.agents.agent import Items, Policy, Replicas, Spaces
-from relive.agents.batches import load_state, priorities_of, require_box, state_of
+from relive.agents.agent import Exchange, Items, Policy, Replicas, Spaces
+from relive.agents.batches import exchange_of, load_state, priorities_of, require_box, state_of
 from relive.agents.boxes import ActionBox
 from relive.agents.config import (
     OptimizerConfig,
@@ -100,6 +100,10 @@ class ActorCritic(ABC):
         """One update from `batch`, without autograd; num_updates is that of before."""
 
     @abstractmethod
+    def _apply(self, gradients: Sequence[Any]) -> None:
+        """The steps of `_learn` along the gradients of another's; num_updates is that of before."""
+
+    @abstractmethod
     def policy(self) -> Policy:
         """See Agent."""
 
@@ -135,6 +139,16 @@ class ActorCritic(ABC):
         """One step of the actor along the gradients that lie in it."""
         self.optimizer.step(self.config.actor.learning_rate_at(self.num_updates))
 
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """See Agent."""
+        with torch.no_grad():
+            self._apply(gradients)
+        self.num_updates += 1
+
+    def _apply_to_actor(self, gradient: Tensor) -> None:
+        """One step of the actor along this gradient [n]."""
+        self.optimizer.step_along(gradient, self.config.actor.learning_rate_at(self.num_updates))
+
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
         self.optimizer.combine_by(replicas.combine)
@@ -157,6 +171,10 @@ class ActorCritic(ABC):
     def _parts(self) -> dict[str, Any]:
         own = self._own_parts()
         return {"actor": self.actor, "actor_optimizer": self.optimizer, **self.critics.parts(), **own}
+
+    def exchange(self) -> Exchange:
+        """See Agent."""
+        return exchange_of(self._parts())
 
     def state_dict(self) -> dict[str, Any]:
         """See Agent."""

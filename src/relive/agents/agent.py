@@ -58,13 +58,26 @@ class Items(Protocol):
     def weights(self, beta: float) -> Any: ...
 
 
+class Noise(Protocol):
+    """Random numbers for B observations, a row each. numpy.random.Generator is one, whose rows come in their order."""
+
+    def random(self, size: tuple[int, int], /) -> NDArray[np.float64]:
+        """[B, n], uniform in [0, 1)."""
+        ...
+
+    def standard_normal(self, size: tuple[int, int], dtype: type[np.float32], /) -> NDArray[np.float32]:
+        """[B, n]."""
+        ...
+
+
 class Policy(Protocol):
     """Acts, on numpy alone, with parameters that come from `Agent.parameters`. It pickles and keeps no state."""
 
-    def explore(
-        self, parameters: Parameters, observations: NDArray[Any], num_steps: int, rng: np.random.Generator
-    ) -> NDArray[Any]:
-        """Actions [B, ...] of observations [B, ...] after num_steps environment steps of all actors."""
+    def explore(self, parameters: Parameters, observations: NDArray[Any], num_steps: int, noise: Noise) -> NDArray[Any]:
+        """Actions [B, ...] of observations [B, ...] after num_steps environment steps of all actors.
+
+        noise: an action depends on its own row alone, and the shapes that are drawn on B and num_steps alone.
+        """
         ...
 
     def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[Any]:
@@ -93,13 +106,23 @@ class Replicas(Protocol):
         ...
 
 
+@final
+@dataclass(frozen=True)
+class Exchange:
+    """The parts of an agent's state that travel between learners; whoever writes into them changes the agent.
+
+    tensors: float32, of any shapes: networks, targets, moments. generators: of the noise that updates draw.
+    """
+
+    tensors: tuple[Any, ...]
+    generators: tuple[Any, ...]
+
+
 class Agent(Protocol):
     """The learner's state. One thread at a time; everything random comes from the seed it was made with."""
 
-    @property
-    def num_updates(self) -> int:
-        """Updates so far, those before a checkpoint included."""
-        ...
+    num_updates: int
+    """Updates so far, those before a checkpoint included. Set by who writes the state of so many into `exchange`."""
 
     @property
     def columns(self) -> Sequence[str]:
@@ -143,6 +166,18 @@ class Agent(Protocol):
         Its batch_size is that of a slice, number `replicas.number` of equal ones. Each gradient goes through
         `replicas.combine` before an optimizer sees it; noise of rows is drawn for all slices, and the own part taken,
         so that the state of its generators does not depend on how many learn. Before the first update, once.
+        """
+        ...
+
+    def exchange(self) -> Exchange:
+        """What updates change, as it lies in memory. Equal agents have it in the same order and sizes."""
+        ...
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """The update whose gradients these are: steps of optimizers and targets, and num_updates one more.
+
+        gradients: all that another agent of the same configuration gave to `Replicas.combine` in one `update`, in their
+        order, float32 tensors; from another state than this one's, if need be. Nothing is drawn at random.
         """
         ...
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relive.agents.agent import Items, Spaces
+from relive.agents.agent import Exchange, Items, Spaces
 from relive.errors import InvalidConfig
 
 SMALLEST_PRIORITY = 1e-6
@@ -52,6 +52,13 @@ def priorities_of(errors: Sequence[Tensor]) -> NDArray[np.float64]:
     """New priorities float64 [B]: the mean of |error| over the networks, errors being [B, 1] each, and never 0."""
     mean = torch.stack([error.abs() for error in errors]).mean(dim=0)
     return mean.flatten().to("cpu", torch.float64).numpy() + SMALLEST_PRIORITY
+
+
+def exchange_of(parts: Mapping[str, Any]) -> Exchange:
+    """What updates change of an agent's parts: those with tensors, and generators."""
+    generators = tuple(part for part in parts.values() if isinstance(part, torch.Generator))
+    rest = (part for part in parts.values() if not isinstance(part, torch.Generator))
+    return Exchange(tuple(tensor for part in rest for tensor in part.tensors()), generators)
 
 
 def state_of(parts: Mapping[str, Any], num_updates: int) -> dict[str, Any]:

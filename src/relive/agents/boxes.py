@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.agents.agent import Parameters, Spaces
+from relive.agents.agent import Noise, Parameters, Spaces
 from relive.agents.policies import mlp_outputs
 from relive.errors import InvalidConfig
 
@@ -53,9 +53,9 @@ class ActionBox:
         bounded: NDArray[Any] = np.clip(scaled.astype(self.low.dtype, copy=False), self.low, self.high)
         return bounded
 
-    def uniform(self, num_actions: int, rng: np.random.Generator) -> NDArray[Any]:
+    def uniform(self, num_actions: int, noise: Noise) -> NDArray[Any]:
         """Actions [num_actions, *shape], each number uniform between its bounds."""
-        return self.actions(rng.uniform(-1.0, 1.0, (num_actions, self.size)).astype(np.float32))
+        return self.actions((2.0 * noise.random((num_actions, self.size)) - 1.0).astype(np.float32))
 
 
 @final
@@ -67,14 +67,12 @@ class NoisyPolicy:
     noise: float
     random_steps: int
 
-    def explore(
-        self, parameters: Parameters, observations: NDArray[Any], num_steps: int, rng: np.random.Generator
-    ) -> NDArray[Any]:
+    def explore(self, parameters: Parameters, observations: NDArray[Any], num_steps: int, noise: Noise) -> NDArray[Any]:
         """See Policy."""
         if num_steps < self.random_steps:
-            return self.box.uniform(len(observations), rng)
+            return self.box.uniform(len(observations), noise)
         unit = np.tanh(mlp_outputs(parameters, "actor", observations))
-        unit += self.noise * rng.standard_normal(unit.shape, np.float32)
+        unit += self.noise * noise.standard_normal((len(unit), self.box.size), np.float32)
         return self.box.actions(unit)
 
     def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[Any]:
@@ -97,16 +95,14 @@ class SquashedGaussianPolicy:
     box: ActionBox
     random_steps: int
 
-    def explore(
-        self, parameters: Parameters, observations: NDArray[Any], num_steps: int, rng: np.random.Generator
-    ) -> NDArray[Any]:
+    def explore(self, parameters: Parameters, observations: NDArray[Any], num_steps: int, noise: Noise) -> NDArray[Any]:
         """See Policy."""
         if num_steps < self.random_steps:
-            return self.box.uniform(len(observations), rng)
+            return self.box.uniform(len(observations), noise)
         outputs = mlp_outputs(parameters, "actor", observations)
         mean, log_std = outputs[:, : self.box.size], outputs[:, self.box.size :]
         std = np.exp(np.clip(log_std, LOG_STD_MIN, LOG_STD_MAX))
-        return self.box.actions(np.tanh(mean + std * rng.standard_normal(mean.shape, np.float32)))
+        return self.box.actions(np.tanh(mean + std * noise.standard_normal((len(mean), self.box.size), np.float32)))
 
     def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[Any]:
         """See Policy."""

@@ -96,6 +96,10 @@ class Critics:
             network.backward(gradient * (1.0 / self._config.batch_size))
         self.optimizer.step(self._options.learning_rate_at(num_updates))
 
+    def apply(self, gradient: Tensor, num_updates: int) -> None:
+        """One step along this gradient [n] of all networks together."""
+        self.optimizer.step_along(gradient, self._options.learning_rate_at(num_updates))
+
     def join(self, replicas: Replicas) -> None:
         """See Agent."""
         self.optimizer.combine_by(replicas.combine)

@@ -14,7 +14,7 @@ action enters the critic at its first layer, no weight decay, no batch normalisa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -75,6 +75,13 @@ class DDPG(ActorCritic):
         self._learn_critic()
         self.mu.climb(self.batch, self.critics.networks[0])
         self._step_actor()
+        self.critics.follow()
+        self.mu.follow(self.config.target_rate)
+
+    def _apply(self, gradients: Sequence[Any]) -> None:
+        critic, actor = gradients
+        self.critics.apply(critic, self.num_updates)
+        self._apply_to_actor(actor)
         self.critics.follow()
         self.mu.follow(self.config.target_rate)
 

@@ -100,7 +100,7 @@ def network(named: Named, name: str, inputs: Tensor, low: bool) -> Tensor:
 
 
 def stepped(gradient: Tensor, state: tuple[Tensor, ...], rate: Tensor, optimizer: Adam) -> tuple[Tensor, ...]:
-    """Adam.step: new (values, mean, square, step) of `Adam.tensors`."""
+    """Adam.step: new (values, mean, square, step) of `Adam.stepped_tensors`."""
     values, mean, square, step = state
     if optimizer.max_gradient_norm > 0.0:
         norm = torch.linalg.vector_norm(gradient)

@@ -71,7 +71,7 @@ def of_dqn(agent: DQN) -> Functional:
     def finish(outputs: tuple[Tensor, ...]) -> NDArray[np.float64] | None:
         return agent.finished(outputs[0])
 
-    return Functional({"all": step}, lambda: "all", optimizer.tensors, load, finish)
+    return Functional({"all": step}, lambda: "all", optimizer.stepped_tensors, load, finish)
 
 
 # ---- actor-critics ---------------------------------------------------------------------------------------------------
@@ -160,7 +160,12 @@ def of_deterministic(
         noise = () if draw is None else (draw(),)
         return *shared.load(batch), *noise
 
-    state = (*shared.optimizer.tensors, *shared.actor_optimizer.tensors, agent.critics.target.values, mu.target.values)
+    state = (
+        *shared.optimizer.stepped_tensors,
+        *shared.actor_optimizer.stepped_tensors,
+        agent.critics.target.values,
+        mu.target.values,
+    )
     steps = {"all": lambda *tensors: step(*tensors, climbs=True)}
     if delay > 1:
         steps["critics"] = lambda *tensors: step(*tensors, climbs=False)
@@ -224,9 +229,9 @@ def of_sac(agent: SAC) -> Functional:
         return shared.finish(outputs[:2])
 
     state = (
-        *shared.optimizer.tensors,
-        *shared.actor_optimizer.tensors,
-        *temperature.tensors,
+        *shared.optimizer.stepped_tensors,
+        *shared.actor_optimizer.stepped_tensors,
+        *temperature.stepped_tensors,
         agent.critics.target.values,
     )
     return Functional({"all": step}, lambda: "all", state, load, finish)

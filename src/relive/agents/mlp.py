@@ -99,6 +99,10 @@ class FlatParameters:
             for name, start in self._starts.items()
         }
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a state consists of, as it lies in memory."""
+        return (self.values,)
+
     def state_dict(self) -> dict[str, Any]:
         """The values by name."""
         return {name: view.clone() for name, view in self.value.items()}
@@ -255,7 +259,7 @@ class Adam:
         self._combine: Callable[[Tensor], None] | None = None
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def stepped_tensors(self) -> tuple[Tensor, ...]:
         """What a step changes: the parameters' vector, both moments, the number of steps."""
         return self._parameters.values, self._mean, self._square, self._step
 
@@ -288,6 +292,15 @@ class Adam:
             eps=self.epsilon,
             maximize=False,
         )
+
+    def step_along(self, gradients: Tensor, learning_rate: float) -> None:
+        """One step along these gradients [n], in place of those that lie in the parameters."""
+        self._parameters.gradients.copy_(gradients)
+        self.step(learning_rate)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a state consists of, as it lies in memory."""
+        return self._mean, self._square, self._step
 
     def state_dict(self) -> dict[str, Any]:
         """Both moments and the number of steps."""

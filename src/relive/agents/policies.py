@@ -12,7 +12,7 @@ from typing import Any, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.agents.agent import Parameters
+from relive.agents.agent import Noise, Parameters
 from relive.agents.config import LinearSchedule
 
 
@@ -111,16 +111,16 @@ class EpsilonGreedy:
     values: ActionValues
 
     def explore(
-        self, parameters: Parameters, observations: NDArray[Any], num_steps: int, rng: np.random.Generator
+        self, parameters: Parameters, observations: NDArray[Any], num_steps: int, noise: Noise
     ) -> NDArray[np.int64]:
         """See Policy."""
         epsilon = self.epsilon.at(num_steps)
         values = self.values(parameters, observations)
         actions: NDArray[np.int64] = values.argmax(axis=1)
         if epsilon > 0.0:
-            explore = rng.random(len(actions)) < epsilon
-            if explore.any():
-                actions[explore] = rng.integers(values.shape[1], size=int(explore.sum()))
+            drawn = noise.random((len(actions), 2))
+            explore = drawn[:, 0] < epsilon
+            actions[explore] = drawn[explore, 1] * values.shape[1]
         return actions
 
     def best(self, parameters: Parameters, observations: NDArray[Any]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ entropy of the steps between; log(1 - tanh(u)^2) is computed as 2 (log 2 - u - s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -118,6 +118,14 @@ class SAC(ActorCritic):
         if self.config.alpha is None:
             self.temperature.gradient["log_alpha"].copy_(temperature)
             self.temperature_optimizer.step(self.config.alpha_learning_rate)
+        self.critics.follow()
+
+    def _apply(self, gradients: Sequence[Any]) -> None:
+        critics, actor, *temperature = gradients
+        self.critics.apply(critics, self.num_updates)
+        self._apply_to_actor(actor)
+        for gradient in temperature:  # none where alpha is given
+            self.temperature_optimizer.step_along(gradient, self.config.alpha_learning_rate)
         self.critics.follow()
 
     def _alpha(self) -> float:

@@ -14,15 +14,17 @@ Deviations from the paper: none known beside the networks' sizes; n-step returns
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from relive.agents import functional_updates
 from relive.agents.actor_critic import ActorCritic, ActorCriticConfig, DeterministicActor, RowNoise
-from relive.agents.agent import Policy, Replicas, Spaces
+from relive.agents.agent import Exchange, Policy, Replicas, Spaces
 from relive.agents.boxes import NoisyPolicy
 from relive.agents.config import OptimizerConfig, Settings, require
 from relive.agents.functional import Functional
@@ -68,6 +70,9 @@ class TD3(ActorCritic):
         super().__init__(config, spaces, outputs_per_action=1, num_critics=2, seed=seed, device=device)
         self._generator = torch.Generator(self.device).manual_seed(seed + 1)
         self.mu = DeterministicActor(self.actor, config.batch_size, low=self.low)
+        # Updates of the critics since the actor's. It is num_updates % policy_delay where one learns alone; by that,
+        # learners that each see every second version could all leave the actor out.
+        self._since_actor = torch.zeros(())
         self._noise = RowNoise(config.batch_size, self.box.size, self._generator)
 
     def policy(self) -> Policy:
@@ -83,18 +88,39 @@ class TD3(ActorCritic):
         """See Agent."""
         config = self.config
         smoothing = (config.target_noise, config.target_noise_clip)
-        return functional_updates.of_deterministic(
+        made = functional_updates.of_deterministic(
             self, delay=config.policy_delay, smoothing=smoothing, draw=self._noise.draw
         )
+
+        def finish(outputs: tuple[torch.Tensor, ...]) -> NDArray[np.float64] | None:
+            priorities = made.finish(outputs)
+            self._count_since_actor()
+            return priorities
+
+        return replace(made, finish=finish)
 
     def _learn(self) -> None:
         """The critics; and when its turn comes the actor, then the targets."""
         self._learn_critics()
-        if (self.num_updates + 1) % self.config.policy_delay == 0:
+        self._since_actor += 1.0
+        if float(self._since_actor) >= self.config.policy_delay:
             self.mu.climb(self.batch, self.critics.networks[0])
             self._step_actor()
-            self.critics.follow()
-            self.mu.follow(self.config.target_rate)
+            self._actor_stepped()
+
+    def _apply(self, gradients: Sequence[Any]) -> None:
+        """An actor's gradient is applied where there is one: its learner saw that it was due."""
+        critics, *actor = gradients
+        self.critics.apply(critics, self.num_updates)
+        self._since_actor += 1.0
+        for gradient in actor:
+            self._apply_to_actor(gradient)
+            self._actor_stepped()
+
+    def _actor_stepped(self) -> None:
+        self._since_actor.zero_()
+        self.critics.follow()
+        self.mu.follow(self.config.target_rate)
 
     def _learn_critics(self) -> None:
         batch, config = self.batch, self.config
@@ -105,6 +131,20 @@ class TD3(ActorCritic):
         following = torch.minimum(*self.critics.target_values(batch.next_pair))
         goal = torch.addcmul(batch.reward, batch.discount, following)
         self.critics.learn(batch, goal, self.num_updates)
+
+    def exchange(self) -> Exchange:
+        """See Agent."""
+        rest = super().exchange()
+        return Exchange((*rest.tensors, self._since_actor), rest.generators)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Agent."""
+        super().load_state_dict(state)
+        self._count_since_actor()
+
+    def _count_since_actor(self) -> None:
+        """As one that learns alone has it."""
+        self._since_actor.fill_(float(self.num_updates % self.config.policy_delay))
 
     def _own_parts(self) -> Mapping[str, Any]:
         return {"target_actor": self.mu.target, "generator": self._generator}

@@ -195,9 +195,9 @@ class FleetCore:
         return self._exchange.world
 
     @property
-    def next_call(self) -> int:
-        """The number of the next draw."""
-        return self._call
+    def next_call(self) -> int | None:
+        """The number of the next draw; None where a shard's owner numbers its draws."""
+        return None if any(shard.table.next_draw is None for shard in self.shards) else self._call
 
     def number_draws(self, number: int, timeout_s: float) -> None:
         """The next draw has this number, here and in every shard. Raises RanksDisagree where a rank says another."""
@@ -205,7 +205,7 @@ class FleetCore:
         with self._numbers:
             self._call = number
         for shard in self.shards:
-            shard.number_draws(number)
+            shard.table.number_draws(number)
 
     def _begin(self, index: int, num_items: int, pace: Pace, wait: Wait) -> tuple[Roots, int]:
         """Roots to draw by and the number of the draw, which a draw that is refused does not take."""

@@ -6,7 +6,17 @@ from typing import final
 
 from relive.errors import ReliveError
 
-__all__ = ["NoLiveShard", "NotOverShards", "PeerUnreadable", "RankFailed", "RankLost", "RanksDisagree"]
+__all__ = [
+    "FleetExists",
+    "FleetFailed",
+    "NoLiveShard",
+    "NoSuchFleet",
+    "NotOverShards",
+    "PeerUnreadable",
+    "RankFailed",
+    "RankLost",
+    "RanksDisagree",
+]
 
 
 @final
@@ -65,6 +75,35 @@ class NoLiveShard(ReliveError, ConnectionError):
             f"none of the {num_shards} shards has an owner that lives; start their owners again (they take over what"
             " their memory holds), then call again"
         )
+
+
+@final
+class NoSuchFleet(ReliveError, LookupError):
+    """No fleet of this name runs on the cluster."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"no fleet {name!r} runs on this Ray cluster; `relive fleet start fleet.toml` starts one")
+
+
+@final
+class FleetExists(ReliveError, ValueError):
+    """A fleet of this name runs on the cluster already, or parts of it do."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"a fleet {name!r} runs on this Ray cluster already; `relive fleet stop {name}` ends it")
+
+
+@final
+class FleetFailed(ReliveError, RuntimeError):
+    """A shard's actor is gone for good: it could not take over its memory, or was ended. reason: what Ray says."""
+
+    def __init__(self, name: str, number: int, reason: str) -> None:
+        self.name = name
+        self.number = number
+        self.reason = reason
+        super().__init__(f"shard {number} of fleet {name!r} does not run: {reason}")
 
 
 @final

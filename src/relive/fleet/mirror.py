@@ -63,6 +63,9 @@ class Mirror:
         page_words = self.layout.page_bytes // 8
         self._pages = self.view(self.layout.pages_offset, self.layout.num_pages * page_words, np.uint64)
         self._pages = self._pages.reshape(-1, page_words)
+        self._tails = self.view(self.layout.tails_offset, self.layout.num_pages * self.layout.tail_words, np.uint64)
+        self._tails = self._tails.reshape(self.layout.num_pages, -1)
+        self._states = [self.view(at, self.layout.num_slots, np.uint16) for at in self.layout.states_offset]
         self._version = self.view(self.layout.version_at, 1, np.uint32)
         self._heads = self.view(0, self.layout.region_bytes // 4, np.uint32)
 
@@ -93,15 +96,17 @@ class Mirror:
         self,
         words: npt.NDArray[np.uint64],
         pages: npt.NDArray[np.uint64],
+        tails: npt.NDArray[np.uint64],
         links: tuple[Indices, Indices],
         generations: Indices,
     ) -> None:
-        """Pages 0 to K - 1 are these: their words, their records, and which of them comes before and after each.
+        """Pages 0 to K - 1 are these: their words, records and tails, and which of them comes before and after each.
 
-        links: (before, after) int64[K], -1: none, -2: one that is gone, or was not read. Tails, states, marks and rows
-        were brought to where they lie in the mirror.
+        links: (before, after) int64[K], -1: none, -2: one that is gone, or was not read. Marks and rows were brought to
+        where they lie in the mirror.
         """
         count = len(words)
+        self._tails[:count] = tails.reshape(count, -1)
         self._pages[:count] = pages
         for at, there in zip((_PREV, _NEXT), links, strict=True):
             gone = there == -2
@@ -110,6 +115,10 @@ class Mirror:
             refs = (generation << self.layout.page_bits | page).astype(np.uint64)
             self._pages[:count, at] = np.where(there == -1, np.uint64(0), refs)
         self._words[:count] = words
+
+    def set_states(self, index: int, pages: Indices, rows: Indices) -> None:
+        """These rows are items of an index: their leaf states said so."""
+        self._states[index][pages * self.layout.page_len + rows] = 0
 
     def forget(self, count: int) -> None:
         """No page is there any more, whatever its rows hold."""
@@ -142,7 +151,8 @@ class Mirror:
         """Ends it. Nobody writes to it any more."""
         if self.base:
             self.base = 0
-            self._words = self._pages = self._version = self._heads = np.empty(0, np.uint64)
+            self._words = self._pages = self._tails = self._version = self._heads = np.empty(0, np.uint64)
+            self._states = []
             self._hold.__exit__(None, None, None)
             self.core.close()
 

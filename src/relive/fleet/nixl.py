@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import math
 import os
 import threading
 import time
@@ -42,6 +43,7 @@ _MODULES = ("nixl_cu12", "nixl_cu13")
 _BACKEND = "UCX"
 _PAUSE_US = 1  # of the progress thread: 0 would have it spin on a core of its own
 _MOST_CELLS = 2**31 - 1
+_REST_S = 1.0  # of a connection that ended, before it is made anew
 _SHORTEST_S, _LONGEST_S = 0.00002, 0.001  # between two looks at a request
 
 
@@ -79,6 +81,8 @@ class Agent:
         self._nixl = bindings
         self.process = os.getpid()
         self._quarantine: list[_Leftover] = []
+        self._peers: dict[str, int] = {}  # how many use each: a connection ends with the last of them
+        self._let_go: dict[str, float] = {}  # when
         try:
             config = bindings.nixlAgentConfig()
             config.useProgThread = True
@@ -118,16 +122,31 @@ class Agent:
         with self.lock:
             return bytes(self._agent.getLocalMD())
 
-    def connect(self, metadata: bytes) -> str:
-        """The name of a peer."""
+    def rest_s(self, peer: str) -> float:
+        """How long a peer's connection, which ended, is to rest before it is made anew."""
         with self.lock:
-            name = self._agent.loadRemoteMD(metadata)
-        return name.decode() if isinstance(name, bytes) else str(name)
+            return max(0.0, _REST_S - (time.monotonic() - self._let_go.get(peer, -math.inf)))
 
-    def disconnect(self, name: str) -> None:
-        """Ends the connection; its lists are void."""
-        with self.lock, contextlib.suppress(Exception):
-            self._agent.invalidateRemoteMD(name)
+    def connect(self, peer: str, metadata: bytes) -> None:
+        """One more that uses a peer. Raises ConnectionError (its connection ended just now), and what NIXL raises."""
+        with self.lock:
+            if self.rest_s(peer) > 0.0:
+                raise ConnectionError("its connection ended just now")
+            name = self._agent.loadRemoteMD(metadata)
+            if (name.decode() if isinstance(name, bytes) else str(name)) != peer:
+                raise ConnectionError("the metadata is another agent's")
+            self._peers[peer] = self._peers.get(peer, 0) + 1
+
+    def disconnect(self, peer: str) -> None:
+        """One less; with the last the connection ends, and lists of its cells are void."""
+        with self.lock:
+            self._peers[peer] -= 1
+            if not self._peers[peer]:
+                del self._peers[peer]
+                self._let_go = {name: at for name, at in self._let_go.items() if time.monotonic() - at < _REST_S}
+                self._let_go[peer] = time.monotonic()
+                with contextlib.suppress(Exception):  # it is gone either way
+                    self._agent.invalidateRemoteMD(peer)
 
     def cells(self, name: str, area: Area, base: int) -> Any:
         """A list of cells: of the peer of this name, "": of this process."""
@@ -270,7 +289,7 @@ class SharedRegion:
                     raise
                 self._hold, self._agent = hold, agent
                 self._fields = {"base": hold.address, "num_bytes": num_bytes, "uuid": geometry["uuid"].hex()}
-                self._fields["progress"] = agent.progress
+                self._fields["agent"] = agent.name
             return dict(self._fields), self._agent.metadata()
 
     def close(self) -> None:
@@ -291,6 +310,7 @@ class Offered(NamedTuple):
     address: str  # of the shard, for messages
     base: int
     num_bytes: int
+    agent: str  # its agent's name
     metadata: bytes
 
 
@@ -311,7 +331,7 @@ class NixlMemory:
         self._pending: list[Any] = []
         agent.sweep()
         try:
-            self._peer = agent.connect(offered.metadata)
+            agent.connect(offered.agent, offered.metadata)
         except Exception as problem:  # NIXL's
             raise PeerUnreadable(offered.address, f"NIXL cannot reach it ({_short(problem)})") from None
 
@@ -325,7 +345,7 @@ class NixlMemory:
         end = int(area.offsets(np.array([0, area.num_cells - 1])).max()) + area.cell_bytes
         if area.num_cells > _MOST_CELLS or end > self._offered.num_bytes:
             raise PeerUnreadable(self._offered.address, f"its {area.name} lie beyond what it registered")
-        return self._listed(self._peer, area, self._offered.base)
+        return self._listed(self._offered.agent, area, self._offered.base)
 
     def allow(self, address: int, num_bytes: int, keeper: object) -> int:
         """Registers it. Raises SystemFailure."""
@@ -384,7 +404,7 @@ class NixlMemory:
         def ended() -> None:
             for one in self._lists:
                 self._agent.release_cells(one)
-            self._agent.disconnect(self._peer)
+            self._agent.disconnect(self._offered.agent)
             for region, _ in self._regions.values():
                 self._agent.unregister(region)
             self._lists, self._regions = [], {}

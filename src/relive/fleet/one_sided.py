@@ -95,10 +95,10 @@ class OneSidedReader:
         self._frames = Directory(memory, layout.frames(), np.uint32)
         self._records = Directory(memory, layout.pages(), np.uint64)
         self._version = Directory(memory, layout.version(), np.uint32)
-        self._tails = memory.source(layout.tails()), memory.target(Place(own.tails(), self.mirror.base))
+        self._tails = Directory(memory, layout.tails(), np.uint64)
         self._marks = memory.source(layout.marks()), memory.target(Place(own.marks(), self.mirror.base))
         self._rows = memory.source(layout.records()), memory.target(Place(own.records(), self.mirror.base))
-        self._states: dict[int, tuple[Any, Any, npt.NDArray[Any]]] = {}  # by index: source, target, here
+        self._states: dict[int, Directory] = {}  # by index
         self._columns: dict[str, tuple[Any, Any]] = {}  # by name: source, and target in the mirror
         self._rooms: dict[str, Columns] = {}
 
@@ -159,12 +159,13 @@ class OneSidedReader:
             return torn
         own, rows = own[wanted], rows[wanted]
         pages, chain, links = self._follow(plan, pages, own, rows, ends)  # R3
-        self._read_rows(plan, pages, chain, rows, ends)  # R4
-        large = self._large(plan, pages, chain, rows, links, ends)
+        large, are_led_to = self._read_rows(plan, pages, chain, rows, links, ends)  # R4
         changed = self._changed(pages, ends)  # R5
         is_torn = np.any(changed[np.maximum(chain, 0)] & (chain >= 0), axis=1)
         self.num_torn += int(is_torn.sum())
-        whole = self._deliver(plan, pages, links, (own, rows), positions[wanted], ~is_torn, out, large)  # R6
+        whole = self._deliver(
+            plan, pages, links, (own, rows), positions[wanted], ~is_torn & are_led_to, out, large
+        )  # R6
         torn[wanted] = ~whole
         return torn
 
@@ -179,25 +180,21 @@ class OneSidedReader:
     ) -> Present:
         """Records, frames and tails of pages, the states of items that live; bool[B]: which leaves are items'."""
         own, rows, alive = items
-        ids = pages.ids
-        room = self._states_of(plan.index)
-        blocks = (ids[own] * self._layout.page_len + rows) // BLOCK_ROWS
-        here = (own * self._layout.page_len + rows) // BLOCK_ROWS
-        cells, first = np.unique(here[alive], return_index=True)
-        moves = [Move(room[0], room[1], blocks[alive][first], cells)]
+        states, slots = self._states_of(plan.index), pages.ids[own] * self._layout.page_len + rows
+        moves = [states.move(np.unique(slots[alive] // BLOCK_ROWS))]
         if plan.needs_version:
             moves.append(self._version.move(np.zeros(1, np.int64)))
-        moves += self._of_pages(ids, 0)
-        self._read(moves, ends)
+        self._read(moves + self._of_pages(plan, pages.ids), ends)
         if plan.needs_version:
             self.mirror.set_policy_version(int(self._version.values[0]))
-        states = room[2]
-        published: Present = states[own * self._layout.page_len + rows] < _PUBLISHED
+        published: Present = states.values.reshape(-1)[slots] < _PUBLISHED
         return published
 
-    def _of_pages(self, ids: Indices, first: int) -> list[Move]:
-        tails = Move(*self._tails, ids, first + np.arange(len(ids)))
-        return [self._records.move(ids), self._frames.move(ids), tails]
+    def _of_pages(self, plan: Plan, ids: Indices) -> list[Move]:
+        moves = [self._frames.move(ids)]
+        if not plan.is_plain or plan.after:
+            moves.append(self._records.move(ids))
+        return moves if plan.is_plain else [*moves, self._tails.move(ids)]
 
     def _follow(
         self, plan: Plan, pages: _Pages, own: Indices, rows: Indices, ends: float
@@ -212,10 +209,14 @@ class OneSidedReader:
                 wanted.append((_NEXT, before + hop, before + hop - 1, rows + plan.after >= hop * page_len))
             if hop <= before:
                 wanted.append((_PREV, before - hop, before - hop + 1, rows - plan.before < (1 - hop) * page_len))
-            pages = self._hop(pages, chain, wanted, ends)
+            pages = self._hop(plan, pages, chain, wanted, ends)
+        if plan.is_plain:
+            return pages, chain, (own, own)  # nobody follows them further
         return pages, chain, (self._links(pages, _PREV), self._links(pages, _NEXT))
 
-    def _hop(self, pages: _Pages, chain: Indices, wanted: list[tuple[int, int, int, Present]], ends: float) -> _Pages:
+    def _hop(
+        self, plan: Plan, pages: _Pages, chain: Indices, wanted: list[tuple[int, int, int, Present]], ends: float
+    ) -> _Pages:
         """One page further, in both directions."""
         there: list[tuple[int, Indices, Indices]] = []
         for link, to, come_from, needs in wanted:
@@ -228,7 +229,7 @@ class OneSidedReader:
         new = np.setdiff1d(found, pages.ids)[: self.mirror.num_pages - len(pages.ids)]
         if len(new):
             more = self._read_words(new, ends)
-            self._read(self._of_pages(new, len(pages.ids)), ends)
+            self._read(self._of_pages(plan, new), ends)
             joined = [np.concatenate(pair) for pair in zip(pages, more, strict=True)]
             pages = _Pages(joined[0], joined[1], joined[2])
         links = {_PREV: self._links(pages, _PREV), _NEXT: self._links(pages, _NEXT)}
@@ -270,10 +271,21 @@ class OneSidedReader:
         flat = np.unique((pages * page_len + (places - hop * page_len))[pages >= 0])
         return np.divmod(flat, page_len)
 
-    def _read_rows(self, plan: Plan, pages: _Pages, chain: Indices, rows: Indices, ends: float) -> None:
+    def _read_rows(
+        self, plan: Plan, pages: _Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices], ends: float
+    ) -> tuple[Arrays, Present]:
+        """Rows to where they lie in the mirror; large rows of transitions to where the batch has them, these arrays.
+
+        bool[B]: which windows links led to as a whole, as far as this can tell without the mirror.
+        """
         page_len, at_once = self._layout.page_len, self._layout.rows_a_cell
-        page, row = self._spread(plan, chain, rows)
         frames = self._frames_of(pages)
+        one_step = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), np.ones(len(rows), np.bool_)
+        if plan.is_plain:
+            large, made, are_led_to = self._large(plan, frames, chain, rows, one_step)
+            self._read(large, ends)
+            return made, are_led_to
+        page, row = self._spread(plan, chain, rows)
         cells = np.unique((page * page_len + row) // at_once)
         per_page = page_len // at_once
         home, place = np.divmod(cells, per_page)
@@ -285,29 +297,43 @@ class OneSidedReader:
             moves.append(marks)
         for column in plan.mirrored:
             moves.append(Move(*self._column(column), frames[page] * page_len + row, page * page_len + row))
+        made = []
+        if plan.sizes is None:
+            large, made, _ = self._large(plan, frames, chain, rows, one_step)
+            moves += large
         self._read(moves, ends)
         if not plan.needs_marks and np.any(self.mirror.heads(page, row) & np.uint32(_OWN_DISCOUNT)):
             self._read([marks], ends)
+        if plan.sizes is not None:
+            large, made, _ = self._large(plan, frames, chain, rows, self._sizes(plan, pages, chain, rows, links))
+            self._read(large, ends)
+        return made, one_step[2]
+
+    def _sizes(
+        self, plan: Plan, pages: _Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices]
+    ) -> tuple[Indices, Indices, Present]:
+        """Of each window: steps of its episode before it, its steps, whether it is whole; as the heads here say."""
+        self._show(pages, links)
+        generations = _generations(pages.words)
+        own = chain[:, plan.pages_before]
+        self.mirror.set_states(plan.index, own, rows)
+        keys = self.mirror.layout.keys_of(own, rows, generations[own])
+        (steps, num_steps), whole = self.mirror.gather(plan.sizes, keys)
+        self.mirror.forget(len(pages.ids))
+        return steps, num_steps, whole
 
     def _large(
         self,
         plan: Plan,
-        pages: _Pages,
+        frames: Indices,
         chain: Indices,
         rows: Indices,
-        links: tuple[Indices, Indices],
-        ends: float,
-    ) -> Arrays:
-        """Large rows of transitions, read to where the batch has them: one an item and frame, the shape resolved."""
-        if not plan.direct:
-            return []
-        self.mirror.show(pages.words, self._records.values[pages.ids], links, _generations(pages.words))
-        own = chain[:, plan.pages_before]
-        keys = self.mirror.layout.keys_of(own, rows, _generations(pages.words)[own])
-        (steps, num_steps), whole = self.mirror.gather(plan.sizes, keys)
-        self.mirror.forget(len(pages.ids))
-        frames = self._frames_of(pages)
+        sizes: tuple[Indices, Indices, Present],
+    ) -> tuple[list[Move], Arrays, Present]:
+        """One row for each item and frame of a stack: where it lies, and where the batch has it."""
+        steps, num_steps, whole = sizes
         moves, made = [], []
+        are_led_to = np.ones(len(rows), np.bool_)
         for one in plan.direct:
             array, target = self._room(one.column).lend(len(rows) * one.stack)
             made.append(array)
@@ -321,9 +347,10 @@ class OneSidedReader:
             wanted = (is_there | (whole[:, None] & (not one.pads_zeros))) & (page >= 0)
             cells = frames[np.maximum(page, 0)] * self._layout.page_len + (source - hop * self._layout.page_len)
             moves.append(Move(self._column(one.column)[0], target, cells[wanted], np.flatnonzero(wanted)))
-            array.reshape(len(rows), one.stack, -1)[~wanted] = 0
-        self._read(moves, ends)
-        return made
+            are_led_to &= wanted.all(axis=1)
+            if not wanted.all():
+                array.reshape(len(rows), one.stack, -1)[~wanted] = 0
+        return moves, made, are_led_to
 
     def _changed(self, pages: _Pages, ends: float) -> Present:
         """Which pages are not what they were."""
@@ -351,11 +378,15 @@ class OneSidedReader:
         whole = np.zeros(len(own), np.bool_)
         if not len(good):
             return whole
-        generations = _generations(pages.words)
-        keys = self.mirror.layout.keys_of(own[good], rows[good], generations[own[good]])
-        self.mirror.show(pages.words, self._records.values[pages.ids], links, generations)
-        some, whole[good] = self.mirror.gather(plan.selection, keys)
-        self.mirror.forget(len(pages.ids))
+        some: Arrays = []
+        if plan.is_plain:  # a leaf that is an item's says that its window is complete, and all of it is here
+            whole[good] = True
+        else:
+            self._show(pages, links)
+            self.mirror.set_states(plan.index, own[good], rows[good])
+            keys = self.mirror.layout.keys_of(own[good], rows[good], _generations(pages.words)[own[good]])
+            some, whole[good] = self.mirror.gather(plan.selection, keys)
+            self.mirror.forget(len(pages.ids))
         arrays, present = out
         keep = whole[good]
         to = positions[good][keep]
@@ -387,12 +418,14 @@ class OneSidedReader:
             self.is_spoiled = True
             raise
 
-    def _states_of(self, index: int) -> tuple[Any, Any, npt.NDArray[Any]]:
+    def _show(self, pages: _Pages, links: tuple[Indices, Indices]) -> None:
+        """The mirror's pages are these."""
+        records, tails = self._records.values[pages.ids], self._tails.values[pages.ids]
+        self.mirror.show(pages.words, records, tails, links, _generations(pages.words))
+
+    def _states_of(self, index: int) -> Directory:
         if index not in self._states:
-            own, memory = self.mirror.layout, self._memory
-            target = memory.target(Place(own.states(index), self.mirror.base))
-            values = self.mirror.view(own.states_offset[index], own.num_slots, np.uint16)
-            self._states[index] = memory.source(self._layout.states(index)), target, values
+            self._states[index] = Directory(self._memory, self._layout.states(index), np.uint16)
         return self._states[index]
 
     def _column(self, column: Any) -> tuple[Any, Any]:

@@ -71,6 +71,10 @@ class ShardOwner(Closing):
         path = config.storage.path
         self.is_restored = True
         try:
+            # First by a handle that only reads: what others closed last would go with it, and is not ours where this
+            # refuses it.
+            with attach_path(path, read_only=True) as found:
+                _check(found, self.number, config)
             self.table = attach_path(path)
         except NoSuchTable:
             self.table, self.is_restored = make_shard(self.number, config), False
@@ -78,19 +82,13 @@ class ShardOwner(Closing):
         self._server: Any = None
         self._region: Any = None  # what NIXL registered of it
         try:
-            self._check(config)
+            _check(self.table, self.number, config)
             self._descriptor = _open(path)
             _lock(self._descriptor, path)
         except BaseException:
             self.close()
             raise
         _owners.add(self)
-
-    def _check(self, config: TableConfig) -> None:
-        if shard_of(self.table) != self.number:
-            raise InvalidConfig(f"number of the shard at {self.table.path}", str(shard_of(self.table)), self.number)
-        if self.table.config != config:
-            raise InvalidConfig(f"config of the shard at {self.table.path}", repr(self.table.config), config)
 
     def serve(self, address: str = "grpc://0.0.0.0:0", name: str | None = None) -> str:
         """Serves the shard to handles of other hosts (attach(["grpc://host:port/name"])) until close(); returns where.
@@ -148,6 +146,13 @@ class OwnerWatch(Closing):
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _check(table: Table, number: int, config: TableConfig) -> None:
+    if shard_of(table) != number:
+        raise InvalidConfig(f"number of the shard at {table.path}", str(shard_of(table)), number)
+    if table.config != config:
+        raise InvalidConfig(f"config of the shard at {table.path}", repr(table.config), config)
 
 
 def _open(path: str) -> int:

@@ -39,11 +39,14 @@ OFFER = "nixl"
 _ANEW_S = 1.0  # between two readers of a shard: never back to back
 _REDRAWS = 16  # of items that went between their draw and their rows
 _SETUP_S = 5.0
+_READ_S = 1.0  # of patience with one batch's bytes
 
 
 def open_memory(offered: Offered) -> NixlMemory:
-    """By NIXL. Raises PeerUnreadable."""
-    return NixlMemory(offered, agent_of_process())
+    """By NIXL. Waits for a connection that ended just now, less than a second. Raises PeerUnreadable."""
+    agent = agent_of_process()
+    time.sleep(agent.rest_s(offered.agent))
+    return NixlMemory(offered, agent)
 
 
 @final
@@ -97,7 +100,7 @@ class PeerShard(RemoteShard):
             raise FormatMismatch("uuid of the memory that is offered", self.uuid.hex(), fields.get("uuid"))
         base, num_bytes = (wire.whole(fields, name, 1, 1 << 62) for name in ("base", "num_bytes"))
         layout = PeerLayout.from_told(self.request({"op": "layout"}, _SETUP_S)[0])
-        memory = self._opens(Offered(self.address, base, num_bytes, metadata))
+        memory = self._opens(Offered(self.address, base, num_bytes, wire.field(fields, "agent", str), metadata))
         try:
             reader = OneSidedReader(self.table.config, layout, cast(Memory, memory))
         except BaseException:
@@ -171,14 +174,14 @@ class PeerShard(RemoteShard):
         wrong = np.flatnonzero(~self.are_rows(keys))
         if len(wrong):
             raise ForeignKey(int(wrong[0]), int(keys[wrong[0]]))
-        arrays, present = self.rows(selection, keys, self.core.timeout_s)
+        arrays, present = self.rows(selection, keys)
         if out is None:
             return arrays, present
         for target, array in zip(out, arrays, strict=True):
             np.copyto(target, array)
         return list(out), present
 
-    def rows(self, selection: LazySelection, keys: Keys, timeout_s: float) -> tuple[Arrays, Present]:
+    def rows(self, selection: LazySelection, keys: Keys) -> tuple[Arrays, Present]:
         """Columns of keys: read here; by its owner what never held still, and all where reading does not work.
 
         Raises Missed.
@@ -186,7 +189,7 @@ class PeerShard(RemoteShard):
         names = self.answered(lambda: [output[0] for output in selection.outputs], None)
         if names is None:
             raise Missed(self)
-        got = self._read(selection.index, names, keys, min(timeout_s, STALL_S))
+        got = self._read(selection.index, names, keys, _READ_S)
         if got is None:
             return super().gather(selection, keys, None)
         arrays, present, left = got
@@ -233,7 +236,7 @@ class _PeerPart:
         """Waits for keys, then for rows."""
         ends = time.monotonic() + self._asked.timeout_s
         _, keys, masses = self._parts[0].take()
-        arrays, present = self._shard.rows(self._selection, keys, self._asked.timeout_s)
+        arrays, present = self._shard.rows(self._selection, keys)
         if present.all():
             return arrays, keys, masses
         keys, masses = keys.copy(), masses.copy()
@@ -247,7 +250,7 @@ class _PeerPart:
             asked = self._asked._replace(num_items=len(gone), timeout_s=left_s, selection=None)
             self._parts.append(self._shard.part(asked, None, None))
             _, keys[gone], masses[gone] = self._parts[-1].take()
-            some, present[gone] = self._shard.rows(self._selection, keys[gone], left_s)
+            some, present[gone] = self._shard.rows(self._selection, keys[gone])
             if not arrays[0].flags.writeable:
                 arrays = [array.copy() for array in arrays]
             scatter(outputs, arrays, gone, some)

@@ -5,6 +5,8 @@ Which bytes are read in which order is said in one_sided.py.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ Present = npt.NDArray[np.bool_]
 _WHOLE_BYTES = 8192  # a cell more that is read costs as much as so many bytes more of cells between
 _OF_MARKS = frozenset(("policy_version", "staleness", "lane"))
 _LARGE_ALIGNMENT = 64
+_HUGE_PAGE = 2 << 20
 _MOST_IDLE = 4  # arrays of a column that are kept to be used again
 
 
@@ -133,6 +136,21 @@ class _Block(NamedTuple):
     allowed: Any
 
 
+def _memory(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """On huge pages where it is large: who copies into it finds each page once, and there are 512 times as many."""
+    is_large = num_bytes >= _HUGE_PAGE // 2 and hasattr(mmap, "MADV_HUGEPAGE")
+    alignment = _HUGE_PAGE if is_large else _LARGE_ALIGNMENT
+    if is_large:
+        mapped = mmap.mmap(-1, num_bytes + alignment)
+        with contextlib.suppress(OSError):  # a wish
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        whole = np.frombuffer(mapped, np.uint8)
+    else:
+        whole = np.empty(num_bytes + alignment, np.uint8)
+    skipped = -whole.__array_interface__["data"][0] % alignment
+    return whole[skipped : skipped + num_bytes]
+
+
 @final
 class Columns:
     """Arrays that large rows of one column come to. They are handed out with a batch, and come back when it is gone."""
@@ -163,9 +181,7 @@ class Columns:
         if len(self._idle) == _MOST_IDLE:  # all of them too small
             smallest = self._idle.pop(0)
             self._memory.disallow(smallest.allowed, smallest.target)
-        whole = np.empty(num_cells * self._num_bytes + _LARGE_ALIGNMENT, np.uint8)
-        skipped = -whole.__array_interface__["data"][0] % _LARGE_ALIGNMENT
-        values = whole[skipped : skipped + num_cells * self._num_bytes]
+        values = _memory(num_cells * self._num_bytes)
         address = values.__array_interface__["data"][0]
         allowed = self._memory.allow(address, values.nbytes, values)
         area = Area(self._name, np.zeros(1, np.int64), num_cells, self._num_bytes, self._num_bytes)
@@ -195,13 +211,14 @@ class Plan:
     selection: Any  # of the mirror's core: by_core
     by_core: tuple[int, ...]  # numbers of the outputs that the mirror's core makes
     direct: tuple[Direct, ...]
-    sizes: Any  # of the mirror's core: episode_step, num_steps; where something is direct
+    sizes: Any  # of the mirror's core: episode_step, num_steps; None: of one step, no stack, nothing depends on them
     mirrored: tuple[Any, ...]  # large columns that go through the mirror
     before: int  # rows before the item's own
     after: int  # and behind it
     pages_before: int
     pages_after: int
     most_items: int  # at once: their pages fit in the mirror
+    is_plain: bool  # large columns of single steps alone: nothing asks the mirror
     needs_marks: bool
     needs_version: bool
 
@@ -229,16 +246,22 @@ class Plan:
             selection=whole if not direct else mirror.select(index, core_names),
             by_core=by_core,
             direct=direct,
-            sizes=mirror.select(index, ["episode_step", "num_steps"]) if direct else None,
+            sizes=mirror.select(index, ["episode_step", "num_steps"]) if _depends(items, direct) else None,
             mirrored=tuple(mirrored.values()) if mirrored else (),
             before=shape.before,
             after=after,
             pages_before=pages_before,
             pages_after=pages_after,
             most_items=max(1, mirror.num_pages // (pages_before + 1 + pages_after)),
+            is_plain=bool(direct) and not by_core and not _depends(items, direct),
             needs_marks=crosses or any(output[0] in _OF_MARKS for output in outputs),
             needs_version=any(output[0] == "staleness" for output in outputs),
         )
+
+
+def _depends(items: Any, direct: Sequence[Direct]) -> bool:
+    """Whether which large rows a window has depends on where its episode begins or ends."""
+    return bool(direct) and (items.n_step > 1 or any(one.stack > 1 for one in direct))
 
 
 def _direct(

@@ -79,9 +79,8 @@ def attach(
             shard.close()
         raise
     if exchange is None:  # a copy in another process is no rank of a group
-        whole.opened_by(
-            partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, root_age=root_age, path=path)
-        )
+        again = partial(attach, tuple(names), local, timeout_s=timeout_s, read_only=read_only, path=path)
+        whole.opened_by(partial(again, root_age=root_age))
     return whole
 
 
@@ -229,8 +228,9 @@ class ShardedTable(TableHandle):
 
     @property
     def next_draw(self) -> int | None:
-        """The number that the next draw takes; None where a shard is at an address: its owner numbers what it draws."""
-        return self._fleet.next_call if all(shard.numbers_draws for shard in self._fleet.shards) else None
+        """The number that the next draw takes; None where an owner elsewhere numbers its shard's."""
+        is_mine = all(shard.table.next_draw is not None for shard in self._fleet.shards)
+        return self._fleet.next_call if is_mine else None
 
     def number_draws(self, number: int) -> None:
         """The next draw takes this number, in every shard. Of a group on all ranks at once. Raises RanksDisagree."""

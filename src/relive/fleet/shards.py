@@ -126,14 +126,6 @@ class Shard(ABC):
     def asked(self, call: Callable[[Any], Value], without: Value, is_only: bool) -> Value:
         """What its core answers; `without` where it does not, which is noted."""
 
-    @property
-    def numbers_draws(self) -> bool:
-        """Whether number_draws has its way here: else its owner numbers them, over all who ask."""
-        return False
-
-    def number_draws(self, number: int) -> None:  # noqa: B027 - an owner elsewhere numbers its own
-        """The next draw takes this number, where it is this handle's to say."""
-
     def check_answers(self) -> None:  # noqa: B027 - what is mapped does
         """Raises ServiceUnavailable where it is not there to be changed."""
 
@@ -186,15 +178,6 @@ class MappedShard(Shard):
     def stream(self) -> int:
         """Of its handle."""
         return self.core.stream
-
-    @property
-    def numbers_draws(self) -> bool:
-        """Its handle's draws are this process's."""
-        return True
-
-    def number_draws(self, number: int) -> None:
-        """Of its handle."""
-        self.core.set_next_call(number)
 
     def stalls(self) -> None:
         """It kept a call waiting: it is left alone for STALL_S."""

@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["ServiceConfig", "load_config", "open_table"]
+__all__ = ["ServiceConfig", "load_config", "open_table", "read_toml", "table_of"]
 
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7070"
 _FIXED = ("spec", "index", "capacity", "max_lanes", "seed")  # what a table that exists cannot be given anew
@@ -63,22 +63,30 @@ def open_table(config: TableConfig) -> Table:
 
 def load_config(path: str | Path) -> ServiceConfig:
     """Reads a file. Raises InvalidConfig and SpecError, which name the part that is wrong, and OSError."""
-    with open(path, "rb") as file:
-        try:
-            parts = tomllib.load(file)
-        except tomllib.TOMLDecodeError as problem:
-            raise InvalidConfig(str(path), "TOML", str(problem)) from None
+    parts = read_toml(path)
     refuse_unknown(f"option of {path}", parts, ("address", "tables"))
     described = parts.get("tables")
     if not isinstance(described, dict) or not described:
         raise InvalidConfig(str(path), "a [tables.NAME] each", "none")
-    tables = {name: _table(name, one) for name, one in described.items()}
+    tables = {name: table_of(f"[tables.{name}]", name, one) for name, one in described.items()}
     return ServiceConfig(parts.get("address", DEFAULT_ADDRESS), tables)
 
 
-def _table(name: str, parts: Any) -> TableConfig:
-    """A table of the file: what TableConfig.from_dict reads, with shorter words for what is usual."""
-    where = f"[tables.{name}]"
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """What the file says. Raises InvalidConfig, and OSError."""
+    with open(path, "rb") as file:
+        try:
+            return tomllib.load(file)
+        except tomllib.TOMLDecodeError as problem:
+            raise InvalidConfig(str(path), "TOML", str(problem)) from None
+
+
+def table_of(where: str, name: str, parts: Any) -> TableConfig:
+    """A table of a file: what TableConfig.from_dict reads, with shorter words for what is usual.
+
+    where: in the file, for errors. name: of its shared memory, if it says nothing else.
+    Raises InvalidConfig, SpecError.
+    """
     if not isinstance(parts, dict):
         raise InvalidConfig(where, "a table of options", parts)
     try:

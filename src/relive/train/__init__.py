@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from relive.train.errors import (
         ActorsKeepDying,
         EnvironmentRaised,
+        InferenceKeepsDying,
         LearnersKeepDying,
         NonFiniteLoss,
         ReplicasDiffer,
@@ -29,16 +30,19 @@ if TYPE_CHECKING:
     from relive.train.progress import Snapshot
     from relive.train.result import RunResult
     from relive.train.run import train
-    from relive.train.topology import Actors, Inline, Learners, Topology
+    from relive.train.topology import Actors, CentralInference, DoubleBuffered, Inline, Learners, Topology
     from relive.train.tuning import Tuning, tune
 
 __all__ = [
     "Actors",
     "ActorsKeepDying",
     "Callback",
+    "CentralInference",
     "CurvePoint",
+    "DoubleBuffered",
     "EnvironmentRaised",
     "Evaluation",
+    "InferenceKeepsDying",
     "Inline",
     "Learners",
     "LearnersKeepDying",
@@ -71,6 +75,9 @@ _HOMES = {
     "LearnersKeepDying": "errors",
     "ReplicasDiffer": "errors",
     "Actors": "topology",
+    "CentralInference": "topology",
+    "DoubleBuffered": "topology",
+    "InferenceKeepsDying": "errors",
     "Inline": "topology",
     "Learners": "topology",
     "Topology": "topology",

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import final
 
 from relive.agents.agent import Policy
 from relive.train.actor import ActorTask, run_actor
 from relive.train.config import TrainConfig
 from relive.train.errors import ActorsKeepDying, EnvironmentRaised
+from relive.train.inference_pool import InferencePool
 from relive.train.parameters import ParameterBoard
+from relive.train.processes import one_thread_for_numerics, signals_held_back
 from relive.train.scoreboard import Scoreboard
 from relive.train.stopwatch import ProfileBoard
 
@@ -35,13 +34,15 @@ class ActorPool:
         board: ParameterBoard,
         scoreboard: Scoreboard,
         profile: ProfileBoard | None = None,
+        inference: InferencePool | None = None,
     ) -> None:
+        """inference: where the actors ask for actions; it starts, is watched and is stopped with them."""
         self._config = config
         self._policy = policy
         self._table_name = table_name
         self._board = board
         self._scoreboard = scoreboard
-        self._profile = profile
+        self._profile, self._inference = profile, inference
         # spawn: a fork would copy the learner's threads' locks in whatever state they are.
         self._context = multiprocessing.get_context("spawn")
         num_actors = config.num_actors
@@ -53,6 +54,8 @@ class ActorPool:
 
     def start(self) -> None:
         """Starts all actors."""
+        if self._inference is not None:
+            self._inference.start()
         for actor in range(len(self._processes)):
             self._start(actor)
 
@@ -66,6 +69,8 @@ class ActorPool:
             self._policy,
             self._board,
             self._scoreboard,
+            None if self._inference is None else self._inference.requests_of(actor),
+            self._config.topology.num_groups,
             self._profile,
         )
         process = self._context.Process(target=run_actor, args=(task,), name=f"relive-actor-{actor}", daemon=True)
@@ -85,8 +90,11 @@ class ActorPool:
     def watch(self) -> None:
         """Starts dead actors again and counts them.
 
-        Raises EnvironmentRaised where an actor's environment did, ActorsKeepDying where starting again leads nowhere.
+        Raises EnvironmentRaised where an actor's environment did, ActorsKeepDying, and InferenceKeepsDying, where
+        starting again leads nowhere.
         """
+        if self._inference is not None:
+            self._inference.watch()
         for actor, process in enumerate(self._processes):
             if process is None or process.is_alive():
                 continue
@@ -115,30 +123,5 @@ class ActorPool:
                 process.join()
             process.close()
             self._processes[actor] = None
-
-
-@contextmanager
-def signals_held_back() -> Iterator[None]:
-    """A child inherits the mask: a Ctrl-C while it starts does not kill it half-way; the learner gets it after this."""
-    held = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def one_thread_for_numerics() -> Iterator[None]:
-    """numpy's libraries read these when they are loaded; an actor's matrices are too small to share out."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if self._inference is not None:
+            self._inference.stop()

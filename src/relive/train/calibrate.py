@@ -24,7 +24,6 @@ import torch
 from relive import MinSize, SharedMemory, Table
 from relive.agents.agent import Agent, Spaces
 from relive.agents.config import AgentConfig
-from relive.train.actor_pool import one_thread_for_numerics, signals_held_back
 from relive.train.config import TrainConfig
 from relive.train.core_waits import waited_for_core_s, working_clock
 from relive.train.environments import describe
@@ -33,6 +32,7 @@ from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import learner_numerics
 from relive.train.parameters import ParameterBoard, ParameterLayout
 from relive.train.probe import PARTS, ProbeTask, run_probe
+from relive.train.processes import one_thread_for_numerics, signals_held_back
 from relive.train.scoreboard import Scoreboard
 from relive.train.setup import chosen_device, learner_threads
 from relive.train.throughput import Costs, Curve

@@ -55,6 +55,10 @@ class Listeners:
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
+    def add(self, callback: Callback) -> None:
+        """One more, told after those there are."""
+        self._callbacks += (callback,)
+
     def tell(self, call: Callable[[Callback], bool | None]) -> None:
         """Makes one call of each, in their order."""
         try:

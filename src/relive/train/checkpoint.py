@@ -45,6 +45,7 @@ class Progress:
     parameter_version: int = 0
     num_evaluation_episodes: int = 0
     num_restarts: int = 0
+    num_dropped: int = 0  # gradients that were too stale to be applied
     num_sessions: int = 0
     kept_return: float = float("-inf")
     kept_updates: int = 0

@@ -76,6 +76,22 @@ class ActingConfig:
 
 
 @dataclass(frozen=True)
+class LearningConfig:
+    """Learners with batches of their own, topology "learners(n, async)"; the others do not read it.
+
+    max_gradient_staleness: how many updates may have been applied since the one whose parameters a gradient was
+    computed with; a gradient staler than that is dropped. None: twice the number of learners. Learners of the same
+    speed see about their number less one.
+    """
+
+    max_gradient_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        staleness = self.max_gradient_staleness
+        require(staleness is None or staleness >= 0, "learning.max_gradient_staleness", ">= 0, or none", staleness)
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """Greedy evaluations: when, how long, and the return at which the run may stop.
 
@@ -158,22 +174,34 @@ class ServingConfig:
 
 
 @dataclass(frozen=True)
+class LoggingConfig:
+    """Where figures go besides TensorBoard. wandb: to Weights & Biases (extra `wandb`), into this project."""
+
+    wandb: bool = False
+    project: str = "relive"
+
+    def __post_init__(self) -> None:
+        require(bool(self.project), "logging.project", "a name", self.project)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A whole run. `preset(agent, env_id)` gives the defaults that suit an agent in an environment.
 
     topology: which processes it consists of, see relive.train.topology; a number of actors in it wins over
-    acting.num_actors. With several learners batch_size must be a multiple of their number. device: one that torch
-    knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors leave.
-    profile: what the time went into is counted, and written to profile.json at the end. tuned: what `relive tune`
-    chose, in words for people; nothing depends on it. update: how the agent's is computed, written by hand or compiled
-    (relive.train.ways); "auto" chooses by measuring, and the choice takes its place in config.json. deterministic: no
-    result of a run depends on measured times: "auto" is "handwritten".
+    acting.num_actors. Where learners share batches batch_size must be a multiple of their number. device: one that
+    torch knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors
+    leave. profile: what the time went into is counted, and written to profile.json at the end. tuned: what `relive
+    tune` chose, in words for people; nothing depends on it. update: how the agent's is computed, written by hand or
+    compiled (relive.train.ways); "auto" chooses by measuring, and the choice takes its place in config.json.
+    deterministic: no result of a run depends on measured times: updates are written by hand.
     """
 
     agent: AgentConfig
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     acting: ActingConfig = field(default_factory=ActingConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     limits: LimitConfig = field(default_factory=LimitConfig)
     device: str = "auto"
@@ -184,20 +212,30 @@ class TrainConfig:
     tuned: str = ""
     update: Literal["auto", "handwritten", "compiled"] = "auto"
     deterministic: bool = False
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
-        number, size = self.topology.num_learners, self.agent.batch_size
+        number, size = self.topology.num_slices, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
+        each, closing = self.environment.num_envs_per_actor, self.topology.closing
+        require(
+            each >= self.topology.num_groups,
+            "environment.num_envs_per_actor",
+            f">= {self.topology.num_groups}, the groups of topology {self.topology}",
+            each,
+        )
+        require(
+            closing is None or closing.max_batch >= each,
+            "max_batch of the topology",
+            f">= environment.num_envs_per_actor = {each}, which come together",
+            None if closing is None else closing.max_batch,
+        )
         require(self.threads >= 0, "threads", ">= 0", self.threads)
-        apart = isinstance(self.topology, Actors)
-        require(not (self.acting.inline and apart), "acting.inline", f"false where topology = {self.topology}", True)
-        may_have_none = self.serving.address is not None and not self.acts_inline
+        shared = isinstance(self.topology, Inline) or self.topology.num_slices > 1
+        require(not self.acting.inline or shared, "acting.inline", f"false where topology = {self.topology}", True)
+        may_have_none = self.serving.address is not None and not self.acts_inline and closing is None
         has_some = self.num_actors >= 1 or may_have_none
         require(has_some, "acting.num_actors", ">= 1, or 0 of a run that is served (serving.address)", self.num_actors)
-
-        if self.update == "compiled":
-            require(not self.deterministic, "update", "'handwritten' or 'auto' of a deterministic run", self.update)
-            require(number == 1, "update", "'handwritten' or 'auto' with several learners", self.update)
 
     @property
     def acts_inline(self) -> bool:
@@ -207,7 +245,13 @@ class TrainConfig:
     @property
     def num_actors(self) -> int:
         """Actors of the run, each with its own streams of environments."""
-        return (self.topology.number if isinstance(self.topology, Actors) else None) or self.acting.num_actors
+        return self.topology.asks_for_actors or self.acting.num_actors
+
+    @property
+    def gradient_staleness(self) -> int:
+        """The most updates that a gradient may be behind, see LearningConfig."""
+        most = self.learning.max_gradient_staleness
+        return 2 * self.topology.num_learners if most is None else most
 
     @property
     def evaluation_s(self) -> float:

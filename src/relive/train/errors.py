@@ -51,15 +51,29 @@ class ActorsKeepDying(ReliveError):
 
 
 @final
+class InferenceKeepsDying(ReliveError):
+    """The process that infers for all actors died again and again, with no answer between. A checkpoint was written."""
+
+    def __init__(self, num_deaths: int, exit_code: int | None) -> None:
+        self.num_deaths = num_deaths
+        self.exit_code = exit_code
+        super().__init__(
+            f"the inference process died {num_deaths} times in a row without an answer, last with exit code"
+            f" {exit_code}: its own message, if it had one, stands above; topology = actors goes on from the checkpoint"
+            " with actors that infer for themselves"
+        )
+
+
+@final
 class LearnersKeepDying(ReliveError):
-    """Learner processes of a group died in updates that followed each other. A checkpoint was written."""
+    """Learner processes died again and again, with no update between. A checkpoint was written."""
 
     def __init__(self, learner: int, num_deaths: int, exit_code: int | None) -> None:
         self.learner = learner
         self.num_deaths = num_deaths
         self.exit_code = exit_code
         super().__init__(
-            f"learners died in {num_deaths} updates in a row, last learner {learner} with exit code {exit_code}: its"
+            f"learners died {num_deaths} times in a row, last learner {learner} with exit code {exit_code}: its"
             " own message, if it had one, stands above; topology = actors goes on from the checkpoint with one learner"
         )
 

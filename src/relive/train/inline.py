@@ -8,11 +8,9 @@ from contextlib import ExitStack
 from typing import final
 
 from relive import Table
-from relive.adapters.gymnasium import record
 from relive.agents.agent import Policy
-from relive.train.actor import Acting, ActorTask
+from relive.train.actor import Acting, ActorTask, make_acting
 from relive.train.config import TrainConfig
-from relive.train.environments import make_environments
 from relive.train.errors import EnvironmentRaised
 from relive.train.parameters import ParameterBoard
 from relive.train.scoreboard import Scoreboard
@@ -49,19 +47,14 @@ class InlineActors:
             task = ActorTask(
                 actor, 0, os.getpid(), "", environment, self._policy, self._board, self._scoreboard
             )  # incarnation 0: nothing here dies on its own
-            envs = make_environments(environment.env_id, environment.num_envs_per_actor)
-            envs = self._watch(envs, {"step": "environment", "reset": "environment"})
-            recorded = record(envs, self._table, timeout_s=0.0)
-            self._stack.callback(recorded.close)
-            acting = Acting(task, recorded, self._watch)
+            acting = make_acting(task, self._table, self._watch, self._stack)
             self._actors.append(acting)
             self._told(actor, acting.reset)
 
     def turn(self) -> None:
         """One step of every actor that the table's limiter does not hold back. Raises EnvironmentRaised."""
         for actor, acting in enumerate(self._actors):
-            if acting.poll_parameters():
-                self._told(actor, acting.turn)
+            self._told(actor, acting.turn)
 
     def _told(self, actor: int, call: Callable[[], object]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The learner's loop: sample, update, publish, evaluate, and look after the actors."""
+"""The learner's loop: update, publish, evaluate, and look after the actors. An update is its own, or its learners'."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,12 @@ from relive.train.actor_pool import ActorPool
 from relive.train.callbacks import Listeners
 from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
 from relive.train.config import TrainConfig
+from relive.train.drawing import SLICE_S, batches_of, or_none
 from relive.train.environments import evaluation_seeds
 from relive.train.errors import NonFiniteLoss, ReplicasDiffer
 from relive.train.evaluate import Evaluator, Played
 from relive.train.inline import InlineActors
+from relive.train.parameter_server import ParameterServer
 from relive.train.parameters import ParameterBoard
 from relive.train.profile import Profiling
 from relive.train.progress import ProgressReporter, Snapshot
@@ -33,21 +35,24 @@ from relive.train.scoreboard import Scoreboard
 if TYPE_CHECKING:
     from relive.train.serving import ServedRun
 
-_SAMPLE_SLICE_S = 0.1
 _LOOK_PERIOD_S = 0.25
+T = TypeVar("T")
 
 
 @final
 @dataclass(frozen=True)
 class Parts:
-    """The running pieces that a learner works with. It owns none of them. profiling: what it is watched with. served:
-    to actors of other machines.
+    """The running pieces that a learner works with. It owns none of them.
+
+    server: of learners with batches of their own; None where updates are made here. profiling: what it is watched with.
+    served: to actors of other machines.
     """
 
     table: Table
     board: ParameterBoard
     scoreboard: Scoreboard
     pool: ActorPool | InlineActors
+    server: ParameterServer | None
     evaluator: Evaluator
     reporter: ProgressReporter
     listeners: Listeners
@@ -78,7 +83,7 @@ class Learner:
         self._run_dir = run_dir
         self._stopping = stopping
         self._elapsed_before_s = progress.elapsed_s
-        self._restarts_before = progress.num_restarts
+        self._restarts_before, self._dropped_before = progress.num_restarts, progress.num_dropped
         self._began_s = self._looked_s = self._saved_s = time.monotonic()
         self._wait_s = 0.0
         self._evaluates_until_s = math.inf
@@ -95,10 +100,12 @@ class Learner:
         """
         self._publish()
         self._parts.pool.start()
+        if self._parts.server is not None:
+            self._parts.server.start()
         try:
             self.save()  # while the actors start: there is always one to go back to
-            with self._batches() as next_batch:
-                ending = self._loop(self._parts.profiling.timed("wait", next_batch))
+            with self._updates() as update_once:
+                ending = self._loop(update_once)
         except (NonFiniteLoss, ReplicasDiffer):
             self._look(at_once=True)
             raise
@@ -125,7 +132,7 @@ class Learner:
 
     def _not_finite(self, parameters: Mapping[str, NDArray[np.float32]]) -> tuple[str, float] | None:
         """The loss, or one of the parameters, where it is nan or infinite: a sum tells it of all numbers at once."""
-        loss = self._agent.metrics().get("loss", 0.0)
+        loss = self._metrics().get("loss", 0.0)
         if not math.isfinite(loss):
             return "the loss", loss
         for name, value in parameters.items():
@@ -133,6 +140,10 @@ class Learner:
             if not math.isfinite(total):
                 return f"the sum of parameter {name!r}", total
         return None
+
+    def _metrics(self) -> dict[str, float]:
+        server = self._parts.server
+        return self._agent.metrics() if server is None else server.metrics()
 
     def _check_finite(self, parameters: Mapping[str, NDArray[np.float32]]) -> None:
         found = self._not_finite(parameters)
@@ -144,15 +155,13 @@ class Learner:
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
-    def _loop(self, next_batch: Callable[[], Batch | None]) -> Ending:
+    def _loop(self, update_once: Callable[[], bool]) -> Ending:
         publish_period, period = self._config.acting.publish_period, self._config.evaluation.period_updates
         next_evaluation = self._next_evaluation(period)
         while True:
             if self._stopping():
                 return Ending.STOPPED
-            batch = next_batch()
-            if batch is not None:
-                self._learn(batch)
+            if update_once():
                 num_updates = self._agent.num_updates
                 if num_updates % publish_period == 0:
                     self._publish()
@@ -192,41 +201,50 @@ class Learner:
         self._parts.table.set_policy_version(version)
 
     @contextmanager
-    def _batches(self) -> Iterator[Callable[[], Batch | None]]:
-        """A function that gives the next batch, or None where there is none for a moment."""
-        table, num_items = self._parts.table, self._config.agent.batch_size
-        columns, prefetch = tuple(self._agent.columns), self._agent.prefetch
-        if self._parts.pool.inline:
-            yield lambda: self._drawn_or_acted(num_items, columns)
-        elif prefetch:
-            with table.batches(num_items, prefetch=prefetch, columns=columns, timeout_s=_SAMPLE_SLICE_S) as batches:
-                yield self._timed(lambda: next(batches))
+    def _updates(self) -> Iterator[Callable[[], bool]]:
+        """A function that makes one update, and says whether it did: False where there was nothing for a moment."""
+        parts, num_items = self._parts, self._config.agent.batch_size
+        waits = parts.profiling.timed
+        if parts.server is not None:
+            serve = parts.server.serve
+            yield waits("wait", self._timed(lambda: serve(SLICE_S)))
+        elif parts.pool.inline:
+            yield self._learning_from(waits("wait", self._drawn_or_acted))
         else:
-            yield self._timed(lambda: table.sample(num_items, columns=columns, timeout_s=_SAMPLE_SLICE_S))
+            with batches_of(parts.table, self._agent, num_items) as take:
+                yield self._learning_from(waits("wait", self._timed(lambda: or_none(take))))
 
-    def _drawn_or_acted(self, num_items: int, columns: tuple[str, ...]) -> Batch | None:
+    def _learning_from(self, next_batch: Callable[[], Batch | None]) -> Callable[[], bool]:
+        def update_once() -> bool:
+            batch = next_batch()
+            if batch is None:
+                return False
+            self._learn(batch)
+            return True
+
+        return update_once
+
+    def _drawn_or_acted(self) -> Batch | None:
         """The next batch where the limiter lets it be drawn; None after a turn of the actors where it does not."""
+        num_items, columns = self._config.agent.batch_size, tuple(self._agent.columns)
         try:
             return self._parts.table.sample(num_items, columns=columns, timeout_s=0.0)
         except DeadlineExceeded:
             self._parts.pool.turn()
             return None
 
-    def _timed(self, take: Callable[[], Batch]) -> Callable[[], Batch | None]:
-        def next_batch() -> Batch | None:
+    def _timed(self, take: Callable[[], T]) -> Callable[[], T]:
+        """The same function, and what it waits counts as the learner's waiting."""
+
+        def timed() -> T:
             began_s = time.monotonic()
-            batch: Batch | None = None
-            try:
-                batch = take()
-            except DeadlineExceeded as late:
-                # Also told at once where no actor has attached yet.
-                time.sleep(max(0.0, 0.02 - late.waited_s))
+            taken = take()
             waited_s = time.monotonic() - began_s
             if waited_s > 0.001:
                 self._wait_s += waited_s
-            return batch
+            return taken
 
-        return next_batch
+        return timed
 
     # ---- evaluation ------------------------------------------------------------------------------------------------
 
@@ -321,6 +339,8 @@ class Learner:
         progress.elapsed_s = self._elapsed_before_s + time.monotonic() - self._began_s
         progress.parameter_version = parts.board.version
         progress.num_restarts = self._restarts_before + parts.pool.num_restarts
+        if parts.server is not None:
+            progress.num_dropped = self._dropped_before + parts.server.num_dropped
 
     def _snapshot(self) -> Snapshot:
         self._update_progress()
@@ -339,7 +359,7 @@ class Learner:
             updates_per_s=rates[1],
             acting_return=float(np.mean(returns)) if len(returns) else None,
             kept_return=progress.kept_return if progress.kept_parameters else None,
-            metrics=self._agent.metrics(),
+            metrics=self._metrics(),
             exploration=self._policy.exploration(progress.num_steps),
             fill=len(table),
             capacity=table.capacity,
@@ -348,6 +368,7 @@ class Learner:
             actor_wait=min(1.0, rates[3] / max(1, num_actors + (num_remote or 0))),
             num_actors=num_actors,
             num_restarts=progress.num_restarts,
+            num_dropped=progress.num_dropped,
             doing=self._doing,
             num_remote=num_remote,
         )

@@ -46,10 +46,10 @@ from numpy.typing import NDArray
 
 from relive.agents.agent import Agent, Items, Spaces
 from relive.agents.config import AgentConfig
-from relive.train.actor_pool import signals_held_back
 from relive.train.errors import LearnersKeepDying, ReplicasDiffer
 from relive.train.learner_words import Bells, GradientRows
 from relive.train.numerics import learner_numerics
+from relive.train.processes import signals_held_back
 from relive.train.shared_block import SharedBlock
 
 _UPDATE, _UPDATE_AND_HASH, _MEAN = 1, 2, 3

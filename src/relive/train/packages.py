@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -70,7 +71,7 @@ class PackageRequest:
     num_threads: int
     steps: tuple[str, ...]
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Of all that a package depends on."""
         parts = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in _CODE]
@@ -193,7 +194,7 @@ def compile_packages(request: PackageRequest) -> None:
             arguments = (*update.state, *update.load(_Blank(request)))
             graph = make_fx(update.steps[step])(*arguments)
             exported = torch.export.export(Traced(graph), arguments, strict=False)
-        made = target.with_name(f"{os.getpid()}-{target.name}")
+        made = target.with_name(f"new-{target.name}")  # one process is at it; what a killed one left is written anew
         torch._inductor.aoti_compile_and_package(exported, package_path=str(made))
         os.replace(made, target)
 

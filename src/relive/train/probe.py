@@ -14,19 +14,17 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import final
 
 import numpy as np
 
 from relive import Table, attach
-from relive.adapters.gymnasium import record
 from relive.agents.agent import Policy
-from relive.train.actor import Acting, ActorTask
+from relive.train.actor import ActorTask, make_acting
 from relive.train.config import EnvironmentConfig
 from relive.train.core_waits import working_clock
-from relive.train.environments import make_environments
 from relive.train.parameters import ParameterBoard
 from relive.train.scoreboard import Scoreboard
 from relive.train.stopwatch import PARTS as ALL_PARTS
@@ -97,13 +95,9 @@ class _Turns:
         self._counts = Counts(np.zeros(size), np.zeros(size), np.zeros(size, np.int64))
         self._stopwatch = Stopwatch(self._counts)
         watch = watch_with(self._stopwatch if watched else None)
-        envs = watch(make_environments(task.environment.env_id, num_envs), {"step": "environment"})
-        recorded = record(envs, table, timeout_s=0.0)
-        stack.callback(recorded.close)
-        actor = ActorTask(
-            0, 0, task.parent_pid, task.table_name, task.environment, task.policy, task.board, task.scoreboard
-        )
-        self._acting = Acting(actor, recorded, watch)
+        environment = replace(task.environment, num_envs_per_actor=num_envs)
+        actor = ActorTask(0, 0, task.parent_pid, task.table_name, environment, task.policy, task.board, task.scoreboard)
+        self._acting = make_acting(actor, table, watch, stack)
         self._acting.reset()
 
     def take(self, seconds: float) -> float:
@@ -112,7 +106,6 @@ class _Turns:
         self._counts.seconds[:] = 0.0  # between the calls nothing is done
         number, until_s, began_s = 0, time.perf_counter() + seconds, working_clock()
         while number < 3 or time.perf_counter() < until_s:
-            self._acting.poll_parameters()
             self._acting.turn()
             number += 1
         took_s = working_clock() - began_s

@@ -31,7 +31,13 @@ from relive.train.stopwatch import PARTS, STORAGE, Counts, ProfileBoard, Stopwat
 PROFILE_FILE = "profile.json"
 PICTURE_FILE = "profile.svg"
 LEARNER = "learner"
-AGENT_PARTS = {"update": "update", "parameters": "parameters", "state_dict": "checkpoint", "metrics": "report"}
+AGENT_PARTS = {
+    "update": "update",
+    "apply": "update",
+    "parameters": "parameters",
+    "state_dict": "checkpoint",
+    "metrics": "report",
+}
 F = TypeVar("F")
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table as Grid
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 _TERMINAL_PERIOD_S = 0.5
 _LINE_PERIOD_S = 5.0
@@ -45,6 +46,7 @@ class Snapshot:
     num_restarts: int
     doing: str = ""  # what it does in place of learning
     num_remote: int | None = None  # actors of other machines that are connected; None where the run is not served
+    num_dropped: int = 0  # gradients that were too stale to be applied
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -53,6 +55,24 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 def _named(values: Mapping[str, float]) -> str:
     return "".join(f"{name} {value:.2f}, " for name, value in values.items())
+
+
+def figures(now: Snapshot) -> dict[str, float]:
+    """What is logged of a snapshot, by the names that loggers show; what there is nothing to say of is left out."""
+    values: dict[str, float | None] = {
+        "return/acting": now.acting_return,
+        **{f"learner/{name}": value for name, value in now.metrics.items()},
+        "learner/updates_per_s": now.updates_per_s,
+        "learner/wait": now.learner_wait,
+        "actors/steps_per_s": now.steps_per_s,
+        "actors/wait": now.actor_wait,
+        **{f"actors/{name}": value for name, value in now.exploration.items()},
+        "actors/restarts": now.num_restarts,
+        "actors/remote": now.num_remote,
+        "table/fill": now.fill / now.capacity,
+        "table/samples_per_insert": now.replay_ratio,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _remote(now: Snapshot) -> str:
@@ -74,6 +94,7 @@ def _rows(now: Snapshot) -> list[tuple[str, str]]:
         ("replay ratio", f"{now.replay_ratio:.1f} samples an insert"),
         ("waiting", f"learner {now.learner_wait:.0%}, actors {now.actor_wait:.0%}"),
         ("actors", f"{now.num_actors}, restarted {now.num_restarts}{_remote(now)}"),
+        *([("gradients dropped", f"{now.num_dropped:,}")] if now.num_dropped else []),
         *([("now", now.doing)] if now.doing else []),
     ]
 
@@ -85,6 +106,7 @@ def _line(now: Snapshot) -> str:
         f" ({now.updates_per_s:,.0f}/s)  return {_number(now.acting_return)}  best {_number(now.kept_return)}"
         f"  loss {loss}  fill {now.fill / now.capacity:.0%}  replay {now.replay_ratio:.1f}"
         f"  waits learner {now.learner_wait:.0%} actors {now.actor_wait:.0%}  restarts {now.num_restarts}{_remote(now)}"
+        + (f"  dropped {now.num_dropped:,}" if now.num_dropped else "")
         + (f"  {now.doing}" if now.doing else "")
     )
 
@@ -126,6 +148,17 @@ class ProgressReporter:
         period_s = _TERMINAL_PERIOD_S if self._live is not None else min(_EARLY_LINE_PERIOD_S, _EVENT_PERIOD_S)
         return time.monotonic() - max(self._shown_s, self._written_s) >= period_s
 
+    def options(self, options: Mapping[str, object]) -> None:
+        """The run's hyper-parameters, {path: value}, to TensorBoard, whose HPARAMS page sets runs side by side."""
+        if self._writer is None:
+            return
+        plain = {
+            name: value if isinstance(value, (bool, int, float)) else str(value) for name, value in options.items()
+        }
+        metrics = dict.fromkeys(("return/evaluation", "return/acting"))
+        for summary in hparams(plain, metrics):  # type: ignore[no-untyped-call]
+            self._writer.file_writer.add_summary(summary)
+
     def show(self, now: Snapshot, *, at_once: bool = False) -> None:
         """Shows a snapshot, if it is time to or at once."""
         clock_s = time.monotonic()
@@ -158,19 +191,5 @@ class ProgressReporter:
     def _write(self, now: Snapshot) -> None:
         if self._writer is None:
             return
-        values = {
-            "return/acting": now.acting_return,
-            **{f"learner/{name}": value for name, value in now.metrics.items()},
-            "learner/updates_per_s": now.updates_per_s,
-            "learner/wait": now.learner_wait,
-            "actors/steps_per_s": now.steps_per_s,
-            "actors/wait": now.actor_wait,
-            **{f"actors/{name}": value for name, value in now.exploration.items()},
-            "actors/restarts": now.num_restarts,
-            "actors/remote": now.num_remote,
-            "table/fill": now.fill / now.capacity,
-            "table/samples_per_insert": now.replay_ratio,
-        }
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, now.num_steps)
+        for name, value in figures(now).items():
+            self._writer.add_scalar(name, value, now.num_steps)

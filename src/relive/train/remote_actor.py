@@ -29,7 +29,7 @@ from relive.agents.config import require
 from relive.errors import FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable, Unacknowledged
 from relive.service import Published, RemoteTable, connect
 from relive.service.parameters import MAX_VERSION
-from relive.train.actor import Acting, ActorTask
+from relive.train.actor import ActorTask, acting_with
 from relive.train.config import TrainConfig
 from relive.train.environments import describe, make_environments
 from relive.train.errors import EnvironmentRaised
@@ -154,7 +154,7 @@ class _Visit(Closing):
             run.config.environment, env_id=run.env_id, num_envs_per_actor=run.num_envs, seed=_own_seed(acted.seed)
         )
         task = ActorTask(0, acted.num_visits, 0, "", environment, run.policy, self._feed, self._scoreboard)
-        self._acting = Acting(task, self._recorded, actor_watch(None, 0))
+        self._acting = acting_with(task, self._recorded, actor_watch(None, 0))
         acted.num_visits += 1
 
     def act(self, stopping: Callable[[], bool], say: Callable[[str], None]) -> bool:
@@ -163,12 +163,10 @@ class _Visit(Closing):
         """
         began_s = said_s = time.monotonic()
         try:
-            self._acting.poll_parameters()
             self._acting.reset()
             while not stopping():
                 if self._is_over():
                     return True
-                self._acting.poll_parameters()
                 self._acting.turn(_WAIT_SLICE_S)
                 now_s = time.monotonic()
                 if now_s - said_s >= _SAY_PERIOD_S:

@@ -29,7 +29,9 @@ class RunResult:
     """What a run came to. returns: greedy, of the kept policy, on the final seeds; empty where the run was stopped.
 
     num_cut: of these episodes, those that the evaluation's time limit cut; they count as far as they came.
-    num_steps, num_updates, num_restarts (of actors) and num_sessions count the whole run, wall_s its last session.
+    num_dropped: gradients that were too stale to be applied, of learners with batches of their own.
+    num_steps, num_updates, num_restarts (of actors), num_dropped and num_sessions count the whole run, wall_s its last
+    session.
     """
 
     agent: str
@@ -46,6 +48,7 @@ class RunResult:
     num_sessions: int
     wall_s: float
     run_dir: str
+    num_dropped: int = 0
 
     @property
     def mean_return(self) -> float:
@@ -79,5 +82,7 @@ def show_result(result: RunResult, console: Console) -> None:
     grid.add_row("updates", f"{result.num_updates:,} (kept policy: {result.kept_updates:,})")
     grid.add_row("wall clock", f"{result.wall_s:.1f} s")
     grid.add_row("actors restarted", str(result.num_restarts))
+    if result.num_dropped:
+        grid.add_row("gradients dropped", f"{result.num_dropped:,}")
     grid.add_row("run directory", result.run_dir)
     console.print(grid)

@@ -33,8 +33,19 @@ from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_prof
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
-from relive.train.settings import changed
-from relive.train.setup import crowding, learner_threads, make_agent, make_learners, make_served, make_table, make_ways
+from relive.train.settings import changed, options
+from relive.train.setup import (
+    crowding,
+    learner_threads,
+    logging_of,
+    make_agent,
+    make_inference,
+    make_learners,
+    make_served,
+    make_server,
+    make_table,
+    make_ways,
+)
 from relive.train.signals import stop_signals
 
 CURVE_FILE = "curve.png"
@@ -64,28 +75,30 @@ def train(
     `config.threads` meanwhile and flushes denormal numbers.
     Raises InvalidConfig for a directory that holds a run already (without resume) or none (with it), for an
     environment that the agent cannot act in, and what making the table raises: StorageFull where /dev/shm is too
-    small. A refused run leaves no directory. Raises NonFiniteLoss where learning comes to nan or infinity, which
-    leaves the last good checkpoint, and EnvironmentRaised with an actor's traceback, after a checkpoint.
+    small. A refused run leaves no directory. Raises MissingPackage where an option needs an extra that is not there,
+    NonFiniteLoss where learning comes to nan or infinity, which leaves the last good checkpoint, and EnvironmentRaised
+    with an actor's traceback, after a checkpoint.
     """
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    with learner_numerics(learner_threads(config)), stop_signals() as signalled:
+    with logging_of(config, listeners):
+        with learner_numerics(learner_threads(config)), stop_signals() as signalled:
 
-        def stopping() -> bool:
-            return signalled() or listeners.stops
+            def stopping() -> bool:
+                return signalled() or listeners.stops
 
-        agent = make_agent(config)
-        if not resume and (run_dir is None if moving_aside is None else moving_aside):
-            move_aside(folder, console)
-        progress = _prepared(config, agent, folder, resume)
-        run = _Run(config, agent, progress, folder, console, listeners)
-        listeners.tell(lambda one: one.on_start(config, folder))
-        ending = Ending.SOLVED if progress.solved else run.learn(stopping, stop_when)
-        final = None if ending is Ending.STOPPED else run.final_episodes(stopping)
-    result = run.result(ending if final else Ending.STOPPED, final, time.monotonic() - began_s)
-    run.finish(result)
+            agent = make_agent(config)
+            if not resume and (run_dir is None if moving_aside is None else moving_aside):
+                move_aside(folder, console)
+            progress = _prepared(config, agent, folder, resume)
+            run = _Run(config, agent, progress, folder, console, listeners)
+            listeners.tell(lambda one: one.on_start(config, folder))
+            ending = Ending.SOLVED if progress.solved else run.learn(stopping, stop_when)
+            final = None if ending is Ending.STOPPED else run.final_episodes(stopping)
+        result = run.result(ending if final else Ending.STOPPED, final, time.monotonic() - began_s)
+        run.finish(result)
     return result
 
 
@@ -177,13 +190,17 @@ class _Run:
             stack.callback(evaluator.close)
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"
             reporter = stack.enter_context(ProgressReporter(self._console, title, run_dir))
+            reporter.options({option.path: option.value for option in options(config)})
             name = Path(table.path or "").name.removeprefix("relive-")
             watch = profiling.watch
             pool: ActorPool | InlineActors
             if is_inline:
                 pool = InlineActors(config, agent.policy(), table, board, scoreboard, watch)
             else:
-                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board)
+                inference = make_inference(config, agent.policy(), board, scoreboard, reporter.say)
+                if inference is not None:
+                    stack.callback(inference.close)
+                pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board, inference)
             stack.callback(pool.stop)  # before the table closes
             learners = make_learners(config, agent, reporter.say)
             if learners is not None:
@@ -198,18 +215,22 @@ class _Run:
             crowded = crowding(config)
             if crowded is not None:
                 reporter.say(crowded)
+            agent = watch(agent, AGENT_PARTS)
+            server = make_server(config, agent, name, reporter.say)
+            if server is not None:
+                stack.callback(server.stop)
             parts = Parts(
                 profiling.table(table),
                 watch(board, {"publish": "parameters"}),
                 scoreboard,
                 pool,
+                server,
                 watch(evaluator, {"play": "evaluate"}),
                 watch(reporter, {"show": "report"}),
                 watch(self._listeners, {"tell": "report"}),
                 profiling,
                 served,
             )
-            agent = watch(agent, AGENT_PARTS)
 
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
@@ -223,7 +244,8 @@ class _Run:
 
     def _keep_way(self, way: str) -> None:
         """The way of updating that was chosen takes its place in config.json, for the sessions to come."""
-        changed(self._config, {"update": way}).save(self._run_dir / CONFIG_FILE)
+        path = self._run_dir / CONFIG_FILE
+        changed(TrainConfig.load(path), {"update": way}).save(path)  # and nothing that was set for this session alone
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
         """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""
@@ -270,6 +292,7 @@ class _Run:
             num_steps=progress.num_steps,
             num_updates=self._agent.num_updates,
             num_restarts=progress.num_restarts,
+            num_dropped=progress.num_dropped,
             num_sessions=progress.num_sessions,
             wall_s=wall_s,
             run_dir=str(self._run_dir),

@@ -5,92 +5,134 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from relive import SamplesPerInsert, SharedMemory, Table
-from relive.agents.agent import Agent
+from relive.agents.agent import Agent, Policy
 from relive.agents.config import AgentConfig
 from relive.agents.functional import Functional
 from relive.errors import InvalidConfig
+from relive.train.callbacks import Listeners
 from relive.train.config import TrainConfig
 from relive.train.environments import describe
+from relive.train.inference_pool import InferencePool
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import threads_of
 from relive.train.packages import PackageRequest
+from relive.train.parameter_server import ParameterServer, ServerOptions
+from relive.train.parameters import ParameterBoard
 from relive.train.scoreboard import Scoreboard
 from relive.train.topology import Learners
 from relive.train.ways import WayOptions, Ways
 
 if TYPE_CHECKING:
     from relive.train.serving import ServedRun
+    from relive.train.wandb_logger import WandbLogger
 
 
 def make_agent(config: TrainConfig) -> Agent:
     """The agent of a run, or of its first learner's slices where there are several.
 
-    Raises InvalidConfig where it cannot act in the environment, or there is none, and for a compiled update that it
-    does not have.
+    Raises InvalidConfig where it cannot act in the environment, or there is none.
     """
     spaces = describe(config.environment.env_id)
-    agent = slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
-    if config.update == "compiled" and functional_of(config, agent) is None:
-        expected = f"'handwritten' or 'auto' on a device, and for {config.agent.name} with this network"
-        raise InvalidConfig("update", expected, config.update)
-    return agent
-
-
-def functional_of(config: TrainConfig, agent: Agent) -> Functional | None:
-    """The update as it may be compiled, where that is a way of the run."""
-    if config.update == "handwritten" or config.deterministic or config.topology.num_learners > 1:
-        return None
-    functional: Functional | None = agent.functional() if chosen_device(config.device) == "cpu" else None
-    return functional
+    return slice_config(config).make(spaces, seed=config.environment.seed, device=chosen_device(config.device))
 
 
 def learner_threads(config: TrainConfig) -> int:
     """Threads of each learner."""
     num_processes = 0 if config.acts_inline else config.num_actors
+    num_processes += config.topology.closing is not None  # who infers for them
     return threads_of(config.threads, num_processes, config.topology.num_learners)
 
 
 def slice_config(config: TrainConfig) -> AgentConfig:
     """The agent's options for what one learner gets of each batch."""
-    return replace(config.agent, batch_size=config.agent.batch_size // config.topology.num_learners)
+    return replace(config.agent, batch_size=config.agent.batch_size // config.topology.num_slices)
 
 
 def make_learners(config: TrainConfig, agent: Agent, say: Callable[[str], None]) -> LearnerGroup | None:
-    """The group that the agent leads; None where it learns alone. say: see GroupOptions."""
-    count = config.topology.num_learners
+    """The group that the agent leads; None where it learns alone, or in no group. say: see GroupOptions."""
+    count = config.topology.num_slices
     if count == 1:
         return None
-    options = GroupOptions(count, chosen_device(config.device), learner_threads(config), say=say)
+    spin_s = GroupOptions.spin_s if count <= len(os.sched_getaffinity(0)) else 0.0  # or it spins in another's place
+    options = GroupOptions(count, chosen_device(config.device), learner_threads(config), spin_s=spin_s, say=say)
     return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
 
 
 def make_ways(
     config: TrainConfig, agent: Agent, say: Callable[[str], None], settled: Callable[[str], None]
 ) -> Ways | None:
-    """What chooses between the ways of updating; None where there is only the hand-written one. See WayOptions."""
-    functional = functional_of(config, agent)
-    if functional is None:
+    """What chooses between the ways of updating; None where there is only the hand-written one. See WayOptions.
+
+    A line says why there is no compiled one that was asked for.
+    """
+    if config.update == "handwritten":
         return None
+    functional: Functional | None = agent.functional()
+    reasons = {
+        "the run is deterministic": config.deterministic,
+        "there are learners beside the run's process": isinstance(config.topology, Learners),
+        "they are computed on a device": chosen_device(config.device) != "cpu",
+        f"{config.agent.name} has no other with this network": functional is None,
+    }
+    for reason, holds in reasons.items():
+        if holds and config.update == "compiled":
+            say(f"updates are written by hand: {reason}")
+        if holds:
+            return None
+    assert functional is not None
     spaces, steps = describe(config.environment.env_id), tuple(functional.steps)
     request = PackageRequest(config.agent, spaces, learner_threads(config), steps)
     return Ways(agent, functional, request, WayOptions(config.update == "auto", say, settled))
 
 
+def make_server(
+    config: TrainConfig, agent: Agent, table_name: str, say: Callable[[str], None]
+) -> ParameterServer | None:
+    """The server of learners with batches of their own; None where there are none. say: see ServerOptions."""
+    topology = config.topology
+    if not isinstance(topology, Learners) or topology.mode != "async":
+        return None
+    options = ServerOptions(
+        topology.number,
+        config.gradient_staleness,
+        chosen_device(config.device),
+        learner_threads(config),
+        config.environment.seed,
+        say=say,
+    )
+    return ParameterServer(agent, config.agent, describe(config.environment.env_id), table_name, options)
+
+
+def make_inference(
+    config: TrainConfig, policy: Policy, board: ParameterBoard, scoreboard: Scoreboard, say: Callable[[str], None]
+) -> InferencePool | None:
+    """The process that infers for all actors; None where they do for themselves. say: see InferencePool."""
+    closing = config.topology.closing
+    if closing is None:
+        return None
+    spaces = describe(config.environment.env_id)
+    return InferencePool(config, policy, spaces, board, scoreboard, closing, say)
+
+
 def crowding(config: TrainConfig) -> str | None:
     """A line for people where there are more learners than cores that this process may use; None where they fit."""
-    count, cores = config.topology.num_learners, len(os.sched_getaffinity(0))
-    if count <= cores or count == 1:
+    topology, cores = config.topology, len(os.sched_getaffinity(0))
+    if not isinstance(topology, Learners) or topology.number <= cores or topology.number == 1:
         return None
+    slower = (
+        "an update waits for the slowest of them, and" if topology.mode == "sync" else "their gradients are stale, and"
+    )
     return (
-        f"{count} learners on {cores} cores: an update waits for the slowest of them, and those on one core take turns;"
-        f" topology = {Learners(cores)} has one for each core"
+        f"{topology.number} learners on {cores} cores: {slower} those on one core take turns;"
+        f" topology = {replace(topology, number=cores)} has one for each core"
     )
 
 
@@ -145,3 +187,22 @@ def make_served(config: TrainConfig, table: Table, scoreboard: Scoreboard) -> Se
         return None
     served: ServedRun = importlib.import_module("relive.train.serving").ServedRun(config, table, scoreboard)
     return served
+
+
+@contextmanager
+def logging_of(config: TrainConfig, listeners: Listeners) -> Iterator[None]:
+    """The loggers that the options ask for hear of the run; they end with the block. Raises MissingPackage.
+
+    Loaded here: wandb takes seconds, and is seldom there.
+    """
+    if not config.logging.wandb:
+        yield
+        return
+    logger: WandbLogger = importlib.import_module("relive.train.wandb_logger").WandbLogger()
+    listeners.add(logger)
+    try:
+        yield
+    except BaseException:
+        logger.close(failed=True)
+        raise
+    logger.close(failed=False)

@@ -32,7 +32,8 @@ class SharedBlock:
 
     def array(self, dtype: DTypeLike, shape: tuple[int, ...], offset: int = 0) -> NDArray[Any]:
         """A writable view from byte `offset`."""
-        return np.ndarray(shape, dtype, self._memory, offset)
+        # By way of frombuffer, which keeps close() from unmapping it; np.ndarray by itself would not.
+        return np.ndarray(shape, dtype, np.frombuffer(self._memory, np.uint8), offset)
 
     def close(self) -> None:
         """Unmaps it here. Views still alive keep the mapping until they go."""

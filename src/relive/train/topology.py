@@ -3,6 +3,10 @@
   Inline()          one process: the actors take a step in turn, then learning goes as far as the limiter lets it
   Actors(n)         n actor processes beside one learner; as many as acting.num_actors says where n is left out
   Learners(n)       the same, and n learners that share every update, a slice of the batch each (learner_group.py)
+  Learners(n, "async")   the same, and n learners with batches of their own, whose gradients the process that calls
+                    `train` applies one after another (parameter_server.py)
+  CentralInference(max_batch, max_wait_us)   actors have environments only; one process infers for all (inference.py)
+  DoubleBuffered(n)  the same, and each actor has two groups of environments: one steps while the other is inferred
 
 What a run draws at random belongs to its environments, its actors and its agent, each with a seed of its own: actor k
 plays the same stream of environments under each of them, and the state of a checkpoint has no trace of which it was.
@@ -19,9 +23,22 @@ from relive.agents.config import require
 from relive.errors import InvalidConfig
 from relive.train.settings import Written
 
-_EXPECTED = "'inline', 'actors', 'actors(4)' or 'learners(2, sync)'"
-_FORM = re.compile(r"\s*([a-z]+)\s*(?:\(\s*([0-9]{1,6})?\s*(?:,\s*([a-z]+)\s*)?\))?\s*")
+_EXPECTED = (
+    "'inline', 'actors', 'actors(4)', 'learners(2, sync)', 'learners(2, async)', 'central(16, 500)' or 'double(4)'"
+)
+_FORM = re.compile(r"\s*([a-z]+)\s*(?:\(\s*([0-9]{1,9})?\s*(?:,\s*([a-z]+|[0-9]{1,9})\s*)?\))?\s*")
 _MOST = 1024
+_MOST_ROWS = 2**20
+_LONGEST_US = 10_000_000
+
+
+@final
+@dataclass(frozen=True)
+class Closing:
+    """A batch of observations closes at max_batch of them, or max_wait_us after its first, whichever comes first."""
+
+    max_batch: int
+    max_wait_us: int
 
 
 class Topology(Written):
@@ -30,7 +47,27 @@ class Topology(Written):
     @property
     @abstractmethod
     def num_learners(self) -> int:
-        """Processes that learn."""
+        """Processes that compute gradients."""
+
+    @property
+    def num_slices(self) -> int:
+        """Equal slices that each batch is cut into."""
+        return 1
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of each actor's environments, of which one steps at a time."""
+        return 1
+
+    @property
+    def closing(self) -> Closing | None:
+        """When a batch of observations closes, where one process infers for all actors; None where each does it."""
+        return None
+
+    @property
+    def asks_for_actors(self) -> int | None:
+        """Actor processes, where the topology says how many; None: acting.num_actors."""
+        return None
 
     @classmethod
     def parse(cls, text: str) -> Topology:
@@ -41,8 +78,14 @@ class Topology(Written):
             return Inline()
         if name == "actors" and mode is None and ("(" not in text or number):
             return Actors(int(number) if number else None)
-        if name == "learners" and number:
+        if name == "learners" and number and not (mode or "").isdigit():
             return Learners(int(number), mode or "sync")  # type: ignore[arg-type]
+        if name == "central" and "(" not in text:
+            return CentralInference()
+        if name == "central" and number and mode and mode.isdigit():
+            return CentralInference(int(number), int(mode))
+        if name == "double" and mode is None and ("(" not in text or number):
+            return DoubleBuffered(int(number) if number else None)
         raise InvalidConfig("topology", _EXPECTED, text)
 
 
@@ -69,6 +112,11 @@ class Actors(Topology):
         if self.number is not None:
             require(1 <= self.number <= _MOST, "actors of the topology", f"in [1, {_MOST}]", self.number)
 
+    @property
+    def asks_for_actors(self) -> int | None:
+        """See Topology."""
+        return self.number
+
     def __str__(self) -> str:
         return "actors" if self.number is None else f"actors({self.number})"
 
@@ -76,19 +124,88 @@ class Actors(Topology):
 @final
 @dataclass(frozen=True)
 class Learners(Topology):
-    """number: of learners, the process that calls `train` among them; acting.num_actors actors. mode: "sync"."""
+    """number: of learners; acting.num_actors actors.
+
+    mode: "sync", they share each batch in equal slices, and the process that calls `train` is one of them; "async",
+    each draws batches of its own and has a process of its own, and the process that calls `train` applies what they
+    find, while it is not too stale: `learning.max_gradient_staleness`.
+    """
 
     number: int
-    mode: Literal["sync"] = "sync"
+    mode: Literal["sync", "async"] = "sync"
 
     def __post_init__(self) -> None:
         require(1 <= self.number <= _MOST, "learners of the topology", f"in [1, {_MOST}]", self.number)
-        require(self.mode == "sync", "mode of the learners", "'sync'", self.mode)
+        require(self.mode in ("sync", "async"), "mode of the learners", "'sync' or 'async'", self.mode)
 
     @property
     def num_learners(self) -> int:
         """See Topology."""
         return self.number
 
+    @property
+    def num_slices(self) -> int:
+        """See Topology."""
+        return self.number if self.mode == "sync" else 1
+
     def __str__(self) -> str:
         return f"learners({self.number}, {self.mode})"
+
+
+@final
+@dataclass(frozen=True)
+class CentralInference(Topology):
+    """acting.num_actors actors that step environments only, and a process that infers their actions in batches.
+
+    max_batch: observations of a batch, which closes when it has so many, or all that the actors have; at least
+    environment.num_envs_per_actor, since those come together. max_wait_us: microseconds after which a batch closes with
+    what it has. One learner, in the process that calls `train`.
+    """
+
+    max_batch: int = 64
+    max_wait_us: int = 500
+    num_learners = 1
+
+    def __post_init__(self) -> None:
+        require(1 <= self.max_batch <= _MOST_ROWS, "max_batch", f"in [1, {_MOST_ROWS}]", self.max_batch)
+        require(0 <= self.max_wait_us <= _LONGEST_US, "max_wait_us", f"in [0, {_LONGEST_US}]", self.max_wait_us)
+
+    @property
+    def closing(self) -> Closing:
+        """See Topology."""
+        return Closing(self.max_batch, self.max_wait_us)
+
+    def __str__(self) -> str:
+        return f"central({self.max_batch}, {self.max_wait_us})"
+
+
+@final
+@dataclass(frozen=True)
+class DoubleBuffered(Topology):
+    """number: of actor processes; None: acting.num_actors. The environments of each are two groups.
+
+    While one group steps in its actor, a process infers the actions of the other: that is where the two overlap. It
+    takes what there is and waits for no more. environment.num_envs_per_actor is at least 2. One learner, in the process
+    that calls `train`.
+    """
+
+    number: int | None = None
+    num_learners = 1
+    num_groups = 2
+
+    def __post_init__(self) -> None:
+        if self.number is not None:
+            require(1 <= self.number <= _MOST, "actors of the topology", f"in [1, {_MOST}]", self.number)
+
+    @property
+    def closing(self) -> Closing:
+        """See Topology."""
+        return Closing(_MOST_ROWS, 0)
+
+    @property
+    def asks_for_actors(self) -> int | None:
+        """See Topology."""
+        return self.number
+
+    def __str__(self) -> str:
+        return "double" if self.number is None else f"double({self.number})"

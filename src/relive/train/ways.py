@@ -9,7 +9,7 @@ begins with the hand-written way, which costs no start. Then:
   check    one batch goes both ways, from one state. Where the results differ by more than float error the package is
            not used, and a line says so; the hand-written result stands.
   trial    with "auto", blocks of updates take turns, each on batches of the run. The compiled way has to be faster by
-           LEAST_GAIN, in the median of the CPU time of the learner's thread.
+           LEAST_GAIN, in the median of the CPU time of the learner's thread (of the wall clock, where it has several).
   settled  the way is said in a line, and stands in config.json, so that a resumed run has it.
 
 With several learners, on a device, and for agents whose `functional` is None there is only the hand-written way.
@@ -17,6 +17,7 @@ With several learners, on a device, and for agents whose `functional` is None th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -73,13 +74,16 @@ class Ways:
 
     def __init__(self, agent: Agent, functional: Functional, request: PackageRequest, options: WayOptions) -> None:
         self._agent, self._functional, self._request, self._options = agent, functional, request, options
+        # Of several threads CPU time says nothing, and a busy machine disturbs both ways alike.
+        self._clock = time.thread_time if request.num_threads == 1 else time.perf_counter
         self._began_s = self._looked_s = time.monotonic()
         self._maker: Maker | None = None
         self._steps: Mapping[str, Any] = {}
         self._times: dict[str, list[float]] = {"handwritten": [], "compiled": []}
         self._num_timed = 0
         self.way: str | None = None
-        self._look()
+        if self._look():
+            self._looked_s = -math.inf  # the first update looks again, and takes them
 
     def update(self, batch: Items) -> Priorities:
         """See Agent."""
@@ -159,9 +163,9 @@ class Ways:
 
     def _tried(self, batch: Items) -> Priorities:
         way = ("handwritten", "compiled")[self._num_timed // _BLOCK % 2]
-        began_s = time.thread_time()
+        began_s = self._clock()
         priorities = self._compiled(batch) if way == "compiled" else self._agent.update(batch)
-        self._times[way].append(time.thread_time() - began_s)
+        self._times[way].append(self._clock() - began_s)
         self._num_timed += 1
         if self._num_timed == 2 * _BLOCKS * _BLOCK:
             mine, compiled = (1e6 * float(np.median(self._times[way])) for way in ("handwritten", "compiled"))

@@ -1,0 +1,37 @@
+"""How learners draw batches: ahead of time where the agent wants them so, else when they are asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from relive import Batch, Table
+from relive.agents.agent import Agent
+from relive.errors import DeadlineExceeded
+
+SLICE_S = 0.1
+_SOON_S = 0.02
+T = TypeVar("T")
+
+
+@contextmanager
+def batches_of(table: Table, agent: Agent, num_items: int) -> Iterator[Callable[[], Batch]]:
+    """A function that gives the next batch of num_items; DeadlineExceeded after SLICE_S without one."""
+    columns = tuple(agent.columns)
+    if agent.prefetch:
+        with table.batches(num_items, prefetch=agent.prefetch, columns=columns, timeout_s=SLICE_S) as batches:
+            yield lambda: next(batches)
+    else:
+        yield lambda: table.sample(num_items, columns=columns, timeout_s=SLICE_S)
+
+
+def or_none(take: Callable[[], T]) -> T | None:
+    """What take() gives; None where it met its deadline, after a moment at least."""
+    try:
+        return take()
+    except DeadlineExceeded as late:
+        # Also told at once where no actor has attached yet.
+        time.sleep(max(0.0, _SOON_S - late.waited_s))
+        return None

@@ -1,0 +1,260 @@
+"""A program: two Ray nodes in a network and a process tree of its own, and what fleets do there, as JSON.
+
+usage: unshare --net --pid --fork --kill-child --mount-proc python on_two_nodes.py PREFIX FOLDER
+PREFIX: of the names of shared memory. FOLDER: for Ray's files, its path short. All that it started ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HEAD, OTHER = "127.0.0.1", "127.0.0.2"
+ADDRESS = f"{HEAD}:6379"
+FLEET_TOML = """
+name = "{name}"
+num_shards = 2
+port = 7300
+
+[table]
+capacity = 1_000
+
+[table.columns]
+observation = {{ shape = [2], dtype = "float32", kind = "state" }}
+action = {{ dtype = "int64" }}
+"""
+
+
+def main(prefix: str, folder: str) -> None:
+    raise_loopback()
+    os.environ.update({"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"})
+    os.environ.pop("RAY_ADDRESS", None)
+    told: dict[str, Any] = {}
+    for scenario in (without_a_cluster, starts, from_tasks, killed, kept, refused, on_the_command_line):
+        if scenario is starts:
+            start_nodes(folder)
+            os.environ["RAY_ADDRESS"] = ADDRESS
+        begun = time.monotonic()
+        try:
+            told[scenario.__name__] = scenario(prefix + scenario.__name__[0])
+        except Exception:
+            told[scenario.__name__] = traceback.format_exc()
+            end(prefix + scenario.__name__[0])
+        sys.stderr.write(f"{scenario.__name__} took {time.monotonic() - begun:.1f} s\n")
+    sys.stdout.write("\n" + json.dumps(told) + "\n")
+
+
+def end(name: str) -> None:
+    """What a scenario that went wrong left."""
+    from relive.fleet import ray as fleets
+
+    with contextlib.suppress(Exception):
+        fleets.stop(name)
+
+
+def raise_loopback() -> None:
+    """A new network namespace has a loopback device that is down: what `ip link set lo up` does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14s", b"lo", 0x1, b""))  # SIOCSIFFLAGS, IFF_UP
+
+
+def start_nodes(folder: str) -> None:
+    ray = str(Path(sys.executable).with_name("ray"))
+    usual = ["--num-cpus=3", "--object-store-memory=80000000", "--disable-usage-stats"]
+    head = ["--head", f"--node-ip-address={HEAD}", "--port=6379", "--include-dashboard=false", f"--temp-dir={folder}"]
+    for options in (head, [f"--address={ADDRESS}", f"--node-ip-address={OTHER}"]):
+        done = subprocess.run([ray, "start", *usual, *options], capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
+
+
+def config(name: str, num_shards: int = 2, capacity: int = 1_000, port: int = 7170, index: Any = None) -> Any:
+    import relive
+    from relive.fleet.ray import FleetConfig
+
+    columns = {"observation": relive.ArraySpec((2,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}
+    return FleetConfig(name, num_shards, relive.TableConfig(relive.StepSpec(columns), capacity, index), port)
+
+
+def write(table: Any, first: int, count: int, **where: Any) -> list[int]:
+    keys = []
+    with table.writer(**where) as writer:
+        for number in range(first, first + count):
+            step = {"observation": [number, number], "action": number, "next_observation": [number + 1, number + 1]}
+            keys.append(int(writer.append(**step)))
+    return keys
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+# ---- scenarios -------------------------------------------------------------------------------------------------------
+
+
+def without_a_cluster(name: str) -> Any:
+    from relive.fleet import ray as fleets
+
+    return error_of(lambda: fleets.status(name))
+
+
+def starts(name: str) -> Any:
+    from relive.fleet import ray as fleets
+
+    told: dict[str, Any] = {"missing": error_of(lambda: fleets.connect(name))}
+    told["too many"] = error_of(lambda: fleets.start(config(name, 3), 3.0))
+    told["left"] = [path.name for path in Path("/dev/shm").iterdir() if name in path.name]
+    reports = fleets.start(config(name))
+    told["nodes"] = sorted(report.node_ip for report in reports)
+    told["states"] = [(report.number, report.state, report.is_restored, report.capacity) for report in reports]
+    told["again"] = error_of(lambda: fleets.start(config(name)))
+    fleets.stop(name)
+    told["stopped"] = error_of(lambda: fleets.stop(name))
+    return told
+
+
+def from_tasks(name: str) -> Any:
+    """A task on each node writes to the shard of its node and draws from both."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from relive.fleet import ray as fleets
+
+    reports = fleets.start(config(name))
+    nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    told: dict[str, Any] = {"shards": {report.node_ip: report.number for report in reports}, "wrote": {}}
+    for first, (ip, node) in enumerate(nodes.items()):
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        placed = ray.remote(in_a_task).options(num_cpus=1, scheduling_strategy=here)
+        told["wrote"][ip] = ray.get(placed.remote(name, 100 * first), timeout=120.0)
+    with fleets.connect(name) as table:
+        batch = table.sample(64)
+        told["drawn"] = sorted(set((batch.item_keys >> 51).tolist()))
+        told["rows"] = bool((batch["observation"][:, 0] == batch["action"]).all())
+        told["paths"] = [shard.path for shard in table.stats().shards]
+        told["steps"] = len(table)
+    fleets.stop(name)
+    return told
+
+
+def in_a_task(name: str, first: int) -> list[int]:
+    from relive.fleet import ray as fleets
+
+    with fleets.connect(name) as table:
+        keys = write(table, first, 20)
+        table.sample(8)
+        return sorted({key >> 51 for key in keys})
+
+
+def killed(name: str) -> Any:
+    """An owner is killed while somebody writes to it: draws go on, it comes back, and all that was stored is there."""
+    from relive.errors import ReliveError
+    from relive.fleet import ray as fleets
+
+    victim = fleets.start(config(name))[1]
+    told: dict[str, Any] = {}
+    with fleets.connect(name) as mapped, fleets.connect(name, path="service") as far:
+        keys = write(mapped, 0, 50, shard=0) + write(mapped, 50, 50, shard=1) + write(far, 100, 50, shard=1)
+        told["paths"] = [table.stats().shards[1].path for table in (mapped, far)]
+        begun = threading.Event()
+
+        def go_on() -> None:
+            with far.writer(shard=1) as writer:
+                for number in range(150, 100_000):
+                    step = {"observation": [number, number], "action": number, "next_observation": [0, 0]}
+                    keys.append(int(writer.append(**step, truncated=True, timeout_s=5.0)))
+                    begun.set()
+
+        def until_killed() -> None:
+            try:
+                go_on()
+            except ReliveError as error:
+                told["writer"] = type(error).__name__
+
+        thread = threading.Thread(target=until_killed)
+        thread.start()
+        begun.wait(30.0)
+        os.kill(victim.pid, signal.SIGKILL)
+        for kind, table in (("mapped", mapped), ("service", far)):
+            start = time.monotonic()
+            told[f"drawn, {kind}"] = int(table.sample(32, timeout_s=2.0).num_items)
+            told[f"drawn within 2 s, {kind}"] = time.monotonic() - start < 2.0
+        thread.join(60.0)
+        start = time.monotonic()
+        for table in (mapped, far):
+            while table.stats().shards[1].state != "live" and time.monotonic() - start < 60.0:
+                time.sleep(0.02)
+        report = fleets.status(name)[1]
+        told["back"] = [report.state, report.is_restored, report.pid != victim.pid, report.address == victim.address]
+        for kind, table in (("mapped", mapped), ("service", far)):
+            there = table.gather(np.array(keys), columns=["action"])
+            told[f"acknowledged, {kind}"] = bool(there.present.all())
+            told[f"in order, {kind}"] = bool((there["action"] == np.arange(len(keys))).all())
+            told[f"drawn again, {kind}"] = 1 in (table.sample(64).item_keys >> 51)
+        mapped.check()
+    fleets.stop(name)
+    return told
+
+
+def kept(name: str) -> Any:
+    """Stopped with its memory kept, a fleet starts with what it held; another fleet does not get that memory."""
+    from relive.fleet import ray as fleets
+
+    first = {report.node_ip: report.number for report in fleets.start(config(name))}
+    with fleets.connect(name) as table:
+        keys = write(table, 0, 30, shard=0) + write(table, 30, 30, shard=1)
+    fleets.stop(name, keeps_memory=True)
+    told: dict[str, Any] = {"other": error_of(lambda: fleets.start(config(name, capacity=500), 60.0))}
+    second = fleets.start(config(name))
+    told["is the same"] = {report.node_ip: report.number for report in second} == first
+    told["restored"] = [report.is_restored for report in second]
+    with fleets.connect(name) as table:
+        told["there"] = bool(table.gather(np.array(keys)).present.all())
+    fleets.stop(name)
+    return told
+
+
+def refused(name: str) -> Any:
+    """Somebody else owns the region: the shard does not run, and says so; the other one is ended."""
+    import relive
+    from relive.fleet import ShardOwner
+    from relive.fleet import ray as fleets
+
+    with ShardOwner(0, config(name).shard(0)):
+        told = {"owned": error_of(lambda: fleets.start(config(name), 60.0))}
+    told["left"] = str([row.name for row in relive.list_tables() if row.name.startswith(name)])
+    return told
+
+
+def on_the_command_line(name: str) -> Any:
+    path = Path(os.environ["RAY_TMPDIR"]) / "fleet.toml"
+    path.write_text(FLEET_TOML.format(name=name))
+    told = {}
+    for arguments in (["start", str(path)], ["start", str(path)], ["status", name], ["stop", name], ["status", name]):
+        command = [str(Path(sys.executable).with_name("relive")), "fleet", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        told[f"{len(told)} {arguments[0]}"] = [done.returncode, done.stdout.splitlines(), done.stderr.splitlines()[-1:]]
+    return told
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

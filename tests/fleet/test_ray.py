@@ -1,0 +1,169 @@
+"""Fleets on two Ray nodes of this machine, which have a network with nothing but loopback to themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes.shm import needs_shared_memory, shared_files
+
+import relive
+from relive import errors
+
+pytest.importorskip("ray", reason="ray is not installed here (pip install 'relive[ray]')")
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (the extra `ray` brings it)")
+
+from relive.fleet.ray import FleetConfig, load_config  # noqa: E402
+
+pytestmark = needs_shared_memory
+PROGRAM = Path(__file__).with_name("on_two_nodes.py")
+UNSHARE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def why_not() -> str:
+    """Why this machine has no namespaces for us; '' where it has."""
+    try:
+        done = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, timeout=30)
+    except OSError as error:
+        return str(error)
+    return done.stderr.strip() or "unshare failed" if done.returncode else ""
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[dict[str, Any]]:
+    """What the program found; it runs once for all tests of this file."""
+    reason = why_not()
+    if reason:
+        pytest.skip(f"two Ray nodes need a network namespace of their own, which is not permitted here: {reason}")
+    prefix = f"test-ray-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder:
+        done = subprocess.run(
+            [*UNSHARE, sys.executable, str(PROGRAM), prefix, folder], capture_output=True, text=True, timeout=280
+        )
+    try:
+        assert done.returncode == 0, done.stderr[-4000:]
+        yield json.loads(done.stdout.splitlines()[-1])
+        assert shared_files(prefix) == []
+    finally:
+        for path in shared_files(prefix):
+            path.unlink()
+
+
+def result(two_nodes: dict[str, Any], scenario: str) -> Any:
+    told = two_nodes[scenario]
+    assert not isinstance(told, str) or "Traceback" not in told, told
+    return told
+
+
+def test_without_a_cluster_it_says_how_one_starts(two_nodes: dict[str, Any]) -> None:
+    assert "InvalidConfig" in result(two_nodes, "without_a_cluster") and "ray start" in two_nodes["without_a_cluster"]
+
+
+def test_a_fleet_starts_once_a_shard_a_node(two_nodes: dict[str, Any]) -> None:
+    told = result(two_nodes, "starts")
+    assert told["missing"].startswith("NoSuchFleet") and told["stopped"].startswith("NoSuchFleet")
+    assert told["too many"].startswith("DeadlineExceeded") and "2 nodes" in told["too many"]
+    assert told["left"] == []
+    assert told["nodes"] == ["127.0.0.1", "127.0.0.2"]
+    assert told["states"] == [[0, "live", False, 1_000], [1, "live", False, 1_000]]
+    assert told["again"].startswith("FleetExists")
+
+
+def test_tasks_write_to_the_shard_of_their_node_and_draw_from_both(two_nodes: dict[str, Any]) -> None:
+    told = result(two_nodes, "from_tasks")
+    assert told["wrote"] == {ip: [number] for ip, number in told["shards"].items()}
+    assert told["drawn"] == [0, 1] and told["rows"] and told["steps"] == 40
+    assert told["paths"] == ["mapped", "mapped"]
+
+
+def test_a_killed_shard_is_left_out_and_comes_back_with_all_that_was_stored(two_nodes: dict[str, Any]) -> None:
+    told = result(two_nodes, "killed")
+    assert told["paths"] == ["mapped", "service"] and told["writer"] == "ServiceUnavailable"
+    assert told["back"] == ["live", True, True, True]
+    for kind in ("mapped", "service"):
+        assert told[f"drawn, {kind}"] == 32 and told[f"drawn within 2 s, {kind}"]
+        assert told[f"acknowledged, {kind}"] and told[f"in order, {kind}"] and told[f"drawn again, {kind}"]
+
+
+def test_a_fleet_that_kept_its_memory_starts_with_it(two_nodes: dict[str, Any]) -> None:
+    told = result(two_nodes, "kept")
+    assert told["other"].startswith("FleetFailed") and "config of the shard" in told["other"]
+    assert told["restored"] == [True, True] and told["there"]
+
+
+def test_memory_that_another_owns_is_not_taken(two_nodes: dict[str, Any]) -> None:
+    told = result(two_nodes, "refused")
+    assert told["owned"].startswith("FleetFailed") and "shard 0" in told["owned"] and "NameTaken" in told["owned"]
+    assert told["left"] == "[]"
+
+
+def test_the_command_line(two_nodes: dict[str, Any]) -> None:
+    told = result(two_nodes, "on_the_command_line")
+    assert told["0 start"][0] == told["2 status"][0] == told["3 stop"][0] == 0
+    for lines in (told["0 start"][1], told["2 status"][1]):
+        assert [line.split(":")[0] for line in lines] == ["shard 0", "shard 1"]
+        assert all("0 of 1,000 steps" in line and "/test-ray-" in line for line in lines)
+    assert told["1 start"][0] == 1 and "runs on this Ray cluster already" in told["1 start"][2][0]
+    assert told["4 status"][0] == 1 and "no fleet" in told["4 status"][2][0]
+
+
+# ---- without a cluster -----------------------------------------------------------------------------------------------
+
+
+def table(**more: Any) -> relive.TableConfig:
+    return relive.TableConfig(relive.StepSpec({"action": relive.ArraySpec((), "int64")}), 1_000, **more)
+
+
+def test_a_shard_is_the_table_in_memory_of_its_own() -> None:
+    config = FleetConfig("pong", 2, table(seed=3))
+    assert config.shard(1) == table(seed=3, storage=relive.SharedMemory("pong-1"))
+    assert FleetConfig("pong", 2, table(), num_cpus=0).bundle["CPU"] > 0
+
+
+def test_bad_fleets_are_refused() -> None:
+    wrong: list[dict[str, Any]] = [
+        {"name": ""},
+        {"name": "a/b"},
+        {"name": 7},
+        {"num_shards": 0},
+        {"num_shards": 4097},
+        {"table": "table"},
+        {"port": -1},
+        {"port": 65_535},
+        {"num_cpus": -1.0},
+        {"resources": ["gpu"]},
+        {"resources": {"memory": -1.0}},
+    ]
+    for one in wrong:
+        with pytest.raises(errors.InvalidConfig):
+            FleetConfig(**{"name": "pong", "num_shards": 2, "table": table(), **one})
+
+
+def test_a_file_that_is_no_fleet_names_the_part(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    whole = 'name = "pong"\nnum_shards = 2\n[table]\ncapacity = 100\n[table.columns]\naction = { dtype = "int64" }\n'
+    path.write_text(whole)
+    assert load_config(path).table.capacity == 100
+    for wrong, told in (
+        (whole.replace("num_shards = 2", ""), "num_shards"),
+        (whole.replace("num_shards = 2", "shards = 2"), "shards"),
+        (whole.replace("capacity = 100", "capacity = -1"), "capacity"),
+        (whole.replace('"int64"', '"int65"'), "int65"),
+        ("name =", "TOML"),
+        (whole.replace('"pong"', '"a/b"'), "name"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises((errors.InvalidConfig, errors.SpecError), match=told):
+            load_config(path)
+
+
+def test_there_is_an_unshare_or_a_reason() -> None:
+    assert shutil.which("unshare") is not None or why_not()

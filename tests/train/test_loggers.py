@@ -1,0 +1,105 @@
+"""What TensorBoard and Weights & Biases get of a run: the hyper-parameters, the figures, the result."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="training needs torch")
+pytest.importorskip("gymnasium", reason="training needs Gymnasium")
+
+from relive.errors import InvalidConfig, MissingPackage  # noqa: E402
+from relive.train import Callback, Snapshot, preset, train  # noqa: E402
+
+SMALL: dict[str, object] = {
+    "topology": "inline", "acting.num_actors": 1, "replay.min_size": 100, "limits.max_steps": 600,
+    "evaluation.num_episodes": 1, "evaluation.num_final_episodes": 2, "evaluation.stop_return": None,
+    "agent.network.hidden": (16,), "agent.batch_size": 16, "agent.gamma": 0.875,
+}  # fmt: skip
+
+
+def everything_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def test_tensorboard_gets_the_hyper_parameters(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    train(preset("dqn", "CartPole-v1", SMALL), tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    told = HParamsPluginData.FromString(events.PluginTagToContent("hparams")["_hparams_/session_start_info"])
+    options = told.session_start_info.hparams
+    assert options["agent.gamma"].number_value == 0.875 and options["limits.max_steps"].number_value == 600
+    assert options["agent.network.hidden"].string_value == "(16,)" and options["topology"].string_value == "inline"
+    assert options["evaluation.stop_return"].string_value == "None"
+    assert {"return/acting", "learner/loss", "table/fill"} <= set(events.Tags()["scalars"])
+
+
+def wandb_or_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed here (pip install 'relive[wandb]')")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def test_wandb_offline_has_options_figures_and_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb_or_skip(monkeypatch)
+    folder = tmp_path / "run"
+    config = preset("dqn", "CartPole-v1", {**SMALL, "logging.wandb": True, "logging.project": "of-tests"})
+    train(config, folder)
+    (recorded,) = folder.glob("wandb/offline-run-*/*.wandb")
+    text = recorded.read_bytes()
+    for word in (b"return/evaluation", b"learner/loss", b"learner/updates_per_s", b"return/final", b"gamma", b"0.875"):
+        assert word in text, word
+    assert b"of-tests" in text
+    name = (folder / "wandb-id.txt").read_text().strip()
+    assert recorded.name == f"run-{name}.wandb"
+    train(None, folder, resume=True)
+    assert len(list(folder.glob(f"wandb/offline-run-*/run-{name}.wandb"))) == 2, "a resumed run is the same one there"
+
+
+def test_wandb_ends_with_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb_or_skip(monkeypatch)
+    from relive.train import wandb_logger
+
+    codes: list[Any] = []
+
+    class Run:
+        def log(self, values: Any, step: int) -> None:
+            codes.append(step)
+
+        def finish(self, exit_code: int) -> None:
+            codes.append(f"finished {exit_code}")
+
+    class Failing(Callback):
+        def on_progress(self, now: Snapshot) -> None:
+            if now.num_steps > 100:
+                raise ArithmeticError("of the test")
+
+    monkeypatch.setattr(wandb_logger.wandb, "init", lambda **named: Run())
+    with pytest.raises(ArithmeticError):
+        train(preset("dqn", "CartPole-v1", {**SMALL, "logging.wandb": True}), tmp_path / "run", callbacks=[Failing()])
+    assert codes[-1] == "finished 1"
+    steps = [code for code in codes if isinstance(code, int)]
+    assert steps == sorted(steps)
+
+
+def test_without_wandb_the_run_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delitem(sys.modules, "relive.train.wandb_logger", raising=False)
+    with pytest.raises(MissingPackage) as caught:
+        train(preset("dqn", "CartPole-v1", {**SMALL, "logging.wandb": True}), tmp_path / "run")
+    assert "wandb" in str(caught.value) and "[wandb]" in str(caught.value) and not (tmp_path / "run").exists()
+    with pytest.raises(InvalidConfig):
+        preset("dqn", "CartPole-v1", {"logging.project": ""})
+
+
+def test_nobody_loads_wandb_unasked() -> None:
+    program = "import sys, relive.train.run, relive.train.actor; assert 'wandb' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
