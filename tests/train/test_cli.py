@@ -67,6 +67,7 @@ def test_missing_extras_are_named() -> None:
         (["typer"], ["train", "dqn"], "train"),
         (["torch"], ["train", "dqn"], "train"),
         (["gymnasium"], ["train", "dqn"], "train"),
+        (["torch"], ["tune", "--agent", "dqn"], "train"),
         (["typer"], ["serve", "table.toml"], "service"),
         (["pyarrow", "pyarrow.flight"], ["serve", "table.toml"], "service"),
     ):
