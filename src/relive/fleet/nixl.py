@@ -12,7 +12,7 @@ Protocol. One agent a process, for both roles, behind one lock: its calls are no
 is a request a list, all of them posted before one is waited for. A request that is not done when its reader gives up
 is *quarantined*, with all memory that its bytes may come to, until it is: only then that memory is freed, and the lists
 that it was made of. A peer that disconnected is told at once; its lists are void, and new ones need new metadata: they
-are made when the shard is found alive again over the service, never right away, and no more often than once a second.
+are made when the shard is found alive again over the service, never back to back: what failed rests for a second.
 """
 
 from __future__ import annotations
