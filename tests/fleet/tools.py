@@ -17,7 +17,11 @@ from relive.fleet import ShardOwner
 
 __all__ = ["TRANSPORTS", "Together", "config_of", "fill", "in_threads", "needs_nixl", "own_until_told"]
 
-TRANSPORTS = {"UCX_TLS": "sm,tcp,self", "NIXL_LOG_LEVEL": "FATAL"}  # of UCX: there is no network card here
+TRANSPORTS = {
+    "UCX_TLS": "sm,tcp,self",
+    "NIXL_LOG_LEVEL": "FATAL",
+    "UCX_LOG_LEVEL": "error",
+}  # of UCX: there is no network card here
 os.environ.update({name: os.environ.get(name, value) for name, value in TRANSPORTS.items()})
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl_cu12") is None,

@@ -12,7 +12,7 @@ Protocol. One agent a process, for both roles, behind one lock: its calls are no
 is a request a list, all of them posted before one is waited for. A request that is not done when its reader gives up
 is *quarantined*, with all memory that its bytes may come to, until it is: only then that memory is freed, and the lists
 that it was made of. A peer that disconnected is told at once; its lists are void, and new ones need new metadata: they
-are made when the shard is found alive again over the service, never right away, and no more often than once a second.
+are made when the shard is found alive again over the service, never back to back: what failed rests for a second.
 """
 
 from __future__ import annotations
@@ -139,14 +139,15 @@ class Agent:
                 raise ConnectionError("the metadata is another agent's")
             self._peers[peer] = self._peers.get(peer, 0) + 1
 
-    def disconnect(self, peer: str) -> None:
-        """One less; with the last the connection ends, and lists of its cells are void."""
+    def disconnect(self, peer: str, has_failed: bool) -> None:
+        """One less; with the last the connection ends, and lists of its cells are void. One that failed rests then."""
         with self.lock:
             self._peers[peer] -= 1
             if not self._peers[peer]:
                 del self._peers[peer]
                 self._let_go = {name: at for name, at in self._let_go.items() if time.monotonic() - at < _REST_S}
-                self._let_go[peer] = time.monotonic()
+                if has_failed:
+                    self._let_go[peer] = time.monotonic()
                 with contextlib.suppress(Exception):  # it is gone either way
                     self._agent.invalidateRemoteMD(peer)
 
@@ -324,6 +325,7 @@ class NixlMemory:
         self._regions: dict[int, tuple[Any, object]] = {}  # by number: what was registered, and who keeps it
         self._numbers = itertools.count()
         self._pending: list[Any] = []
+        self._has_failed = False
         agent.sweep()
         try:
             agent.connect(offered.agent, offered.metadata)
@@ -384,8 +386,10 @@ class NixlMemory:
                 time.sleep(pause_s)
                 pause_s = min(max(2 * pause_s, _SHORTEST_S), _LONGEST_S)
         except DeadlineExceeded:
+            self._has_failed = True
             raise
         except Exception as problem:  # NIXL's: NIXL_ERR_REMOTE_DISCONNECT where the peer was killed
+            self._has_failed = True
             waited_s = time.monotonic() - started
             raise ServiceUnavailable(self._offered.address, waited_s, _short(problem)) from None
 
@@ -401,7 +405,7 @@ class NixlMemory:
         def ended() -> None:
             for one in self._lists:
                 self._agent.release_cells(one)
-            self._agent.disconnect(self._offered.agent)
+            self._agent.disconnect(self._offered.agent, self._has_failed)
             for region, _ in self._regions.values():
                 self._agent.unregister(region)
             self._lists, self._regions = [], {}
