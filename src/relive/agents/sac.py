@@ -121,11 +121,12 @@ class SAC(ActorCritic):
         self.critics.follow()
 
     def _apply(self, gradients: Sequence[Any]) -> None:
-        critics, actor, *temperature = gradients
+        critics, actor = gradients
         self.critics.apply(critics, self.num_updates)
-        self._apply_to_actor(actor)
-        for gradient in temperature:  # none where alpha is given
-            self.temperature_optimizer.step_along(gradient, self.config.alpha_learning_rate)
+        self._apply_to_actor(actor[:-1])
+        if self.config.alpha is None:
+            self.temperature.gradient["log_alpha"].copy_(actor[-1:])  # it came behind the actor's
+            self.temperature_optimizer.step(self.config.alpha_learning_rate)
         self.critics.follow()
 
     def _alpha(self) -> float:
