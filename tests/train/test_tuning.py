@@ -222,6 +222,8 @@ def test_what_the_model_does_not_know_is_not_tried() -> None:
     assert asked_setting(small()) == Setting(2, 4, 16)
     assert asked_setting(small(topology="inline")) == Setting(2, 4, 16, inline=True)
     assert asked_setting(small(topology="learners(2, sync)")) == Setting(2, 4, 16, 2)
+    for other in ("learners(2, async)", "central(16, 500)", "double(2)"):
+        assert asked_setting(small(topology=other)) is None
     served = small(**{"serving.address": "grpc://127.0.0.1:0/run", "acting.num_actors": 0})
     assert asked_setting(served) is None, "its actors are elsewhere"
 
