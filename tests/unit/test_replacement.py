@@ -216,10 +216,36 @@ def test_a_condition_beside_it() -> None:
     table.close()
 
 
+@pytest.mark.parametrize("sampler", [relive.Prioritized(1.0), relive.RankBased(8.0)])
+def test_a_condition_beside_heavy_items_finds_the_light_ones_that_pass(sampler: Any) -> None:
+    """Points fall on what the batch has: what passes besides is raced for, whatever the deadline."""
+    table = table_of(relive.Index(sampler=sampler, replacement=False), (1e8, *[1.0] * 63), num_items=64)
+    for timeout_s in (0.0, 10.0):
+        batch = table.sample(40, where="score != 5", timeout_s=timeout_s)
+        assert len(set(batch.item_keys.tolist())) == 40 and 5 not in batch["score"] and 0 in batch["score"]
+        assert len(set(table.sample(63, where="score != 5", timeout_s=timeout_s)["score"].tolist())) == 63
+        with pytest.raises(errors.RareItems) as caught:
+            table.sample(64, where="score != 5", timeout_s=timeout_s)
+        assert (caught.value.asked, caught.value.found) == (64, 63)
+    table.close()
+
+
+def test_large_batches_with_a_condition_are_raced_for_at_once() -> None:
+    table = table_of(relive.Index(replacement=False), num_items=50_000, capacity=50_000)
+    scores = table.sample(24_000, where="score < 25000")["score"]
+    assert len(set(scores.tolist())) == 24_000 and scores.max() < 25_000
+    table.close()
+
+
 @pytest.mark.parametrize(
     ("masses", "asked"),
-    [(MASSES, {}), ((1e5, 2.0, 4.0, 8.0, 1.0), {}), (MASSES, {"where": "score < 5"})],
-    ids=["found by points", "by a race", "with a condition"],
+    [
+        (MASSES, {}),
+        ((1e5, 2.0, 4.0, 8.0, 1.0), {}),
+        (MASSES, {"where": "score < 5"}),
+        ((1e5, 2.0, 4.0, 8.0, 1.0), {"where": "score < 5"}),
+    ],
+    ids=["found by points", "by a race", "with a condition", "by a race with one"],
 )
 def test_batches_are_as_likely_while_others_write_evict_and_revalue(masses: Any, asked: Any) -> None:
     """Items of next to no mass come and go around five that stay; these are revalued, to what they were."""

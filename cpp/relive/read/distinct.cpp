@@ -57,16 +57,6 @@ class FirstOnes final {
   std::vector<Runner> runners_;
 };
 
-void run_all(const Sieve& sieve, const CounterRng& rng, const BatchSlots& has, FirstOnes* first_ones) {
-  const auto run = [&](double rate, const Chosen& place) {
-    if (!has.has(place.slot)) first_ones->run(rate, 1.0 - rng.uniform(kRace + place.slot), place);
-  };
-  const Leaves& leaves = sieve.leaves();
-  if (leaves.is_ranked()) return sieve.ranked().each([&](const Chosen& place) { run(place.probability, place); });
-  for (uint64_t slot = 0; slot < sieve.num_leaves(); ++slot)
-    if (const double mass = leaves.mass(slot); Leaves::is_mass(mass)) run(mass, Chosen{{}, 0, slot, 0.0});
-}
-
 // Word before leaf (rule G2). Here a mass that is next to nothing of the total may be what was meant: what is heavier is
 // in the batch. False where it is so because the heavier ones went, and the total is not theirs any more.
 bool look_at_runners(const Sieve& sieve, Wave* wave) {
@@ -85,11 +75,64 @@ bool look_at_runners(const Sieve& sieve, Wave* wave) {
     RELIVE_FAIL_POINT(draw_word);
     const double mass = sieve.leaves().mass(slot);
     if (!Leaves::is_mass(mass) || !Region::is_used(word)) continue;
-    wave->items[wave->num_items++] = {slot, word, mass, true};
+    sieve.add(slot, word, mass, wave);
     is_light |= mass < least;
   }
   return !is_light || sieve.leaves().total() > 0.5 * sieve.total();
 }
+
+// All leaves that the batch does not have; where there is a condition, those that pass it, looked at some at a time.
+class Race final {
+ public:
+  Race(const Sieve& sieve, const CounterRng& rng, size_t wanted, DrawScratch* scratch)
+      : sieve_(sieve), rng_(rng), scratch_(scratch), first_ones_(wanted) {}
+
+  const std::vector<Runner>& run() {
+    const Leaves& leaves = sieve_.leaves();
+    if (leaves.is_ranked()) {
+      sieve_.ranked().each([this](const Chosen& place) { begin(place.probability, place); });
+    } else {
+      for (uint64_t slot = 0; slot < sieve_.num_leaves(); ++slot)
+        if (const double mass = leaves.mass(slot); Leaves::is_mass(mass)) begin(mass, Chosen{{}, 0, slot, 0.0});
+    }
+    if (wave_.num_points != 0) sift();
+    return first_ones_.all();
+  }
+
+ private:
+  void begin(double rate, const Chosen& place) {
+    if (scratch_->has.has(place.slot)) return;
+    if (!sieve_.has_condition()) return start(rate, place);
+    const size_t k = wave_.num_points++;
+    wave_.points[k] = rate;
+    wave_.drawn[k] = place.slot;
+    wave_.places[k] = place;
+    if (wave_.num_points == kWave) sift();
+  }
+
+  void start(double rate, const Chosen& place) { first_ones_.run(rate, 1.0 - rng_.uniform(kRace + place.slot), place); }
+
+  void sift() {
+    look_at_runners(sieve_, &wave_);
+    sieve_.test(&wave_);
+    size_t from = 0;
+    for (size_t k = 0; k < wave_.num_items; ++k, ++from) {
+      while (wave_.drawn[from] != wave_.items[k].slot) ++from;  // items are points that led to one, in their order
+      if (!wave_.items[k].is_there) continue;
+      ++scratch_->looks.looked;
+      if (!wave_.passes[k]) continue;
+      ++scratch_->looks.passed;
+      start(wave_.points[from], wave_.places[from]);
+    }
+    wave_.num_points = 0;
+  }
+
+  const Sieve& sieve_;
+  const CounterRng& rng_;
+  DrawScratch* const scratch_;
+  FirstOnes first_ones_;
+  Wave wave_;
+};
 
 }  // namespace
 
@@ -135,10 +178,10 @@ uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items) {
 void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
           DrawScratch* scratch) {
   scratch->looks.has_raced = true;
-  FirstOnes first_ones(rows.size() - *found);
-  run_all(sieve, rng, scratch->has, &first_ones);
-  const std::vector<Runner>& chosen = first_ones.all();
-  scratch->looks.is_short = chosen.size() < rows.size() - *found;
+  Race race(sieve, rng, rows.size() - *found, scratch);
+  const std::vector<Runner>& chosen = race.run();
+  // Where there is a condition what is missing is rare: more items need not bring more that pass.
+  scratch->looks.is_short = !sieve.has_condition() && chosen.size() < rows.size() - *found;
   Wave wave;
   for (size_t begin = 0; begin < chosen.size(); begin += kWave) {
     wave.num_points = std::min(kWave, chosen.size() - begin);
@@ -147,11 +190,18 @@ void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>
       wave.drawn[k] = chosen[begin + k].place.slot;
       wave.places[k] = chosen[begin + k].place;
     }
-    if (!look_at_runners(sieve, &wave)) return;  // drawn anew, of the total that there is now
+    if (!look_at_runners(sieve, &wave)) {  // drawn anew, of the total that there is now
+      scratch->looks.has_raced &= !sieve.has_condition();
+      return;
+    }
+    sieve.test(&wave);
     for (size_t k = 0; k < wave.num_items; ++k) {
       const Candidate& one = wave.items[k];
+      if (!one.is_there || !wave.passes[k]) continue;
       const double probability = std::max(one.mass / sieve.total(), std::numeric_limits<double>::min());
-      if (scratch->has.add(one.slot)) sieve.keep(one, rows[(*found)++], probability, scratch);
+      if (!scratch->has.add(one.slot)) continue;
+      ++scratch->looks.brought;
+      sieve.keep(one, rows[(*found)++], probability, scratch);
     }
   }
 }

@@ -42,7 +42,6 @@ void Sieve::aim(const CounterRng& rng, uint64_t first, size_t count, Wave* wave)
   }
 }
 
-// What the condition reads of a candidate is asked for.
 void Sieve::add(uint64_t slot, uint64_t word, double mass, Wave* wave) const {
   const size_t k = wave->num_items++;
   wave->items[k] = {slot, word, mass, true};

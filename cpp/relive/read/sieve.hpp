@@ -48,6 +48,7 @@ class Sieve final {
   const DrawRequest& request() const { return request_; }
   const RankedDraw& ranked() const { return *ranked_; }
   uint64_t num_leaves() const { return map_.num_leaves; }
+  bool has_condition() const { return where_ != nullptr; }
 
   // Points number first, first + 1, ... of this draw, independent over the whole total.
   void aim(const CounterRng& rng, uint64_t first, size_t count, Wave* wave) const;
@@ -57,12 +58,13 @@ class Sieve final {
   // The next of the best items from best[*at] on, but for those in `taken`, which is sorted.
   void look_in_order(const std::vector<uint64_t>& taken, size_t* at, const std::vector<Leaves::Node>& best,
                      Wave* wave) const;
+  // One item more of the wave; what the condition reads of it is asked for.
+  void add(uint64_t slot, uint64_t word, double mass, Wave* wave) const;
   void test(Wave* wave) const;
   // An item that passed, as what a row of the batch is of.
   void keep(const Candidate& one, uint32_t row, double probability, DrawScratch* scratch) const;
 
  private:
-  void add(uint64_t slot, uint64_t word, double mass, Wave* wave) const;
   void measure(Wave* wave) const;
 
   const Region& r_;

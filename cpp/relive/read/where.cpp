@@ -156,7 +156,7 @@ uint64_t find_passing(const Region& r, const DrawRequest& request, const Counter
   if (once) note_batch(r, request, scratch);
   looks.is_short = once && sieve.leaves().num_live() < static_cast<int64_t>(rows.size());
   if (looks.is_short) return 0;
-  if (once && request.where == nullptr && looks.tried >= looks_before_race(r, request.index, request.num_items)) {
+  if (once && looks.tried >= looks_before_race(r, request.index, request.num_items)) {
     race(sieve, rng, rows, &found, scratch);
   } else {
     empty = look_round(sieve, rng, once, &found, scratch);

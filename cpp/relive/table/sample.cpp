@@ -257,7 +257,8 @@ Status Draw::look_on() {
   if (request_.where == nullptr)
     return looks.has_raced && deadline_.passed() ? late(Code::kDeadlineExceeded) : Status();
   const bool is_late = looks.tried >= kLeastLooks && deadline_.passed();
-  if (!is_late && looks.tried < kLeastLooks + kLooksAnItem * request_.num_items) return {};
+  const bool is_rare = is_late || looks.tried >= kLeastLooks + kLooksAnItem * request_.num_items;
+  if (!(is_distinct() ? looks.has_raced : is_rare)) return {};
   const double share = static_cast<double>(looks.passed) / static_cast<double>(std::max<uint64_t>(1, looks.looked));
   return Status(Code::kRareItems)
       .with_text("where", request_.where->text)
