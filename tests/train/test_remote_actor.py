@@ -96,7 +96,7 @@ def acting(address: str, **options: Any) -> Iterator[tuple[list[Any], list[str]]
         except errors.ReliveError as problem:
             came.append(problem)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield came, said
     thread.join(60)
