@@ -3,11 +3,16 @@
 A million Hopper steps of a thousand versions, batches of 256. Between two draws 256 priorities are updated where the
 sampler looks at them, the learner's version goes up by one and a thousand steps of the new one come in place of the
 oldest; none of it is inside the time of a draw.
+
+And what it takes to put a million leaves in order again, for the first call after a process was killed in the lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +26,8 @@ BLOCK = 2048
 PROPORTIONAL = "Prioritized"
 SHARES = (1.0, 0.5, 0.1, 0.01)
 NUM_VERSIONS = 1000
+RECOVERED = (PROPORTIONAL, "RankBased", "MaxPriority", "Fresh(last=1%)")
+KILLS = 5
 
 
 def indexes() -> dict[str, Any]:
@@ -50,11 +57,15 @@ def plan(quick: bool) -> list[dict[str, Any]]:
     loads = [{"load": "sampler", "sampler": name} for name in indexes()] + [{"load": "draw where"}]
     jobs = [{"contestant": "relive", "num_steps": num_steps, "quick": quick, **load} for load in loads]
     jobs += [{"contestant": "relive", "num_steps": 100_000, "quick": quick, "load": "index where"}]
+    jobs += [
+        {"contestant": "relive", "num_steps": num_steps, "quick": quick, "load": "recovery", "sampler": name}
+        for name in RECOVERED
+    ]
     return [job for _ in range(1 if quick else 3) for job in jobs]
 
 
 def work(job: dict[str, Any]) -> list[dict[str, Any]]:
-    loads = {"sampler": _sampler, "draw where": _draw_where, "index where": _index_where}
+    loads = {"sampler": _sampler, "draw where": _draw_where, "index where": _index_where, "recovery": _recovery}
     return [
         {"operation": name, "batch": batch, "readings_us": taken}
         for (name, batch), taken in loads[job["load"]](job).items()
@@ -84,7 +95,7 @@ def _in_turns(
     return taken
 
 
-def _table(num_steps: int, index: Any) -> Any:
+def _table(num_steps: int, index: Any, **options: Any) -> Any:
     import relive
 
     spec = relive.StepSpec(
@@ -94,7 +105,7 @@ def _table(num_steps: int, index: Any) -> Any:
             "reward": relive.ArraySpec((), "float32"),
         }
     )
-    return relive.Table(spec, num_steps, index, max_lanes=4, seed=1)
+    return relive.Table(spec, num_steps, index, max_lanes=4, seed=1, **options)
 
 
 def _block(size: int) -> dict[str, Any]:
@@ -200,3 +211,44 @@ def _index_where(job: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
         writer.close()
         table.close()
     return taken
+
+
+def _busy_in_the_lock(name: str) -> None:
+    """Blocks of steps, one hold after another, until it is killed."""
+    import relive
+
+    table = relive.attach(name)
+    with table.writer() as writer, contextlib.suppress(relive.ReliveError):
+        block = _block(BLOCK)
+        while True:
+            writer.extend(**block)
+
+
+def _recovery(job: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
+    """Microseconds of the first call that takes the lock after its holder was killed: it does what recovery has to."""
+    import relive
+
+    name = f"benchmark-{os.getpid()}"
+    made = {PROPORTIONAL: relive.Index(sampler=relive.Prioritized())} | indexes()
+    table = _table(job["num_steps"], made[job["sampler"]], storage=relive.SharedMemory(name), timeout_s=60.0)
+    _fill(table, job["num_steps"])
+    context, taken = multiprocessing.get_context("spawn"), []
+    for attempt in range(20 * KILLS):
+        child = context.Process(target=_busy_in_the_lock, args=(name,))
+        child.start()
+        before = table.stats()
+        while table.stats().indexes["default"].inserted == before.indexes["default"].inserted:
+            time.sleep(0.001)
+        time.sleep(0.05 + 0.0007 * attempt)
+        child.kill()
+        child.join()
+        start = time.perf_counter()
+        writer = table.writer()  # takes the lock, and little else
+        elapsed_us = (time.perf_counter() - start) * 1e6
+        writer.close()
+        if table.stats().recoveries > before.recoveries:
+            taken.append(elapsed_us)
+        if len(taken) == (2 if job["quick"] else KILLS):
+            break
+    table.close()
+    return {(f"recovery, {job['sampler']}", 1): taken}

@@ -57,6 +57,7 @@ EXAMPLES: list[errors.ReliveError] = [
     errors.ReadOnly(),
     errors.ServiceUnavailable("grpc://127.0.0.1:7070/pong", 1.5, "connection refused"),
     errors.Unacknowledged(3, 24, "the server is gone"),
+    errors.StaleVersion(3, 7),
     errors.BadMessage("header", "JSON", "?"),
     errors.CheckFailed("D5 live_steps <= capacity", "101 > 100"),
 ]
