@@ -142,8 +142,9 @@ def test_a_study_that_is_stopped_lets_its_job_clear_up(tmp_path: Path) -> None:
         "time.sleep(60)\n"
     )
     study = (
-        "import sys\n"
+        "import signal, sys\n"
         "from pathlib import Path\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background commands ignore it
         "from benchmarks.studies.runner import Job, run_jobs\n"
         f"run_jobs([Job('a', (sys.executable, '-c', {clears_up!r}))], Path({str(tmp_path / 'results')!r}))\n"
     )
