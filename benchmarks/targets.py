@@ -176,6 +176,16 @@ def _drawn_where(share: float) -> Demand:
     return Demand("sample where a share passes", f"{share:g}: x of none", 1.2 / share, None, "x", value)
 
 
+def _recovered(sampler: str) -> Demand:
+    """The first call that takes the lock of a dead holder, in a table of a million items."""
+
+    def value(rows: Rows) -> float | None:
+        taken_us = median(rows, "choices", "relive", f"recovery, {sampler}", 1)
+        return None if taken_us is None else taken_us * 1e3 / 1_000_000
+
+    return Demand(f"recovery of a million, {sampler}", "a leaf", 10, None, "ns", value)
+
+
 SAMPLE = "prioritized sample of 256, gathered, keys, weights"
 STACKS = "Atari stacks, sample 256, warm"
 SERVED = "over loopback, prioritized sample of 256"
@@ -201,6 +211,7 @@ DEMANDS = (
     _chosen("sample", f"max_staleness={choices.NUM_VERSIONS // 2}", 1.5),
     *(_chosen("update", sampler, 3.0) for sampler in ("RankBased", "TopK 1%")),
     *(_drawn_where(share) for share in choices.SHARES),
+    *(_recovered(sampler) for sampler in choices.RECOVERED),
     Demand("extend an index with a condition", "x of none", 1.05, None, "x",
            _beside("extend, all pass", "extend, no condition", choices.BLOCK)),
     Demand("append to an index with a condition", "x of none", 1.05, None, "x",

@@ -281,6 +281,7 @@ void Leaves::flush_all(Held& held) {
 
 bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
   const Leaves leaves(held.region, index);
+  if (leaves.is_plain()) return leaves.settle_plain(held, slot, is_step);
   const bool is_item = is_step && leaves.is_drawable(leaves.states()[slot].load(kRelaxed));
   if (is_item && !leaves.is_of_one_priority(slot) && RELIVE_RULE(R3_settle))
     held.region.trees_[index].set_leaf(slot, sampling_leaf_of(leaves.config(), leaves.order(slot)));
@@ -297,8 +298,11 @@ bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
     if (RELIVE_RULE(T3_count)) leaves.count_drop(due, slot);
     held.region.dues_[static_cast<uint32_t>(due)][index].set_leaf(slot, leaves.dues(due).identity());
   }
-  if (is_item && leaves.has(kIsLatest | kFades) && RELIVE_RULE(Z4_settle))
-    held.region.trees_[index].set_leaf(slot, leaves.fresh_mass(slot));
+  if (is_item && leaves.has(kIsLatest | kFades) && RELIVE_RULE(Z4_settle)) {
+    const double mass = leaves.fresh_mass(slot);
+    if (mass == value) return is_item;  // of nearly all of them
+    held.region.trees_[index].set_leaf(slot, mass);
+  }
   if (value == leaves.nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
   held.region.trees_[index].set_leaf(slot, leaves.nothing());  // inner nodes are rebuilt behind this
   return is_item;

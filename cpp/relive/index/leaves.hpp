@@ -228,6 +228,15 @@ class Leaves final {
   static void flush_all(Held& held);
   // Recovery: of a leaf that cannot be drawn, the value goes; returns whether it can. Inner nodes: rebuild().
   static bool settle(Held& held, uint32_t index, uint64_t slot, bool is_step);
+  // Whether an index keeps nothing of an item but its state and its leaf; then, the same in a few nanoseconds.
+  bool is_plain() const { return !has(kIsBounded | kHasTurns | kIsTimed | kIsAged | kIsLatest | kFades); }
+  bool settle_plain(Held& held, uint64_t slot, bool is_step) const {
+    const bool is_item = is_step && is_drawable(states()[slot].load(std::memory_order_relaxed));
+    const double value = tree().leaf(slot);
+    if (value == nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
+    held.region.trees_[index_].set_leaf(slot, nothing());  // inner nodes are rebuilt behind this
+    return is_item;
+  }
   static void rebuild(Held& held, uint32_t index);
   // Every mass of an index that has an exponent above 0 anew, of another one, in this hold (rule H2): some 60 ns a leaf.
   static void raise(Held& held, uint32_t index, double exponent);

@@ -68,14 +68,18 @@ void settle_leaves(Held& held) {
   for (const uint32_t i : r.row_indexes()) {
     ItemCounts counted;
     const Leaves leaves(r, i);
+    const bool is_plain = leaves.is_plain();
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
       const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+      const bool has_tails = r.num_tails(page, 0, r.page_len) != 0;
       for (uint32_t offset = 0; offset < r.page_len; ++offset) {
-        const bool is_step =
-            is_used && offset >= range.step_begin && offset < range.step_end && !r.is_tail(page, offset);
-        const bool is_item = Leaves::settle(held, i, r.slot_of(page, offset), is_step);
-        leaves.count(r.slot_of(page, offset), is_step, is_item, &counted);
+        const bool is_there = is_used && offset >= range.step_begin && offset < range.step_end;
+        const bool is_step = is_there && !(has_tails && r.is_tail(page, offset));
+        const uint64_t slot = r.slot_of(page, offset);
+        const bool is_item =
+            is_plain ? leaves.settle_plain(held, slot, is_step) : Leaves::settle(held, i, slot, is_step);
+        leaves.count(slot, is_step, is_item, &counted);
       }
     }
     Leaves::store_counts(held, i, counted);
