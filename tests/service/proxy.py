@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 
@@ -23,7 +24,8 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._passes = threading.Condition()
         self._closed = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
 
     @property
     def address(self) -> str:
@@ -47,11 +49,21 @@ class Proxy:
             self._passes.notify_all()
 
     def close(self) -> None:
-        """The end of it."""
+        """The end of it, and of its threads: while one is left, no wait of this process is one for itself."""
         self._closed = True
         self.stall(False)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would leave the thread in accept()
         self._listener.close()
-        self.cut()
+        while self._threads:
+            self.cut()
+            self._threads[0].join(0.05)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def __enter__(self) -> Proxy:
         return self
@@ -78,8 +90,8 @@ class Proxy:
             server.settimeout(None)
             self.num_connections += 1
             self._open |= {client, server}
-            threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
-            threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+            self._start(self._pass, client, server, False)
+            self._start(self._pass, server, client, True)
 
     def _pass(self, source: socket.socket, target: socket.socket, from_server: bool) -> None:
         with contextlib.suppress(OSError):

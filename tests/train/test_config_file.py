@@ -40,7 +40,7 @@ def file(tmp_path: Path) -> Path:
 def asked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> TrainConfig:
     """The configuration that a command line leads to."""
     made: list[TrainConfig] = []
-    monkeypatch.setattr(commands, "_train", lambda config, run_dir, resume: made.append(config))
+    monkeypatch.setattr(commands, "_train", lambda config, run_dir, resume, auto: made.append(config))
     app = typer.Typer()
     app.callback()(lambda: None)
     commands.add_commands(app)

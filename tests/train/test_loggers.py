@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,14 @@ SMALL: dict[str, object] = {
     "evaluation.num_episodes": 1, "evaluation.num_final_episodes": 2, "evaluation.stop_return": None,
     "agent.network.hidden": (16,), "agent.batch_size": 16, "agent.gamma": 0.875,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_thread_of_wandb_is_left() -> Iterator[None]:
+    """They live as long as the process; while there are any, no wait in it is one for itself (`WaitsForItself`)."""
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()
 
 
 def test_tensorboard_gets_the_hyper_parameters(tmp_path: Path) -> None:

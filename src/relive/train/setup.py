@@ -78,7 +78,7 @@ def make_ways(
     functional: Functional | None = agent.functional()
     reasons = {
         "the run is deterministic": config.deterministic,
-        "there are learners beside the run's process": isinstance(config.topology, Learners),
+        "there are several learners, or learners apart": isinstance(config.topology, Learners),
         "they are computed on a device": chosen_device(config.device) != "cpu",
         f"{config.agent.name} has no other with this network": functional is None,
     }
