@@ -170,7 +170,7 @@ double Leaves::renew_order(Held& held, uint64_t slot, float priority, double mas
 }
 
 double Leaves::fresh_mass(uint64_t slot) const {
-  if (has(kIsLatest)) return has_due(Due::kPlace, slot) ? 1.0 : nothing();
+  if (has(kIsLatest)) return latest_mass(slot);
   const auto base = static_cast<double>(counts().base.load(kRelaxed) >> 1);
   const double power = (oldest_version(r_, index_, slot) - base) * log2_a_version(config());
   return std::exp2(std::clamp(power, kLeastPower, kMostPower));
@@ -277,35 +277,6 @@ void Leaves::flush(Held& held, uint32_t index) {
 void Leaves::flush_all(Held& held) {
   for (uint32_t i = 0; i < held.region.num_indexes; ++i)
     if (held.dirty.count_[i] > 0) flush(held, i);
-}
-
-bool Leaves::settle(Held& held, uint32_t index, uint64_t slot, bool is_step) {
-  const Leaves leaves(held.region, index);
-  if (leaves.is_plain()) return leaves.settle_plain(held, slot, is_step);
-  const bool is_item = is_step && leaves.is_drawable(leaves.states()[slot].load(kRelaxed));
-  if (is_item && !leaves.is_of_one_priority(slot) && RELIVE_RULE(R3_settle))
-    held.region.trees_[index].set_leaf(slot, sampling_leaf_of(leaves.config(), leaves.order(slot)));
-  if (leaves.has_turns() && RELIVE_RULE(R5_settle)) leaves.settle_turn(held, slot, is_step);
-  const double value = leaves.tree().leaf(slot);
-  if (!is_item && leaves.is_bounded()) held.region.orders_[index].set_leaf(slot, leaves.orders().identity());
-  for (const Due due : kDues) {
-    if (!leaves.has(trait_of(due))) continue;
-    if (leaves.may_be_due(due, slot, is_step)) {  // a note of what is still an item counts for nothing
-      if (due == Due::kAge && leaves.is_noted(due, slot) && RELIVE_RULE(Z1_version))
-        held.region.dues_[static_cast<uint32_t>(due)][index].set_leaf(slot, oldest_version(held.region, index, slot));
-      continue;
-    }
-    if (RELIVE_RULE(T3_count)) leaves.count_drop(due, slot);
-    held.region.dues_[static_cast<uint32_t>(due)][index].set_leaf(slot, leaves.dues(due).identity());
-  }
-  if (is_item && leaves.has(kIsLatest | kFades) && RELIVE_RULE(Z4_settle)) {
-    const double mass = leaves.fresh_mass(slot);
-    if (mass == value) return is_item;  // of nearly all of them
-    held.region.trees_[index].set_leaf(slot, mass);
-  }
-  if (value == leaves.nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
-  held.region.trees_[index].set_leaf(slot, leaves.nothing());  // inner nodes are rebuilt behind this
-  return is_item;
 }
 
 void Leaves::rebuild(Held& held, uint32_t index) {

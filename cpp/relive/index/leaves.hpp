@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "relive/index/kinds.hpp"
+#include "relive/index/versions.hpp"
 #include "relive/words/held.hpp"
 #include "relive/words/testing.hpp"
 
@@ -227,16 +228,13 @@ class Leaves final {
   static void flush(Held& held, uint32_t index);  // ancestors of what was touched
   static void flush_all(Held& held);
   // Recovery: of a leaf that cannot be drawn, the value goes; returns whether it can. Inner nodes: rebuild().
-  static bool settle(Held& held, uint32_t index, uint64_t slot, bool is_step);
-  // Whether an index keeps nothing of an item but its state and its leaf; then, the same in a few nanoseconds.
-  bool is_plain() const { return !has(kIsBounded | kHasTurns | kIsTimed | kIsAged | kIsLatest | kFades); }
-  bool settle_plain(Held& held, uint64_t slot, bool is_step) const {
-    const bool is_item = is_step && is_drawable(states()[slot].load(std::memory_order_relaxed));
-    const double value = tree().leaf(slot);
-    if (value == nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
-    held.region.trees_[index_].set_leaf(slot, nothing());  // inner nodes are rebuilt behind this
-    return is_item;
-  }
+  // has(traits): what the index keeps of its items, of kKept. Where that is known when this is compiled, nothing is asked
+  // of a leaf that is not kept: recovery looks at all of them.
+  template <class Has>
+  bool settle(Held& held, uint64_t slot, bool is_step, Has has) const;
+  static constexpr uint32_t kKept = kIsBounded | kHasTurns | kIsTimed | kIsAged | kIsLatest | kFades;
+  bool keeps_just(uint32_t traits) const { return (r_.traits[index_] & kKept) == traits; }
+  bool keeps(uint32_t traits) const { return has(traits); }
   static void rebuild(Held& held, uint32_t index);
   // Every mass of an index that has an exponent above 0 anew, of another one, in this hold (rule H2): some 60 ns a leaf.
   static void raise(Held& held, uint32_t index, double exponent);
@@ -283,6 +281,7 @@ class Leaves final {
     return due == Due::kWait ? counts().timed_out : counts().expired;
   }
   double fresh_mass(uint64_t slot) const;
+  double latest_mass(uint64_t slot) const { return has_due(Due::kPlace, slot) ? 1.0 : nothing(); }
   bool initial_mass(float given, double* mass) const;
   bool enter(Held& held, uint64_t slot, float given) const;
   void count_first_use(Held& held, int64_t change) const;
@@ -422,5 +421,34 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
 
 // Raises the running maximum of the priorities given to an index, and its mass.
 void note_priority(Held& held, uint32_t index, float priority);
+
+template <class Has>
+bool Leaves::settle(Held& held, uint64_t slot, bool is_step, Has has) const {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  const bool is_item = is_step && is_drawable(states()[slot].load(kRelaxed));
+  if (has(kIsBounded) && is_item && !is_of_one_priority(slot) && RELIVE_RULE(R3_settle))
+    held.region.trees_[index_].set_leaf(slot, sampling_leaf_of(config(), order(slot)));
+  if (has(kHasTurns) && RELIVE_RULE(R5_settle)) settle_turn(held, slot, is_step);
+  const double value = tree().leaf(slot);
+  if (has(kIsBounded) && !is_item) held.region.orders_[index_].set_leaf(slot, orders().identity());
+  for (const Due due : kDues) {
+    if (!has(trait_of(due))) continue;
+    if (may_be_due(due, slot, is_step)) {  // a note of what is still an item counts for nothing
+      if (due == Due::kAge && is_noted(due, slot) && RELIVE_RULE(Z1_version))
+        held.region.dues_[static_cast<uint32_t>(due)][index_].set_leaf(slot, oldest_version(held.region, index_, slot));
+      continue;
+    }
+    if (RELIVE_RULE(T3_count)) count_drop(due, slot);
+    held.region.dues_[static_cast<uint32_t>(due)][index_].set_leaf(slot, dues(due).identity());
+  }
+  if (is_item && has(kIsLatest | kFades) && RELIVE_RULE(Z4_settle)) {
+    const double mass = has(kIsLatest) ? latest_mass(slot) : fresh_mass(slot);
+    if (mass != value) held.region.trees_[index_].set_leaf(slot, mass);  // of nearly all of them it is
+    return is_item;
+  }
+  if (value == nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
+  held.region.trees_[index_].set_leaf(slot, nothing());  // inner nodes are rebuilt behind this
+  return is_item;
+}
 
 }  // namespace relive

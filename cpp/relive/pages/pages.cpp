@@ -240,18 +240,6 @@ void end_items_at_end(Held& held, uint64_t page) {
 
 Living count_living(const Region& r, uint64_t page, uint32_t begin, uint32_t end) {
   Living living;
-  if (r.row_indexes().size() == 1) {  // of most tables; recovery asks it of every row there is
-    const Leaves leaves(r, r.row_indexes()[0]);
-    const bool has_tails = r.num_tails(page, begin, end) != 0;
-    for (uint32_t offset = begin; offset < end; ++offset) {
-      if (has_tails && r.is_tail(page, offset)) continue;
-      const uint16_t state = leaves.state(r.slot_of(page, offset));
-      living.pairs += leaves.has_life(state) ? 1 : 0;
-      living.steps += 1;
-      living.removed_steps += state == kStateRemoved ? 1 : 0;
-    }
-    return living;
-  }
   for (uint32_t offset = begin; offset < end; ++offset) {
     if (r.is_tail(page, offset)) continue;
     bool is_removed = false;

@@ -371,7 +371,8 @@ void recover_records(Held& held) {
         const bool is_whole = !RELIVE_RULE(X6_hang) || hang_record(held, i, record);
         if (RELIVE_RULE(X6_end) && !(is_made && is_whole)) end_record(held, i, record, kStateEnded);
       }
-      const bool is_item = Leaves::settle(held, i, record, is_used(records, record));
+      const auto keeps = [&leaves](uint32_t traits) { return leaves.keeps(traits); };
+      const bool is_item = leaves.settle(held, record, is_used(records, record), keeps);
       leaves.count(record, is_used(records, record), is_item, &counted);
       RELIVE_FAIL_POINT(recover_records);
     }

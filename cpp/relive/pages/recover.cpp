@@ -1,6 +1,7 @@
 #include "relive/pages/recover.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
@@ -62,28 +63,60 @@ void settle_items(Held& held) {
   }
 }
 
-// Pass 3: leaves that stand for no item. Counts what is live on the way.
-void settle_leaves(Held& held) {
+// Returns what lives of the rows, as this index sees them; pairs of each page stand in it.
+template <class Has>
+Living settle_leaves(Held& held, const Leaves& leaves, ItemCounts* counted, Has has) {
   Region& r = held.region;
+  Living all;
+  for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
+    const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
+    const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+    const bool has_tails = r.num_tails(page, 0, r.page_len) != 0;
+    Living living;
+    for (uint32_t offset = 0; offset < r.page_len; ++offset) {
+      const bool is_there = is_used && offset >= range.step_begin && offset < range.step_end;
+      const bool is_step = is_there && !(has_tails && r.is_tail(page, offset));
+      const uint64_t slot = r.slot_of(page, offset);
+      const bool is_item = leaves.settle(held, slot, is_step, has);
+      leaves.count(slot, is_step, is_item, counted);
+      const uint16_t state = leaves.state(slot);
+      living.steps += is_step ? 1 : 0;
+      living.pairs += is_step && leaves.has_life(state) ? 1 : 0;
+      living.removed_steps += is_step && state == kStateRemoved ? 1 : 0;
+    }
+    if (is_used) r.pages[page].live = living.pairs;
+    all.steps += living.steps;
+    all.removed_steps += living.removed_steps;
+  }
+  return all;
+}
+
+// Where an index keeps no more than these of its items.
+template <uint32_t kTraits>
+constexpr bool has_just(uint32_t traits) {
+  return (traits & kTraits) != 0;
+}
+
+// Pass 3: leaves that stand for no item. Counts what is live on the way; what lives of the rows is known then where one
+// index has them, and rebuild_lists need not look at all of them once more.
+std::optional<Living> settle_leaves(Held& held) {
+  Region& r = held.region;
+  Living living;
   for (const uint32_t i : r.row_indexes()) {
     ItemCounts counted;
     const Leaves leaves(r, i);
-    const bool is_plain = leaves.is_plain();
-    for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
-      const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
-      const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
-      const bool has_tails = r.num_tails(page, 0, r.page_len) != 0;
-      for (uint32_t offset = 0; offset < r.page_len; ++offset) {
-        const bool is_there = is_used && offset >= range.step_begin && offset < range.step_end;
-        const bool is_step = is_there && !(has_tails && r.is_tail(page, offset));
-        const uint64_t slot = r.slot_of(page, offset);
-        const bool is_item =
-            is_plain ? leaves.settle_plain(held, slot, is_step) : Leaves::settle(held, i, slot, is_step);
-        leaves.count(slot, is_step, is_item, &counted);
-      }
+    if (leaves.keeps_just(0)) {
+      living = settle_leaves(held, leaves, &counted, [](uint32_t traits) { return has_just<0>(traits); });
+    } else if (leaves.keeps_just(kIsLatest)) {
+      living = settle_leaves(held, leaves, &counted, [](uint32_t traits) { return has_just<kIsLatest>(traits); });
+    } else if (leaves.keeps_just(kIsAged)) {
+      living = settle_leaves(held, leaves, &counted, [](uint32_t traits) { return has_just<kIsAged>(traits); });
+    } else {
+      living = settle_leaves(held, leaves, &counted, [&leaves](uint32_t traits) { return leaves.keeps(traits); });
     }
     Leaves::store_counts(held, i, counted);
   }
+  return r.row_indexes().size() == 1 ? std::optional(living) : std::nullopt;
 }
 
 // Steps and (step, index) pairs of one used page.
@@ -96,7 +129,7 @@ void count_page(Held& held, uint64_t page, uint64_t* live_steps, uint64_t* remov
   *removed_steps += living.removed_steps;
 }
 
-void rebuild_lists(Held& held, RecoverScratch& scratch) {
+void rebuild_lists(Held& held, const std::optional<Living>& living, RecoverScratch& scratch) {
   Region& r = held.region;
   Header& h = *r.header;
   uint32_t* const used = scratch.pages.data();
@@ -120,7 +153,7 @@ void rebuild_lists(Held& held, RecoverScratch& scratch) {
       used[num_used++] = static_cast<uint32_t>(page);
     }
     taken[r.frames[page].load(kRelaxed)] = 1;
-    count_page(held, page, &live_steps, &removed_steps);
+    if (!living) count_page(held, page, &live_steps, &removed_steps);
     next_order = std::max(next_order, r.pages[page].order.load(kRelaxed) + 1);
     next_ticket = std::max(next_ticket, r.pages[page].ticket + 1);
   }
@@ -133,8 +166,8 @@ void rebuild_lists(Held& held, RecoverScratch& scratch) {
   for (uint64_t frame = h.frames_committed.load(kRelaxed); frame-- > 0;)
     if (taken[frame] == 0) r.free_frames[num_free++].store(static_cast<uint32_t>(frame), kRelaxed);
   h.num_free_frames.store(num_free, kRelaxed);
-  h.live_steps.store(live_steps, kRelaxed);
-  h.removed_steps.store(removed_steps, kRelaxed);
+  h.live_steps.store(living ? living->steps : live_steps, kRelaxed);
+  h.removed_steps.store(living ? living->removed_steps : removed_steps, kRelaxed);
   h.next_order.store(std::max(h.next_order.load(kRelaxed), next_order), kRelaxed);
   h.next_ticket.store(std::max(h.next_ticket.load(kRelaxed), next_ticket), kRelaxed);
 }
@@ -160,11 +193,12 @@ void recover(Held& held, RecoverScratch& scratch) {
   RELIVE_FAIL_POINT(recover_pass1);
   settle_items(held);
   RELIVE_FAIL_POINT(recover_pass2);
-  if (RELIVE_RULE(F4_leaves)) settle_leaves(held);
+  std::optional<Living> living;
+  if (RELIVE_RULE(F4_leaves)) living = settle_leaves(held);
   RELIVE_FAIL_POINT(recover_pass3);
   recover_records(held);
   if (RELIVE_RULE(Y2_full)) recover_groups(held);
-  rebuild_lists(held, scratch);
+  rebuild_lists(held, living, scratch);
   if (r.cells) recover_cells(held, scratch.cells.data());
   RELIVE_FAIL_POINT(recover_lists);
   if (RELIVE_RULE(F5_lanes))
