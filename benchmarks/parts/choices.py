@@ -26,8 +26,8 @@ BLOCK = 2048
 PROPORTIONAL = "Prioritized"
 SHARES = (1.0, 0.5, 0.1, 0.01)
 NUM_VERSIONS = 1000
-RECOVERED = (PROPORTIONAL, "RankBased", "MaxPriority", "Fresh(last=1%)")
-KILLS = 5
+RECOVERED = (PROPORTIONAL, "RankBased", "MaxPriority", "Fresh(last=1%)", "Fresh(decay=0.99)", "max_staleness=500")
+KILLS = 9
 
 
 def indexes() -> dict[str, Any]:

@@ -206,9 +206,25 @@ void raise_masses(double from, double to, double* masses, size_t count) {
 }
 
 double sampling_leaf_of(const IndexConfig& config, double removal_leaf) {
-  const Standing standing = standing_of(kind_of(config.removal), removal_leaf);
-  const bool is_mass = kind_of(config.sampling).leaf == LeafKind::kMass;
-  return is_mass ? leaf_of(config, standing.priority) : sampling_leaf(config, standing);
+  double leaf = 0.0;
+  sampling_leaves_of(config, &removal_leaf, 1, &leaf);
+  return leaf;
+}
+
+void sampling_leaves_of(const IndexConfig& config, const double* removal_leaves, size_t count, double* leaves) {
+  const Kind& draws = kind_of(config.sampling);
+  const Kind& removes = kind_of(config.removal);
+  if (draws.leaf != LeafKind::kMass) {
+    for (size_t i = 0; i < count; ++i) leaves[i] = sampling_leaf(config, standing_of(removes, removal_leaves[i]));
+    return;
+  }
+  constexpr size_t kSome = 64;
+  float priorities[kSome];
+  for (size_t begin = 0; begin < count; begin += kSome) {
+    const size_t size = std::min(kSome, count - begin);
+    for (size_t i = 0; i < size; ++i) priorities[i] = standing_of(removes, removal_leaves[begin + i]).priority;
+    draws.masses_of(config.priority_exponent, priorities, size, leaves + begin);
+  }
 }
 
 }  // namespace relive

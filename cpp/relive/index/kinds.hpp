@@ -67,6 +67,8 @@ double removal_leaf(const IndexConfig& config, const Standing& standing);
 // Where both the sampler and the remover look at priorities, the leaf in a draw that belongs to a remover's leaf.
 bool draws_as_it_removes(const IndexConfig& config);
 double sampling_leaf_of(const IndexConfig& config, double removal_leaf);
+// The same of many: a power alone takes 50 ns, one of many a fifth of that.
+void sampling_leaves_of(const IndexConfig& config, const double* removal_leaves, size_t count, double* leaves);
 // The priority that such a remover's leaf was made of.
 float priority_of_removal(const IndexConfig& config, double removal_leaf);
 

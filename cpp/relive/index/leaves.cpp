@@ -170,9 +170,12 @@ double Leaves::renew_order(Held& held, uint64_t slot, float priority, double mas
 }
 
 double Leaves::fresh_mass(uint64_t slot) const {
-  if (has(kIsLatest)) return latest_mass(slot);
+  return has(kIsLatest) ? latest_mass(slot) : faded_mass(oldest_version(r_, index_, slot));
+}
+
+double Leaves::faded_mass(uint32_t version) const {
   const auto base = static_cast<double>(counts().base.load(kRelaxed) >> 1);
-  const double power = (oldest_version(r_, index_, slot) - base) * log2_a_version(config());
+  const double power = (version - base) * log2_a_version(config());
   return std::exp2(std::clamp(power, kLeastPower, kMostPower));
 }
 

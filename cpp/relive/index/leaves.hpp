@@ -44,6 +44,12 @@ struct ItemCounts {
   int64_t live_items = 0, pending = 0, unused = 0;
 };
 
+// What follows from the leaves of rows, and how many of these have life, or were deleted.
+struct SettledRows {
+  ItemCounts counts;
+  uint64_t with_life = 0, removed = 0;
+};
+
 class Leaves final {
  public:
   Leaves(const Region& r, uint32_t index) : r_(r), tree_(r.trees_[index]), states_(r.states_[index]), index_(index) {}
@@ -95,9 +101,10 @@ class Leaves final {
   uint64_t base() const { return has(kFades) ? counts().base.load(std::memory_order_acquire) : 0; }
   // The mass that an item which can be drawn has by what it is now, where that follows from it; else this one.
   double mass_now(uint64_t slot, double mass) const { return has(kIsLatest | kFades) ? fresh_mass(slot) : mass; }
-  // Whether the item of a step that is there, or of a record in use, is one that waits: of a record also for members.
-  bool may_wait(uint64_t slot) const {
-    return is_waiting(state(slot)) || (r_.map(index_).is_explicit && state(slot) == kStatePending);
+  // Whether an item of this state, of a step that is there or a record in use, is one that waits: of a record also for
+  // members.
+  bool may_wait(uint16_t state) const {
+    return is_waiting(state) || (r_.map(index_).is_explicit && state == kStatePending);
   }
   // Whether items are drawn by the ranks of their priorities; then, the classes that they stand in.
   bool is_ranked() const { return has(kIsRanked); }
@@ -227,14 +234,19 @@ class Leaves final {
   // ---- under the lock: all of them ----------------------------------------------------------------------------------
   static void flush(Held& held, uint32_t index);  // ancestors of what was touched
   static void flush_all(Held& held);
-  // Recovery: of a leaf that cannot be drawn, the value goes; returns whether it can. Inner nodes: rebuild().
-  // has(traits): what the index keeps of its items, of kKept. Where that is known when this is compiled, nothing is asked
-  // of a leaf that is not kept: recovery looks at all of them.
+  // Recovery: of a leaf that cannot be drawn, the value goes. Inner nodes: rebuild().
+  // state: the leaf's. is_there: of a step, or of a record in use. has(traits): what the index keeps of its items, of
+  // kKept. Where that is known when this is compiled, nothing is asked of a leaf that is not kept: recovery looks at all
+  // of them. In index/settle.hpp.
   template <class Has>
-  bool settle(Held& held, uint64_t slot, bool is_step, Has has) const;
+  void settle(Held& held, uint64_t slot, uint16_t state, bool is_there, Has has) const;
+  // The same for leaves side by side, all of steps, or all of none; counts what they are.
+  template <class Has>
+  void settle_run(Held& held, uint64_t first, uint64_t count, bool is_there, Has has, SettledRows* rows) const;
   static constexpr uint32_t kKept = kIsBounded | kHasTurns | kIsTimed | kIsAged | kIsLatest | kFades;
   bool keeps_just(uint32_t traits) const { return (r_.traits[index_] & kKept) == traits; }
   bool keeps(uint32_t traits) const { return has(traits); }
+  uint32_t kept() const { return r_.traits[index_] & kKept; }
   static void rebuild(Held& held, uint32_t index);
   // Every mass of an index that has an exponent above 0 anew, of another one, in this hold (rule H2): some 60 ns a leaf.
   static void raise(Held& held, uint32_t index, double exponent);
@@ -242,12 +254,12 @@ class Leaves final {
   static void finish_raise(Held& held);
   // Whether what draws the item of a slot and what removes it are of one priority, where both look at it (rule R3).
   bool is_of_one_priority(uint64_t slot) const;
-  // Counts one leaf; is_there: of a step, or of a record in use.
-  void count(uint64_t slot, bool is_there, bool is_item, ItemCounts* counts) const {
-    const uint16_t state = this->state(slot);
-    counts->live_items += is_item ? 1 : 0;
-    counts->pending += is_there && is_waiting(state) ? 1 : 0;
-    counts->unused += is_item && state == 0 && counts_uses() ? 1 : 0;
+  // Counts so many leaves of one state; is_there: of steps, or of records in use.
+  void count_leaves(uint16_t state, bool is_there, int64_t number, ItemCounts* counts) const {
+    const bool is_item = is_there && is_drawable(state);
+    counts->live_items += is_item ? number : 0;
+    counts->pending += is_there && is_waiting(state) ? number : 0;
+    counts->unused += is_item && state == 0 && counts_uses() ? number : 0;
   }
   static void store_counts(Held& held, uint32_t index, const ItemCounts& counted);
   // What is wrong with the place of a record in the order of those that go, in words; null if nothing is (rule R5).
@@ -274,13 +286,18 @@ class Leaves final {
   }
   static constexpr Due kDues[] = {Due::kWait, Due::kAge, Due::kPlace};
   // What of a leaf of this state may be timed so. is_there: a step, or a record in use.
-  bool may_be_due(Due due, uint64_t slot, bool is_there) const {
-    return is_there && (due == Due::kWait ? may_wait(slot) : is_published(slot));
+  bool may_be_due(Due due, uint16_t state, bool is_there) const {
+    return is_there && (due == Due::kWait ? may_wait(state) : state <= kMostUses);
   }
   std::atomic<uint64_t>& num_dropped(Due due) const {
     return due == Due::kWait ? counts().timed_out : counts().expired;
   }
+  void settle_priorities(Held& held, uint64_t begin, uint64_t end) const;
+  template <class Has>
+  friend class SettledLeaves;
+  bool is_of_one_row() const { return !map().is_explicit && !config().sequence.is_set(); }
   double fresh_mass(uint64_t slot) const;
+  double faded_mass(uint32_t version) const;
   double latest_mass(uint64_t slot) const { return has_due(Due::kPlace, slot) ? 1.0 : nothing(); }
   bool initial_mass(float given, double* mass) const;
   bool enter(Held& held, uint64_t slot, float given) const;
@@ -421,34 +438,5 @@ inline bool Leaves::retire(Held& held, uint32_t index, uint64_t slot, uint16_t f
 
 // Raises the running maximum of the priorities given to an index, and its mass.
 void note_priority(Held& held, uint32_t index, float priority);
-
-template <class Has>
-bool Leaves::settle(Held& held, uint64_t slot, bool is_step, Has has) const {
-  constexpr auto kRelaxed = std::memory_order_relaxed;
-  const bool is_item = is_step && is_drawable(states()[slot].load(kRelaxed));
-  if (has(kIsBounded) && is_item && !is_of_one_priority(slot) && RELIVE_RULE(R3_settle))
-    held.region.trees_[index_].set_leaf(slot, sampling_leaf_of(config(), order(slot)));
-  if (has(kHasTurns) && RELIVE_RULE(R5_settle)) settle_turn(held, slot, is_step);
-  const double value = tree().leaf(slot);
-  if (has(kIsBounded) && !is_item) held.region.orders_[index_].set_leaf(slot, orders().identity());
-  for (const Due due : kDues) {
-    if (!has(trait_of(due))) continue;
-    if (may_be_due(due, slot, is_step)) {  // a note of what is still an item counts for nothing
-      if (due == Due::kAge && is_noted(due, slot) && RELIVE_RULE(Z1_version))
-        held.region.dues_[static_cast<uint32_t>(due)][index_].set_leaf(slot, oldest_version(held.region, index_, slot));
-      continue;
-    }
-    if (RELIVE_RULE(T3_count)) count_drop(due, slot);
-    held.region.dues_[static_cast<uint32_t>(due)][index_].set_leaf(slot, dues(due).identity());
-  }
-  if (is_item && has(kIsLatest | kFades) && RELIVE_RULE(Z4_settle)) {
-    const double mass = has(kIsLatest) ? latest_mass(slot) : fresh_mass(slot);
-    if (mass != value) held.region.trees_[index_].set_leaf(slot, mass);  // of nearly all of them it is
-    return is_item;
-  }
-  if (value == nothing() || (is_item && std::isfinite(value) && value >= 0.0)) return is_item;
-  held.region.trees_[index_].set_leaf(slot, nothing());  // inner nodes are rebuilt behind this
-  return is_item;
-}
 
 }  // namespace relive

@@ -36,11 +36,11 @@ void count_done(Held& held, uint32_t index, uint64_t page, const Done& done) {
 }
 
 // Publishes the pending leaves [begin, end) of one page, whose windows are complete.
-void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
+void publish_rows(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end, FilledRows& filled,
+                  Done* counted) {
   const Region& r = held.region;
   const Leaves leaves(r, index);
-  FilledRows filled(r, index);
-  Done done;
+  Done done = *counted;  // not through the pointer: what is stored between might be thought to change it
   for (uint32_t offset = begin; offset < end; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (r.is_tail(page, offset)) continue;
@@ -55,11 +55,18 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
       done.published += Leaves::complete(held, index, slot) ? 1 : 0;
     }
   }
+  *counted = done;
+}
+
+void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
+  FilledRows filled(held.region, index);
+  Done done;
+  publish_rows(held, index, page, begin, end, filled, &done);
   count_done(held, index, page, done);
 }
 
-// The same of an index with a condition: some rows at a time, first which of them it keeps out, then the others. Which
-// pass is anybody's guess, so no branch hangs on it.
+// The same of an index with a condition: some rows at a time. Where not all of them pass, first which of them it keeps
+// out, then the others: which pass is anybody's guess, so no branch hangs on it.
 void publish_passing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   const Leaves leaves(r, index);
@@ -69,7 +76,13 @@ void publish_passing(Held& held, uint32_t index, uint64_t page, uint32_t begin, 
   uint64_t slots[kEvaluatedTogether];
   for (uint32_t offset = begin; offset < end;) {
     size_t count = 0;
-    for (const uint32_t stop = std::min<uint32_t>(end, offset + kEvaluatedTogether); offset < stop; ++offset) {
+    const uint32_t stop = std::min<uint32_t>(end, offset + kEvaluatedTogether);
+    if (passing.has_all(page, offset, stop)) {
+      publish_rows(held, index, page, offset, stop, filled, &done);
+      offset = stop;
+      continue;
+    }
+    for (; offset < stop; ++offset) {
       const uint64_t slot = r.slot_of(page, offset);
       if (r.is_tail(page, offset)) continue;
       const uint16_t state = leaves.state(slot);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "relive/index/leaves.hpp"
+#include "relive/index/settle.hpp"
 #include "relive/pages/group_weight.hpp"
 #include "relive/pages/late.hpp"
 
@@ -372,8 +373,10 @@ void recover_records(Held& held) {
         if (RELIVE_RULE(X6_end) && !(is_made && is_whole)) end_record(held, i, record, kStateEnded);
       }
       const auto keeps = [&leaves](uint32_t traits) { return leaves.keeps(traits); };
-      const bool is_item = leaves.settle(held, record, is_used(records, record), keeps);
-      leaves.count(record, is_used(records, record), is_item, &counted);
+      const bool is_there = is_used(records, record);
+      const uint16_t state = leaves.state(record);
+      leaves.settle(held, record, state, is_there, keeps);
+      leaves.count_leaves(state, is_there, 1, &counted);
       RELIVE_FAIL_POINT(recover_records);
     }
     Leaves::store_counts(held, i, counted);

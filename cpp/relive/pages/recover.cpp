@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "relive/index/leaves.hpp"
+#include "relive/index/settle.hpp"
 #include "relive/pages/cells.hpp"
 #include "relive/pages/choice.hpp"
 #include "relive/pages/groups.hpp"
@@ -68,34 +68,36 @@ template <class Has>
 Living settle_leaves(Held& held, const Leaves& leaves, ItemCounts* counted, Has has) {
   Region& r = held.region;
   Living all;
+  SettledRows rows;
   for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
     const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
-    const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
+    const Range range = is_used ? Range::unpack(r.pages[page].range.load(kRelaxed)) : Range{};
     const bool has_tails = r.num_tails(page, 0, r.page_len) != 0;
-    Living living;
-    for (uint32_t offset = 0; offset < r.page_len; ++offset) {
-      const bool is_there = is_used && offset >= range.step_begin && offset < range.step_end;
-      const bool is_step = is_there && !(has_tails && r.is_tail(page, offset));
-      const uint64_t slot = r.slot_of(page, offset);
-      const bool is_item = leaves.settle(held, slot, is_step, has);
-      leaves.count(slot, is_step, is_item, counted);
-      const uint16_t state = leaves.state(slot);
-      living.steps += is_step ? 1 : 0;
-      living.pairs += is_step && leaves.has_life(state) ? 1 : 0;
-      living.removed_steps += is_step && state == kStateRemoved ? 1 : 0;
+    const uint64_t with_life = rows.with_life;
+    for (uint32_t begin = 0, end = 0; begin < r.page_len; begin = end) {  // rows that all are steps, or none of them
+      const bool is_there = begin >= range.step_begin && begin < range.step_end;
+      const bool is_step = is_there && !(has_tails && r.is_tail(page, begin));
+      end = is_there ? range.step_end : begin < range.step_begin ? range.step_begin : r.page_len;
+      end = std::min(is_there && has_tails ? begin + 1 : end, r.page_len);
+      leaves.settle_run(held, r.slot_of(page, begin), end - begin, is_step, has, &rows);
+      all.steps += is_step ? end - begin : 0;
     }
-    if (is_used) r.pages[page].live = living.pairs;
-    all.steps += living.steps;
-    all.removed_steps += living.removed_steps;
+    if (is_used) r.pages[page].live = static_cast<uint32_t>(rows.with_life - with_life);
   }
+  all.removed_steps = rows.removed;
+  *counted = rows.counts;
   return all;
 }
 
-// Where an index keeps no more than these of its items.
+// What an index keeps of its items: known where this is compiled, or not.
 template <uint32_t kTraits>
-constexpr bool has_just(uint32_t traits) {
-  return (traits & kTraits) != 0;
-}
+struct KeepsJust {
+  constexpr bool operator()(uint32_t traits) const { return (traits & kTraits) != 0; }
+};
+struct Keeps {
+  uint32_t kept;
+  bool operator()(uint32_t traits) const { return (kept & traits) != 0; }
+};
 
 // Pass 3: leaves that stand for no item. Counts what is live on the way; what lives of the rows is known then where one
 // index has them, and rebuild_lists need not look at all of them once more.
@@ -106,13 +108,17 @@ std::optional<Living> settle_leaves(Held& held) {
     ItemCounts counted;
     const Leaves leaves(r, i);
     if (leaves.keeps_just(0)) {
-      living = settle_leaves(held, leaves, &counted, [](uint32_t traits) { return has_just<0>(traits); });
+      living = settle_leaves(held, leaves, &counted, KeepsJust<0>{});
     } else if (leaves.keeps_just(kIsLatest)) {
-      living = settle_leaves(held, leaves, &counted, [](uint32_t traits) { return has_just<kIsLatest>(traits); });
+      living = settle_leaves(held, leaves, &counted, KeepsJust<kIsLatest>{});
     } else if (leaves.keeps_just(kIsAged)) {
-      living = settle_leaves(held, leaves, &counted, [](uint32_t traits) { return has_just<kIsAged>(traits); });
+      living = settle_leaves(held, leaves, &counted, KeepsJust<kIsAged>{});
+    } else if (leaves.keeps_just(kIsBounded)) {
+      living = settle_leaves(held, leaves, &counted, KeepsJust<kIsBounded>{});
+    } else if (leaves.keeps_just(kFades)) {
+      living = settle_leaves(held, leaves, &counted, KeepsJust<kFades>{});
     } else {
-      living = settle_leaves(held, leaves, &counted, [&leaves](uint32_t traits) { return leaves.keeps(traits); });
+      living = settle_leaves(held, leaves, &counted, Keeps{leaves.kept()});
     }
     Leaves::store_counts(held, i, counted);
   }
@@ -132,7 +138,7 @@ void count_page(Held& held, uint64_t page, uint64_t* live_steps, uint64_t* remov
 void rebuild_lists(Held& held, const std::optional<Living>& living, RecoverScratch& scratch) {
   Region& r = held.region;
   Header& h = *r.header;
-  uint32_t* const used = scratch.pages.data();
+  RecoverScratch::UsedPage* const used = scratch.pages.data();
   uint8_t* const taken = scratch.frames.data();
   size_t num_used = 0;
   std::fill_n(taken, r.geometry->num_frames, uint8_t{0});
@@ -150,18 +156,17 @@ void rebuild_lists(Held& held, const std::optional<Living>& living, RecoverScrat
     if (Region::state_of(word) == PageState::kClosed && range.step_begin >= range.step_end) {
       kept_push(held, static_cast<uint32_t>(page));
     } else {
-      used[num_used++] = static_cast<uint32_t>(page);
+      used[num_used++] = {r.pages[page].order.load(kRelaxed), static_cast<uint32_t>(page)};
     }
     taken[r.frames[page].load(kRelaxed)] = 1;
     if (!living) count_page(held, page, &live_steps, &removed_steps);
     next_order = std::max(next_order, r.pages[page].order.load(kRelaxed) + 1);
     next_ticket = std::max(next_ticket, r.pages[page].ticket + 1);
   }
-  std::sort(used, used + num_used,
-            [&r](uint32_t a, uint32_t b) { return r.pages[a].order.load(kRelaxed) < r.pages[b].order.load(kRelaxed); });
+  std::sort(used, used + num_used, [](const auto& a, const auto& b) { return a.order < b.order; });
   h.ring_head.store(kNoPage, kRelaxed);
   h.ring_tail.store(kNoPage, kRelaxed);
-  for (size_t k = 0; k < num_used; ++k) ring_push_back(held, used[k]);
+  for (size_t k = 0; k < num_used; ++k) ring_push_back(held, used[k].page);
   uint64_t num_free = 0;
   for (uint64_t frame = h.frames_committed.load(kRelaxed); frame-- > 0;)
     if (taken[frame] == 0) r.free_frames[num_free++].store(static_cast<uint32_t>(frame), kRelaxed);

@@ -15,10 +15,7 @@ namespace relive {
 namespace {
 
 constexpr size_t kAimed = 128;                        // points that descend to their leaves together
-constexpr size_t kBlock = 32;                         // windows whose rows are asked for ahead of the copy
 constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
-constexpr size_t kNotedBytes = size_t{128} << 10;     // of items' own columns, copied in one hold of the lock
-constexpr uint32_t kReadings = 16;                    // of rows that cannot go: each one more is a recovery's doing
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 
 // A round at work. Plain pointers: a thread's scratch costs a call each time it is named.
@@ -39,6 +36,8 @@ struct Round {
   bool is_best() const { return leaves.kind().choice == Choice::kBest; }
   bool is_by_mass() const { return !is_best() && leaves.kind().choice != Choice::kInTurn; }
   void take_best(size_t count);
+  void aim_freely(const CounterRng& rng, size_t count);
+  void descend(size_t count);
   void aim(const CounterRng& rng, const uint32_t* strata, double stratum, size_t count);
   void choose(size_t begin, size_t end);
   void look(size_t begin, size_t end);
@@ -47,17 +46,29 @@ struct Round {
   void check(size_t begin, size_t end);
 };
 
-// All points as far as the groups of leaves: by the time the first leaf is chosen, memory has brought the groups and
-// the words of their pages. In order of rows, so that a batch is written from front to end.
+// One point a stratum, in order of rows, so that a batch is written from front to end.
 void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, size_t count) {
   const uint32_t* const rows = missing;
   double* const points = this->points;
-  uint64_t* const drawn = this->drawn;
   for (size_t k = 0; k < count; ++k) {
     const uint32_t j = strata[rows[k]];
     points[k] = (j + rng.uniform(j)) * stratum;
-    drawn[k] = 0;
   }
+  descend(count);
+}
+
+// Of a draw with a condition: points over the whole total (rule G10).
+void Round::aim_freely(const CounterRng& rng, size_t count) {
+  for (size_t k = 0; k < count; ++k) points[k] = rng.uniform(k) * total;
+  descend(count);
+}
+
+// All points as far as the groups of leaves: by the time the first leaf is chosen, memory has brought the groups and
+// the words of their pages.
+void Round::descend(size_t count) {
+  double* const points = this->points;
+  uint64_t* const drawn = this->drawn;
+  std::fill_n(drawn, count, uint64_t{0});
   // Some at a time: memory brings the leaves of these while the next ones are still on their way down.
   for (size_t begin = 0; begin < count; begin += kAimed)
     leaves.descend_to_groups(points + begin, drawn + begin, std::min(kAimed, count - begin));
@@ -171,6 +182,51 @@ void Round::check(size_t begin, size_t end) {
   }
 }
 
+// Memory fetches the rows of one block while the next one is drawn; then that block is copied and checked.
+// is_found: before any of their rows is asked for.
+void bring(Round& round, const CounterRng& rng, size_t count, bool is_found) {
+  const DrawRequest& request = round.request;
+  const bool has_goals = round.r.header->indexes[request.index].hindsight.is_set();
+  const bool is_first = !is_found && request.where != nullptr;
+  const auto look = [&](size_t begin, size_t end) {
+    is_found ? round.ask(begin, end) : round.look(begin, end);
+    if (is_first) ask_for_first(round.r, request, round.missing + begin, end - begin, round.windows);
+    if (has_goals) pick_goals(rng, round.windows, round.missing + begin, end - begin, request.picks);
+  };
+  const size_t block = request.plan != nullptr ? kBlock : count;
+  look(0, std::min(count, block));
+  for (size_t begin = 0; begin < count; begin += block) {
+    const size_t end = std::min(count, begin + block);
+    if (end < count) look(end, std::min(count, end + block));
+    const size_t num_unfit = round.scratch->unfit.size();
+    if (is_first) sift_first(round.r, request, round.missing + begin, end - begin, round.scratch);
+    if (request.plan != nullptr) round.read(begin, end);
+    round.check(begin, end);
+    const std::vector<uint32_t>& unfit = round.scratch->unfit;
+    size_t next = num_unfit;  // in the same order
+    for (size_t k = begin; k < end; ++k) {
+      const uint32_t row = round.missing[k];
+      if (next < unfit.size() && unfit[next] == row) {
+        ++next;
+      } else if (!round.windows[row].ok) {
+        round.scratch->still_missing.push_back(row);
+      }
+    }
+  }
+}
+
+// Of a draw with a condition: other items for the rows whose first point brought nothing that passes.
+void bring_unfit(Round& round, const CounterRng& rng) {
+  DrawScratch& s = *round.scratch;
+  s.looks.num_unfilled = 0;
+  if (s.unfit.empty()) return;
+  s.missing.swap(s.unfit);  // those alone, for now
+  round.missing = s.missing.data();
+  round.num_empty += find_passing(round.r, round.request, rng, round.request.num_items, round.total, &s);
+  bring(round, rng, s.missing.size(), true);
+  s.missing.swap(s.unfit);
+}
+
 }  // namespace
 
 double least_probability(const Leaves& leaves) {
@@ -190,6 +246,7 @@ void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) 
   strata.resize(std::max(strata.size(), n));
   missing.resize(n);
   still_missing.reserve(n);
+  unfit.reserve(n);
   chosen.reserve(n);
   claimed.reserve(n);
   runs.reserve(kBlock * pages_a_window);
@@ -213,34 +270,6 @@ void DrawScratch::begin_ranked(const IndexConfig& config, size_t n) {
 
 void DrawScratch::begin_distinct(size_t n) {
   for (size_t row = 0; row < n; ++row) windows[row].ok = false;
-}
-
-// Windows of a block that a recovery touched meanwhile, which gives every closed page a new word (rule D6): they are to
-// be read once more. Those that are whole are read again beside them. False where there is none.
-bool look_again(const Region& r, Window* windows, const uint32_t* rows, size_t count, bool* is_gone) {
-  bool any = false;
-  for (size_t k = 0; k < count; ++k) {
-    Window& w = windows[rows[k]];
-    if (w.ok) continue;
-    const uint64_t word = r.words[r.page_of(w.slot)].load(std::memory_order_acquire);
-    *is_gone |= !Region::is_used(word) || Region::generation_of(word) != Region::generation_of(w.word);
-    w.word = word;
-    w.ok = any = true;
-  }
-  return any;
-}
-
-bool is_noted_when_chosen(const GatherPlan& plan) { return plan.max_rows != 0; }
-
-size_t noted_a_hold(const Region& r, uint32_t index) {
-  return std::max<size_t>(1, kNotedBytes / std::max(1u, r.geometry->records[index].value_stride));
-}
-
-void note_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch, size_t begin, size_t end) {
-  Window* const windows = scratch->windows.data();
-  const uint32_t* const rows = scratch->chosen.data() + begin;
-  resolve(r, *request.plan, windows, rows, end - begin, &scratch->runs);
-  if (RELIVE_RULE(X5_values)) copy_record_values(r, *request.plan, windows, rows, end - begin, request.out);
 }
 
 Status read_ragged(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
@@ -274,39 +303,6 @@ Status read_ragged(const Region& r, const DrawRequest& request, DrawScratch* scr
   return {};
 }
 
-bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
-  Window* const windows = scratch->windows.data();
-  const bool is_noted = is_noted_when_chosen(*request.plan);
-  for (size_t begin = 0; begin < scratch->chosen.size(); begin += kBlock) {
-    const uint32_t* const rows = scratch->chosen.data() + begin;
-    const size_t count = std::min(kBlock, scratch->chosen.size() - begin);
-    bool is_left = true, is_gone = false;
-    for (uint32_t reading = 0; is_left && !is_gone && reading < kReadings; ++reading) {
-      if (!is_noted) {
-        scratch->runs.clear();
-        locate(r, *request.plan, windows, rows, count);
-        resolve(r, *request.plan, windows, rows, count, &scratch->runs);
-      }
-      if (is_noted && RELIVE_RULE(X5_values)) {
-        copy_record_rows(r, *request.plan, windows, scratch->runs, rows, count, request.out);
-      } else {
-        copy_rows(r, *request.plan, windows, scratch->runs, rows, count, request.num_items, request.out);
-      }
-      RELIVE_FAIL_POINT(sample_gathered);
-      acquire_fence();
-      if (is_noted) {
-        is_left = renew_runs(r, windows, rows, count, &scratch->runs, &is_gone);
-      } else {
-        recheck(r, *request.plan, windows, scratch->runs, rows, count);
-        is_left = look_again(r, windows, rows, count, &is_gone);
-      }
-    }
-    RELIVE_PROMISE(!is_left && !is_gone, "what was chosen went while every page was held");
-    if (is_left || is_gone) return false;
-  }
-  return true;
-}
-
 uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,
                     DrawScratch* scratch) {
   const size_t count = scratch->missing.size();
@@ -322,14 +318,18 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
               scratch,
               total};
   const bool is_sifted = request.where != nullptr || is_distinct(r, request.index);
+  const bool has_first = has_first_points(r, request);
+  scratch->still_missing.clear();
+  scratch->unfit.clear();
+  if (has_first) {
+    round.aim_freely(rng, count);
+    bring(round, rng, count, false);
+    bring_unfit(round, rng);
+    return round.num_empty;
+  }
   const bool is_found = is_sifted || round.leaves.is_ranked();  // before any of their rows is asked for
-  const bool has_goals = r.header->indexes[request.index].hindsight.is_set();
-  const auto look = [&](size_t begin, size_t end) {
-    is_found ? round.ask(begin, end) : round.look(begin, end);
-    if (has_goals) pick_goals(rng, round.windows, round.missing + begin, end - begin, request.picks);
-  };
   if (is_sifted) {
-    round.num_empty = find_passing(r, request, rng, total, scratch);
+    round.num_empty = find_passing(r, request, rng, 0, total, scratch);
   } else if (is_found) {
     round.num_empty = find_ranked(r, request, rng, scratch);
   } else if (round.is_by_mass()) {
@@ -340,18 +340,7 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
   } else {
     take_turns(r, request.index, scratch, kPastTheEnd);
   }
-  scratch->still_missing.clear();
-  // Memory fetches the rows of one block while the next one is drawn; then that block is copied and checked.
-  const size_t block = request.plan != nullptr ? kBlock : count;
-  look(0, std::min(count, block));
-  for (size_t begin = 0; begin < count; begin += block) {
-    const size_t end = std::min(count, begin + block);
-    if (end < count) look(end, std::min(count, end + block));
-    if (request.plan != nullptr) round.read(begin, end);
-    round.check(begin, end);
-    for (size_t k = begin; k < end; ++k)
-      if (!round.windows[round.missing[k]].ok) scratch->still_missing.push_back(round.missing[k]);
-  }
+  bring(round, rng, count, is_found);
   if (round.is_best())
     for (size_t k = 0; k < count; ++k)
       if (round.windows[round.missing[k]].ok) scratch->taken.push_back(round.windows[round.missing[k]].slot);

@@ -20,6 +20,8 @@ namespace relive {
 
 struct Where;  // where.hpp
 
+inline constexpr size_t kBlock = 32;  // windows whose rows are asked for ahead of the copy
+
 struct Claimed {
   uint64_t slot;
   uint64_t word;
@@ -80,7 +82,8 @@ struct DrawScratch {
   std::vector<double> points;
   std::vector<uint64_t> drawn;
   std::vector<Claimed> claimed;
-  BatchSlots has;  // of a draw without replacement
+  BatchSlots has;               // of a draw without replacement
+  std::vector<uint32_t> unfit;  // of one with a condition: rows whose first point brought nothing that passes
   Looks looks;
 
   // Room for n items, of windows over so many pages; a random stratum for each row: any slice of a batch is a fair

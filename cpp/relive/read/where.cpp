@@ -103,7 +103,8 @@ void note_batch(const Region& r, const DrawRequest& request, DrawScratch* scratc
 }
 
 // One round of candidates. Returns how many points fell on nothing.
-uint64_t look_round(const Sieve& sieve, const CounterRng& rng, bool is_distinct, size_t* found, DrawScratch* scratch) {
+uint64_t look_round(const Sieve& sieve, const CounterRng& rng, uint64_t first, bool is_distinct, size_t* found,
+                    DrawScratch* scratch) {
   Looks& looks = scratch->looks;
   const std::vector<uint32_t>& rows = scratch->missing;
   Wave waves[kWaves];
@@ -115,7 +116,7 @@ uint64_t look_round(const Sieve& sieve, const CounterRng& rng, bool is_distinct,
     const size_t under_way = looked.num_points + tested.num_points;
     const size_t count = at < kLooksARound ? candidates(looks, rows.size() - *found, under_way) : 0;
     if (count + under_way == 0) break;
-    sieve.aim(rng, at, count, &aimed);
+    sieve.aim(rng, first + at, count, &aimed);
     at += count;
     sieve.look(&looked);
     empty += looked.num_points - looked.num_items;
@@ -142,7 +143,76 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
   return out->predicate.asks_length != 0 ? make_plan(r, index, {"num_steps"}, &out->length) : Status();
 }
 
-uint64_t find_passing(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,
+namespace {
+
+// An item whose rows were asked for: where they lie is known.
+Subject first_subject(const Region& r, const DrawRequest& request, const Window& w) {
+  const bool is_located = request.plan != nullptr && request.plan->max_rows == 0;
+  return is_located ? Subject{w.slot, w.base, r.offset_of(w.slot), 0} : subject_of(r, request.index, w.slot);
+}
+
+// Whether all that the condition reads is of the record that a gather asks for by itself.
+bool is_asked_for(const Region& r, const DrawRequest& request) {
+  if (request.plan == nullptr || request.plan->max_rows != 0 || request.where->reads.has_marks) return false;
+  const Reads& reads = request.where->reads;
+  return std::all_of(reads.cells, reads.cells + reads.num_cells, [&](const Reads::Cell& cell) {
+    return cell.stride == r.geometry->record_stride && cell.offset < request.plan->record_span;
+  });
+}
+
+}  // namespace
+
+bool has_first_points(const Region& r, const DrawRequest& request) {
+  const Leaves leaves(r, request.index);
+  const bool is_by_mass = leaves.kind().choice == Choice::kByMass && !leaves.is_ranked();
+  return request.where != nullptr && is_by_mass && !is_distinct(r, request.index) &&
+         request.where->predicate.asks_length == 0;
+}
+
+void ask_for_first(const Region& r, const DrawRequest& request, const uint32_t* rows, size_t count,
+                   const Window* windows) {
+  if (is_asked_for(r, request)) return;
+  for (size_t k = 0; k < count; ++k)
+    if (const Window& w = windows[rows[k]]; w.ok) prefetch(r, request.where->reads, first_subject(r, request, w));
+}
+
+void sift_first(const Region& r, const DrawRequest& request, const uint32_t* rows, size_t count, DrawScratch* scratch) {
+  RELIVE_NOT_LOCKED("items are looked at under the lock");
+  const ItemMap& map = r.map(request.index);
+  Window* const windows = scratch->windows.data();
+  Looks& looks = scratch->looks;
+  Subject subjects[kWave];
+  bool passes[kWave];
+  uint32_t of[kWave];
+  for (size_t begin = 0; begin < count;) {
+    size_t num_items = 0;
+    for (; begin < count && num_items < kWave; ++begin) {
+      const uint32_t row = rows[begin];
+      if (!windows[row].ok) continue;
+      subjects[num_items] = first_subject(r, request, windows[row]);
+      of[num_items++] = row;
+    }
+    if (num_items > 0) evaluate(r, request.where->predicate, subjects, num_items, passes);
+    RELIVE_FAIL_POINT(where_tested);
+    acquire_fence();
+    uint64_t passed = 0, gone = 0;
+    for (size_t k = 0; k < num_items; ++k) {
+      passed += passes[k] ? 1 : 0;  // whether it is there still is seen when its rows were read (rule G4)
+      if (passes[k]) continue;
+      Window& w = windows[of[k]];
+      w.ok = false;
+      gone += map.word(w.slot) >> kStateBits == w.word >> kStateBits ? 0 : 1;
+    }
+    looks.looked += num_items - gone;
+    looks.passed += passed;
+    looks.brought += passed;
+  }
+  for (size_t k = 0; k < count; ++k)
+    if (!windows[rows[k]].ok) scratch->unfit.push_back(rows[k]);
+  looks.tried += count;
+}
+
+uint64_t find_passing(const Region& r, const DrawRequest& request, const CounterRng& rng, uint64_t first, double total,
                       DrawScratch* scratch) {
   RELIVE_NOT_LOCKED("items are looked at under the lock");
   Looks& looks = scratch->looks;
@@ -159,7 +229,7 @@ uint64_t find_passing(const Region& r, const DrawRequest& request, const Counter
   if (once && looks.tried >= looks_before_race(r, request.index, request.num_items)) {
     race(sieve, rng, rows, &found, scratch);
   } else {
-    empty = look_round(sieve, rng, once, &found, scratch);
+    empty = look_round(sieve, rng, first, once, &found, scratch);
   }
   looks.num_unfilled = rows.size() - found;
   RELIVE_FAIL_POINT(where_found);

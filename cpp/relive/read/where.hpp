@@ -5,7 +5,8 @@
 // One that draws its best items: they are gone through in order, from the best one on, until enough passed.
 //
 // Owner:   a Where is a value made once. Locking: none; never under the table lock, for rows are read.
-// Cost:    a look costs about what a plain draw of a key costs; a draw of n items at a share s of the mass, n / s looks.
+// Cost:    a draw of n items at a share s of the mass takes n / s looks; each costs about what a plain draw of a key does.
+//          Where all pass, a tenth more than a draw without a condition.
 #pragma once
 
 #include <string>
@@ -32,9 +33,20 @@ inline constexpr uint64_t kLooksAnItem = 1 << 10;
 Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOperation>& written, std::string text,
                   Where* out);
 
+// Whether each row of a draw with a condition has a first point of its own, looked at as a draw without one does: where all
+// pass, that is all there is to do. Else all points are looked at in waves (sieve.hpp).
+bool has_first_points(const Region& r, const DrawRequest& request);
+// Asks memory for what the condition reads of the windows of these rows, beside the rows themselves.
+void ask_for_first(const Region& r, const DrawRequest& request, const uint32_t* rows, size_t count,
+                   const Window* windows);
+// Of the windows of these rows, which first points led to: what does not pass is not ok any more, and its row stands in
+// scratch.unfit, as that of a point which led to nothing. Notes what was seen in scratch.looks.
+void sift_first(const Region& r, const DrawRequest& request, const uint32_t* rows, size_t count, DrawScratch* scratch);
+
 // Chooses an item that passes for each row of scratch.missing, as far as looks of one round go; the windows of the
 // others are not ok. Notes what was seen in scratch.looks; returns how many looks pointed at nothing.
-uint64_t find_passing(const Region& r, const DrawRequest& request, const CounterRng& rng, double total,
+// first: the number of the first point; those below it are taken.
+uint64_t find_passing(const Region& r, const DrawRequest& request, const CounterRng& rng, uint64_t first, double total,
                       DrawScratch* scratch);
 
 // Which items of leaves pass, as they were when their words were read; what changed meanwhile does not.

@@ -1,7 +1,9 @@
 #include "relive/words/predicate.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <functional>
 #include <iterator>
 
 #include "relive/words/config_check.hpp"
@@ -102,9 +104,11 @@ bool is_truncated(const Region& r, const Subject& item) {
   return row < range.step_end && r.is_tail(page, row);
 }
 
-union Value {
+// A number of either kind. No union: loops over those are not vectorised.
+struct Value {
   int64_t whole;
-  double real;
+  double real() const { return std::bit_cast<double>(whole); }
+  void set(double real) { whole = std::bit_cast<int64_t>(real); }
 };
 
 // Rows of one page, one behind the other.
@@ -139,7 +143,8 @@ struct Evaluation {
 
   template <class Each>
   void wholes(Value* out, Each&& each) const {
-    for (size_t k = 0; k < count(); ++k) out[k].whole = static_cast<int64_t>(each(items[k]));
+    const size_t size = count();
+    for (size_t k = 0; k < size; ++k) out[k].whole = static_cast<int64_t>(each(items[k]));
   }
   template <class T>
   RELIVE_ROW_COPY static T load(const Subject& item, const Operation& operation) {
@@ -154,7 +159,8 @@ struct Evaluation {
   }
   template <class T>
   void real_column(const Operation& operation, Value* out) const {
-    for (size_t k = 0; k < count(); ++k) out[k].real = static_cast<double>(load<T>(items[k], operation));
+    const size_t size = count();
+    for (size_t k = 0; k < size; ++k) out[k].set(static_cast<double>(load<T>(items[k], operation)));
   }
 
   void column(const Operation& operation, Value* out) const {
@@ -220,48 +226,62 @@ struct Evaluation {
 
   void of_one(OpCode code, Value* a) const {
     for (size_t k = 0; k < count(); ++k) {
-      if (code == OpCode::kToReal) a[k].real = static_cast<double>(a[k].whole);
-      if (code == OpCode::kNegate) a[k].real = -a[k].real;
+      if (code == OpCode::kToReal) a[k].set(static_cast<double>(a[k].whole));
+      if (code == OpCode::kNegate) a[k].set(-a[k].real());
       if (code == OpCode::kNot) a[k].whole = a[k].whole == 0;
     }
   }
 
   template <class Others, class Each>
   void pairs(Value* a, const Others& b, Each&& each) const {
-    for (size_t k = 0; k < count(); ++k) each(a[k], b[k]);
+    const size_t size = count();  // once: what is stored into a might be thought to change it
+    for (size_t k = 0; k < size; ++k) each(a[k], b[k]);
+  }
+  // each: of two real numbers; of two real ones, whether it is so; of two whole ones.
+  template <class Others, class Each>
+  void reals(Value* a, const Others& b, Each each) const {
+    pairs(a, b, [each](Value& x, Value y) { x.set(each(x.real(), y.real())); });
+  }
+  template <class Others, class Each>
+  void whether(Value* a, const Others& b, Each each) const {
+    pairs(a, b, [each](Value& x, Value y) { x.whole = each(x.real(), y.real()); });
+  }
+  template <class Others, class Each>
+  void both(Value* a, const Others& b, Each each) const {
+    pairs(a, b, [each](Value& x, Value y) { x.whole = each(x.whole, y.whole); });
   }
   // Into the first of two; b[k] the second one's values.
   template <class Others>
   void of_two(OpCode code, Value* a, const Others& b) const {
     switch (code) {
       case OpCode::kAdd:
-        return pairs(a, b, [](Value& x, Value y) { x.real += y.real; });
+        return reals(a, b, std::plus());
       case OpCode::kSubtract:
-        return pairs(a, b, [](Value& x, Value y) { x.real -= y.real; });
+        return reals(a, b, std::minus());
       case OpCode::kMultiply:
-        return pairs(a, b, [](Value& x, Value y) { x.real *= y.real; });
+        return reals(a, b, std::multiplies());
       case OpCode::kDivide:
-        return pairs(a, b, [](Value& x, Value y) { x.real /= y.real; });
+        return reals(a, b, std::divides());
       case OpCode::kLessWhole:
-        return pairs(a, b, [](Value& x, Value y) { x.whole = x.whole < y.whole; });
+        return both(a, b, std::less());
       case OpCode::kLessReal:
-        return pairs(a, b, [](Value& x, Value y) { x.whole = x.real < y.real; });
+        return whether(a, b, std::less());
       case OpCode::kAtMostWhole:
-        return pairs(a, b, [](Value& x, Value y) { x.whole = x.whole <= y.whole; });
+        return both(a, b, std::less_equal());
       case OpCode::kAtMostReal:
-        return pairs(a, b, [](Value& x, Value y) { x.whole = x.real <= y.real; });
+        return whether(a, b, std::less_equal());
       case OpCode::kEqualWhole:
-        return pairs(a, b, [](Value& x, Value y) { x.whole = x.whole == y.whole; });
+        return both(a, b, std::equal_to());
       case OpCode::kEqualReal:
-        return pairs(a, b, [](Value& x, Value y) { x.whole = x.real == y.real; });
+        return whether(a, b, std::equal_to());
       case OpCode::kUnequalWhole:
-        return pairs(a, b, [](Value& x, Value y) { x.whole = x.whole != y.whole; });
+        return both(a, b, std::not_equal_to());
       case OpCode::kUnequalReal:
-        return pairs(a, b, [](Value& x, Value y) { x.whole = x.real != y.real; });
+        return whether(a, b, std::not_equal_to());
       case OpCode::kAnd:
-        return pairs(a, b, [](Value& x, Value y) { x.whole &= y.whole; });
+        return both(a, b, std::bit_and());
       default:
-        return pairs(a, b, [](Value& x, Value y) { x.whole |= y.whole; });
+        return both(a, b, std::bit_or());
     }
   }
 };
@@ -330,6 +350,9 @@ void PassingRows::look_ahead(uint64_t page, uint32_t offset, uint32_t end) {
   evaluate_rows(r_, r_.header->indexes[index_].where, first, count, passes_);
   first_ = offset;
   end_ = offset + count;
+  uint32_t passed = 0;
+  for (uint32_t k = 0; k < count; ++k) passed += passes_[k] ? 1 : 0;
+  are_all_ = passed == count;
 }
 
 bool passes_condition(const Region& r, uint32_t index, uint64_t slot) {

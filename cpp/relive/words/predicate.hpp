@@ -70,6 +70,10 @@ class PassingRows final {
   PassingRows(const Region& r, uint32_t index) : r_(r), index_(index), is_choosy_(has_condition(r, index)) {}
   // page: the one that all questions to this object are of. end: rows before it are there.
   bool has(uint64_t page, uint32_t offset, uint32_t end) { return !is_choosy_ || looks_at(page, offset, end); }
+  // Whether all of [offset, end) pass, at most kEvaluatedTogether rows; where the condition is asked.
+  bool has_all(uint64_t page, uint32_t offset, uint32_t end) {
+    return looks_at(page, offset, end) && (end - offset == 1 || are_all_);
+  }
 
  private:
   bool looks_at(uint64_t page, uint32_t offset, uint32_t end);
@@ -79,6 +83,7 @@ class PassingRows final {
   const uint32_t index_;
   const bool is_choosy_;
   uint32_t first_ = 0, end_ = 0;  // rows that passes_ is of
+  bool are_all_ = false;
   bool passes_[kEvaluatedTogether];
 };
 

@@ -187,8 +187,9 @@ void Ranks::rebuild(const Tree& tree) {
   for (uint32_t level = 0; level < kLevels; ++level)
     for (uint32_t i = 0; i < kSizes[level]; ++i) counts_[level][i].store(0, kRelaxed);
   Entry* const counts = counts_[0];
+  const Tree::HeldLeaves leaves = tree.held_leaves();
   for (uint64_t slot = 0; slot < num_leaves_; ++slot) {
-    const uint32_t ordinal = ordinal_of(tree.leaf(slot));
+    const uint32_t ordinal = ordinal_of(leaves[slot]);
     if (ordinal != 0) counts[ordinal - 1].store(counts[ordinal - 1].load(kRelaxed) + 1, kRelaxed);
   }
   head_->free = head_->made = 0;
@@ -200,7 +201,7 @@ void Ranks::rebuild(const Tree& tree) {
   Place* const places = places_;
   Entry* const entries = entries_;
   const auto put = [&](uint64_t slot) {
-    const uint32_t ordinal = ordinal_of(tree.leaf(slot));
+    const uint32_t ordinal = ordinal_of(leaves[slot]);
     const uint32_t at = ordinal == 0 ? 0 : chains[ordinal - 1].tail++;
     places[slot] = {ordinal, at};
     if (ordinal == 0) return;

@@ -38,6 +38,19 @@ class Tree final {
   double identity() const;
 
   double leaf(uint64_t slot) const { return std::atomic_ref<double>(levels_[0][slot]).load(std::memory_order_acquire); }
+  // All of them, for who holds the table lock and looks at many: compilers read what stands around an atomic load anew
+  // each time, this tree's own fields too.
+  class HeldLeaves final {
+   public:
+    explicit HeldLeaves(double* leaves) : leaves_(leaves) {}
+    double operator[](uint64_t slot) const {
+      return std::atomic_ref<double>(leaves_[slot]).load(std::memory_order_relaxed);
+    }
+
+   private:
+    double* const leaves_;
+  };
+  HeldLeaves held_leaves() const { return HeldLeaves(levels_[0]); }
   void set_leaf(uint64_t slot, double mass);  // release; ancestors are refreshed by refresh()
   void prefetch(uint64_t slot) const { __builtin_prefetch(levels_[0] + slot); }
   double node(uint32_t level, uint64_t position) const;
