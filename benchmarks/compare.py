@@ -56,6 +56,7 @@ class Case:
 
 CASES = {
     "sample": Case("hopper", "sample 256, with keys and weights", 240, 12),
+    "uniform": Case("uniform", "sample 256 of a uniform index", 240, 12),
     "update": Case("hopper", "update 256 priorities, keys just drawn", 240, 12),
     "append": Case("hopper", "append one step", 240, 12),
     "lanes": Case("lanes", "append one step of 256 lanes", 240, 12),

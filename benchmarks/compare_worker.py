@@ -57,6 +57,13 @@ def open_hopper(scale: Scale) -> Iterator[Rounds]:
 
 
 @contextlib.contextmanager
+def open_uniform(scale: Scale) -> Iterator[Rounds]:
+    buffer = contestants.load("relive uniform").open_hopper("relive uniform", scale.hopper, 1)
+    with contextlib.closing(buffer):
+        yield {"uniform": _calls(lambda: buffer.sample(BATCH), 200)}
+
+
+@contextlib.contextmanager
 def open_lanes(scale: Scale) -> Iterator[Rounds]:
     buffer = contestants.load("relive").open_hopper("relive", scale.hopper, NUM_LANES)
     with contextlib.closing(buffer):
@@ -94,6 +101,7 @@ def open_tiers(scale: Scale) -> Iterator[Rounds]:
 
 GROUPS: dict[str, Callable[[Scale], AbstractContextManager[Rounds]]] = {
     "hopper": open_hopper,
+    "uniform": open_uniform,
     "lanes": open_lanes,
     "atari": open_atari,
     "service": open_service,

@@ -151,8 +151,14 @@ class Leaves final {
   static void count_published(Held& held, uint32_t index, int64_t count);
   static void revalue(Held& held, uint32_t index, uint64_t slot, float priority, double mass) {
     const Leaves leaves(held.region, index);
-    leaves.set_mass(held, slot, leaves.keeps_order() ? leaves.renew_order(held, slot, priority, mass) : mass);
+    leaves.revalue_as(held, slot, priority, mass, leaves.keeps_order());
   }
+  // The same for a caller that has asked keeps_order(), once for many.
+  void revalue_as(Held& held, uint64_t slot, float priority, double mass, bool keeps_order) const {
+    set_mass(held, slot, keeps_order ? renew_order(held, slot, priority, mass) : mass);
+  }
+  // Whether the item has more than its mass: where a remover finds it, a place in an order, a version.
+  bool keeps_order() const { return has(kIsBounded | kIsOrdered | kIsAged | kIsLatest | kFades); }
   // Drawn once more; true where that was the last time.
   static bool use(Held& held, uint32_t index, uint64_t slot);
   // A use given back, with the leaf and order() that it had. True where the item can be drawn again.
@@ -279,7 +285,6 @@ class Leaves final {
   std::atomic<uint16_t>* states() const { return states_; }
   IndexState& counts() const { return r_.header->index_state[index_]; }
   bool has(uint32_t trait) const { return (r_.traits[index_] & trait) != 0; }
-  bool keeps_order() const { return has(kIsBounded | kIsOrdered | kIsAged | kIsLatest | kFades); }
   static constexpr uint32_t kHasDues = kIsTimed | kIsAged | kIsLatest;
   static constexpr uint32_t trait_of(Due due) {
     return due == Due::kWait ? kIsTimed : due == Due::kAge ? kIsAged : kIsLatest;

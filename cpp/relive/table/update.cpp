@@ -40,17 +40,27 @@ Found find_item(const Region& r, uint32_t index, int64_t key) {
   return leaves.is_drawable(state) || !RELIVE_RULE(H1_times) ? Found::kLive : Found::kUsedUp;
 }
 
+// What is the same of all priorities of a call: looked up once.
+struct Update {
+  const ItemMap& map;
+  const Leaves& leaves;
+  const uint32_t index;
+  const bool keeps_order;
+  UpdateScratch* const scratch;
+};
+
 // One priority, under the lock. True where the item was still there.
-bool update_one(Held& held, const ItemMap& map, uint32_t index, int64_t key, float priority, double mass,
-                UpdateScratch* scratch) {
+bool update_one(Held& held, const Update& update, int64_t key, float priority, double mass) {
   Region& r = held.region;
-  const Leaves leaves(r, index);
+  const ItemMap& map = update.map;
+  const Leaves& leaves = update.leaves;
+  const uint32_t index = update.index;
   const uint64_t slot = r.key_slot(key) - map.first;
   // Under the lock a leaf above 0 is an item that lives: whatever ends an item clears its leaf in the same hold, or
   // recovery does. So the usual case needs the page word and the leaf, no range, no tail and no state.
   if (RELIVE_RULE(H1_check_in_lock) && leaves.has_mass(slot)) {
     if (map.word_of(slot, r.key_generation(key)) == 0) return false;
-    Leaves::revalue(held, index, slot, priority, mass);
+    leaves.revalue_as(held, slot, priority, mass, update.keeps_order);
     RELIVE_FAIL_POINT(update_leaf);
     return true;
   }
@@ -58,8 +68,8 @@ bool update_one(Held& held, const ItemMap& map, uint32_t index, int64_t key, flo
   if (RELIVE_RULE(H1_check_in_lock)) {
     found = find_item(r, index, key);
   } else {
-    found = scratch->early.back();
-    scratch->early.pop_back();
+    found = update.scratch->early.back();
+    update.scratch->early.pop_back();
   }
   if (found == Found::kGone || found == Found::kUsedUp) return false;
   if (found == Found::kPending) {
@@ -72,7 +82,7 @@ bool update_one(Held& held, const ItemMap& map, uint32_t index, int64_t key, flo
     Leaves::publish(held, index, slot, priority, mass);
     return true;
   }
-  Leaves::revalue(held, index, slot, priority, mass);
+  leaves.revalue_as(held, slot, priority, mass, update.keeps_order);
   RELIVE_FAIL_POINT(update_leaf);
   return true;
 }
@@ -142,6 +152,7 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
   const double* const mass_of = masses.data();  // a thread's scratch costs a call each time that it is named
   double exponent = exponent_of(config);
   if (leaves.kind().masses_of != nullptr) leaves.kind().masses_of(exponent, priorities, count, masses.data());
+  const Update update{map, leaves, index, leaves.keeps_order(), &scratch};
   const Deadline deadline = table.own_deadline();
   for (size_t begin = 0; begin < count; begin += kChunk) {
     const size_t end = std::min(count, begin + kChunk);
@@ -158,7 +169,7 @@ Status update_priorities(Table& table, uint32_t index, const int64_t* keys, cons
     note_priority(locked.held(), index, largest);
     int64_t there = 0;
     for (size_t i = begin; i < end; ++i)
-      there += update_one(locked.held(), map, index, keys[i], priorities[i], mass_of[i], &scratch) ? 1 : 0;
+      there += update_one(locked.held(), update, keys[i], priorities[i], mass_of[i]) ? 1 : 0;
     *applied += there;
     RELIVE_FAIL_POINT(update_ancestors);
     locked.items_came();
