@@ -51,9 +51,9 @@ void Leaves::settle(Held& held, uint64_t slot, uint16_t state, bool is_there, Ha
   held.region.trees_[index_].set_leaf(slot, nothing());  // inner nodes are rebuilt behind this
 }
 
-// Which leaves of one state have nothing to settle (but their priorities, settle_priorities()), for a run of them: what does not change from leaf to leaf is looked up
-// once, into fields that no store can be thought to change. It changes nothing: what it takes for settled, settle() would
-// leave as it is.
+// Which leaves of one state have nothing to settle (but their priorities, settle_priorities()), for a run of them: what
+// does not change from leaf to leaf is looked up once, into fields that no store can be thought to change. It changes
+// nothing: what it takes for settled, settle() would leave as it is.
 template <class Has>
 class SettledLeaves final {
  public:

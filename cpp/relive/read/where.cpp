@@ -181,6 +181,7 @@ void sift_first(const Region& r, const DrawRequest& request, const uint32_t* row
   const ItemMap& map = r.map(request.index);
   Window* const windows = scratch->windows.data();
   Looks& looks = scratch->looks;
+  const bool is_checked_later = request.plan != nullptr;  // of what passes, with its rows (rule G4)
   Subject subjects[kWave];
   bool passes[kWave];
   uint32_t of[kWave];
@@ -197,11 +198,13 @@ void sift_first(const Region& r, const DrawRequest& request, const uint32_t* row
     acquire_fence();
     uint64_t passed = 0, gone = 0;
     for (size_t k = 0; k < num_items; ++k) {
-      passed += passes[k] ? 1 : 0;  // whether it is there still is seen when its rows were read (rule G4)
-      if (passes[k]) continue;
+      passed += passes[k] ? 1 : 0;
+      if (passes[k] && is_checked_later) continue;
       Window& w = windows[of[k]];
-      w.ok = false;
-      gone += map.word(w.slot) >> kStateBits == w.word >> kStateBits ? 0 : 1;
+      const bool is_there = map.word(w.slot) >> kStateBits == w.word >> kStateBits || !RELIVE_RULE(G4_recheck);
+      w.ok = passes[k] && is_there;
+      passed -= passes[k] && !is_there ? 1 : 0;
+      gone += is_there ? 0 : 1;
     }
     looks.looked += num_items - gone;
     looks.passed += passed;
