@@ -232,56 +232,56 @@ struct Evaluation {
     }
   }
 
-  template <class Others, class Each>
-  void pairs(Value* a, const Others& b, Each&& each) const {
-    const size_t size = count();  // once: what is stored into a might be thought to change it
-    for (size_t k = 0; k < size; ++k) each(a[k], b[k]);
+  template <class A, class B, class Each>
+  void pairs(const A& a, const B& b, Value* out, Each&& each) const {
+    const size_t size = count();  // once: what is stored might be thought to change it
+    for (size_t k = 0; k < size; ++k) out[k] = each(a[k], b[k]);
   }
   // each: of two real numbers; of two real ones, whether it is so; of two whole ones.
-  template <class Others, class Each>
-  void reals(Value* a, const Others& b, Each each) const {
-    pairs(a, b, [each](Value& x, Value y) { x.set(each(x.real(), y.real())); });
+  template <class A, class B, class Each>
+  void reals(const A& a, const B& b, Value* out, Each each) const {
+    pairs(a, b, out, [each](Value x, Value y) { return Value{std::bit_cast<int64_t>(each(x.real(), y.real()))}; });
   }
-  template <class Others, class Each>
-  void whether(Value* a, const Others& b, Each each) const {
-    pairs(a, b, [each](Value& x, Value y) { x.whole = each(x.real(), y.real()); });
+  template <class A, class B, class Each>
+  void whether(const A& a, const B& b, Value* out, Each each) const {
+    pairs(a, b, out, [each](Value x, Value y) { return Value{each(x.real(), y.real())}; });
   }
-  template <class Others, class Each>
-  void both(Value* a, const Others& b, Each each) const {
-    pairs(a, b, [each](Value& x, Value y) { x.whole = each(x.whole, y.whole); });
+  template <class A, class B, class Each>
+  void both(const A& a, const B& b, Value* out, Each each) const {
+    pairs(a, b, out, [each](Value x, Value y) { return Value{each(x.whole, y.whole)}; });
   }
-  // Into the first of two; b[k] the second one's values.
-  template <class Others>
-  void of_two(OpCode code, Value* a, const Others& b) const {
+  // a[k] and b[k]: the values of the first and the second one; out may be either of them.
+  template <class A, class B>
+  void of_two(OpCode code, const A& a, const B& b, Value* out) const {
     switch (code) {
       case OpCode::kAdd:
-        return reals(a, b, std::plus());
+        return reals(a, b, out, std::plus());
       case OpCode::kSubtract:
-        return reals(a, b, std::minus());
+        return reals(a, b, out, std::minus());
       case OpCode::kMultiply:
-        return reals(a, b, std::multiplies());
+        return reals(a, b, out, std::multiplies());
       case OpCode::kDivide:
-        return reals(a, b, std::divides());
+        return reals(a, b, out, std::divides());
       case OpCode::kLessWhole:
-        return both(a, b, std::less());
+        return both(a, b, out, std::less());
       case OpCode::kLessReal:
-        return whether(a, b, std::less());
+        return whether(a, b, out, std::less());
       case OpCode::kAtMostWhole:
-        return both(a, b, std::less_equal());
+        return both(a, b, out, std::less_equal());
       case OpCode::kAtMostReal:
-        return whether(a, b, std::less_equal());
+        return whether(a, b, out, std::less_equal());
       case OpCode::kEqualWhole:
-        return both(a, b, std::equal_to());
+        return both(a, b, out, std::equal_to());
       case OpCode::kEqualReal:
-        return whether(a, b, std::equal_to());
+        return whether(a, b, out, std::equal_to());
       case OpCode::kUnequalWhole:
-        return both(a, b, std::not_equal_to());
+        return both(a, b, out, std::not_equal_to());
       case OpCode::kUnequalReal:
-        return whether(a, b, std::not_equal_to());
+        return whether(a, b, out, std::not_equal_to());
       case OpCode::kAnd:
-        return both(a, b, std::bit_and());
+        return both(a, b, out, std::bit_and());
       default:
-        return both(a, b, std::bit_or());
+        return both(a, b, out, std::bit_or());
     }
   }
 };
@@ -350,9 +350,7 @@ void PassingRows::look_ahead(uint64_t page, uint32_t offset, uint32_t end) {
   evaluate_rows(r_, r_.header->indexes[index_].where, first, count, passes_);
   first_ = offset;
   end_ = offset + count;
-  uint32_t passed = 0;
-  for (uint32_t k = 0; k < count; ++k) passed += passes_[k] ? 1 : 0;
-  are_all_ = passed == count;
+  are_all_ = std::memchr(passes_, 0, count) == nullptr;  // quicker than to count them
 }
 
 bool passes_condition(const Region& r, uint32_t index, uint64_t slot) {
@@ -402,6 +400,14 @@ Reads reads_of(const Region& r, const Predicate& predicate) {
 
 namespace {
 
+// Whether the constant that stands there, what is loaded behind it and an operation of both follow each other: such a
+// constant needs no memory of its own.
+bool is_pair_with_load(const Predicate& predicate, uint32_t k) {
+  if (k + 2 >= predicate.num_operations) return false;
+  const Operation& loaded = predicate.operations[k + 1];
+  return loaded.code < OpCode::kToReal && !is_constant(loaded) && predicate.operations[k + 2].code >= OpCode::kAdd;
+}
+
 // Not where it is called: what asks of one item alone must not pay for memory of many.
 template <size_t kMost, class Items>
 [[gnu::noinline]] void run_program(const Region& r, const Predicate& predicate, const Items& items, size_t count,
@@ -413,14 +419,20 @@ template <size_t kMost, class Items>
     const Operation& operation = predicate.operations[k];
     const bool is_last = k + 1 == predicate.num_operations;
     if (top != 0 && !is_last && is_constant(operation) && predicate.operations[k + 1].code >= OpCode::kAdd) {
-      run.of_two(predicate.operations[++k].code, stack[top], Same{constant_of(operation)});
+      Value* const only = stack[top];
+      run.of_two(predicate.operations[++k].code, only, Same{constant_of(operation)}, only);
+    } else if (is_constant(operation) && is_pair_with_load(predicate, k)) {
+      Value* const only = stack[++top];
+      run.load(predicate.operations[++k], only);
+      run.of_two(predicate.operations[++k].code, Same{constant_of(operation)}, only, only);
     } else if (operation.code < OpCode::kToReal) {
       run.load(operation, stack[++top]);
     } else if (operation.code < OpCode::kAdd) {
       run.of_one(operation.code, stack[top]);
     } else {
       --top;
-      run.of_two(operation.code, stack[top], stack[top + 1]);
+      Value *const first = stack[top], *const second = stack[top + 1];
+      run.of_two(operation.code, first, second, first);
     }
   }
   for (size_t k = 0; k < run.count(); ++k) passes[k] = stack[top][k].whole != 0;
