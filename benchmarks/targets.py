@@ -208,7 +208,7 @@ DEMANDS = (
     Demand("a batch of episodes, 1e7 steps against 1e5", "growth / memcpy's", 1.3, None, "x", _growth("episodes")),
     *(_chosen("sample", sampler, most) for sampler, most in (("RankBased", 2.0), ("TopK 1%", 2.0))),
     *(_chosen("sample", f"Fresh({of})", 1.5) for of in ("last=1%", "decay=0.99")),
-    _chosen("sample", f"max_staleness={choices.NUM_VERSIONS // 2}", 1.5),
+    _chosen("sample", choices.STALE, 1.5),
     *(_chosen("update", sampler, 3.0) for sampler in ("RankBased", "TopK 1%")),
     *(_drawn_where(share) for share in choices.SHARES),
     *(_recovered(sampler) for sampler in choices.RECOVERED),

@@ -26,7 +26,8 @@ BLOCK = 2048
 PROPORTIONAL = "Prioritized"
 SHARES = (1.0, 0.5, 0.1, 0.01)
 NUM_VERSIONS = 1000
-RECOVERED = (PROPORTIONAL, "RankBased", "MaxPriority", "Fresh(last=1%)", "Fresh(decay=0.99)", "max_staleness=500")
+STALE = f"max_staleness={NUM_VERSIONS // 2}"
+RECOVERED = (PROPORTIONAL, "RankBased", "MaxPriority", "Fresh(last=1%)", "Fresh(decay=0.99)", STALE)
 KILLS = 9
 
 
@@ -49,7 +50,7 @@ def indexes() -> dict[str, Any]:
     made = {name: relive.Index(sampler=sampler) for name, sampler in samplers.items()}
     # Of a table of a thousand versions half is drawn, and as many items go with each version as come.
     stale = relive.Index(sampler=relive.Prioritized(), max_staleness=NUM_VERSIONS // 2)
-    return made | {f"max_staleness={NUM_VERSIONS // 2}": stale}
+    return made | {STALE: stale}
 
 
 def plan(quick: bool) -> list[dict[str, Any]]:

@@ -28,14 +28,13 @@ from contract.exponents import ExponentsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
-from contract.limits import LimitsSuite
 from contract.mixtures import MixturesSuite
+from contract.over_shards import ShardedLimitsSuite, ShardedWhereIndexSuite
 from contract.own_samplers import OwnSamplersSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
 from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable
-from contract.where_index import WhereIndexSuite
 from contract.writing import WritingSuite
 from relive.fleet import NotOverShards, ShardedTable, attach
 
@@ -97,14 +96,10 @@ class TestRemoteFleetAbandon(Fleet, AbandonSuite): ...
 class TestRemoteFleetReading(Fleet, ReadingSuite): ...
 
 
-class TestRemoteFleetWhereIndex(Fleet, WhereIndexSuite):
-    @pytest.mark.skip(reason="where= of a draw is refused over several shards: the share that passes is not known")
-    def test_a_draw_with_a_condition_from_an_index_with_one(self) -> None: ...
+class TestRemoteFleetWhereIndex(Fleet, ShardedWhereIndexSuite): ...
 
 
-class TestRemoteFleetLimits(Fleet, LimitsSuite):
-    @pytest.mark.skip(reason="set_limiter is refused over several shards: it would have to reach every handle")
-    def test_changing_limiters_and_who_waits(self) -> None: ...
+class TestRemoteFleetLimits(Fleet, ShardedLimitsSuite): ...
 
 
 class TestRemoteFleetExponents(Fleet, ExponentsSuite): ...

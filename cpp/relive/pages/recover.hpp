@@ -1,7 +1,7 @@
 // What is done after a death: recover() rebuilds the DERIVED words, sweep() ends the lanes of the dead (rules E4, F).
 //
 // Locking: under the table lock. Idempotent: whoever dies in here, the next one starts again.
-// Cost:    recover 4 to 8 ns a leaf, 25 to 40 where a remover chooses (smallest pages, a sort of them); sweep 0.5 us a live participant and the pages of each dead one's lanes.
+// Cost:    recover 4 to 10 ns a leaf, 25 to 40 where a remover chooses (smallest pages, a sort of them); sweep 0.5 us a live participant and the pages of each dead one's lanes.
 #pragma once
 
 #include <string>

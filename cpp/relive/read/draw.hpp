@@ -20,8 +20,6 @@ namespace relive {
 
 struct Where;  // where.hpp
 
-inline constexpr size_t kBlock = 32;  // windows whose rows are asked for ahead of the copy
-
 struct Claimed {
   uint64_t slot;
   uint64_t word;

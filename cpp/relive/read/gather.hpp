@@ -19,6 +19,8 @@
 
 namespace relive {
 
+inline constexpr size_t kBlock = 32;  // windows whose rows are asked for ahead of the copy
+
 enum class Source : uint32_t {
   kColumn,    // a declared column at the window's first row (stacked where the index says so)
   kNext,      // a state column at the bootstrap row

@@ -5,11 +5,6 @@
 #include "relive/index/leaves.hpp"
 
 namespace relive {
-namespace {
-
-constexpr size_t kBlock = 32;  // windows whose rows are asked for ahead of the copy
-
-}  // namespace
 
 Status FrameSource::read(const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count, size_t batch,
                          Runs* runs, std::byte* const* out) {
