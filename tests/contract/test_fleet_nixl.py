@@ -39,14 +39,19 @@ from contract.time_first import TimeFirstSuite
 from contract.tools import MakeTable
 from contract.writing import WritingSuite
 from relive.fleet import NotOverShards, ShardedTable, attach
+from relive.fleet.nixl_agent import hold_agent
 
 pytestmark = [needs_shared_memory, needs_nixl]
 
 
 @pytest.fixture(scope="module")
 def owners() -> Iterator[Owners]:
+    """With an agent on both sides that outlasts a test: to begin one takes longer than most of them."""
     one = Owners(**TRANSPORTS)
+    one.ask("hold_agent")
+    agent = hold_agent()
     yield one
+    agent.let_go()
     one.close()
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import relive
-from relive.fleet.nixl import Agent, NixlMemory, Offered, SharedRegion
+from relive.fleet.nixl import NixlMemory, Offered, SharedRegion
+from relive.fleet.nixl_agent import Agent
 from relive.fleet.one_sided import OneSidedReader
 from relive.fleet.peer_layout import PeerLayout
 from relive.service.shard_session import layout_of

@@ -25,7 +25,7 @@ from fleet.racing import Racing, race
 from fleet.test_remote import at, settled, states, wait_for
 from fleet.tools import TRANSPORTS, config_of, fill, needs_nixl
 from relive import errors
-from relive.fleet import PeerUnreadable, ShardOwner, attach, nixl
+from relive.fleet import PeerUnreadable, ShardOwner, attach, nixl_agent
 from relive.fleet.nixl import NixlMemory, Offered, SharedRegion
 from relive.fleet.one_sided import OneSidedReader
 from relive.fleet.peer import PeerShard
@@ -99,7 +99,7 @@ def test_a_failed_request_of_several_leaves_none_behind(pair: Pair) -> None:
     assert not pair.fake.requests and not pair.fake.peers
     with pytest.raises(PeerUnreadable, match="just now"):
         pair.open()  # never back to back
-    pair.agent._let_go.clear()  # a second later
+    nixl_agent._ended.clear()  # a second later
     pair.reader, pair.memory = pair.open()
     assert pair.read().present.all()
 
@@ -181,7 +181,7 @@ def test_what_cuts_a_read_short_leaves_its_memory_to_it(pair: Pair, shm_name: An
             assert shard.path == "service" and "cut short" in shard.progress
             assert shard.gather(selection, keys, None)[1].all()
             shard._not_before = 0.0  # a second later
-            pair.agent._let_go.clear()
+            nixl_agent._ended.clear()
             assert shard.gather(selection, keys, None)[0][0].tolist() == list(range(50)) and shard.path == "nixl"
         finally:
             shard.close()
@@ -189,9 +189,9 @@ def test_what_cuts_a_read_short_leaves_its_memory_to_it(pair: Pair, shm_name: An
 
 
 def test_where_nixl_is_not_installed(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl, "_MODULES", ("no_nixl_of_this_name",))
-    monkeypatch.setattr(nixl, "_agents", [])
-    assert not nixl.is_installed()
+    monkeypatch.setattr(nixl_agent, "_MODULES", ("no_nixl_of_this_name",))
+    monkeypatch.setattr(nixl_agent, "_agents", [])
+    assert not nixl_agent.is_installed()
     with ShardOwner(0, config_of(shm_name())) as owner:
         address = owner.serve("grpc://127.0.0.1:0")
         with pytest.raises(PeerUnreadable, match="does not offer its memory"):
@@ -202,12 +202,12 @@ def test_where_nixl_is_not_installed(shm_name: Any, monkeypatch: pytest.MonkeyPa
         finally:
             shard.close()
     with pytest.raises(PeerUnreadable, match="pip install --no-deps nixl-cu12"):
-        nixl.agent_of_process()
+        nixl_agent.hold_agent()
 
 
 def test_the_command_installs_the_version_that_is_tested() -> None:
     pinned = Path(__file__).resolve().parents[2] / "constraints.txt"
-    assert nixl.COMMAND.rpartition(" ")[2] in pinned.read_text().splitlines()
+    assert nixl_agent.COMMAND.rpartition(" ")[2] in pinned.read_text().splitlines()
 
 
 # ---- the real one --------------------------------------------------------------------------------------------------
@@ -245,6 +245,27 @@ def test_the_owners_python_takes_no_part_in_reads(start: Any, shm_name: Any) -> 
         read = shard._read(0, ["reward"], keys, 10.0)
         assert read is not None and read.arrays[0].tolist() == list(range(300))
         os.kill(owners.process.pid, signal.SIGCONT)
+
+
+def has_threads_of_ucx() -> bool:
+    return any(path.read_text().strip() == "async" for path in Path("/proc/self/task").glob("*/comm"))
+
+
+@needs_nixl
+def test_the_agent_ends_with_the_last_who_uses_it(start: Any, shm_name: Any) -> None:
+    owners = start()
+    addresses = [owners.own(number, config_of(shm_name())) for number in range(2)]
+    with attach([addresses[0]], path="nixl") as table:
+        fill(table, 0, 0, 30)
+        with attach([addresses[1]], path="nixl") as other:
+            keys = fill(other, 1, 0, 30)
+            assert [agent.num_holds for agent in nixl_agent._agents] == [2]
+        assert [agent.num_holds for agent in nixl_agent._agents] == [1] and has_threads_of_ucx()
+        assert table.sample(8).num_items == 8 and paths(table) == ["nixl"]
+    assert not nixl_agent._agents and not has_threads_of_ucx()
+    assert os.environ["UCX_KEEPALIVE_INTERVAL"] == "inf"  # or the user's own: it looks at connections that ended
+    with attach([addresses[1]], path="nixl") as other:  # another one, to which the owner's is no stranger
+        assert other.gather(keys)["reward"].tolist() == list(range(30)) and paths(other) == ["nixl"]
 
 
 @needs_nixl

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from relive.errors import DeadlineExceeded, ForeignKey, FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable
 from relive.fleet.errors import PeerUnreadable
 from relive.fleet.mixing import Outputs, scatter
-from relive.fleet.nixl import NixlMemory, Offered, agent_of_process
+from relive.fleet.nixl import Offered, open_memory
 from relive.fleet.one_sided import OneSidedReader
 from relive.fleet.peer_layout import PeerLayout
 from relive.fleet.reading import Memory
@@ -40,13 +40,6 @@ _ANEW_S = 1.0  # between two readers of a shard: never back to back
 _REDRAWS = 16  # of items that went between their draw and their rows
 _SETUP_S = 5.0
 _READ_S = 1.0  # of patience with one batch's bytes
-
-
-def open_memory(offered: Offered) -> NixlMemory:
-    """By NIXL. Waits for a connection that ended just now, less than a second. Raises PeerUnreadable."""
-    agent = agent_of_process()
-    time.sleep(agent.rest_s(offered.agent))
-    return NixlMemory(offered, agent)
 
 
 @final
