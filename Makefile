@@ -63,7 +63,8 @@ study-tree: setup ## trees of other fan-outs beside the core's (two minutes): be
 study-priorities: setup ## steps to a threshold, prioritized and uniform, ten seeds (goes on where it was stopped)
 	@$(RUN) -m benchmarks.study_priorities
 
-study-scaling: setup ## actors and learners over the cores there are, and the model for more (four minutes)
+study-scaling: setup ## actors and learners over the cores there are, and the model for more (six minutes)
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "gymnasium[box2d]"
 	@$(RUN) -m benchmarks.study_scaling
 
 bench-report: setup ## rewrites the table of README.md from benchmarks/results

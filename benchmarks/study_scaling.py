@@ -1,9 +1,10 @@
 """`python -m benchmarks.study_scaling`: how acting and learning scale over the cores there are, and the model beyond.
 
 Acting alone: 1, 2, ... actor processes, up to one a core, into one table whose limiter holds nobody back; nobody
-learns. Learning alone: 1, 2, ... learners of one update, up to one a core, on batches of one filled table; nobody acts.
-Rounds of all of them, in turns; medians. Beside each stands what the tuner's model says, from a calibration in the same
-rounds, and then the model alone for more cores than there are: of these nothing was measured.
+learns; also in an environment whose steps cost more (--acting-env; LunarLander-v3 needs gymnasium[box2d]). Learning
+alone: 1, 2, ... learners of one update, up to one a core, on batches of one filled table; nobody acts. Rounds of all of
+them, in turns; medians. Beside each stands what the tuner's model says, from a calibration in the same rounds, and then
+the model alone for more cores than there are: of these nothing was measured.
 Results: benchmarks/results/scaling.json and .md.
 """
 
@@ -14,7 +15,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from relive.train.throughput import Costs, Setting, Work, predict
 MORE_CORES = (4, 8, 16, 32)
 HEADINGS = ["what", "processes", "cores", "a second", "spread", "times one", "model", "model, times one"]
 _START_S = 60.0
-Found = dict[tuple[str, int], Any]  # of one round: a rate by (what, how many), and the costs
+Found = dict[tuple[str, int], Any]  # of one round: a rate by (what, how many); the costs of each what by (what, 0)
 _ACTS, _LEARNS = Work(1e-6, 10**6), Work(1e6, 10**6)  # next to nothing of the other side
 
 
@@ -117,40 +118,57 @@ def learning(config: TrainConfig, num_learners: int, seconds: float) -> float:
         return number / (time.monotonic() - began_s)
 
 
-def counts(cores: int) -> list[int]:
-    return sorted({number for number in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if number <= cores} | {cores})
+@dataclass(frozen=True)
+class What:
+    """What is measured of 1, 2, ... processes: acting alone, or learning alone, of a configuration."""
+
+    name: str
+    config: TrainConfig
+    learns: bool = False
+
+    def counts(self, cores: int) -> list[int]:
+        """Of processes: of learners as many as divide the batch."""
+        found = sorted({number for number in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if number <= cores} | {cores})
+        return [number for number in found if not self.learns or self.config.agent.batch_size % number == 0]
+
+    def rate(self, number: int, seconds: float) -> float:
+        """Environment steps or updates a second."""
+        return (learning if self.learns else acting)(self.config, number, seconds)
+
+    def costs(self, seconds: float) -> Costs:
+        """What the model needs."""
+        batch, has_two = self.config.agent.batch_size, len(os.sched_getaffinity(0)) >= 2
+        sizes = Sizes((self.config.environment.num_envs_per_actor,), (batch,), has_two and batch % 2 == 0)
+        return calibrate(self.config, sizes, seconds)
 
 
-def modelled(costs: Costs, config: TrainConfig, what: str, number: int, cores: int) -> float:
+def modelled(costs: Costs, what: What, number: int, cores: int) -> float:
     """What the model says of acting alone, or of learning alone."""
-    envs, batch = config.environment.num_envs_per_actor, config.agent.batch_size
-    if what == "acting":
+    envs, batch = what.config.environment.num_envs_per_actor, what.config.agent.batch_size
+    if not what.learns:
         return predict(costs, Setting(number, envs, batch), _ACTS, cores).steps_per_s
     return predict(costs, Setting(1, envs, batch, number), _LEARNS, cores).updates_per_s
 
 
-def measured_rows(config: TrainConfig, rounds: list[Found], ones: list[tuple[str, int]]) -> list[dict[str, Any]]:
+def measured_rows(rounds: list[Found], ones: list[tuple[What, int]]) -> list[dict[str, Any]]:
     cores = len(os.sched_getaffinity(0))
     rows = []
     for what, number in ones:
-        values = [one[what, number] for one in rounds]
-        models = [modelled(one["costs", 0], config, what, number, cores) for one in rounds]
+        values = [one[what.name, number] for one in rounds]
+        models = [modelled(one[what.name, 0], what, number, cores) for one in rounds]
         middle = float(np.median(values))
-        spread = (max(values) - min(values)) / middle
-        model = float(np.median(models))
-        rows.append({"what": what, "number": number, "cores": cores, "rate": middle, "spread": spread, "model": model})
+        row = {"what": what.name, "number": number, "cores": cores, "rate": middle, "model": float(np.median(models))}
+        rows.append(row | {"spread": (max(values) - min(values)) / middle})
     return rows
 
 
-def more_rows(config: TrainConfig, rounds: list[Found]) -> list[dict[str, Any]]:
-    """The model alone: a process a core, and of learners as many as divide the batch."""
+def more_rows(rounds: list[Found], whats: list[What]) -> list[dict[str, Any]]:
+    """The model alone: a process a core."""
     here, rows = len(os.sched_getaffinity(0)), []
     for cores in (number for number in MORE_CORES if number > here):
-        for what in ("acting", "learning"):
-            if what == "learning" and config.agent.batch_size % cores:
-                continue
-            models = [modelled(one["costs", 0], config, what, cores, cores) for one in rounds]
-            rows.append({"what": what, "number": cores, "cores": cores, "model": float(np.median(models))})
+        for what in (one for one in whats if cores in one.counts(cores)):
+            models = [modelled(one[what.name, 0], what, cores, cores) for one in rounds]
+            rows.append({"what": what.name, "number": cores, "cores": cores, "model": float(np.median(models))})
     return rows
 
 
@@ -174,26 +192,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agent", default="dqn")
     parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--acting-env", default="LunarLander-v3", help="another one for acting alone; empty: none")
     parser.add_argument("--batch", type=int, default=2_048, help="of all learners: they pay where slices are large")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    config = preset(arguments.agent, arguments.env, {"agent.batch_size": arguments.batch})
+    settings = {"agent.batch_size": arguments.batch}
+    config = preset(arguments.agent, arguments.env, settings)
+    whats = [What("acting", config), What("learning", config, learns=True)]
+    if arguments.acting_env:
+        whats.insert(
+            1, What(f"acting in {arguments.acting_env}", preset(arguments.agent, arguments.acting_env, settings))
+        )
     machine, cores = describe(), len(os.sched_getaffinity(0))
-    ones = [(what, number) for what in ("acting", "learning") for number in counts(cores)]
-    ones = [(what, number) for what, number in ones if what == "acting" or arguments.batch % number == 0]
-    measure = {"acting": acting, "learning": learning}
+    ones = [(what, number) for what in whats for number in what.counts(cores)]
     rounds: list[Found] = []
     for turn in range(arguments.rounds):
-        envs = config.environment.num_envs_per_actor
-        sizes = Sizes((envs,), (arguments.batch,), learners_too=cores >= 2 and arguments.batch % 2 == 0)
-        found: Found = {("costs", 0): calibrate(config, sizes, 3 * arguments.seconds)}
+        found: Found = {(what.name, 0): what.costs(3 * arguments.seconds) for what in whats}
         for what, number in ones[turn % len(ones) :] + ones[: turn % len(ones)]:
-            found[what, number] = measure[what](config, number, arguments.seconds)
-            print(f"  round {turn + 1}: {what}, {number}: {found[what, number]:,.0f} a second", flush=True)
+            found[what.name, number] = what.rate(number, arguments.seconds)
+            print(f"  round {turn + 1}: {what.name}, {number}: {found[what.name, number]:,.0f} a second", flush=True)
         rounds.append(found)
-    rows = measured_rows(config, rounds, ones) + more_rows(config, rounds)
+    rows = measured_rows(rounds, ones) + more_rows(rounds, whats)
     lines = lines_of(rows)
     described = ", ".join(f"{name} {value}" for name, value in machine.items())
     head = (
