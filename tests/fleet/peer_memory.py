@@ -35,8 +35,12 @@ class LocalPeer:
         assert area.offsets(np.array([area.num_cells - 1]))[0] + area.cell_bytes <= len(self._region)
         return area
 
-    def allow(self, address: int, num_bytes: int, keeper: object) -> None:
+    def allow(self, address: int, num_bytes: int, keeper: object) -> int:
         self._allowed.append((address, address + num_bytes, keeper))
+        return address
+
+    def disallow(self, allowed: int, target: Place) -> None:
+        self._allowed = [one for one in self._allowed if one[0] != allowed]
 
     def target(self, place: Place) -> Place:
         first, last = place.area.offsets(np.array([0, place.area.num_cells - 1])) + place.base

@@ -16,6 +16,7 @@ from processes.shm import needs_shared_memory
 from fleet.tools import config_of, fill, own_until_told
 from relive import errors
 from relive.fleet import NoLiveShard, ShardOwner, attach
+from relive.fleet import owner as owner_module
 
 pytestmark = needs_shared_memory
 CONTEXT = multiprocessing.get_context("spawn")
@@ -86,6 +87,27 @@ def test_an_owner_that_is_refused_leaves_what_the_killed_one_held(shm_name: Any,
             ShardOwner(number, config_of(name, **more))
     with ShardOwner(1, config_of(name)) as owner:
         assert owner.is_restored and owner.table.gather(keys).present.all()
+
+
+def test_an_owner_that_dies_while_another_is_refused_leaves_what_it_held(
+    shm_name: Any, owners: list[Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is held a little longer than the memory: who comes in between is refused, and is alone with it then."""
+    name = shm_name()
+    owners.append(Owner(0, name))
+    with attach([name]) as table:
+        keys = fill(table, 0, 0, 30)
+
+    def held(descriptor: int, path: str) -> None:
+        owners[0].kill()
+        raise errors.NameTaken(path, [])
+
+    monkeypatch.setattr(owner_module, "_lock", held)
+    with pytest.raises(errors.NameTaken):
+        ShardOwner(0, config_of(name))
+    monkeypatch.undo()
+    with ShardOwner(0, config_of(name)) as again:
+        assert again.is_restored and again.table.gather(keys).present.all()
 
 
 def test_roots_that_are_kept_do_not_keep_a_shard_alive(shm_name: Any, owners: list[Owner]) -> None:

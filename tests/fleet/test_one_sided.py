@@ -13,9 +13,9 @@ import relive
 from fleet.peer_memory import LocalPeer, gathered, reader_of
 from fleet.torn import SPEC, Torn
 from relive import errors
-from relive.fleet import one_sided
-from relive.fleet.one_sided import OneSidedReader
+from relive.fleet import peer_pages
 from relive.fleet.peer_layout import PeerLayout
+from relive.fleet.peer_pages import PeerPages
 from relive.service.shard_session import layout_of
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
@@ -204,27 +204,127 @@ def test_words_come_first_and_last(torn: Torn) -> None:
     assert all("words" not in names for names in order[1:-1] if len(names) > 1)
 
 
+# ---- pages that are recalled ---------------------------------------------------------------------------------------
+
+
+def recalling(torn: Torn) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and steps of a lane whose pages, but the last one's, were read before."""
+    torn.columns = LARGE
+    keys, steps = torn.write(60), np.arange(60)
+    assert torn.read(keys[3:50:3], steps[3:50:3]) and torn.reader.num_read == 16
+    return keys, steps
+
+
+def reads_of(torn: Torn) -> list[list[str]]:
+    order: list[list[str]] = []
+    torn.peer.before = lambda names: order.append(sorted(set(names)))
+    return order
+
+
+def test_large_rows_of_pages_that_are_recalled_cost_two_reads(torn: Torn) -> None:
+    keys, steps = recalling(torn)
+    order = reads_of(torn)
+    own = [key for key in range(3, 50, 3) if key % 8 < 7]
+    assert torn.read(keys[own], steps[own])
+    assert order == [sorted(["states", "observation", "large"]), ["words"]]
+    order.clear()
+    assert torn.read(keys[[5, 7]], steps[[5, 7]])
+    assert len(order) == 6, "the next state of step 7 lies in a page that only links lead to"
+    order.clear()
+    torn.columns = ["observation", "large"]
+    assert torn.read(keys[[5, 7]], steps[[5, 7]]) and len(order) == 2
+    order.clear()
+    torn.columns = None
+    assert torn.read(keys[own], steps[own]) and order[0] == ["words"], "who needs more of a page asks for all of it"
+
+
+def test_pages_that_nobody_looked_at_for_a_second_are_not_recalled(torn: Torn) -> None:
+    keys, steps = recalling(torn)
+    order = reads_of(torn)
+    torn.reader._pages._looked_s -= peer_pages.RECALLED_S
+    assert torn.read(keys[[5, 9]], steps[[5, 9]]) and len(order) == 4
+    torn.reader._pages._looked_s -= 0.9 * peer_pages.RECALLED_S
+    assert torn.read(keys[[5, 9]], steps[[5, 9]]) and len(order) == 6
+    torn.reader._pages._looked_s -= 0.9 * peer_pages.RECALLED_S
+    assert torn.read(keys[[20]], steps[[20]]) and len(order) == 8, "the words of all pages came with those of the last"
+
+
+def test_items_that_went_are_gone_of_recalled_pages_too(torn: Torn) -> None:
+    keys, _ = recalling(torn)
+    torn.table.delete(keys[10:14])
+    order = reads_of(torn)
+    _, mine, (_, present) = gathered(torn.reader, torn.table, keys[[9, 10, 13, 14]], LARGE)
+    assert mine.present.tolist() == present.tolist() == [True, False, False, True] and len(order) == 2
+    assert not mine.arrays[0][1:3].any()
+
+
+def scenario_recalled_moved(torn: Torn) -> bool:
+    keys, steps = recalling(torn)
+    own = [key for key in range(3, 50, 3) if key % 8 < 7]
+    torn.tears_before("observation", torn.move)
+    return torn.read(keys[own], steps[own]) and torn.tore == 1
+
+
+def scenario_recalled_moved_since(torn: Torn) -> bool:
+    """Between two batches, and a third one looked at other pages meanwhile."""
+    keys, steps = recalling(torn)
+    torn.move()
+    good = torn.read(keys[[1]], steps[[1]])
+    return good and torn.read(keys[[9, 20, 41]], steps[[9, 20, 41]])
+
+
+def scenario_recalled_reused(torn: Torn) -> bool:
+    """Old keys, of pages whose words are recalled as those of new ones."""
+    keys, steps = recalling(torn)
+    torn.reuse()
+    torn.write(60)
+    first, new = torn._next, np.asarray(torn.write(60))
+    at = [1, 20, 41]
+    pages, rows = (part.tolist() for part in torn.reader._layout.parts_of(new)[:2])
+    again = [number for number in range(50) if pages[number] in (0, 2, 5) and rows[number] < 7]
+    assert {pages[number] for number in again} == {0, 2, 5}, "the pages of the old keys"
+    assert torn.read(new[again], np.arange(first, first + 60)[again])
+    return torn.read(keys[at], steps[at])
+
+
+@pytest.mark.parametrize("scenario", [scenario_recalled_moved, scenario_recalled_moved_since, scenario_recalled_reused])
+def test_what_is_recalled_and_not_so_any_more_is_read_anew(torn: Torn, scenario: Callable[[Torn], bool]) -> None:
+    assert scenario(torn)
+
+
 # ---- mutants: the same tears, a rule taken away --------------------------------------------------------------------
 
 
 def no_second_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OneSidedReader, "_changed", lambda self, pages, ends: np.zeros(len(pages.ids), np.bool_))
+    patch.setattr(PeerPages, "changed", lambda self, pages, ends: np.zeros(len(pages.ids), np.bool_))
+
+
+def all_stay_known(patch: pytest.MonkeyPatch) -> None:
+    """What the second look tells of a recalled page is forgotten at once."""
+    patch.setattr(PeerPages, "_look", lambda self, cells: self._looked_s.__setitem__(cells, np.inf))
+    deaf_second_look(patch)
+
+
+def deaf_second_look(patch: pytest.MonkeyPatch) -> None:
+    """It looks, recalls, and says that all is well."""
+    whole = PeerPages.changed
+    patch.setattr(PeerPages, "changed", lambda self, pages, ends: whole(self, pages, ends) & False)
 
 
 def own_page_only(patch: pytest.MonkeyPatch) -> None:
-    whole = OneSidedReader._changed
+    whole = PeerPages.changed
 
     def changed(self: Any, pages: Any, ends: float) -> Any:
         told = whole(self, pages, ends)
         told[1:] = False
         return told
 
-    patch.setattr(OneSidedReader, "_changed", changed)
+    patch.setattr(PeerPages, "changed", changed)
 
 
 def word_last(patch: pytest.MonkeyPatch) -> None:
     """The words that the second look is compared with are read when frames are here."""
-    real = OneSidedReader._read_directory
+    real = PeerPages.read_directory
 
     def directory(self: Any, plan: Any, pages: Any, items: Any, ends: float) -> Any:
         told = real(self, plan, pages, items, ends)
@@ -232,20 +332,20 @@ def word_last(patch: pytest.MonkeyPatch) -> None:
         pages.words[:] = self._words.values[pages.ids]
         return told
 
-    patch.setattr(OneSidedReader, "_read_directory", directory)
+    patch.setattr(PeerPages, "read_directory", directory)
 
 
 def any_link(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OneSidedReader, "_is_it", staticmethod(lambda same_page, is_used, same_generation: same_page))
+    patch.setattr(PeerPages, "_is_it", staticmethod(lambda same_page, is_used, same_generation: same_page))
 
 
 def any_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(one_sided, "_PUBLISHED", 1 << 16)
+    patch.setattr(peer_pages, "PUBLISHED", 1 << 16)
 
 
 def any_generation(patch: pytest.MonkeyPatch) -> None:
     """A key's generation is not compared with its page's."""
-    patch.setattr(OneSidedReader, "_is_alive", staticmethod(lambda is_used, found, wanted: is_used))
+    patch.setattr(PeerPages, "is_alive", staticmethod(lambda is_used, found, wanted: is_used))
 
 
 def scenario_moved(torn: Torn, area: str = "records", occurrence: int = 0) -> bool:
@@ -299,6 +399,9 @@ MUTANTS: dict[str, tuple[Callable[[Any], None], Callable[[Torn], bool]]] = {
     "R5: no second look, large rows": (no_second_look, of_large_rows(lambda torn: scenario_moved(torn, "observation"))),
     "R5: no second look at the words": (no_second_look, scenario_moved),
     "R5: no second look at large rows": (no_second_look, lambda torn: scenario_moved(torn, "observation")),
+    "R1: any generation is a recalled page's": (any_generation, scenario_recalled_reused),
+    "R5: no second look at recalled pages": (deaf_second_look, scenario_recalled_moved),
+    "R5: no second look at pages that moved since": (all_stay_known, scenario_recalled_moved_since),
     "R5: a look at the item's own page alone": (own_page_only, scenario_next_page),
 }
 

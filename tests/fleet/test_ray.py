@@ -174,3 +174,23 @@ def test_a_file_that_is_no_fleet_names_the_part(tmp_path: Path) -> None:
 
 def test_there_is_an_unshare_or_a_reason() -> None:
     assert shutil.which("unshare") is not None or why_not()
+
+
+ENDS = """
+import sys
+from fleet.tools import config_of
+from relive.fleet import ShardOwner
+from relive.fleet.ray import _ShardActor
+
+actor = object.__new__(_ShardActor)
+actor._owner = ShardOwner(0, config_of(sys.argv[1]))
+actor.close(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("removes", ["none", "new", "all"])
+def test_an_actor_that_is_asked_to_end_keeps_what_it_is_told_to(shm_name: Any, removes: str) -> None:
+    """Ray kills actors; where the placement group goes first its worker ends as programs do, and closes its handles."""
+    name = shm_name()
+    subprocess.run([sys.executable, "-c", ENDS, name, removes], check=True, timeout=60, cwd=Path(__file__).parents[1])
+    assert (name in {row.name for row in relive.list_tables()}) == (removes == "none")

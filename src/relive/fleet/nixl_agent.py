@@ -182,7 +182,7 @@ class Agent:
 
     def request(self, target: Any, to_cells: Indices, source: Any, from_cells: Indices) -> Any:
         """A read that is to be posted. Raises what NIXL raises."""
-        to_cells, from_cells = to_cells.astype(np.int32), from_cells.astype(np.int32)
+        to_cells, from_cells = to_cells.astype(np.int32, copy=False), from_cells.astype(np.int32, copy=False)
         with self.lock:
             return self._agent.makeXferReq(
                 self._nixl.NIXL_READ, target, to_cells, source, from_cells, b"", [self._backend], False

@@ -14,6 +14,9 @@ R5  when the last row is here, the word of every page once more. An item one of 
 R6  what was read is given to the mirror (mirror.py), whose core makes the batch: a window is whole or absent (W1).
     Pages that were not read are not there.
 
+Of large columns alone, R1 and R2 may be those of an earlier batch (peer_pages.py, which has R1 to R3 and R5): then rows
+and leaf states come in one read, and words in another.
+
 Transitions, sequences and episodes; uniform and prioritized draws are owners' (keys and masses), and so is all that
 counts. A reader that gave up in mid-read is spoiled: bytes may still come into its memory, which is its transport's
 until then.
@@ -34,20 +37,15 @@ from relive.explicit import Explicit
 from relive.fleet.mirror import Mirror
 from relive.fleet.mixing import empty
 from relive.fleet.peer_layout import BLOCK_ROWS, Indices, PeerLayout
-from relive.fleet.reading import Columns, Directory, Memory, Move, Place, Plan, Present, zero
+from relive.fleet.peer_pages import Pages, PeerPages, generations_of
+from relive.fleet.reading import Columns, Memory, Move, Place, Plan, Present, zero
 from relive.hindsight import Hindsight
 
 __all__ = ["Gathered", "OneSidedReader"]
 
 Arrays = list[npt.NDArray[Any]]
-Words = npt.NDArray[np.uint64]
 
 ROUNDS = 16  # as many as the core tries without the lock
-_STATE_BITS, _GENERATION_BIT = 2, 18  # of a page word
-_OPEN, _CLOSED = 1, 2
-_PUBLISHED = 0xFFFA  # leaf states below it are items'
-_PREV, _NEXT = 1, 2
-_NONE, _GONE = -1, -2
 _OWN_DISCOUNT = 1 << 29  # bit of a head
 
 
@@ -60,14 +58,6 @@ class Gathered(NamedTuple):
 
 
 # ---- the reader ----------------------------------------------------------------------------------------------------
-
-
-class _Pages(NamedTuple):
-    """The pages of an attempt, numbered as the mirror will have them."""
-
-    ids: Indices
-    words: Words
-    is_used: Present
 
 
 @final
@@ -90,15 +80,9 @@ class OneSidedReader:
         self._plans: dict[tuple[int, tuple[str, ...]], Plan] = {}
         own = self.mirror.layout
         memory.allow(self.mirror.base, own.region_bytes, self.mirror)
-        self._words = Directory(memory, layout.words(), np.uint64)
-        self._again = Directory(memory, layout.words(), np.uint64, self._words.source)
-        self._frames = Directory(memory, layout.frames(), np.uint32)
-        self._records = Directory(memory, layout.pages(), np.uint64)
-        self._version = Directory(memory, layout.version(), np.uint32)
-        self._tails = Directory(memory, layout.tails(), np.uint64)
+        self._pages = PeerPages(layout, memory, self.mirror.num_pages, self._read)
         self._marks = memory.source(layout.marks()), memory.target(Place(own.marks(), self.mirror.base))
         self._rows = memory.source(layout.records()), memory.target(Place(own.records(), self.mirror.base))
-        self._states: dict[int, Directory] = {}  # by index
         self._columns: dict[str, tuple[Any, Any]] = {}  # by name: source, and target in the mirror
         self._rooms: dict[str, Columns] = {}
 
@@ -124,6 +108,8 @@ class OneSidedReader:
         ends = time.monotonic() + timeout_s
         arrays = [empty(output, len(keys)) for output in plan.outputs]
         present, left = np.zeros(len(keys), np.bool_), np.arange(len(keys))
+        if plan.is_plain:
+            left = left[self._attempt_recalled(plan, keys, left, (arrays, present), ends)]
         for _ in range(ROUNDS):
             torn = []
             for first in range(0, len(left), plan.most_items):
@@ -148,19 +134,21 @@ class OneSidedReader:
         """Reads what it can; bool[B]: which keys changed while they were read."""
         item_pages, rows, generations = self._layout.parts_of(keys)
         ids, own = np.unique(item_pages, return_inverse=True)
-        pages = self._read_words(ids, ends)  # R1
-        alive = self._is_alive(pages.is_used[own], _generations(pages.words)[own], generations)
+        pages = self._pages.read_words(ids, ends)  # R1
+        alive = self._pages.is_alive(pages.is_used[own], generations_of(pages.words)[own], generations)
         torn = np.zeros(len(keys), np.bool_)
         if not alive.any():
             return torn
-        published = self._read_directory(plan, pages, (own, rows, alive), ends)  # R2
+        published = self._pages.read_directory(plan, pages, (own, rows, alive), ends)  # R2
+        if plan.needs_version:
+            self.mirror.set_policy_version(self._pages.policy_version)
         wanted = np.flatnonzero(alive & published)
         if not len(wanted):
             return torn
         own, rows = own[wanted], rows[wanted]
-        pages, chain, links = self._follow(plan, pages, own, rows, ends)  # R3
+        pages, chain, links = self._pages.follow(plan, pages, own, rows, ends)  # R3
         large, are_led_to = self._read_rows(plan, pages, chain, rows, links, ends)  # R4
-        changed = self._changed(pages, ends)  # R5
+        changed = self._pages.changed(pages, ends)  # R5
         is_torn = np.any(changed[np.maximum(chain, 0)] & (chain >= 0), axis=1)
         self.num_torn += int(is_torn.sum())
         whole = self._deliver(
@@ -169,96 +157,33 @@ class OneSidedReader:
         torn[wanted] = ~whole
         return torn
 
-    def _read_words(self, ids: Indices, ends: float) -> _Pages:
-        self._read([self._words.move(ids)], ends)
-        words = self._words.values[ids].copy()
-        state = words & np.uint64((1 << _STATE_BITS) - 1)
-        return _Pages(ids, words, (state == _OPEN) | (state == _CLOSED))
-
-    def _read_directory(
-        self, plan: Plan, pages: _Pages, items: tuple[Indices, Indices, Present], ends: float
+    def _attempt_recalled(
+        self, plan: Plan, keys: Indices, positions: Indices, out: tuple[Arrays, Present], ends: float
     ) -> Present:
-        """Records, frames and tails of pages, the states of items that live; bool[B]: which leaves are items'."""
-        own, rows, alive = items
-        states, slots = self._states_of(plan.index), pages.ids[own] * self._layout.page_len + rows
-        moves = [states.move(np.unique(slots[alive] // BLOCK_ROWS))]
-        if plan.needs_version:
-            moves.append(self._version.move(np.zeros(1, np.int64)))
-        self._read(moves + self._of_pages(plan, pages.ids), ends)
-        if plan.needs_version:
-            self.mirror.set_policy_version(int(self._version.values[0]))
-        published: Present = states.values.reshape(-1)[slots] < _PUBLISHED
-        return published
+        """The same of large rows alone, all of whose pages are recalled: two reads in place of four.
 
-    def _of_pages(self, plan: Plan, ids: Indices) -> list[Move]:
-        moves = [self._frames.move(ids)]
-        if not plan.is_plain or plan.after:
-            moves.append(self._records.move(ids))
-        return moves if plan.is_plain else [*moves, self._tails.move(ids)]
-
-    def _follow(
-        self, plan: Plan, pages: _Pages, own: Indices, rows: Indices, ends: float
-    ) -> tuple[_Pages, Indices, tuple[Indices, Indices]]:
-        """The pages that windows run over: chain int64[B, before + 1 + after] of numbers here, and the links."""
-        before, after, page_len = plan.pages_before, plan.pages_after, self._layout.page_len
-        chain = np.full((len(own), before + 1 + after), _NONE, np.int64)
-        chain[:, before] = own
-        for hop in range(1, max(before, after) + 1):
-            wanted = []
-            if hop <= after:
-                wanted.append((_NEXT, before + hop, before + hop - 1, rows + plan.after >= hop * page_len))
-            if hop <= before:
-                wanted.append((_PREV, before - hop, before - hop + 1, rows - plan.before < (1 - hop) * page_len))
-            pages = self._hop(plan, pages, chain, wanted, ends)
-        if plan.is_plain:
-            return pages, chain, (own, own)  # nobody follows them further
-        return pages, chain, (self._links(pages, _PREV), self._links(pages, _NEXT))
-
-    def _hop(
-        self, plan: Plan, pages: _Pages, chain: Indices, wanted: list[tuple[int, int, int, Present]], ends: float
-    ) -> _Pages:
-        """One page further, in both directions."""
-        there: list[tuple[int, Indices, Indices]] = []
-        for link, to, come_from, needs in wanted:
-            which = np.flatnonzero(needs & (chain[:, come_from] >= 0))
-            refs = self._records.values[pages.ids[chain[which, come_from]], link]
-            page, generation = self._layout.ref_parts(refs)
-            ok = (generation > 0) & (page < self._layout.num_pages)
-            there.append((to, which[ok], page[ok]))
-        found = np.concatenate([page for *_, page in there]) if there else np.empty(0, np.int64)
-        new = np.setdiff1d(found, pages.ids)[: self.mirror.num_pages - len(pages.ids)]
-        if len(new):
-            more = self._read_words(new, ends)
-            self._read(self._of_pages(plan, new), ends)
-            joined = [np.concatenate(pair) for pair in zip(pages, more, strict=True)]
-            pages = _Pages(joined[0], joined[1], joined[2])
-        links = {_PREV: self._links(pages, _PREV), _NEXT: self._links(pages, _NEXT)}
-        for (link, to, come_from, _), (_, which, _) in zip(wanted, there, strict=True):
-            chain[which, to] = np.maximum(links[link][chain[which, come_from]], _NONE)
-        return pages
-
-    def _links(self, pages: _Pages, link: int) -> Indices:
-        """Of each page the number of the page that a link of its leads to; none, or gone (A1)."""
-        refs = self._records.values[pages.ids, link]
-        page, generation = self._layout.ref_parts(refs)
-        order = np.argsort(pages.ids)
-        at = np.minimum(np.searchsorted(pages.ids, page, sorter=order), len(order) - 1)
-        number = order[at]
-        is_it = self._is_it(
-            pages.ids[number] == page, pages.is_used[number], _generations(pages.words)[number] == generation
-        )
-        return np.where(refs == 0, _NONE, np.where(is_it, number, _GONE))
-
-    @staticmethod
-    def _is_alive(is_used: Present, found: Indices, wanted: Indices) -> Present:
-        """Of each item: its page holds it (G2)."""
-        alive: Present = is_used & (found == wanted)
-        return alive
-
-    @staticmethod
-    def _is_it(same_page: Present, is_used: Present, same_generation: Present) -> Present:
-        """Of each link: the page that it names is the one that was meant (A1)."""
-        return same_page & is_used & same_generation
+        Nothing where one of them is not, or a next state lies in a next page, which links lead to: two parts of a batch
+        would cost more reads than one, and a copy.
+        """
+        item_pages, rows, generations = self._layout.parts_of(keys)
+        pages = self._pages.recalled(item_pages, generations)  # R1, R2: as they were read before
+        if pages is None or (plan.reads_next and (rows == self._layout.page_len - 1).any()):
+            return np.ones(len(keys), np.bool_)
+        own, first = np.arange(len(keys)), self._pages.frames_of(pages) * self._layout.page_len + rows
+        moves, made = [], []
+        for one in plan.direct:
+            array, target = self._room(one.column).lend(len(keys))
+            made.append(array)
+            moves.append(Move(self._column(one.column)[0], target, first + one.is_next, own))
+        states, are_published = self._pages.states_with(plan.index, item_pages * self._layout.page_len + rows)
+        self._read([states, *moves], ends)  # R2, R4: rows of a published leaf stay what they are while its page does
+        changed = self._pages.changed(pages, ends)  # R5
+        published = are_published()
+        good = published & ~changed
+        if not good.all():
+            self.num_torn += int(changed.sum())
+        self._place_large(plan, np.flatnonzero(good), positions, out, made)  # R6
+        return changed
 
     # ---- rows ------------------------------------------------------------------------------------------------------
 
@@ -272,14 +197,14 @@ class OneSidedReader:
         return np.divmod(flat, page_len)
 
     def _read_rows(
-        self, plan: Plan, pages: _Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices], ends: float
+        self, plan: Plan, pages: Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices], ends: float
     ) -> tuple[Arrays, Present]:
         """Rows to where they lie in the mirror; large rows of transitions to where the batch has them, these arrays.
 
         bool[B]: which windows links led to as a whole, as far as this can tell without the mirror.
         """
         page_len, at_once = self._layout.page_len, self._layout.rows_a_cell
-        frames = self._frames_of(pages)
+        frames = self._pages.frames_of(pages)
         one_step = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), np.ones(len(rows), np.bool_)
         if plan.is_plain:
             large, made, are_led_to = self._large(plan, frames, chain, rows, one_step)
@@ -310,11 +235,11 @@ class OneSidedReader:
         return made, one_step[2]
 
     def _sizes(
-        self, plan: Plan, pages: _Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices]
+        self, plan: Plan, pages: Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices]
     ) -> tuple[Indices, Indices, Present]:
         """Of each window: steps of its episode before it, its steps, whether it is whole; as the heads here say."""
         self._show(pages, links)
-        generations = _generations(pages.words)
+        generations = generations_of(pages.words)
         own = chain[:, plan.pages_before]
         self.mirror.set_states(plan.index, own, rows)
         keys = self.mirror.layout.keys_of(own, rows, generations[own])
@@ -352,19 +277,12 @@ class OneSidedReader:
                 array.reshape(len(rows), one.stack, -1)[~wanted] = 0
         return moves, made, are_led_to
 
-    def _changed(self, pages: _Pages, ends: float) -> Present:
-        """Which pages are not what they were."""
-        self._read([self._again.move(pages.ids)], ends)
-        now = self._again.values[pages.ids]
-        changed: Present = (now >> np.uint64(_STATE_BITS)) != (pages.words >> np.uint64(_STATE_BITS))
-        return changed
-
     # ---- the batch -------------------------------------------------------------------------------------------------
 
     def _deliver(
         self,
         plan: Plan,
-        pages: _Pages,
+        pages: Pages,
         links: tuple[Indices, Indices],
         items: tuple[Indices, Indices],
         positions: Indices,
@@ -384,7 +302,7 @@ class OneSidedReader:
         else:
             self._show(pages, links)
             self.mirror.set_states(plan.index, own[good], rows[good])
-            keys = self.mirror.layout.keys_of(own[good], rows[good], _generations(pages.words)[own[good]])
+            keys = self.mirror.layout.keys_of(own[good], rows[good], generations_of(pages.words)[own[good]])
             some, whole[good] = self.mirror.gather(plan.selection, keys)
             self.mirror.forget(len(pages.ids))
         arrays, present = out
@@ -395,21 +313,23 @@ class OneSidedReader:
                 arrays[number][to] = array[keep]
             else:  # behind the axis of time
                 arrays[number][:, to] = array[:, keep]
-        for one, rows_of in zip(plan.direct, large, strict=True):
-            values = rows_of.view(arrays[one.output].dtype).reshape(len(own), *arrays[one.output].shape[1:])
-            if len(to) == len(own) == len(present) and len(arrays[one.output]) == len(to):
-                arrays[one.output] = values  # the whole batch, as it came
-            else:
-                arrays[one.output][to] = values[good][keep]
-        present[to] = True
+        self._place_large(plan, good[keep], positions, out, large)
         return whole
 
-    # ---- parts -----------------------------------------------------------------------------------------------------
+    @staticmethod
+    def _place_large(plan: Plan, good: Indices, positions: Indices, out: tuple[Arrays, Present], large: Arrays) -> None:
+        """Of large rows, one or a stack for each of positions, the good ones to their places; those are there then."""
+        arrays, present = out
+        is_whole = len(good) == len(positions) == len(present)
+        for one, rows in zip(plan.direct, large, strict=True):
+            values = rows.view(arrays[one.output].dtype).reshape(len(positions), *arrays[one.output].shape[1:])
+            if is_whole:
+                arrays[one.output] = values  # the whole batch, as it came
+            else:
+                arrays[one.output][positions[good]] = values[good]
+        present[positions[good]] = True
 
-    def _frames_of(self, pages: _Pages) -> Indices:
-        """Where their rows lie. What no frame's number is was torn, and the words will tell: nothing beyond is read."""
-        frames = self._frames.values[pages.ids].astype(np.int64)
-        return np.where(frames < self._layout.num_frames, frames, 0)
+    # ---- parts -----------------------------------------------------------------------------------------------------
 
     def _read(self, moves: list[Move], ends: float) -> None:
         try:
@@ -418,15 +338,10 @@ class OneSidedReader:
             self.is_spoiled = True
             raise
 
-    def _show(self, pages: _Pages, links: tuple[Indices, Indices]) -> None:
+    def _show(self, pages: Pages, links: tuple[Indices, Indices]) -> None:
         """The mirror's pages are these."""
-        records, tails = self._records.values[pages.ids], self._tails.values[pages.ids]
-        self.mirror.show(pages.words, records, tails, links, _generations(pages.words))
-
-    def _states_of(self, index: int) -> Directory:
-        if index not in self._states:
-            self._states[index] = Directory(self._memory, self._layout.states(index), np.uint16)
-        return self._states[index]
+        records, tails = self._pages.records.values[pages.ids], self._pages.tails.values[pages.ids]
+        self.mirror.show(pages.words, records, tails, links, generations_of(pages.words))
 
     def _column(self, column: Any) -> tuple[Any, Any]:
         name = str(column["name"])
@@ -446,7 +361,3 @@ class OneSidedReader:
         if (index, names) not in self._plans:
             self._plans[index, names] = Plan.make(self._config, self._layout, self.mirror, index, names)
         return self._plans[index, names]
-
-
-def _generations(words: Words) -> Indices:
-    return (words >> np.uint64(_GENERATION_BIT)).astype(np.int64)

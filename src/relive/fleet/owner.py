@@ -7,6 +7,7 @@ import importlib
 import os
 import struct
 import weakref
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, final
 
@@ -69,26 +70,28 @@ class ShardOwner(Closing):
             raise InvalidConfig("config of a shard that is owned", "a TableConfig with SharedMemory(name)", config)
         self.number = integer("number of a shard", number, 0, MAX_SHARDS - 1)
         path = config.storage.path
-        self.is_restored = True
-        try:
-            # First by a handle that only reads: what others closed last would go with it, and is not ours where this
-            # refuses it.
-            with attach_path(path, read_only=True) as found:
-                _check(found, self.number, config)
-            self.table = attach_path(path)
-        except NoSuchTable:
-            self.table, self.is_restored = make_shard(self.number, config), False
         self._descriptor = -1
         self._server: Any = None
         self._region: Any = None  # what NIXL registered of it
-        try:
-            _check(self.table, self.number, config)
-            self._descriptor = _open(path)
-            _lock(self._descriptor, path)
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(self.let_go)
+            try:
+                # By a handle that only reads, until it is ours: other handles take the memory with them where they are
+                # closed last, also where this one is refused, or an owner that dies just now holds the shard still.
+                with attach_path(path, read_only=True) as found:
+                    _check(found, self.number, config)
+                    self._own(path)
+                    self.table, self.is_restored = attach_path(path), True
+            except NoSuchTable:
+                self.table, self.is_restored = make_shard(self.number, config), False
+                undo.callback(self.table.close)
+                self._own(path)
+            undo.pop_all()
         _owners.add(self)
+
+    def _own(self, path: str) -> None:
+        self._descriptor = _open(path)
+        _lock(self._descriptor, path)
 
     def serve(self, address: str = "grpc://0.0.0.0:0", name: str | None = None) -> str:
         """Serves the shard to handles of other hosts (attach(["grpc://host:port/name"])) until close(); returns where.

@@ -146,7 +146,7 @@ class PeerLayout:
     def parts_of(self, keys: Indices) -> tuple[Indices, Indices, Indices]:
         """(page, row, generation) of keys of this region."""
         slots = keys & ((1 << self.slot_bits) - 1)
-        pages, rows = np.divmod(slots, self.page_len)
+        pages, rows = slots >> self.page_len.bit_length() - 1, slots & (self.page_len - 1)  # it is a power of two
         return pages, rows, (keys & ((1 << 51) - 1)) >> self.slot_bits
 
     def keys_of(self, pages: Indices, rows: Indices, generations: Indices) -> Indices:

@@ -12,6 +12,7 @@ asks asks again until its own deadline.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
@@ -173,10 +174,13 @@ class _ShardActor:
     def close(self, removes: _Removes) -> None:
         """Ends the ownership, and removes memory, which goes with the last handle that is attached.
 
-        What is not removed stays when the process is killed, which is how Ray ends an actor.
+        What is not removed stays when the process is killed, which is how Ray ends an actor; or asks it to end, where
+        its placement group goes first: then it must not close the handle, for memory goes with the last one.
         """
         if removes == "all" or (removes == "new" and not self._owner.is_restored):
             self._owner.close()
+        else:
+            atexit.register(os._exit, 0)  # before whatever was registered earlier
         self._owner.let_go()
 
 

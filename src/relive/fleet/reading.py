@@ -102,23 +102,26 @@ class Directory:
         self._cell_bytes = area.cell_bytes
         self.source = memory.source(area) if source is None else source
         self._target = memory.target(Place(here, address))
+        self._all = np.arange(area.num_cells)
 
     def move(self, cells: Indices) -> Move:
         """Brings these cells, at least one; with those between them where that is cheaper than apart."""
+        if len(self._all) * self._cell_bytes <= len(cells) * _WHOLE_BYTES:
+            return Move(self.source, self._target, self._all, self._all)
         first, last = int(cells.min()), int(cells.max())
         if (last + 1 - first) * self._cell_bytes <= len(cells) * _WHOLE_BYTES:
-            cells = np.arange(first, last + 1)
+            cells = self._all[first : last + 1]
         return Move(self.source, self._target, cells, cells)
 
 
 class _Lease:
     """Memory that arrays are views of; when the last of them is gone it is used again."""
 
-    def __init__(self, block: npt.NDArray[np.uint8], num_bytes: int) -> None:
-        self._block = block
-        self.__array_interface__ = {"version": 3, "shape": (num_bytes,), "typestr": "|u1"} | {
-            "data": (block.__array_interface__["data"][0], False)
-        }
+    def __init__(self, block: _Block, num_bytes: int, returned: deque[_Block]) -> None:
+        weakref.finalize(self, returned.append, block)  # in whatever thread lets the last array go
+        self.__array_interface__ = {
+            "version": 3, "shape": (num_bytes,), "typestr": "|u1", "data": (block.address, False)
+        }  # fmt: skip
 
 
 class Lent(NamedTuple):
@@ -132,6 +135,7 @@ class _Block(NamedTuple):
     """Memory for large rows, as long as its reader is."""
 
     values: npt.NDArray[np.uint8]
+    address: int
     target: Any
     allowed: Any
 
@@ -173,9 +177,7 @@ class Columns:
         num_bytes = num_cells * self._num_bytes
         fits = next((at for at, one in enumerate(self._idle) if one.values.nbytes >= num_bytes), None)
         block = self._made(num_cells) if fits is None else self._idle.pop(fits)
-        lease = _Lease(block.values, num_bytes)
-        weakref.finalize(lease, self._returned.append, block)
-        return Lent(np.asarray(lease), block.target)
+        return Lent(np.asarray(_Lease(block, num_bytes, self._returned)), block.target)
 
     def _made(self, num_cells: int) -> _Block:
         if len(self._idle) == _MOST_IDLE:  # all of them too small
@@ -185,7 +187,7 @@ class Columns:
         address = values.__array_interface__["data"][0]
         allowed = self._memory.allow(address, values.nbytes, values)
         area = Area(self._name, np.zeros(1, np.int64), num_cells, self._num_bytes, self._num_bytes)
-        return _Block(values, self._memory.target(Place(area, address)), allowed)
+        return _Block(values, address, self._memory.target(Place(area, address)), allowed)
 
 
 # ---- what a batch needs --------------------------------------------------------------------------------------------
@@ -218,6 +220,7 @@ class Plan:
     pages_before: int
     pages_after: int
     most_items: int  # at once: their pages fit in the mirror
+    reads_next: bool  # large columns of next states
     is_plain: bool  # large columns of single steps alone: nothing asks the mirror
     needs_marks: bool
     needs_version: bool
@@ -253,6 +256,7 @@ class Plan:
             pages_before=pages_before,
             pages_after=pages_after,
             most_items=max(1, mirror.num_pages // (pages_before + 1 + pages_after)),
+            reads_next=any(one.is_next for one in direct),
             is_plain=bool(direct) and not by_core and not _depends(items, direct),
             needs_marks=crosses or any(output[0] in _OF_MARKS for output in outputs),
             needs_version=any(output[0] == "staleness" for output in outputs),
