@@ -9,15 +9,16 @@ from draw_how_it_works import LANES, LIGHT, PAPER, SOFT, box, line, text
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "images" / "topologies.svg"
 COLUMN, ROW = 300, 330
-WIDTH, HEIGHT = 3 * COLUMN, 2 * ROW
+WIDTH, HEIGHT = 3 * COLUMN, 3 * ROW
 ACTOR, TABLE, LEARNER = 1, 2, 0
 INFERENCE = ("#f3dcea", "#a04a80")
 IDLE = ("#eef2f6", SOFT)
 LABEL = (
-    "Six topologies: inline, one process that acts and learns; actors, processes that write into the table beside one"
+    "Seven topologies: inline, one process that acts and learns; actors, processes that write into the table beside one"
     " learner; learners in step, which share each batch and combine their gradients; learners out of step, which each"
     " draw a batch and hand gradients to a server of parameters; central inference, one process that infers the actions"
-    " of all actors; double buffering, where one group of an actor's environments steps while the other is inferred"
+    " of all actors; double buffering, where one group of an actor's environments steps while the other is inferred;"
+    " hosts, each with actors, a table and a learner, which share every update over the network"
 )
 
 
@@ -113,6 +114,19 @@ def double() -> list[str]:
     return [*parts, line(150, 212, 150, 229, arrow=True), process(32, 232, 236, 52), *part(45, 243, 210, "learner", 0)]
 
 
+def hosts() -> list[str]:
+    """A frame a host; the learners' gradients meet between them. Twice as wide as the others."""
+    parts: list[str] = []
+    for number, at in enumerate((32, 332)):
+        parts += [process(at, 50, 236, 234), text(at + 118, 72, f"host {number}", 12, SOFT, "middle")]
+        for place, x in enumerate((at + 16, at + 126)):
+            parts += [*part(x, 84, 94, f"actor {place}", ACTOR), line(x + 47, 116, x + 47, 140, arrow=True)]
+        parts += [*part(at + 16, 144, 204, "table, shared", TABLE), line(at + 118, 176, at + 118, 212, arrow=True)]
+        parts += part(at + 16, 216, 204, f"learner {number}", LEARNER, 44)
+    parts += [line(256, 230, 344, 230, arrow=True), line(344, 248, 256, 248, arrow=True)]
+    return [*parts, text(300, 222, "gradients", 11, SOFT, "middle")]
+
+
 CELLS = (
     ("inline", "one process", inline),
     ("actors(3)", "one learner, actors beside it", actors),
@@ -120,6 +134,7 @@ CELLS = (
     ("learners(2, async)", "each a batch; a server applies gradients", out_of_step),
     ("central(12, 500)", "actors have environments only", central),
     ("double(2)", "two groups: one steps, one is inferred", double),
+    ("hosts(2)", "each a slice, drawn from its own table; one mean of the gradients", hosts),
 )
 
 
@@ -133,8 +148,9 @@ def picture() -> str:
     for number, (name, note, draw) in enumerate(CELLS):
         row, column = divmod(number, 3)
         parts.append(f'<g transform="translate({column * COLUMN}, {row * ROW})">')
-        parts += [text(COLUMN / 2, 36, escape(name), 16, anchor="middle", bold=True), *draw()]
-        parts += [text(COLUMN / 2, 306, escape(note), 12, SOFT, "middle"), "</g>"]
+        middle = COLUMN if draw is hosts else COLUMN / 2
+        parts += [text(middle, 36, escape(name), 16, anchor="middle", bold=True), *draw()]
+        parts += [text(middle, 306, escape(note), 12, SOFT, "middle"), "</g>"]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
         f' aria-label="{escape(LABEL)}" font-family="system-ui, sans-serif">'

@@ -185,6 +185,7 @@ def test_commands_are_what_they_are_called(where: str, command: str) -> None:
         "relive": check_relive,
         "python": check_python,
         "ray": check_ray,
+        "torchrun": check_torchrun,
     }
     assert program in checks, f"{where}: say in tests/test_blocks.py how {program} is checked"
     checks[program](arguments)
@@ -219,6 +220,17 @@ def check_ray(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     for option in re.findall(r"--[a-z-]+", " ".join(arguments)):
         assert option in done.stdout, option
+
+
+def check_torchrun(arguments: list[str]) -> None:
+    """Its own options are known to its help; what it starts is a command of ours."""
+    pytest.importorskip("torch", reason="torch is not installed here")
+    ours = arguments.index("relive")
+    line = [sys.executable, "-m", "torch.distributed.run", "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    for option in re.findall(r"--[a-z-]+", " ".join(arguments[:ours])):
+        assert option in done.stdout, option
+    check_relive(arguments[ours + 1 :])
 
 
 def check_relive(arguments: list[str]) -> None:

@@ -56,11 +56,11 @@ AGENTS: dict[str, dict[str, object]] = {
 ROWS = 24
 
 
-def made(agent: str, *, slices: int = 1) -> Any:
+def made(agent: str, *, slices: int = 1, seed: int = 4) -> Any:
     """An agent for a slice of 24 rows, its configuration of them all, and its spaces."""
     spaces = discrete_spaces() if agent in ("dqn", "iqn") else box_spaces()
     config = preset(agent, spaces.env_id, {**AGENTS[agent], "agent.batch_size": ROWS}).agent
-    return replace(config, batch_size=ROWS // slices).make(spaces, seed=4, device="cpu"), config, spaces
+    return replace(config, batch_size=ROWS // slices).make(spaces, seed=seed, device="cpu"), config, spaces
 
 
 def batch_of(agent: str, number: int) -> Any:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from relive.train.errors import (
         ActorsKeepDying,
         EnvironmentRaised,
+        HostGone,
         InferenceKeepsDying,
         LearnersKeepDying,
         NonFiniteLoss,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from relive.train.progress import Snapshot
     from relive.train.result import RunResult
     from relive.train.run import train
-    from relive.train.topology import Actors, CentralInference, DoubleBuffered, Inline, Learners, Topology
+    from relive.train.topology import Actors, CentralInference, DoubleBuffered, Hosts, Inline, Learners, Topology
     from relive.train.tuning import Tuning, tune
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
     "DoubleBuffered",
     "EnvironmentRaised",
     "Evaluation",
+    "HostGone",
+    "Hosts",
     "InferenceKeepsDying",
     "Inline",
     "Learners",
@@ -70,6 +73,8 @@ __all__ = [
 _HOMES = {
     "ActorsKeepDying": "errors",
     "EnvironmentRaised": "errors",
+    "HostGone": "errors",
+    "Hosts": "topology",
     "NonFiniteLoss": "errors",
     "Profile": "profile",
     "LearnersKeepDying": "errors",

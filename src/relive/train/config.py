@@ -217,6 +217,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         number, size = self.topology.num_slices, self.agent.batch_size
         require(size % number == 0, "agent.batch_size", f"a multiple of the {number} learners of the topology", size)
+        several = self.topology.num_hosts > 1 and self.serving.address is not None
+        require(not several, "serving.address", f"none where topology = {self.topology}", self.serving.address)
         each, closing = self.environment.num_envs_per_actor, self.topology.closing
         require(
             each >= self.topology.num_groups,
@@ -241,6 +243,11 @@ class TrainConfig:
     def acts_inline(self) -> bool:
         """Whether the actors step in the process that calls `train`."""
         return isinstance(self.topology, Inline) or self.acting.inline
+
+    @property
+    def num_drawn(self) -> int:
+        """Items of each draw: a batch, or the slice of one that a host of several draws."""
+        return self.agent.batch_size // self.topology.num_hosts
 
     @property
     def num_actors(self) -> int:

@@ -79,6 +79,21 @@ class LearnersKeepDying(ReliveError):
 
 
 @final
+class HostGone(ReliveError):
+    """Another host of a run on several said nothing for too long, or its connection ended. A checkpoint was written."""
+
+    def __init__(self, host: int, waited_s: float, reason: str) -> None:
+        """host: the number of this one, which noticed."""
+        self.host = host
+        self.waited_s = waited_s
+        self.reason = reason
+        super().__init__(
+            f"host {host} lost the others after {waited_s:.0f} s ({reason}): see what ended there; started again with"
+            " --resume on all of them the run goes on from the first host's checkpoint"
+        )
+
+
+@final
 class ReplicasDiffer(ReliveError):
     """A learner's state is no longer the leader's, which the protocol rules out. The last checkpoint is left alone."""
 

@@ -24,6 +24,7 @@ from relive.train.drawing import SLICE_S, batches_of, or_none
 from relive.train.environments import evaluation_seeds
 from relive.train.errors import NonFiniteLoss, ReplicasDiffer
 from relive.train.evaluate import Evaluator, Played
+from relive.train.host_group import EndedElsewhere, HostGroup
 from relive.train.inline import InlineActors
 from relive.train.parameter_server import ParameterServer
 from relive.train.parameters import ParameterBoard
@@ -45,7 +46,7 @@ class Parts:
     """The running pieces that a learner works with. It owns none of them.
 
     server: of learners with batches of their own; None where updates are made here. profiling: what it is watched with.
-    served: to actors of other machines.
+    served: to actors of other machines. hosts: that share every update.
     """
 
     table: Table
@@ -58,6 +59,7 @@ class Parts:
     listeners: Listeners
     profiling: Profiling
     served: ServedRun | None = None
+    hosts: HostGroup | None = None
 
 
 @final
@@ -98,6 +100,8 @@ class Learner:
 
         Raises NonFiniteLoss, and leaves the last checkpoint as it is, where learning came to nan or infinity.
         """
+        if self._parts.hosts is not None:
+            self._parts.hosts.begin()
         self._publish()
         self._parts.pool.start()
         if self._parts.server is not None:
@@ -105,7 +109,7 @@ class Learner:
         try:
             self.save()  # while the actors start: there is always one to go back to
             with self._updates() as update_once:
-                ending = self._loop(update_once)
+                ending = self._ended(update_once)
         except (NonFiniteLoss, ReplicasDiffer):
             self._look(at_once=True)
             raise
@@ -155,6 +159,18 @@ class Learner:
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
+    def _ended(self, update_once: Callable[[], bool]) -> Ending:
+        """Of the loop here, or on another host: then it is everybody's."""
+        hosts = self._parts.hosts
+        if hosts is None:
+            return self._loop(update_once)
+        try:
+            ending = hosts.leave(self._loop(update_once))
+        except EndedElsewhere as told:
+            ending = told.ending
+        self._progress.solved |= ending is Ending.SOLVED
+        return ending
+
     def _loop(self, update_once: Callable[[], bool]) -> Ending:
         publish_period, period = self._config.acting.publish_period, self._config.evaluation.period_updates
         next_evaluation = self._next_evaluation(period)
@@ -203,7 +219,7 @@ class Learner:
     @contextmanager
     def _updates(self) -> Iterator[Callable[[], bool]]:
         """A function that makes one update, and says whether it did: False where there was nothing for a moment."""
-        parts, num_items = self._parts, self._config.agent.batch_size
+        parts, num_items = self._parts, self._config.num_drawn
         waits = parts.profiling.timed
         if parts.server is not None:
             serve = parts.server.serve
@@ -226,7 +242,7 @@ class Learner:
 
     def _drawn_or_acted(self) -> Batch | None:
         """The next batch where the limiter lets it be drawn; None after a turn of the actors where it does not."""
-        num_items, columns = self._config.agent.batch_size, tuple(self._agent.columns)
+        num_items, columns = self._config.num_drawn, tuple(self._agent.columns)
         try:
             return self._parts.table.sample(num_items, columns=columns, timeout_s=0.0)
         except DeadlineExceeded:
@@ -249,7 +265,9 @@ class Learner:
     # ---- evaluation ------------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> bool:
-        """One evaluation; keeps the policy if it is the best so far. True if it may end the run."""
+        """One evaluation; keeps the policy if it is the best so far. True if it may end the run. By the first host."""
+        if self._parts.hosts is not None and self._parts.hosts.number:
+            return False
         evaluation = self._config.evaluation
         parameters = self._agent.evaluation_parameters()
         self._check_finite(parameters)

@@ -25,6 +25,7 @@ from relive.train.config import CONFIG_FILE, TrainConfig, path_of
 from relive.train.curve import draw_curve
 from relive.train.environments import final_seeds
 from relive.train.evaluate import Evaluator, Played
+from relive.train.host_group import host_number
 from relive.train.inline import InlineActors
 from relive.train.learner import Learner, Parts
 from relive.train.numerics import learner_numerics
@@ -39,6 +40,7 @@ from relive.train.setup import (
     learner_threads,
     logging_of,
     make_agent,
+    make_hosts,
     make_inference,
     make_learners,
     make_served,
@@ -49,6 +51,7 @@ from relive.train.setup import (
 from relive.train.signals import stop_signals
 
 CURVE_FILE = "curve.png"
+_BETWEEN_HOSTS = 1_000_003  # the seeds of two hosts
 _SAY_PERIOD_S = 2.0
 
 
@@ -82,6 +85,10 @@ def train(
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
+    host = _host_of(config)
+    if host:  # the first one speaks for all
+        folder, console = folder.with_name(f"{folder.name}-host{host}"), None
+        resume = resume and (folder / CONFIG_FILE).exists()  # else it is new among them, and gets the first one's state
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     with logging_of(config, listeners):
         with learner_numerics(learner_threads(config)), stop_signals() as signalled:
@@ -93,13 +100,25 @@ def train(
             if not resume and (run_dir is None if moving_aside is None else moving_aside):
                 move_aside(folder, console)
             progress = _prepared(config, agent, folder, resume)
-            run = _Run(config, agent, progress, folder, console, listeners)
+            run = _Run(_own_streams(config, host), agent, progress, folder, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
             ending = Ending.SOLVED if progress.solved else run.learn(stopping, stop_when)
-            final = None if ending is Ending.STOPPED else run.final_episodes(stopping)
-        result = run.result(ending if final else Ending.STOPPED, final, time.monotonic() - began_s)
+            final = None if ending is Ending.STOPPED or host else run.final_episodes(stopping)
+        result = run.result(ending if final or host else Ending.STOPPED, final, time.monotonic() - began_s)
         run.finish(result)
     return result
+
+
+def _host_of(config: TrainConfig) -> int:
+    """The number of this host of a run on several; 0 of any other run. Raises InvalidConfig."""
+    count = config.topology.num_hosts
+    return 0 if count == 1 else host_number(count)
+
+
+def _own_streams(config: TrainConfig, host: int) -> TrainConfig:
+    """With environments and draws of the host's own; its agent has the run's seed, as those of all hosts."""
+    seed = (config.environment.seed + host * _BETWEEN_HOSTS) % 2**31
+    return changed(config, {"environment.seed": seed})
 
 
 def default_run_dir(config: TrainConfig) -> Path:
@@ -209,6 +228,9 @@ class _Run:
             if served is not None:
                 stack.callback(served.close)
                 reporter.say(f"serving {served.address}: relive act {served.address}")
+            hosts = make_hosts(config, agent)
+            if hosts is not None:
+                stack.callback(hosts.close)
             ways = make_ways(config, agent, reporter.say, self._keep_way)
             if ways is not None:
                 stack.callback(ways.stop)
@@ -230,12 +252,13 @@ class _Run:
                 watch(self._listeners, {"tell": "report"}),
                 profiling,
                 served,
+                hosts,
             )
 
             def stops() -> bool:
                 return stopping() or stop_when(scoreboard.num_steps, agent.num_updates)
 
-            together = learners or ways
+            together = learners or hosts or ways
             update = None if together is None else profiling.timed("update", together.update)
             ending = Learner(config, parts, agent, progress, run_dir, stops, update).run()
             if served is not None and ending is not Ending.STOPPED:
@@ -306,7 +329,8 @@ class _Run:
             draw_curve(self._run_dir / CURVE_FILE, title, curve, self._config.evaluation.stop_return)
         if (self._run_dir / PROFILE_FILE).exists() and self._config.profile:
             show_profile(self._run_dir, self._console)
-        if not result.stopped:
+        if result.returns:
             save_result(result, self._run_dir)
-        show_result(result, self._console)
+        if result.returns or result.stopped:
+            show_result(result, self._console)
         self._listeners.tell(lambda one: one.on_end(result))

@@ -20,6 +20,7 @@ from relive.errors import InvalidConfig
 from relive.train.callbacks import Listeners
 from relive.train.config import TrainConfig
 from relive.train.environments import describe
+from relive.train.host_group import HostGroup, HostOptions
 from relive.train.inference_pool import InferencePool
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import threads_of
@@ -27,7 +28,7 @@ from relive.train.packages import PackageRequest
 from relive.train.parameter_server import ParameterServer, ServerOptions
 from relive.train.parameters import ParameterBoard
 from relive.train.scoreboard import Scoreboard
-from relive.train.topology import Learners
+from relive.train.topology import Hosts, Learners
 from relive.train.ways import WayOptions, Ways
 
 if TYPE_CHECKING:
@@ -58,12 +59,18 @@ def slice_config(config: TrainConfig) -> AgentConfig:
 
 def make_learners(config: TrainConfig, agent: Agent, say: Callable[[str], None]) -> LearnerGroup | None:
     """The group that the agent leads; None where it learns alone, or in no group. say: see GroupOptions."""
-    count = config.topology.num_slices
+    count = config.topology.num_slices // config.topology.num_hosts
     if count == 1:
         return None
     spin_s = GroupOptions.spin_s if count <= len(os.sched_getaffinity(0)) else 0.0  # or it spins in another's place
     options = GroupOptions(count, chosen_device(config.device), learner_threads(config), spin_s=spin_s, say=say)
     return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
+
+
+def make_hosts(config: TrainConfig, agent: Agent) -> HostGroup | None:
+    """The group of the run's hosts; None where there is one. Blocks until all are there. Raises HostGone."""
+    count = config.topology.num_hosts
+    return None if count == 1 else HostGroup(agent, HostOptions(count, chosen_device(config.device)))
 
 
 def make_ways(
@@ -78,7 +85,7 @@ def make_ways(
     functional: Functional | None = agent.functional()
     reasons = {
         "the run is deterministic": config.deterministic,
-        "there are several learners, or learners apart": isinstance(config.topology, Learners),
+        "there are several learners, or learners apart": isinstance(config.topology, (Learners, Hosts)),
         "they are computed on a device": chosen_device(config.device) != "cpu",
         f"{config.agent.name} has no other with this network": functional is None,
     }

@@ -5,6 +5,7 @@
   Learners(n)       the same, and n learners that share every update, a slice of the batch each (learner_group.py)
   Learners(n, "async")   the same, and n learners with batches of their own, whose gradients the process that calls
                     `train` applies one after another (parameter_server.py)
+  Hosts(n)          n hosts, each with actors, a table and a learner, which share every update (host_group.py)
   CentralInference(max_batch, max_wait_us)   actors have environments only; one process infers for all (inference.py)
   DoubleBuffered(n)  the same, and each actor has two groups of environments: one steps while the other is inferred
 
@@ -24,7 +25,8 @@ from relive.errors import InvalidConfig
 from relive.train.settings import Written
 
 _EXPECTED = (
-    "'inline', 'actors', 'actors(4)', 'learners(2, sync)', 'learners(2, async)', 'central(16, 500)' or 'double(4)'"
+    "'inline', 'actors', 'actors(4)', 'learners(2, sync)', 'learners(2, async)', 'hosts(2)', 'central(16, 500)' or"
+    " 'double(4)'"
 )
 _FORM = re.compile(r"\s*([a-z]+)\s*(?:\(\s*([0-9]{1,9})?\s*(?:,\s*([a-z]+|[0-9]{1,9})\s*)?\))?\s*")
 _MOST = 1024
@@ -55,6 +57,11 @@ class Topology(Written):
         return 1
 
     @property
+    def num_hosts(self) -> int:
+        """Hosts, each of which draws its slice of a batch from a table of its own."""
+        return 1
+
+    @property
     def num_groups(self) -> int:
         """Groups of each actor's environments, of which one steps at a time."""
         return 1
@@ -80,6 +87,8 @@ class Topology(Written):
             return Actors(int(number) if number else None)
         if name == "learners" and number and not (mode or "").isdigit():
             return Learners(int(number), mode or "sync")  # type: ignore[arg-type]
+        if name == "hosts" and number and mode is None:
+            return Hosts(int(number))
         if name == "central" and "(" not in text:
             return CentralInference()
         if name == "central" and number and mode and mode.isdigit():
@@ -150,6 +159,35 @@ class Learners(Topology):
 
     def __str__(self) -> str:
         return f"learners({self.number}, {self.mode})"
+
+
+@final
+@dataclass(frozen=True)
+class Hosts(Topology):
+    """number: of hosts, each with acting.num_actors actors, a table, and a learner in the process that calls `train`.
+
+    torchrun starts that process on each of them. They share every update: each learner draws its slice from its own
+    table, and torch.distributed makes one gradient of theirs.
+    """
+
+    number: int
+    num_learners = 1
+
+    def __post_init__(self) -> None:
+        require(1 <= self.number <= _MOST, "hosts of the topology", f"in [1, {_MOST}]", self.number)
+
+    @property
+    def num_slices(self) -> int:
+        """See Topology."""
+        return self.number
+
+    @property
+    def num_hosts(self) -> int:
+        """See Topology."""
+        return self.number
+
+    def __str__(self) -> str:
+        return f"hosts({self.number})"
 
 
 @final

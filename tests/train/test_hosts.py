@@ -1,0 +1,233 @@
+"""Learners on several hosts, here processes: one update, one ending, and who goes missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes.shm import needs_shared_memory
+from processes.tools import children
+
+torch = pytest.importorskip("torch", reason="training needs torch")
+pytest.importorskip("gymnasium", reason="training needs Gymnasium")
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this build of torch has no gloo", allow_module_level=True)
+
+from torch import distributed  # noqa: E402
+
+from relive.errors import InvalidConfig  # noqa: E402
+from relive.train import HostGone, ReplicasDiffer, preset, train  # noqa: E402
+from relive.train.checkpoint import load_checkpoint  # noqa: E402
+from relive.train.host_group import EndedElsewhere, HostGroup, HostOptions, host_number  # noqa: E402
+from relive.train.learner_group import Slice, state_hash  # noqa: E402
+from relive.train.result import Ending  # noqa: E402
+from train.test_topology import AGENTS, ROWS, SMALL, batch_of, made, tensors  # noqa: E402
+
+pytestmark = needs_shared_memory
+HOSTS = 2
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
+    """hosts(work, *arguments): a process a host, which joins the others and sends what work(number, ...) returns."""
+    with children() as start:
+
+        def run(work: Callable[..., Any], *arguments: Any) -> list[Any]:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            return [start("spawn", host, number, port, work, *arguments) for number in range(HOSTS)]
+
+        yield run
+
+
+def host(pipe: Any, number: int, port: int, work: Callable[..., Any], *arguments: Any) -> None:
+    told = {"RANK": number, "WORLD_SIZE": HOSTS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    torch.set_num_threads(1)
+    pipe.send(work(number, *arguments))
+    pipe.recv()
+
+
+def answers(group: list[Any]) -> list[Any]:
+    told = [child.answer() for child in group]
+    for child in group:
+        child.pipe.send(None)
+    return told
+
+
+def group_of(agent: Any, **options: Any) -> HostGroup:
+    return HostGroup(agent, HostOptions(HOSTS, "cpu", **options))
+
+
+def slice_of(agent: str, number: int, host_: int) -> Slice:
+    """Its rows of a batch, with the weights that they have in the whole one."""
+    batch = batch_of(agent, number)
+    columns = {**batch.columns, "importance weights": np.asarray(batch.weights(1.0))}
+    size = ROWS // HOSTS
+    return Slice(columns, slice(host_ * size, (host_ + 1) * size))
+
+
+# ---- updates ---------------------------------------------------------------------------------------------------------
+
+
+def learn(number: int) -> dict[str, Any]:
+    """Six updates of each agent, the second host's made with another seed."""
+    distributed.init_process_group("gloo")
+    told: dict[str, Any] = {}
+    for name in AGENTS:
+        agent, *_ = made(name, slices=HOSTS, seed=4 + number)
+        group = group_of(agent, hash_period=2)
+        group.begin()
+        priorities = [group.update(slice_of(name, update, number)) for update in range(6)]
+        told[name] = state_hash(agent), {key: value.numpy() for key, value in tensors(agent.state_dict())}, priorities
+        group.leave(Ending.LIMIT)
+        group.close()
+    return told
+
+
+def test_hosts_do_what_one_learner_does_with_the_whole_batch(hosts: Any) -> None:
+    first, second = answers(hosts(learn))
+    for name in AGENTS:
+        alone, *_ = made(name)
+        priorities = [alone.update(batch_of(name, update)) for update in range(6)]
+        assert first[name][0] == second[name][0], f"{name}: the same bits on both"
+        for key, value in tensors(alone.state_dict()):
+            assert np.allclose(first[name][1][key], value.numpy(), rtol=1e-4, atol=1e-5), f"{name}: {key}"
+        if priorities[0] is not None:
+            both = [np.concatenate(pair) for pair in zip(first[name][2], second[name][2], strict=True)]
+            assert np.allclose(both, priorities, rtol=1e-3, atol=1e-5), name
+
+
+# ---- endings, and who goes missing -----------------------------------------------------------------------------------
+
+
+def end(number: int) -> list[Any]:
+    """One ends after three updates; both at once; one is no replica any more; one is silent; one is gone."""
+    distributed.init_process_group("gloo")
+    told: list[Any] = []
+
+    def until_it_ends(ends_after: int, ending: Ending, **options: Any) -> None:
+        agent, *_ = made("dqn", slices=HOSTS)
+        group = group_of(agent, **options)
+        group.begin()
+        try:
+            for update in range(ends_after):
+                group.update(slice_of("dqn", update, number))
+                if options and number and update == 1:
+                    with torch.no_grad():
+                        next(iter(agent.exchange().tensors)).view(-1)[0] += 1.0
+            found = group.leave(ending)
+        except EndedElsewhere as elsewhere:
+            found = group.leave(elsewhere.ending)  # says nothing: the others are not there to hear it
+        except ReplicasDiffer as differ:
+            told.append(("differ", differ.learner, differ.num_updates, differ.expected != differ.got))
+            return
+        told.append((found, agent.num_updates))
+
+    until_it_ends(3 if number else 1000, Ending.SOLVED)
+    until_it_ends(2, (Ending.LIMIT, Ending.STOPPED)[number])
+    until_it_ends(1000, Ending.LIMIT, hash_period=1)
+    agent, *_ = made("dqn", slices=HOSTS)
+    silent = group_of(agent, deadline_s=1.0)
+    began_s = time.monotonic()
+    if number == 0:
+        try:
+            silent.update(slice_of("dqn", 0, number))
+        except HostGone as gone:
+            told.append(("silent", gone.host, 0.9 < gone.waited_s < 10.0))
+    else:
+        time.sleep(3.0)
+    group = group_of(agent)
+    if number:
+        os._exit(0)
+    try:
+        group.update(slice_of("dqn", 0, number))
+    except HostGone as gone:
+        told.append(("gone", gone.host, time.monotonic() - began_s < 30.0))
+    return told
+
+
+def test_all_hosts_end_together_and_miss_one_that_is_gone(hosts: Any) -> None:
+    first, second = hosts(end)
+    told = first.answer()
+    first.pipe.send(None)
+    assert told[0] == (Ending.SOLVED, 3), "the other one's reason"
+    assert told[1] == (Ending.STOPPED, 2), "of two reasons all have the same"
+    assert told[2] == ("differ", 0, 2, True)
+    assert told[3:] == [("silent", 0, True), ("gone", 0, True)]
+    second.process.join(30.0)
+    assert second.process.exitcode == 0
+
+
+# ---- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def by_torchrun(*arguments: str) -> None:
+    """As the documentation has it, with both hosts on this one."""
+    relive = str(Path(sys.executable).with_name("relive"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(HOSTS)]
+    command = [*torchrun, "--no-python", relive, "train", "sac", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_of_two_hosts_and_its_second_session(tmp_path: Path) -> None:
+    options = {name: value for name, value in SMALL.items() if not name.startswith("agent.network")}
+    options |= {"topology": f"hosts({HOSTS})", "acting.num_actors": 1, "limits.max_steps": 400, "agent.hidden": 16}
+    config = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+    run, other = tmp_path / "run", tmp_path / "run-host1"
+    for arguments in (
+        ["--env", "Pendulum-v1", "--run-dir", str(run), *config],
+        ["--resume", str(run), "--set", "limits.max_steps=800"],
+    ):
+        by_torchrun(*arguments)
+        (state, progress), (its_state, its) = load_checkpoint(run), load_checkpoint(other)
+        for (name, mine), (_, theirs) in zip(tensors(state), tensors(its_state), strict=True):
+            assert torch.equal(mine, theirs), name
+        assert progress.curve and not its.curve, "the first one evaluates for all"
+        assert (run / "result.json").exists() and not (other / "result.json").exists()
+    result = json.loads((run / "result.json").read_text())
+    assert progress.num_sessions == its.num_sessions == 2 and result["num_updates"] > 100
+    assert progress.num_steps >= 800 and its.num_steps > 400, "each counts the steps of its own actors"
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = preset("dqn", "CartPole-v1", {"topology": "hosts(2)"})
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(InvalidConfig, match="torchrun"):
+        train(config, tmp_path / "run")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(InvalidConfig, match="the 3 that torchrun starts"):
+        train(config, tmp_path / "run")
+    assert not list(tmp_path.iterdir()), "a refused run leaves no directory"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert host_number(2) == 1
+    with pytest.raises(InvalidConfig, match="batch_size"):
+        preset("dqn", "CartPole-v1", {"topology": "hosts(3)"})
+    with pytest.raises(InvalidConfig, match="serving.address"):
+        preset("dqn", "CartPole-v1", {"topology": "hosts(2)", "serving.address": "grpc://127.0.0.1:0"})
+    with pytest.raises(InvalidConfig, match="hosts"):
+        preset("dqn", "CartPole-v1", {"topology": "hosts"})
+
+
+def test_one_host_is_no_group() -> None:
+    config = preset("dqn", "CartPole-v1", {"topology": "hosts(1)"})
+    assert (config.topology.num_hosts, config.num_drawn, str(config.topology)) == (
+        1,
+        config.agent.batch_size,
+        "hosts(1)",
+    )
