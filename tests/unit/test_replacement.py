@@ -266,11 +266,12 @@ def test_batches_are_as_likely_while_others_write_evict_and_revalue(masses: Any,
             thread.start()
         try:
             assert_as_likely(table, masses, 3, 1_500, **asked)
+            while table.stats().evicted <= 100:  # the others had too little of a busy machine
+                assert table.sample(3, **asked).num_items == 3
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
-    assert table.stats().evicted > 100
     table.check()
     table.close()
 
