@@ -18,7 +18,7 @@ __all__ = ["LocalPeer", "reader_of"]
 
 
 class LocalPeer:
-    """Copies cells. before, middle, after: called with the names of the areas that are read."""
+    """Copies cells, the last one first where backwards. before, middle: called with the names of what is read."""
 
     progress = "this process copies"
 
@@ -28,6 +28,7 @@ class LocalPeer:
         self._allowed: list[tuple[int, int, object]] = []
         self.before: Callable[[list[str]], None] = lambda names: None
         self.middle: Callable[[list[str]], None] = lambda names: None
+        self.backwards = False
         self.cells: dict[str, int] = {}
         self.bytes = 0
 
@@ -63,7 +64,7 @@ class LocalPeer:
             ends = move.target.area.offsets(move.to_cells) + move.target.base
             todo += [(int(end), int(start), size) for start, end in zip(starts, ends, strict=True)]
             self.cells[move.source.name] = self.cells.get(move.source.name, 0) + len(starts)
-        for number, (end, start, size) in enumerate(todo):
+        for number, (end, start, size) in enumerate(reversed(todo) if self.backwards else todo):
             if number == len(todo) // 2:
                 self.middle(names)
             ctypes.memmove(end, start, size)

@@ -242,7 +242,7 @@ def test_the_owners_python_takes_no_part_in_reads(start: Any, shm_name: Any) -> 
         assert paths(table) == ["nixl"] and "UCX" in table.stats().shards[0].progress
         os.kill(owners.process.pid, signal.SIGSTOP)  # memory within a host needs not even its progress thread
         shard = table._fleet.shards[0]
-        read = shard._read(0, ["reward"], keys, 10.0)
+        read = shard._read(0, ["reward"], keys)
         assert read is not None and read.arrays[0].tolist() == list(range(300))
         os.kill(owners.process.pid, signal.SIGCONT)
 
@@ -348,7 +348,7 @@ def test_an_owner_that_closes_and_lives_on(start: Any, shm_name: Any) -> None:
         owners.ask("close", address)
         shard = table._fleet.shards[0]
         for _ in range(3):
-            read = shard._read(0, ["reward"], keys, 5.0)
+            read = shard._read(0, ["reward"], keys)
             assert read is None or not read.present.any()
         assert not table.gather(keys).present.any() and states(table) == ["dead"]
 

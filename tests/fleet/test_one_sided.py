@@ -14,6 +14,7 @@ from fleet.peer_memory import LocalPeer, gathered, reader_of
 from fleet.torn import SPEC, Torn
 from relive import errors
 from relive.fleet import peer_pages
+from relive.fleet.one_sided import OneSidedReader
 from relive.fleet.peer_layout import PeerLayout
 from relive.fleet.peer_pages import PeerPages
 from relive.service.shard_session import layout_of
@@ -221,18 +222,23 @@ def reads_of(torn: Torn) -> list[list[str]]:
     return order
 
 
-def test_large_rows_of_pages_that_are_recalled_cost_two_reads(torn: Torn) -> None:
+def test_large_rows_of_pages_that_are_recalled_cost_a_read_or_two_less(torn: Torn) -> None:
     keys, steps = recalling(torn)
     order = reads_of(torn)
     own = [key for key in range(3, 50, 3) if key % 8 < 7]
     assert torn.read(keys[own], steps[own])
-    assert order == [sorted(["states", "observation", "large"]), ["words"]]
+    assert order == [["states"], ["large", "observation"], ["words"]]
+    order.clear()
+    names = [output[0] for output in torn.table.select(None, LARGE).core.outputs]
+    drawn = torn.reader.gather(0, names, keys[own], 30.0, are_published=True)
+    assert drawn.present.all() and (drawn.arrays[names.index("large")][:, 0] == steps[own]).all()
+    assert order == [["large", "observation", "states"], ["words"]], "their leaves were published: in any order"
     order.clear()
     assert torn.read(keys[[5, 7]], steps[[5, 7]])
     assert len(order) == 6, "the next state of step 7 lies in a page that only links lead to"
     order.clear()
     torn.columns = ["observation", "large"]
-    assert torn.read(keys[[5, 7]], steps[[5, 7]]) and len(order) == 2
+    assert torn.read(keys[[5, 7]], steps[[5, 7]]) and len(order) == 3
     order.clear()
     torn.columns = None
     assert torn.read(keys[own], steps[own]) and order[0] == ["words"], "who needs more of a page asks for all of it"
@@ -244,9 +250,14 @@ def test_pages_that_nobody_looked_at_for_a_second_are_not_recalled(torn: Torn) -
     torn.reader._pages._looked_s -= peer_pages.RECALLED_S
     assert torn.read(keys[[5, 9]], steps[[5, 9]]) and len(order) == 4
     torn.reader._pages._looked_s -= 0.9 * peer_pages.RECALLED_S
-    assert torn.read(keys[[5, 9]], steps[[5, 9]]) and len(order) == 6
+    assert torn.read(keys[[5, 9]], steps[[5, 9]]) and len(order) == 7
     torn.reader._pages._looked_s -= 0.9 * peer_pages.RECALLED_S
-    assert torn.read(keys[[20]], steps[[20]]) and len(order) == 8, "the words of all pages came with those of the last"
+    assert torn.read(keys[[20]], steps[[20]]) and len(order) == 10, "the words of all pages came with those of the last"
+
+
+def test_no_keys_at_all(torn: Torn) -> None:
+    keys, steps = recalling(torn)
+    assert torn.read(keys[:0], steps[:0]) and not torn.reader.is_spoiled
 
 
 def test_items_that_went_are_gone_of_recalled_pages_too(torn: Torn) -> None:
@@ -254,8 +265,30 @@ def test_items_that_went_are_gone_of_recalled_pages_too(torn: Torn) -> None:
     torn.table.delete(keys[10:14])
     order = reads_of(torn)
     _, mine, (_, present) = gathered(torn.reader, torn.table, keys[[9, 10, 13, 14]], LARGE)
-    assert mine.present.tolist() == present.tolist() == [True, False, False, True] and len(order) == 2
+    assert mine.present.tolist() == present.tolist() == [True, False, False, True] and len(order) == 3
     assert not mine.arrays[0][1:3].any()
+
+
+def scenario_recalled_unpublished(torn: Torn) -> bool:
+    """A key that is known before it is an item's, which it becomes between two bytes; its rows had other tenants."""
+    torn.columns = LARGE
+    for _ in range(3):
+        torn.write(60)
+    torn.reader.close()
+    torn.reader, torn.peer = reader_of(torn.table)
+    first = torn._next
+    states = np.arange(first, first + 3)
+    with torn.table.writer() as writer:
+        key = np.asarray([writer.append(**{name: value[0] for name, value in torn.values(states, states).items()})])
+        for number in (1, 2):  # its page is looked at, by way of the item before
+            last = writer.append(**{name: value[number] for name, value in torn.values(states, states).items()})
+        assert torn.read(key, np.array([first])) and torn.reader.num_read == 1
+        late = np.asarray([last])
+        assert int(late[0]) % 8 < 7
+        torn.peer.backwards = True
+        step = {name: value[0] for name, value in torn.values(states + 3, states + 3).items()}
+        torn.peer.middle = lambda names: torn.tore or (writer.append(**step), setattr(torn, "tore", 1))
+        return torn.read(late, np.array([first + 2]))
 
 
 def scenario_recalled_moved(torn: Torn) -> bool:
@@ -287,7 +320,15 @@ def scenario_recalled_reused(torn: Torn) -> bool:
     return torn.read(keys[at], steps[at])
 
 
-@pytest.mark.parametrize("scenario", [scenario_recalled_moved, scenario_recalled_moved_since, scenario_recalled_reused])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        scenario_recalled_moved,
+        scenario_recalled_moved_since,
+        scenario_recalled_reused,
+        scenario_recalled_unpublished,
+    ],
+)
 def test_what_is_recalled_and_not_so_any_more_is_read_anew(torn: Torn, scenario: Callable[[Torn], bool]) -> None:
     assert scenario(torn)
 
@@ -297,6 +338,12 @@ def test_what_is_recalled_and_not_so_any_more_is_read_anew(torn: Torn, scenario:
 
 def no_second_look(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PeerPages, "changed", lambda self, pages, ends: np.zeros(len(pages.ids), np.bool_))
+
+
+def states_with_rows(patch: pytest.MonkeyPatch) -> None:
+    """As though every key were a draw's."""
+    real = OneSidedReader._attempt_recalled
+    patch.setattr(OneSidedReader, "_attempt_recalled", lambda self, *arguments: real(self, *arguments[:-1], True))
 
 
 def all_stay_known(patch: pytest.MonkeyPatch) -> None:
@@ -400,6 +447,7 @@ MUTANTS: dict[str, tuple[Callable[[Any], None], Callable[[Torn], bool]]] = {
     "R5: no second look at the words": (no_second_look, scenario_moved),
     "R5: no second look at large rows": (no_second_look, lambda torn: scenario_moved(torn, "observation")),
     "R1: any generation is a recalled page's": (any_generation, scenario_recalled_reused),
+    "R2: leaf states of recalled pages come with the rows": (states_with_rows, scenario_recalled_unpublished),
     "R5: no second look at recalled pages": (deaf_second_look, scenario_recalled_moved),
     "R5: no second look at pages that moved since": (all_stay_known, scenario_recalled_moved_since),
     "R5: a look at the item's own page alone": (own_page_only, scenario_next_page),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def learn(number: int) -> dict[str, Any]:
     for name in AGENTS:
         agent, *_ = made(name, slices=HOSTS, seed=4 + number)
         group = group_of(agent, hash_period=2)
-        group.begin()
+        assert not group.begin(solved=False)
         priorities = [group.update(slice_of(name, update, number)) for update in range(6)]
         told[name] = state_hash(agent), {key: value.numpy() for key, value in tensors(agent.state_dict())}, priorities
         group.leave(Ending.LIMIT)
@@ -119,7 +120,7 @@ def end(number: int) -> list[Any]:
     def until_it_ends(ends_after: int, ending: Ending, **options: Any) -> None:
         agent, *_ = made("dqn", slices=HOSTS)
         group = group_of(agent, **options)
-        group.begin()
+        assert not group.begin(solved=False)
         try:
             for update in range(ends_after):
                 group.update(slice_of("dqn", update, number))
@@ -167,6 +168,37 @@ def test_all_hosts_end_together_and_miss_one_that_is_gone(hosts: Any) -> None:
     assert told[3:] == [("silent", 0, True), ("gone", 0, True)]
     second.process.join(30.0)
     assert second.process.exitcode == 0
+
+
+def in_a_row(number: int, folder: Path) -> list[Any]:
+    """Runs of one process after another: one host stops, the first one solves it, and only that one remembers."""
+    told: list[Any] = []
+    options = {**SMALL, "topology": f"hosts({HOSTS})", "acting.num_actors": 1, "acting.inline": True}
+    config = preset("dqn", "CartPole-v1", {**options, "limits.max_steps": 10**6})
+    easy = preset(
+        "dqn", "CartPole-v1", {**options, "evaluation.stop_return": 1.0, "evaluation.num_confirm_episodes": 1}
+    )
+
+    def ended(*arguments: Any, **more: Any) -> None:
+        result = train(*arguments, **more)
+        told.append((result.ending, result.num_updates))
+
+    ended(config, folder / "stops", stop_when=lambda steps, updates: number == 1 and updates >= 20)
+    ended(easy, folder / "both", stop_when=lambda steps, updates: number == 1 and updates >= 50)
+    ended(easy, folder / "solved")
+    if number:
+        shutil.rmtree(folder / "solved-host1")
+    ended(None, folder / "solved", resume=True)
+    return told
+
+
+def test_runs_in_a_row_end_for_all_as_the_first_host_says(hosts: Any, tmp_path: Path) -> None:
+    first, second = answers(hosts(in_a_row, tmp_path))
+    assert first[:3] == second[:3], "the last one is over before the second host has learnt anything"
+    stopped, solved = Ending.STOPPED.value, Ending.SOLVED.value
+    assert [ending for ending, _ in first] == [ending for ending, _ in second] == [stopped, stopped, solved, solved]
+    assert first[0][1] == 20 and first[1][1] == 50, "the first evaluation reached its return, but the run was stopped"
+    assert not load_checkpoint(tmp_path / "both")[1].solved
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------

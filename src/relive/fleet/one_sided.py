@@ -14,8 +14,8 @@ R5  when the last row is here, the word of every page once more. An item one of 
 R6  what was read is given to the mirror (mirror.py), whose core makes the batch: a window is whole or absent (W1).
     Pages that were not read are not there.
 
-Of large columns alone, R1 and R2 may be those of an earlier batch (peer_pages.py, which has R1 to R3 and R5): then rows
-and leaf states come in one read, and words in another.
+Of large columns alone, R1 and R2 but for leaf states may be those of an earlier batch (peer_pages.py, which has R1 to
+R3 and R5): then states, rows and words are all that is read, and states with the rows where the keys come from a draw.
 
 Transitions, sequences and episodes; uniform and prioritized draws are owners' (keys and masses), and so is all that
 counts. A reader that gave up in mid-read is spoiled: bytes may still come into its memory, which is its transport's
@@ -98,8 +98,10 @@ class OneSidedReader:
             return "ragged batches"
         return ""
 
-    def gather(self, index: int, names: Sequence[str], keys: Indices, timeout_s: float) -> Gathered:
-        """Columns of keys of this shard, which are known to be such.
+    def gather(
+        self, index: int, names: Sequence[str], keys: Indices, timeout_s: float, *, are_published: bool = False
+    ) -> Gathered:
+        """Columns of keys of this shard, which are known to be such; are_published: and to have been items before.
 
         Blocks until all of them held still while they were read, 16 rounds, or timeout_s. Raises DeadlineExceeded (the
         reader is spoiled then), ServiceUnavailable, UnknownColumn.
@@ -108,8 +110,8 @@ class OneSidedReader:
         ends = time.monotonic() + timeout_s
         arrays = [empty(output, len(keys)) for output in plan.outputs]
         present, left = np.zeros(len(keys), np.bool_), np.arange(len(keys))
-        if plan.is_plain:
-            left = left[self._attempt_recalled(plan, keys, left, (arrays, present), ends)]
+        if plan.is_plain and len(keys):
+            left = left[self._attempt_recalled(plan, keys, (arrays, present), ends, are_published)]
         for _ in range(ROUNDS):
             torn = []
             for first in range(0, len(left), plan.most_items):
@@ -158,10 +160,13 @@ class OneSidedReader:
         return torn
 
     def _attempt_recalled(
-        self, plan: Plan, keys: Indices, positions: Indices, out: tuple[Arrays, Present], ends: float
+        self, plan: Plan, keys: Indices, out: tuple[Arrays, Present], ends: float, are_published: bool
     ) -> Present:
-        """The same of large rows alone, all of whose pages are recalled: two reads in place of four.
+        """The same of large rows alone, all of whose pages are recalled: three reads in place of four, or two.
 
+        Two where the keys are known to have been items: their rows stay what they are as long as their page does, and
+        leaf states, which tell whether they still are, may come with them. Of other keys states come first: rows that
+        were read before their leaf was published may be those of the row's last tenant.
         Nothing where one of them is not, or a next state lies in a next page, which links lead to: two parts of a batch
         would cost more reads than one, and a copy.
         """
@@ -175,14 +180,19 @@ class OneSidedReader:
             array, target = self._room(one.column).lend(len(keys))
             made.append(array)
             moves.append(Move(self._column(one.column)[0], target, first + one.is_next, own))
-        states, are_published = self._pages.states_with(plan.index, item_pages * self._layout.page_len + rows)
-        self._read([states, *moves], ends)  # R2, R4: rows of a published leaf stay what they are while its page does
+        states, is_item = self._pages.states_with(plan.index, item_pages * self._layout.page_len + rows)
+        if are_published:
+            self._read([states, *moves], ends)  # R2, R4
+            published = is_item()
+        else:
+            self._read([states], ends)  # R2
+            published = is_item()
+            self._read(moves, ends)  # R4
         changed = self._pages.changed(pages, ends)  # R5
-        published = are_published()
         good = published & ~changed
         if not good.all():
             self.num_torn += int(changed.sum())
-        self._place_large(plan, np.flatnonzero(good), positions, out, made)  # R6
+        self._place_large(plan, np.flatnonzero(good), own, out, made)  # R6
         return changed
 
     # ---- rows ------------------------------------------------------------------------------------------------------

@@ -174,15 +174,17 @@ class PeerShard(RemoteShard):
             np.copyto(target, array)
         return list(out), present
 
-    def rows(self, selection: LazySelection, keys: Keys) -> tuple[Arrays, Present]:
+    def rows(self, selection: LazySelection, keys: Keys, are_drawn: bool = False) -> tuple[Arrays, Present]:
         """Columns of keys: read here; by its owner what never held still, and all where reading does not work.
+
+        are_drawn: the keys are a draw's.
 
         Raises Missed.
         """
         names = self.answered(lambda: [output[0] for output in selection.outputs], None)
         if names is None:
             raise Missed(self)
-        got = self._read(selection.index, names, keys, _READ_S)
+        got = self._read(selection.index, names, keys, are_drawn)
         if got is None:
             return super().gather(selection, keys, None)
         arrays, present, left = got
@@ -192,14 +194,14 @@ class PeerShard(RemoteShard):
             present[left] = there
         return arrays, present
 
-    def _read(self, index: int, names: list[str], keys: Keys, timeout_s: float) -> Any:
+    def _read(self, index: int, names: list[str], keys: Keys, are_drawn: bool = False) -> Any:
         if not self._reading.acquire(timeout=STALL_S):
             return None  # another thread's read is slow: its owner answers beside it
         try:
             self._revive()
             if self._reader is None:
                 return None
-            return self._reader[0].gather(index, names, keys, timeout_s)
+            return self._reader[0].gather(index, names, keys, _READ_S, are_published=are_drawn)
         except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig) as problem:
             self._retire(problem)
             return None
@@ -232,7 +234,7 @@ class _PeerPart:
         """Waits for keys, then for rows."""
         ends = time.monotonic() + self._asked.timeout_s
         _, keys, masses = self._parts[0].take()
-        arrays, present = self._shard.rows(self._selection, keys)
+        arrays, present = self._shard.rows(self._selection, keys, are_drawn=True)
         if present.all():
             return arrays, keys, masses
         keys, masses = keys.copy(), masses.copy()
@@ -246,7 +248,7 @@ class _PeerPart:
             asked = self._asked._replace(num_items=len(gone), timeout_s=left_s, selection=None)
             self._parts.append(self._shard.part(asked, None, None))
             _, keys[gone], masses[gone] = self._parts[-1].take()
-            some, present[gone] = self._shard.rows(self._selection, keys[gone])
+            some, present[gone] = self._shard.rows(self._selection, keys[gone], are_drawn=True)
             if not arrays[0].flags.writeable:
                 arrays = [array.copy() for array in arrays]
             scatter(outputs, arrays, gone, some)

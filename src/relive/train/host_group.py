@@ -5,7 +5,8 @@ the number of hosts, from its own table. torchrun starts a process a host, and s
 
 Protocol, of every host alike:
 
-  H0  The first host's agent is everybody's: its state travels before the first update, also of a run that goes on.
+  H0  The first host's agent is everybody's: its state travels before the first update, also of a run that goes on; or
+      its word that the run is solved, and all end.
   H1  Before an update each says that it has a batch, or that its run ends, and why. Nobody goes on before all have said
       so. Where one ends all end: each has said so once, and the batch in hand is not used.
   H2  Else all update. Each gradient is the mean over the hosts, the same bits on each of them: a number is added up in
@@ -17,6 +18,8 @@ Protocol, of every host alike:
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import datetime
 import io
 import os
@@ -37,6 +40,7 @@ from relive.train.result import Ending
 
 _HOW = "torchrun --nnodes N --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT --no-python relive train"
 _ENDINGS = (None, *Ending)  # what a word of H1 says by its number
+_JOIN_S = 300.0  # for all hosts to come; torch waits for them without hearing Ctrl-C
 _SPIN_S, _SHORTEST_S, _LONGEST_S = 0.0002, 0.00005, 0.002  # between two looks at what is under way
 
 
@@ -81,8 +85,8 @@ def host_number(count: int) -> int:
 class HostGroup:
     """All hosts, seen from one: an agent's `Replicas`. One thread; `close` once, also after a failure.
 
-    It is a group of torch.distributed of its own, of gloo, or of NCCL on CUDA devices; where the process had none it is
-    the process's, as long as it is open.
+    It is a group of torch.distributed of its own, of gloo, or of NCCL on CUDA devices. Where the process was in none it
+    joins the one that torchrun names, and stays there to its end, for runs to come: who leaves it cannot come back.
     """
 
     def __init__(self, agent: Agent, options: HostOptions) -> None:
@@ -92,13 +96,13 @@ class HostGroup:
         self._device = torch.device(options.device if options.device.startswith("cuda") else "cpu")
         self._is_over = False
         self._num_hashed = -1
-        self._owns_process = not dist.is_initialized()
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         timeout = datetime.timedelta(seconds=options.deadline_s)
         began_s = time.monotonic()
         try:
-            if self._owns_process:
-                dist.init_process_group(backend, timeout=timeout)
+            if not dist.is_initialized():
+                dist.init_process_group(backend, timeout=datetime.timedelta(seconds=min(_JOIN_S, options.deadline_s)))
+                atexit.register(_leave_process_group)
             self._group: Any = dist.new_group(backend=backend, timeout=timeout)
         except (RuntimeError, ValueError) as problem:
             raise HostGone(self.number, time.monotonic() - began_s, _line(problem)) from None
@@ -106,18 +110,24 @@ class HostGroup:
 
     # ---- what all do -----------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """H0. Blocks until all hosts have come so far. Raises HostGone."""
+    def begin(self, solved: bool) -> bool:
+        """H0. Blocks until all hosts have come so far; whether all end at once. Raises HostGone.
+
+        solved: of the first host, its run has nothing left to learn.
+        """
         whole = io.BytesIO()
-        if self.number == 0:
+        if self.number == 0 and not solved:
             torch.save(self._agent.state_dict(), whole)
         size = torch.tensor([whole.getbuffer().nbytes], dtype=torch.int64, device=self._device)
         self._done(dist.broadcast(size, 0, group=self._group, async_op=True))
+        if not int(size):
+            return True
         state = torch.frombuffer(bytearray(whole.getvalue() or bytes(int(size))), dtype=torch.uint8).to(self._device)
         self._done(dist.broadcast(state, 0, group=self._group, async_op=True))
         if self.number:
             told = torch.load(io.BytesIO(state.cpu().numpy().tobytes()), weights_only=True)
             self._agent.load_state_dict(told)
+        return False
 
     def update(self, batch: Items) -> NDArray[np.float64] | None:
         """One gradient step of all hosts; new priorities of this one's items, as Agent.update gives them.
@@ -143,7 +153,8 @@ class HostGroup:
 
     def close(self) -> None:
         """Ends the group, without a word to the others."""
-        dist.destroy_process_group(None if self._owns_process else self._group)
+        with contextlib.suppress(RuntimeError):  # a host that is gone
+            dist.destroy_process_group(self._group)
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
@@ -182,6 +193,11 @@ class HostGroup:
         except RuntimeError as problem:  # torch's: a connection that ended
             self._is_over = True
             raise HostGone(self.number, time.monotonic() - began_s, _line(problem)) from None
+
+
+def _leave_process_group() -> None:
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # it is over either way
+        dist.destroy_process_group()
 
 
 def _line(problem: BaseException) -> str:

@@ -46,7 +46,7 @@ class Parts:
     """The running pieces that a learner works with. It owns none of them.
 
     server: of learners with batches of their own; None where updates are made here. profiling: what it is watched with.
-    served: to actors of other machines. hosts: that share every update.
+    served: to actors elsewhere. hosts: that share every update.
     """
 
     table: Table
@@ -90,8 +90,7 @@ class Learner:
         self._wait_s = 0.0
         self._evaluates_until_s = math.inf
         self._doing = ""
-        self._policy = agent.policy()
-        self._rated_s = self._began_s
+        self._policy, self._rated_s = agent.policy(), self._began_s
         self._rated = np.asarray([progress.num_steps, agent.num_updates, 0.0, 0.0])
         self._rates_before = np.zeros(4)
 
@@ -100,8 +99,8 @@ class Learner:
 
         Raises NonFiniteLoss, and leaves the last checkpoint as it is, where learning came to nan or infinity.
         """
-        if self._parts.hosts is not None:
-            self._parts.hosts.begin()
+        if self._parts.hosts is not None and self._parts.hosts.begin(self._progress.solved):
+            return Ending.SOLVED
         self._publish()
         self._parts.pool.start()
         if self._parts.server is not None:
@@ -154,21 +153,21 @@ class Learner:
         if found is None:
             return
         path = self._run_dir / FILE_NAME
-        resume = f"relive train {self._config.agent.name} --resume {self._run_dir}"
+        run_dir = str(self._run_dir).removesuffix(f"-host{getattr(self._parts.hosts, 'number', 0)}")  # the first one's
+        resume = f"relive train {self._config.agent.name} --resume {run_dir}"
         raise NonFiniteLoss(*found, self._agent.num_updates, str(path) if path.exists() else None, resume)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def _ended(self, update_once: Callable[[], bool]) -> Ending:
         """Of the loop here, or on another host: then it is everybody's."""
-        hosts = self._parts.hosts
-        if hosts is None:
+        if (hosts := self._parts.hosts) is None:
             return self._loop(update_once)
         try:
             ending = hosts.leave(self._loop(update_once))
         except EndedElsewhere as told:
             ending = told.ending
-        self._progress.solved |= ending is Ending.SOLVED
+        self._progress.solved = ending is Ending.SOLVED  # as the others have it: theirs may be the stronger word
         return ending
 
     def _loop(self, update_once: Callable[[], bool]) -> Ending:

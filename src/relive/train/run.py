@@ -102,7 +102,8 @@ def train(
             progress = _prepared(config, agent, folder, resume)
             run = _Run(_own_streams(config, host), agent, progress, folder, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
-            ending = Ending.SOLVED if progress.solved else run.learn(stopping, stop_when)
+            is_over = progress.solved and config.topology.num_hosts == 1  # of several the first one says so
+            ending = Ending.SOLVED if is_over else run.learn(stopping, stop_when)
             final = None if ending is Ending.STOPPED or host else run.final_episodes(stopping)
         result = run.result(ending if final or host else Ending.STOPPED, final, time.monotonic() - began_s)
         run.finish(result)

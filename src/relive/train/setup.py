@@ -70,7 +70,11 @@ def make_learners(config: TrainConfig, agent: Agent, say: Callable[[str], None])
 def make_hosts(config: TrainConfig, agent: Agent) -> HostGroup | None:
     """The group of the run's hosts; None where there is one. Blocks until all are there. Raises HostGone."""
     count = config.topology.num_hosts
-    return None if count == 1 else HostGroup(agent, HostOptions(count, chosen_device(config.device)))
+    if count == 1:
+        return None
+    # The others wait while the first one evaluates.
+    deadline_s = max(HostOptions.deadline_s, config.evaluation_s + HostOptions.deadline_s / 2)
+    return HostGroup(agent, HostOptions(count, chosen_device(config.device), deadline_s))
 
 
 def make_ways(
