@@ -138,7 +138,8 @@ class What:
     def costs(self, seconds: float) -> Costs:
         """What the model needs."""
         batch, has_two = self.config.agent.batch_size, len(os.sched_getaffinity(0)) >= 2
-        sizes = Sizes((self.config.environment.num_envs_per_actor,), (batch,), has_two and batch % 2 == 0)
+        learners_too = self.learns and has_two and batch % 2 == 0
+        sizes = Sizes((self.config.environment.num_envs_per_actor,), (batch,), learners_too)
         return calibrate(self.config, sizes, seconds)
 
 

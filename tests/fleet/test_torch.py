@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processes.shm import needs_shared_memory
-from processes.tools import children
+from processes.tools import answers, children
 
 from fleet.tools import config_of, fill
 from relive import errors
@@ -60,13 +60,6 @@ def join(pipe: Any, rank: int, world: int, meeting: str, work: Callable[..., Any
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     pipe.send(work(pipe, *arguments))
     pipe.recv()
-
-
-def answers(group: list[Any]) -> list[Any]:
-    told = [child.answer() for child in group]
-    for child in group:
-        child.pipe.send(None)
-    return told
 
 
 def draw_batches(pipe: Any, names: Names) -> Any:

@@ -141,6 +141,14 @@ def children() -> Iterator[Callable[..., Child]]:
             child.end()
 
 
+def answers(group: list[Child]) -> list[Any]:
+    """What each of a group sends next; then all hear that they may end."""
+    told = [child.answer() for child in group]
+    for child in group:
+        child.pipe.send(None)
+    return told
+
+
 def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     """Whether it comes true before the deadline."""
     deadline = time.monotonic() + timeout_s

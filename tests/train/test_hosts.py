@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processes.shm import needs_shared_memory
-from processes.tools import children
+from processes.tools import answers, children
 
 torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("gymnasium", reason="training needs Gymnasium")
@@ -57,13 +57,6 @@ def host(pipe: Any, number: int, port: int, work: Callable[..., Any], *arguments
     torch.set_num_threads(1)
     pipe.send(work(number, *arguments))
     pipe.recv()
-
-
-def answers(group: list[Any]) -> list[Any]:
-    told = [child.answer() for child in group]
-    for child in group:
-        child.pipe.send(None)
-    return told
 
 
 def group_of(agent: Any, **options: Any) -> HostGroup:
@@ -231,6 +224,8 @@ def test_a_run_of_two_hosts_and_its_second_session(tmp_path: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     assert progress.num_sessions == its.num_sessions == 2 and result["num_updates"] > 100
     assert progress.num_steps >= 800 and its.num_steps > 400, "each counts the steps of its own actors"
+    learnt_from = min(progress.num_steps, its.num_steps) - 2 * 100  # each session fills a table first
+    assert result["num_updates"] > 1.5 * learnt_from, "an update a step of both hosts together, not of one"
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -177,9 +177,7 @@ class PeerShard(RemoteShard):
     def rows(self, selection: LazySelection, keys: Keys, are_drawn: bool = False) -> tuple[Arrays, Present]:
         """Columns of keys: read here; by its owner what never held still, and all where reading does not work.
 
-        are_drawn: the keys are a draw's.
-
-        Raises Missed.
+        are_drawn: the keys are a draw's. Raises Missed.
         """
         names = self.answered(lambda: [output[0] for output in selection.outputs], None)
         if names is None:

@@ -102,15 +102,17 @@ class Directory:
         self._cell_bytes = area.cell_bytes
         self.source = memory.source(area) if source is None else source
         self._target = memory.target(Place(here, address))
-        self._all = np.arange(area.num_cells)
+        self._num_cells = area.num_cells
+        self._all: Indices | None = None  # numbers of all cells, once a batch wanted so many that all come
 
     def move(self, cells: Indices) -> Move:
         """Brings these cells, at least one; with those between them where that is cheaper than apart."""
-        if len(self._all) * self._cell_bytes <= len(cells) * _WHOLE_BYTES:
+        if self._num_cells * self._cell_bytes <= len(cells) * _WHOLE_BYTES:
+            self._all = np.arange(self._num_cells) if self._all is None else self._all
             return Move(self.source, self._target, self._all, self._all)
         first, last = int(cells.min()), int(cells.max())
         if (last + 1 - first) * self._cell_bytes <= len(cells) * _WHOLE_BYTES:
-            cells = self._all[first : last + 1]
+            cells = np.arange(first, last + 1)
         return Move(self.source, self._target, cells, cells)
 
 

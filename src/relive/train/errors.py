@@ -80,7 +80,10 @@ class LearnersKeepDying(ReliveError):
 
 @final
 class HostGone(ReliveError):
-    """Another host of a run on several said nothing for too long, or its connection ended. A checkpoint was written."""
+    """Another host of a run on several did not come, said nothing for too long, or its connection ended.
+
+    A checkpoint was written, if the run had begun to learn.
+    """
 
     def __init__(self, host: int, waited_s: float, reason: str) -> None:
         """host: the number of this one, which noticed."""

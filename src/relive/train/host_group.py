@@ -41,7 +41,7 @@ from relive.train.result import Ending
 _HOW = "torchrun --nnodes N --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT --no-python relive train"
 _ENDINGS = (None, *Ending)  # what a word of H1 says by its number
 _JOIN_S = 300.0  # for all hosts to come; torch waits for them without hearing Ctrl-C
-_SPIN_S, _SHORTEST_S, _LONGEST_S = 0.0002, 0.00005, 0.002  # between two looks at what is under way
+_SHORTEST_S, _LONGEST_S = 0.00002, 0.0002  # between two looks at what is under way; gloo's threads want the core
 
 
 @final
@@ -178,17 +178,14 @@ class HostGroup:
 
     def _done(self, work: Any) -> None:
         """Waits for it; hears Ctrl-C. Raises HostGone."""
-        began_s = now_s = time.monotonic()
-        pause_s = _SHORTEST_S
+        began_s, pause_s = time.monotonic(), _SHORTEST_S
         try:
             while not work.is_completed():
-                waited_s = now_s - began_s
+                waited_s = time.monotonic() - began_s
                 if waited_s >= self._options.deadline_s:
                     raise HostGone(self.number, waited_s, "another host says nothing")
-                if waited_s >= _SPIN_S:
-                    time.sleep(pause_s)
-                    pause_s = min(2.0 * pause_s, _LONGEST_S)
-                now_s = time.monotonic()
+                time.sleep(pause_s)
+                pause_s = min(2.0 * pause_s, _LONGEST_S)
             work.wait()
         except RuntimeError as problem:  # torch's: a connection that ended
             self._is_over = True
