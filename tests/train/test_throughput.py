@@ -26,7 +26,8 @@ from relive.train.throughput import (  # noqa: E402
 )
 
 FREE = Costs(  # nothing is slower for being done at once, nothing is published
-    cores=2, turns=((1, 100e-6), (4, 160e-6)), parts={}, samples=((64, 50e-6),), updates=((32, 500e-6), (64, 950e-6)),
+    cores=2, turns=((1, 100e-6), (4, 160e-6)), turns_here=((1, 100e-6), (4, 160e-6)), slow_here=((1, 1.0),), parts={},
+    samples=((64, 50e-6),), updates=((32, 500e-6), (64, 950e-6)),
     gradients=1.0, sync_s=80e-6, add_s=20e-6, publish_s=0.0, take_s=0.0, slow_acting=1.0, slow_learning=1.0, spread=0.0,
 )  # fmt: skip
 ONE = Setting(num_actors=1, num_envs=4, batch_size=64)
@@ -64,6 +65,20 @@ def test_one_process_does_one_thing_after_the_other() -> None:
     assert predict(FREE, dataclasses.replace(ONE, inline=True), Work(1 / 64, 25)).limit is Limit.ACTING
     two = predict(FREE, dataclasses.replace(ONE, inline=True, num_learners=2), EACH)
     assert two.steps_per_s == pytest.approx(1 / (50e-6 + 500e-6 + 100e-6 + 40e-6)), "the first of them acts"
+
+
+def test_in_one_process_what_was_measured_in_turns_counts() -> None:
+    """Parts that take turns find the caches cold: their own figures are used for whoever acts and learns, no others."""
+    here = dataclasses.replace(FREE, turns_here=((1, 200e-6), (4, 400e-6)), slow_here=((1, 3.0), (4, 2.0)))
+    inline = dataclasses.replace(ONE, inline=True)
+    assert predict(here, inline, EACH).steps_per_s == pytest.approx(1 / (2000e-6 + 100e-6))
+    one = dataclasses.replace(inline, num_envs=1)
+    assert predict(here, one, EACH).steps_per_s == pytest.approx(1 / (3000e-6 + 200e-6))
+    two = predict(here, dataclasses.replace(inline, num_learners=2), EACH)
+    assert two.steps_per_s == pytest.approx(1 / (2 * (50e-6 + 500e-6) + 100e-6 + 100e-6)), (
+        "what they meet for is as it is"
+    )
+    assert predict(here, ONE, EACH) == predict(FREE, ONE, EACH)
 
 
 def test_one_core_is_shared() -> None:

@@ -133,6 +133,8 @@ def test_every_part_is_measured_and_everything_ends() -> None:
     costs = calibrate(small(), Sizes((1, 2), (16, 8), learners_too=True), 0.1, lines.append)
     assert [size for size, _ in costs.turns] == [1, 2] and [size for size, _ in costs.samples] == [8, 16]
     assert [size for size, _ in costs.updates] == [4, 8, 16] and costs.gradients == 1.0
+    assert [size for size, _ in costs.turns_here] == [size for size, _ in costs.slow_here] == [1, 2]
+    assert all(times >= 1 for _, times in costs.slow_here), "between turns nothing is quicker than by itself"
     assert (
         costs.sync_s is not None and costs.sync_s >= 0 and costs.add_s > 0 and costs.publish_s > 0 and costs.take_s > 0
     )

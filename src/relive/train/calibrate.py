@@ -2,9 +2,10 @@
 
 They are measured with the real things: an actor process (`Acting`, its own table lanes) over a shared table, the agent
 of the run, its parameters published to the actor's board, a group of two learners. Each round measures every part for
-a moment, one after the other, alone and then acting and learning at once, so that a machine that grows slower for a
-while does so for all of them; what is kept is the median over the rounds. Times are those of the wall without what a
-thread waited for a core: with other programmes on the machine they are still those of this work.
+a moment, one after the other, alone, then acting and learning at once, and in turns in this process, as runs of one
+process take them: caches and the interpreter are colder then than where one part follows itself. So a machine that
+grows slower for a while does so for all of them; what is kept is the median over the rounds. Times are those of the
+wall without what a thread waited for a core: with other programmes on the machine they are still those of this work.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -26,6 +28,7 @@ from relive.agents.config import AgentConfig
 from relive.train.config import TrainConfig
 from relive.train.core_waits import waited_for_core_s, working_clock
 from relive.train.environments import describe
+from relive.train.in_turns import InTurns
 from relive.train.learner_group import GroupOptions, LearnerGroup
 from relive.train.numerics import learner_numerics
 from relive.train.parameters import ParameterBoard, ParameterLayout
@@ -35,7 +38,7 @@ from relive.train.setup import chosen_device, learner_threads
 from relive.train.throughput import Costs, Curve
 
 _CAPACITY = 50_000
-_ACT_S, _LEARN_S, _BOTH_S = 0.1, 0.15, 0.4  # of a round, by the wall
+_ACT_S, _LEARN_S, _TURNS_S, _BOTH_S = 0.1, 0.15, 0.15, 0.4  # of a round, by the wall
 _LEAST_ROUNDS = 3
 _PUBLICATIONS, _ADDITIONS = 5, 20
 
@@ -142,6 +145,7 @@ class _Rig(ExitStack):
         wanted = min(self._table.capacity // 2, max(1_000, 2 * max(sizes.batch_sizes)))
         while len(self._table) < wanted:
             self._probe.act(max(sizes.num_envs), _ACT_S)
+        self._in_turns = self.enter_context(InTurns(config, sizes.num_envs, agent, self._table, self._board))
         self._gradients, size = _gradients_of(self._agent_of(spaces, sizes.rows[0]), self._drawn(sizes.rows[0]))
         self._rows = np.zeros((2, size), np.float32)
         self._group: LearnerGroup | None = None
@@ -161,7 +165,7 @@ class _Rig(ExitStack):
         return its.make(spaces, seed=self._config.environment.seed, device=self._device)
 
     def _table_for(self, agent: Agent) -> Table:
-        lanes = 2 * 2 * sum(self._sizes.num_envs)
+        lanes = 2 * 3 * sum(self._sizes.num_envs)
         name = f"tune-{os.getpid()}-{secrets.token_hex(3)}"
         capacity = min(_CAPACITY, self._config.replay.capacity)
         return Table(
@@ -189,6 +193,8 @@ class _Rig(ExitStack):
             readings.add("update", rows, update_s)
             if rows in sizes.batch_sizes:
                 readings.add("sample", rows, sample_s)
+        for num_envs in sizes.num_envs:
+            self._read_in_turns(readings, num_envs)
         self._read_publication(readings)
         self._read_both(readings)
         if self._group is not None:
@@ -198,6 +204,21 @@ class _Rig(ExitStack):
         readings.add("turn", num_envs, self._probe.act(num_envs, _ACT_S))
         for part, share in self._probe.look(num_envs, _ACT_S / 2).items():
             readings.add(part, num_envs, share)
+
+    def _read_in_turns(self, readings: _Readings, num_envs: int) -> None:
+        """How much longer a draw and its update take between turns than by themselves, moments ago."""
+        rows = self._sizes.batch_sizes[0]
+        turn_s, learnt_s = self._in_turns.take(num_envs, _TURNS_S, partial(self._update, rows), self._wait_for_device)
+        alone_s = readings.values["sample", rows][-1] + readings.values["update", rows][-1]
+        readings.add("turn here", num_envs, turn_s)
+        readings.add("slow here", num_envs, learnt_s / alone_s)
+
+    def _update(self, rows: int) -> None:
+        """One draw and one update, as a learner makes them."""
+        batch = self._drawn(rows)
+        priorities = self._agents[rows].update(batch)
+        if priorities is not None:
+            self._table.update_priorities(batch.item_keys, priorities)
 
     def _learn(self, rows: int, seconds: float) -> tuple[float, float]:
         """Seconds of one draw and of one update, over as long; three updates at least."""
@@ -282,6 +303,8 @@ class _Rig(ExitStack):
         return Costs(
             cores=len(os.sched_getaffinity(0)),
             turns=readings.curve("turn"),
+            turns_here=readings.curve("turn here"),
+            slow_here=tuple((size, max(1.0, times)) for size, times in readings.curve("slow here")),
             parts=parts,
             samples=readings.curve("sample"),
             updates=readings.curve("update"),

@@ -18,7 +18,7 @@ from relive.train.scoreboard import Scoreboard
 
 ANSWER_S = 60.0  # an environment that takes longer over one step is not measured
 _START_S = 300.0
-_FAR_ON = 10**9  # environment steps: actors no longer act at random
+FAR_ON = 10**9  # environment steps: actors no longer act at random
 
 
 @final
@@ -28,7 +28,7 @@ class Probe:
     def __init__(
         self, config: TrainConfig, num_envs: Sequence[int], agent: Agent, table: Table, board: ParameterBoard
     ) -> None:
-        self._scoreboard = Scoreboard(1, steps_before=_FAR_ON)
+        self._scoreboard = Scoreboard(1, steps_before=FAR_ON)
         context = multiprocessing.get_context("spawn")
         self._pipe, self._its = context.Pipe()
         name = str(table.path or "").rpartition("/")[2].removeprefix("relive-")

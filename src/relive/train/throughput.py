@@ -14,7 +14,10 @@
               slow is what was measured, for acting and for learning, with both at once
   limits      acting:   an actor's share is at most 1              learning: the leader's is
               cores:    the sum of all shares is at most the cores
-              x is the largest that keeps all three. Where the leader acts too (inline), w_a of all actors is its work
+              x is the largest that keeps all three.
+  inline      the leader acts too: w_a of all actors is its work, with turns and updates as they were measured in turns
+              in one process, where each finds the caches as the other left them:
+                turn_s(e) is turns_here(e), sample_s and update_s are slow_here(e) times as long
 
 What it cannot see: waits for the table's lock beyond those of one actor and one learner, what a core loses when it is
 handed from one process to another, memory that more cores than were measured would want at once, and the time that
@@ -61,16 +64,20 @@ def at(curve: Curve, size: float) -> float:
 class Costs:
     """What the parts of a run cost on a machine, in seconds; medians of the rounds of one calibration.
 
-    cores: those that it was measured on. turns: of an actor, by its environments: all that it does in one. parts:
-    the shares of environment, inference and insert in that, by environments. samples: of a draw with its columns
-    and of giving priorities back, by items. updates: by rows. gradients: that learners meet at in one update.
-    sync_s: the waits of a gradient that two share; None: not measured. add_s: adding one more row to it. publish_s,
-    take_s: a publication, for the learner and for an actor. slow_acting, slow_learning: times that both take while
-    the other runs. spread: the median of the parts' interquartile ranges over the rounds, as a share of the median.
+    cores: those that it was measured on. turns: of an actor, by its environments: all that it does in one. turns_here:
+    the same between updates, in the process that learns; slow_here: times that a draw and its update take between such
+    turns, by their environments. parts: the shares of environment, inference and insert in a turn, by environments.
+    samples: of a draw with its columns and of giving priorities back, by items. updates: by rows. gradients: that
+    learners meet at in one update. sync_s: the waits of a gradient that two share; None: not measured. add_s: adding
+    one more row to it. publish_s, take_s: a publication, for the learner and for an actor. slow_acting, slow_learning:
+    times that both take while the other runs. spread: the median of the parts' interquartile ranges over the rounds, as
+    a share of the median.
     """
 
     cores: int
     turns: Curve
+    turns_here: Curve
+    slow_here: Curve
     parts: Mapping[int, Mapping[str, float]]
     samples: Curve
     updates: Curve
@@ -84,7 +91,7 @@ class Costs:
     spread: float
 
     def __post_init__(self) -> None:
-        for name in ("turns", "samples", "updates"):
+        for name in ("turns", "turns_here", "slow_here", "samples", "updates"):
             curve: Curve = getattr(self, name)
             sizes = [size for size, _ in curve]
             require(bool(sizes) and sizes == sorted(set(sizes)), f"sizes of {name}", "one at least, rising", sizes)
@@ -193,9 +200,10 @@ class _Load:
 def _load(costs: Costs, setting: Setting, work: Work) -> _Load:
     publications = work.updates_per_step / work.publish_period  # for each step
     num_steps = setting.num_envs * setting.num_actors
-    actor = at(costs.turns, setting.num_envs) / num_steps + publications * costs.take_s
-    drawn = at(costs.samples, setting.batch_size)
-    learnt = at(costs.updates, setting.batch_size / setting.num_learners)
+    turns, slow = (costs.turns_here, at(costs.slow_here, setting.num_envs)) if setting.inline else (costs.turns, 1.0)
+    actor = at(turns, setting.num_envs) / num_steps + publications * costs.take_s
+    drawn = slow * at(costs.samples, setting.batch_size)
+    learnt = slow * at(costs.updates, setting.batch_size / setting.num_learners)
     if setting.num_learners > 1:
         learnt += costs.gradients * ((costs.sync_s or 0.0) + (setting.num_learners - 1) * costs.add_s)
     ahead = drawn if work.gathers_ahead and not setting.inline else 0.0
