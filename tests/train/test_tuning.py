@@ -20,11 +20,15 @@ pytest.importorskip("typer", reason="the command line needs typer")
 
 from typer.testing import CliRunner  # noqa: E402
 
+from relive import MinSize, Table  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import ActorsKeepDying, EnvironmentRaised, Tuning, load_config, preset, tune  # noqa: E402
 from relive.train.calibrate import Sizes, calibrate  # noqa: E402
 from relive.train.config import TrainConfig  # noqa: E402
 from relive.train.core_waits import waited_for_core_s, working_clock  # noqa: E402
+from relive.train.in_turns import InTurns  # noqa: E402
+from relive.train.parameters import ParameterBoard, ParameterLayout  # noqa: E402
+from relive.train.setup import make_agent  # noqa: E402
 from relive.train.throughput import Limit, Prediction, Setting  # noqa: E402
 from relive.train.trial import Trial, Windows, run_trial  # noqa: E402
 from relive.train.tuning import Tried, crowded  # noqa: E402
@@ -143,6 +147,19 @@ def test_every_part_is_measured_and_everything_ends() -> None:
         assert all(0 < share < 1 for share in shares.values()) and sum(shares.values()) <= 1
     assert len(lines) == 2 and "3 rounds" in lines[1]
     assert nothing_is_left()
+
+
+def test_many_updates_a_turn_are_measured_by_a_few() -> None:
+    config = small(**{"replay.updates_per_step": 1000.0})
+    agent = make_agent(config)
+    board = ParameterBoard(ParameterLayout.of(agent.parameters()))
+    board.publish(agent.parameters())
+    learnt: list[int] = []
+    with Table(agent.spec(), 1_000, agent.index(MinSize(1))) as table, InTurns(config, (1,), agent, table, board) as it:
+        turn_s, learn_s = it.take(1, 0.0, lambda: learnt.append(1), lambda: None)
+        assert len(table) > 0 and turn_s > 0 and learn_s >= 0
+    board.close()
+    assert len(learnt) == 1 + 2 * 8, "one before the first of three turns, eight before each of the others"
 
 
 def test_gradients_are_counted_not_known() -> None:

@@ -15,7 +15,7 @@ Protocol, of every host alike:
   H4  A host that says nothing for deadline_s, or whose connection ends, is the end of the run on all: HostGone, after a
       checkpoint. All are started again, and go on from the first one's. An agent with several gradients an update (SAC:
       critics, actor, temperature) may have made the first of its steps when the host was lost; that checkpoint holds
-      them: half an update is less than all since the checkpoint before, and H0 makes it everybody's.
+      it: half an update is less than all since the checkpoint before, and H0 makes it everybody's.
 """
 
 from __future__ import annotations

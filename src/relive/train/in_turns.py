@@ -20,6 +20,7 @@ from relive.train.settings import changed
 from relive.train.stopwatch import watch_with
 
 _LEAST_TURNS = 3
+_MOST_UPDATES = 8  # between two turns: more of them would show no more, and take the tuner minutes at high ratios
 
 
 @final
@@ -50,8 +51,8 @@ class InTurns(ExitStack):
     def take(
         self, num_envs: int, seconds: float, learn: Callable[[], None], wait_for_device: Callable[[], None]
     ) -> tuple[float, float]:
-        """Seconds of a turn, and of a `learn`, which comes as often as updates do in the run; over as long, three
-        turns and one of those at least. What the thread waited for a core is taken off both.
+        """Seconds of a turn, and of a `learn`, which comes as often as updates do in the run, at most eight times in
+        a row; over as long, three turns and one of those at least. What the thread waited for a core is taken off both.
         """
         actors, clock, due = self._actors[num_envs], time.perf_counter, 1.0
         num_turns, num_updates, learnt_s = 0, 0, 0.0
@@ -66,7 +67,7 @@ class InTurns(ExitStack):
             self._ask_in_vain()
             actors.turn()
             num_turns += 1
-            due += num_envs * self._ratio
+            due = min(due + num_envs * self._ratio, _MOST_UPDATES)
         wait_for_device()
         took_s, share = working_clock() - worked_s, learnt_s / (clock() - began_s)
         return took_s * (1.0 - share) / num_turns, took_s * share / num_updates
