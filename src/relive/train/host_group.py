@@ -13,8 +13,8 @@ Protocol, of every host alike:
       one place and copied from there.
   H3  With the word of H1, every hash_period updates, goes the crc32 of the state: ReplicasDiffer where one is another.
   H4  A host that says nothing for deadline_s, or whose connection ends, is the end of the run on all: HostGone, after a
-      checkpoint. All are started again, and go on from the first one's. An agent with several gradients an update (SAC:
-      critics, actor, temperature) may have made the first of its steps when the host was lost; that checkpoint holds
+      checkpoint. All are started again, and go on from the first one's. An agent with several gradients an update
+      (critics, then the actor) may have made the first of its steps when the host was lost; that checkpoint holds
       it: half an update is less than all since the checkpoint before, and H0 makes it everybody's.
 """
 
