@@ -138,7 +138,7 @@ def report(runs: Sequence[WholeRun], folder: Path, out: Path, topology: str) -> 
     machine, lines = describe(), lines_of(rows)
     out.mkdir(parents=True, exist_ok=True)
     (out / "parity.json").write_text(
-        json.dumps({"machine": machine, "topology": topology, "rows": rows}, indent=1) + "\n"
+        json.dumps({"part": "parity", "machine": machine, "topology": topology, "rows": rows}, indent=1) + "\n"
     )
     described = ", ".join(f"{name} {value}" for name, value in machine.items())
     note = (

@@ -23,6 +23,7 @@ from benchmarks.studies.statistics import (  # noqa: E402
     parity,
     reached_at,
 )
+from benchmarks.targets import DEMANDS, check  # noqa: E402
 from benchmarks.training.whole_runs import PARITY  # noqa: E402
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
@@ -227,3 +228,11 @@ def test_the_settings_of_a_whole_run_are_a_run(name: str) -> None:
     if case.agent == "dqn":
         explores: Any = config.agent
         assert (explores.epsilon_start, explores.epsilon_end, explores.epsilon_steps) == (1.0, 0.05, 5_000)
+
+
+# ---- what is committed -----------------------------------------------------------------------------------------------
+
+
+def test_committed_results_can_be_held_against_their_demands() -> None:
+    """One file of rows that does not say whose they are ends `make bench` after its last measurement."""
+    assert len(check(ROOT / "benchmarks" / "results")) == len(DEMANDS)
