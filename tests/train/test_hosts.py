@@ -29,7 +29,7 @@ from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import HostGone, ReplicasDiffer, preset, train  # noqa: E402
 from relive.train.checkpoint import load_checkpoint  # noqa: E402
 from relive.train.host_group import EndedElsewhere, HostGroup, HostOptions, host_number  # noqa: E402
-from relive.train.learner_group import Slice, state_hash  # noqa: E402
+from relive.train.learner_follower import Slice, state_hash  # noqa: E402
 from relive.train.result import Ending  # noqa: E402
 from train.test_topology import AGENTS, ROWS, SMALL, batch_of, made, tensors  # noqa: E402
 

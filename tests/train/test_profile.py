@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from relive.train.stopwatch import (  # noqa: E402
     Counts,
     ProfileBoard,
     Stopwatch,
-    actor_watch,
+    stopwatch_of,
+    timed_by_nobody,
     watch_with,
     watched_table,
 )
@@ -105,8 +107,8 @@ def test_what_is_not_profiled_is_not_touched(tmp_path: Path) -> None:
     """It costs nothing: these are the very objects."""
     thing = discrete_spaces()
     assert watch_with(None)(thing, {"spec": "other"}) is thing
-    assert actor_watch(None, 3)(thing, {"spec": "other"}) is thing
-    with Table(thing.spec(), 100) as table, Profiling(False, 2, tmp_path / PROFILE_FILE) as profiling:
+    assert stopwatch_of(None, "actor 3") is None and timed_by_nobody("update", filled) is filled
+    with Table(thing.spec(), 100) as table, Profiling(False, "learner", (), tmp_path / PROFILE_FILE) as profiling:
         assert profiling.board is None and profiling.table(table) is table
         assert (
             profiling.timed("update", test_what_is_not_profiled_is_not_touched)
@@ -229,15 +231,57 @@ def test_the_picture_has_a_bar_for_each_process(tmp_path: Path) -> None:
 
 
 def test_counts_of_one_process_are_those_of_its_row() -> None:
-    board = ProfileBoard(2)
-    for row in range(3):
-        counts = board.counts(row)
+    names = ("server", "learner 0", "actor 0")
+    board = ProfileBoard(names)
+    for row, name in enumerate(names):
+        counts = board.counts(name)
         counts.seconds[:], counts.core_s[:], counts.calls[:] = row + 0.5, row + 0.25, row
         del counts
-    for row in range(3):
-        counts = board.counts(row)
+    for row, name in enumerate(names):
+        counts = board.counts(name)
         assert set(counts.seconds) == {row + 0.5} and set(counts.core_s) == {row + 0.25} and set(counts.calls) == {row}
     board.close()
+
+
+def test_learners_apart_are_one_side_and_their_server_is_on_none() -> None:
+    learners = [process(f"learner {i}", update=4.0, gather=4.0, wait=2.0) for i in range(2)]
+    server, inference = process("server", update=1.0, wait=9.0), process("inference", inference=9.0, wait=1.0)
+    profile = Profile((server, *learners, inference, process("actor 0", environment=1.0, wait=9.0)))
+    assert profile.learner.name == "learners" and profile.learner.seconds["gather"] == 8.0
+    assert profile.slower.name == "learners" and profile.helpers == (server, inference)
+    assert profile.actors.seconds["wait"] == 9.0 and not profile.is_alone
+    assert "the learners are the slower side and spend 40% on" in str(profile) and "of the learners' time" in str(
+        profile
+    )
+
+
+def test_followers_are_shown_and_the_leader_is_the_side() -> None:
+    leader, follower = process("learner", update=4.0, wait=1.0), process("learner 1", update=1.0, wait=4.0)
+    profile = Profile((leader, follower, process("actor 0", wait=9.0, insert=1.0)))
+    assert profile.learner is leader and profile.helpers == (follower,)
+    alone = Profile((leader, follower))
+    assert alone.is_alone and alone.slower is leader and "actors" not in str(alone)
+
+
+def test_waits_for_the_limiter_are_those_of_who_draws(tmp_path: Path) -> None:
+    """Where learners draw for themselves the table's figure is cut into equal parts; a server draws nothing."""
+    for name, others, drawing in (
+        ("learner", ["learner 1", "actor 0"], ["learner"]),
+        ("server", ["learner 0", "learner 1", "actor 0"], ["learner 0", "learner 1"]),
+    ):
+        empty = Table(discrete_spaces().spec(), 1_000, Index(Transitions(), Prioritized(), MinSize(10)))
+        with empty as table, Profiling(True, name, others, tmp_path / PROFILE_FILE) as profiling:
+            watched = profiling.table(table)
+            with ThreadPoolExecutor(1) as pool, pytest.raises(DeadlineExceeded):  # this thread might write meanwhile
+                pool.submit(watched.sample, 4, columns=("reward",), timeout_s=0.2).result()
+            for one in drawing if name == "server" else ():
+                profiling.board.counts(one).seconds[PARTS.index("gather")] = 1.0  # type: ignore[union-attr]
+            waited_s = table.stats().sampler_wait_s
+        assert waited_s > 0.1
+        for one in load_profile(tmp_path).processes:
+            assert (one.seconds["wait"] > 0) == (one.name in drawing), one.name
+            if name == "server" and one.name in drawing:
+                assert one.seconds["wait"] == pytest.approx(waited_s / 2)
 
 
 @pytest.fixture(scope="module")
@@ -279,17 +323,40 @@ def test_the_command_shows_it(run_dir: Path, tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith("relive: ") and "--profile" in done.stderr
 
 
-@pytest.mark.parametrize("topology", ["inline", "learners(2, sync)", "central(8, 500)"])
-def test_a_run_of_another_topology_that_is_profiled(topology: str, tmp_path: Path) -> None:
-    """What actors do in the learner's process is its own time; what other learners do is seen as an update's."""
+@pytest.mark.parametrize(
+    ("topology", "others"),
+    [
+        ("inline", ["learner"]),
+        ("learners(2, sync)", ["learner", "learner 1", "actor 0", "actor 1"]),
+        ("learners(2, async)", ["server", "learner 0", "learner 1", "actor 0", "actor 1"]),
+        ("central(8, 500)", ["learner", "inference", "actor 0", "actor 1"]),
+    ],
+)
+def test_a_run_of_another_topology_that_is_profiled(topology: str, others: list[str], tmp_path: Path) -> None:
+    """Every process of a run counts; what actors do in the learner's process is its own time."""
     settings = {
-        "topology": topology, "replay.min_size": 100, "limits.max_steps": 600, "evaluation.num_episodes": 2,
-        "agent.network.hidden": (16,), "agent.batch_size": 16, "profile": True,
+        "topology": topology, "acting.num_actors": 2, "replay.min_size": 100, "limits.max_steps": 600,
+        "evaluation.num_episodes": 2, "agent.network.hidden": (16,), "agent.batch_size": 16, "profile": True,
     }  # fmt: skip
     train(preset("dqn", "CartPole-v1", settings), tmp_path / "run")
     profile = load_profile(tmp_path / "run")
+    rows = {one.name: one for one in profile.processes}
+    assert list(rows) == others
     num_updates = json.loads((tmp_path / "run" / "result.json").read_text())["num_updates"]
-    assert profile.learner.calls["update"] == num_updates > 0 and profile.learner.seconds["update"] > 0
+    is_apart = topology.endswith("async)")
+    main = profile.processes[0]
+    assert main.calls["update"] == num_updates > 0 and main.seconds["update"] > 0
+    assert profile.learner.calls["update"] >= num_updates and profile.learner.seconds["gather"] > 0
+    assert not is_apart or (main.calls["sample"] == 0 and main.calls["parameters"] > num_updates)
     is_inline = topology == "inline"
     assert profile.is_alone == is_inline == (profile.learner.calls["environment"] > 0)
     assert ("the actors'" not in str(profile)) == is_inline
+    if is_apart:  # one of them may come when all is over
+        assert rows["learner 0"].seconds["parameters"] + rows["learner 1"].seconds["parameters"] > 0
+    if topology == "learners(2, sync)":
+        follower = rows["learner 1"]
+        assert follower.calls["update"] == num_updates and follower.seconds["wait"] > 0
+        assert follower.calls["sample"] == follower.calls["parameters"] == 0
+    if "inference" in rows:
+        asked = rows["inference"]
+        assert asked.calls["inference"] > 0 and asked.seconds["wait"] > 0 and asked.calls["parameters"] > 0

@@ -29,7 +29,7 @@ from relive.train.inference import AskedInference, Inference, OwnInference, Requ
 from relive.train.noise import environment_keys
 from relive.train.parameters import ParameterSource
 from relive.train.scoreboard import Scoreboard
-from relive.train.stopwatch import ProfileBoard, Watch, actor_watch
+from relive.train.stopwatch import ProfileBoard, Watch, actor_name, stopwatch_of, watch_with
 
 _WAIT_SLICE_S = 0.2
 
@@ -63,7 +63,7 @@ def run_actor(task: ActorTask) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     with attach(task.table_name) as table, ExitStack() as stack:
-        watch = actor_watch(task.profile, task.actor)
+        watch = watch_with(stopwatch_of(task.profile, actor_name(task.actor)))
         groups = [make_acting(task, table, watch, stack, group) for group in range(task.num_groups)]
         try:
             _run(task, groups)

@@ -24,6 +24,7 @@ from relive.errors import InvalidConfig, NoSuchTable, TableClosed
 from relive.train.drawing import batches_of, or_none
 from relive.train.numerics import learner_numerics
 from relive.train.shared_block import SharedBlock
+from relive.train.stopwatch import ProfileBoard, learner_name, stopwatch_of, timed_with, watched_table
 
 READY, WAITS, ASKS, DONE = "ready", "waits", "asks", "done"  # a learner's words
 GO, AGAIN = "go", "again"  # the server's
@@ -112,6 +113,7 @@ class AsyncLearnerTask:
     layout: SlotLayout
     block: SharedBlock
     pipe: Connection
+    profile: ProfileBoard | None = None
 
 
 def run_async_learner(task: AsyncLearnerTask) -> None:
@@ -134,7 +136,12 @@ class _AsyncLearner:
     number, count = 0, 1
 
     def __init__(self, task: AsyncLearnerTask, agent: Agent, table: Table) -> None:
-        self._agent, self._table, self._pipe = agent, table, task.pipe
+        stopwatch = stopwatch_of(task.profile, learner_name(task.number))
+        self._agent, self._table, self._pipe = agent, watched_table(table, stopwatch), task.pipe
+        self._update, self._told = (
+            timed_with(stopwatch, "update", agent.update),
+            timed_with(stopwatch, "wait", task.pipe.recv),
+        )
         self._slot = Slot(task.block, task.layout, agent)
         if task.number == 0:
             self._slot.read_noise()
@@ -142,6 +149,7 @@ class _AsyncLearner:
         self._sizes: list[int] = []
         self._sum = 0.0
         self._told_s = self._metrics_s = -math.inf
+        self._read_state = timed_with(stopwatch, "parameters", self._slot.read_state)
         agent.join(self)
 
     def run(self) -> None:
@@ -151,14 +159,14 @@ class _AsyncLearner:
         self._pipe.send((READY,))
         with batches_of(self._table, self._agent, self._num_items) as take:
             while True:
-                word, version = self._pipe.recv()
+                word, version = self._told()
                 if word == GO or batch is None:
                     if batch is not None and priorities is not None and np.isfinite(priorities).all():
                         self._table.update_priorities(batch.item_keys, priorities)
                     batch, has_waited = self._next(take)
                     if has_waited:
                         self._pipe.send((ASKS,))
-                        _, version = self._pipe.recv()
+                        _, version = self._told()
                 priorities = self._unit(batch, version)
 
     def _next(self, take: Callable[[], Batch]) -> tuple[Batch, bool]:
@@ -177,10 +185,10 @@ class _AsyncLearner:
 
     def _unit(self, batch: Batch, version: int) -> NDArray[np.float64] | None:
         """A whole update from the server's state, whose gradients it gets; the new priorities."""
-        self._slot.read_state()
+        self._read_state()
         self._agent.num_updates = version
         self._sizes, self._sum = [], 0.0
-        priorities = self._agent.update(batch)
+        priorities = self._update(batch)
         self._slot.write_noise()
         now_s = time.monotonic()
         metrics: dict[str, float] | None = None

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from relive.agents.agent import Agent, Items
 from relive.errors import InvalidConfig
 from relive.train.errors import HostGone, ReplicasDiffer
-from relive.train.learner_group import state_hash
+from relive.train.learner_follower import state_hash
 from relive.train.result import Ending
 
 _HOW = "torchrun --nnodes N --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT --no-python relive train"

@@ -44,6 +44,7 @@ from relive.train.noise import EnvironmentNoise, NoiseStream
 from relive.train.parameters import NewerParameters
 from relive.train.scoreboard import Scoreboard
 from relive.train.shared_block import SharedBlock
+from relive.train.stopwatch import Watch, watch_with
 
 _RING_PERIOD_S = 0.2
 _DEADLINE_S = 600.0  # longer than it takes to see that an inference process is gone, and to start another
@@ -324,9 +325,12 @@ class Answering:
         scoreboard: Scoreboard,
         batch: OpenBatch,
         clock: Callable[[], float] = time.monotonic,
+        watch: Watch | None = None,
     ) -> None:
-        """batch: its max_batch is at least the rows of a slot."""
-        self._board, self._policy, self._reader, self._scoreboard = board, policy, reader, scoreboard
+        """batch: its max_batch is at least the rows of a slot. watch: counts its parts; None: nothing does."""
+        watch = watch or watch_with(None)
+        self._board, self._bell, self._scoreboard = board, watch(board.bell, {"heard": "wait"}), scoreboard
+        self._policy, self._reader = watch(policy, {"explore": "inference"}), watch(reader, {"poll": "parameters"})
         self._batch, self._clock = batch, clock
         self._parameters: Mapping[str, NDArray[np.float32]] = {}
         layout = board.layout
@@ -347,7 +351,7 @@ class Answering:
                 return 0
 
     def _hear(self, wait_s: float) -> None:
-        messages, now_s = self._board.bell.heard(wait_s), self._clock()
+        messages, now_s = self._bell.heard(wait_s), self._clock()
         for slot, number in _MESSAGE.iter_unpack(messages):
             self._batch.add(slot, number, int(self._board.slots[slot]["num_rows"]), now_s)
 

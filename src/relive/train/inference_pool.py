@@ -17,6 +17,7 @@ from relive.train.inference import Answering, OpenBatch, RequestBoard, RequestLa
 from relive.train.parameters import ParameterBoard
 from relive.train.processes import one_thread_for_numerics, signals_held_back
 from relive.train.scoreboard import Scoreboard
+from relive.train.stopwatch import INFERENCE, ProfileBoard, stopwatch_of, watch_with
 from relive.train.topology import Closing
 
 _WAIT_SLICE_S = 0.2
@@ -36,6 +37,7 @@ class InferenceTask:
     scoreboard: Scoreboard
     requests: RequestBoard
     closing: Closing
+    profile: ProfileBoard | None = None
 
 
 def run_inference(task: InferenceTask) -> None:
@@ -44,9 +46,13 @@ def run_inference(task: InferenceTask) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     batch = OpenBatch(task.closing.max_batch, task.closing.max_wait_us * 1e-6)
-    answering = Answering(task.requests, task.policy, task.board.reader(), task.scoreboard, batch)
+    stopwatch = stopwatch_of(task.profile, INFERENCE)
+    watch, reader = watch_with(stopwatch), task.board.reader()
+    answering = Answering(task.requests, task.policy, reader, task.scoreboard, batch, watch=watch)
     while not task.scoreboard.stopping and os.getppid() == task.parent_pid:
         answering.turn(_WAIT_SLICE_S)
+    if stopwatch is not None:
+        stopwatch.look()
 
 
 @final
@@ -63,10 +69,13 @@ class InferencePool:
         spaces: Spaces,
         board: ParameterBoard,
         scoreboard: Scoreboard,
-        closing: Closing,
         say: Callable[[str], None],
+        profile: ProfileBoard | None = None,
     ) -> None:
-        """say: told, in a line for people, that it is started again."""
+        """config: its topology has a `closing`. say: told, in a line for people, that it is started again."""
+        closing = config.topology.closing
+        assert closing is not None
+        self._profile = profile
         self._policy, self._board, self._scoreboard, self._say = policy, board, scoreboard, say
         each, self._num_groups = config.environment.num_envs_per_actor, config.topology.num_groups
         layout = RequestLayout.of(spaces, group_sizes(each, self._num_groups)[0])
@@ -90,7 +99,9 @@ class InferencePool:
 
     def start(self) -> None:
         """Starts the process."""
-        task = InferenceTask(os.getpid(), self._policy, self._board, self._scoreboard, self._requests, self._closing)
+        task = InferenceTask(
+            os.getpid(), self._policy, self._board, self._scoreboard, self._requests, self._closing, self._profile
+        )
         process = self._context.Process(target=run_inference, args=(task,), name="relive-inference", daemon=True)
         with signals_held_back(), one_thread_for_numerics():
             process.start()

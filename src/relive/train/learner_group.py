@@ -32,10 +32,8 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-import signal
 import time
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, final
@@ -47,162 +45,14 @@ from numpy.typing import NDArray
 from relive.agents.agent import Agent, Items, Spaces
 from relive.agents.config import AgentConfig
 from relive.train.errors import LearnersKeepDying, ReplicasDiffer
-from relive.train.learner_words import Bells, GradientRows
-from relive.train.numerics import learner_numerics
+from relive.train.learner_follower import PRIORITIES, WEIGHTS, BatchLayout, LearnerTask, Slice, run_learner, state_hash
+from relive.train.learner_words import LEADER, LOOK_S, MEAN, UPDATE, UPDATE_AND_HASH, Bells, GradientRows
 from relive.train.processes import signals_held_back
 from relive.train.shared_block import SharedBlock
+from relive.train.stopwatch import ProfileBoard
 
-_UPDATE, _UPDATE_AND_HASH, _MEAN = 1, 2, 3
-_LEADER = 0
-_LOOK_S = 0.05
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
 _MAX_DEATHS = 3
-_WEIGHTS, _PRIORITIES = "importance weights", "new priorities"  # no column is called so: their names have no spaces
-
-
-@final
-@dataclass(frozen=True)
-class BatchLayout:
-    """Where the columns of a batch lie in shared memory: name, dtype, shape [B, ...]."""
-
-    columns: tuple[tuple[str, str, tuple[int, ...]], ...]
-
-    @classmethod
-    def of(cls, columns: Mapping[str, NDArray[Any]]) -> BatchLayout:
-        """The layout of these columns."""
-        return cls(tuple((name, value.dtype.str, value.shape) for name, value in columns.items()))
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all columns, each from a multiple of 64."""
-        return sum(_padded(np.dtype(dtype).itemsize * int(np.prod(shape))) for _, dtype, shape in self.columns)
-
-    def views(self, block: SharedBlock) -> dict[str, NDArray[Any]]:
-        """The columns, in the block's memory."""
-        views, offset = {}, 0
-        for name, dtype, shape in self.columns:
-            views[name] = block.array(dtype, shape, offset)
-            offset += _padded(views[name].nbytes)
-        return views
-
-
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // 64) * 64
-
-
-@final
-class Slice:
-    """Some rows of a batch, as an agent reads them: `Items`."""
-
-    def __init__(self, columns: Mapping[str, NDArray[Any]], rows: slice) -> None:
-        """columns: [B, ...] by name; the importance weights for beta = 1 are among them where the agent reads them."""
-        self._columns, self._rows = columns, rows
-        self.num_items = rows.stop - rows.start
-
-    def __getitem__(self, name: str, /) -> NDArray[Any]:
-        return self._columns[name][self._rows]
-
-    def weights(self, beta: float) -> NDArray[np.float32]:
-        """See Items. Those of the whole batch, divided by their maximum there: w(beta) is w(1) ** beta."""
-        weights: NDArray[np.float32] = self._columns[_WEIGHTS][self._rows] ** np.float32(beta)
-        return weights
-
-
-@final
-@dataclass(frozen=True)
-class LearnerTask:
-    """What a process needs to become learner `number` of `count`. agent: the configuration of a slice."""
-
-    number: int
-    count: int
-    agent: AgentConfig
-    spaces: Spaces
-    device: str
-    num_threads: int
-    state: bytes
-    layout: BatchLayout
-    batch: SharedBlock
-    gradients: SharedBlock
-    bells: SharedBlock
-    chunk: int
-    spin_s: float
-    pipe: Connection
-
-
-def state_hash(agent: Agent) -> int:
-    """crc32 of every tensor of the agent's state, in the order of their names."""
-    return _hash_of(agent.state_dict(), 0)
-
-
-def _hash_of(state: object, start: int) -> int:
-    if isinstance(state, Mapping):
-        for name in sorted(state):
-            start = _hash_of(state[name], zlib.crc32(str(name).encode(), start))
-        return start
-    if isinstance(state, torch.Tensor):
-        return zlib.crc32(state.detach().cpu().contiguous().numpy().tobytes(), start)
-    return zlib.crc32(repr(state).encode(), start)
-
-
-def run_learner(task: LearnerTask) -> None:
-    """The main function of a follower. It ends when the leader closes its pipe, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the leader's to answer
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    with learner_numerics(task.num_threads):
-        agent = task.agent.make(task.spaces, seed=0, device=task.device)
-        agent.load_state_dict(torch.load(io.BytesIO(task.state), weights_only=True))
-        try:
-            _Follower(task, agent).run()
-        except _LeaderGone:
-            pass  # D3
-
-
-class _LeaderGone(Exception):
-    """The leader closed its end of the pipe, or is dead."""
-
-
-@final
-class _Follower:
-    """One learner that is told when to update. Its agent's `Replicas`."""
-
-    def __init__(self, task: LearnerTask, agent: Agent) -> None:
-        self.number, self.count = task.number, task.count
-        self._pipe, self._agent, self._spin_s = task.pipe, agent, task.spin_s
-        columns = task.layout.views(task.batch)
-        self._priorities = columns.pop(_PRIORITIES)
-        size = len(self._priorities) // task.count
-        self._rows = slice(task.number * size, (task.number + 1) * size)
-        self._slice = Slice(columns, self._rows)
-        self._bells = Bells(task.bells, task.count)
-        self._gradients = GradientRows(task.gradients, task.count, task.chunk)
-        agent.join(self)
-
-    def run(self) -> None:
-        self._bells.ring(self.number)
-        while True:
-            word = self._hear()
-            priorities = self._agent.update(self._slice)
-            if priorities is not None:
-                self._priorities[self._rows] = priorities
-            self._bells.ring(self.number, state_hash(self._agent) if word == _UPDATE_AND_HASH else 0)
-
-    def combine(self, gradients: Any) -> None:
-        """See Replicas."""
-        for chunk in gradients.split(self._gradients.chunk):
-            self._gradients.put(self.number, chunk)
-            self._bells.ring(self.number)
-            self._hear()
-            self._gradients.mean(self._bells.counting, chunk)
-
-    def _hear(self) -> int:
-        """The leader's next word."""
-        spin_s = self._spin_s
-        while (word := self._bells.hear(_LEADER, spin_s, _LOOK_S)) is None:
-            spin_s = 0.0
-            if self._pipe.poll():
-                raise _LeaderGone
-        return word
 
 
 @final
@@ -211,7 +61,8 @@ class GroupOptions:
     """Learners, their deadline within an update, and after how many updates their states are compared.
 
     chunk: float32 values of a gradient that are combined at once; longer ones go in several rounds. spin_s: for so long
-    a wait keeps its core before it sleeps. say: told, in a line for people, that learners are started again.
+    a wait keeps its core before it sleeps. say: told, in a line for people, that learners are started again. profile:
+    where followers count.
     """
 
     count: int
@@ -222,6 +73,7 @@ class GroupOptions:
     chunk: int = 2**20
     spin_s: float = 200e-6
     say: Callable[[str], None] = lambda line: None
+    profile: ProfileBoard | None = None
 
 
 @final
@@ -267,15 +119,15 @@ class LearnerGroup:
         """
         columns = {name: np.ascontiguousarray(batch[name]) for name in self._agent.columns}
         if self._weighted:
-            columns[_WEIGHTS] = np.asarray(batch.weights(1.0), np.float32)
-        columns[_PRIORITIES] = np.zeros(batch.num_items)
+            columns[WEIGHTS] = np.asarray(batch.weights(1.0), np.float32)
+        columns[PRIORITIES] = np.zeros(batch.num_items)
         if not self._columns:
             self._start(BatchLayout.of(columns))
         for name, values in columns.items():
             self._columns[name][...] = values
         compares = (self._agent.num_updates + 1) % self._options.hash_period == 0
         assert self._bells is not None
-        self._bells.ring(_LEADER, _UPDATE_AND_HASH if compares else _UPDATE)
+        self._bells.ring(LEADER, UPDATE_AND_HASH if compares else UPDATE)
         rows = slice(0, batch.num_items // self.count)
         mine = self._agent.update(Slice(self._columns, rows))
         self._finish(compares)
@@ -285,19 +137,19 @@ class LearnerGroup:
         self._num_deaths = 0
         if mine is None:
             return None
-        self._columns[_PRIORITIES][rows] = mine
-        return self._columns[_PRIORITIES].copy()
+        self._columns[PRIORITIES][rows] = mine
+        return self._columns[PRIORITIES].copy()
 
     def combine(self, gradients: Any) -> None:
         """See Replicas: U2 and U3."""
         assert self._bells is not None and self._gradients is not None
         for chunk in gradients.split(self._options.chunk):
-            self._gradients.put(_LEADER, chunk)
+            self._gradients.put(LEADER, chunk)
             for number in list(self._pipes):
                 self._hear(number, self._options.deadline_s)
-            counting = [_LEADER, *self._pipes]
+            counting = [LEADER, *self._pipes]
             self._bells.counting = counting
-            self._bells.ring(_LEADER, _MEAN)
+            self._bells.ring(LEADER, MEAN)
             self._gradients.mean(counting, chunk)
 
     def _finish(self, compares: bool) -> None:
@@ -312,7 +164,7 @@ class LearnerGroup:
         """The next word of a follower; None, and it is lost, where it died or said none in time."""
         assert self._bells is not None
         deadline_s, spin_s = time.monotonic() + timeout_s, self._options.spin_s
-        while (word := self._bells.hear(number, spin_s, _LOOK_S)) is None:
+        while (word := self._bells.hear(number, spin_s, LOOK_S)) is None:
             spin_s = 0.0
             if self._pipes[number].poll() or time.monotonic() >= deadline_s:
                 self._lose(number)
@@ -366,6 +218,7 @@ class LearnerGroup:
                 chunk=chunk,
                 spin_s=self._options.spin_s,
                 pipe=its,
+                profile=self._options.profile,
             )
             process = self._context.Process(
                 target=run_learner, args=(task,), name=f"relive-learner-{number}", daemon=True

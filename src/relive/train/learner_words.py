@@ -17,6 +17,9 @@ from torch import Tensor
 from relive._core import await_rings, ring
 from relive.train.shared_block import SharedBlock
 
+UPDATE, UPDATE_AND_HASH, MEAN = 1, 2, 3  # what the leader says
+LEADER = 0
+LOOK_S = 0.05  # so often a wait looks whether the other side lives
 _LINE = 16  # uint32 values in a line of memory: whoever waits for one bell takes no line from another's owner
 _WORD = 2
 

@@ -61,6 +61,7 @@ from relive.train.async_learner import (
 from relive.train.errors import LearnersKeepDying
 from relive.train.processes import signals_held_back
 from relive.train.shared_block import SharedBlock
+from relive.train.stopwatch import ProfileBoard, Timed, timed_by_nobody
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
 _MAX_DEATHS = 3
@@ -71,7 +72,8 @@ _MAX_DEATHS = 3
 class ServerOptions:
     """Learners, how stale a gradient may be, and for how long a learner may say nothing before it counts as dead.
 
-    seed: the run's. say: told, in a line for people, that a learner is started again.
+    seed: the run's. say: told, in a line for people, that a learner is started again. profile: where learners count;
+    timed: what counts the server's own parts.
     """
 
     count: int
@@ -81,6 +83,8 @@ class ServerOptions:
     seed: int
     deadline_s: float = 60.0
     say: Callable[[str], None] = lambda line: None
+    profile: ProfileBoard | None = None
+    timed: Timed = timed_by_nobody
 
 
 @final
@@ -107,6 +111,7 @@ class ParameterServer:
         self._agent, self._config, self._spaces = agent, config, spaces
         self._table_name, self._options = table_name, options
         self._layout = SlotLayout.of(agent)
+        self._write_state = options.timed("parameters", Slot.write_state)
         self._context = multiprocessing.get_context("spawn")
         self._members: dict[int, _Member] = {}
         self._incarnations = [0] * options.count
@@ -178,7 +183,7 @@ class ParameterServer:
         """A1."""
         if member.slot is None:
             member.slot = Slot(member.block, self._layout, self._agent)
-        member.slot.write_state()
+        self._write_state(member.slot)
         member.version = self._agent.num_updates
         member.pipe.send((word, member.version))
 
@@ -208,6 +213,7 @@ class ParameterServer:
             layout=self._layout,
             block=block,
             pipe=its,
+            profile=options.profile,
         )
         process = self._context.Process(
             target=run_async_learner, args=(task,), name=f"relive-learner-{number}", daemon=True

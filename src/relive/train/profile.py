@@ -11,12 +11,12 @@ A profiled run (`profile = True`, `--profile`) writes profile.json at its end; `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeVar, final
 
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -26,19 +26,27 @@ from rich.table import Table as Grid
 from relive import Table
 from relive.errors import InvalidConfig
 from relive.train.config import path_of
-from relive.train.stopwatch import PARTS, STORAGE, Counts, ProfileBoard, Stopwatch, Watch, watch_with, watched_table
+from relive.train.stopwatch import (
+    ACTOR,
+    INFERENCE,
+    LEARNER,
+    PARTS,
+    SERVER,
+    STORAGE,
+    Counts,
+    ProfileBoard,
+    Stopwatch,
+    Watch,
+    stopwatch_of,
+    timed_with,
+    watch_with,
+    watched_table,
+)
 
 PROFILE_FILE = "profile.json"
 PICTURE_FILE = "profile.svg"
-LEARNER = "learner"
-AGENT_PARTS = {
-    "update": "update",
-    "apply": "update",
-    "parameters": "parameters",
-    "state_dict": "checkpoint",
-    "metrics": "report",
-}
-F = TypeVar("F")
+LEARNERS, ACTORS = "learners", "actors"  # several processes together
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @final
@@ -97,24 +105,39 @@ class ProcessTime:
 @final
 @dataclass(frozen=True)
 class Profile:
-    """The processes of a run: the learner first, then its actors."""
+    """The processes of a run, the one that called `train` first: the learner, or the server of learners apart."""
 
     processes: tuple[ProcessTime, ...]
 
     @property
     def learner(self) -> ProcessTime:
-        """The one learner."""
-        return self.processes[0]
+        """The learner, and leader of others that share its updates; learners with batches of their own together."""
+        first = self.processes[0]
+        return self._together(LEARNERS, LEARNER) if first.name == SERVER else first
 
     @property
     def actors(self) -> ProcessTime:
         """All actors together."""
-        rest = self.processes[1:]
+        return self._together(ACTORS, ACTOR)
+
+    @property
+    def helpers(self) -> tuple[ProcessTime, ...]:
+        """The processes that are on neither side: followers, who infers for all actors, the server of learners."""
+        followers = "" if self.processes[0].name == SERVER else f"{LEARNER} "
+        return tuple(
+            one
+            for one in self.processes
+            if one.name in (SERVER, INFERENCE) or (followers and one.name.startswith(followers))
+        )
+
+    def _together(self, name: str, kind: str) -> ProcessTime:
+        """All processes of a kind as one."""
+        those = [one for one in self.processes if one.name.startswith(f"{kind} ")]
         return ProcessTime(
-            "actors",
-            {part: sum(one.seconds[part] for one in rest) for part in PARTS},
-            {part: sum(one.core_s[part] for one in rest) for part in PARTS},
-            {part: sum(one.calls[part] for one in rest) for part in PARTS},
+            name,
+            {part: sum(one.seconds[part] for one in those) for part in PARTS},
+            {part: sum(one.core_s[part] for one in those) for part in PARTS},
+            {part: sum(one.calls[part] for one in those) for part in PARTS},
         )
 
     @property
@@ -125,8 +148,8 @@ class Profile:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the learner's process is all there is, as in an inline run."""
-        return len(self.processes) == 1
+        """Whether there are no processes of actors, as in an inline run."""
+        return not self.actors.total_s
 
     @property
     def bottleneck(self) -> str:
@@ -154,7 +177,8 @@ class Profile:
             answer += "is the slower side and spends" if slower.name == LEARNER else "are the slower side and spend"
         answer += (
             f" {share:.0%} on {part}, {slower.share('wait'):.0%} waiting. Storage takes"
-            f" {learner.share(*STORAGE):.1%} of the learner's time ({learner.core_share(*STORAGE):.1%} on a core)"
+            f" {learner.share(*STORAGE):.1%} of the {_whose(learner)} time"
+            f" ({learner.core_share(*STORAGE):.1%} on a core)"
         )
         if not self.is_alone:
             answer += f", {actors.share(*STORAGE):.1%} of the actors' ({actors.core_share(*STORAGE):.1%})"
@@ -164,6 +188,10 @@ class Profile:
     def save(self, path: Path) -> None:
         """Writes it as JSON."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def _whose(one: ProcessTime) -> str:
+    return f"{one.name}'" if one.name.endswith("s") else f"{one.name}'s"
 
 
 def load_profile(run_dir: str | Path) -> Profile:
@@ -211,36 +239,37 @@ def show_profile(run_dir: str | Path, console: Console) -> None:
     """The table, the answer, and the picture beside the profile, drawn anew. Raises what `load_profile` does."""
     profile, picture = load_profile(run_dir), Path(run_dir) / PICTURE_FILE
     draw_profile(picture, str(run_dir), profile)
-    for side in (profile.learner,) if profile.is_alone else (profile.learner, profile.actors):
-        console.print(side.grid())
+    sides = (profile.learner,) if profile.is_alone else (profile.learner, profile.actors)
+    for one in (*sides, *profile.helpers):
+        console.print(one.grid())
     console.print(str(profile), highlight=False)
     console.print(str(picture), highlight=False, soft_wrap=True)
 
 
 @final
 class Profiling(AbstractContextManager["Profiling"]):
-    """What a run that may be profiled needs: the actors' board, and its learner's watch. Off, it is nothing at all.
+    """What a run that may be profiled needs: the board of its processes, and a stopwatch for the one that calls
+    `train`. Off, it is nothing at all.
 
-    Enter it after the table and before the actors: at its end the actors have ended, and the table is open.
+    Enter it after the table and before the other processes: at its end they have ended, and the table is open.
     """
 
-    def __init__(self, wanted: bool, num_actors: int, path: Path) -> None:
+    def __init__(self, wanted: bool, name: str, others: Sequence[str], path: Path) -> None:
+        """name: of this process; others: of the processes that will be started."""
         self._path = path
         self._table: Table | None = None
-        self.board = ProfileBoard(num_actors) if wanted else None
-        self._stopwatch = None if self.board is None else Stopwatch(self.board.counts(num_actors))
+        self.board = ProfileBoard((name, *others)) if wanted else None
+        self._stopwatch = stopwatch_of(self.board, name)
         self.watch: Watch = watch_with(self._stopwatch)
 
     def table(self, table: Table) -> Table:
         """The learner's table."""
-        if self._stopwatch is None:
-            return table
         self._table = table
         return watched_table(table, self._stopwatch)
 
-    def timed(self, part: str, function: F) -> F:
-        """A function of the learner."""
-        return function if self._stopwatch is None else cast(F, self._stopwatch.timed(part, cast(Any, function)))
+    def timed(self, part: str, function: F, /) -> F:
+        """A function of this process."""
+        return timed_with(self._stopwatch, part, function)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -249,9 +278,14 @@ class Profiling(AbstractContextManager["Profiling"]):
             return
         self._stopwatch.look()
         if self._table is not None:
-            # The learner is the only one that samples: its waits for the limiter are the table's.
-            self._stopwatch.move(("sample", "gather"), "wait", self._table.stats().sampler_wait_s)
-        names = [*(f"actor {number}" for number in range(self.board.num_actors)), LEARNER]
-        times = [ProcessTime.of(name, self.board.counts(row)) for row, name in enumerate(names)]
-        Profile((times[-1], *times[:-1])).save(self._path)
+            self._waits_of(self.board, self._table.stats().sampler_wait_s)
+        Profile(tuple(ProcessTime.of(name, self.board.counts(name)) for name in self.board.names)).save(self._path)
         self.board.close()
+
+    @staticmethod
+    def _waits_of(board: ProfileBoard, sampler_wait_s: float) -> None:
+        """Learners alone sample: their waits for the limiter are the table's, to equal parts where each draws."""
+        apart = board.names[0] == SERVER
+        drawing = [name for name in board.names if name.startswith(f"{LEARNER} ")] if apart else [LEARNER]
+        for name in drawing:
+            Stopwatch(board.counts(name)).move(("sample", "gather"), "wait", sampler_wait_s / len(drawing))

@@ -37,7 +37,7 @@ from relive.train.links import Feed, LanesOf
 from relive.train.scoreboard import Scoreboard
 from relive.train.serving import FORMAT, RETURNS_TOLD, Deeds
 from relive.train.signals import stop_signals
-from relive.train.stopwatch import actor_watch
+from relive.train.stopwatch import watch_with
 
 _CALL_S = 2.0
 _POLL_S = 5.0
@@ -154,7 +154,7 @@ class _Visit(Closing):
             run.config.environment, env_id=run.env_id, num_envs_per_actor=run.num_envs, seed=_own_seed(acted.seed)
         )
         task = ActorTask(0, acted.num_visits, 0, "", environment, run.policy, self._feed, self._scoreboard)
-        self._acting = acting_with(task, self._recorded, actor_watch(None, 0))
+        self._acting = acting_with(task, self._recorded, watch_with(None))
         acted.num_visits += 1
 
     def act(self, stopping: Callable[[], bool], say: Callable[[str], None]) -> bool:

@@ -30,7 +30,7 @@ from relive.train.inline import InlineActors
 from relive.train.learner import Learner, Parts
 from relive.train.numerics import learner_numerics
 from relive.train.parameters import ParameterBoard, ParameterLayout
-from relive.train.profile import AGENT_PARTS, PROFILE_FILE, Profiling, show_profile
+from relive.train.profile import PROFILE_FILE, show_profile
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
 from relive.train.scoreboard import Scoreboard
@@ -43,12 +43,14 @@ from relive.train.setup import (
     make_hosts,
     make_inference,
     make_learners,
+    make_profiling,
     make_served,
     make_server,
     make_table,
     make_ways,
 )
 from relive.train.signals import stop_signals
+from relive.train.stopwatch import AGENT_PARTS
 
 CURVE_FILE = "curve.png"
 _BETWEEN_HOSTS = 1_000_003  # the seeds of two hosts
@@ -196,10 +198,7 @@ class _Run:
         config, agent, progress, run_dir = self._config, self._agent, self._progress, self._run_dir
         with ExitStack() as stack:
             table = stack.enter_context(make_table(config, agent))
-            is_inline = config.acts_inline
-            num_others = 0 if is_inline else config.num_actors  # what actors do in here is the learner's time
-            profiling = Profiling(config.profile, num_others, run_dir / PROFILE_FILE)
-            stack.enter_context(profiling)
+            profiling = stack.enter_context(make_profiling(config, run_dir / PROFILE_FILE))
             board = ParameterBoard(ParameterLayout.of(agent.parameters()), first_version=progress.parameter_version)
             stack.callback(board.close)
             is_served = config.serving.address is not None
@@ -214,15 +213,15 @@ class _Run:
             name = Path(table.path or "").name.removeprefix("relive-")
             watch = profiling.watch
             pool: ActorPool | InlineActors
-            if is_inline:
+            if config.acts_inline:
                 pool = InlineActors(config, agent.policy(), table, board, scoreboard, watch)
             else:
-                inference = make_inference(config, agent.policy(), board, scoreboard, reporter.say)
+                inference = make_inference(config, agent.policy(), board, scoreboard, reporter.say, profiling.board)
                 if inference is not None:
                     stack.callback(inference.close)
                 pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board, inference)
             stack.callback(pool.stop)  # before the table closes
-            learners = make_learners(config, agent, reporter.say)
+            learners = make_learners(config, agent, reporter.say, profiling.board)
             if learners is not None:
                 stack.callback(learners.stop)
             served = make_served(config, table, scoreboard)
@@ -239,7 +238,7 @@ class _Run:
             if crowded is not None:
                 reporter.say(crowded)
             agent = watch(agent, AGENT_PARTS)
-            server = make_server(config, agent, name, reporter.say)
+            server = make_server(config, agent, name, reporter.say, profiling)
             if server is not None:
                 stack.callback(server.stop)
             parts = Parts(

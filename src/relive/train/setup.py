@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +28,9 @@ from relive.train.numerics import threads_of
 from relive.train.packages import PackageRequest
 from relive.train.parameter_server import ParameterServer, ServerOptions
 from relive.train.parameters import ParameterBoard
+from relive.train.profile import Profiling
 from relive.train.scoreboard import Scoreboard
+from relive.train.stopwatch import INFERENCE, LEARNER, SERVER, ProfileBoard, actor_name, learner_name
 from relive.train.topology import Hosts, Learners
 from relive.train.ways import WayOptions, Ways
 
@@ -57,13 +60,32 @@ def slice_config(config: TrainConfig) -> AgentConfig:
     return replace(config.agent, batch_size=config.agent.batch_size // config.topology.num_slices)
 
 
-def make_learners(config: TrainConfig, agent: Agent, say: Callable[[str], None]) -> LearnerGroup | None:
-    """The group that the agent leads; None where it learns alone, or in no group. say: see GroupOptions."""
+def make_profiling(config: TrainConfig, path: Path) -> Profiling:
+    """What counts the time of this process, and of the others that the run consists of; nothing where it is not asked.
+
+    Actors that step in this process are its own time. path: of the file at the end.
+    """
+    topology = config.topology
+    is_async = isinstance(topology, Learners) and topology.mode == "async"
+    others = [learner_name(number) for number in range(0 if is_async else 1, topology.num_learners)]
+    if topology.num_hosts > 1:
+        others = []  # the learners of other hosts have profiles of their own
+    if not config.acts_inline:
+        others += [INFERENCE] * (topology.closing is not None)
+        others += [actor_name(number) for number in range(config.num_actors)]
+    return Profiling(config.profile, SERVER if is_async else LEARNER, others, path)
+
+
+def make_learners(
+    config: TrainConfig, agent: Agent, say: Callable[[str], None], profile: ProfileBoard | None
+) -> LearnerGroup | None:
+    """The group that the agent leads; None where it learns alone, or in no group. say, profile: see GroupOptions."""
     count = config.topology.num_slices // config.topology.num_hosts
     if count == 1:
         return None
     spin_s = GroupOptions.spin_s if count <= len(os.sched_getaffinity(0)) else 0.0  # or it spins in another's place
-    options = GroupOptions(count, chosen_device(config.device), learner_threads(config), spin_s=spin_s, say=say)
+    device, threads = chosen_device(config.device), learner_threads(config)
+    options = GroupOptions(count, device, threads, spin_s=spin_s, say=say, profile=profile)
     return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
 
 
@@ -105,7 +127,7 @@ def make_ways(
 
 
 def make_server(
-    config: TrainConfig, agent: Agent, table_name: str, say: Callable[[str], None]
+    config: TrainConfig, agent: Agent, table_name: str, say: Callable[[str], None], profiling: Profiling
 ) -> ParameterServer | None:
     """The server of learners with batches of their own; None where there are none. say: see ServerOptions."""
     topology = config.topology
@@ -118,19 +140,24 @@ def make_server(
         learner_threads(config),
         config.environment.seed,
         say=say,
+        profile=profiling.board,
+        timed=profiling.timed,
     )
     return ParameterServer(agent, config.agent, describe(config.environment.env_id), table_name, options)
 
 
 def make_inference(
-    config: TrainConfig, policy: Policy, board: ParameterBoard, scoreboard: Scoreboard, say: Callable[[str], None]
+    config: TrainConfig,
+    policy: Policy,
+    board: ParameterBoard,
+    scoreboard: Scoreboard,
+    say: Callable[[str], None],
+    profile: ProfileBoard | None,
 ) -> InferencePool | None:
-    """The process that infers for all actors; None where they do for themselves. say: see InferencePool."""
-    closing = config.topology.closing
-    if closing is None:
+    """The process that infers for all actors; None where they do for themselves. say, profile: see InferencePool."""
+    if config.topology.closing is None:
         return None
-    spaces = describe(config.environment.env_id)
-    return InferencePool(config, policy, spaces, board, scoreboard, closing, say)
+    return InferencePool(config, policy, describe(config.environment.env_id), board, scoreboard, say, profile)
 
 
 def crowding(config: TrainConfig) -> str | None:

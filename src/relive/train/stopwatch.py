@@ -1,4 +1,4 @@
-"""Who spends its time on what: counters around the parts of a process, in shared memory. Actors import this.
+"""Who spends its time on what: counters around the parts of a process, in shared memory. All processes import this.
 
 A stopwatch charges every moment of its process to one part. Parts nest: what a call inside takes is charged to the
 inner part alone, so shares add up to one, and what nobody named is "other". `Watch` puts it around the methods of an
@@ -38,8 +38,17 @@ PARTS = (
 )
 STORAGE = ("insert", "sample", "gather", "priorities")  # what the table does; "wait" is what it is told to do
 _NUMBER = {part: number for number, part in enumerate(PARTS)}
+LEARNER, ACTOR, SERVER, INFERENCE = "learner", "actor", "server", "inference"  # processes of a run; some are numbered
+AGENT_PARTS = {
+    "update": "update",
+    "apply": "update",
+    "parameters": "parameters",
+    "state_dict": "checkpoint",
+    "metrics": "report",
+}
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Clock = Callable[[], float]
 
 
@@ -101,17 +110,27 @@ class Stopwatch:
             seconds -= moved
 
 
+def actor_name(number: int) -> str:
+    """Of the process of an actor."""
+    return f"{ACTOR} {number}"
+
+
+def learner_name(number: int) -> str:
+    """Of the process of one of several learners."""
+    return f"{LEARNER} {number}"
+
+
 @final
 class ProfileBoard:
-    """The counts of a run's processes: actor i has row i, the learner the last. It pickles into a child process."""
+    """The counts of a run's processes, a row each, by name. It pickles into a child process."""
 
-    def __init__(self, num_actors: int) -> None:
-        self.num_actors = num_actors
-        self._block = SharedBlock(3 * 8 * (num_actors + 1) * len(PARTS))
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._block = SharedBlock(3 * 8 * len(self.names) * len(PARTS))
 
-    def counts(self, row: int) -> Counts:
-        """Of the process of this row, which alone may count; anybody may read."""
-        size = len(PARTS)
+    def counts(self, name: str) -> Counts:
+        """Of the process of this name, which alone may count; anybody may read."""
+        size, row = len(PARTS), self.names.index(name)
         starts = [8 * size * (3 * row + number) for number in range(3)]
         return Counts(
             self._block.array(np.float64, (size,), starts[0]),
@@ -122,6 +141,19 @@ class ProfileBoard:
     def close(self) -> None:
         """Ends this process's use of the board; nothing is counted after it."""
         self._block.close()
+
+
+class Timed(Protocol):
+    """Puts a stopwatch around a function."""
+
+    def __call__(self, part: str, function: F, /) -> F:
+        """The function, charged to `part`; the function itself where nothing is profiled."""
+        ...
+
+
+def timed_by_nobody(part: str, function: F, /) -> F:
+    """The function itself."""
+    return function
 
 
 class Watch(Protocol):
@@ -141,9 +173,14 @@ def watch_with(stopwatch: Stopwatch | None) -> Watch:
     return watch
 
 
-def actor_watch(profile: ProfileBoard | None, actor: int) -> Watch:
-    """How actor number `actor` watches its objects. None: it does not."""
-    return watch_with(None if profile is None else Stopwatch(profile.counts(actor)))
+def stopwatch_of(profile: ProfileBoard | None, name: str) -> Stopwatch | None:
+    """What the process of this name counts with; None where nothing is profiled. After a restart it counts on."""
+    return None if profile is None else Stopwatch(profile.counts(name))
+
+
+def timed_with(stopwatch: Stopwatch | None, part: str, function: F) -> F:
+    """The function, charged to `part`; the function itself where there is no stopwatch."""
+    return function if stopwatch is None else cast(F, stopwatch.timed(part, function))
 
 
 @final
@@ -206,8 +243,10 @@ class _Reads:
             yield cast(Iterator[Batch], _WatchedBatches(batches, self._stopwatch))
 
 
-def watched_table(table: Table, stopwatch: Stopwatch) -> Table:
-    """A table as a learner sees it, every call that a learner makes timed."""
+def watched_table(table: Table, stopwatch: Stopwatch | None) -> Table:
+    """A table as a learner sees it, every call that a learner makes timed; the table itself without a stopwatch."""
+    if stopwatch is None:
+        return table
     parts = {"update_priorities": "priorities", "set_policy_version": "parameters", "stats": "report"}
     reads = _Reads(table, stopwatch)
     return cast(Table, _Watched(table, stopwatch, parts, {"sample": reads.sample, "batches": reads.batches}))
