@@ -47,18 +47,18 @@ def jobs_of(runs: Sequence[WholeRun], topology: str) -> list[Job]:
         for number, run in enumerate(run for run in runs if seed < run.num_seeds):
             sides = (OURS, THEIRS) if (seed + number) % 2 == 0 else (THEIRS, OURS)
             jobs += [job_of(run, side, seed, topology) for side in sides]
-    return jobs
+    return list({job.key: job for job in jobs}.values())  # two variants of a case share the runs of SB3
 
 
 def job_of(run: WholeRun, side: str, seed: int, topology: str) -> Job:
     """One run of one side."""
     words = (run.case, str(seed), str(run.num_steps))
     if side == OURS:
-        command = (python(), "-m", "benchmarks.training.relive_run", *words, topology)
-    else:
-        command = (str(python_of("sb3")), "-m", "benchmarks.training.sb3_run", *words)
-    about = {**run.about(), "side": side, "seed": seed, **({"topology": topology} if side == OURS else {})}
-    return Job(f"{run.case}-{side}-{seed}", command, about)
+        command = (python(), "-m", "benchmarks.training.relive_run", *words, topology, *run.given)
+        about = {**run.about(), "side": side, "seed": seed, "topology": topology}
+        return Job(f"{run.name}-{side}-{seed}", command, {**about, **({"given": run.given} if run.given else {})})
+    command = (str(python_of("sb3")), "-m", "benchmarks.training.sb3_run", *words)
+    return Job(f"{run.case}-{side}-{seed}", command, {**run.about(), "side": side, "seed": seed})
 
 
 def results_of(run: WholeRun, side: str, folder: Path, topology: str) -> dict[int, dict[str, Any]]:
@@ -76,7 +76,7 @@ def row_of(run: WholeRun, folder: Path, topology: str) -> dict[str, Any] | None:
     final = {side: [float(np.mean(sides[side][seed]["final"])) for seed in seeds] for side in sides}
     at_first = [float(np.mean(sides[THEIRS][seed]["at_first"])) for seed in seeds]
     found = parity(final[OURS], final[THEIRS], at_first)
-    row: dict[str, Any] = {"case": run.case, "seeds": seeds, "of": run.num_seeds, "final": final, "at_first": at_first}
+    row: dict[str, Any] = {"case": run.name, "seeds": seeds, "of": run.num_seeds, "final": final, "at_first": at_first}
     row |= {"interval": asdict(found.interval), "margin": found.margin, "reached": found.reached}
     for side in sides:
         ones = [sides[side][seed] for seed in seeds]
@@ -125,7 +125,7 @@ def draw(path: Path, runs: Sequence[WholeRun], folder: Path, topology: str) -> N
             axes.plot(steps, returns.mean(axis=0), label=f"{name}, {len(curves)} seeds")
             axes.fill_between(steps, *np.percentile(returns, (25, 75), axis=0), alpha=0.2)
         axes.axhline(run.threshold, color="0.6", linewidth=0.8, linestyle="--")
-        axes.set(title=run.case, xlabel="environment steps", ylabel="return" if panel == 1 else "")
+        axes.set(title=run.name, xlabel="environment steps", ylabel="return" if panel == 1 else "")
         axes.legend(fontsize=7, loc="lower right")
     figure.savefig(path, dpi=110)
 
@@ -147,7 +147,7 @@ def report(runs: Sequence[WholeRun], folder: Path, out: Path, topology: str) -> 
         f" first evaluation that reaches it. PAL's published times, on its own machine: {PAL_S[0]} to {PAL_S[1]} s.\n"
     )
     (out / "parity.md").write_text(f"# parity\n\n{described}\n\n{markdown_table(lines, right_from=2)}\n{note}")
-    draw(out / "parity.png", [run for run in runs if run.case in {row["case"] for row in rows}], folder, topology)
+    draw(out / "parity.png", [run for run in runs if run.name in {row["case"] for row in rows}], folder, topology)
     return aligned(lines) + note
 
 
@@ -170,7 +170,7 @@ def main() -> int:
     folder = arguments.out / "parity"
     failed: list[str] = []
     if not arguments.report:
-        problem = set_up("sb3") or missing_here([CASES[name] for name in names])
+        problem = set_up("sb3") or missing_here([CASES[run.case] for run in runs])
         if problem is not None:
             sys.exit(problem)
         try:

@@ -176,14 +176,27 @@ def test_a_broken_file_is_as_none(tmp_path: Path) -> None:
 def test_a_study_of_parity_is_balanced_wherever_it_is_stopped() -> None:
     from benchmarks.parity import OURS, THEIRS, jobs_of
 
-    jobs = jobs_of(list(PARITY.values()), "inline")
-    assert len(jobs) == len({one.key for one in jobs}) == 2 * sum(run.num_seeds for run in PARITY.values())
+    runs = [run for run in PARITY.values() if not run.variant]
+    jobs = jobs_of(runs, "inline")
+    assert len(jobs) == len({one.key for one in jobs}) == 2 * sum(run.num_seeds for run in runs)
     for end in range(0, len(jobs) + 1, 2):
         sides = [one.about["side"] for one in jobs[:end]]
         assert sides.count(OURS) == sides.count(THEIRS)
     firsts = [one.about["side"] for one in jobs[::2]]
     assert abs(firsts.count(OURS) - firsts.count(THEIRS)) <= 1
     assert all(json.dumps(one.about) for one in jobs)
+
+
+def test_variants_of_a_case_share_the_runs_of_the_other_side() -> None:
+    from benchmarks.parity import OURS, THEIRS, job_of, jobs_of
+
+    plain, low = PARITY["sac-pendulum"], PARITY["sac-pendulum-bf16"]
+    assert job_of(plain, THEIRS, 3, "inline") == job_of(low, THEIRS, 3, "inline")
+    mine, same = (job_of(run, OURS, 3, "inline") for run in (low, plain))
+    assert mine.key != same.key and mine.about != same.about
+    assert "agent.precision=bfloat16" in mine.command and not same.about.keys() & {"given", "variant"}
+    jobs = jobs_of([plain, low], "inline")
+    assert len(jobs) == len({one.key for one in jobs}) == 3 * plain.num_seeds
 
 
 def test_a_report_of_what_is_finished(tmp_path: Path) -> None:
@@ -221,10 +234,12 @@ def test_the_settings_of_a_whole_run_are_a_run(name: str) -> None:
     from benchmarks.training.relive_run import settings_for
     from relive.train import preset
 
-    run, case = PARITY[name], CASES[name]
-    config = preset(case.agent, case.env_id, settings_for(run, 3, "inline", ["agent.gamma=0.9"]))
+    run = PARITY[name]
+    case = CASES[run.case]
+    config = preset(case.agent, case.env_id, settings_for(run, 3, "inline", ["agent.gamma=0.9", *run.given]))
     assert (config.environment.seed, str(config.topology), config.agent.batch_size) == (3, "inline", case.batch_size)
     assert config.evaluation.period_updates == run.period_updates and config.evaluation.stop_return is None
+    assert getattr(config.agent, "precision", "") == ("bfloat16" if run.variant else "float32")
     if case.agent == "dqn":
         explores: Any = config.agent
         assert (explores.epsilon_start, explores.epsilon_end, explores.epsilon_steps) == (1.0, 0.05, 5_000)

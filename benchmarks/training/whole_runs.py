@@ -14,7 +14,8 @@ class WholeRun:
 
     num_steps: environment steps of all environments. threshold: a mean return of an evaluation that counts as learnt.
     Evaluations along the way: num_points of curve_episodes each; the last one: final_episodes on seeds of their own.
-    epsilon_steps: of epsilon-greedy sides, over which it falls from 1 to epsilon_end.
+    epsilon_steps: of epsilon-greedy sides, over which it falls from 1 to epsilon_end. variant, given: what relive's
+    side has besides, and what that is called; SB3's side stays as it is.
     """
 
     case: str
@@ -26,6 +27,13 @@ class WholeRun:
     final_episodes: int = 20
     epsilon_steps: int = 5_000
     epsilon_end: float = 0.05
+    variant: str = ""
+    given: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the case and the variant."""
+        return f"{self.case}-{self.variant}" if self.variant else self.case
 
     def epsilon_at(self, num_steps: float) -> float:
         """After so many environment steps."""
@@ -43,17 +51,23 @@ class WholeRun:
         return max(1, self.num_updates // self.num_points)
 
     def about(self) -> dict[str, Any]:
-        """All that its result depends on, but the side and the seed."""
-        return {**asdict(self), "settings": CASES[self.case].as_dict()}
+        """All that a side's result depends on, but the side, the seed and what relive's side has besides."""
+        fields = asdict(self)
+        del fields["variant"], fields["given"]
+        return {**fields, "settings": CASES[self.case].as_dict()}
 
 
+_BF16: dict[str, Any] = {"variant": "bf16", "given": ("agent.precision=bfloat16",)}
 PARITY = {
-    run.case: run
+    run.name: run
     for run in (
         WholeRun("dqn-cartpole", 50_000, 10, 475.0),
         WholeRun("ddpg-pendulum", 10_000, 10, -200.0),
         WholeRun("td3-pendulum", 10_000, 10, -200.0),
         WholeRun("sac-pendulum", 10_000, 10, -200.0),
         WholeRun("sac-hopper", 50_000, 5, 1_000.0),
+        WholeRun("ddpg-pendulum", 10_000, 10, -200.0, **_BF16),
+        WholeRun("td3-pendulum", 10_000, 10, -200.0, **_BF16),
+        WholeRun("sac-pendulum", 10_000, 10, -200.0, **_BF16),
     )
 }
