@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import relive
 from contract.limits import LimitsSuite
+from contract.mixtures import MixturesSuite
+from contract.orders import ORDERS, OrdersSuite
+from contract.ranks import RanksSuite
 from contract.tools import MakeTable, plain_spec, prioritized, write_steps
 from contract.where_index import WhereIndexSuite
 from relive.fleet import NotOverShards
@@ -29,3 +34,41 @@ class ShardedLimitsSuite(LimitsSuite):
         with pytest.raises(NotOverShards, match="set_limiter"):
             table.set_limiter(relive.MinSize(10))
         assert table.limiter() == relive.MinSize(50)
+
+
+def _refuses_conditions(make_table: MakeTable, sampler: Any) -> None:
+    table = make_table(plain_spec(), 100, relive.Index(sampler=sampler))
+    with table.writer() as writer:
+        write_steps(writer, 0, 5)
+        with pytest.raises(NotOverShards, match="where="):
+            table.sample(3, where="action >= 2")
+        assert table.sample(3, timeout_s=0.0).num_items == 3
+
+
+class ShardedOrdersSuite(OrdersSuite):
+    @pytest.mark.parametrize("sampler", ORDERS, ids=repr)
+    @pytest.mark.parametrize("max_times", [None])
+    def test_a_condition_goes_through_the_order(self, make_table: MakeTable, sampler: Any, max_times: None) -> None:
+        """The share that passes is not known over all shards."""
+        _refuses_conditions(make_table, sampler)
+
+    test_a_condition_hands_each_item_out_once = None  # type: ignore[assignment]  # there are none
+
+
+class ShardedRanksSuite(RanksSuite):
+    def test_a_condition_of_a_draw(self, make_table: MakeTable) -> None:
+        """The same."""
+        _refuses_conditions(make_table, relive.RankBased(1.0))
+
+
+class ShardedMixturesSuite(MixturesSuite):
+    def test_conditions_of_all_sources_and_of_some(self, make_table: MakeTable) -> None:
+        """Of a source over shards; nothing of the other is drawn."""
+        table, other = (make_table(plain_spec(), 100, relive.Index()) for _ in range(2))
+        for one in (table, other):
+            with one.writer() as writer:
+                write_steps(writer, 0, 40)
+        with relive.Mixture({"a": 0.5, "b": 0.5}, {"a": table, "b": other}) as mixture:
+            with pytest.raises(NotOverShards, match="where="):
+                mixture.sample(20, where={"b": "action < 5"})
+            assert mixture.sample(20).num_items == 20

@@ -1,7 +1,7 @@
 """The contract, held by a table over two shards in shared memory, the second of which stays empty.
 
 Left out, with reasons (a table of these parts says NotOverShards; tests that make one skip with its sentence):
-- explicit items, groups of episodes, orders, ranks, ragged batches, Queue and StalenessBudget, where= of a draw.
+- explicit items, groups of episodes, ragged batches, Queue and StalenessBudget, where= of a draw.
 - Hindsight and PromptGroups: not tried over shards yet.
 - configurations of Table itself (BadConfigSuite): shards are made by their owners.
 """
@@ -24,8 +24,13 @@ from contract.exponents import ExponentsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
-from contract.mixtures import MixturesSuite
-from contract.over_shards import ShardedLimitsSuite, ShardedWhereIndexSuite
+from contract.over_shards import (
+    ShardedLimitsSuite,
+    ShardedMixturesSuite,
+    ShardedOrdersSuite,
+    ShardedRanksSuite,
+    ShardedWhereIndexSuite,
+)
 from contract.own_samplers import OwnSamplersSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -76,6 +81,12 @@ class TestFleetEpisodes(Fleet, EpisodesSuite): ...
 class TestFleetOwnSamplers(Fleet, OwnSamplersSuite): ...
 
 
+class TestFleetOrders(Fleet, ShardedOrdersSuite): ...
+
+
+class TestFleetRanks(Fleet, ShardedRanksSuite): ...
+
+
 class TestFleetAbandon(Fleet, AbandonSuite): ...
 
 
@@ -91,7 +102,7 @@ class TestFleetLimits(Fleet, ShardedLimitsSuite): ...
 class TestFleetExponents(Fleet, ExponentsSuite): ...
 
 
-class TestFleetMixtures(Fleet, MixturesSuite): ...
+class TestFleetMixtures(Fleet, ShardedMixturesSuite): ...
 
 
 class TestFleetChanges(Fleet, ChangesSuite): ...

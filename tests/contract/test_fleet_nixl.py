@@ -30,8 +30,13 @@ from contract.exponents import ExponentsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
-from contract.mixtures import MixturesSuite
-from contract.over_shards import ShardedLimitsSuite, ShardedWhereIndexSuite
+from contract.over_shards import (
+    ShardedLimitsSuite,
+    ShardedMixturesSuite,
+    ShardedOrdersSuite,
+    ShardedRanksSuite,
+    ShardedWhereIndexSuite,
+)
 from contract.own_samplers import OwnSamplersSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -97,6 +102,12 @@ class TestNixlFleetEpisodes(Fleet, EpisodesSuite): ...
 class TestNixlFleetOwnSamplers(Fleet, OwnSamplersSuite): ...
 
 
+class TestNixlFleetOrders(Fleet, ShardedOrdersSuite): ...
+
+
+class TestNixlFleetRanks(Fleet, ShardedRanksSuite): ...
+
+
 class TestNixlFleetAbandon(Fleet, AbandonSuite): ...
 
 
@@ -112,7 +123,7 @@ class TestNixlFleetLimits(Fleet, ShardedLimitsSuite): ...
 class TestNixlFleetExponents(Fleet, ExponentsSuite): ...
 
 
-class TestNixlFleetMixtures(Fleet, MixturesSuite): ...
+class TestNixlFleetMixtures(Fleet, ShardedMixturesSuite): ...
 
 
 class TestNixlFleetChanges(Fleet, ChangesSuite): ...

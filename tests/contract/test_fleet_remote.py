@@ -28,8 +28,13 @@ from contract.exponents import ExponentsSuite
 from contract.items import ItemsSuite
 from contract.late import LateSuite
 from contract.late_items import LateItemsSuite, LateLimitsSuite
-from contract.mixtures import MixturesSuite
-from contract.over_shards import ShardedLimitsSuite, ShardedWhereIndexSuite
+from contract.over_shards import (
+    ShardedLimitsSuite,
+    ShardedMixturesSuite,
+    ShardedOrdersSuite,
+    ShardedRanksSuite,
+    ShardedWhereIndexSuite,
+)
 from contract.own_samplers import OwnSamplersSuite
 from contract.reading import ReadingSuite
 from contract.sequences import SequencesSuite
@@ -90,6 +95,12 @@ class TestRemoteFleetEpisodes(Fleet, EpisodesSuite): ...
 class TestRemoteFleetOwnSamplers(Fleet, OwnSamplersSuite): ...
 
 
+class TestRemoteFleetOrders(Fleet, ShardedOrdersSuite): ...
+
+
+class TestRemoteFleetRanks(Fleet, ShardedRanksSuite): ...
+
+
 class TestRemoteFleetAbandon(Fleet, AbandonSuite): ...
 
 
@@ -105,7 +116,7 @@ class TestRemoteFleetLimits(Fleet, ShardedLimitsSuite): ...
 class TestRemoteFleetExponents(Fleet, ExponentsSuite): ...
 
 
-class TestRemoteFleetMixtures(Fleet, MixturesSuite): ...
+class TestRemoteFleetMixtures(Fleet, ShardedMixturesSuite): ...
 
 
 class TestRemoteFleetChanges(Fleet, ChangesSuite): ...

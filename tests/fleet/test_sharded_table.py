@@ -256,11 +256,35 @@ def test_shards_that_do_not_belong_together(shards: Any, shm_name: Any) -> None:
             make_shard(number, config_of(shm_name()))
 
 
+def test_conditions_of_the_only_shard_and_of_several(shards: Any) -> None:
+    """However the draw is asked for; of several shards a listing alone can have one."""
+    for count in (1, 2):
+        with attach(shards(count)) as table, relive.Mixture({"all": 1.0}, {"all": table}) as mixture:
+            fill(table, 0, 0, 30)
+
+            def batch(table: ShardedTable = table) -> relive.Batch:
+                with table.batches(8, where="reward >= 20") as batches:
+                    return next(batches)
+
+            for draw in (
+                lambda table=table: table.sample(8, where="reward >= 20"),
+                lambda table=table: table.gather(table.draw(8, where="reward >= 20")),
+                lambda mixture=mixture: mixture.sample(8, where="reward >= 20"),
+                batch,
+            ):
+                if count == 1:
+                    assert draw()["reward"].min() >= 20.0
+                else:
+                    with pytest.raises(NotOverShards, match="where="):
+                        draw()
+            assert sum(len(page) for page in table.keys(where="reward >= 20")) == 10
+
+
 @pytest.mark.parametrize(
     "index",
     [
-        relive.Index(sampler=relive.Fifo()),
-        relive.Index(sampler=relive.RankBased(0.7)),
+        relive.Index(sampler=relive.Shuffle()),
+        relive.Index(sampler=relive.Fresh(decay=0.9)),
         relive.Index(replacement=False),
         relive.Index(limiter=relive.Queue(8), max_times_sampled=1),
         relive.Index(relive.Episodes(8, layout="ragged")),

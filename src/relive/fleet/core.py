@@ -97,15 +97,18 @@ class FleetCore:
             )
         return FleetSelection(index, parts, outputs)
 
-    def where(self, index: int, text: str, operations: list[Any]) -> Any:
-        """The condition of the only shard. Raises NotOverShards where there are more."""
-        if len(self.shards) > 1:
+    def where(self, index: int, text: str, operations: list[Any]) -> list[Any]:
+        """The condition, as each shard takes it."""
+        return [shard.core.where(index, text, operations) for shard in self.shards]
+
+    def check_condition(self, where: Any) -> None:
+        """Raises NotOverShards where a draw of several shards would have one."""
+        if where is not None and len(self.shards) > 1:
             raise NotOverShards(
-                "where=",
+                "where= of a draw",
                 "how much of a shard's mass passes is not known, so neither is its share of the draw",
                 "give the condition to an index, Index(where=...), which draws from what passes",
             )
-        return self.shards[0].core.where(index, text, operations)
 
     def sample(
         self, selection: FleetSelection, num_items: int, timeout_s: float, *, where: Any = None
@@ -135,8 +138,9 @@ class FleetCore:
         """Draws num_items, in flight until commit or give_back; is_final: handed out at once, shard by shard.
 
         A shard whose items went, or that does not answer within STALL_S, is left out: the draw is made again by the
-        same roots without it. Raises DeadlineExceeded, RequestTooLarge, TableClosed.
+        same roots without it. Raises DeadlineExceeded, RequestTooLarge, TableClosed; NotOverShards for a condition.
         """
+        self.check_condition(where)
         wait, pace = Wait(timeout_s), self._paces[index]
         if self.closed:
             raise TableClosed()
@@ -232,11 +236,12 @@ class FleetCore:
         held: list[Part] = []
         parts: list[tuple[Arrays, Keys, Masses, float]] = []
         drawn_from = [at for at, count in enumerate(counts) if count]
+        is_certain = bool(self.shards.sharings) and self.shards.sharings[request.index_number].is_certain
         try:
             for at in drawn_from:  # all are asked before one is waited for
                 held.append(self.shards[at].begin(self._asked(request, at, counts[at])))
             for at, part in zip(drawn_from, held, strict=True):
-                parts.append((*part.take(), roots.shares[at]))
+                parts.append((*part.take(), 1.0 if is_certain else roots.shares[at]))
         except BaseException:
             for part in reversed(held):
                 part.give_back()
@@ -254,7 +259,8 @@ class FleetCore:
         is_only = len(self.shards) == 1
         seconds = request.wait.left_s if is_only else min(request.wait.left_s, STALL_S)
         selection = None if request.selection is None else request.selection.parts[at]
-        return Asked(request.index_number, selection, count, seconds, request.where, request.is_final, is_only)
+        where = None if request.where is None else request.where[at]
+        return Asked(request.index_number, selection, count, seconds, where, request.is_final, is_only)
 
     # ---- items by key ----------------------------------------------------------------------------------------------
 
@@ -309,7 +315,8 @@ class FleetCore:
         at, leaf = first >> _LEAVES_BITS, first & ((1 << _LEAVES_BITS) - 1)
         nothing = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0), 0
         shard, is_only = self.shards[at], len(self.shards) == 1
-        found = shard.asked(lambda core: core.list_items(index, leaf, count, where), nothing, is_only)
+        condition = None if where is None else where[at]
+        found = shard.asked(lambda core: core.list_items(index, leaf, count, condition), nothing, is_only)
         keys, ages, ranks, next_leaf = found if shard.is_live else nothing
         if next_leaf == 0 and at + 1 < len(self.shards):
             return keys, ages, ranks, (at + 1) << _LEAVES_BITS

@@ -150,7 +150,9 @@ class ShardedTable(TableHandle):
     when it was drawn; weights use N and total over all. A shard without an owner that lives is left out, its items are
     gone until it has one again; stats().shards says which. capacity is the sum of the shards'; each lets its own oldest
     go. Made by relive.fleet.attach, or over tables of this process by ShardedTable.over.
-    Not here: where= of a draw, orders and ranks, explicit items, groups, ragged batches, set_limiter: NotOverShards.
+    Orders and ranks are each shard's own: TopK(k) draws alike among the k best of each; by an order each gives its
+    first ones, as many as its share of the live items. Not here: where= of a draw, Shuffle, Fresh(decay=),
+    replacement=False, explicit items, groups, ragged batches, set_limiter: NotOverShards.
     """
 
     def __init__(
@@ -200,7 +202,7 @@ class ShardedTable(TableHandle):
     def _batch_source(
         self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
     ) -> tuple[BatchSource, int]:
-        return FleetSource(self._fleet, selection, num_items), prefetch
+        return FleetSource(self._fleet, selection, num_items, where), prefetch
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
@@ -286,7 +288,7 @@ class FleetDraws:
     def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
         """One held draw."""
         chosen = None if selection is None else cast(FleetSelection, selection.core)
-        drawn = self._fleet.hold(self._number, chosen, num_items, timeout_s)
+        drawn = self._fleet.hold(self._number, chosen, num_items, timeout_s, where)
         self._held.append(drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
         return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
 
@@ -311,17 +313,20 @@ _NONE = np.empty(0, np.int64)
 class FleetSource:
     """Batches drawn and gathered in one step, in flight until they are handed out."""
 
-    def __init__(self, fleet: FleetCore, selection: Selection, num_items: int) -> None:
+    def __init__(self, fleet: FleetCore, selection: Selection, num_items: int, where: Any) -> None:
+        """Raises NotOverShards."""
+        fleet.check_condition(where)
         self._draws = FleetDraws(fleet, selection.number)
         self._selection = selection
         self._num_items = num_items
+        self._where = where
 
     def ask(self, num_batches: int) -> None:
         """Nothing begins before take(), and that is short."""
 
     def take(self) -> Batch:
         """Draws and gathers."""
-        return Batch(self._selection.columns, *self._draws.draw(self._selection, self._num_items, SLICE_S, None))
+        return Batch(self._selection.columns, *self._draws.draw(self._selection, self._num_items, SLICE_S, self._where))
 
     def commit(self, was_late: bool) -> None:
         """Counts a batch as sampled."""

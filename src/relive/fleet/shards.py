@@ -13,10 +13,10 @@ from relive.errors import ForeignKey, InvalidConfig
 from relive.explicit import Explicit
 from relive.fleet.errors import NotOverShards
 from relive.fleet.placement import MAX_SHARDS, Root
+from relive.fleet.sharing import Sharing, sharing_of
 from relive.handle import TableHandle
 from relive.items import Episodes
 from relive.limiters import MinSize
-from relive.samplers import Prioritized, Uniform
 from relive.table_core import TableCore
 
 __all__ = ["STALL_S", "Asked", "Missed", "Part", "Path", "Shard", "Shards", "State"]
@@ -164,8 +164,11 @@ class Shards:
             self._place_of[shard.number] = place
         for shard in self._shards:
             self._check_alike(shard)
+        self.sharings: list[Sharing] = []  # by index; none where there is nobody to share with
         if len(self) > 1:
             _check_indexes(self._shards[0].table)
+            indexes = self._shards[0].table.config.index
+            self.sharings = [sharing_of(name, index.drawn_by) for name, index in indexes.items()]
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -182,11 +185,13 @@ class Shards:
         return [shard for shard in self._shards if shard.is_live]
 
     def roots(self, index: int, first: int = 0, step: int = 1) -> list[Root]:
-        """Those of every step-th shard from the first on; who has to be asked for it is asked before anybody is waited
-        for.
+        """Those of every step-th shard from the first on, by what the sampler shares a draw out by (`sharing.py`); who
+        has to be asked for it is asked before anybody is waited for.
         """
         answers = [shard.ask_root(index) for shard in self._shards[first::step]]
-        return [answer() for answer in answers]
+        if not self.sharings:
+            return [answer() for answer in answers]
+        return [self.sharings[index].of(answer()) for answer in answers]
 
     def numbered(self, number: int) -> Shard:
         """The shard of a number. Raises InvalidConfig."""
@@ -251,12 +256,6 @@ def _check_indexes(table: TableHandle) -> None:
                 f"index {name!r} with groups of episodes",
                 "members in different shards would not meet",
                 "write all groups to one table",
-            )
-        if not isinstance(index.drawn_by, (Uniform, Prioritized)):
-            raise NotOverShards(
-                f"the sampler {type(index.drawn_by).__name__} of index {name!r}",
-                "orders and ranks of different shards are not compared yet",
-                "use Uniform or Prioritized, or one table",
             )
         if not index.replacement:
             raise NotOverShards(

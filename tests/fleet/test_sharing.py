@@ -1,0 +1,159 @@
+"""Orders and ranks over shards: each shard's own, and how a draw is shared out among them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from naive.rank_law import expected
+from processes.shm import needs_shared_memory
+
+import relive
+from fleet.tools import config_of, fill
+from relive import errors
+from relive.fleet import NotOverShards, ShardedTable, ShardOwner, attach
+from relive.fleet.placement import Root
+from relive.fleet.sharing import sharing_of
+
+pytestmark = needs_shared_memory
+SIZES = (5, 17, 2)
+
+
+@pytest.fixture
+def over(shm_name: Any) -> Iterator[Callable[..., tuple[ShardedTable, list[Any]]]]:
+    """Makes a table over three shards of 5, 17 and 2 items, and tells the keys of each."""
+    with contextlib.ExitStack() as stack:
+
+        def make(index: relive.Index) -> tuple[ShardedTable, list[Any]]:
+            names = [shm_name() for _ in SIZES]
+            for number, name in enumerate(names):
+                stack.enter_context(ShardOwner(number, config_of(name, index)))
+            table = stack.enter_context(attach(names, stream=1))
+            firsts = np.cumsum((0, *SIZES))
+            return table, [fill(table, shard, int(firsts[shard]), size) for shard, size in enumerate(SIZES)]
+
+        yield make
+
+
+def in_shards(table: ShardedTable, keys: list[Any], law: Callable[[Any], Any]) -> dict[int, float]:
+    """Priorities to all, and each key's part by the law of its shard, not yet shared out."""
+    rng = np.random.default_rng(0)
+    parts: dict[int, float] = {}
+    for mine in keys:
+        priorities = rng.permutation(np.arange(len(mine)) + 1.0) * 3.0  # of classes apart, but for a few
+        table.update_priorities(mine, priorities)
+        parts |= dict(zip(mine.tolist(), law(priorities).tolist(), strict=True))
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("sampler", "shares"),
+    [
+        (relive.RankBased(1.0), (5, 17, 2)),
+        (relive.TopK(3), (3, 3, 2)),
+        (relive.TopK(0.4), (2, 7, 1)),
+        (relive.TopK(1000), (5, 17, 2)),
+    ],
+    ids=repr,
+)
+def test_ranks_are_each_shards_own_and_probabilities_exact(over: Any, sampler: Any, shares: tuple[int, ...]) -> None:
+    """What is drawn, over many batches, is what the probabilities say; and these are share x the law in the shard."""
+    table, keys = over(relive.Index(sampler=sampler))
+    parts = in_shards(table, keys, lambda priorities: expected(sampler, priorities))
+    share = {key: shares[shard] / sum(shares) for shard, mine in enumerate(keys) for key in mine.tolist()}
+    law = {key: share[key] * part for key, part in parts.items()}
+    assert sum(law.values()) == pytest.approx(1.0)
+    seen = dict.fromkeys(law, 0)
+    for _ in range(600):
+        batch = table.sample(64)
+        for key, probability in zip(batch.item_keys.tolist(), batch.probabilities.tolist(), strict=True):
+            seen[key] += 1
+            assert probability == pytest.approx(law[key], rel=1e-6)
+    assert batch.num_live_items == sum(SIZES)
+    draws = 600 * 64
+    chi = sum((seen[key] - p * draws) ** 2 / (p * draws) for key, p in law.items() if p)
+    assert chi < 60.0 and all(seen[key] == 0 for key, p in law.items() if not p)  # at most 23 degrees of freedom
+
+
+def test_the_newest_of_each_shard_come_alike(over: Any) -> None:
+    table, keys = over(relive.Index(sampler=relive.Fresh(last=3)))
+    newest = {key for mine in keys for key in mine[-3:].tolist()}
+    drawn = [table.sample(40) for _ in range(50)]
+    assert {key for batch in drawn for key in batch.item_keys.tolist()} == newest and len(newest) == 8
+    np.testing.assert_allclose(drawn[-1].probabilities, 1 / 8)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "is_first"),
+    [
+        (relive.Fifo(), lambda mine, n: mine[:n]),
+        (relive.Lifo(), lambda mine, n: mine[::-1][:n]),
+        (relive.Fresh(), lambda mine, n: mine[::-1][:n]),
+        (relive.MaxPriority(), lambda mine, n: mine[::-1][:n]),
+        (relive.MinPriority(), lambda mine, n: mine[:n]),
+    ],
+    ids=lambda value: repr(value) if not callable(value) else "",
+)
+def test_each_shard_gives_its_first_by_its_share_of_what_lives(over: Any, sampler: Any, is_first: Any) -> None:
+    table, keys = over(relive.Index(sampler=sampler))
+    if isinstance(sampler, (relive.MaxPriority, relive.MinPriority)):
+        for mine in keys:
+            table.update_priorities(mine, np.arange(len(mine)) + 1.0)
+    taken = np.zeros(3)
+    for _ in range(300):
+        batch = table.sample(8)
+        shards = batch.item_keys >> 51
+        counts = np.bincount(shards, minlength=3)
+        for shard, mine in enumerate(keys):
+            assert sorted(batch.item_keys[shards == shard]) == sorted(is_first(mine, counts[shard]))
+        assert batch.probabilities.tolist() == [1.0] * 8 and batch.weights(0.5).tolist() == [1.0] * 8
+        taken += counts
+    assert np.abs(taken / (300 * 8) - np.array(SIZES) / sum(SIZES)).max() < 0.02
+
+
+def test_a_queue_over_shards_hands_each_item_out_once(over: Any) -> None:
+    """Three threads until nothing is left; who asks for more than is left gets nothing, and changes nothing."""
+    table, keys = over(relive.Index(sampler=relive.Fifo(), max_times_sampled=1))
+    taken: list[int] = []
+
+    def take() -> None:
+        with contextlib.suppress(errors.DeadlineExceeded):
+            while True:
+                taken.extend(table.sample(2, timeout_s=1.0).item_keys.tolist())
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(np.concatenate(keys).tolist())
+    assert table.num_items() == 0
+    table.check()
+
+
+def test_what_would_have_to_know_of_other_shards_is_refused(over: Any) -> None:
+    for sampler in (relive.Shuffle(), relive.Fresh(decay=0.9)):
+        with pytest.raises(NotOverShards, match=type(sampler).__name__):
+            over(relive.Index(sampler=sampler))
+
+
+def test_a_part_is_of_what_the_sampler_may_bring() -> None:
+    root = Root(3, mass=40.5, num_items=7)
+    for sampler, part in (
+        (relive.Uniform(), 40.5),
+        (relive.Prioritized(), 40.5),
+        (relive.Fresh(last=2), 40.5),
+        (relive.RankBased(), 7.0),
+        (relive.TopK(3), 3.0),
+        (relive.TopK(30), 7.0),
+        (relive.TopK(0.5), 4.0),
+        (relive.TopK(0.01), 1.0),
+        (relive.Fifo(), 7.0),
+    ):
+        assert sharing_of("default", sampler).of(root) == Root(3, mass=part, num_items=7), sampler
+    assert sharing_of("default", relive.TopK(3)).of(Root(3, 0.0, 0, is_dead=True)).mass == 0.0
+    assert sharing_of("default", relive.TopK(0.5)).of(Root(3, 0.0, 0)).mass == 0.0
