@@ -1,7 +1,8 @@
 """Runs every check of the project and ends with one line: how many passed, failed and were skipped.
 
-Two things go at a time. Style, types, the tests of Python 3.11 and those of C++ come one after the other; beside them,
-behind them where they want the processor, the other environments are made and tested, each one's output shown whole.
+Three things go at a time, for most tests wait more than they compute. Style, types, the tests of Python 3.11 and those
+of C++ come one after the other; beside them those of training; and, behind both where they want the processor, the
+other environments are made and tested. What goes beside shows its output whole, at its end.
 
 usage: python scripts/run_tests.py [--lint | --quick] [--others "3.10 3.12 3.13"]
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE_TESTS = [
     folder for folder in ("tests/unit", "tests/core", "tests/contract", "tests/cpp") if (ROOT / folder).is_dir()
 ]
+TRAINING = "tests/train"  # as long as all the others of Python 3.11 together
 CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|deselected)).* in [\d.]+s")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
@@ -45,7 +47,7 @@ class Outcome:
     remark: str = ""
 
 
-def run_command(name: str, command: list[str], environment: dict[str, str] | None = None) -> Outcome:
+def run_command(name: str, command: list[str], environment: dict[str, str] | None = None, niceness: int = 0) -> Outcome:
     """Runs a command; pytest's closing line, if there is one, gives the counts.
 
     Its output is shown as it comes, or, where it runs beside others, at its end.
@@ -60,8 +62,8 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
             print(line, end="", flush=True)
 
     show(f"\n--- {name}: {' '.join(command)}\n")
-    if is_beside:
-        command = ["nice", "-n", str(BESIDE), *command]
+    if niceness:
+        command = ["nice", "-n", str(niceness), *command]
     start = time.monotonic()
     counts: dict[str, int] = {}
     with subprocess.Popen(
@@ -109,8 +111,10 @@ def lint_steps() -> list[Outcome]:
     ]
 
 
-def pytest_step(name: str, python: str, arguments: list[str], environment: dict[str, str] | None = None) -> Outcome:
-    return run_command(name, [python, "-m", "pytest", "-q", *arguments], environment)
+def pytest_step(
+    name: str, python: str, arguments: list[str], environment: dict[str, str] | None = None, niceness: int = 0
+) -> Outcome:
+    return run_command(name, [python, "-m", "pytest", "-q", "-m", "not soak", *arguments], environment, niceness)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,24 +160,33 @@ def made_and_tested(environment: Environment) -> Outcome:
     if prepared.failed or prepared.skipped:
         print(f"\n--- {environment.name}: {prepared.remark}", flush=True)
         return dataclasses.replace(prepared, name=environment.name)
-    arguments = ["-p", "no:cacheprovider", "-m", "not soak", *CORE_TESTS]
-    return pytest_step(environment.name, f"{environment.folder}/bin/python", arguments, environment.variables)
+    python, arguments = f"{environment.folder}/bin/python", ["-p", "no:cacheprovider", *CORE_TESTS]
+    return pytest_step(environment.name, python, arguments, environment.variables, BESIDE)
 
 
-def cpp_step(name: str, mode: str) -> Outcome:
-    return run_command(name, [sys.executable, "scripts/cpp_tests.py", mode])
+def cpp_step(name: str, mode: str, niceness: int = 0) -> Outcome:
+    return run_command(name, [sys.executable, "scripts/cpp_tests.py", mode], niceness=niceness)
+
+
+def tests_of_training() -> Outcome:
+    return pytest_step("tests of training, Python 3.11", sys.executable, ["-p", "no:cacheprovider", TRAINING])
+
+
+def tests_but_training() -> Outcome:
+    return pytest_step("tests, Python 3.11", sys.executable, ["tests", f"--ignore={TRAINING}"])
 
 
 def all_steps(others: list[str], quick: bool) -> list[Outcome]:
-    if quick:
-        return [*lint_steps(), pytest_step("tests, Python 3.11", sys.executable, ["-m", "not soak", "tests"])]
-    environments = [*(other_python(version) for version in others), PORTABLE]
-    with ThreadPoolExecutor(1) as one_by_one:  # two of them may share a wheel
-        beside = [one_by_one.submit(made_and_tested, environment) for environment in environments]
-        beside.append(one_by_one.submit(cpp_step, "C++ tests, portable build", "portable"))
-        outcomes = lint_steps()
-        outcomes.append(pytest_step("tests, Python 3.11", sys.executable, ["-m", "not soak", "tests"]))
-        outcomes.append(cpp_step("C++ tests", "unit"))  # behind those of Python, which build one of its programmes
+    environments = [] if quick else [*(other_python(version) for version in others), PORTABLE]
+    # Each lane one by one: of the environments two may share a wheel.
+    with ThreadPoolExecutor(1) as training, ThreadPoolExecutor(1) as behind:
+        beside = [training.submit(tests_of_training)]
+        beside += [behind.submit(made_and_tested, environment) for environment in environments]
+        if not quick:
+            beside.append(behind.submit(cpp_step, "C++ tests, portable build", "portable", BESIDE))
+        outcomes = [*lint_steps(), tests_but_training()]
+        if not quick:
+            outcomes.append(cpp_step("C++ tests", "unit"))  # behind those of Python, which build one of its programmes
         outcomes += [step.result() for step in beside]
     return outcomes
 
