@@ -385,10 +385,12 @@ void bind_core_table(nb::module_& module) {
                              int64_t n) { without_gil([&] { return relive::commit_held(*self.table, index, n); }); })
       .def("return_held", [](const CoreTable& self, uint32_t index,
                              int64_t n) { without_gil([&] { return relive::return_held(*self.table, index, n); }); })
-      .def("commit_batch",
-           [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims) {
-             without_gil([&] { return relive::commit_batch(*self.table, index, n, claims.items); });
-           })
+      .def(
+          "commit_batch",
+          [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims, bool is_read) {
+            without_gil([&] { return relive::commit_batch(*self.table, index, n, claims.items, is_read); });
+          },
+          nb::arg("index"), nb::arg("num_items"), nb::arg("claims"), nb::arg("is_read") = true)
       .def("give_back_batch",
            [](const CoreTable& self, uint32_t index, int64_t n, const CoreClaims& claims) {
              without_gil([&] { return relive::give_back_batch(*self.table, index, n, claims.items); });

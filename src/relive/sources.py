@@ -45,7 +45,7 @@ class LocalDraws:
     def __init__(self, core: CoreTable, number: int) -> None:
         self._core = core
         self._number = number
-        self._held: deque[tuple[int, Claims, DrawNumber]] = deque()  # the oldest first
+        self._held: deque[tuple[int, Claims, DrawNumber, bool]] = deque()  # the oldest first; whether rows are read
 
     def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
         """One held draw."""
@@ -55,17 +55,17 @@ class LocalDraws:
         else:
             drawn = HeldDraw([], *self._core.draw(self._number, num_items, timeout_s, where=where, claims=claims))
         number.taken()
-        self._held.append((num_items, claims, number))
+        self._held.append((num_items, claims, number, selection is not None))
         return drawn
 
     def commit(self) -> None:
         """Counts the oldest as sampled. Raises TableClosed: closing took everything back that was in flight."""
-        num_items, claims, _ = self._held.popleft()
-        self._core.commit_batch(self._number, num_items, claims)
+        num_items, claims, _, is_read = self._held.popleft()
+        self._core.commit_batch(self._number, num_items, claims, is_read)
 
     def give_back(self) -> None:
         """Takes the newest back."""
-        num_items, claims, number = self._held.pop()
+        num_items, claims, number, _ = self._held.pop()
         if not self._core.closed:
             self._core.give_back_batch(self._number, num_items, claims)
             number.give_back()

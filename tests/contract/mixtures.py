@@ -50,6 +50,19 @@ class MixturesSuite(Suite):
             assert (gathered["action"] >= 100).tolist() == (gathered.source == 2).tolist()
             np.testing.assert_array_equal(gathered.probabilities, draw.probabilities)
 
+    def test_what_is_drawn_for_the_last_time_is_still_gathered(self, make_table: MakeTable) -> None:
+        """Its page has nothing else, and would go."""
+        spec, index = plain_spec(), relive.Index(sampler=relive.Uniform(), max_times_sampled=1)
+        table, other = make_table(spec, 100, index), make_table(spec, 100, index)
+        for one in (table, other):
+            with one.writer() as writer:
+                write_steps(writer, 0, 40)
+        with relive.Mixture({"a": 0.5, "b": 0.5}, {"a": table, "b": other}) as mixture:
+            for _ in range(4):
+                rows = mixture.gather(mixture.draw(20, timeout_s=5.0))
+                assert rows.present is None or rows.present.all()
+                assert len(set(rows["action"][rows.source == 0].tolist())) == 10
+
     def test_conditions_of_all_sources_and_of_some(self, make_table: MakeTable) -> None:
         spec, index = plain_spec(), relive.Index(max_times_sampled=3)
         table, other = make_table(spec, 100, index), make_table(spec, 100, relive.Index(sampler=relive.Lifo()))

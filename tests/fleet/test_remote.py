@@ -195,7 +195,7 @@ def test_what_became_of_a_draw_may_ride_with_the_next_request(start: Any, shm_na
     try:
         with shard.table.writer() as writer:
             write_steps(writer, 0, 20)
-        asked = Asked(0, None, 4, 5.0, None, is_final=False, is_only=True)
+        asked = Asked(0, None, 4, 5.0, None, counts_nowhere=False, is_read=True, is_only=True)
         parts = [shard.begin(asked) for _ in range(1)]
         parts[0].take()
         line = parts[0]._line

@@ -16,7 +16,7 @@ import relive
 from fleet.tools import config_of, fill
 from relive import errors
 from relive.fleet import NotOverShards, ShardedTable, ShardOwner, attach
-from relive.fleet.placement import Root
+from relive.fleet.placement import Root, within
 from relive.fleet.sharing import sharing_of
 
 pytestmark = needs_shared_memory
@@ -135,6 +135,12 @@ def test_a_queue_over_shards_hands_each_item_out_once(over: Any) -> None:
     table.check()
 
 
+def test_counts_are_cut_to_the_room_there_is() -> None:
+    assert within([6, 10, 0], [3, 100, 0]) == [3, 13, 0]
+    assert within([1, 2, 3], [1, 2, 3]) == [1, 2, 3] and within([1, 2, 3], [9, 9, 9]) == [1, 2, 3]
+    assert within([6, 0], [3, 2]) is None and within([0, 5], [5, 0]) == [5, 0]
+
+
 def test_what_would_have_to_know_of_other_shards_is_refused(over: Any) -> None:
     for sampler in (relive.Shuffle(), relive.Fresh(decay=0.9)):
         with pytest.raises(NotOverShards, match=type(sampler).__name__):
@@ -157,3 +163,53 @@ def test_a_part_is_of_what_the_sampler_may_bring() -> None:
         assert sharing_of("default", sampler).of(root) == Root(3, mass=part, num_items=7), sampler
     assert sharing_of("default", relive.TopK(3)).of(Root(3, 0.0, 0, is_dead=True)).mass == 0.0
     assert sharing_of("default", relive.TopK(0.5)).of(Root(3, 0.0, 0)).mass == 0.0
+
+
+COUNTED = (relive.Fifo(), relive.Lifo(), relive.MinPriority(), relive.RankBased(), relive.TopK(3), relive.Uniform())
+
+
+@pytest.mark.parametrize("sampler", COUNTED, ids=repr)
+def test_a_draw_that_is_refused_takes_no_uses(over: Any, sampler: Any) -> None:
+    """Also of keys alone, whose uses are handed out with them."""
+    table, keys = over(relive.Index(sampler=sampler, max_times_sampled=1))
+    for call in (table.draw, table.sample):
+        for _ in range(3):
+            with pytest.raises(errors.DeadlineExceeded):
+                call(25, timeout_s=0.0)
+    assert table.num_items() == 24
+    taken = np.concatenate([table.draw(12, timeout_s=0.0).item_keys for _ in range(2)])
+    assert sorted(taken.tolist()) == sorted(np.concatenate(keys).tolist())
+
+
+@pytest.mark.parametrize("sampler", COUNTED, ids=repr)
+def test_what_is_drawn_for_the_last_time_is_still_gathered(over: Any, sampler: Any) -> None:
+    table, keys = over(relive.Index(sampler=sampler, max_times_sampled=1))
+    for _ in range(3):
+        rows = table.gather(table.draw(8, timeout_s=0.0))
+        assert rows.present is None or rows.present.all()
+        assert len(set(rows["reward"].tolist())) == 8
+    assert table.num_items() == 0
+
+
+def test_a_shard_that_has_less_than_its_part_gives_what_it_has(over: Any) -> None:
+    """Nobody waits for more, and probabilities are of the counts that were drawn."""
+    table, keys = over(relive.Index(sampler=relive.TopK(4), max_times_sampled=1))  # parts of 4, 4 and 2
+    batch = table.sample(20, timeout_s=0.0)
+    counts = np.bincount(batch.item_keys >> 51, minlength=3)
+    assert counts[0] == 5 and counts[2] == 2 and counts[1] == 13
+    table, keys = over(relive.Index(sampler=relive.TopK(1), max_times_sampled=1))
+    assert len(set(table.sample(24, timeout_s=0.0).item_keys.tolist())) == 24
+
+
+def test_roots_that_no_longer_hold_are_read_anew(over: Any, shm_name: Any) -> None:
+    names = [shm_name(), shm_name()]
+    index = relive.Index(sampler=relive.Fifo(), max_times_sampled=1)
+    with contextlib.ExitStack() as stack:
+        for number, name in enumerate(names):
+            stack.enter_context(ShardOwner(number, config_of(name, index)))
+        table = stack.enter_context(attach(names, root_age=16))
+        fill(table, 0, 0, 10)
+        table.sample(10, timeout_s=0.0)  # by roots of shard 0 alone, which has no more
+        fill(table, 1, 10, 60)
+        for _ in range(6):
+            assert set((table.sample(10, timeout_s=0.0).item_keys >> 51).tolist()) == {1}

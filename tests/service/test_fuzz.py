@@ -52,7 +52,7 @@ def right_messages(kind: str, keys: list[int]) -> list[tuple[dict[str, Any], byt
             *((ask | {"op": op}, b"") for op in ("draw", "back")),
         ]
     if kind == "shard":
-        drawn = {"op": "draw", "index": 0, "n": 4, "timeout_s": 0.0, "final": False, "done": [0], "back": [1, 2]}
+        drawn = {"op": "draw", "index": 0, "n": 4, "timeout_s": 0.0, "is_read": True, "done": [0], "back": [1, 2]}
         return [
             (drawn, b""),
             (drawn | {"names": names}, b""),

@@ -16,8 +16,9 @@ void claim_use(Held& held, uint32_t index, uint64_t slot, uint64_t word, std::ve
 void decide_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, bool is_read);
 // Uses given back. An item that ended meanwhile stays ended.
 void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claimed, const Deadline& deadline);
-// Of a draw that was held with its claims: it is handed out, or all of it is given back, its uses too.
-Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims);
+// Of a draw that was held with its claims: it is handed out (is_read: see decide_claims), or all of it is given back, its
+// uses too.
+Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims, bool is_read);
 Status give_back_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims);
 
 }  // namespace relive

@@ -17,7 +17,7 @@ from relive.fleet.agreement import Agreement, Exchange
 from relive.fleet.errors import NotOverShards
 from relive.fleet.mixing import Outputs, empty, mixed, scatter
 from relive.fleet.pace import Pace, Wait, pace_of
-from relive.fleet.placement import Roots, place, shared_point
+from relive.fleet.placement import Roots, place, shared_point, within
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Places, Shard, Shards
 from relive.fleet.totals import totals
 from relive.fleet.writing import PacedWriterCore, emptiest
@@ -60,7 +60,7 @@ class _Request(NamedTuple):
     call: int
     wait: Wait
     where: Any
-    is_final: bool  # its uses are not given back
+    is_read: bool  # its rows are, when it is handed out
 
 
 @final
@@ -82,7 +82,7 @@ class FleetCore:
         config = shards[0].table.config
         self._seed = config.seed
         self._paces = [pace_of(index.limiter) for index in config.index.values()]
-        self._counts_uses = [index.max_times_sampled is not None for index in config.index.values()]
+        self._max_times = [index.max_times_sampled for index in config.index.values()]
         self._call = 0
 
     # ---- drawing ---------------------------------------------------------------------------------------------------
@@ -120,9 +120,7 @@ class FleetCore:
 
     def draw(self, index: int, num_items: int, timeout_s: float, *, where: Any = None) -> tuple[Keys, Masses, int]:
         """Keys, probabilities, live items."""
-        # What is drawn for the last time is still gathered: its uses are not held back until a commit, which says that
-        # the rows were read.
-        drawn = self.hold(index, None, num_items, timeout_s, where, is_final=self._counts_uses[index])
+        drawn = self.hold(index, None, num_items, timeout_s, where, is_read=False)
         self.commit(drawn)
         return drawn.item_keys, drawn.probabilities, drawn.num_live_items
 
@@ -133,9 +131,10 @@ class FleetCore:
         num_items: int,
         timeout_s: float,
         where: Any = None,
-        is_final: bool = False,
+        is_read: bool = True,
     ) -> Drawn:
-        """Draws num_items, in flight until commit or give_back; is_final: handed out at once, shard by shard.
+        """Draws num_items, in flight until commit or give_back. is_read: whether the rows are, when it is handed out;
+        if not, those that are drawn for the last time stay until they are gathered.
 
         A shard whose items went, or that does not answer within STALL_S, is left out: the draw is made again by the
         same roots without it. Raises DeadlineExceeded, RequestTooLarge, TableClosed; NotOverShards for a condition.
@@ -146,20 +145,23 @@ class FleetCore:
             raise TableClosed()
         pace.check_draw(num_items)
         roots, call = self._begin(index, num_items, pace, wait)
-        attempt = 0
+        attempt, is_anew = 0, False  # at first these may be the roots of draws before
         while True:
-            if roots.bounds[-1] > 0.0:
-                counts = self._counts(roots, num_items, call, attempt)
+            placed = self._placed(index, roots, num_items, call, attempt) if roots.bounds[-1] > 0.0 else None
+            if placed is not None:
                 try:
-                    request = _Request(index, selection, call, wait, where, is_final or self.read_only)
-                    return self._descend(request, counts, roots)
+                    request = _Request(index, selection, call, wait, where, is_read)
+                    return self._descend(request, *placed, roots.num_items)
                 except Missed as missed:
                     roots = roots.without({missed.shard.number})
-            elif wait.is_over:
+                    self.agreement.forget(index)  # what it said of itself does not hold any more
+            elif wait.is_over and is_anew:
                 raise wait.exceeded(f"{num_items} items of shards that answer", self.num_items(index))
             else:
-                wait.pause()
-                roots = self.agreement.read(index)
+                if is_anew:
+                    wait.pause()
+                self.agreement.forget(index)
+                roots, is_anew = self.agreement.read(index), True
             attempt += 1
 
     def commit(self, drawn: Drawn) -> None:
@@ -226,13 +228,24 @@ class FleetCore:
                 self._lock.release()
         return roots, call
 
-    def _counts(self, roots: Roots, num_items: int, call: int, attempt: int) -> list[int]:
+    def _placed(
+        self, index: int, roots: Roots, num_items: int, call: int, attempt: int
+    ) -> tuple[list[int], Sequence[float]] | None:
+        """Items of each shard, and its share; None where uses are counted and there are not as many left."""
         # Ranks that draw together share stream 0; a rank alone has its handle's own.
         world, stream = self._exchange.world, 0 if self._exchange.world > 1 else self.stream
         point = shared_point(self._seed, stream, call, attempt, world)
-        return place(roots, num_items, point, self._exchange.rank, world)
+        counts = place(roots, num_items, point, self._exchange.rank, world)
+        most = self._max_times[index]
+        if most is None or world > 1 or len(self.shards) == 1:
+            return counts, roots.shares
+        # A shard that is asked for more than it has would be waited for. Where counts are cut they are the shares.
+        cut = within(counts, [0 if root.is_dead else most * root.num_items for root in roots.shards])
+        if cut is None:
+            return None
+        return cut, (roots.shares if cut == counts else [count / num_items for count in cut])
 
-    def _descend(self, request: _Request, counts: list[int], roots: Roots) -> Drawn:
+    def _descend(self, request: _Request, counts: list[int], shares: Sequence[float], num_live_items: int) -> Drawn:
         held: list[Part] = []
         parts: list[tuple[Arrays, Keys, Masses, float]] = []
         drawn_from = [at for at, count in enumerate(counts) if count]
@@ -241,7 +254,7 @@ class FleetCore:
             for at in drawn_from:  # all are asked before one is waited for
                 held.append(self.shards[at].begin(self._asked(request, at, counts[at])))
             for at, part in zip(drawn_from, held, strict=True):
-                parts.append((*part.take(), 1.0 if is_certain else roots.shares[at]))
+                parts.append((*part.take(), 1.0 if is_certain else shares[at]))
         except BaseException:
             for part in reversed(held):
                 part.give_back()
@@ -253,14 +266,14 @@ class FleetCore:
             outputs = [] if request.selection is None else request.selection.outputs
             shown = None if request.selection is None else request.selection.parts
             arrays, keys, probabilities = mixed(shown, outputs, parts, (self._seed, self.stream, request.call))
-        return Drawn(request.index_number, request.call, arrays, keys, probabilities, roots.num_items, held)
+        return Drawn(request.index_number, request.call, arrays, keys, probabilities, num_live_items, held)
 
     def _asked(self, request: _Request, at: int, count: int) -> Asked:
         is_only = len(self.shards) == 1
         seconds = request.wait.left_s if is_only else min(request.wait.left_s, STALL_S)
         selection = None if request.selection is None else request.selection.parts[at]
         where = None if request.where is None else request.where[at]
-        return Asked(request.index_number, selection, count, seconds, where, request.is_final, is_only)
+        return Asked(request.index_number, selection, count, seconds, where, self.read_only, request.is_read, is_only)
 
     # ---- items by key ----------------------------------------------------------------------------------------------
 

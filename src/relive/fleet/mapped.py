@@ -113,12 +113,12 @@ class MappedShard(Shard):
 
 @final
 class _MappedPart:
-    """Drawn by the core of a mapped shard. claims None: a reader's, which counts nowhere, or counted already."""
+    """Drawn by the core of a mapped shard. claims None: a reader's, which counts nowhere."""
 
     def __init__(self, shard: MappedShard, asked: Asked) -> None:
         self._shard = shard
         self._asked = asked
-        self._claims = None if asked.is_final else Claims()
+        self._claims = None if asked.counts_nowhere else Claims()
         self._number: DrawNumber | None = None
 
     def take(self) -> tuple[Arrays, Keys, Masses]:
@@ -148,7 +148,8 @@ class _MappedPart:
 
     def commit(self) -> None:
         if self._claims is not None:
-            self._shard.core.commit_batch(self._asked.index_number, self._asked.num_items, self._claims)
+            asked = self._asked
+            self._shard.core.commit_batch(asked.index_number, asked.num_items, self._claims, asked.is_read)
 
     def give_back(self) -> None:
         if self._number is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from relive.errors import FormatMismatch, InvalidConfig
 
-__all__ = ["MAX_SHARDS", "ROOT_BYTES", "Point", "Root", "Roots", "offsets", "place", "shared_point"]
+__all__ = ["MAX_SHARDS", "ROOT_BYTES", "Point", "Root", "Roots", "offsets", "place", "shared_point", "within"]
 
 MAX_SHARDS = 4096  # a key has 12 bits for the shard
 _ROOT = struct.Struct("<HHIdqdqqq")
@@ -190,6 +190,19 @@ def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int 
         counts.append(mine - mine_before)
         mine_before = mine
     return counts
+
+
+def within(counts: list[int], room: Sequence[int]) -> list[int] | None:
+    """[S] The counts cut to the room of each shard, what is cut given to the others in their order; None where all of
+    them together have too little room.
+    """
+    cut = [min(count, most) for count, most in zip(counts, room, strict=True)]
+    left = sum(counts) - sum(cut)
+    for shard, most in enumerate(room):
+        more = min(left, most - cut[shard])
+        cut[shard] += more
+        left -= more
+    return None if left else cut
 
 
 def offsets(roots: Roots, num_items: int, point: Point, world: int) -> tuple[Counts, Counts]:

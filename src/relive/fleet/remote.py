@@ -217,7 +217,7 @@ class RemoteShard(Shard):
         """A draw by its owner, with columns or without. Raises Missed."""
         seconds = asked.timeout_s
         header: dict[str, Any] = {"op": "draw", "index": asked.index_number, "n": asked.num_items}
-        header |= {"timeout_s": server_wait(seconds), "final": asked.is_final}
+        header |= {"timeout_s": server_wait(seconds), "is_read": asked.is_read}
         header |= {} if names is None else {"names": names}
         header |= {} if asked.where is None else {"where": asked.where}
 
@@ -328,7 +328,7 @@ class RemotePart:
 
     def commit(self) -> None:
         """Raises ServiceUnavailable where uses were taken, and went back with the stream that held them."""
-        if self._ticket is None or self._asked.is_final:
+        if self._ticket is None:
             return
         ticket = (self._ticket, self._num_lost) if self._num_lost else self._ticket
         if not self._line.settle("done", ticket) and self._shard.counts_uses(self._asked.index_number):
@@ -339,5 +339,5 @@ class RemotePart:
         if not self._is_taken:
             with contextlib.suppress(ReliveError, Missed):
                 self.take()
-        if self._ticket is not None and not self._asked.is_final:
+        if self._ticket is not None:
             self._line.settle("back", self._ticket)

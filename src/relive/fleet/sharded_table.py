@@ -288,7 +288,7 @@ class FleetDraws:
     def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
         """One held draw."""
         chosen = None if selection is None else cast(FleetSelection, selection.core)
-        drawn = self._fleet.hold(self._number, chosen, num_items, timeout_s, where)
+        drawn = self._fleet.hold(self._number, chosen, num_items, timeout_s, where, is_read=chosen is not None)
         self._held.append(drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
         return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
 

@@ -50,7 +50,8 @@ class Asked(NamedTuple):
     num_items: int
     timeout_s: float
     where: Any
-    is_final: bool  # counted as it is made, shard by shard
+    counts_nowhere: bool  # a reader's
+    is_read: bool  # its rows are, when it is handed out; else they are still to be gathered
     is_only: bool  # the table has no other shard: nobody goes on without it
 
 

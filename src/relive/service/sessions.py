@@ -208,12 +208,15 @@ class CallSession(Session):
 
 
 class _Lent(NamedTuple):
-    """A batch that was drawn and is not handed out. claims: the uses it took, where they are given back with it."""
+    """A batch that was drawn and is not handed out. claims: the uses it took, where they are given back with it.
+    is_read: its rows were sent with it; else they are still to be gathered.
+    """
 
     number: int  # of its index
     num_items: int
     draw: DrawNumber
     claims: Claims | None
+    is_read: bool = True
 
 
 @final
@@ -272,7 +275,7 @@ class HoldSession(Session):
             self.pipe.gone,
         )
         draw.taken()
-        self._held.append(_Lent(number, count, draw, claims))
+        self._held.append(_Lent(number, count, draw, claims, is_read=False))
         self.pipe.send_buffers({"live": num_live}, packed(DRAWN, [keys, probabilities], count))
 
     def _commit(self, lent: _Lent) -> None:
@@ -280,7 +283,7 @@ class HoldSession(Session):
         if lent.claims is None:
             core.commit_held(lent.number, lent.num_items)
         else:
-            core.commit_batch(lent.number, lent.num_items, lent.claims)
+            core.commit_batch(lent.number, lent.num_items, lent.claims, lent.is_read)
 
     def _give_back(self, lent: _Lent) -> None:
         core = self.hosted.table.core

@@ -30,11 +30,14 @@ _SHAPES_AT, _SHAPE = 320, struct.Struct("<3I")  # docs/format.md: before, spanne
 
 
 class _Lent:
-    """A draw that is not settled. claims None: it was counted as it was made."""
+    """A draw that is not settled. claims None: of a reader, which counts nowhere. is_read: its rows are, when it is
+    handed out; else they are still to be gathered.
+    """
 
-    __slots__ = ("claims", "draw", "num_items", "number")
+    __slots__ = ("claims", "draw", "is_read", "num_items", "number")
 
-    def __init__(self, number: int, num_items: int, draw: DrawNumber, claims: Claims | None) -> None:
+    def __init__(self, number: int, num_items: int, draw: DrawNumber, claims: Claims | None, is_read: bool) -> None:
+        self.is_read = is_read
         self.number = number
         self.num_items = num_items
         self.draw = draw
@@ -92,7 +95,7 @@ class ShardSession(Session):
         item_bytes = 0 if selection is None else selection.item_bytes
         count = bound(wire.whole(header, "n", 1, 2**31 - 1), item_bytes, self.options)
         where = self._where(header, number)
-        claims = None if header.get("final") is True or self.hosted.table.read_only else Claims()
+        claims = None if self.hosted.table.read_only else Claims()
 
         def once(slice_s: float) -> tuple[Any, ...]:
             if selection is None:
@@ -103,7 +106,7 @@ class ShardSession(Session):
         draw.taken()
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         if claims is not None:
-            self._lent[ticket] = _Lent(number, count, draw, claims)
+            self._lent[ticket] = _Lent(number, count, draw, claims, header.get("is_read") is not False)
         told = {"live": num_live, "ticket": ticket}
         if selection is None:
             self.pipe.send_buffers(told, packed(DRAWN, [keys, masses], count))
@@ -128,7 +131,7 @@ class ShardSession(Session):
         num_lost = min(max(lost, 0), lent.num_items) if type(lost) is int and not self._counts_uses(lent) else 0
         if num_lost:
             self._core.give_back_batch(lent.number, num_lost, Claims())
-        self._core.commit_batch(lent.number, lent.num_items - num_lost, lent.claims)
+        self._core.commit_batch(lent.number, lent.num_items - num_lost, lent.claims, lent.is_read)
 
     def _counts_uses(self, lent: _Lent) -> bool:
         return list(self.hosted.table.config.index.values())[lent.number].max_times_sampled is not None
