@@ -210,7 +210,12 @@ def test_a_profile_is_read_as_it_was_written_and_nothing_else_is(tmp_path: Path)
     assert load_profile(tmp_path) == profile
     tree = dataclasses.asdict(profile)
     del tree["processes"][0]["seconds"]["gather"]
-    for text in (json.dumps(tree), "[]", "{", '{"processes": 3}'):
+    whole = dataclasses.asdict(profile)
+    whole["processes"][0]["seconds"]["gather"] = float("nan")
+    no_learner = dataclasses.asdict(Profile(profile.processes[1:]))
+    huge = json.dumps(dataclasses.asdict(profile)).replace("1.5", "1" + "0" * 400).replace(": 3", ": Infinity")
+    texts = [json.dumps(one) for one in (tree, whole, no_learner)]
+    for text in (*texts, huge, "[" * 200_000, "[]", "{", '{"processes": 3}', '{"processes": []}'):
         (tmp_path / PROFILE_FILE).write_text(text)
         with pytest.raises(InvalidConfig, match=PROFILE_FILE):
             load_profile(tmp_path)
@@ -253,6 +258,15 @@ def test_learners_apart_are_one_side_and_their_server_is_on_none() -> None:
     assert "the learners are the slower side and spend 40% on" in str(profile) and "of the learners' time" in str(
         profile
     )
+
+
+def test_a_side_that_had_not_begun_is_not_the_slower_one() -> None:
+    actor = process("actor 0", environment=1.0, wait=9.0)
+    profile = Profile((process("server", wait=1.0), process("learner 0"), actor))
+    assert profile.slower.name == "actors" and str(profile).count("the actors are the slower side") == 1
+    alone = Profile((process("server", wait=9.0), process("learner 0", update=1.0, wait=9.0)))
+    assert "the learners spend 10% on update" in str(alone)
+    assert str(Profile((process("learner"),))) == "The run ended before anything of it was counted."
 
 
 def test_followers_are_shown_and_the_leader_is_the_side() -> None:

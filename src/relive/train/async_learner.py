@@ -149,6 +149,7 @@ class _AsyncLearner:
         self._sizes: list[int] = []
         self._sum = 0.0
         self._told_s = self._metrics_s = -math.inf
+        self._or_none = timed_with(stopwatch, "wait", or_none)
         self._read_state = timed_with(stopwatch, "parameters", self._slot.read_state)
         agent.join(self)
 
@@ -173,7 +174,7 @@ class _AsyncLearner:
         """A new batch, and whether it took long. EOFError where the server ends meanwhile."""
         began_s = time.monotonic()
         while True:
-            batch = or_none(take)
+            batch = self._or_none(take)
             now_s = time.monotonic()
             if batch is not None:
                 return batch, now_s - began_s > _LONG_S

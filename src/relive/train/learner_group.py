@@ -49,7 +49,7 @@ from relive.train.learner_follower import PRIORITIES, WEIGHTS, BatchLayout, Lear
 from relive.train.learner_words import LEADER, LOOK_S, MEAN, UPDATE, UPDATE_AND_HASH, Bells, GradientRows
 from relive.train.processes import signals_held_back
 from relive.train.shared_block import SharedBlock
-from relive.train.stopwatch import ProfileBoard
+from relive.train.stopwatch import ProfileBoard, Timed, timed_by_nobody
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
 _MAX_DEATHS = 3
@@ -62,7 +62,7 @@ class GroupOptions:
 
     chunk: float32 values of a gradient that are combined at once; longer ones go in several rounds. spin_s: for so long
     a wait keeps its core before it sleeps. say: told, in a line for people, that learners are started again. profile:
-    where followers count.
+    where followers count; timed: what counts the leader's own parts.
     """
 
     count: int
@@ -74,6 +74,7 @@ class GroupOptions:
     spin_s: float = 200e-6
     say: Callable[[str], None] = lambda line: None
     profile: ProfileBoard | None = None
+    timed: Timed = timed_by_nobody
 
 
 @final
@@ -122,7 +123,7 @@ class LearnerGroup:
             columns[WEIGHTS] = np.asarray(batch.weights(1.0), np.float32)
         columns[PRIORITIES] = np.zeros(batch.num_items)
         if not self._columns:
-            self._start(BatchLayout.of(columns))
+            self._options.timed("other", self._start)(BatchLayout.of(columns))
         for name, values in columns.items():
             self._columns[name][...] = values
         compares = (self._agent.num_updates + 1) % self._options.hash_period == 0

@@ -142,8 +142,12 @@ class Profile:
 
     @property
     def slower(self) -> ProcessTime:
-        """The side that waits less for the other: what makes it faster makes the run faster."""
+        """The side that waits less for the other: what makes it faster makes the run faster. Not one that had not begun
+        when the run ended.
+        """
         learner, actors = self.learner, self.actors
+        if not learner.total_s and not self.is_alone:
+            return actors
         return learner if self.is_alone or learner.share("wait") <= actors.share("wait") else actors
 
     @property
@@ -169,12 +173,15 @@ class Profile:
 
     def __str__(self) -> str:
         slower, part, learner, actors = self.slower, self.bottleneck, self.learner, self.actors
+        if not slower.total_s:
+            return "The run ended before anything of it was counted."
+        is_one = slower.name == LEARNER
         share = slower.share(*STORAGE) if part == "storage" else slower.share(part)
         answer = f"Storage is {'' if part == 'storage' else 'not '}the bottleneck: the {slower.name} "
         if self.is_alone:
-            answer += "spends"
+            answer += "spends" if is_one else "spend"
         else:
-            answer += "is the slower side and spends" if slower.name == LEARNER else "are the slower side and spend"
+            answer += "is the slower side and spends" if is_one else "are the slower side and spend"
         answer += (
             f" {share:.0%} on {part}, {slower.share('wait'):.0%} waiting. Storage takes"
             f" {learner.share(*STORAGE):.1%} of the {_whose(learner)} time"
@@ -197,20 +204,26 @@ def _whose(one: ProcessTime) -> str:
 def load_profile(run_dir: str | Path) -> Profile:
     """The profile of a run. Raises InvalidConfig where the run was not profiled, has not ended, or it cannot be read.
 
-    It is that of the last session of a resumed run.
+    It is that of the last session that was profiled.
     """
     path = path_of("run_dir", run_dir) / PROFILE_FILE
     if not path.exists():
         raise InvalidConfig(f"profile of the run in {run_dir}", "a run with --profile (profile = true), ended", "none")
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return Profile(tuple(_process(one) for one in tree["processes"]))
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+        profile = Profile(tuple(_process(one) for one in tree["processes"]))
+        if not profile.processes or profile.processes[0].name not in (LEARNER, SERVER):
+            raise ValueError(f"its first process is neither {LEARNER!r} nor {SERVER!r}")
+        return profile
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
         raise InvalidConfig(f"profile {path}", "the file a run writes", str(problem)) from problem
 
 
 def _process(tree: Any) -> ProcessTime:
     seconds, core_s = ({part: float(tree[name][part]) for part in PARTS} for name in ("seconds", "core_s"))
+    wrong = [value for value in (*seconds.values(), *core_s.values()) if not 0.0 <= value < float("inf")]
+    if wrong:
+        raise ValueError(f"seconds are numbers >= 0, not {wrong[0]}")
     return ProcessTime(str(tree["name"]), seconds, core_s, {part: int(tree["calls"][part]) for part in PARTS})
 
 

@@ -221,7 +221,7 @@ class _Run:
                     stack.callback(inference.close)
                 pool = ActorPool(config, agent.policy(), name, board, scoreboard, profiling.board, inference)
             stack.callback(pool.stop)  # before the table closes
-            learners = make_learners(config, agent, reporter.say, profiling.board)
+            learners = make_learners(config, agent, reporter.say, profiling)
             if learners is not None:
                 stack.callback(learners.stop)
             served = make_served(config, table, scoreboard)

@@ -77,15 +77,17 @@ def make_profiling(config: TrainConfig, path: Path) -> Profiling:
 
 
 def make_learners(
-    config: TrainConfig, agent: Agent, say: Callable[[str], None], profile: ProfileBoard | None
+    config: TrainConfig, agent: Agent, say: Callable[[str], None], profiling: Profiling
 ) -> LearnerGroup | None:
-    """The group that the agent leads; None where it learns alone, or in no group. say, profile: see GroupOptions."""
+    """The group that the agent leads; None where it learns alone, or in no group. say: see GroupOptions."""
     count = config.topology.num_slices // config.topology.num_hosts
     if count == 1:
         return None
     spin_s = GroupOptions.spin_s if count <= len(os.sched_getaffinity(0)) else 0.0  # or it spins in another's place
     device, threads = chosen_device(config.device), learner_threads(config)
-    options = GroupOptions(count, device, threads, spin_s=spin_s, say=say, profile=profile)
+    options = GroupOptions(
+        count, device, threads, spin_s=spin_s, say=say, profile=profiling.board, timed=profiling.timed
+    )
     return LearnerGroup(agent, config.agent, describe(config.environment.env_id), options)
 
 
