@@ -139,7 +139,7 @@ uint64_t left_of_two_draws(bool has_rule) {
   request.claims = &others;
   CHECK(relive::draw_batch(*rig.table, request, 0.0).ok());
   testing::fail_point_hook = [](testing::FailPoint at) {
-    if (at == testing::FailPoint::claim_undone) CHECK(commit_batch(*seen->table, 0, 2, others).ok());
+    if (at == testing::FailPoint::claim_undone) CHECK(commit_batch(*seen->table, 0, 2, others, true).ok());
   };
   CHECK(rig.sample(0, static_cast<size_t>(rows) - 1).empty());  // one more than there are
   testing::fail_point_hook = nullptr;

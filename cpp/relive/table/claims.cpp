@@ -63,8 +63,7 @@ void undo_claims(Table& table, uint32_t index, const std::vector<Claimed>& claim
   }
 }
 
-Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims,
-                    bool is_read) {
+Status commit_batch(Table& table, uint32_t index, int64_t num_items, const std::vector<Claimed>& claims, bool is_read) {
   Entered entered(table, false);
   RELIVE_RETURN_IF_ERROR(entered.status());
   decide_claims(table, index, claims, is_read);
