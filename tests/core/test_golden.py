@@ -10,7 +10,7 @@ import pytest
 from processes.shm import needs_shared_memory
 
 from core.make_golden import EXPECTED, HERE, REGION, read_region
-from relive import _core, errors
+from relive import ArraySpec, StepSpec, Table, _core, errors
 
 pytestmark = needs_shared_memory
 
@@ -58,3 +58,12 @@ def test_a_region_of_format_3_is_refused_by_name_and_version(tmp_path: Path) -> 
         assert (caught.value.what, caught.value.expected, caught.value.got) == ("format version", 10, 3)
         assert "format version is 3, this build reads 10" in str(caught.value)
     assert path.exists()  # nothing of it was touched: the version that made it can still read it
+
+
+def test_the_page_on_the_format_is_of_this_version() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "format.md"
+    if not page.exists():
+        pytest.skip("the pages lie beside the tests in the source tree only")
+    with Table(StepSpec({"a": ArraySpec((), "int64")}), 10) as table:
+        version = table.core.geometry["format_version"]
+    assert page.read_text(encoding="utf-8").splitlines()[0] == f"# The region format, version {version}"

@@ -33,7 +33,7 @@ __all__ = [
     "whole",
 ]
 
-VERSION = 7  # raised where messages of one version would be misread by another
+VERSION = 8  # raised where messages of one version would be misread by another
 MAX_HEADER_BYTES = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
