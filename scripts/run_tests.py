@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE_TESTS = [
     folder for folder in ("tests/unit", "tests/core", "tests/contract", "tests/cpp") if (ROOT / folder).is_dir()
 ]
-TRAINING = "tests/train"  # as long as all the others of Python 3.11 together
+TRAINING = "tests/train"  # they take half as long as all others of Python 3.11
 CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|deselected)).* in [\d.]+s")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")

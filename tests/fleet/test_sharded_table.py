@@ -15,7 +15,16 @@ from processes.shm import needs_shared_memory
 import relive
 from fleet.tools import Together, config_of, fill
 from relive import errors
-from relive.fleet import NotOverShards, RanksDisagree, ShardedTable, ShardOwner, attach, make_shard
+from relive.fleet import (
+    GroupReader,
+    NotOverShards,
+    RankFailed,
+    RanksDisagree,
+    ShardedTable,
+    ShardOwner,
+    attach,
+    make_shard,
+)
 from relive.fleet.placement import ROOT_BYTES
 
 pytestmark = needs_shared_memory
@@ -220,6 +229,18 @@ def test_ranks_draw_disjoint_shares_of_the_same_roots(shards: Any) -> None:
         assert abs(together - np.array(sizes)).max() <= 1  # of 100 points: the shares of one comb, not of four
 
 
+@pytest.mark.parametrize("max_times", [None, 1])
+def test_ranks_are_given_the_same_first_items_unless_uses_are_counted(shards: Any, max_times: int | None) -> None:
+    names = shards(2, relive.Index(sampler=relive.Fifo(), max_times_sampled=max_times))
+    with attach(names) as table:
+        keys = [fill(table, shard, 100 * shard, 100) for shard in (0, 1)]
+    mine, theirs = on_ranks(2, names, lambda table: set(table.sample(8).item_keys.tolist()))
+    if max_times is None:
+        assert mine == theirs == {key for one in keys for key in one[:4].tolist()}
+    else:
+        assert mine | theirs == {key for one in keys for key in one[:8].tolist()} and len(mine | theirs) == 16
+
+
 def test_a_rank_with_other_shards_is_named_before_the_first_draw(shards: Any, shm_name: Any) -> None:
     names, others = shards(2), shards(2)
     caught: list[Any] = [None, None]
@@ -270,12 +291,13 @@ def test_conditions_of_the_only_shard_and_of_several(shards: Any) -> None:
                 lambda table=table: table.sample(8, where="reward >= 20"),
                 lambda table=table: table.gather(table.draw(8, where="reward >= 20")),
                 lambda mixture=mixture: mixture.sample(8, where="reward >= 20"),
+                lambda table=table: GroupReader(table, next(Together(1).ranks())).sample(8, where="reward >= 20"),
                 batch,
             ):
                 if count == 1:
                     assert draw()["reward"].min() >= 20.0
                 else:
-                    with pytest.raises(NotOverShards, match="where="):
+                    with pytest.raises((NotOverShards, RankFailed), match="where="):
                         draw()
             assert sum(len(page) for page in table.keys(where="reward >= 20")) == 10
 

@@ -115,7 +115,8 @@ def test_each_shard_gives_its_first_by_its_share_of_what_lives(over: Any, sample
     assert np.abs(taken / (300 * 8) - np.array(SIZES) / sum(SIZES)).max() < 0.02
 
 
-def test_a_queue_over_shards_hands_each_item_out_once(over: Any) -> None:
+@pytest.mark.parametrize("what", ["sample", "draw"])
+def test_a_queue_over_shards_hands_each_item_out_once(over: Any, what: str) -> None:
     """Three threads until nothing is left; who asks for more than is left gets nothing, and changes nothing."""
     table, keys = over(relive.Index(sampler=relive.Fifo(), max_times_sampled=1))
     taken: list[int] = []
@@ -123,7 +124,7 @@ def test_a_queue_over_shards_hands_each_item_out_once(over: Any) -> None:
     def take() -> None:
         with contextlib.suppress(errors.DeadlineExceeded):
             while True:
-                taken.extend(table.sample(2, timeout_s=1.0).item_keys.tolist())
+                taken.extend(getattr(table, what)(2, timeout_s=1.0).item_keys.tolist())
 
     threads = [threading.Thread(target=take) for _ in range(3)]
     for thread in threads:
@@ -169,14 +170,15 @@ COUNTED = (relive.Fifo(), relive.Lifo(), relive.MinPriority(), relive.RankBased(
 
 
 @pytest.mark.parametrize("sampler", COUNTED, ids=repr)
-def test_a_draw_that_is_refused_takes_no_uses(over: Any, sampler: Any) -> None:
+def test_a_draw_that_is_refused_takes_no_uses_and_no_number(over: Any, sampler: Any) -> None:
     """Also of keys alone, whose uses are handed out with them."""
     table, keys = over(relive.Index(sampler=sampler, max_times_sampled=1))
+    number = table.next_draw
     for call in (table.draw, table.sample):
         for _ in range(3):
             with pytest.raises(errors.DeadlineExceeded):
                 call(25, timeout_s=0.0)
-    assert table.num_items() == 24
+    assert table.num_items() == 24 and table.next_draw == number
     taken = np.concatenate([table.draw(12, timeout_s=0.0).item_keys for _ in range(2)])
     assert sorted(taken.tolist()) == sorted(np.concatenate(keys).tolist())
 
@@ -199,6 +201,34 @@ def test_a_shard_that_has_less_than_its_part_gives_what_it_has(over: Any) -> Non
     assert counts[0] == 5 and counts[2] == 2 and counts[1] == 13
     table, keys = over(relive.Index(sampler=relive.TopK(1), max_times_sampled=1))
     assert len(set(table.sample(24, timeout_s=0.0).item_keys.tolist())) == 24
+
+
+def test_nobody_is_asked_for_items_that_cannot_be_drawn(over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items of no mass, and those that are not among the newest, live, and would be waited for."""
+    asked: list[tuple[int, int]] = []
+
+    def watched(table: ShardedTable) -> ShardedTable:
+        asked.clear()
+        for shard in table._fleet.shards:
+
+            def begin(one: Any, begin: Any = shard.begin, number: int = shard.number) -> Any:
+                asked.append((number, one.num_items))
+                return begin(one)
+
+            monkeypatch.setattr(shard, "begin", begin)
+        return table
+
+    table, keys = over(relive.Index(sampler=relive.Prioritized(1.0), max_times_sampled=1))
+    table.update_priorities(keys[0], np.zeros(5))
+    table.update_priorities(keys[1], np.full(17, 0.001))
+    assert sorted(watched(table).sample(19, timeout_s=0.0).item_keys >> 51) == [1] * 17 + [2] * 2
+    assert asked == [(1, 17), (2, 2)]
+    table, keys = over(relive.Index(sampler=relive.Fresh(last=3), max_times_sampled=1))
+    newest = sorted(key for mine in keys for key in mine[-3:].tolist())
+    with pytest.raises(errors.DeadlineExceeded):
+        watched(table).sample(9, timeout_s=0.0)
+    assert asked == []
+    assert sorted(table.sample(8, timeout_s=0.0).item_keys.tolist()) == newest
 
 
 def test_roots_that_no_longer_hold_are_read_anew(over: Any, shm_name: Any) -> None:

@@ -145,12 +145,21 @@ class FleetCore:
             raise TableClosed()
         pace.check_draw(num_items)
         roots, call = self._begin(index, num_items, pace, wait)
+        request = _Request(index, selection, call, wait, where, is_read)
+        try:
+            return self._drawn(request, num_items, roots)
+        except BaseException:
+            self._return_number(call)
+            raise
+
+    def _drawn(self, request: _Request, num_items: int, roots: Roots) -> Drawn:
+        """By these roots, then by what is read anew, until it is there or the deadline has come."""
+        index, call, wait = request.index_number, request.call, request.wait
         attempt, is_anew = 0, False  # at first these may be the roots of draws before
         while True:
             placed = self._placed(index, roots, num_items, call, attempt) if roots.bounds[-1] > 0.0 else None
             if placed is not None:
                 try:
-                    request = _Request(index, selection, call, wait, where, is_read)
                     return self._descend(request, *placed, roots.num_items)
                 except Missed as missed:
                     roots = roots.without({missed.shard.number})
@@ -175,9 +184,13 @@ class FleetCore:
         """The draw is not handed out: items, uses and the numbers of draws go back."""
         for part in reversed(drawn.held):
             part.give_back()
+        self._return_number(drawn.call)
+
+    def _return_number(self, call: int) -> None:
+        """The next draw has it again, unless another came in between; of a group it is every rank's, and gone."""
         with self._numbers:
-            if self._exchange.world == 1 and self._call == drawn.call + 1:
-                self._call = drawn.call
+            if self._exchange.world == 1 and self._call == call + 1:
+                self._call = call
 
     def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:
         """Which of the keys were claimed, each by its shard; live items."""
@@ -240,7 +253,10 @@ class FleetCore:
         if most is None or world > 1 or len(self.shards) == 1:
             return counts, roots.shares
         # A shard that is asked for more than it has would be waited for. Where counts are cut they are the shares.
-        cut = within(counts, [0 if root.is_dead else most * root.num_items for root in roots.shards])
+        room = self.shards.sharings[index].room
+        cut = within(
+            counts, [most * room(root) if share else 0 for root, share in zip(roots.shards, roots.shares, strict=True)]
+        )
         if cut is None:
             return None
         return cut, (roots.shares if cut == counts else [count / num_items for count in cut])

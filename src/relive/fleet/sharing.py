@@ -36,10 +36,16 @@ def _items(root: Root) -> float:
 class Sharing:
     """part: of a root, what a shard's part of a draw is in proportion to. is_certain: an order leaves nothing to
     chance, so that every item of a draw has the probability 1; otherwise it is the shard's share of that in its shard.
+    only_part: nothing but the part is drawn, however much lives; else what is best next takes a place that is left.
     """
 
     part: Callable[[Root], float]
     is_certain: bool = False
+    only_part: bool = False
+
+    def room(self, root: Root) -> int:
+        """Of a root that `of` made: items that may be drawn one after another."""
+        return int(root.mass) if self.only_part else root.num_items
 
     def of(self, root: Root) -> Root:
         """The same root, with the part as its mass."""
@@ -49,8 +55,10 @@ class Sharing:
 
 def sharing_of(name: str, sampler: Any) -> Sharing:
     """Of an index of this name. Raises NotOverShards for samplers that would have to know what other shards gave."""
-    if isinstance(sampler, _SUMS) or isinstance(sampler, Fresh) and sampler.last is not None:
+    if isinstance(sampler, _SUMS):
         return Sharing(_mass)
+    if isinstance(sampler, Fresh) and sampler.last is not None:
+        return Sharing(_mass, only_part=True)
     if isinstance(sampler, _ORDERS) or isinstance(sampler, Fresh) and sampler.decay is None:
         return Sharing(_items, is_certain=True)
     if isinstance(sampler, RankBased):
