@@ -165,7 +165,7 @@ def read(pipe: Any, name: str, seed: int, may_be_cut: bool) -> None:
     past = _Past()
     while not (is_told or pipe.poll(0)):
         index = INDEXES[random.integers(len(INDEXES))]
-        past.look(table, random)
+        done.update(updates=past.look(table, random))
         try:
             batch = table.sample(32, index=index, columns=columns_of(index), timeout_s=0.02)
         except errors.DeadlineExceeded:
@@ -200,15 +200,25 @@ class _Past:
         self.deleted: dict[str, deque[int]] = {"pieces": deque(maxlen=REMEMBERED), "steps": deque(maxlen=REMEMBERED)}
         self.evicted: dict[int, int] = {}  # of each lane, which goes row by row: the newest row that has gone
 
-    def look(self, table: Any, random: np.random.Generator) -> None:
-        """Looks for some of what was drawn. A transition goes with its stack's first row, so that one has gone."""
+    def look(self, table: Any, random: np.random.Generator) -> int:
+        """Looks for some of what was drawn. A transition goes with the row before it, so that one has gone: with its
+        stack's first row, and one that begins an episode with the last row of the episode before, too (rule D3).
+
+        Items over one row end one after the other in a hold of the lock, and draws and gathers take none: until that
+        hold ends another item may still bring the row (rule D4). So the lock is taken once, by priorities for what has
+        gone, which do nothing else; returns how many.
+        """
         if not self.drawn:
-            return
+            return 0
         keys, numbers = self.drawn[random.integers(len(self.drawn))]
         gone = ~table.gather(keys, columns=["number"]).present & ~np.isin(keys, self._deleted("steps"))
+        if gone.any():
+            updated = table.update_priorities(keys[gone], np.ones(gone.sum()), index="transitions")
+            assert not updated
         for number in numbers[gone].tolist():
-            lane, row = number >> 40, number - (number & 0xFFFF > 0)
-            self.evicted[lane] = max(self.evicted.get(lane, 0), row)
+            lane = number >> 40
+            self.evicted[lane] = max(self.evicted.get(lane, 0), number - 1)
+        return int(gone.sum())
 
     def deleted_among(self, index: str, keys: Numbers) -> int:
         return int(np.isin(keys, self._deleted("pieces" if index == "pieces" else "steps")).sum())
