@@ -112,19 +112,19 @@ class TableHandle(Closing, Loadable):
                 refuse_unknown(self.sample, unknown)
             num_items = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
-        if selection.goals is not reward:
+        core, shown, number, goals = selection
+        if goals is not reward:
             _check_reward(selection, reward)
         try:
             if where is None:
-                arrays, keys, probabilities, num_live = self._core_sample(selection.core, num_items, seconds)
+                arrays, keys, probabilities, num_live = self._core_sample(core, num_items, seconds)
             else:
-                arrays, keys, probabilities, num_live = self._core_sample(
-                    selection.core, num_items, seconds, where=self.condition(selection.number, where)
-                )
+                condition = self.condition(number, where)
+                arrays, keys, probabilities, num_live = self._core_sample(core, num_items, seconds, where=condition)
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
-        batch = Batch(selection.columns, arrays, keys, probabilities, num_live)
-        return batch if selection.goals is None else selection.goals.rewarded(batch, reward)
+        batch = Batch(shown, arrays, keys, probabilities, num_live)
+        return batch if goals is None else goals.rewarded(batch, reward)
 
     @names_arguments
     def draw(

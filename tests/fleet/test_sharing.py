@@ -140,6 +140,19 @@ def test_counts_are_cut_to_the_room_there_is() -> None:
     assert within([6, 10, 0], [3, 100, 0]) == [3, 13, 0]
     assert within([1, 2, 3], [1, 2, 3]) == [1, 2, 3] and within([1, 2, 3], [9, 9, 9]) == [1, 2, 3]
     assert within([6, 0], [3, 2]) is None and within([0, 5], [5, 0]) == [5, 0]
+    assert within([8, 0, 0, 0], [2, 6, 0, 3]) == [2, 4, 0, 2]  # in proportion to the room, not to the first
+
+
+def test_cut_counts_fill_the_room_and_never_pass_it() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(500):
+        room = random.integers(0, 9, 5).tolist()
+        counts = random.integers(0, 9, 5).tolist()
+        cut = within(counts, room)
+        assert (cut is None) == (sum(counts) > sum(room))
+        if cut is not None:
+            assert sum(cut) == sum(counts)
+            assert all(min(count, most) <= some <= most for count, most, some in zip(counts, room, cut, strict=True))
 
 
 def test_what_would_have_to_know_of_other_shards_is_refused(over: Any) -> None:

@@ -206,9 +206,10 @@ void bring(Round& round, const CounterRng& rng, size_t count, bool is_found) {
     size_t next = num_unfit;  // in the same order
     for (size_t k = begin; k < end; ++k) {
       const uint32_t row = round.missing[k];
+      if (round.windows[row].ok) continue;
       if (next < unfit.size() && unfit[next] == row) {
         ++next;
-      } else if (!round.windows[row].ok) {
+      } else {
         round.scratch->still_missing.push_back(row);
       }
     }

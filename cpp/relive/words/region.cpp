@@ -256,6 +256,7 @@ void Region::clear_tails_from(uint64_t page, uint32_t offset) {
 
 LimiterConfig Region::limiter(uint32_t index) const {
   const LimiterConfig limiter = header->index_state[index].limiter.load();
+  if (limiter.kind != LimiterConfig::kStalenessBudget) return limiter;
   return at_version(limiter, header->policy_version.load(std::memory_order_acquire));
 }
 

@@ -193,16 +193,19 @@ def place(roots: Roots, num_items: int, point: Point, rank: int = 0, world: int 
 
 
 def within(counts: list[int], room: Sequence[int]) -> list[int] | None:
-    """[S] The counts cut to the room of each shard, what is cut given to the others in their order; None where all of
-    them together have too little room.
+    """[S] The counts cut to the room of each shard, what is cut given to the others in proportion to the room that
+    they have left; None where all of them together have too little room.
     """
     cut = [min(count, most) for count, most in zip(counts, room, strict=True)]
     left = sum(counts) - sum(cut)
-    for shard, most in enumerate(room):
-        more = min(left, most - cut[shard])
-        cut[shard] += more
-        left -= more
-    return None if left else cut
+    spare = [most - count for count, most in zip(cut, room, strict=True)]
+    if left > sum(spare):
+        return None
+    if not left:
+        return cut
+    # Rounded down up to and with each shard, so that the parts add up; none is more than its spare room, left <= sum.
+    bounds = [left * behind // sum(spare) for behind in itertools.accumulate(spare)]
+    return [count + behind - before for count, before, behind in zip(cut, (0, *bounds), bounds, strict=False)]
 
 
 def offsets(roots: Roots, num_items: int, point: Point, world: int) -> tuple[Counts, Counts]:
