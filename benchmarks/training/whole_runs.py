@@ -53,7 +53,7 @@ class WholeRun:
     def about(self) -> dict[str, Any]:
         """All that a side's result depends on, but the side, the seed and what relive's side has besides."""
         fields = asdict(self)
-        del fields["variant"], fields["given"]
+        del fields["variant"], fields["given"], fields["num_seeds"]
         return {**fields, "settings": CASES[self.case].as_dict()}
 
 
@@ -65,9 +65,9 @@ PARITY = {
         WholeRun("ddpg-pendulum", 10_000, 10, -200.0),
         WholeRun("td3-pendulum", 10_000, 10, -200.0),
         WholeRun("sac-pendulum", 10_000, 10, -200.0),
-        WholeRun("sac-hopper", 50_000, 5, 1_000.0),
+        WholeRun("sac-hopper", 50_000, 10, 1_000.0),
         WholeRun("ddpg-pendulum", 10_000, 10, -200.0, **_BF16),
-        WholeRun("td3-pendulum", 10_000, 10, -200.0, **_BF16),
+        WholeRun("td3-pendulum", 10_000, 20, -200.0, **_BF16),
         WholeRun("sac-pendulum", 10_000, 10, -200.0, **_BF16),
     )
 }
