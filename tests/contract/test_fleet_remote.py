@@ -1,7 +1,7 @@
 """The contract, held by a table over two shards of another process, reached over loopback as those of another host.
 
 Left out, with reasons:
-- what a table over mapped shards leaves out too (test_fleet.py).
+- what a table over shards leaves out on every path (over_shards.py).
 - "told at once" (WaitsForItself): as for every remote table, nobody here knows that nobody else is connected.
 - the same draws in every run: items are drawn with the random numbers of the shards' owners.
 """
@@ -19,29 +19,8 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 
 from fleet.owning import Owners
 
-import relive
-from contract.bad_input import BadInputSuite
-from contract.bad_types import BadTypesSuite
-from contract.changes import ChangesSuite
-from contract.episodes import AbandonSuite, EpisodesSuite
-from contract.exponents import ExponentsSuite
-from contract.items import ItemsSuite
-from contract.late import LateSuite
-from contract.late_items import LateItemsSuite, LateLimitsSuite
-from contract.over_shards import (
-    ShardedLimitsSuite,
-    ShardedMixturesSuite,
-    ShardedOrdersSuite,
-    ShardedRanksSuite,
-    ShardedWhereIndexSuite,
-)
-from contract.own_samplers import OwnSamplersSuite
-from contract.reading import ReadingSuite
-from contract.sequences import SequencesSuite
-from contract.time_first import TimeFirstSuite
+from contract.over_shards import classes_of, making
 from contract.tools import MakeTable
-from contract.writing import WritingSuite
-from relive.fleet import NotOverShards, ShardedTable, attach
 
 pytestmark = needs_shared_memory
 
@@ -54,84 +33,12 @@ def owners() -> Iterator[Owners]:
 
 
 class Fleet:
-    """Two shards of the capacity asked for, owned over there; writers go to the first."""
-
-    path = "service"
+    """Owned over there; writers go to the first."""
 
     @pytest.fixture
     def make_table(self, owners: Owners, shm_name: Any) -> Iterator[MakeTable]:
         with contextlib.ExitStack() as stack:
-
-            def make(spec: relive.StepSpec, capacity: Any, index: Any = None, **options: Any) -> ShardedTable:
-                addresses = []
-                for number in range(2):
-                    storage = relive.SharedMemory(shm_name())
-                    config = relive.TableConfig(spec, capacity, index, storage=storage, **options)
-                    addresses.append(owners.own(number, config))
-                    stack.callback(owners.ask, "close", addresses[-1])
-                try:
-                    return stack.enter_context(attach(addresses, local=0, stream=0, path=self.path))
-                except NotOverShards as refused:
-                    pytest.skip(str(refused))
-
-            yield make
+            yield making(stack, shm_name, owners.owning(stack), path="service")
 
 
-class TestRemoteFleetWriting(Fleet, WritingSuite): ...
-
-
-class TestRemoteFleetItems(Fleet, ItemsSuite): ...
-
-
-class TestRemoteFleetTimeFirst(Fleet, TimeFirstSuite): ...
-
-
-class TestRemoteFleetSequences(Fleet, SequencesSuite): ...
-
-
-class TestRemoteFleetEpisodes(Fleet, EpisodesSuite): ...
-
-
-class TestRemoteFleetOwnSamplers(Fleet, OwnSamplersSuite): ...
-
-
-class TestRemoteFleetOrders(Fleet, ShardedOrdersSuite): ...
-
-
-class TestRemoteFleetRanks(Fleet, ShardedRanksSuite): ...
-
-
-class TestRemoteFleetAbandon(Fleet, AbandonSuite): ...
-
-
-class TestRemoteFleetReading(Fleet, ReadingSuite): ...
-
-
-class TestRemoteFleetWhereIndex(Fleet, ShardedWhereIndexSuite): ...
-
-
-class TestRemoteFleetLimits(Fleet, ShardedLimitsSuite): ...
-
-
-class TestRemoteFleetExponents(Fleet, ExponentsSuite): ...
-
-
-class TestRemoteFleetMixtures(Fleet, ShardedMixturesSuite): ...
-
-
-class TestRemoteFleetChanges(Fleet, ChangesSuite): ...
-
-
-class TestRemoteFleetLate(Fleet, LateSuite): ...
-
-
-class TestRemoteFleetLateItems(Fleet, LateItemsSuite): ...
-
-
-class TestRemoteFleetLateLimits(Fleet, LateLimitsSuite): ...
-
-
-class TestRemoteFleetBadInput(Fleet, BadInputSuite): ...
-
-
-class TestRemoteFleetBadTypes(Fleet, BadTypesSuite): ...
+globals().update(classes_of(Fleet, "TestRemoteFleet"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -83,6 +85,16 @@ class Owners:
     def own(self, number: int, config: relive.TableConfig, address: str = LOOPBACK) -> str:
         """The address of a shard, made or taken over."""
         return str(self.ask("own", number, config, address))
+
+    def owning(self, stack: ExitStack) -> Callable[[int, relive.TableConfig, str], str]:
+        """The same, whatever its name in shared memory, of shards that are closed when the stack ends."""
+
+        def own(number: int, config: relive.TableConfig, name: str) -> str:
+            address = self.own(number, config)
+            stack.callback(self.ask, "close", address)
+            return address
+
+        return own
 
     def kill(self) -> None:
         """SIGKILL."""
