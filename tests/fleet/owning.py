@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, final
+
+from processes.asked import Asked, answer_until_closed
 
 import relive
 from relive.fleet import ShardOwner
 
 __all__ = ["Owners"]
 
-PATIENCE_S = 60.0
 LOOPBACK = "grpc://127.0.0.1:0"
 
 
@@ -23,15 +24,7 @@ def run(pipe: Connection, environment: dict[str, str]) -> None:
     """Owns until the pipe closes."""
     os.environ.update(environment)
     owners: dict[str, ShardOwner] = {}
-    while True:
-        try:
-            what, arguments = pipe.recv()
-        except EOFError:
-            break
-        try:
-            pipe.send(_answer(owners, what, *arguments))
-        except Exception as problem:
-            pipe.send(problem)
+    answer_until_closed(pipe, partial(_answer, owners))
     for owner in owners.values():
         owner.close()
 
@@ -62,25 +55,12 @@ def _answer(owners: dict[str, ShardOwner], what: str, *arguments: Any) -> Any:
     raise ValueError(what)
 
 
-class Owners:
+@final
+class Owners(Asked):
     """The process, from outside."""
 
     def __init__(self, **environment: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=run, args=(theirs, environment), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def ask(self, what: str, *arguments: Any) -> Any:
-        """The answer, or the error it raised there."""
-        self._pipe.send((what, arguments))
-        if not self._pipe.poll(PATIENCE_S):
-            raise TimeoutError(f"{what}: no answer from the owning process")
-        answer = self._pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        super().__init__(run, environment)
 
     def own(self, number: int, config: relive.TableConfig, address: str = LOOPBACK) -> str:
         """The address of a shard, made or taken over."""
@@ -95,16 +75,3 @@ class Owners:
             return address
 
         return own
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
-        self.process.join(PATIENCE_S)
-
-    def close(self) -> None:
-        """Ends the process; waits for it."""
-        self._pipe.close()
-        self.process.join(PATIENCE_S)
-        if self.process.is_alive():
-            self.kill()
-            raise TimeoutError("the owning process did not end")
