@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 
 import relive
 from fleet.fake_nixl import Pair
-from fleet.owning import Owners
 from fleet.racing import Racing, race
 from fleet.test_remote import at, settled, states, wait_for
-from fleet.tools import TRANSPORTS, config_of, fill, needs_nixl
+from fleet.tools import config_of, fill, needs_nixl
 from relive import errors
 from relive.fleet import PeerUnreadable, ShardOwner, attach, nixl_agent
 from relive.fleet.nixl import NixlMemory, Offered, SharedRegion
@@ -33,14 +31,6 @@ from relive.fleet.peer_layout import PeerLayout
 from relive.service.shard_session import layout_of
 
 pytestmark = needs_shared_memory
-
-
-@pytest.fixture
-def pair(shm_name: Any) -> Iterator[Pair]:
-    one = Pair(shm_name())
-    yield one
-    one.close()
-    assert not one.fake.registered and not one.fake.lists and not one.fake.requests and not one.fake.peers
 
 
 def test_reads_through_nixls_calls(pair: Pair) -> None:
@@ -211,21 +201,6 @@ def test_the_command_installs_the_version_that_is_tested() -> None:
 
 
 # ---- the real one --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Owners]]:
-    made: list[Owners] = []
-
-    def one() -> Owners:
-        made.append(Owners(**TRANSPORTS))
-        return made[-1]
-
-    yield one
-    for owners in made:
-        if owners.process.is_alive():
-            os.kill(owners.process.pid or 0, signal.SIGCONT)
-        owners.kill()
 
 
 def paths(table: Any) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,25 +24,11 @@ from relive.fleet import ShardOwner, attach
 from relive.fleet.remote import RemoteShard
 from relive.fleet.shards import Asked
 from relive.service import connect, serve
+from relive.service.exchange import Exchange
 from relive.service.shard_session import ROOT
 
 pytestmark = needs_shared_memory
 PATIENCE_S = 30.0
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Owners]]:
-    made: list[Owners] = []
-
-    def one(**environment: str) -> Owners:
-        made.append(Owners(**environment))
-        return made[-1]
-
-    yield one
-    for owners in made:
-        if owners.process.is_alive():
-            os.kill(owners.process.pid or 0, signal.SIGCONT)
-        owners.kill()
 
 
 def states(table: Any) -> list[str]:
@@ -273,3 +260,43 @@ def test_an_owner_serves_once(shm_name: Any) -> None:
             owner.serve("grpc://127.0.0.1:0")
         with attach([address]) as table:
             assert table.shard_numbers == (0,)
+
+
+def test_an_answer_that_is_here_is_read_however_long_another_shard_was_waited_for(shm_name: Any) -> None:
+    """A stopped shard that is asked first takes a second: the others answered long before, and live."""
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        shard = RemoteShard(owner.serve("grpc://127.0.0.1:0"), 0, 10.0)
+        try:
+            with shard.table.writer() as writer:
+                write_steps(writer, 0, 20)
+            asked = Asked(0, None, 4, 0.2, None, counts_nowhere=False, is_read=True, is_only=False)
+            answer, part = shard.ask_root(0), shard.begin(asked)
+            time.sleep(1.3)  # longer than either may take
+            assert answer().num_items == 20 and len(part.take()[1]) == 4 and shard.is_live
+            part.give_back()
+        finally:
+            shard.close()
+
+
+def test_a_stream_cut_as_its_answer_came_is_not_used_again(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        with attach([owner.serve("grpc://127.0.0.1:0")], path="service") as table:
+            fill(table, 0, 0, 30)
+            shard = table._fleet.shards[0]
+            as_it_is, cut = Exchange.end, []
+
+            def late(stream: Exchange) -> None:
+                if not cut and threading.current_thread() is threading.main_thread() and stream.deadline != math.inf:
+                    cut.append(stream)
+                    stream.expire(stream.deadline)  # as the watch does, between an answer and end()
+                as_it_is(stream)
+
+            shard.ask_root(0)()
+            pending = shard._lines.ask({"op": "roots", "index": 0}, time.monotonic() + 5.0)
+            monkeypatch.setattr(Exchange, "end", late)
+            pending.take()
+            monkeypatch.undo()
+            assert cut
+            failed: list[Exception] = []
+            monkeypatch.setattr(RemoteShard, "fails", lambda shard, error: failed.append(error))
+            assert not shard.ask_root(0)().is_dead and not failed

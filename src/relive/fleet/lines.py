@@ -16,6 +16,8 @@ from relive.service.packing import Packing
 
 __all__ = ["Line", "Lines", "Pending", "Reply"]
 
+_LATE_S = 0.1  # for an answer that is here already, whoever was waited for before it; two looks of the watch
+
 Ticket: TypeAlias = int | tuple[int, int]  # of a draw; and how many of its items went before they were read
 
 
@@ -87,17 +89,22 @@ class Line:
 
 @final
 class Pending:
-    """A request that was sent, and its answer that is to come. Owner of its line until take() or drop()."""
+    """A request that was sent, and its answer that is to come. Owner of its line until take() or drop().
 
-    def __init__(self, lines: Lines, line: Line, started: float) -> None:
+    Its deadline acts while somebody waits: another shard that is waited for first does not cut off this one's answer.
+    """
+
+    def __init__(self, lines: Lines, line: Line, started: float, ends: float) -> None:
         self._lines = lines
         self.line = line
         self._started = started
+        self._ends = ends
 
     def take(self, packing: Packing | None = None, num_items: int = 0) -> Reply:
         """Waits for it. Raises what the shard raised, and ServiceUnavailable where it does not answer in time."""
         stream = self.line.stream
         try:
+            stream.begin(max(self._ends, time.monotonic() + _LATE_S))
             told, body = stream.receive()
             block = None
             if packing is not None and "error" not in told:
@@ -150,16 +157,21 @@ class Lines:
         try:
             line.stream.begin(ends)
             line.stream.send(wire.encode(header | line.settlements()))
+            line.stream.end()
         except StreamBroken as problem:
             line.is_over = True
             raise self.connection.broken(line.stream, problem, started) from None
         except BaseException:
             line.drop()
             raise
-        return Pending(self, line, started)
+        return Pending(self, line, started, ends)
 
     def give(self, line: Line) -> None:
-        """Free for the next request."""
+        """Free for the next request, unless the watch cut the stream just as its answer came."""
+        if line.stream.expired:
+            line.drop()
+            line.give_turn()
+            return
         line.give_turn()
         self._idle.append(line)
 

@@ -209,6 +209,7 @@ def open_memory(offered: Offered) -> NixlMemory:
     """By this process's agent. Waits, under a second, where a connection ended just now. Raises PeerUnreadable."""
     agent = hold_agent()
     try:
+        agent.sweep()  # first: a connection that it ends rests, too
         time.sleep(agent.rest_s(offered.agent))
         return NixlMemory(offered, agent)
     except BaseException:

@@ -9,6 +9,7 @@ later or more. What stands behind the reads, and when it is made anew, is here; 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -37,8 +38,9 @@ Present = npt.NDArray[np.bool_]
 
 OFFER = "nixl"
 _ANEW_S = 1.0  # between two readers of a shard: never back to back
-_REDRAWS = 16  # of items that went between their draw and their rows
-_SETUP_S = 5.0
+_REDRAWS = 4  # of items that went between their draw and their rows; then their owner draws and reads at once
+_SETUP_S = 5.0  # of patience with each answer that the first reader is made of
+_AGAIN_S = 1.0  # and those after it: a draw waits for them, which has its owner's rows otherwise
 _READ_S = 1.0  # of patience with one batch's bytes
 
 
@@ -64,7 +66,7 @@ class PeerShard(RemoteShard):
         self._not_before = 0.0
         self.num_torn = 0  # that readers told of, those before this one
         try:
-            self._make_reader()
+            self._make_reader(_SETUP_S)
         except (ReliveError, OSError) as problem:
             if must:
                 self.close()
@@ -84,15 +86,15 @@ class PeerShard(RemoteShard):
 
     # ---- the reader ------------------------------------------------------------------------------------------------
 
-    def _make_reader(self) -> None:
+    def _make_reader(self, timeout_s: float) -> None:
         if OFFER not in wire.field(self.hello, "offers", list):
             raise PeerUnreadable(self.address, "its owner does not offer its memory (NIXL is not installed there)")
-        told, metadata = self.request({"op": "offer", "what": OFFER}, _SETUP_S)
+        told, metadata = self.request({"op": "offer", "what": OFFER}, timeout_s)
         fields = wire.field(told, "fields", dict)
         if fields.get("uuid") != self.uuid.hex():
             raise FormatMismatch("uuid of the memory that is offered", self.uuid.hex(), fields.get("uuid"))
         base, num_bytes = (wire.whole(fields, name, 1, 1 << 62) for name in ("base", "num_bytes"))
-        layout = PeerLayout.from_told(self.request({"op": "layout"}, _SETUP_S)[0])
+        layout = PeerLayout.from_told(self.request({"op": "layout"}, timeout_s)[0])
         memory = self._opens(Offered(self.address, base, num_bytes, wire.field(fields, "agent", str), metadata))
         try:
             reader = OneSidedReader(self.table.config, layout, cast(Memory, memory))
@@ -118,17 +120,20 @@ class PeerShard(RemoteShard):
     def _revive(self) -> None:
         """A new one, where the last was given up a while ago. With the lock held."""
         if self._reader is None and time.monotonic() >= self._not_before:
-            try:
-                self._make_reader()
-            except (ReliveError, OSError) as problem:
-                self._by_owner(problem)
+            self._make_anew()
+
+    def _make_anew(self) -> None:
+        try:
+            self._make_reader(_AGAIN_S)
+        except (ReliveError, OSError) as problem:
+            self._by_owner(problem)
 
     def is_back(self) -> None:
         """Its owner answers again: another process, perhaps, with other metadata."""
         with self._reading:
             if self._reader is None:
-                self._not_before = 0.0
-                self._revive()
+                self._not_before = math.inf  # until there is one its owner sends rows: nobody waits here for it
+                self._make_anew()
 
     def is_gone(self) -> None:
         """Nobody answers: what the lists lead to may be gone."""
@@ -220,7 +225,10 @@ class PeerShard(RemoteShard):
 
 @final
 class _PeerPart:
-    """A draw of an owner, whose rows are read here. Items that went meanwhile are drawn anew, by draws of their own."""
+    """A draw of an owner, whose rows are read here. Items that went meanwhile are drawn anew, by draws of their own.
+
+    Where a writer replaces items faster than they are read that alone would not end: at last the owner sends the rows.
+    """
 
     def __init__(self, shard: PeerShard, asked: Asked, selection: LazySelection, first: RemotePart) -> None:
         self._shard = shard
@@ -237,20 +245,24 @@ class _PeerPart:
             return arrays, keys, masses
         keys, masses = keys.copy(), masses.copy()
         outputs: Outputs = self._selection.outputs
-        for _ in range(_REDRAWS):
+        for turn in range(_REDRAWS + 1):
             gone = np.flatnonzero(~present)
             if not len(gone):
-                return arrays, keys, masses
+                break
             self._parts[-1].lose(len(gone))
             left_s = max(ends - time.monotonic(), 0.0)
-            asked = self._asked._replace(num_items=len(gone), timeout_s=left_s, selection=None)
-            self._parts.append(self._shard.part(asked, None, None))
-            _, keys[gone], masses[gone] = self._parts[-1].take()
-            some, present[gone] = self._shard.rows(self._selection, keys[gone], are_drawn=True)
+            # The last has its rows with it, of one moment with its keys.
+            is_last = turn == _REDRAWS
+            selection, names = (self._selection, self._selection.names) if is_last else (None, None)
+            asked = self._asked._replace(num_items=len(gone), timeout_s=left_s, selection=selection)
+            self._parts.append(self._shard.part(asked, names, selection))
+            some, keys[gone], masses[gone] = self._parts[-1].take()
+            if not is_last:
+                some, present[gone] = self._shard.rows(self._selection, keys[gone], are_drawn=True)
             if not arrays[0].flags.writeable:
                 arrays = [array.copy() for array in arrays]
             scatter(outputs, arrays, gone, some)
-        raise Missed(self._shard)
+        return arrays, keys, masses
 
     def commit(self) -> None:
         for part in self._parts:

@@ -151,13 +151,13 @@ class RemoteShard(Shard):
             with self._changed:
                 self._looks = False
                 self._state = "live"
+            self.is_back()
             return
 
     def _catch_up(self) -> None:
         if self._policy_version is not None:
             self.core.set_policy_version(self._policy_version)
             self._policy_version = None
-        self.is_back()
 
     def answered(self, call: Callable[[], Value], without: Value) -> Value:
         """What it answers; `without` where it does not, which is noted."""

@@ -133,8 +133,11 @@ class Connection:
             return Answer(told, block)
 
     def give(self, stream: Exchange, kind: str = "call") -> None:
-        """A stream of this kind that is free for the next one who asks."""
-        self._idle[kind].append(stream)
+        """A stream of this kind that is free for the next one who asks, unless the watch cut it as its answer came."""
+        if stream.expired:
+            self.drop(stream)
+        else:
+            self._idle[kind].append(stream)
 
     def take(self, ends: float, kind: str = "call") -> Exchange:
         """An idle stream of this kind, or a new one."""

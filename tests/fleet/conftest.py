@@ -1,0 +1,41 @@
+"""Owners in processes of their own, and NIXL's calls played by a fake."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Any]]:
+    """start(): one more process of owners, which is killed at the test's end."""
+    pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+    from fleet.owning import Owners
+    from fleet.tools import TRANSPORTS
+
+    made: list[Owners] = []
+
+    def one() -> Owners:
+        made.append(Owners(**TRANSPORTS))
+        return made[-1]
+
+    yield one
+    for owners in made:
+        if owners.process.is_alive():
+            os.kill(owners.process.pid or 0, signal.SIGCONT)
+        owners.kill()
+
+
+@pytest.fixture
+def pair(shm_name: Any) -> Iterator[Any]:
+    """A peer and its reader, by the fake; nothing of it is left at the end."""
+    from fleet.fake_nixl import Pair
+
+    one = Pair(shm_name())
+    yield one
+    one.close()
+    assert not one.fake.registered and not one.fake.lists and not one.fake.requests and not one.fake.peers
