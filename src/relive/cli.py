@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import signal
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,9 +123,9 @@ def _serve(
     from relive.service import serve
     from relive.service.config import load_config, open_table
 
-    stopped = threading.Event()
+    signals: list[int] = []  # no Event: a handler may be called while the waiting thread has its lock
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, lambda number, _: signals.append(number))
     loaded = load_config(config)
     console = Console()
     with contextlib.ExitStack() as stack:
@@ -135,8 +135,8 @@ def _serve(
             console.print(f"{server.address}/{name}: {len(table):,} of {table.capacity:,} steps", highlight=False)
             for line in _room_of(table):
                 console.print(line, highlight=False)
-        while not stopped.wait(_HEARS_S):
-            pass
+        while not signals:
+            time.sleep(_HEARS_S)
 
 
 def _room_of(table: Table) -> Iterator[str]:

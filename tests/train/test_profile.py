@@ -204,8 +204,16 @@ def test_the_answer_where_storage_holds_the_actors_up() -> None:
     assert nothing_else.without_storage == float("inf") and process("idle").share("wait") == 0.0
 
 
+def test_actors_on_other_machines_are_told_of_and_not_judged() -> None:
+    learner, waiting = process("learner", update=4.0, wait=6.0), process("actor 0", insert=10.0)
+    few, most = Profile((learner, waiting), 0.25), Profile((learner, waiting), 0.75)
+    assert few.slower.name == "actors" and "made 25% of the steps" in str(few)
+    assert most.slower is learner and "made 75% of the steps" in str(most) and "slower side" not in str(most)
+    assert "other machines" not in str(Profile((learner, waiting)))
+
+
 def test_a_profile_is_read_as_it_was_written_and_nothing_else_is(tmp_path: Path) -> None:
-    profile = Profile((process("learner", update=1.5, wait=0.5), process("actor 0", insert=2.0)))
+    profile = Profile((process("learner", update=1.5, wait=0.5), process("actor 0", insert=2.0)), 0.5)
     profile.save(tmp_path / PROFILE_FILE)
     assert load_profile(tmp_path) == profile
     tree = dataclasses.asdict(profile)
@@ -214,7 +222,7 @@ def test_a_profile_is_read_as_it_was_written_and_nothing_else_is(tmp_path: Path)
     whole["processes"][0]["seconds"]["gather"] = float("nan")
     no_learner = dataclasses.asdict(Profile(profile.processes[1:]))
     huge = json.dumps(dataclasses.asdict(profile)).replace("1.5", "1" + "0" * 400).replace(": 3", ": Infinity")
-    texts = [json.dumps(one) for one in (tree, whole, no_learner)]
+    texts = [json.dumps(one) for one in (tree, whole, no_learner, {**dataclasses.asdict(profile), "remote_share": 2})]
     for text in (*texts, huge, "[" * 200_000, "[]", "{", '{"processes": 3}', '{"processes": []}'):
         (tmp_path / PROFILE_FILE).write_text(text)
         with pytest.raises(InvalidConfig, match=PROFILE_FILE):
@@ -285,13 +293,14 @@ def test_waits_for_the_limiter_are_those_of_who_draws(tmp_path: Path) -> None:
     ):
         empty = Table(discrete_spaces().spec(), 1_000, Index(Transitions(), Prioritized(), MinSize(10)))
         with empty as table, Profiling(True, name, others, tmp_path / PROFILE_FILE) as profiling:
+            profiling.acted(1, 4)
             watched = profiling.table(table)
             with ThreadPoolExecutor(1) as pool, pytest.raises(DeadlineExceeded):  # this thread might write meanwhile
                 pool.submit(watched.sample, 4, columns=("reward",), timeout_s=0.2).result()
             for one in drawing if name == "server" else ():
                 profiling.board.counts(one).seconds[PARTS.index("gather")] = 1.0  # type: ignore[union-attr]
             waited_s = table.stats().sampler_wait_s
-        assert waited_s > 0.1
+        assert waited_s > 0.1 and load_profile(tmp_path).remote_share == 0.25
         for one in load_profile(tmp_path).processes:
             assert (one.seconds["wait"] > 0) == (one.name in drawing), one.name
             if name == "server" and one.name in drawing:

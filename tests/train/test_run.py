@@ -198,7 +198,7 @@ def test_a_killed_leader_is_the_end_of_its_followers(topology: str, num_processe
 def test_a_second_run_in_a_directory_moves_the_first_aside(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from relive.train.run import move_aside
+    from relive.train.run_directory import move_aside
 
     folder = tmp_path / "run"
     for _ in range(2):

@@ -6,6 +6,7 @@ table is not in it: a resumed run fills a new one before it learns on.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from dataclasses import asdict, dataclass, field
@@ -66,9 +67,11 @@ def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) 
         "kept": {name: torch.from_numpy(value) for name, value in progress.kept_parameters.items()},
     }
     temporary = run_dir / f".{FILE_NAME}.{os.getpid()}"
+    whole = io.BytesIO()
+    torch.save(state, whole)  # to memory: of a full disk it would say something else than the system does
     try:
         with temporary.open("wb") as file:
-            torch.save(state, file)
+            file.write(whole.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, run_dir / FILE_NAME)

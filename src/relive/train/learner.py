@@ -172,7 +172,7 @@ class Learner:
 
     def _loop(self, update_once: Callable[[], bool]) -> Ending:
         publish_period, period = self._config.acting.publish_period, self._config.evaluation.period_updates
-        next_evaluation = self._next_evaluation(period)
+        next_evaluation, most_steps = self._next_evaluation(period), self._config.limits.max_steps
         while True:
             if self._stopping():
                 return Ending.STOPPED
@@ -185,7 +185,7 @@ class Learner:
                     if self._evaluate():
                         self._progress.solved = True
                         return Ending.SOLVED
-            if time.monotonic() - self._looked_s >= _LOOK_PERIOD_S:
+            if self._parts.scoreboard.num_steps >= most_steps or time.monotonic() - self._looked_s >= _LOOK_PERIOD_S:
                 self._look()
                 if self._at_limit():
                     if not self._progress.curve:

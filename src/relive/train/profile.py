@@ -105,9 +105,13 @@ class ProcessTime:
 @final
 @dataclass(frozen=True)
 class Profile:
-    """The processes of a run, the one that called `train` first: the learner, or the server of learners apart."""
+    """The processes of a run, the one that called `train` first: the learner, or the server of learners apart.
+
+    remote_share: of the session's steps, those of actors on other machines, which are not among the processes.
+    """
 
     processes: tuple[ProcessTime, ...]
+    remote_share: float = 0.0
 
     @property
     def learner(self) -> ProcessTime:
@@ -143,9 +147,11 @@ class Profile:
     @property
     def slower(self) -> ProcessTime:
         """The side that waits less for the other: what makes it faster makes the run faster. Not one that had not begun
-        when the run ended.
+        when the run ended; the learner where most actors are on other machines, for what holds them up is not known.
         """
         learner, actors = self.learner, self.actors
+        if self.are_mostly_remote:
+            return learner
         if not learner.total_s and not self.is_alone:
             return actors
         return learner if self.is_alone or learner.share("wait") <= actors.share("wait") else actors
@@ -154,6 +160,11 @@ class Profile:
     def is_alone(self) -> bool:
         """Whether there are no processes of actors, as in an inline run."""
         return not self.actors.total_s
+
+    @property
+    def are_mostly_remote(self) -> bool:
+        """Whether most steps came from actors on other machines."""
+        return self.remote_share > 0.5
 
     @property
     def bottleneck(self) -> str:
@@ -178,7 +189,7 @@ class Profile:
         is_one = slower.name == LEARNER
         share = slower.share(*STORAGE) if part == "storage" else slower.share(part)
         answer = f"Storage is {'' if part == 'storage' else 'not '}the bottleneck: the {slower.name} "
-        if self.is_alone:
+        if self.is_alone or self.are_mostly_remote:
             answer += "spends" if is_one else "spend"
         else:
             answer += "is the slower side and spends" if is_one else "are the slower side and spend"
@@ -190,7 +201,12 @@ class Profile:
         if not self.is_alone:
             answer += f", {actors.share(*STORAGE):.1%} of the actors' ({actors.core_share(*STORAGE):.1%})"
         faster = f"the run would be {self.without_storage:.2f} times as fast"
-        return f"{answer}; were it free, and the waits as they are, {faster}."
+        answer += f"; were it free, and the waits as they are, {faster}."
+        if self.remote_share:
+            answer += (
+                f" Actors on other machines, which are not in this profile, made {self.remote_share:.0%} of the steps."
+            )
+        return answer
 
     def save(self, path: Path) -> None:
         """Writes it as JSON."""
@@ -211,9 +227,11 @@ def load_profile(run_dir: str | Path) -> Profile:
         raise InvalidConfig(f"profile of the run in {run_dir}", "a run with --profile (profile = true), ended", "none")
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        profile = Profile(tuple(_process(one) for one in tree["processes"]))
+        profile = Profile(tuple(_process(one) for one in tree["processes"]), float(tree.get("remote_share", 0.0)))
         if not profile.processes or profile.processes[0].name not in (LEARNER, SERVER):
             raise ValueError(f"its first process is neither {LEARNER!r} nor {SERVER!r}")
+        if not 0.0 <= profile.remote_share <= 1.0:
+            raise ValueError(f"the share of remote steps is in [0, 1], not {profile.remote_share}")
         return profile
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
         raise InvalidConfig(f"profile {path}", "the file a run writes", str(problem)) from problem
@@ -271,6 +289,7 @@ class Profiling(AbstractContextManager["Profiling"]):
         """name: of this process; others: of the processes that will be started."""
         self._path = path
         self._table: Table | None = None
+        self._remote_share = 0.0
         self.board = ProfileBoard((name, *others)) if wanted else None
         self._stopwatch = stopwatch_of(self.board, name)
         self.watch: Watch = watch_with(self._stopwatch)
@@ -279,6 +298,10 @@ class Profiling(AbstractContextManager["Profiling"]):
         """The learner's table."""
         self._table = table
         return watched_table(table, self._stopwatch)
+
+    def acted(self, num_remote: int, num_steps: int) -> None:
+        """So many of the session's steps came from actors on other machines."""
+        self._remote_share = num_remote / num_steps if num_steps else 0.0
 
     def timed(self, part: str, function: F, /) -> F:
         """A function of this process."""
@@ -292,7 +315,8 @@ class Profiling(AbstractContextManager["Profiling"]):
         self._stopwatch.look()
         if self._table is not None:
             self._waits_of(self.board, self._table.stats().sampler_wait_s)
-        Profile(tuple(ProcessTime.of(name, self.board.counts(name)) for name in self.board.names)).save(self._path)
+        counted = tuple(ProcessTime.of(name, self.board.counts(name)) for name in self.board.names)
+        Profile(counted, self._remote_share).save(self._path)
         self.board.close()
 
     @staticmethod

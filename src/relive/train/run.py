@@ -6,7 +6,6 @@ result.json. `train(run_dir, resume=True)` goes on from there: the learner is re
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -33,9 +32,11 @@ from relive.train.parameters import ParameterBoard, ParameterLayout
 from relive.train.profile import PROFILE_FILE, show_profile
 from relive.train.progress import ProgressReporter
 from relive.train.result import Ending, RunResult, save_result, show_result
+from relive.train.run_directory import alone_in, move_aside
 from relive.train.scoreboard import Scoreboard
 from relive.train.settings import changed, options
 from relive.train.setup import (
+    check_address,
     crowding,
     learner_threads,
     logging_of,
@@ -78,11 +79,11 @@ def train(
     processes by spawn, so a script calls it under `if __name__ == "__main__":`. In the main thread it handles SIGINT
     and SIGTERM while it runs: the first one stops the run, the next one acts as it did before. torch computes with
     `config.threads` meanwhile and flushes denormal numbers.
-    Raises InvalidConfig for a directory that holds a run already (without resume) or none (with it), for an
-    environment that the agent cannot act in, and what making the table raises: StorageFull where /dev/shm is too
-    small. A refused run leaves no directory. Raises MissingPackage where an option needs an extra that is not there,
-    NonFiniteLoss where learning comes to nan or infinity, which leaves the last good checkpoint, and EnvironmentRaised
-    with an actor's traceback, after a checkpoint.
+    Raises InvalidConfig for a directory that holds a run already (without resume) or none (with it), or that another
+    run is using now, for an address that is taken, for an environment that the agent cannot act in, and what making
+    the table raises: StorageFull where /dev/shm is too small. A refused run leaves no directory. Raises MissingPackage
+    where an option needs an extra that is not there, NonFiniteLoss where learning comes to nan or infinity, which
+    leaves the last good checkpoint, and EnvironmentRaised with an actor's traceback, after a checkpoint.
     """
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
@@ -92,15 +93,17 @@ def train(
         folder, console = folder.with_name(f"{folder.name}-host{host}"), None
         resume = resume and (folder / CONFIG_FILE).exists()  # else it is new among them, and gets the first one's state
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    with logging_of(config, listeners):
+    with logging_of(config, listeners), ExitStack() as stack:
         with learner_numerics(learner_threads(config)), stop_signals() as signalled:
 
             def stopping() -> bool:
                 return signalled() or listeners.stops
 
             agent = make_agent(config)
+            check_address(config)
             if not resume and (run_dir is None if moving_aside is None else moving_aside):
                 move_aside(folder, console)
+            stack.enter_context(alone_in(folder))
             progress = _prepared(config, agent, folder, resume)
             run = _Run(_own_streams(config, host), agent, progress, folder, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
@@ -161,18 +164,6 @@ def _prepared(config: TrainConfig, agent: Agent, run_dir: Path, resume: bool) ->
     return progress
 
 
-def move_aside(folder: Path, console: Console) -> None:
-    """A directory that holds something is renamed: a new run starts empty and loses nothing."""
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    for number in itertools.count(1):
-        aside = folder.with_name(f"{folder.name}.{number}")
-        if not aside.exists():
-            folder.rename(aside)
-            console.print(f"{folder} is now {aside}", highlight=False, soft_wrap=True)
-            return
-
-
 @final
 class _Run:
     """One session of a run: what it consists of, and its parts in their order."""
@@ -205,6 +196,7 @@ class _Run:
             # Actors of other machines have the last row together.
             scoreboard = Scoreboard(config.num_actors + is_served, steps_before=progress.num_steps)
             stack.callback(scoreboard.close)
+            stack.callback(lambda: profiling.acted(*scoreboard.steps_behind(config.num_actors)))
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
             title = f"{config.agent.name} on {config.environment.env_id}, seed {config.environment.seed}: {run_dir}"

@@ -101,6 +101,11 @@ class Scoreboard:
 
     # ---- what anybody reads ----------------------------------------------------------------------------------------
 
+    def steps_behind(self, num_actors: int) -> tuple[int, int]:
+        """Steps of this session: of the rows behind those of so many actors, and of all."""
+        steps = self._actors["num_steps"]
+        return int(steps[num_actors:].sum()), int(steps.sum())
+
     @property
     def num_steps(self) -> int:
         """Environment steps of all actors, earlier sessions included."""

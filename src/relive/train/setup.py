@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import torch
 
@@ -19,7 +21,7 @@ from relive.agents.config import AgentConfig
 from relive.agents.functional import Functional
 from relive.errors import InvalidConfig
 from relive.train.callbacks import Listeners
-from relive.train.config import TrainConfig
+from relive.train.config import TrainConfig, where_to_serve
 from relive.train.environments import describe
 from relive.train.host_group import HostGroup, HostOptions
 from relive.train.inference_pool import InferencePool
@@ -216,6 +218,21 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
         max_lanes=max_lanes,
         seed=config.environment.seed,
     )
+
+
+def check_address(config: TrainConfig) -> None:
+    """Raises InvalidConfig where somebody else serves at the run's address, before anything is made."""
+    if config.serving.address is None:
+        return
+    where = urlsplit(where_to_serve(config.serving.address)[0])
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(where.hostname, where.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server that ended left is no server
+            one.bind(place)
+    except OSError as problem:
+        got = f"{config.serving.address} ({problem.strerror or problem})"
+        raise InvalidConfig("serving.address", "one of this machine that is free, or port 0", got) from None
 
 
 def make_served(config: TrainConfig, table: Table, scoreboard: Scoreboard) -> ServedRun | None:

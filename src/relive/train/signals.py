@@ -10,22 +10,26 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """A function that says whether SIGINT or SIGTERM came. The first is taken; the next one acts as it did before."""
-    came = threading.Event()
+    """A function that says whether SIGINT or SIGTERM came. The first is taken; the next one acts as it did before.
+
+    A handler may be called in the middle of itself, so it takes no lock: an Event's would be taken twice.
+    """
+    has_come = False
     if threading.current_thread() is not threading.main_thread():
-        yield came.is_set
+        yield lambda: False
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def take(number: int, frame: object) -> None:
-        came.set()
+        nonlocal has_come
+        has_come = True
         for other, handler in before.items():
             signal.signal(other, handler)
 
     for number in before:
         signal.signal(number, take)
     try:
-        yield came.is_set
+        yield lambda: has_come
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

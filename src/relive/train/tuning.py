@@ -227,12 +227,17 @@ def tune(
     least, and a trial that has begun is ended. more_cores: numbers of cores to predict for, besides. say: told of what
     is done, in lines for people. Processes are started by spawn, so a script calls it under
     `if __name__ == "__main__":`; all have ended when it returns or raises. Nothing is kept on disk.
-    Raises InvalidConfig for a budget that is not positive and finite, and where the agent cannot act in the
+    Raises InvalidConfig for a budget that is not positive and finite, for a topology of several hosts or in one of
+    several processes that a launcher started (WORLD_SIZE), and where the agent cannot act in the
     environment; EnvironmentRaised; ActorsKeepDying; what `train` raises; KeyboardInterrupt as ever.
     """
     is_number = isinstance(budget_s, (int, float)) and not isinstance(budget_s, bool)
     require(is_number and 0 < budget_s < math.inf, "budget_s", "seconds > 0, finite", budget_s)
     more_cores = _checked_cores(more_cores)
+    expected = "one of a single host: the tuner measures, and chooses for, the machine that it runs on"
+    require(config.topology.num_hosts == 1, "topology", expected, str(config.topology))
+    count = os.environ.get("WORLD_SIZE", "1")
+    require(count == "1", "processes that a launcher started", "one: several would measure each other", count)
     began_s = time.monotonic()
     cores, batch_size = len(os.sched_getaffinity(0)), config.agent.batch_size
     halved = batch_size // 2 if batch_size % 2 == 0 and batch_size > 2 else batch_size

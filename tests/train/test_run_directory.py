@@ -1,0 +1,185 @@
+"""What two runs at once must not do to each other, and signals that come in the middle of each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="learners are written in torch")
+
+from rich.console import Console  # noqa: E402
+
+import relive.train  # noqa: E402
+from relive.errors import InvalidConfig  # noqa: E402
+from relive.train.checkpoint import Progress, save_checkpoint  # noqa: E402
+from relive.train.config import TrainConfig, preset  # noqa: E402
+from relive.train.run_directory import LOCK_FILE, alone_in, move_aside  # noqa: E402
+from relive.train.signals import stop_signals  # noqa: E402
+from relive.train.tuning import tune  # noqa: E402
+
+SMALL = {
+    "topology": "inline",
+    "replay.min_size": 100,
+    "agent.network.hidden": (8,),
+    "limits.max_steps": 600,
+    "evaluation.num_final_episodes": 1,
+}
+
+
+def small(**more: object) -> TrainConfig:
+    return preset("dqn", "CartPole-v1", {**SMALL, **{path.replace("__", "."): value for path, value in more.items()}})
+
+
+# ---- the directory -------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_is_one_runs_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "one"
+    with alone_in(folder):
+        with pytest.raises(InvalidConfig, match="no run is using"), alone_in(folder):
+            pass
+        assert (folder / LOCK_FILE).exists()
+    assert not folder.exists()  # nothing came into it
+    with alone_in(folder):
+        (folder / "config.json").write_text("{}")
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_a_lock_that_a_killed_run_left_is_nobodys(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with alone_in(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert (tmp_path / LOCK_FILE).exists()
+    with alone_in(tmp_path):
+        pass
+
+
+def test_a_run_that_goes_on_is_not_moved_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with alone_in(folder):
+        (folder / "config.json").write_text("{}")
+        with pytest.raises(InvalidConfig, match="no run is using"):
+            move_aside(folder, Console(quiet=True))
+        assert (folder / "config.json").exists() and not (tmp_path / "run.1").exists()
+    move_aside(folder, Console(quiet=True))
+    assert [path.name for path in (tmp_path / "run.1").iterdir()] == ["config.json"] and not folder.exists()
+
+
+def test_a_directory_that_was_moved_under_its_run_takes_no_lock_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first, second = alone_in(folder), alone_in(folder)
+    with contextlib.ExitStack() as stack:
+        with first:
+            folder.rename(tmp_path / "elsewhere")
+            stack.enter_context(second)
+        with pytest.raises(InvalidConfig), alone_in(folder):  # the first one's end did not end the second's lock
+            pass
+
+
+def test_a_second_run_in_the_directory_of_one_that_goes_on_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    refused = []
+
+    class Second(relive.train.Callback):
+        def on_start(self, config: TrainConfig, run_dir: Path) -> None:
+            for more in ({"moving_aside": True}, {"resume": True}):
+                with pytest.raises(InvalidConfig, match="no run is using"):
+                    relive.train.train(None if "resume" in more else small(), run, **more)  # type: ignore[arg-type]
+                refused.append(more)
+
+    result = relive.train.train(small(), run, callbacks=[Second()])
+    assert len(refused) == 2 and result.num_steps >= 600 and [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert not (run / LOCK_FILE).exists()
+
+
+def test_an_address_that_is_taken_is_refused_before_there_is_a_directory(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InvalidConfig, match=r"serving.address.*free"):
+            relive.train.train(small(topology="actors(1)", serving__address=address), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- a run's end ---------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_repeat_end_at_the_same_step(tmp_path: Path) -> None:
+    """The limit is looked at with every update, not by the clock."""
+    ends = [
+        relive.train.train(small(deterministic=True, environment__seed=3), tmp_path / f"{turn}").num_steps
+        for turn in range(3)
+    ]
+    assert len(set(ends)) == 1 and 600 <= ends[0] < 620
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """As a full disk: who writes more gets an OSError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_checkpoint_that_finds_no_room_says_what_the_system_says(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, {"weights": torch.zeros(10)}, Progress())
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    with file_size_limit(4096), pytest.raises(OSError, match="File too large"):
+        save_checkpoint(tmp_path, {"weights": torch.zeros(100_000)}, Progress())
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+def test_signals_in_the_middle_of_each_other_deafen_nobody() -> None:
+    """A handler that took a lock would take it twice: of bursts like these one in thirteen did."""
+    for turn in range(60):
+        told, tells = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what the ones behind the first then do
+            with stop_signals() as stopping:
+                os.write(tells, b"x")
+                while not stopping():
+                    pass
+            os._exit(0)
+        os.read(told, 1)
+        os.close(told)
+        os.close(tells)
+        for _ in range(6):
+            os.kill(child, signal.SIGINT)
+            until = time.perf_counter() + (turn % 20) * 1e-6
+            while time.perf_counter() < until:
+                pass
+        ends = time.monotonic() + 10.0
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > ends:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                pytest.fail(f"the process of burst {turn} does not end")
+            time.sleep(0.001)
+
+
+# ---- the tuner -----------------------------------------------------------------------------------------------------
+
+
+def test_several_hosts_are_not_tuned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidConfig, match=r"topology.*single host"):
+        tune(small(topology="hosts(2)"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InvalidConfig, match="launcher"):
+        tune(small())
