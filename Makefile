@@ -48,7 +48,7 @@ bench-train: setup ## training at equal work beside Stable-Baselines3 (about 40 
 bench-tune: setup ## the tuner's predictions beside measurements, 12 settings (7 minutes): benchmarks/results/tune.json
 	@$(RUN) -m benchmarks.tune
 
-bench-parity: setup ## what relive learns beside Stable-Baselines3, ten seeds (hours; goes on where it was stopped)
+bench-parity: setup ## what relive learns beside Stable-Baselines3, ten seeds or more (hours; goes on where it was stopped)
 	@$(RUN) -m benchmarks.parity
 
 bench-compare: setup ## this tree against a commit, in pairs: BASE=COMMIT [PAIRS=24] [CASES=sample,update]

@@ -92,6 +92,20 @@ def test_a_writer_that_is_faster_than_reads_starves_no_draw(
         assert table.stats().indexes["default"].sampled == 24
 
 
+def test_a_shard_that_comes_back_as_its_handle_closes_gets_no_reader(pair: Pair, shm_name: Any) -> None:
+    """Its watch may be on the way to make one: nobody would end that, nor let go of the agent."""
+    with ShardOwner(0, config_of(shm_name())) as owner, peers(pair, [owner]) as (shard,):
+        made: list[float] = []
+        shard._make_reader = made.append  # type: ignore[method-assign]
+        with shard._reading:
+            shard._retire(errors.ServiceUnavailable(shard.address, 0.0, "a test"))
+        shard.is_back()
+        assert len(made) == 1
+        shard.close()
+        shard.is_back()
+        assert len(made) == 1
+
+
 def test_a_connection_that_a_sweep_ends_rests_before_it_is_made_anew(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

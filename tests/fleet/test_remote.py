@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
-import threading
 import time
 from typing import Any
 
@@ -16,6 +14,8 @@ from processes.shm import needs_shared_memory
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
+from service.cutting import cut_as_answered
+
 import relive
 from fleet.owning import Owners
 from fleet.tools import config_of, fill
@@ -24,7 +24,6 @@ from relive.fleet import ShardOwner, attach
 from relive.fleet.remote import RemoteShard
 from relive.fleet.shards import Asked
 from relive.service import connect, serve
-from relive.service.exchange import Exchange
 from relive.service.shard_session import ROOT
 
 pytestmark = needs_shared_memory
@@ -283,17 +282,9 @@ def test_a_stream_cut_as_its_answer_came_is_not_used_again(shm_name: Any, monkey
         with attach([owner.serve("grpc://127.0.0.1:0")], path="service") as table:
             fill(table, 0, 0, 30)
             shard = table._fleet.shards[0]
-            as_it_is, cut = Exchange.end, []
-
-            def late(stream: Exchange) -> None:
-                if not cut and threading.current_thread() is threading.main_thread() and stream.deadline != math.inf:
-                    cut.append(stream)
-                    stream.expire(stream.deadline)  # as the watch does, between an answer and end()
-                as_it_is(stream)
-
             shard.ask_root(0)()
             pending = shard._lines.ask({"op": "roots", "index": 0}, time.monotonic() + 5.0)
-            monkeypatch.setattr(Exchange, "end", late)
+            cut = cut_as_answered(monkeypatch)
             pending.take()
             monkeypatch.undo()
             assert cut

@@ -23,6 +23,7 @@ from contract.tools import plain_spec, prioritized, step, write_steps
 import relive
 from relive import errors
 from relive.service import Server, ServerOptions, Streaming, connect, serve
+from service.cutting import cut_as_answered
 from service.hosts import Host
 
 LOOPBACK = "grpc://127.0.0.1:0"
@@ -358,3 +359,12 @@ def wait_for_streams(server: Server, count: int) -> None:
     while server.num_streams != count and time.monotonic() < ends:
         time.sleep(0.01)
     assert server.num_streams == count
+
+
+def test_a_stream_cut_as_its_answer_came_serves_no_other_call(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(host.serve(plain_spec(), 100)) as remote:
+        with remote.writer() as writer:
+            write_steps(writer, 0, 20)
+        cut = cut_as_answered(monkeypatch)
+        assert remote.sample(4).num_items == 4 and cut
+        assert remote.sample(4).num_items == 4 and remote.num_items() == 20

@@ -140,6 +140,7 @@ def test_the_scoreboard_counts_over_processes() -> None:
         process.join(30)
         assert process.exitcode == 0
     assert scoreboard.num_steps == 1000 + 2 * 300 * 4 and scoreboard.num_episodes == 600
+    assert scoreboard.steps_behind(1) == (300 * 4, 2 * 300 * 4) and scoreboard.steps_behind(2)[0] == 0
     assert scoreboard.wait_s == 1.0 and not scoreboard.stopping
     assert sorted(scoreboard.recent_returns(10)) == sorted([295.0, 296.0, 297.0, 298.0, 299.0] * 2)
     scoreboard.stop()

@@ -22,6 +22,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 
 from processes.shm import needs_shared_memory  # noqa: E402
 
+from relive.train import load_profile  # noqa: E402
 from train.test_run import SHM, Run, run_of, tables_of  # noqa: E402
 
 pytestmark = needs_shared_memory
@@ -85,7 +86,7 @@ def test_a_run_whose_actors_are_all_elsewhere(tmp_path: Path) -> None:
     """It waits for them, shows them, goes on when one is killed, and tells the others when it has ended."""
     folder = tmp_path / "run"
     serving = ["--actors", "0", "--serve", "grpc://127.0.0.1:0", "--run-dir", str(folder), "--max-steps", "20000"]
-    with run_of(tmp_path, *serving, *SMALL) as run:
+    with run_of(tmp_path, *serving, *SMALL, "--profile") as run:
         address = address_of(run)
         wait_for(run, r"steps 0 .* 0 of other machines")
         with actors_of(tmp_path, address, count=2) as (first, second):
@@ -98,6 +99,7 @@ def test_a_run_whose_actors_are_all_elsewhere(tmp_path: Path) -> None:
             assert said is not None, second.text
         assert tables_of(run.pid) == []
     result = json.loads((folder / "result.json").read_text())
+    assert "made 100% of the steps" in str(load_profile(folder))
     assert result["num_updates"] > 300 and 20_000 <= result["num_steps"] < 30_000
     assert int(said[1].replace(",", "")) < result["num_steps"], "the first one's steps count as well"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import resource
 import signal
@@ -87,6 +89,44 @@ def test_a_directory_that_was_moved_under_its_run_takes_no_lock_with_it(tmp_path
             pass
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EIO])
+def test_a_file_system_without_locks_keeps_nobody_from_running(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="error"), alone_in(tmp_path / "run"):
+            pass
+    else:
+        with alone_in(tmp_path / "run"):
+            (tmp_path / "run" / "config.json").write_text("{}")
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+
+
+def test_a_directory_that_is_moved_as_it_is_opened_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, as_it_is = tmp_path / "run", os.open
+
+    def open_late(path: Path, *arguments: int) -> int:
+        monkeypatch.setattr(os, "open", as_it_is)
+        folder.rename(tmp_path / "run.1")
+        return as_it_is(path, *arguments)
+
+    monkeypatch.setattr(os, "open", open_late)
+    with alone_in(folder):
+        assert (folder / LOCK_FILE).exists()
+
+
+def test_what_holds_no_run_is_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="holds a run"):
+        relive.train.train(small(), tmp_path / "run", resume=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_second_run_in_the_directory_of_one_that_goes_on_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     refused = []
@@ -110,6 +150,9 @@ def test_an_address_that_is_taken_is_refused_before_there_is_a_directory(tmp_pat
         address = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(InvalidConfig, match=r"serving.address.*free"):
             relive.train.train(small(topology="actors(1)", serving__address=address), tmp_path / "run")
+        nowhere = f"grpc://{'a' * 70}:0"  # no name of a machine is so long
+        with pytest.raises(InvalidConfig, match=r"serving.address"):
+            relive.train.train(small(topology="actors(1)", serving__address=nowhere), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -64,6 +64,7 @@ class PeerShard(RemoteShard):
         self._reading = threading.Lock()
         self._reader: tuple[OneSidedReader, Any] | None = None
         self._not_before = 0.0
+        self._is_closed = False
         self.num_torn = 0  # that readers told of, those before this one
         try:
             self._make_reader(_SETUP_S)
@@ -131,7 +132,7 @@ class PeerShard(RemoteShard):
     def is_back(self) -> None:
         """Its owner answers again: another process, perhaps, with other metadata."""
         with self._reading:
-            if self._reader is None:
+            if self._reader is None and not self._is_closed:
                 self._not_before = math.inf  # until there is one its owner sends rows: nobody waits here for it
                 self._make_anew()
 
@@ -219,7 +220,7 @@ class PeerShard(RemoteShard):
         with self._reading:
             if self._reader is not None:
                 self._retire(ServiceUnavailable(self.address, 0.0, "it was closed"))
-            self._not_before = float("inf")
+            self._is_closed, self._not_before = True, math.inf
         super().close()
 
 

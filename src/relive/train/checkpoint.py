@@ -57,7 +57,10 @@ class Progress:
 
 
 def save_checkpoint(run_dir: Path, learner: dict[str, Any], progress: Progress) -> None:
-    """Writes `checkpoint.pt` beside itself, makes it durable, and renames it: a reader finds the old or the new one."""
+    """Writes `checkpoint.pt` beside itself, makes it durable, and renames it: a reader finds the old or the new one.
+
+    Costs the size of the file in memory meanwhile. Raises OSError, as of a full disk: the old one stays.
+    """
     counters = {name: value for name, value in vars(progress).items() if name not in ("kept_parameters", "curve")}
     state = {
         "format": FORMAT,

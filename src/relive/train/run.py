@@ -157,6 +157,8 @@ def _prepared(config: TrainConfig, agent: Agent, run_dir: Path, resume: bool) ->
             )
         run_dir.mkdir(parents=True, exist_ok=True)
         config.save(saved)
+    elif not saved.exists():
+        raise InvalidConfig(what="run directory", expected="one that holds a run, to resume it", got=str(run_dir))
     elif (run_dir / FILE_NAME).exists():
         state, progress = load_checkpoint(run_dir)
         agent.load_state_dict(state)

@@ -2,12 +2,14 @@
 
 Protocol. A run holds a lock on `.lock` in its directory, which the kernel ends with the process, whatever death. Who
 got it looks whether the file is still the one of that name: a directory may have been moved, and the file been removed,
-by who held the lock before. So of two runs that are told the same directory one is refused, whenever they begin.
+by who held the lock before. So of two runs that are told the same directory one is refused, whenever they begin. A file
+system that has no such locks keeps nobody from running, and does not tell two runs of each other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -22,6 +24,7 @@ from relive.errors import InvalidConfig
 __all__ = ["LOCK_FILE", "alone_in", "move_aside"]
 
 LOCK_FILE = ".lock"
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of some network file systems
 
 
 @contextmanager
@@ -30,18 +33,16 @@ def alone_in(folder: Path) -> Iterator[None]:
 
     Raises InvalidConfig at once where another run does.
     """
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK_FILE
+    is_new, path = not folder.exists(), folder / LOCK_FILE
     with contextlib.ExitStack() as stack:
         while True:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            stack.callback(os.close, file)
+            folder.mkdir(parents=True, exist_ok=True)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                expected = "one that no run is using now: another run_dir (--run-dir), or the other run's end"
-                raise InvalidConfig("run directory", expected, str(folder)) from None
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:  # it was moved aside meanwhile
+                continue
+            stack.callback(os.close, file)
+            _lock(file, folder)
             if _is_named(file, path):
                 break
         try:
@@ -52,6 +53,17 @@ def alone_in(folder: Path) -> Iterator[None]:
             if is_new:
                 with contextlib.suppress(OSError):  # it holds a run
                     folder.rmdir()
+
+
+def _lock(file: int, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        expected = "one that no run is using now: another run_dir (--run-dir), or the other run's end"
+        raise InvalidConfig("run directory", expected, str(folder)) from None
+    except OSError as problem:
+        if problem.errno not in _NO_LOCKS:
+            raise
 
 
 def _is_named(file: int, path: Path) -> bool:

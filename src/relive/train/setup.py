@@ -230,8 +230,8 @@ def check_address(config: TrainConfig) -> None:
         with socket.socket(family, kind) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server that ended left is no server
             one.bind(place)
-    except OSError as problem:
-        got = f"{config.serving.address} ({problem.strerror or problem})"
+    except (OSError, UnicodeError) as problem:  # the latter of a name that can be none
+        got = f"{config.serving.address} ({getattr(problem, 'strerror', None) or problem})"
         raise InvalidConfig("serving.address", "one of this machine that is free, or port 0", got) from None
 
 
