@@ -32,6 +32,7 @@ CLOSING_LINE = re.compile(r"^=*\s*(?=.*\d+ (?:passed|failed|skipped|errors?|dese
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 CTEST_LINE = re.compile(r"^\d+% tests passed(?:, (\d+) tests? failed)? out of (\d+)")
 NO_TESTS_COLLECTED = 5
+FATAL = "Fatal Python error"  # what Python says of a signal that ends it, before it says where its threads were
 BESIDE = 10  # how nice what runs beside is: deadlines of its tests must still be kept
 
 
@@ -45,6 +46,15 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     remark: str = ""
+
+
+def place_of_death(lines: list[str]) -> str:
+    """Where the thread was that a signal came to, from what Python said of it; a page of other threads surrounds it."""
+    at = next((k for k, line in enumerate(lines) if line.startswith("Current thread")), None)
+    if at is None:
+        return "in a thread that is not Python's" if lines else ""
+    frames = [line.strip() for line in lines[at + 1 : at + 5] if line.startswith("  ")]
+    return "; ".join(frames)
 
 
 def run_command(name: str, command: list[str], environment: dict[str, str] | None = None, niceness: int = 0) -> Outcome:
@@ -66,6 +76,7 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
         command = ["nice", "-n", str(niceness), *command]
     start = time.monotonic()
     counts: dict[str, int] = {}
+    last_words: list[str] = []
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -79,6 +90,8 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
         assert process.stdout is not None
         for line in process.stdout:
             show(line)
+            if last_words or FATAL in line:
+                last_words.append(line)
             if "pytest" in command and CLOSING_LINE.match(line):
                 counts = {word.rstrip("s"): int(number) for number, word in COUNT.findall(line)}
             elif found := CTEST_LINE.match(line):
@@ -93,7 +106,7 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
         outcome.passed = 1
     if status not in (0, NO_TESTS_COLLECTED) and outcome.failed == 0:
         outcome.failed = 1
-        outcome.remark = f"exit status {status}"
+        outcome.remark = f"exit status {status}  {place_of_death(last_words)}"
     return outcome
 
 

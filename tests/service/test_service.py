@@ -23,6 +23,8 @@ from contract.tools import plain_spec, prioritized, step, write_steps
 import relive
 from relive import errors
 from relive.service import Server, ServerOptions, Streaming, connect, serve
+from relive.service.pipe import Pipe
+from relive.service.sessions import Session
 from service.cutting import cut_as_answered
 from service.hosts import Host
 
@@ -47,6 +49,25 @@ def test_relive_connect_is_the_same_thing() -> None:
         with relive.connect(server.address + "/t", timeout_s=5.0, spec=plain_spec()) as remote:
             assert remote.spec == plain_spec() and remote.timeout_s == 5.0
             assert isinstance(remote, relive.ReplayTable)
+
+
+def test_a_stream_that_ended_leaves_nothing_to_the_collector() -> None:
+    """Arrow has let go of its ends by then: whoever collected garbage, at whatever time, would free what is left."""
+    gc.collect()
+    gc.disable()
+    try:
+        with relive.Table(plain_spec(), 100) as table, serve({"t": table}, LOOPBACK) as server:
+            with connect(server.address + "/t") as remote, remote.writer() as writer:
+                write_steps(writer, 0, 20)
+                remote.sample(8)
+                with remote.batches(8, prefetch=2) as batches:
+                    assert len(next(batches).item_keys) == 8
+                remote.parameters.publish({"weight": np.zeros(3, np.float32)}, 1)
+                assert server.num_streams >= 3
+        left = [one for one in gc.get_objects() if isinstance(one, (Pipe, Session))]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 def test_who_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
@@ -103,28 +103,16 @@ class Session(ABC):
 class CallSession(Session):
     """Calls and their answers."""
 
-    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
-        super().__init__(pipe, hosted, options)
-        self._calls: dict[str, Callable[[Header, Bytes], None]] = {
-            "sample": self._sample,
-            "draw": self._draw,
-            "claim": self._claim,
-            "list": self._list,
-            "gather": self._gather,
-            "create": self._create,
-            "select": self._describe,
-        }
-
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one call."""
         op = wire.field(header, "op", str)
-        call, verb = self._calls.get(op), VERBS.get(op)
+        call, verb = self._CALLS.get(op), VERBS.get(op)
         if call is None and verb is None:
-            raise BadMessage("op", " or ".join((*self._calls, *VERBS)), op[:40])
+            raise BadMessage("op", " or ".join((*self._CALLS, *VERBS)), op[:40])
         if "after" in header:
             self.hosted.wait_for(header["after"], wire.seconds(header))
         if call is not None:
-            call(header, body)
+            call(self, header, body)
         elif verb is not None:
             self._ask(verb, header, body)
 
@@ -205,6 +193,18 @@ class CallSession(Session):
         values = arguments(verb, header, body, len(self.hosted.table.config.index))
         member = getattr(core, verb.name)
         self.pipe.send({"value": member if verb.is_property else member(*values)})
+
+    # Of the class, not bound: a session that held itself would keep its stream's ends, and the table, until the
+    # collector comes round, long after Arrow has let go of the stream.
+    _CALLS: ClassVar[dict[str, Callable[[CallSession, Header, Bytes], None]]] = {
+        "sample": _sample,
+        "draw": _draw,
+        "claim": _claim,
+        "list": _list,
+        "gather": _gather,
+        "create": _create,
+        "select": _describe,
+    }
 
 
 class _Lent(NamedTuple):
