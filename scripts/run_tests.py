@@ -106,7 +106,7 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
         outcome.passed = 1
     if status not in (0, NO_TESTS_COLLECTED) and outcome.failed == 0:
         outcome.failed = 1
-        outcome.remark = f"exit status {status}  {place_of_death(last_words)}"
+        outcome.remark = f"exit status {status} {place_of_death(last_words)}".rstrip()
     return outcome
 
 
