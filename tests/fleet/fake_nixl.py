@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,18 +23,22 @@ __all__ = ["FakeNixl", "Pair"]
 class FakeNixl:
     """What relive.fleet.nixl asks of NIXL: reads are copies; requests hang, fail and end when a test says so."""
 
-    NIXL_THREAD_SYNC_NONE, DRAM_SEG, NIXL_READ, NIXL_INIT_AGENT = "none", "dram", "read", ""
+    NIXL_THREAD_SYNC_RW, DRAM_SEG, NIXL_READ, NIXL_INIT_AGENT = "rw", "dram", "read", ""
     NIXL_SUCCESS, NIXL_IN_PROG = "success", "in progress"
 
     def __init__(self) -> None:
         self.hangs: Callable[[int], bool] = lambda request: False
         self.fails: Callable[[int], bool] = lambda request: False
+        self.makes: Callable[[int], None] = lambda num_cells: None  # before a request is made
         self.refuses_memory: Callable[[int, int], bool] = lambda address, num_bytes: False
         self.registered: dict[int, int] = {}
         self.lists: dict[int, np.ndarray] = {}
         self.requests: dict[int, Any] = {}
         self.peers: set[str] = set()
-        self.num_agents = self._last = 0
+        self.made_by: dict[int, str] = {}  # request: thread, cells
+        self.num_cells: dict[int, int] = {}
+        self.num_agents = 0
+        self._numbers = itertools.count(1)
 
     class nixlAgentConfig:
         pass
@@ -51,8 +57,7 @@ class FakeNixl:
         return 1
 
     def _number(self) -> int:
-        self._last += 1
-        return self._last
+        return next(self._numbers)
 
     def registerMem(self, rows: Any, backends: Any) -> None:
         for address, num_bytes, _, _ in rows:
@@ -91,9 +96,11 @@ class FakeNixl:
 
     def makeXferReq(self, op: Any, here: int, to: Any, there: int, source: Any, *more: Any) -> int:
         assert to.dtype == np.int32 == source.dtype
+        self.makes(len(to))
         number = self._number()
         assert self.peers, "the lists of a peer whose connection ended are void"
         self.requests[number] = self._cells(here, to), self._cells(there, source)
+        self.made_by[number], self.num_cells[number] = threading.current_thread().name, len(to)
         return number
 
     def postXferReq(self, number: int, message: bytes) -> str:
@@ -116,15 +123,18 @@ class FakeNixl:
 class Pair:
     """An owner's region and a reader of it, over one FakeNixl."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, num_values: int = 100) -> None:
+        """num_values: of a large row, 4 bytes each."""
         self.fake = FakeNixl()
         self.agent = Agent(self.fake)
         storage = relive.SharedMemory(name)
-        spec = relive.StepSpec({"large": relive.ArraySpec((100,), "float32"), "action": relive.ArraySpec((), "int64")})
+        spec = relive.StepSpec(
+            {"large": relive.ArraySpec((num_values,), "float32"), "action": relive.ArraySpec((), "int64")}
+        )
         self.table = relive.Table(spec, 200, storage=storage, max_lanes=2)
         with self.table.writer() as writer:
             rows = np.arange(60)
-            self.keys = np.asarray(writer.extend(large=np.broadcast_to(rows[:, None], (60, 100)), action=rows))
+            self.keys = np.asarray(writer.extend(large=np.broadcast_to(rows[:, None], (60, num_values)), action=rows))
         self.shared = SharedRegion(self.table.core, lambda: self.agent)
         self.reader, self.memory = self.open()
 
@@ -139,6 +149,7 @@ class Pair:
         return self.reader.gather(0, ["action", "large"], self.keys[::3], timeout_s)
 
     def close(self) -> None:
+        self.agent.end_second_hand()
         self.fake.hangs = lambda request: False
         self.memory.close(self.reader.close)
         self.agent.sweep()

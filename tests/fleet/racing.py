@@ -1,6 +1,8 @@
 """Rows read one-sidedly from a shard while a writer replaces them as fast as it can; each row carries its checksum.
 
-usage: python -m fleet.racing [ROWS] [nixl | service] [SECONDS]     in tests/; prints what was read, torn and refused
+usage: python -m fleet.racing [ROWS] [nixl | service] [SECONDS] [large]    in tests/
+
+prints what was read, torn and refused. large: rows of 100 kB, 32 at once, whose reads two threads share; else of 1 kB.
 """
 
 from __future__ import annotations
@@ -9,14 +11,12 @@ import multiprocessing
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Raced", "Racing", "race"]
-
-WORDS = 250  # of a row
+__all__ = ["LARGE", "Raced", "Racing", "race"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class Racing:
     capacity: int = 8192
     num_shards: int = 1
     seconds: float = 600.0  # at most
+    words: int = 250  # of a row, 4 bytes each
+
+
+LARGE = Racing(num_rows=2_000, batch=32, capacity=1024, words=25_000)
 
 
 class Raced(NamedTuple):
@@ -39,9 +43,9 @@ class Raced(NamedTuple):
     num_written: int
 
 
-def rows_of(numbers: np.ndarray) -> np.ndarray:
-    """uint32[n, WORDS]: the number, words that follow from it, and the checksum of them all."""
-    rows = (numbers[:, None] * 2_654_435_761 + np.arange(WORDS) * 40_503).astype(np.uint32)
+def rows_of(numbers: np.ndarray, words: int) -> np.ndarray:
+    """uint32[n, words]: the number, words that follow from it, and the checksum of them all."""
+    rows = (numbers[:, None] * 2_654_435_761 + np.arange(words) * 40_503).astype(np.uint32)
     rows[:, 0] = numbers
     rows[:, -1] = checksums(rows)
     return rows
@@ -49,7 +53,7 @@ def rows_of(numbers: np.ndarray) -> np.ndarray:
 
 def checksums(rows: np.ndarray) -> np.ndarray:
     """uint32[n]: of all words but the last; each place has a weight of its own."""
-    return (rows[:, :-1].astype(np.uint64) * np.arange(1, WORDS, dtype=np.uint64)).sum(axis=1).astype(np.uint32)
+    return (rows[:, :-1].astype(np.uint64) * np.arange(1, rows.shape[1], dtype=np.uint64)).sum(axis=1).astype(np.uint32)
 
 
 def torn_of(rows: np.ndarray) -> int:
@@ -57,28 +61,30 @@ def torn_of(rows: np.ndarray) -> int:
     return int((checksums(rows) != rows[:, -1]).sum())
 
 
-def own(pipe: Any, number: int, name: str, capacity: int) -> None:
+def own(pipe: Any, number: int, name: str, capacity: int, words: int) -> None:
     """Owns a shard, serves it, and writes to it until it is told to end."""
     import relive
     from relive.fleet import ShardOwner
 
     spec = relive.StepSpec(
-        {"row": relive.ArraySpec((WORDS,), "uint32", kind="state"), "few": relive.ArraySpec((2,), "uint32")}
+        {"row": relive.ArraySpec((words,), "uint32", kind="state"), "few": relive.ArraySpec((2,), "uint32")}
     )
     index = relive.Index(relive.Transitions(n_step=2), relive.Prioritized(priority_exponent=0.6))
     config = relive.TableConfig(spec, capacity, index, relive.SharedMemory(name), max_lanes=4)
     first, written = 0, 0
     blocks = []
-    for block in range(64):
+    num_blocks = 64 if words < 1000 else 4
+    for block in range(num_blocks):
         numbers = np.arange(block * 64, block * 64 + 65, dtype=np.int64)
-        blocks.append((rows_of(numbers), np.stack([numbers[:-1], numbers[:-1] ^ 0x5A5A], 1)))
+        blocks.append((rows_of(numbers, words), np.stack([numbers[:-1], numbers[:-1] ^ 0x5A5A], 1)))
     with ShardOwner(number, config) as owner:
         with owner.table.writer() as writer:
             for block in range(capacity // 64):
-                writer.extend(row=blocks[block % 64][0], few=blocks[block % 64][1], truncated=np.arange(64) == 63)
+                rows, few = blocks[block % num_blocks]
+                writer.extend(row=rows, few=few, truncated=np.arange(64) == 63)
             pipe.send(owner.serve("grpc://127.0.0.1:0"))
             while not pipe.poll():
-                rows, few = blocks[first % 64]
+                rows, few = blocks[first % num_blocks]
                 writer.extend(row=rows, few=few, truncated=np.arange(64) == 63)
                 if first % 16 == 0:
                     owner.table.core.move_all_pages()
@@ -95,7 +101,8 @@ def race(racing: Racing, name: str, path: str) -> Raced:
     processes, pipes, addresses = [], [], []
     for number in range(racing.num_shards):
         pipe, theirs = context.Pipe()
-        process = context.Process(target=own, args=(theirs, number, f"{name}-{number}", racing.capacity), daemon=True)
+        arguments = (theirs, number, f"{name}-{number}", racing.capacity, racing.words)
+        process = context.Process(target=own, args=arguments, daemon=True)
         process.start()
         assert pipe.poll(60.0)
         addresses.append(pipe.recv())
@@ -126,6 +133,9 @@ def race(racing: Racing, name: str, path: str) -> Raced:
 
 if __name__ == "__main__":
     given = dict(enumerate(sys.argv[1:]))
-    asked = Racing(int(given.get(0, 1_000_000)), batch=256, seconds=float(given.get(2, 600.0)))
+    num_rows, seconds = int(given.get(0, 1_000_000)), float(given.get(2, 600.0))
+    asked = Racing(num_rows, batch=256, seconds=seconds)
+    if given.get(3) == "large":
+        asked = replace(LARGE, num_rows=num_rows, seconds=seconds)
     os.environ.setdefault("UCX_TLS", "sm,tcp,self")
     print(race(asked, f"race-{os.getpid()}", given.get(1, "nixl")))

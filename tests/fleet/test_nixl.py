@@ -19,7 +19,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 
 import relive
 from fleet.fake_nixl import Pair
-from fleet.racing import Racing, race
+from fleet.racing import LARGE, Racing, race
 from fleet.test_remote import at, settled, states, wait_for
 from fleet.tools import config_of, fill, needs_nixl
 from relive import errors
@@ -405,8 +405,9 @@ def test_bad_peers(start: Any, shm_name: Any) -> None:
 
 
 @needs_nixl
-def test_no_torn_row_under_full_write_load(start: Any, shm_name: Any) -> None:
+@pytest.mark.parametrize("racing", [Racing(num_rows=20_000, batch=64), LARGE], ids=["small", "halved"])
+def test_no_torn_row_under_full_write_load(racing: Racing, shm_name: Any) -> None:
     """A short race; `python -m fleet.racing` in tests/ runs for a million rows."""
-    result = race(Racing(num_rows=20_000, batch=64), shm_name(), "nixl")
-    assert result.num_rows >= 20_000 and result.num_torn == 0
+    result = race(racing, shm_name(), "nixl")
+    assert result.num_rows >= racing.num_rows and result.num_torn == 0
     assert result.num_refused > 0, "the writer was never met: nothing was tried"

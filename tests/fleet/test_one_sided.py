@@ -247,11 +247,16 @@ def test_large_rows_of_pages_that_are_recalled_cost_a_read_or_two_less(torn: Tor
 def test_pages_that_nobody_looked_at_for_a_second_are_not_recalled(torn: Torn) -> None:
     keys, steps = recalling(torn)
     order = reads_of(torn)
-    torn.reader._pages._looked_s -= peer_pages.RECALLED_S
+
+    def pass_time(share: float) -> None:
+        torn.reader._pages._looked_s -= share * peer_pages.RECALLED_S
+        torn.reader._pages._looked_round_s -= share * peer_pages.RECALLED_S
+
+    pass_time(1.0)
     assert torn.read(keys[[5, 9]], steps[[5, 9]]) and len(order) == 4
-    torn.reader._pages._looked_s -= 0.9 * peer_pages.RECALLED_S
+    pass_time(0.9)
     assert torn.read(keys[[5, 9]], steps[[5, 9]]) and len(order) == 7
-    torn.reader._pages._looked_s -= 0.9 * peer_pages.RECALLED_S
+    pass_time(0.9)
     assert torn.read(keys[[20]], steps[[20]]) and len(order) == 10, "the words of all pages came with those of the last"
 
 
@@ -337,7 +342,9 @@ def test_what_is_recalled_and_not_so_any_more_is_read_anew(torn: Torn, scenario:
 
 
 def no_second_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PeerPages, "changed", lambda self, pages, ends: np.zeros(len(pages.ids), np.bool_))
+    patch.setattr(
+        PeerPages, "changed", lambda self, pages, ends, are_recalled=False: np.zeros(len(pages.ids), np.bool_)
+    )
 
 
 def states_with_rows(patch: pytest.MonkeyPatch) -> None:
@@ -348,21 +355,21 @@ def states_with_rows(patch: pytest.MonkeyPatch) -> None:
 
 def all_stay_known(patch: pytest.MonkeyPatch) -> None:
     """What the second look tells of a recalled page is forgotten at once."""
-    patch.setattr(PeerPages, "_look", lambda self, cells: self._looked_s.__setitem__(cells, np.inf))
+    patch.setattr(PeerPages, "_look", lambda self, cells, time_s: self._looked_s.__setitem__(cells, np.inf))
     deaf_second_look(patch)
 
 
 def deaf_second_look(patch: pytest.MonkeyPatch) -> None:
     """It looks, recalls, and says that all is well."""
     whole = PeerPages.changed
-    patch.setattr(PeerPages, "changed", lambda self, pages, ends: whole(self, pages, ends) & False)
+    patch.setattr(PeerPages, "changed", lambda self, *given, **how: whole(self, *given, **how) & False)
 
 
 def own_page_only(patch: pytest.MonkeyPatch) -> None:
     whole = PeerPages.changed
 
-    def changed(self: Any, pages: Any, ends: float) -> Any:
-        told = whole(self, pages, ends)
+    def changed(self: Any, pages: Any, ends: float, are_recalled: bool = False) -> Any:
+        told = whole(self, pages, ends, are_recalled)
         told[1:] = False
         return told
 

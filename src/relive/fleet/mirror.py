@@ -2,9 +2,9 @@
 
 What a window is, how far it reaches and what is computed over it, the core says once (cpp/relive/read). So a reader of
 a peer's memory brings pages, links, states and rows into a small region of the same spec, indexes and page length, and
-lets that region's own core gather. Pages get numbers of the mirror's own, and so do the links between them; what was
-not brought is not there: a link out of what was read leads to a page that is gone, and a window that needs it is not
-whole (W1).
+lets that region's own core gather. Pages get numbers of the mirror's own, and so do the links between them; their
+generation is always the first, for those of the peer may not fit in the mirror's keys. What was not brought is not
+there: a link out of what was read leads to a page that is gone, and a window that needs it is not whole (W1).
 
 Used by one thread at a time.
 """
@@ -32,6 +32,8 @@ _LANES = 8
 _PAGES_A_LANE = 56  # 8 x this many pages of capacity: as many lanes as leave the length of a page what it is
 _MOST_BYTES = 1 << 34  # of address space, of which only what is read gets memory
 _PREV, _NEXT = 1, 2  # 8-byte words of a page's record
+_GENERATION_BIT = 18  # of a page word
+_GENERATION = 1  # of all pages here
 
 
 @final
@@ -98,7 +100,6 @@ class Mirror:
         pages: npt.NDArray[np.uint64],
         tails: npt.NDArray[np.uint64],
         links: tuple[Indices, Indices],
-        generations: Indices,
     ) -> None:
         """Pages 0 to K - 1 are these: their words, records and tails, and which of them comes before and after each.
 
@@ -111,10 +112,13 @@ class Mirror:
         for at, there in zip((_PREV, _NEXT), links, strict=True):
             gone = there == -2
             page = np.where(gone, self.num_pages, there)
-            generation = np.where(gone, 1, generations[np.maximum(there, 0)])
-            refs = (generation << self.layout.page_bits | page).astype(np.uint64)
+            refs = (_GENERATION << self.layout.page_bits | page).astype(np.uint64)
             self._pages[:count, at] = np.where(there == -1, np.uint64(0), refs)
-        self._words[:count] = words
+        self._words[:count] = words & np.uint64((1 << _GENERATION_BIT) - 1) | np.uint64(_GENERATION << _GENERATION_BIT)
+
+    def keys_of(self, pages: Indices, rows: Indices) -> Indices:
+        """The keys of rows that are shown."""
+        return self.layout.keys_of(pages, rows, np.full(len(rows), _GENERATION))
 
     def set_states(self, index: int, pages: Indices, rows: Indices) -> None:
         """These rows are items of an index: their leaf states said so."""

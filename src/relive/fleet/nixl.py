@@ -5,9 +5,9 @@ name: "nixl"). A reader makes lists of cells once, over frames and rows, and ask
 owner's Python takes no part; its agent's progress thread must run, or first reads hang.
 
 Protocol. Both hold this process's agent (nixl_agent.py) while they live. A read is a request a list, all of them posted
-before one is waited for. What is not done when its reader gives up is quarantined there. A peer that disconnected is
-told at once; its lists are void, and new ones need new metadata: they are made when the shard is found alive again over
-the service, never back to back.
+before one is waited for; where posts copy, one that is large is halved, and the second hand has the other half. What
+is not done when its reader gives up is quarantined there. A peer that disconnected is told at once; its lists are void,
+and new ones need new metadata: they are made when the shard is found alive again over the service, never back to back.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from relive.fleet.errors import PeerUnreadable
 from relive.fleet.nixl_agent import Agent, hold_agent, is_installed, short
 from relive.fleet.peer_layout import Area
 from relive.fleet.reading import Move, Place
+from relive.fleet.second_hand import Handed
 
 __all__ = ["NixlMemory", "Offered", "SharedRegion", "is_installed", "open_memory"]
 
 _MOST_CELLS = 2**31 - 1
+_HALVED_BYTES = 1 << 20  # from here on half of a copy takes longer than to hand it to another thread
+_HEAD_START_BYTES = 250_000  # that the caller copies before the other thread has begun
 _SHORTEST_S, _LONGEST_S = 0.00002, 0.001  # between two looks at a request
 
 
@@ -95,6 +98,13 @@ class Offered(NamedTuple):
     metadata: bytes
 
 
+class _Cells(NamedTuple):
+    """A list of NIXL's."""
+
+    number: Any
+    cell_bytes: int
+
+
 @final
 class NixlMemory:
     """A peer's region by NIXL, as relive.fleet.reading.Memory says. One thread at a time.
@@ -107,10 +117,12 @@ class NixlMemory:
         """agent: held by the caller, for this. Where it raises PeerUnreadable the hold is the caller's still."""
         self._offered = offered
         self._agent = agent
-        self._lists: list[Any] = []
+        self._lists: list[_Cells] = []
         self._regions: dict[int, tuple[Any, object]] = {}  # by number: what was registered, and who keeps it
         self._numbers = itertools.count()
-        self._pending: list[Any] = []
+        self._pending: list[Any] = []  # requests; those of the second hand come by themselves
+        self._beside: list[Handed] = []
+        self._copies = False  # the last large post came back with all of its bytes: whoever posts, copies
         self._has_failed = False
         agent.sweep()
         try:
@@ -123,7 +135,7 @@ class NixlMemory:
         """Who moves the bytes."""
         return self._agent.progress
 
-    def source(self, area: Area) -> Any:
+    def source(self, area: Area) -> _Cells:
         """Cells of the peer's region."""
         end = int(area.offsets(np.array([0, area.num_cells - 1])).max()) + area.cell_bytes
         if area.num_cells > _MOST_CELLS or end > self._offered.num_bytes:
@@ -136,20 +148,20 @@ class NixlMemory:
         self._regions[number] = self._agent.register(address, num_bytes), keeper
         return number
 
-    def disallow(self, allowed: int, target: Any) -> None:
+    def disallow(self, allowed: int, target: _Cells) -> None:
         """Unregisters it."""
         if allowed in self._regions:  # a closed one has none
-            self._agent.release_cells(target)
+            self._agent.release_cells(target.number)
             self._lists.remove(target)
             self._agent.unregister(self._regions.pop(allowed)[0])
 
-    def target(self, place: Place) -> Any:
+    def target(self, place: Place) -> _Cells:
         """Cells of memory here."""
         return self._listed("", place.area, place.base)
 
-    def _listed(self, name: str, area: Area, base: int) -> Any:
+    def _listed(self, name: str, area: Area, base: int) -> _Cells:
         try:
-            self._lists.append(self._agent.cells(name, area, base))
+            self._lists.append(_Cells(self._agent.cells(name, area, base), area.cell_bytes))
         except Exception as problem:  # NIXL's
             raise PeerUnreadable(self._offered.address, f"NIXL refuses its {area.name} ({short(problem)})") from None
         return self._lists[-1]
@@ -158,10 +170,12 @@ class NixlMemory:
         """Posts all, then waits. Raises ServiceUnavailable where the peer is gone, DeadlineExceeded."""
         started = time.monotonic()
         try:
-            for source, target, from_cells, to_cells in moves:
-                # Noted before it is under way: whatever cuts this short, its bytes may come.
-                self._pending.append(self._agent.request(target, to_cells, source, from_cells))
-                self._agent.post(self._pending[-1])
+            for move in moves:
+                self._post(move)
+            while self._beside:
+                if not self._beside[-1].wait(max(timeout_s - (time.monotonic() - started), 0.0)):
+                    raise DeadlineExceeded("bytes of a peer's memory", "", time.monotonic() - started)
+                self._beside.pop()
             pause_s = 0.0
             while self._pending:
                 if self._agent.is_done(self._pending[-1]):
@@ -179,6 +193,21 @@ class NixlMemory:
             waited_s = time.monotonic() - started
             raise ServiceUnavailable(self._offered.address, waited_s, short(problem)) from None
 
+    def _post(self, move: Move) -> None:
+        """Whatever cuts this short, its bytes may come: it is noted before it is under way."""
+        source, target, from_cells, to_cells = move
+        is_large = len(to_cells) > 1 and len(to_cells) * target.cell_bytes >= _HALVED_BYTES
+        if is_large and self._copies:
+            own = (len(to_cells) + _HEAD_START_BYTES // target.cell_bytes + 1) // 2
+            others = target.number, to_cells[own:], source.number, from_cells[own:]
+            self._beside.append(self._agent.post_beside(self._pending, *others))
+            to_cells, from_cells = to_cells[:own], from_cells[:own]
+        request = self._agent.request(target.number, to_cells, source.number, from_cells)
+        self._pending.append(request)
+        is_here = self._agent.post(request)
+        if is_large:
+            self._copies = is_here
+
     @property
     def num_pending(self) -> int:
         """Requests that were given up on."""
@@ -187,10 +216,11 @@ class NixlMemory:
     def close(self, end: Callable[[], None] = lambda: None) -> None:
         """Ends it, then calls end(): at once, or when no byte can come any more (Agent.sweep)."""
         pending, self._pending = self._pending, []
+        beside, self._beside = self._beside, []
 
         def ended() -> None:
             for one in self._lists:
-                self._agent.release_cells(one)
+                self._agent.release_cells(one.number)
             self._agent.disconnect(self._offered.agent, self._has_failed)
             for region, _ in self._regions.values():
                 self._agent.unregister(region)
@@ -198,8 +228,8 @@ class NixlMemory:
             self._agent.let_go()
             end()
 
-        if pending:
-            self._agent.quarantine(pending, ended)
+        if pending or beside:
+            self._agent.quarantine(pending, beside, ended)
             self._agent.sweep()
         else:
             ended()

@@ -4,12 +4,20 @@ NIXL is no extra of relive, for its packages ask for torch, which it does not ne
 
     pip install --no-deps nixl-cu12==1.5.1
 
-Protocol. One agent a process, for both roles, behind one lock: its calls are not thread-safe, and each is short. It is
-held by whoever uses it (hold_agent), and ends, with its threads, when the last of them lets it go: none of NIXL's or
-UCX's threads runs in a process that reads nobody and is read by nobody. A request that is not done when its reader
-gives up is *quarantined*, with all memory that its bytes may come to, until it is: only then that memory is freed, and
-the lists that it was made of; the agent is held until then. A peer that disconnected is told at once; its lists are
-void, and new ones need new metadata: what failed rests for a second, also where another agent is made meanwhile.
+Protocol. One agent a process, for both roles. What changes peers, memory and lists is behind one lock of ours, and each
+such call is short. Requests are made, posted and looked at without it: NIXL's own lock (SYNC_RW) lets several threads
+do so, each request being one thread's at a time. Within a host a post is the copy: the caller's thread makes it. So
+large reads are halved, and one half is made and posted by the agent's *second hand*, a thread of its own, over the
+second of two UCX workers, each of which has a lock and a connection a peer. NIXL gives workers to threads in turns: a
+process that reads by more than two threads may have one whose worker is the second hand's, and whose halves then wait
+for each other, as if they were not made.
+
+The agent is held by whoever uses it (hold_agent), and ends, with its threads, when the last of them lets it go: none of
+NIXL's or UCX's threads runs in a process that reads nobody and is read by nobody. A request that is not done when its
+reader gives up is *quarantined*, with all memory that its bytes may come to, until it is, and the second hand is done
+with it: only then that memory is freed, and the lists that it was made of; the agent is held until then. A peer that
+disconnected is told at once; its lists are void, and new ones need new metadata: what failed rests for a second, also
+where another agent is made meanwhile.
 """
 
 from __future__ import annotations
@@ -29,13 +37,15 @@ import numpy as np
 from relive.errors import SystemFailure
 from relive.fleet.errors import PeerUnreadable
 from relive.fleet.peer_layout import Area, Indices
+from relive.fleet.second_hand import Handed, SecondHand
 
 __all__ = ["COMMAND", "Agent", "hold_agent", "is_installed", "short"]
 
 COMMAND = "pip install --no-deps nixl-cu12==1.5.1"
 _MODULES = ("nixl_cu12", "nixl_cu13")
 _BACKEND = "UCX"
-_PAUSE_US = 1  # of the progress thread: 0 would have it spin on a core of its own
+_OPTIONS = {"num_workers": "2"}  # the second for the second hand
+_PAUSE_US = 100_000  # between looks of the progress thread that nothing woke; it spins on a lock while a copy holds it
 _REST_S = 1.0  # of a connection that ended, before it is made anew
 
 
@@ -74,9 +84,10 @@ def _bindings() -> Any:
 
 @final
 class Agent:
-    """NIXL's agent, behind one lock. bindings: NIXL's, or what stands for them in a test.
+    """NIXL's agent. bindings: NIXL's, or what stands for them in a test.
 
-    Owner of NIXL's and UCX's threads; of the process's by hold_agent(), else (in tests) of whoever made it.
+    Owner of NIXL's and UCX's threads, and of its second hand's. The process's is made by hold_agent() and ended by
+    let_go(); in tests whoever made it ends it.
     """
 
     def __init__(self, bindings: Any) -> None:
@@ -85,16 +96,17 @@ class Agent:
         self.process = os.getpid()
         self._quarantine: list[_Leftover] = []
         self._peers: dict[str, int] = {}  # how many use each: a connection ends with the last of them
+        self._second_hand: SecondHand | None = None
         self.num_holds = 0  # changed under _making
         try:
             config = bindings.nixlAgentConfig()
             config.useProgThread = True
             config.useListenThread = False
             config.pthrDelay = _PAUSE_US
-            config.syncMode = bindings.NIXL_THREAD_SYNC_NONE
+            config.syncMode = bindings.NIXL_THREAD_SYNC_RW
             self.name = f"relive-{uuid.uuid4().hex}"
             self._agent = bindings.nixlAgent(self.name, config)
-            self._backend = self._agent.createBackend(_BACKEND, {})
+            self._backend = self._agent.createBackend(_BACKEND, dict(_OPTIONS))
         except Exception as problem:  # NIXL's errors have no class of their own in all of its versions
             raise PeerUnreadable("this process", f"NIXL has no {_BACKEND} here ({short(problem)})") from None
         self.done, self.in_progress = bindings.NIXL_SUCCESS, bindings.NIXL_IN_PROG
@@ -105,6 +117,7 @@ class Agent:
             self.num_holds -= 1
             if self.num_holds == 0 and self in _agents and self.process == os.getpid():
                 _agents.remove(self)
+                self.end_second_hand()
                 self._agent = self._backend = None  # whoever deletes the last reference joins the threads
 
     @property
@@ -181,24 +194,46 @@ class Agent:
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def request(self, target: Any, to_cells: Indices, source: Any, from_cells: Indices) -> Any:
-        """A read that is to be posted. Raises what NIXL raises."""
+        """A read that is to be posted, over the worker of the calling thread. Raises what NIXL raises."""
         to_cells, from_cells = to_cells.astype(np.int32, copy=False), from_cells.astype(np.int32, copy=False)
-        with self.lock:
-            return self._agent.makeXferReq(
-                self._nixl.NIXL_READ, target, to_cells, source, from_cells, b"", [self._backend], False
-            )
+        return self._agent.makeXferReq(
+            self._nixl.NIXL_READ, target, to_cells, source, from_cells, b"", [self._backend], False
+        )
 
-    def post(self, request: Any) -> None:
-        """It is under way from now on. Raises what NIXL raises: then it is not."""
+    def post(self, request: Any) -> bool:
+        """It is under way from now on; whether all of its bytes are here already. Raises what NIXL raises: it is not.
+
+        Blocks for as long as a copy takes where the transport is one.
+        """
+        return self._is_over_by(self._agent.postXferReq(request, b""))
+
+    def post_beside(self, noted: list[Any], target: Any, to_cells: Indices, source: Any, from_cells: Indices) -> Handed:
+        """The same two by the second hand, while the caller does something else.
+
+        noted: gets the request before it is posted, and nothing once the job is over.
+        """
+
+        def posted() -> None:
+            noted.append(self.request(target, to_cells, source, from_cells))
+            self.post(noted[-1])
+
         with self.lock:
-            status = self._agent.postXferReq(request, b"")
-        if status not in (self.done, self.in_progress):
-            raise RuntimeError(str(status))
+            if self._second_hand is None:
+                self._second_hand = SecondHand("relive-nixl")
+            return self._second_hand.hand(posted)
+
+    def end_second_hand(self) -> None:
+        """Ends that thread, when it is done with what it has. Another post_beside() begins another."""
+        with self.lock:
+            hand, self._second_hand = self._second_hand, None
+        if hand is not None:
+            hand.end()
 
     def is_done(self, request: Any) -> bool:
         """Whether all of its bytes are here. Raises what NIXL raises."""
-        with self.lock:
-            status = self._agent.getXferStatus(request)
+        return self._is_over_by(self._agent.getXferStatus(request))
+
+    def _is_over_by(self, status: Any) -> bool:
         if status == self.done:
             return True
         if status == self.in_progress:
@@ -207,25 +242,24 @@ class Agent:
 
     def release(self, request: Any) -> None:
         """It is done."""
-        with self.lock:
-            self._release(request)
-
-    def _release(self, request: Any) -> None:
         with contextlib.suppress(Exception):
             self._agent.releaseXferReq(request)
 
     # ---- the quarantine --------------------------------------------------------------------------------------------
 
-    def quarantine(self, requests: Sequence[Any], end: Callable[[], None]) -> None:
-        """Calls end() when none of the requests is under way any more."""
+    def quarantine(self, requests: list[Any], beside: Sequence[Handed], end: Callable[[], None]) -> None:
+        """Calls end() when none of the requests is under way any more, nor any that the second hand will add."""
         with self.lock:
-            self._quarantine.append(_Leftover(list(requests), end))
+            self._quarantine.append(_Leftover(requests, beside, end))
 
     def sweep(self) -> int:
         """Lets out of the quarantine what is done; how many are left there."""
         with self.lock:
             kept = []
             for one in self._quarantine:
+                if not all(handed.is_over for handed in one.beside):  # the second hand has one of them, or will
+                    kept.append(one)
+                    continue
                 one.requests[:] = [request for request in one.requests if not self._is_over(request)]
                 if one.requests:
                     kept.append(one)
@@ -240,7 +274,7 @@ class Agent:
                 return False
         except Exception:  # it failed, which ends it too
             pass
-        self._release(request)
+        self.release(request)
         return True
 
 
@@ -248,6 +282,7 @@ class _Leftover(NamedTuple):
     """Requests that somebody gave up on, and what is to be done when they are over."""
 
     requests: list[Any]
+    beside: Sequence[Handed]
     end: Callable[[], None]
 
 

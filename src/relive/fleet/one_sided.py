@@ -38,7 +38,7 @@ from relive.fleet.mirror import Mirror
 from relive.fleet.mixing import empty
 from relive.fleet.peer_layout import BLOCK_ROWS, Indices, PeerLayout
 from relive.fleet.peer_pages import Pages, PeerPages, generations_of
-from relive.fleet.reading import Columns, Memory, Move, Place, Plan, Present, zero
+from relive.fleet.reading import Columns, Direct, Memory, Move, Place, Plan, Present, zero
 from relive.hindsight import Hindsight
 
 __all__ = ["Gathered", "OneSidedReader"]
@@ -55,6 +55,14 @@ class Gathered(NamedTuple):
     arrays: Arrays
     present: Present
     unsettled: Indices
+
+
+class _Recalled(NamedTuple):
+    """Large rows of keys whose pages were recalled, in the order of plan.direct; which of them are items' and whole."""
+
+    made: Arrays
+    good: Present
+    changed: Present
 
 
 # ---- the reader ----------------------------------------------------------------------------------------------------
@@ -108,10 +116,19 @@ class OneSidedReader:
         """
         plan = self._plan(index, tuple(names))
         ends = time.monotonic() + timeout_s
+        recalled = self._attempt_recalled(plan, keys, ends, are_published) if plan.is_plain and len(keys) else None
+        if recalled is not None and recalled.good.all():  # the whole batch, as it came
+            self.num_read += len(keys)
+            shown = [
+                self._shown(plan, one, rows, len(keys)) for one, rows in zip(plan.direct, recalled.made, strict=True)
+            ]
+            return Gathered(shown, recalled.good, np.empty(0, np.int64))
         arrays = [empty(output, len(keys)) for output in plan.outputs]
         present, left = np.zeros(len(keys), np.bool_), np.arange(len(keys))
-        if plan.is_plain and len(keys):
-            left = left[self._attempt_recalled(plan, keys, (arrays, present), ends, are_published)]
+        if recalled is not None:
+            self.num_torn += int(recalled.changed.sum())
+            self._place_large(plan, np.flatnonzero(recalled.good), left, (arrays, present), recalled.made)
+            left = left[recalled.changed]
         for _ in range(ROUNDS):
             torn = []
             for first in range(0, len(left), plan.most_items):
@@ -159,21 +176,19 @@ class OneSidedReader:
         torn[wanted] = ~whole
         return torn
 
-    def _attempt_recalled(
-        self, plan: Plan, keys: Indices, out: tuple[Arrays, Present], ends: float, are_published: bool
-    ) -> Present:
+    def _attempt_recalled(self, plan: Plan, keys: Indices, ends: float, are_published: bool) -> _Recalled | None:
         """The same of large rows alone, all of whose pages are recalled: three reads in place of four, or two.
 
         Two where the keys are known to have been items: their rows stay what they are as long as their page does, and
         leaf states, which tell whether they still are, may come with them. Of other keys states come first: rows that
         were read before their leaf was published may be those of the row's last tenant.
-        Nothing where one of them is not, or a next state lies in a next page, which links lead to: two parts of a batch
+        None where one of them is not, or a next state lies in a next page, which links lead to: two parts of a batch
         would cost more reads than one, and a copy.
         """
         item_pages, rows, generations = self._layout.parts_of(keys)
         pages = self._pages.recalled(item_pages, generations)  # R1, R2: as they were read before
         if pages is None or (plan.reads_next and (rows == self._layout.page_len - 1).any()):
-            return np.ones(len(keys), np.bool_)
+            return None
         own, first = np.arange(len(keys)), self._pages.frames_of(pages) * self._layout.page_len + rows
         moves, made = [], []
         for one in plan.direct:
@@ -188,12 +203,8 @@ class OneSidedReader:
             self._read([states], ends)  # R2
             published = is_item()
             self._read(moves, ends)  # R4
-        changed = self._pages.changed(pages, ends)  # R5
-        good = published & ~changed
-        if not good.all():
-            self.num_torn += int(changed.sum())
-        self._place_large(plan, np.flatnonzero(good), own, out, made)  # R6
-        return changed
+        changed = self._pages.changed(pages, ends, are_recalled=True)  # R5
+        return _Recalled(made, published & ~changed, changed)  # R6
 
     # ---- rows ------------------------------------------------------------------------------------------------------
 
@@ -249,10 +260,9 @@ class OneSidedReader:
     ) -> tuple[Indices, Indices, Present]:
         """Of each window: steps of its episode before it, its steps, whether it is whole; as the heads here say."""
         self._show(pages, links)
-        generations = generations_of(pages.words)
         own = chain[:, plan.pages_before]
         self.mirror.set_states(plan.index, own, rows)
-        keys = self.mirror.layout.keys_of(own, rows, generations[own])
+        keys = self.mirror.keys_of(own, rows)
         (steps, num_steps), whole = self.mirror.gather(plan.sizes, keys)
         self.mirror.forget(len(pages.ids))
         return steps, num_steps, whole
@@ -312,7 +322,7 @@ class OneSidedReader:
         else:
             self._show(pages, links)
             self.mirror.set_states(plan.index, own[good], rows[good])
-            keys = self.mirror.layout.keys_of(own[good], rows[good], generations_of(pages.words)[own[good]])
+            keys = self.mirror.keys_of(own[good], rows[good])
             some, whole[good] = self.mirror.gather(plan.selection, keys)
             self.mirror.forget(len(pages.ids))
         arrays, present = out
@@ -327,12 +337,19 @@ class OneSidedReader:
         return whole
 
     @staticmethod
-    def _place_large(plan: Plan, good: Indices, positions: Indices, out: tuple[Arrays, Present], large: Arrays) -> None:
+    def _shown(plan: Plan, one: Direct, rows: npt.NDArray[Any], num_items: int) -> npt.NDArray[Any]:
+        """Large rows as the batch shows them."""
+        _, dtype, shape, *_ = plan.outputs[one.output]
+        return rows.view(dtype).reshape(num_items, *shape)
+
+    def _place_large(
+        self, plan: Plan, good: Indices, positions: Indices, out: tuple[Arrays, Present], large: Arrays
+    ) -> None:
         """Of large rows, one or a stack for each of positions, the good ones to their places; those are there then."""
         arrays, present = out
         is_whole = len(good) == len(positions) == len(present)
         for one, rows in zip(plan.direct, large, strict=True):
-            values = rows.view(arrays[one.output].dtype).reshape(len(positions), *arrays[one.output].shape[1:])
+            values = self._shown(plan, one, rows, len(positions))
             if is_whole:
                 arrays[one.output] = values  # the whole batch, as it came
             else:
@@ -351,7 +368,7 @@ class OneSidedReader:
     def _show(self, pages: Pages, links: tuple[Indices, Indices]) -> None:
         """The mirror's pages are these."""
         records, tails = self._pages.records.values[pages.ids], self._pages.tails.values[pages.ids]
-        self.mirror.show(pages.words, records, tails, links, generations_of(pages.words))
+        self.mirror.show(pages.words, records, tails, links)
 
     def _column(self, column: Any) -> tuple[Any, Any]:
         name = str(column["name"])

@@ -65,6 +65,7 @@ class PeerShard(RemoteShard):
         self._reader: tuple[OneSidedReader, Any] | None = None
         self._not_before = 0.0
         self._is_closed = False
+        self._refused: dict[int, bool] = {}  # by index
         self.num_torn = 0  # that readers told of, those before this one
         try:
             self._make_reader(_SETUP_S)
@@ -149,7 +150,10 @@ class PeerShard(RemoteShard):
 
     def is_read_here(self, index: int) -> bool:
         """Whether rows of an index are read one-sidedly."""
-        if self.counts_uses(index) or OneSidedReader.refusal(self.table.config, index):
+        if index not in self._refused:
+            refusal = OneSidedReader.refusal(self.table.config, index)
+            self._refused[index] = bool(self.counts_uses(index) or refusal)
+        if self._refused[index]:
             return False
         return self._reader is not None or time.monotonic() >= self._not_before
 
@@ -170,9 +174,10 @@ class PeerShard(RemoteShard):
             return super().gather(selection, keys, out)
         if not self.is_live:
             raise Missed(self)
-        wrong = np.flatnonzero(~self.are_rows(keys))
-        if len(wrong):
-            raise ForeignKey(int(wrong[0]), int(keys[wrong[0]]))
+        are_rows = self.are_rows(keys)
+        if not are_rows.all():
+            wrong = int(np.argmin(are_rows))
+            raise ForeignKey(wrong, int(keys[wrong]))
         arrays, present = self.rows(selection, keys)
         if out is None:
             return arrays, present

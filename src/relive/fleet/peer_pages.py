@@ -23,6 +23,7 @@ __all__ = ["GONE", "NONE", "PUBLISHED", "Pages", "PeerPages", "generations_of"]
 Words = npt.NDArray[np.uint64]
 
 RECALLED_S = 1.0
+_LOOK_S = 0.1  # between two looks at all words that came with a batch's
 PUBLISHED = 0xFFFA  # leaf states below it are items'
 NONE, GONE = -1, -2  # of links
 _STATE_BITS, _GENERATION_BIT = 2, 18  # of a page word
@@ -66,6 +67,7 @@ class PeerPages:
         self.tails = Directory(memory, layout.tails(), np.uint64)
         self._recalled = np.zeros(layout.num_pages, np.uint64)  # words; 0: none
         self._looked_s = np.zeros(layout.num_pages)  # when that word was last seen
+        self._looked_round_s = 0.0
 
     @property
     def policy_version(self) -> int:
@@ -91,7 +93,7 @@ class PeerPages:
 
     @staticmethod
     def _published(states: Directory, slots: Indices) -> Present:
-        published: Present = states.values.reshape(-1)[slots] < PUBLISHED
+        published: Present = states.flat[slots] < PUBLISHED
         return published
 
     def _of_pages(self, plan: Plan, ids: Indices) -> list[Move]:
@@ -164,24 +166,29 @@ class PeerPages:
         """Of each link: the page that it names is the one that was meant (A1)."""
         return same_page & is_used & same_generation
 
-    def changed(self, pages: Pages, ends: float) -> Present:
-        """R5: which pages are not what they were."""
+    def changed(self, pages: Pages, ends: float, are_recalled: bool = False) -> Present:
+        """R5: which pages are not what they were. are_recalled: or what is recalled of them."""
         move = self._again.move(pages.ids)
         self._read([move], ends)
         now = self._again.values[pages.ids]
-        changed: Present = (now >> np.uint64(_STATE_BITS)) != (pages.words >> np.uint64(_STATE_BITS))
+        changed: Present = (now ^ pages.words) >= np.uint64(1 << _STATE_BITS)
+        time_s = time.monotonic()
+        if are_recalled and time_s < self._looked_round_s + _LOOK_S:
+            self._looked_s[pages.ids] = time_s  # those that changed are read again, and recalled then
+            return changed
         self._recalled[pages.ids] = np.where(pages.is_used, pages.words, np.uint64(0))
-        self._look(move.from_cells)
+        self._look(move.from_cells, time_s)
         return changed
 
     # ---- what is recalled ------------------------------------------------------------------------------------------
 
-    def _look(self, cells: Indices) -> None:
+    def _look(self, cells: Indices, time_s: float) -> None:
         """At the words that came with the second look, of more pages than were asked for: who is still what it was."""
         where = slice(None) if len(cells) == self._layout.num_pages else cells
         now, recalled = self._again.values[where], self._recalled[where]
         self._recalled[where] = recalled * ((now ^ recalled) < (1 << _STATE_BITS))
-        self._looked_s[where] = time.monotonic()
+        self._looked_s[where] = time_s
+        self._looked_round_s = time_s
 
     def recalled(self, ids: Indices, generations: Indices) -> Pages | None:
         """A page for each of these, the same one perhaps; None unless all are recalled, and of these generations."""

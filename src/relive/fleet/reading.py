@@ -22,7 +22,7 @@ from relive.fleet.mixing import Outputs
 from relive.fleet.peer_layout import Area, Indices, PeerLayout, columns_named
 from relive.items import Transitions
 
-__all__ = ["Columns", "Directory", "Lent", "Memory", "Move", "Place", "Plan", "Present", "zero"]
+__all__ = ["Columns", "Direct", "Directory", "Lent", "Memory", "Move", "Place", "Plan", "Present", "zero"]
 
 Present = npt.NDArray[np.bool_]
 
@@ -95,6 +95,7 @@ class Directory:
     def __init__(self, memory: Memory, area: Area, dtype: npt.DTypeLike, source: Any = None) -> None:
         size = np.dtype(dtype).itemsize
         flat = np.zeros(area.num_cells * area.cell_bytes // size, dtype)
+        self.flat = flat
         self.values = flat if area.cell_bytes == size else flat.reshape(area.num_cells, -1)
         address = flat.__array_interface__["data"][0]
         memory.allow(address, flat.nbytes, flat)
