@@ -388,9 +388,9 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
 }  // namespace
 
 TableConfig table_config(const nb::dict& given) {
-  const Part from(
-      given, "the table's configuration",
-      {"columns", "indexes", "capacity", "max_lanes", "max_participants", "seed", "shard", "metadata", "tier"});
+  const Part from(given, "the table's configuration",
+                  {"columns", "indexes", "capacity", "max_lanes", "max_participants", "seed", "shard", "epoch",
+                   "metadata", "tier"});
   TableConfig config;
   for (nb::handle row : from.get<nb::list>("columns")) config.columns.push_back(column_config(row));
   for (nb::handle row : from.get<nb::list>("indexes")) {
@@ -405,6 +405,7 @@ TableConfig table_config(const nb::dict& given) {
   config.max_participants = from.get<uint32_t>("max_participants");
   config.seed = from.get<uint64_t>("seed");
   config.shard = from.get<uint64_t>("shard");
+  config.epoch = from.get<uint64_t>("epoch");
   const auto metadata = from.get<nb::bytes>("metadata");
   config.metadata.assign(metadata.c_str(), metadata.size());
   if (from.has("tier")) {

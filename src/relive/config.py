@@ -137,6 +137,7 @@ class TableConfig:
             "max_participants": MAX_PARTICIPANTS,
             "seed": self.seed,
             "shard": 0,
+            "epoch": 0,
             "metadata": self.to_metadata(),
         }
 

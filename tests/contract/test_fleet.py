@@ -15,6 +15,8 @@ from relive.fleet import ShardOwner
 
 pytestmark = needs_shared_memory
 
+EPOCH = 987_654_321_012_345_678  # any: keys of equal tables are compared
+
 
 class Fleet:
     """Both owned here; writers go to the first, as on a machine of their own."""
@@ -24,7 +26,7 @@ class Fleet:
         with contextlib.ExitStack() as stack:
 
             def own(number: int, config: Any, name: str) -> str:
-                stack.enter_context(ShardOwner(number, config))
+                stack.enter_context(ShardOwner(number, config, epoch=EPOCH))
                 return name
 
             yield making(stack, shm_name, own)

@@ -48,6 +48,7 @@ def make_config(**more: Any) -> dict[str, Any]:
         "max_participants": 16,
         "seed": 1,
         "shard": 0,
+        "epoch": 0,
         "metadata": b"{}",
         **more,
     }

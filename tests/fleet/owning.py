@@ -18,6 +18,7 @@ from relive.fleet import ShardOwner
 __all__ = ["Owners"]
 
 LOOPBACK = "grpc://127.0.0.1:0"
+EPOCH = 123_456_789_876_543_210  # any: keys of equal tables are compared
 
 
 def run(pipe: Connection, environment: dict[str, str]) -> None:
@@ -32,7 +33,7 @@ def run(pipe: Connection, environment: dict[str, str]) -> None:
 def _answer(owners: dict[str, ShardOwner], what: str, *arguments: Any) -> Any:
     if what == "own":
         number, config, address = arguments
-        owner = ShardOwner(number, config)
+        owner = ShardOwner(number, config, epoch=EPOCH)
         try:
             served = owner.serve(address)
         except BaseException:

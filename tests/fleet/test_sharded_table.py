@@ -258,6 +258,45 @@ def test_a_rank_with_other_shards_is_named_before_the_first_draw(shards: Any, sh
     assert [error.rank for error in caught] == [1, 0]
 
 
+# ---- a shard that is made anew -------------------------------------------------------------------------------------
+
+
+def keys_of_one_made(name: str, **more: Any) -> np.ndarray:
+    """Of 40 steps of a shard that is removed again."""
+    with ShardOwner(3, config_of(name), **more), attach([name]) as table:
+        return fill(table, 3, 0, 40)
+
+
+def test_keys_of_a_region_that_was_lost_are_gone_in_the_one_that_takes_its_number(shm_name: Any) -> None:
+    name = shm_name()
+    old = keys_of_one_made(name)
+    with ShardOwner(3, config_of(name)) as owner, attach([name]) as table:
+        new = fill(table, 3, 0, 40)
+        assert not owner.is_restored and not set(old) & set(new) and (old >> 51 == new >> 51).all()
+        assert not table.gather(old).present.any() and table.gather(new).present.all()
+        assert table.update_priorities(old, np.full(40, 7.0)) == 0 and table.update_priorities(new, np.ones(40)) == 40
+        assert table.delete(old) == 0 and len(table) == 40
+
+
+def test_keys_are_the_same_where_the_epoch_is(shm_name: Any) -> None:
+    first, again = (keys_of_one_made(shm_name(), epoch=7) for _ in range(2))
+    other, last = keys_of_one_made(shm_name(), epoch=8), keys_of_one_made(shm_name(), epoch=2**62 - 1)
+    assert (first == again).all() and not set(first) & set(other) and (last > 0).all() and (last >> 51 == 3).all()
+    with relive.Table.from_config(config_of(shm_name())) as table, table.writer() as writer:
+        alone = np.asarray(write_steps(writer, 0, 40))
+    assert (keys_of_one_made(shm_name(), epoch=0) == alone + (3 << 51)).all(), "one that is no shard begins at 1"
+
+
+def test_an_epoch_that_is_none(shm_name: Any) -> None:
+    name = shm_name()
+    for wrong in (-1, 2**62, "1", 1.5, True):
+        with pytest.raises(errors.InvalidConfig, match="epoch"):
+            ShardOwner(3, config_of(name), epoch=wrong)
+    with ShardOwner(3, config_of(name), epoch=1) as owner, pytest.raises(errors.InvalidConfig, match="epoch"):
+        ShardOwner(3, config_of(name), epoch=-1)  # also where it would not make one
+    assert owner.number == 3
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 

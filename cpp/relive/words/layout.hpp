@@ -249,6 +249,7 @@ struct TableConfig {
   uint32_t max_participants = 256;
   uint64_t seed = 0;
   uint64_t shard = 0;
+  uint64_t epoch = 0;  // says where generations begin (Region::first_generation); 0: at 1
   std::string metadata;
   TierConfig tier;
 };

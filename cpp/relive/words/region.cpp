@@ -156,6 +156,7 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
   bind(memory);
   h->layout_hash = relive::layout_hash(*geometry, columns);
   h->checksum = checksum_of(memory);
+  const uint64_t first = first_generation(config.epoch);
   for (uint32_t i = 0; i < num_indexes; ++i) {
     trees_[i].clear();
     if (geometry->orders_offset[i] != 0) orders_[i].clear();
@@ -167,7 +168,7 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
     h->index_state[i].max_mass.store(1.0, std::memory_order_relaxed);
     h->index_state[i].limiter.store(config.indexes[i].limiter);
     for (uint64_t record = 0; record < geometry->records[i].max_items; ++record)
-      records[i].words[record].store(uint64_t{1} << kGenerationShift);
+      records[i].words[record].store(first << kGenerationShift);
     if ((traits[i] & kHasTurns) == 0) continue;
     turns_[i].clear();
     for (uint64_t record = 0; record < turns_[i].num_leaves(); ++record) turns_[i].set_leaf(record, kFreeTurn);
@@ -180,7 +181,7 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
   h->next_ticket.store(1);
   h->next_uid.store(1);
   for (uint64_t page = 0; page < geometry->num_pages; ++page) {
-    words[page].store(uint64_t{1} << kGenerationShift);
+    words[page].store(first << kGenerationShift);
     pages[page].free_next = page + 1 < geometry->num_pages ? static_cast<uint32_t>(page + 1) : kNoPage;
   }
   h->free_head.store(0);

@@ -301,6 +301,13 @@ struct Region {
   uint32_t offset_of(uint64_t slot) const { return static_cast<uint32_t>(slot & (page_len - 1)); }
   uint64_t slot_of(uint64_t page, uint32_t offset) const { return page << page_shift | offset; }
   static uint64_t generation_of(uint64_t word) { return word >> kGenerationShift; }
+
+  // Where the generations of a new region begin: in the lower half of those that a key has bits for, so that as many
+  // are left as it would ever use. A region made anew in place of a lost one has another epoch, and keys of the lost
+  // one name nothing there, but by a chance of one in as many as the half is (2^24 for ten million rows).
+  uint64_t first_generation(uint64_t epoch) const {
+    return 1 + epoch % (uint64_t{1} << (kLeafBits - geometry->slot_bits - 1));
+  }
   static PageState state_of(uint64_t word) { return static_cast<PageState>(word & 3); }
   static bool is_used(uint64_t word) { return (word & 3) == 1 || (word & 3) == 2; }
   // The word of a page that ends its generation: free again, or retired where the next one has no number.

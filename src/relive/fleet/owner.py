@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import secrets
 import struct
 import weakref
 from contextlib import ExitStack
@@ -27,21 +28,24 @@ __all__ = ["OwnerWatch", "ShardOwner", "make_shard", "shard_of"]
 # Far above the bytes that attached handles lock. A lock of an open file ends when the last copy of its descriptor is
 # closed, by whatever death; one of a process would end already when it closes any descriptor of that file.
 _OWNER_BYTE = 2**61
+_EPOCH_BITS = 62
 _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process
 
 _owners: weakref.WeakSet[ShardOwner] = weakref.WeakSet()  # of this process, for its forked children
 
 
-def make_shard(number: int, config: TableConfig) -> Table:
+def make_shard(number: int, config: TableConfig, epoch: int | None = None) -> Table:
     """Makes a shard of this number, owned by nobody. Its own limiters let all pass: those of a fleet act on totals.
 
-    Raises InvalidConfig, and what relive.Table raises.
+    epoch: as ShardOwner says. Raises InvalidConfig, and what relive.Table raises.
     """
     number = integer("number of a shard", number, 0, MAX_SHARDS - 1)
+    begins = secrets.randbits(_EPOCH_BITS) if epoch is None else _checked(epoch)
     if not isinstance(config, TableConfig):
         raise InvalidConfig("config of a shard", "a TableConfig", config)
     open_doors = {name: replace(one, limiter=MinSize()) for name, one in config.index.items()}
-    made = replace(config, index=open_doors).core_config() | {"shard": number, "metadata": config.to_metadata()}
+    made = replace(config, index=open_doors).core_config()
+    made |= {"shard": number, "epoch": begins, "metadata": config.to_metadata()}
     return table_over(_core.create_table(made, config.storage.path), None)
 
 
@@ -57,6 +61,8 @@ class ShardOwner(Closing):
     number: of the shard, 0 to 4095, its own in its fleet. config: of the table, its storage SharedMemory(name). Where a
     region of that name was left by an owner that died, it is taken over with all that it holds (is_restored). Its
     limiters act over all shards (docs/fleet.md). table: a handle on the shard alone.
+    epoch: where the keys of a region that is made begin, 0 to 2**62 - 1. None: at random, so that keys of a region
+    that was lost are gone in the one that takes its number; give one where keys are to be the same in every run.
     Closing ends the ownership, and removes the memory where nobody else is attached.
     Raises InvalidConfig (no shared memory; the region left is of another number, spec or index), NameTaken (somebody
     else owns it), and what relive.Table and relive.attach raise.
@@ -65,10 +71,11 @@ class ShardOwner(Closing):
     table: Table
     is_restored: bool
 
-    def __init__(self, number: int, config: TableConfig) -> None:
+    def __init__(self, number: int, config: TableConfig, *, epoch: int | None = None) -> None:
         if not isinstance(config, TableConfig) or not isinstance(config.storage, SharedMemory):
             raise InvalidConfig("config of a shard that is owned", "a TableConfig with SharedMemory(name)", config)
         self.number = integer("number of a shard", number, 0, MAX_SHARDS - 1)
+        epoch = None if epoch is None else _checked(epoch)
         path = config.storage.path
         self._descriptor = -1
         self._server: Any = None
@@ -83,7 +90,7 @@ class ShardOwner(Closing):
                     self._own(path)
                     self.table, self.is_restored = attach_path(path), True
             except NoSuchTable:
-                self.table, self.is_restored = make_shard(self.number, config), False
+                self.table, self.is_restored = make_shard(self.number, config, epoch), False
                 undo.callback(self.table.close)
                 self._own(path)
             undo.pop_all()
@@ -149,6 +156,10 @@ class OwnerWatch(Closing):
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _checked(epoch: int) -> int:
+    return integer("epoch", epoch, 0, 2**_EPOCH_BITS - 1)
 
 
 def _check(table: Table, number: int, config: TableConfig) -> None:
