@@ -3,7 +3,9 @@
 Who draws counts, so draws, priorities and writes go to the owner as those of every shard of another host do. An index
 with use counts, and what the reader does not read (one_sided.py), go by the owner altogether. So does a batch whose
 bytes do not come in time; its reader is spoiled, and the shard is read by its owner until a new one is made, a second
-later or more. What stands behind the reads, and when it is made anew, is here; how they are made is the transport's.
+later or more. Where no path was asked for, of both ways the one is taken that is quicker for batches of that kind:
+over sockets, and of small rows, that is the owner's answer; a network card was not tried. What stands behind the reads,
+and when it is made anew, is here; how they are made is the transport's.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast, final
 
 import numpy as np
@@ -24,6 +27,7 @@ from relive.fleet.mixing import Outputs, scatter
 from relive.fleet.nixl import Offered, open_memory
 from relive.fleet.one_sided import OneSidedReader
 from relive.fleet.peer_layout import PeerLayout
+from relive.fleet.quicker import Quicker, Turn
 from relive.fleet.reading import Memory
 from relive.fleet.remote import LazySelection, RemotePart, RemoteShard
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Path
@@ -37,6 +41,7 @@ Arrays = list[npt.NDArray[Any]]
 Present = npt.NDArray[np.bool_]
 
 OFFER = "nixl"
+HERE, BY_OWNER = 0, 1  # ways to rows
 _ANEW_S = 1.0  # between two readers of a shard: never back to back
 _REDRAWS = 4  # of items that went between their draw and their rows; then their owner draws and reads at once
 _SETUP_S = 5.0  # of patience with each answer that the first reader is made of
@@ -48,7 +53,8 @@ _READ_S = 1.0  # of patience with one batch's bytes
 class PeerShard(RemoteShard):
     """Reads rows one-sidedly, as long as that works. Raises PeerUnreadable where it does not to begin with, if it must.
 
-    must: no other path will do (path="nixl"). opens: the transport to what the owner offers.
+    must: no other path will do (path="nixl"), else the quicker way to a batch is taken. opens: the transport to what
+    the owner offers.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class PeerShard(RemoteShard):
     ) -> None:
         super().__init__(address, stream, timeout_s)
         self._opens = opens
+        self._quickers: dict[tuple[Any, ...], Quicker] | None = None if must else {}  # by kind of batch
         self._reading = threading.Lock()
         self._reader: tuple[OneSidedReader, Any] | None = None
         self._not_before = 0.0
@@ -80,6 +87,15 @@ class PeerShard(RemoteShard):
     def path(self) -> Path:  # type: ignore[override]  # of the others it is the same for good
         """As it is read now."""
         return "service" if self._reader is None else "nixl"
+
+    @property
+    def progress(self) -> str:
+        """Who moves the bytes, and of how many kinds of batches (columns, powers of two of items) the owner does."""
+        choices = [] if self._reader is None else list((self._quickers or {}).values())
+        num_owners = sum(choice.best == BY_OWNER for choice in choices)
+        return (
+            f"{self.said}; its owner is quicker for {num_owners} of {len(choices)} kinds" if num_owners else self.said
+        )
 
     @property
     def torn(self) -> int:
@@ -104,11 +120,11 @@ class PeerShard(RemoteShard):
             memory.close()
             raise
         self._reader = reader, memory
-        self.progress = str(memory.progress)
+        self.said = str(memory.progress)
 
     def _by_owner(self, problem: BaseException) -> None:
         reason = problem.reason if isinstance(problem, PeerUnreadable) else str(problem)
-        self.progress = f"its owner answers each batch: {reason}"
+        self.said = f"its owner answers each batch: {reason}"
         self._not_before = time.monotonic() + _ANEW_S
 
     def _retire(self, problem: ReliveError) -> None:
@@ -164,7 +180,22 @@ class PeerShard(RemoteShard):
             return super().begin(asked)
         if not self.is_live:
             raise Missed(self)
+        choice, turn = self._turn("draw", selection, asked.num_items)
+        started = time.monotonic()
+        part = super().begin(asked) if turn.way == BY_OWNER else self._begun_here(asked, selection)
+        if choice is None or not turn.is_tried:
+            return part
+        return _TimedPart(part, partial(choice.took, turn), time.monotonic() - started)
+
+    def _begun_here(self, asked: Asked, selection: LazySelection) -> Part:
         return _PeerPart(self, asked, selection, self.part(asked, None, None))
+
+    def _turn(self, call: str, selection: LazySelection, num_items: int) -> tuple[Quicker | None, Turn]:
+        if self._quickers is None:
+            return None, _HERE_ALWAYS
+        kind = call, selection.index, tuple(selection.names), num_items.bit_length()
+        choice = self._quickers.get(kind) or self._quickers.setdefault(kind, Quicker())
+        return choice, choice.turn()
 
     def gather(
         self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
@@ -178,6 +209,17 @@ class PeerShard(RemoteShard):
         if not are_rows.all():
             wrong = int(np.argmin(are_rows))
             raise ForeignKey(wrong, int(keys[wrong]))
+        choice, turn = self._turn("gather", selection, len(keys))
+        started = time.monotonic()
+        by_owner = turn.way == BY_OWNER
+        told = super().gather(selection, keys, out) if by_owner else self._gathered_here(selection, keys, out)
+        if choice is not None:
+            choice.took(turn, time.monotonic() - started)
+        return told
+
+    def _gathered_here(
+        self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+    ) -> tuple[Arrays, Present]:
         arrays, present = self.rows(selection, keys)
         if out is None:
             return arrays, present
@@ -227,6 +269,27 @@ class PeerShard(RemoteShard):
                 self._retire(ServiceUnavailable(self.address, 0.0, "it was closed"))
             self._is_closed, self._not_before = True, math.inf
         super().close()
+
+
+_HERE_ALWAYS = Turn(HERE, False)
+
+
+@final
+class _TimedPart:
+    """A part, whose caller's wait for it is told to who chooses between ways to it."""
+
+    def __init__(self, part: Part, tells: Callable[[float], None], begun_s: float) -> None:
+        self._part = part
+        self._tells = tells
+        self._begun_s = begun_s
+        self.commit, self.give_back = part.commit, part.give_back
+
+    def take(self) -> tuple[Arrays, Keys, Masses]:
+        """Of the part."""
+        started = time.monotonic()
+        taken = self._part.take()
+        self._tells(self._begun_s + time.monotonic() - started)
+        return taken
 
 
 @final

@@ -101,7 +101,7 @@ class RemoteShard(Shard):
         self._changed = threading.Lock()
         self._closing = threading.Event()
         self._looks = False
-        self.progress = "its owner answers each batch"
+        self.said = "its owner answers each batch"
 
     # ---- whether it lives ------------------------------------------------------------------------------------------
 
@@ -109,6 +109,11 @@ class RemoteShard(Shard):
     def state(self) -> State:
         """As the last call on it found it."""
         return self._state
+
+    @property
+    def progress(self) -> str:
+        """Who moves the bytes."""
+        return self.said
 
     @property
     def stream(self) -> int:

@@ -56,9 +56,10 @@ def attach(
     draw together agree; None: this handle draws alone. root_age: draws that one look at the roots serves. Weights are
     exact for the draw that was made, whatever it is; how far shares lag behind priorities, and by how much a limiter
     may be overshot, grows with it.
-    path: how shards at addresses are read. None: "mapped" where they lie on this host, else "nixl" where NIXL is there
-    and reaches them, else "service". One of the three: that, or an error where it cannot be (stats().shards says what
-    is). Waits for owners at addresses at most timeout_s, or 10 s.
+    path: how shards at addresses are read. None: "mapped" where they lie on this host, else where NIXL is there
+    and reaches them by "nixl" or "service", whichever is quicker for such batches, else "service". One of the three:
+    that, or an error where it cannot be (stats().shards says what is). Waits for owners at addresses at most timeout_s,
+    or 10 s.
     Raises NoSuchTable, FormatMismatch, InvalidConfig (shards that are not alike, a number twice), NotOverShards,
     RanksDisagree, ServiceUnavailable (nobody answers at an address), PeerUnreadable (path="nixl"), MissingPackage, and
     what relive.attach raises.

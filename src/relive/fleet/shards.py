@@ -75,13 +75,17 @@ class Shard(ABC):
     """One shard: a handle on it. Any number of threads."""
 
     path: Path  # its rows are read by
-    progress = ""  # who moves the bytes, where that is not this process alone; and why no quicker path is there
 
     def __init__(self, table: TableHandle, core: TableCore, number: int, facts: tuple[bytes, int, int]) -> None:
         self.table = table
         self.core = core
         self.number = number
         self.uuid, self._slot_bits, self._num_slots = facts
+
+    @property
+    def progress(self) -> str:
+        """Who moves the bytes, where that is not this process alone; and why no quicker path is there."""
+        return ""
 
     @property
     @abstractmethod

@@ -1,0 +1,149 @@
+"""The quicker of two ways to the same rows: what is tried when, and that it is the same rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from processes.shm import needs_shared_memory
+
+pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
+
+from contract.tools import write_steps
+
+from fleet.fake_nixl import Pair
+from fleet.tools import config_of
+from relive.fleet import ShardOwner
+from relive.fleet.nixl import NixlMemory, SharedRegion
+from relive.fleet.peer import BY_OWNER, HERE, PeerShard
+from relive.fleet.quicker import AGAIN, TURN, WARM, Quicker, Turn
+from relive.fleet.shards import Asked
+
+
+def gone(choice: Quicker, count: int, seconds: tuple[float, float]) -> list[int]:
+    """The ways of so many calls, each of which takes what its way takes, in the warm ones ten times as long."""
+    ways = []
+    for _ in range(count):
+        turn = choice.turn()
+        ways.append(turn.way)
+        choice.took(turn, seconds[turn.way] * (1.0 if turn.is_tried else 10.0))
+    return ways
+
+
+@pytest.mark.parametrize("quicker", [0, 1])
+def test_both_are_tried_and_the_quicker_is_gone_until_they_are_tried_again(quicker: int) -> None:
+    choice = Quicker()
+    seconds = (1.0, 2.0) if quicker == 0 else (2.0, 1.0)
+    trial = [0] * TURN + [1] * TURN
+    assert gone(choice, AGAIN, seconds) == trial + [quicker] * (AGAIN - 2 * TURN) and choice.best == quicker
+    assert gone(choice, AGAIN, seconds[::-1]) == trial + [1 - quicker] * (AGAIN - 2 * TURN)
+
+
+def test_one_call_that_took_long_decides_nothing() -> None:
+    choice = Quicker()
+    for place in range(2 * TURN):
+        turn = choice.turn()
+        took_s = 1.0 if turn.way == 0 else 2.0
+        choice.took(turn, 50.0 if place == WARM else took_s)
+    assert choice.turn() == Turn(0, False)
+
+
+def test_a_way_that_nobody_came_back_from_is_not_the_quicker() -> None:
+    choice = Quicker()
+    for _ in range(2 * TURN):
+        turn = choice.turn()
+        if turn.way == 1:
+            choice.took(turn, 9.0)
+    assert choice.best == 1
+
+
+def test_threads_take_turns() -> None:
+    choice = Quicker()
+    ways: list[list[int]] = [[] for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda at=at: ways[at].extend(gone(choice, AGAIN // 4, (2.0, 1.0)))) for at in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert sum(map(len, ways)) == AGAIN and sum(one.count(0) for one in ways) <= TURN + AGAIN // 4
+
+
+# ---- of a shard ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shard(pair: Pair, shm_name: Any) -> Iterator[tuple[PeerShard, np.ndarray]]:
+    """One of 50 steps that may be read here or by its owner, its reads by the fake; and its keys."""
+    with ShardOwner(0, config_of(shm_name())) as owner:
+        address = owner.serve("grpc://127.0.0.1:0")
+        shared = SharedRegion(owner.table.core, lambda: pair.agent)
+
+        def give() -> Any:
+            fields, metadata = shared.give()
+            return fields | {"agent": "its owner"}, metadata
+
+        owner._server.offer(address.rpartition("/")[2], "nixl", give)
+        made = PeerShard(address, 0, 10.0, False, lambda offered: NixlMemory(offered, pair.agent))
+        try:
+            with owner.table.writer() as writer:
+                keys = write_steps(writer, 0, 50)
+            yield made, np.asarray(keys)
+        finally:
+            made.close()
+            shared.close()
+
+
+def drawn(shard: PeerShard, num_items: int) -> Any:
+    """Rewards and keys of a draw."""
+    part = shard.begin(Asked(0, shard.select(0, ["reward"]), num_items, 10.0, None, False, False, True))
+    arrays, keys, _ = part.take()
+    part.commit()
+    return arrays[0], keys
+
+
+def slow(pair: Pair, seconds: float) -> None:
+    pair.fake.makes = lambda num_cells: time.sleep(seconds)
+
+
+@needs_shared_memory
+def test_what_is_read_slowly_goes_by_the_owner_and_is_the_same(pair: Pair, shard: tuple[PeerShard, np.ndarray]) -> None:
+    peer, keys = shard
+    rewards = dict(zip(keys.tolist(), range(50), strict=True))
+    selection = peer.select(0, ["reward"])
+    slow(pair, 0.02)
+    for _ in range(2 * TURN):
+        values, items = drawn(peer, 8)
+        assert values.tolist() == [rewards[key] for key in items.tolist()]
+        assert peer.gather(selection, keys, None)[0][0].tolist() == list(range(50))
+    assert {kind[0]: choice.best for kind, choice in peer._quickers.items()} == {"draw": BY_OWNER, "gather": BY_OWNER}
+    assert peer.path == "nixl" and "its owner is quicker for 2 of 2 kinds" in peer.progress
+    num_requests = len(pair.fake.made_by)
+    into = np.full(50, -1.0, np.float32)
+    assert peer.gather(selection, keys, [into])[1].all() and into.tolist() == list(range(50))
+    drawn(peer, 8)
+    assert len(pair.fake.made_by) == num_requests, "nothing of it is read here"
+    drawn(peer, 50)
+    assert len(pair.fake.made_by) > num_requests, "larger batches are a kind of their own"
+
+
+@needs_shared_memory
+def test_what_the_owner_sends_slowly_is_read(
+    pair: Pair, shard: tuple[PeerShard, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, _ = shard
+    real = Quicker.took
+    monkeypatch.setattr(
+        Quicker, "took", lambda self, turn, took_s: real(self, turn, took_s + (turn.way == BY_OWNER) * 10.0)
+    )
+    for _ in range(2 * TURN):
+        drawn(peer, 8)
+    assert [choice.best for choice in peer._quickers.values()] == [HERE] and "quicker" not in peer.progress
+    num_requests = len(pair.fake.made_by)
+    drawn(peer, 8)
+    assert len(pair.fake.made_by) > num_requests
