@@ -37,6 +37,7 @@ class FakeNixl:
         self.peers: set[str] = set()
         self.made_by: dict[int, str] = {}  # request: thread, cells
         self.num_cells: dict[int, int] = {}
+        self.posted: set[int] = set()
         self.num_agents = 0
         self._numbers = itertools.count(1)
 
@@ -104,6 +105,8 @@ class FakeNixl:
         return number
 
     def postXferReq(self, number: int, message: bytes) -> str:
+        assert number not in self.posted, "a request was posted twice"
+        self.posted.add(number)
         if self.fails(number):
             raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
         return self.getXferStatus(number)

@@ -58,6 +58,25 @@ def test_who_does_not_wait_any_longer_is_told_so(hand: SecondHand) -> None:
     assert slow.wait(10.0)
 
 
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_what_is_noted_is_done_once_where_a_signal_cuts_the_handing_over_short(
+    hand: SecondHand, is_queued: bool
+) -> None:
+    jobs, done, noted = hand._jobs, [], []
+
+    class Interrupted:
+        def put(self, job: Any) -> None:
+            hand._jobs = jobs
+            if is_queued:
+                jobs.put(job)
+            raise KeyboardInterrupt
+
+    hand._jobs = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        hand.hand(lambda: done.append(1), noted)
+    assert noted[0].wait(10.0) and hand.hand(lambda: None).wait(10.0) and done == [1]
+
+
 def test_ends_when_it_has_done_what_it_was_handed() -> None:
     hand = SecondHand("relive-test-ending")
     done: list[int] = []
@@ -111,6 +130,27 @@ def test_where_a_post_copies_the_second_hand_has_half_of_the_next_read(large: Pa
     assert not large.fake.requests
     few = large.reader.gather(0, ["large"], large.keys[: _HALVED_BYTES // 4 // VALUES], 10.0)
     assert few.present.all() and set(rows_by_thread(large)) == {own}, "small reads are not worth it"
+
+
+@needs_shared_memory
+def test_each_hand_posts_its_own_request(large: Pair) -> None:
+    """Whichever of both was noted last."""
+    reads(large)
+    theirs, own = threading.Event(), threading.Event()
+
+    class Meeting(list[int]):
+        def append(self, request: int) -> None:
+            super().append(request)
+            if large.fake.made_by[request] == "relive-nixl":
+                theirs.set()
+                assert own.wait(10.0)
+            elif theirs.is_set():
+                own.set()
+
+    large.memory._pending = Meeting()
+    large.fake.makes = lambda num_cells: theirs.wait(10.0) if 10 <= num_cells <= 12 else None
+    reads(large)
+    assert own.is_set() and not large.fake.requests
 
 
 @needs_shared_memory

@@ -200,7 +200,7 @@ class NixlMemory:
         if is_large and self._copies:
             own = (len(to_cells) + _HEAD_START_BYTES // target.cell_bytes + 1) // 2
             others = target.number, to_cells[own:], source.number, from_cells[own:]
-            self._beside.append(self._agent.post_beside(self._pending, *others))
+            self._agent.post_beside((self._pending, self._beside), *others)
             to_cells, from_cells = to_cells[:own], from_cells[:own]
         request = self._agent.request(target.number, to_cells, source.number, from_cells)
         self._pending.append(request)

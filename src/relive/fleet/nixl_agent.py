@@ -207,20 +207,24 @@ class Agent:
         """
         return self._is_over_by(self._agent.postXferReq(request, b""))
 
-    def post_beside(self, noted: list[Any], target: Any, to_cells: Indices, source: Any, from_cells: Indices) -> Handed:
+    def post_beside(
+        self, noted: tuple[list[Any], list[Handed]], target: Any, to_cells: Indices, source: Any, from_cells: Indices
+    ) -> None:
         """The same two by the second hand, while the caller does something else.
 
-        noted: gets the request before it is posted, and nothing once the job is over.
+        noted: get the request before it is posted, and nothing once the job is over; and the job before it is begun.
         """
+        requests, jobs = noted
 
         def posted() -> None:
-            noted.append(self.request(target, to_cells, source, from_cells))
-            self.post(noted[-1])
+            request = self.request(target, to_cells, source, from_cells)
+            requests.append(request)  # beside the caller, who adds its own
+            self.post(request)
 
         with self.lock:
             if self._second_hand is None:
                 self._second_hand = SecondHand("relive-nixl")
-            return self._second_hand.hand(posted)
+            self._second_hand.hand(posted, jobs)
 
     def end_second_hand(self) -> None:
         """Ends that thread, when it is done with what it has. Another post_beside() begins another."""

@@ -23,6 +23,7 @@ class Handed:
         self._job = job
         self._is_running = threading.Lock()  # held until it is over: waiting for a lock is the quickest wait there is
         self._is_running.acquire()
+        self._is_begun = False  # by the second hand alone
         self._problem: BaseException | None = None
 
     @property
@@ -40,7 +41,10 @@ class Handed:
         return True
 
     def do(self) -> None:
-        """By the second hand."""
+        """By the second hand, which may find it in its queue twice."""
+        if self._is_begun:
+            return
+        self._is_begun = True
         try:
             self._job()
         except BaseException as problem:  # whoever waits raises it
@@ -58,10 +62,20 @@ class SecondHand:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def hand(self, job: Callable[[], None]) -> Handed:
-        """Does it soon. Returns at once."""
+    def hand(self, job: Callable[[], None], noted: list[Handed] | None = None) -> Handed:
+        """Does it soon. Returns at once.
+
+        noted: gets it before it is handed over; what is noted is done, also where a signal cuts this short.
+        """
         handed = Handed(job)
-        self._jobs.put(handed)
+        try:
+            if noted is not None:
+                noted.append(handed)
+            self._jobs.put(handed)
+        except BaseException:  # before it was in the queue, or behind that: nobody can tell
+            if noted is not None and handed in noted:
+                self._jobs.put(handed)
+            raise
         return handed
 
     def _work(self) -> None:
