@@ -77,6 +77,28 @@ def test_what_is_noted_is_done_once_where_a_signal_cuts_the_handing_over_short(
     assert noted[0].wait(10.0) and hand.hand(lambda: None).wait(10.0) and done == [1]
 
 
+def test_a_signal_in_a_wait_leaves_a_job_that_is_over(hand: SecondHand) -> None:
+    """Ctrl-C between taking the lock and giving it back: who keeps memory for the job must hear of its end."""
+    go_on = threading.Event()
+    job = hand.hand(lambda: go_on.wait(10.0))
+    lock = job._is_running
+
+    class Interrupted:
+        def acquire(self, timeout: float) -> bool:
+            go_on.set()
+            assert lock.acquire(timeout=timeout)
+            job._is_running = lock
+            raise KeyboardInterrupt
+
+        def release(self) -> None:
+            lock.release()
+
+    job._is_running = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        job.wait(10.0)
+    assert job.is_over and job.wait(0.0)
+
+
 def test_ends_when_it_has_done_what_it_was_handed() -> None:
     hand = SecondHand("relive-test-ending")
     done: list[int] = []

@@ -23,19 +23,20 @@ class Handed:
         self._job = job
         self._is_running = threading.Lock()  # held until it is over: waiting for a lock is the quickest wait there is
         self._is_running.acquire()
-        self._is_begun = False  # by the second hand alone
+        self._is_begun = self._is_over = False  # by the second hand alone
         self._problem: BaseException | None = None
 
     @property
     def is_over(self) -> bool:
-        """Done, or failed."""
-        return not self._is_running.locked()
+        """Done, or failed. Not what the lock says: a signal may end a wait before it gives that back."""
+        return self._is_over
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it was over in time. Raises what it raised."""
-        if not self._is_running.acquire(timeout=timeout_s):
-            return False
-        self._is_running.release()
+        if not self._is_over:
+            if not self._is_running.acquire(timeout=timeout_s):
+                return False
+            self._is_running.release()
         if self._problem is not None:
             raise self._problem
         return True
@@ -50,6 +51,7 @@ class Handed:
         except BaseException as problem:  # whoever waits raises it
             self._problem = problem
         finally:
+            self._is_over = True
             self._is_running.release()
 
 
