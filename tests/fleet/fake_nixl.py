@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 import relive
+from relive.fleet import ShardOwner
 from relive.fleet.nixl import NixlMemory, Offered, SharedRegion
 from relive.fleet.nixl_agent import Agent
 from relive.fleet.one_sided import OneSidedReader
+from relive.fleet.peer import PeerShard
 from relive.fleet.peer_layout import PeerLayout
 from relive.service.shard_session import layout_of
 
@@ -150,6 +153,25 @@ class Pair:
 
     def read(self, timeout_s: float = 10.0) -> Any:
         return self.reader.gather(0, ["action", "large"], self.keys[::3], timeout_s)
+
+    @contextmanager
+    def served(self, config: relive.TableConfig, must: bool) -> Iterator[tuple[ShardOwner, PeerShard]]:
+        """Another shard, whose owner serves it, and a handle that reads it by the same fake."""
+        with ShardOwner(0, config) as owner:
+            address = owner.serve("grpc://127.0.0.1:0")
+            shared = SharedRegion(owner.table.core, lambda: self.agent)
+
+            def give() -> Any:
+                fields, metadata = shared.give()
+                return fields | {"agent": "its owner"}, metadata
+
+            owner._server.offer(address.rpartition("/")[2], "nixl", give)
+            shard = PeerShard(address, 0, 10.0, must, lambda offered: NixlMemory(offered, self.agent))
+            try:
+                yield owner, shard
+            finally:
+                shard.close()
+                shared.close()
 
     def close(self) -> None:
         self.agent.end_second_hand()

@@ -138,44 +138,31 @@ def test_arrays_that_are_let_go_are_not_kept_for_ever(pair: Pair) -> None:
 
 def test_what_cuts_a_read_short_leaves_its_memory_to_it(pair: Pair, shm_name: Any) -> None:
     """Ctrl-C in a read: the next one is by another reader, and the first one's bytes find their memory."""
-    with ShardOwner(0, config_of(shm_name())) as owner:
-        address = owner.serve("grpc://127.0.0.1:0")
-        shared = SharedRegion(owner.table.core, lambda: pair.agent)
+    with pair.served(config_of(shm_name()), must=True) as (owner, shard):
+        with owner.table.writer() as writer:
+            keys = write_steps(writer, 0, 50)
+        selection = shard.select(0, ["reward"])
+        assert shard.gather(selection, keys, None)[0][0].tolist() == list(range(50)) and shard.path == "nixl"
 
-        def give() -> Any:
-            fields, metadata = shared.give()
-            return fields | {"agent": "its owner"}, metadata
+        asked: list[int] = []
 
-        owner._server.offer(address.rpartition("/")[2], "nixl", give)
-        shard = PeerShard(address, 0, 10.0, True, lambda offered: NixlMemory(offered, pair.agent))
-        try:
-            with owner.table.writer() as writer:
-                keys = write_steps(writer, 0, 50)
-            selection = shard.select(0, ["reward"])
-            assert shard.gather(selection, keys, None)[0][0].tolist() == list(range(50)) and shard.path == "nixl"
+        def interrupted(request: int) -> bool:
+            asked.append(request)
+            if len(asked) == 1:
+                raise KeyboardInterrupt
+            return request == asked[0]
 
-            asked: list[int] = []
-
-            def interrupted(request: int) -> bool:
-                asked.append(request)
-                if len(asked) == 1:
-                    raise KeyboardInterrupt
-                return request == asked[0]
-
-            pair.fake.hangs = interrupted
-            with pytest.raises(KeyboardInterrupt):
-                shard.gather(selection, keys, None)
-            assert pair.agent.sweep() == 1  # its bytes have not come yet
-            pair.fake.hangs = lambda request: False
-            assert pair.agent.sweep() == 0
-            assert shard.path == "service" and "cut short" in shard.progress
-            assert shard.gather(selection, keys, None)[1].all()
-            shard._not_before = 0.0  # a second later
-            nixl_agent._ended.clear()
-            assert shard.gather(selection, keys, None)[0][0].tolist() == list(range(50)) and shard.path == "nixl"
-        finally:
-            shard.close()
-            shared.close()
+        pair.fake.hangs = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            shard.gather(selection, keys, None)
+        assert pair.agent.sweep() == 1  # its bytes have not come yet
+        pair.fake.hangs = lambda request: False
+        assert pair.agent.sweep() == 0
+        assert shard.path == "service" and "cut short" in shard.progress
+        assert shard.gather(selection, keys, None)[1].all()
+        shard._not_before = 0.0  # a second later
+        nixl_agent._ended.clear()
+        assert shard.gather(selection, keys, None)[0][0].tolist() == list(range(50)) and shard.path == "nixl"
 
 
 def test_where_nixl_is_not_installed(shm_name: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,6 @@ from contract.tools import write_steps
 
 from fleet.fake_nixl import Pair
 from fleet.tools import config_of
-from relive.fleet import ShardOwner
-from relive.fleet.nixl import NixlMemory, SharedRegion
 from relive.fleet.peer import BY_OWNER, HERE, PeerShard
 from relive.fleet.quicker import AGAIN, TURN, WARM, Quicker, Turn
 from relive.fleet.shards import Asked
@@ -80,23 +78,10 @@ def test_threads_take_turns() -> None:
 @pytest.fixture
 def shard(pair: Pair, shm_name: Any) -> Iterator[tuple[PeerShard, np.ndarray]]:
     """One of 50 steps that may be read here or by its owner, its reads by the fake; and its keys."""
-    with ShardOwner(0, config_of(shm_name())) as owner:
-        address = owner.serve("grpc://127.0.0.1:0")
-        shared = SharedRegion(owner.table.core, lambda: pair.agent)
-
-        def give() -> Any:
-            fields, metadata = shared.give()
-            return fields | {"agent": "its owner"}, metadata
-
-        owner._server.offer(address.rpartition("/")[2], "nixl", give)
-        made = PeerShard(address, 0, 10.0, False, lambda offered: NixlMemory(offered, pair.agent))
-        try:
-            with owner.table.writer() as writer:
-                keys = write_steps(writer, 0, 50)
-            yield made, np.asarray(keys)
-        finally:
-            made.close()
-            shared.close()
+    with pair.served(config_of(shm_name()), must=False) as (owner, made):
+        with owner.table.writer() as writer:
+            keys = write_steps(writer, 0, 50)
+        yield made, np.asarray(keys)
 
 
 def drawn(shard: PeerShard, num_items: int) -> Any:

@@ -17,6 +17,7 @@ from fleet.fake_nixl import Pair
 from relive import errors
 from relive.fleet import nixl_agent
 from relive.fleet.nixl import _HALVED_BYTES
+from relive.fleet.one_sided import OneSidedReader
 from relive.fleet.second_hand import SecondHand
 
 VALUES = 25_000  # 100 kB a row: 20 of them are halved
@@ -135,6 +136,29 @@ def rows_by_thread(pair: Pair) -> dict[str, int]:
     return taken
 
 
+def reads_anew(pair: Pair) -> None:
+    """By another reader, a second after the first one failed."""
+    nixl_agent._ended.clear()
+    pair.reader, pair.memory = pair.open()
+    reads(pair)
+
+
+def given_up(pair: Pair) -> OneSidedReader:
+    """The reader that is closed while bytes may come: all of its memory is kept for them."""
+    before, reader = dict(pair.fake.registered), pair.reader
+    pair.memory.close(reader.close)
+    gc.collect()
+    assert pair.agent.sweep() == 1 and pair.fake.registered == before and reader.mirror.base
+    return reader
+
+
+def is_freed(pair: Pair, reader: OneSidedReader) -> None:
+    """When the second hand is done, all of it is."""
+    pair.agent.end_second_hand()
+    assert pair.agent.sweep() == 0 and not pair.fake.requests and not reader.mirror.base
+    reads_anew(pair)
+
+
 def others(pair: Pair) -> Any:
     """Whether a request is the second hand's."""
     return lambda request: pair.fake.made_by.get(request) == "relive-nixl"
@@ -200,15 +224,10 @@ def test_a_half_that_does_not_come_is_quarantined_with_its_memory(large: Pair) -
     with pytest.raises(errors.DeadlineExceeded):
         reads(large, 0.05)
     assert large.reader.is_spoiled and large.memory.num_pending
-    before, reader = dict(large.fake.registered), large.reader
-    large.memory.close(reader.close)
-    gc.collect()
-    assert large.agent.sweep() == 1 and large.fake.registered == before and reader.mirror.base
+    reader = given_up(large)
     large.fake.hangs = lambda request: False
     assert large.agent.sweep() == 0 and not reader.mirror.base
-    nixl_agent._ended.clear()
-    large.reader, large.memory = large.open()
-    reads(large)
+    reads_anew(large)
 
 
 @needs_shared_memory
@@ -227,15 +246,9 @@ def test_a_half_that_is_not_even_posted_is_waited_for_before_memory_is_freed(lar
     with pytest.raises(errors.DeadlineExceeded):
         reads(large, 0.05)
     assert is_there.is_set()
-    before, reader = dict(large.fake.registered), large.reader
-    large.memory.close(reader.close)
-    assert large.agent.sweep() == 1 and large.fake.registered == before and reader.mirror.base
+    reader = given_up(large)
     go_on.set()
-    large.agent.end_second_hand()  # when it is done
-    assert large.agent.sweep() == 0 and not large.fake.requests and not reader.mirror.base
-    nixl_agent._ended.clear()
-    large.reader, large.memory = large.open()
-    reads(large)
+    is_freed(large, reader)
 
 
 @needs_shared_memory
@@ -247,9 +260,7 @@ def test_a_half_that_fails_fails_the_read_and_leaves_nothing(large: Pair) -> Non
     large.fake.fails = lambda request: False
     large.memory.close(large.reader.close)
     assert large.agent.sweep() == 0 and not large.fake.requests and not large.fake.peers
-    nixl_agent._ended.clear()
-    large.reader, large.memory = large.open()
-    reads(large)
+    reads_anew(large)
 
 
 @needs_shared_memory
@@ -268,15 +279,9 @@ def test_the_other_half_is_not_lost_where_the_callers_own_is_cut_short(large: Pa
     large.fake.hangs = hangs
     with pytest.raises(KeyboardInterrupt):
         reads(large)
-    reader = large.reader
-    large.memory.close(reader.close)
-    assert large.agent.sweep() == 1 and reader.mirror.base
+    reader = given_up(large)
     go_on.set()
-    large.agent.end_second_hand()
-    assert large.agent.sweep() == 0 and not large.fake.requests and not reader.mirror.base
-    nixl_agent._ended.clear()
-    large.reader, large.memory = large.open()
-    reads(large)
+    is_freed(large, reader)
 
 
 @needs_shared_memory
@@ -297,12 +302,6 @@ def test_a_half_that_nobody_has_begun_is_waited_for_too(large: Pair) -> None:
         reads(large)
     assert large.memory.num_pending == 0
     large.fake.makes = lambda num_cells: None
-    reader = large.reader
-    large.memory.close(reader.close)
-    assert large.agent.sweep() == 1 and reader.mirror.base
+    reader = given_up(large)
     go_on.set()
-    large.agent.end_second_hand()
-    assert large.agent.sweep() == 0 and not large.fake.requests and not reader.mirror.base
-    nixl_agent._ended.clear()
-    large.reader, large.memory = large.open()
-    reads(large)
+    is_freed(large, reader)

@@ -304,7 +304,7 @@ struct Region {
 
   // Where the generations of a new region begin: in the lower half of those that a key has bits for, so that as many
   // are left as it would ever use. A region made anew in place of a lost one has another epoch, and keys of the lost
-  // one name nothing there, but by a chance of one in as many as the half is (2^24 for ten million rows).
+  // one name nothing there, but by a chance of one in as many as the half is (2^22 for ten million rows).
   uint64_t first_generation(uint64_t epoch) const {
     return 1 + epoch % (uint64_t{1} << (kLeafBits - geometry->slot_bits - 1));
   }

@@ -227,9 +227,8 @@ class Agent:
             self._second_hand.hand(posted, jobs)
 
     def end_second_hand(self) -> None:
-        """Ends that thread, when it is done with what it has. Another post_beside() begins another."""
-        with self.lock:
-            hand, self._second_hand = self._second_hand, None
+        """Ends that thread, when it is done with what it has. Nobody hands it anything meanwhile: no lock is taken."""
+        hand, self._second_hand = self._second_hand, None
         if hand is not None:
             hand.end()
 

@@ -62,7 +62,8 @@ class ShardOwner(Closing):
     region of that name was left by an owner that died, it is taken over with all that it holds (is_restored). Its
     limiters act over all shards (docs/fleet.md). table: a handle on the shard alone.
     epoch: where the keys of a region that is made begin, 0 to 2**62 - 1. None: at random, so that keys of a region
-    that was lost are gone in the one that takes its number; give one where keys are to be the same in every run.
+    that was lost are gone in the one that takes its number; give one where keys are to be the same in every run. As
+    many of its lower bits count as keys have room for (22 with ten million rows).
     Closing ends the ownership, and removes the memory where nobody else is attached.
     Raises InvalidConfig (no shared memory; the region left is of another number, spec or index), NameTaken (somebody
     else owns it), and what relive.Table and relive.attach raise.

@@ -93,9 +93,8 @@ class PeerShard(RemoteShard):
         """Who moves the bytes, and of how many kinds of batches (columns, powers of two of items) the owner does."""
         choices = [] if self._reader is None else list((self._quickers or {}).values())
         num_owners = sum(choice.best == BY_OWNER for choice in choices)
-        return (
-            f"{self.said}; its owner is quicker for {num_owners} of {len(choices)} kinds" if num_owners else self.said
-        )
+        quicker = f"; its owner is quicker for {num_owners} of {len(choices)} kinds" if num_owners else ""
+        return self._progress + quicker
 
     @property
     def torn(self) -> int:
@@ -120,11 +119,11 @@ class PeerShard(RemoteShard):
             memory.close()
             raise
         self._reader = reader, memory
-        self.said = str(memory.progress)
+        self._progress = str(memory.progress)
 
     def _by_owner(self, problem: BaseException) -> None:
         reason = problem.reason if isinstance(problem, PeerUnreadable) else str(problem)
-        self.said = f"its owner answers each batch: {reason}"
+        self._progress = f"its owner answers each batch: {reason}"
         self._not_before = time.monotonic() + _ANEW_S
 
     def _retire(self, problem: ReliveError) -> None:

@@ -67,7 +67,7 @@ class PeerPages:
         self.tails = Directory(memory, layout.tails(), np.uint64)
         self._recalled = np.zeros(layout.num_pages, np.uint64)  # words; 0: none
         self._looked_s = np.zeros(layout.num_pages)  # when that word was last seen
-        self._looked_round_s = 0.0
+        self._looked_round_s = 0.0  # when all words that came were last compared with what is recalled
 
     @property
     def policy_version(self) -> int:

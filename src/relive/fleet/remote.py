@@ -101,7 +101,7 @@ class RemoteShard(Shard):
         self._changed = threading.Lock()
         self._closing = threading.Event()
         self._looks = False
-        self.said = "its owner answers each batch"
+        self._progress = "its owner answers each batch"
 
     # ---- whether it lives ------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class RemoteShard(Shard):
     @property
     def progress(self) -> str:
         """Who moves the bytes."""
-        return self.said
+        return self._progress
 
     @property
     def stream(self) -> int:
