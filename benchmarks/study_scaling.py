@@ -25,16 +25,16 @@ from benchmarks.machine import describe
 from benchmarks.run import RESULTS, save
 from benchmarks.tables import aligned, markdown_table
 from relive import MinSize, SharedMemory, Table
-from relive.train.actor_pool import ActorPool
-from relive.train.calibrate import Sizes, calibrate
+from relive.train.acting.actor_pool import ActorPool
+from relive.train.acting.environments import describe as spaces_of
 from relive.train.config import TrainConfig, preset
-from relive.train.environments import describe as spaces_of
-from relive.train.learner_group import GroupOptions, LearnerGroup
-from relive.train.numerics import learner_numerics
-from relive.train.parameters import ParameterBoard, ParameterLayout
-from relive.train.scoreboard import Scoreboard
+from relive.train.learners.group import GroupOptions, LearnerGroup
+from relive.train.learners.numerics import learner_numerics
+from relive.train.memory.parameters import ParameterBoard, ParameterLayout
+from relive.train.memory.scoreboard import Scoreboard
 from relive.train.settings import changed
-from relive.train.throughput import Costs, Setting, Work, predict
+from relive.train.tuning.calibrate import Sizes, calibrate
+from relive.train.tuning.throughput import Costs, Setting, Work, predict
 
 MORE_CORES = (4, 8, 16, 32)
 HEADINGS = ["what", "processes", "cores", "a second", "spread", "times one", "model", "model, times one"]

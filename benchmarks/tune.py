@@ -24,11 +24,11 @@ from benchmarks.run import RESULTS, save
 from benchmarks.tables import aligned, markdown_table
 from benchmarks.training.cases import CASES, SIDES
 from benchmarks.training.relive_side import settings_of
-from relive.train.calibrate import Sizes, calibrate
 from relive.train.config import TrainConfig, preset
-from relive.train.throughput import Costs, Prediction, Setting, Work, predict, ranked
-from relive.train.trial import run_trial
-from relive.train.tuning import Tried
+from relive.train.tuning.calibrate import Sizes, calibrate
+from relive.train.tuning.throughput import Costs, Prediction, Setting, Work, predict, ranked
+from relive.train.tuning.trial import run_trial
+from relive.train.tuning.tuner import Tried
 
 HEADINGS = ["setting", "limit", "predicted", "measured", "spread", "no core", "quiet", "error", "of quiet"]
 MUST_ERROR, MUST_CHOICE = 0.15, 0.9

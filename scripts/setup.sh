@@ -41,10 +41,12 @@ fi
 # Optimisation costs most of the build and changes no behaviour; environments only for tests do with little of it.
 [ "$kind" = full ] || export RELIVE_LTO="${RELIVE_LTO:-OFF}" RELIVE_QUICK="${RELIVE_QUICK:-ON}"
 
-# 3. relive: rebuilt when its C++ changed; a plain install also when its Python did.
+# 3. relive: rebuilt when its C++ changed; a plain install also when its Python did. An editable install lists the
+#    modules that it found, so it is made again when a module is added, moved or removed.
 sources=(cpp CMakeLists.txt pyproject.toml)
 [ "$kind" = full ] || sources+=(src)
-relive="$dependencies ${RELIVE_LTO:-} ${RELIVE_TESTING:-} $(digest "${sources[@]}")"
+modules="$(find src -name '*.py' | LC_ALL=C sort | sha256sum | cut -c 1-16)"
+relive="$dependencies ${RELIVE_LTO:-} ${RELIVE_TESTING:-} $modules $(digest "${sources[@]}")"
 if ! is_stamped relive "$relive"; then
   log "building relive"
   arguments=(--quiet --no-deps --no-build-isolation)

@@ -14,9 +14,9 @@ from benchmarks.training.relive_side import settings_of
 
 
 def main() -> None:
+    from relive.train.acting.environments import describe
     from relive.train.config import preset
-    from relive.train.environments import describe
-    from relive.train.packages import Compiling, PackageRequest, load_packages
+    from relive.train.learners.compiled_updates import Compiling, PackageRequest, load_packages
 
     case = CASES[sys.argv[1]]
     agent = preset(case.agent, case.env_id, settings_of(case, 0, SIDES["relive, actors(1)"])).agent

@@ -3,24 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from relive import errors
-from relive._wrong_names import unknown_attribute
-from relive.batch import Batch
-from relive.batches import Batches
-from relive.config import TableConfig
-from relive.draws import Draw
-from relive.errors import DeadlineExceeded, ReliveError
-from relive.explicit import Explicit, Window
-from relive.hindsight import Hindsight
-from relive.index import Index
-from relive.items import Episodes, Sequences, Transitions
-from relive.limiters import MinSize, Queue, SamplesPerInsert, StalenessBudget
-from relive.mixture import Mixture
-from relive.open import attach, connect, list_tables, loader, remove
-from relive.patterns import Condition, Pattern, PatternWriter
-from relive.priorities import sequence_priority
-from relive.prompt_groups import PromptGroups
-from relive.protocol import ReplayTable, ReplayWriter
-from relive.samplers import (
+from relive.checks.names import unknown_attribute
+from relive.config.explicit import Explicit, Window
+from relive.config.hindsight import Hindsight
+from relive.config.index import Index
+from relive.config.items import Episodes, Sequences, Transitions
+from relive.config.limiters import MinSize, Queue, SamplesPerInsert, StalenessBudget
+from relive.config.prompt_groups import PromptGroups
+from relive.config.samplers import (
     Fifo,
     Fresh,
     Lifo,
@@ -33,11 +23,21 @@ from relive.samplers import (
     TopK,
     Uniform,
 )
-from relive.spec import ArraySpec, StepSpec
-from relive.stats import IndexStats, TableStats, TierStats
-from relive.storage import LocalMemory, SharedMemory, Tiered
-from relive.table import Table
-from relive.writer import Writer
+from relive.config.spec import ArraySpec, StepSpec
+from relive.config.storage import LocalMemory, SharedMemory, Tiered
+from relive.config.table_config import TableConfig
+from relive.core.protocol import ReplayTable, ReplayWriter
+from relive.errors import DeadlineExceeded, ReliveError
+from relive.over.mixture import Mixture
+from relive.over.patterns import Condition, Pattern, PatternWriter
+from relive.reading.batch import Batch
+from relive.reading.batches import Batches
+from relive.reading.draws import Draw
+from relive.reading.priorities import sequence_priority
+from relive.table.open import attach, connect, list_tables, loader, remove
+from relive.table.stats import IndexStats, TableStats, TierStats
+from relive.table.table import Table
+from relive.writing.writer import Writer
 
 __version__ = "0.1.0"
 

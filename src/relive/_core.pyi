@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.table_core import Normalise, SelectedColumns, TableCore
+from relive.core.table_core import Normalise, SelectedColumns, TableCore
 
 Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]

@@ -24,11 +24,11 @@ else:
     _missing = None
 
 from relive import __version__
-from relive._extras import install_command
-from relive.capacity import bytes_per_step
+from relive.config.capacity import bytes_per_step
 from relive.errors import InUse, MissingPackage, NoSuchTable, ReliveError
-from relive.open import list_tables, remove
-from relive.table import Table
+from relive.errors.extras import install_command
+from relive.table.open import list_tables, remove
+from relive.table.table import Table
 
 # What typer reads: the command, its extra, what it does.
 _WITH_EXTRAS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,53 +14,58 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "relive"
 
-# Floors from the ground up. A module may import modules of lower floors, and of its own where that is said.
+# Rooms from the ground up. A room is a folder or a file; the rooms of one line do not import each other. A room may
+# import the rooms of the lines above its own line.
 FLOORS: list[set[str]] = [
-    {"_error_base", "_slips", "_pytrees", "_holders", "_extras"},
-    {"_item_errors", "_late_errors", "_name_errors", "_storage_errors"},
     {"errors"},
-    {"_checks", "_closing", "_ending", "_wrong_names", "_parts", "_loadable"},
-    {"priorities"},
-    {"spec", "_spaces", "_casting"},
-    {"protocol", "table_core", "late"},
-    {"items", "explicit", "samplers", "limiters", "storage"},
-    {"where", "hindsight", "prompt_groups"},
-    {"index", "capacity"},
+    {"checks"},
     {"config"},
-    {"batch", "stats", "new_items", "shares", "own_draws", "draws"},
-    {"batches", "held"},
-    {"rewards"},
-    {"handle"},
-    {"writer", "sources", "patterns", "mixture"},
+    {"core"},
+    {"reading", "writing"},
     {"table"},
+    {"over"},
     {"service"},
-    {"fleet"},
-    {"adapters"},
-    {"gpu"},
+    {"fleet", "gpu", "adapters"},
     {"agents"},
     {"train"},
-    {"loading"},
-    {"open"},
     {"cli"},
 ]
-FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-MAY_IMPORT_EACH_OTHER = [{"spec", "_spaces", "_casting"}]
-CORE_USERS = {
-    "_ending",
-    "batch",
-    "sources",
-    "table",
-    "open",
-    "_casting",
-    "gpu",
-    "service",
-    "fleet",
-    "train",
+# The same inside the folders that have rooms of their own.
+INNER_FLOORS: dict[str, list[set[str]]] = {
+    "service": [{"wire"}, {"parameters"}, {"client"}, {"server", "config"}],
+    "fleet": [
+        {"errors"},
+        {"draws"},
+        {"shards", "owner"},
+        {"agreement", "totals", "writing", "remote", "mapped"},
+        {"onesided"},
+        {"core", "group_reader"},
+        {"sharded_table", "torch"},
+        {"ray"},
+        {"command"},
+    ],
+    "train": [
+        {"settings", "processes", "signals", "run_directory"},
+        {"topology", "errors"},
+        {"config"},
+        {"memory"},
+        {"watching"},
+        {"acting", "learners"},
+        {"evaluating"},
+        {"setup", "learner"},
+        {"run"},
+        {"tuning"},
+        {"command"},
+    ],
 }
+MOST_FILES = 20  # of a folder
+CORE_USERS = {"config", "core", "reading", "table", "gpu", "service", "fleet", "train"}
 
 
 # Loaded by who asks for them alone: they are made of other people's classes.
-LOADED_ALONE = {SOURCE / "fleet" / name for name in ("torch.py", "ray.py", "command.py")} | {SOURCE / "loading.py"}
+LOADED_ALONE = {SOURCE / "fleet" / name for name in ("torch.py", "ray.py", "command.py")} | {
+    SOURCE / "over" / "loading.py"
+}
 
 
 def modules() -> list[Path]:
@@ -68,6 +74,10 @@ def modules() -> list[Path]:
 
 def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def heights(floors: list[set[str]]) -> dict[str, int]:
+    return {name: height for height, names in enumerate(floors) for name in names}
 
 
 def type_only(tree: ast.Module) -> set[int]:
@@ -100,32 +110,97 @@ def imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
                 yield name, node.lineno, id(node) in top
 
 
+def refused(path: Path, floors: list[set[str]], depth: int) -> list[str]:
+    """The imports of a module that do not go down, among the rooms at this depth below src/relive."""
+    floor, package = heights(floors), ("relive", *path.relative_to(SOURCE).parts[:depth])
+    here = path.relative_to(SOURCE).parts[depth].removesuffix(".py")
+    if here == "__init__":
+        return []  # the face of the folder hands on names of all its rooms
+    found = []
+    for name, line, _ in imports_of(path):
+        parts = tuple(name.split("."))
+        if parts[: depth + 1] != package:
+            continue
+        if len(parts) == depth + 1:
+            if here != "command":
+                found.append(f"{path.name}:{line}: {here} imports its own folder's face")
+            continue
+        there = parts[depth + 1]
+        if there in (here, "_core") or (depth == 0 and there not in floor and here in UPSTAIRS):
+            continue  # a name of the public face
+        if there not in floor or floor[there] >= floor[here]:
+            found.append(f"{path.name}:{line}: {here} imports {name}, which is not below {here}")
+    return found
+
+
+UPSTAIRS = {"service", "fleet", "gpu", "adapters", "agents", "train", "cli"}  # they may use `relive.Table` and the like
+
+
 def test_every_module_has_its_floor() -> None:
-    unknown = {part_of(path) for path in modules()} - set(FLOOR)
-    assert not unknown, f"give a floor to {sorted(unknown)}"
+    assert {part_of(path) for path in modules()} == set(heights(FLOORS))
+    for folder, floors in INNER_FLOORS.items():
+        rooms = {path.relative_to(SOURCE).parts[1].removesuffix(".py") for path in (SOURCE / folder).rglob("*.py")}
+        assert rooms - {"__init__"} == set(heights(floors)), folder
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_go_down_only(path: Path) -> None:
     here = part_of(path)
-    for name, line, _ in imports_of(path):
-        if not name.startswith("relive"):
-            continue
-        parts = name.split(".")
-        assert len(parts) > 1, f"{path.name}:{line} imports the roof of the house"
-        there = parts[1]
-        if there == here:
-            continue
-        if there == "_core":
-            assert here in CORE_USERS, f"{path.name}:{line}: {here} does not speak to the core"
-            continue
-        if there not in FLOOR and FLOOR[here] >= FLOOR["adapters"]:
-            continue  # a name of the public face
-        assert there in FLOOR, f"{path.name}:{line} imports {name}, which has no floor"
-        siblings = any({here, there} <= group for group in MAY_IMPORT_EACH_OTHER)
-        assert FLOOR[there] < FLOOR[here] or siblings, (
-            f"{path.name}:{line}: {here} imports {there}, which is not below it"
-        )
+    found = refused(path, FLOORS, 0)
+    if here in INNER_FLOORS:
+        found += refused(path, INNER_FLOORS[here], 1)
+    assert not found, "\n".join(found)
+
+
+def test_an_import_that_goes_up_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, up in {"core/a.py": "relive.table.handle", "service/wire/b.py": "relive.service.client.exchange"}.items():
+        path = tmp_path / "relive" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(f"from {up} import something\n")
+    monkeypatch.setitem(globals(), "SOURCE", tmp_path / "relive")
+    assert len(refused(tmp_path / "relive" / "core" / "a.py", FLOORS, 0)) == 1
+    assert len(refused(tmp_path / "relive" / "service" / "wire" / "b.py", INNER_FLOORS["service"], 1)) == 1
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    names = {".".join(("relive", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in modules()}
+    edges: dict[str, set[str]] = {}
+    for name, path in names.items():
+        tree = ast.parse(path.read_text())
+        hidden = type_only(tree)
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and id(node) not in hidden]
+        several = {f"{node.module}.{alias.name}" for node in found for alias in node.names}
+        edges[name] = (several | {str(node.module) for node in found}) & set(names)
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above[above.index(name) :], name))
+        if name not in done:
+            for there in edges[name]:
+                visit(there, (*above, name))
+            done.add(name)
+
+    for name in names:
+        visit(name, ())
+
+
+def test_the_core_is_spoken_to_by_few() -> None:
+    for path in modules():
+        speaks = [name for name, _, _ in imports_of(path) if name.split(".")[:2] == ["relive", "_core"]]
+        assert not speaks or part_of(path) in CORE_USERS, f"{path.name}: {part_of(path)} does not speak to the core"
+
+
+def folders() -> list[Path]:
+    return sorted({path.parent for path in modules()} | {SOURCE})
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
+def test_a_folder_says_what_it_contains_and_what_not(folder: Path) -> None:
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    first = text.split("\n\n")[0]
+    assert first.endswith(".") and first.count(". ") == 0, "one sentence"
+    assert folder == SOURCE or re.search(r"; no(t|ne|thing)? ", first), "say which code the folder does not contain"
+    assert len(list(folder.glob("*.py"))) <= MOST_FILES
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))

@@ -19,7 +19,7 @@ from fleet.tools import TRANSPORTS, needs_nixl
 
 from contract.over_shards import classes_of, making
 from contract.tools import MakeTable
-from relive.fleet.nixl_agent import hold_agent
+from relive.fleet.onesided.nixl_agent import hold_agent
 
 pytestmark = [needs_shared_memory, needs_nixl]
 

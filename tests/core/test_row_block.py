@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from relive._casting import Normaliser
 from relive._core import RowBlock
+from relive.config.casting import Normaliser
+from relive.config.spec import ArraySpec, StepSpec
 from relive.errors import DtypeMismatch, ShapeMismatch
-from relive.spec import ArraySpec, StepSpec
 
 KINDS = ("bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64")
 SPEC = StepSpec({"image": ArraySpec((2, 3), "uint8"), **{kind: ArraySpec((), kind) for kind in KINDS}})

@@ -13,18 +13,18 @@ import numpy as np
 
 import relive
 from relive.fleet import ShardOwner
-from relive.fleet.nixl import NixlMemory, Offered, SharedRegion
-from relive.fleet.nixl_agent import Agent
-from relive.fleet.one_sided import OneSidedReader
-from relive.fleet.peer import PeerShard
-from relive.fleet.peer_layout import PeerLayout
-from relive.service.shard_session import layout_of
+from relive.fleet.onesided.nixl import NixlMemory, Offered, SharedRegion
+from relive.fleet.onesided.nixl_agent import Agent
+from relive.fleet.onesided.peer import PeerShard
+from relive.fleet.onesided.peer_layout import PeerLayout
+from relive.fleet.onesided.rows import OneSidedReader
+from relive.service.server.shard_session import layout_of
 
 __all__ = ["FakeNixl", "Pair"]
 
 
 class FakeNixl:
-    """What relive.fleet.nixl asks of NIXL: reads are copies; requests hang, fail and end when a test says so."""
+    """What fleet/onesided/nixl.py asks of NIXL: reads are copies; requests hang, fail and end when a test says so."""
 
     NIXL_THREAD_SYNC_RW, DRAM_SEG, NIXL_READ, NIXL_INIT_AGENT = "rw", "dram", "read", ""
     NIXL_SUCCESS, NIXL_IN_PROG = "success", "in progress"

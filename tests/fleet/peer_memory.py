@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import relive
-from relive.fleet.one_sided import OneSidedReader
-from relive.fleet.peer_layout import Area, PeerLayout
-from relive.fleet.reading import Move, Place
-from relive.service.shard_session import layout_of
+from relive.fleet.onesided.peer_layout import Area, PeerLayout
+from relive.fleet.onesided.rows import OneSidedReader
+from relive.fleet.onesided.transport import Move, Place
+from relive.service.server.shard_session import layout_of
 
 __all__ = ["LocalPeer", "reader_of"]
 

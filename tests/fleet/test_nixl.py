@@ -23,12 +23,13 @@ from fleet.racing import LARGE, Racing, race
 from fleet.test_remote import at, settled, states, wait_for
 from fleet.tools import config_of, fill, needs_nixl
 from relive import errors
-from relive.fleet import PeerUnreadable, ShardOwner, attach, nixl_agent
-from relive.fleet.nixl import NixlMemory, Offered, SharedRegion
-from relive.fleet.one_sided import OneSidedReader
-from relive.fleet.peer import PeerShard
-from relive.fleet.peer_layout import PeerLayout
-from relive.service.shard_session import layout_of
+from relive.fleet import PeerUnreadable, ShardOwner, attach
+from relive.fleet.onesided import nixl_agent
+from relive.fleet.onesided.nixl import NixlMemory, Offered, SharedRegion
+from relive.fleet.onesided.peer import PeerShard
+from relive.fleet.onesided.peer_layout import PeerLayout
+from relive.fleet.onesided.rows import OneSidedReader
+from relive.service.server.shard_session import layout_of
 
 pytestmark = needs_shared_memory
 

@@ -20,9 +20,10 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 from fleet.fake_nixl import Pair
 from fleet.tools import config_of, fill, needs_nixl
 from relive import errors
-from relive.fleet import ShardOwner, attach, nixl_agent
-from relive.fleet.nixl import NixlMemory, Offered, SharedRegion, open_memory
-from relive.fleet.peer import PeerShard
+from relive.fleet import ShardOwner, attach
+from relive.fleet.onesided import nixl_agent
+from relive.fleet.onesided.nixl import NixlMemory, Offered, SharedRegion, open_memory
+from relive.fleet.onesided.peer import PeerShard
 from relive.fleet.sharded_table import ShardedTable
 
 pytestmark = needs_shared_memory

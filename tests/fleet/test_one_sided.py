@@ -13,11 +13,11 @@ import relive
 from fleet.peer_memory import LocalPeer, gathered, reader_of
 from fleet.torn import SPEC, Torn
 from relive import errors
-from relive.fleet import peer_pages
-from relive.fleet.one_sided import OneSidedReader
-from relive.fleet.peer_layout import PeerLayout
-from relive.fleet.peer_pages import PeerPages
-from relive.service.shard_session import layout_of
+from relive.fleet.onesided import peer_pages
+from relive.fleet.onesided.peer_layout import PeerLayout
+from relive.fleet.onesided.peer_pages import PeerPages
+from relive.fleet.onesided.rows import OneSidedReader
+from relive.service.server.shard_session import layout_of
 
 pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from relive import errors
-from relive.fleet.placement import MAX_SHARDS, ROOT_BYTES, Point, Root, Roots, offsets, place, shared_point
+from relive.fleet.draws.placement import MAX_SHARDS, ROOT_BYTES, Point, Root, Roots, offsets, place, shared_point
 
 MASSES = [3.0, 0.5, 0.0, 7.25, 1.0]
 

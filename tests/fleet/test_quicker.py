@@ -17,8 +17,8 @@ from contract.tools import write_steps
 
 from fleet.fake_nixl import Pair
 from fleet.tools import config_of
-from relive.fleet.peer import BY_OWNER, HERE, PeerShard
-from relive.fleet.quicker import AGAIN, TURN, WARM, Quicker, Turn
+from relive.fleet.onesided.faster_path import AGAIN, TURN, WARM, Quicker, Turn
+from relive.fleet.onesided.peer import BY_OWNER, HERE, PeerShard
 from relive.fleet.shards import Asked
 
 

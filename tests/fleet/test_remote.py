@@ -21,10 +21,10 @@ from fleet.owning import Owners
 from fleet.tools import config_of, fill
 from relive import errors
 from relive.fleet import ShardOwner, attach
-from relive.fleet.remote import RemoteShard
+from relive.fleet.remote.shard import RemoteShard
 from relive.fleet.shards import Asked
 from relive.service import connect, serve
-from relive.service.shard_session import ROOT
+from relive.service.server.shard_session import ROOT
 
 pytestmark = needs_shared_memory
 PATIENCE_S = 30.0

@@ -15,10 +15,10 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 
 from fleet.fake_nixl import Pair
 from relive import errors
-from relive.fleet import nixl_agent
-from relive.fleet.nixl import _HALVED_BYTES
-from relive.fleet.one_sided import OneSidedReader
-from relive.fleet.second_hand import SecondHand
+from relive.fleet.onesided import nixl_agent
+from relive.fleet.onesided.copy_thread import SecondHand
+from relive.fleet.onesided.nixl import _HALVED_BYTES
+from relive.fleet.onesided.rows import OneSidedReader
 
 VALUES = 25_000  # 100 kB a row: 20 of them are halved
 

@@ -25,7 +25,7 @@ from relive.fleet import (
     attach,
     make_shard,
 )
-from relive.fleet.placement import ROOT_BYTES
+from relive.fleet.draws.placement import ROOT_BYTES
 
 pytestmark = needs_shared_memory
 Names = list[str]

@@ -16,8 +16,8 @@ import relive
 from fleet.tools import config_of, fill
 from relive import errors
 from relive.fleet import NotOverShards, ShardedTable, ShardOwner, attach
-from relive.fleet.placement import Root, within
-from relive.fleet.sharing import sharing_of
+from relive.fleet.draws.placement import Root, within
+from relive.fleet.draws.sharing import sharing_of
 
 pytestmark = needs_shared_memory
 SIZES = (5, 17, 2)

@@ -16,7 +16,7 @@ from processes.shm import needs_shared_memory
 import relive
 from gpu.tools import DeviceReader, numbered_rows, numbered_spec, torch
 from relive import errors
-from relive._extras import install_command
+from relive.errors.extras import install_command
 from relive.gpu.layout_args import ColumnCopy, RegionLayout, tree_levels
 from relive.gpu.region_view import DeviceFailure, HostRegistration, RegionView
 

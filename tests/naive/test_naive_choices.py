@@ -17,8 +17,8 @@ from naive.choices_twin import NaiveChoices
 from naive.program import run_at_random
 from naive.test_naive_shuffle import Epochs
 from relive import errors
-from relive.samplers import REMOVERS as ALL_REMOVERS
-from relive.samplers import SAMPLERS as ALL_SAMPLERS
+from relive.config.samplers import REMOVERS as ALL_REMOVERS
+from relive.config.samplers import SAMPLERS as ALL_SAMPLERS
 
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
 BY_CHANCE = (
@@ -64,7 +64,7 @@ def test_nothing_is_left_out() -> None:
     """Who adds a sampler, a remover or a limiter adds it here."""
     assert {type(sampler) for sampler, _ in SAMPLERS} == set(ALL_SAMPLERS)
     assert {type(remover) for remover in REMOVERS} == set(ALL_REMOVERS)
-    assert {type(limiter) for limiter in LIMITERS} == set(relive.limiters.LIMITERS)
+    assert {type(limiter) for limiter in LIMITERS} == set(relive.config.limiters.LIMITERS)
 
 
 def fits(limiter: Any, max_times: int | None, max_items: int) -> bool:

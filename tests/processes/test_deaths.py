@@ -145,7 +145,7 @@ def test_nothing_stays_after_a_kill_once_the_name_is_reopened_or_removed(shm_nam
         child.kill()
     assert shared_files(name), "a killed process cannot tidy up"
     if way == "remove":
-        from relive.open import remove
+        from relive.table.open import remove
 
         remove(name)
     else:
@@ -168,7 +168,7 @@ def test_what_a_killed_creator_left_can_be_attached(shm_name: Any) -> None:
 
 
 def test_a_table_in_use_is_not_removed(shm_name: Any) -> None:
-    from relive.open import remove
+    from relive.table.open import remove
 
     name = shm_name()
     with children() as start:

@@ -11,7 +11,7 @@ import relive
 from processes.shm import needs_shared_memory, shared_files
 from processes.tools import checked_step, checked_table, children, torn_rows
 from processes.workers import EVERYTHING, create_and_wait
-from relive.open import remove
+from relive.table.open import remove
 
 pytestmark = needs_shared_memory
 

@@ -19,7 +19,7 @@ import relive
 from processes.shm import needs_shared_memory, shared_files
 from processes.tools import Child, checked_spec, checked_step, children
 from relive import errors
-from relive.protocol import ReplayTable, ReplayWriter
+from relive.core.protocol import ReplayTable, ReplayWriter
 
 pytestmark = needs_shared_memory
 

@@ -17,7 +17,7 @@ import relive
 from processes.shm import needs_shared_memory, shared_files
 from processes.tools import children
 from relive import errors
-from relive._holders import holders
+from relive.core.holders import holders
 
 pytestmark = needs_shared_memory
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from relive.service.exchange import Exchange
+from relive.service.client.exchange import Exchange
 
 __all__ = ["cut_as_answered"]
 

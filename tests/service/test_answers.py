@@ -22,9 +22,10 @@ from contract.tools import plain_spec, prioritized, write_steps
 
 import relive
 from relive import errors
-from relive.service import connect, serve, wire
-from relive.service.exchange import Exchange, Watch
-from relive.service.pipe import BODY, CHUNK_BYTES, SMALL_BYTES
+from relive.service import connect, serve
+from relive.service.client.exchange import Exchange, Watch
+from relive.service.server.pipe import BODY, CHUNK_BYTES, SMALL_BYTES
+from relive.service.wire import framing
 
 LOOPBACK = "grpc://127.0.0.1:0"
 
@@ -61,14 +62,14 @@ def test_a_client_that_goes_in_mid_answer_leaves_nothing() -> None:
             writer.extend(frame=np.zeros((8, 1 << 20), np.uint8), terminated=True)
         for kind in ("call", "hold"):
             client = flight.FlightClient(server.address)
-            request = {"relive": wire.VERSION, "byte_order": sys.byteorder, "table": "t", "kind": kind}
+            request = {"relive": framing.VERSION, "byte_order": sys.byteorder, "table": "t", "kind": kind}
             command = json.dumps({**request, "spec": None, "uuid": None, "layout_hash": None}).encode()
             sending, receiving = client.do_exchange(flight.FlightDescriptor.for_command(command))
             receiving.read_chunk()
             header = {"op": "sample", "index": 0, "names": ["frame"], "n": 64, "timeout_s": 5.0, "handed_out": 0}
-            sending.write_metadata(wire.encode(header))
+            sending.write_metadata(framing.encode(header))
             chunk = receiving.read_chunk()
-            told, _ = wire.decode(chunk.app_metadata)
+            told, _ = framing.decode(chunk.app_metadata)
             assert told["body_bytes"] == (64 << 20) + 2 * 512 and chunk.data.num_rows == CHUNK_BYTES
             receiving.cancel()
             with pytest.raises((flight.FlightError, pa.ArrowException)):
@@ -110,17 +111,17 @@ def _received(*chunks: _Chunk, num_bytes: int = 10) -> npt.NDArray[np.uint8]:
 
 
 def test_a_body_is_what_its_header_says() -> None:
-    first = wire.encode({"body_bytes": 10})
+    first = framing.encode({"body_bytes": 10})
     whole = _received(_bytes(4, first), _bytes(6))
     assert whole.tolist() == [*range(4), *range(6)]
-    assert _received(_Chunk(None, wire.encode({}, bytes(10)))).tolist() == [0] * 10
+    assert _received(_Chunk(None, framing.encode({}, bytes(10)))).tolist() == [0] * 10
     for chunks in (
         (_bytes(4, first), _bytes(7)),  # more than it said
         (_bytes(11, first),),
-        (_bytes(4, wire.encode({"body_bytes": 11})),),  # more than was asked for
+        (_bytes(4, framing.encode({"body_bytes": 11})),),  # more than was asked for
         (_bytes(4, first), _bytes(3, first)),  # another message in the middle
-        (_bytes(4, wire.encode({})),),  # bytes that were not announced
-        (_Chunk(None, wire.encode({}, bytes(9))),),
+        (_bytes(4, framing.encode({})),),  # bytes that were not announced
+        (_Chunk(None, framing.encode({}, bytes(9))),),
     ):
         with pytest.raises(errors.BadMessage):
             _received(*chunks)
@@ -169,7 +170,7 @@ def test_requests_that_differ_in_one_thing_are_not_confused(remote: relive.servi
 
 SAY = """
 import os
-from relive.service.transport import with_few_wakeups as make
+from relive.service.wire.transport import with_few_wakeups as make
 seen = [make(lambda: os.environ.get("GRPC_EXPERIMENTS")) for _ in range(2)]
 print(*seen, os.environ.get("GRPC_EXPERIMENTS"))
 """

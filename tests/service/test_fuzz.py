@@ -18,8 +18,9 @@ import pyarrow.flight as flight
 from contract.tools import plain_spec, prioritized, step, write_steps
 
 import relive
-from relive.service import Server, ServerOptions, connect, serve, wire
-from relive.service.parameters import publication_of
+from relive.service import Server, ServerOptions, connect, serve
+from relive.service.parameters.sets import publication_of
+from relive.service.wire import framing
 
 NUM_MESSAGES = 1000
 A_STREAM = 20
@@ -122,20 +123,20 @@ def malformed(kind: str, keys: list[int], rng: random.Random) -> bytes:
     if way == 1:  # lengths that lie
         return rng.choice((0, 5, 2**16, 2**31, 2**32 - 1)).to_bytes(4, "little") + rng.randbytes(rng.randrange(64))
     if way == 2:
-        return wire.encode(header, body)[: rng.randrange(len(body) + 40)]
+        return framing.encode(header, body)[: rng.randrange(len(body) + 40)]
     if way == 3:
-        return wire.encode(header, body, rng.randbytes(rng.randrange(1, 64)))
+        return framing.encode(header, body, rng.randbytes(rng.randrange(1, 64)))
     if way == 4:
-        return wire.encode(header, rng.randbytes(len(body)))
+        return framing.encode(header, rng.randbytes(len(body)))
     text = json.dumps(bend(header, rng)).encode()
     if way == 5:
         text = b"[" * 100_000 if rng.random() < 0.05 else text
         return len(text).to_bytes(4, "little") + text + rng.randbytes(len(body))
-    return wire.encode(bend(header, rng), body)
+    return framing.encode(bend(header, rng), body)
 
 
 def open_stream(client: Any, rng: random.Random, kind: str, bent: bool) -> Any:
-    request = {"relive": wire.VERSION, "byte_order": "little", "table": "t", "kind": kind, "spec": None}
+    request = {"relive": framing.VERSION, "byte_order": "little", "table": "t", "kind": kind, "spec": None}
     request |= {"uuid": None, "layout_hash": None, "num_lanes": None}
     command = json.dumps(bend(request, rng) if bent else request).encode()
     if bent and rng.random() < 0.3:
@@ -216,8 +217,8 @@ def test_a_count_costs_no_memory() -> None:
         ):
             writer, reader = open_stream(client, random.Random(0), kind, bent=False)
             reader.read_chunk()
-            writer.write_metadata(wire.encode(header))
-            answer, _ = wire.decode(reader.read_chunk().app_metadata)
+            writer.write_metadata(framing.encode(header))
+            answer, _ = framing.decode(reader.read_chunk().app_metadata)
             assert answer["error"]["type"] in ("BadMessage", "InvalidConfig")
             reader.cancel()
             try:

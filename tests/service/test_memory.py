@@ -9,7 +9,7 @@ import sys
 import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-ASK = "from relive.service.memory import keep_freed_memory as keep; print(keep(), keep())"
+ASK = "from relive.service.wire.memory import keep_freed_memory as keep; print(keep(), keep())"
 
 
 def answer(**environment: str) -> str:

@@ -24,9 +24,10 @@ from contract.tools import plain_spec
 
 import relive
 from relive import errors
-from relive.service import Parameters, ParameterStore, RemoteTable, Server, ServerOptions, connect, serve, wire
-from relive.service.parameter_store import MOST_SENT
-from relive.service.parameters import publication_of
+from relive.service import Parameters, ParameterStore, RemoteTable, Server, ServerOptions, connect, serve
+from relive.service.parameters.sets import publication_of
+from relive.service.parameters.store import MOST_SENT
+from relive.service.wire import framing
 from service.hosts import Host
 from service.proxy import Proxy
 
@@ -343,7 +344,7 @@ class Raw:
 
     def __init__(self, server: Server, **changed: Any) -> None:
         request = {
-            "relive": wire.VERSION, "byte_order": "little", "table": "t", "kind": "parameters", "spec": None,
+            "relive": framing.VERSION, "byte_order": "little", "table": "t", "kind": "parameters", "spec": None,
             "uuid": None, "layout_hash": None, **changed,
         }  # fmt: skip
         self._client = flight.FlightClient(server.address)
@@ -352,10 +353,10 @@ class Raw:
         self.hello = self.receive()
 
     def send(self, header: dict[str, Any], *parts: Any) -> None:
-        self._writer.write_metadata(wire.encode(header, *parts))
+        self._writer.write_metadata(framing.encode(header, *parts))
 
     def receive(self) -> dict[str, Any]:
-        return wire.decode(self._reader.read_chunk().app_metadata)[0]
+        return framing.decode(self._reader.read_chunk().app_metadata)[0]
 
     def ask(self, header: dict[str, Any], *parts: Any) -> Any:
         """The answer; of an error its type."""
@@ -428,7 +429,7 @@ def test_bytes_that_are_not_those_announced(server: Server, remote: RemoteTable)
 
 
 def test_another_version_of_the_service_is_refused(server: Server) -> None:
-    for version in (wire.VERSION - 1, wire.VERSION + 1, None):
+    for version in (framing.VERSION - 1, framing.VERSION + 1, None):
         raw = Raw(server, relive=version)
         assert raw.hello["error"]["type"] == "FormatMismatch"
         raw.end()

@@ -23,8 +23,8 @@ from contract.tools import plain_spec, prioritized, step, write_steps
 import relive
 from relive import errors
 from relive.service import Server, ServerOptions, Streaming, connect, serve
-from relive.service.pipe import Pipe
-from relive.service.sessions import Session
+from relive.service.server.pipe import Pipe
+from relive.service.server.sessions import Session
 from service.cutting import cut_as_answered
 from service.hosts import Host
 

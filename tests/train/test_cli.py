@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("typer", reason="the command line needs typer")
 
-from relive._extras import install_command  # noqa: E402
 from relive.agents.registry import AGENTS  # noqa: E402
+from relive.errors.extras import install_command  # noqa: E402
 
 
 def relive_command(*arguments: str) -> subprocess.CompletedProcess[str]:

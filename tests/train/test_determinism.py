@@ -15,8 +15,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="learners are written in torch")
 
 from relive.agents.registry import AGENTS, entry_of  # noqa: E402
+from relive.train.acting.environments import describe  # noqa: E402
 from relive.train.config import preset  # noqa: E402
-from relive.train.environments import describe  # noqa: E402
 from train.inline import learn, one_thread  # noqa: E402
 
 # Not worth the time of the larger networks that agents have by default.

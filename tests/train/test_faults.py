@@ -18,8 +18,8 @@ from rich.console import Console  # noqa: E402
 from relive.agents.registry import AGENTS  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import Callback, CurvePoint, EnvironmentRaised, NonFiniteLoss, Snapshot, preset, train  # noqa: E402
-from relive.train.checkpoint import load_checkpoint  # noqa: E402
-from relive.train.environments import describe  # noqa: E402
+from relive.train.acting.environments import describe  # noqa: E402
+from relive.train.watching.checkpoint import load_checkpoint  # noqa: E402
 from train.batches import discrete_batch, discrete_spaces  # noqa: E402
 
 SMALL: dict[str, object] = {

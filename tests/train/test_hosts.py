@@ -27,10 +27,10 @@ from torch import distributed  # noqa: E402
 
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import HostGone, ReplicasDiffer, preset, train  # noqa: E402
-from relive.train.checkpoint import load_checkpoint  # noqa: E402
-from relive.train.host_group import EndedElsewhere, HostGroup, HostOptions, host_number  # noqa: E402
-from relive.train.learner_follower import Slice, state_hash  # noqa: E402
-from relive.train.result import Ending  # noqa: E402
+from relive.train.learners.follower import Slice, state_hash  # noqa: E402
+from relive.train.learners.host_group import EndedElsewhere, HostGroup, HostOptions, host_number  # noqa: E402
+from relive.train.watching.checkpoint import load_checkpoint  # noqa: E402
+from relive.train.watching.result import Ending  # noqa: E402
 from train.test_topology import AGENTS, ROWS, SMALL, batch_of, made, tensors  # noqa: E402
 
 pytestmark = needs_shared_memory

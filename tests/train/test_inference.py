@@ -19,11 +19,10 @@ from relive.agents.boxes import ActionBox, NoisyPolicy, SquashedGaussianPolicy
 from relive.agents.config import LinearSchedule
 from relive.agents.policies import EpsilonGreedy, NetworkValues
 from relive.errors import DeadlineExceeded
-from relive.train import inference as inferences
-from relive.train.actor import ActorTask, make_acting
-from relive.train.config import EnvironmentConfig
-from relive.train.environments import describe
-from relive.train.inference import (
+from relive.train.acting import inference as inferences
+from relive.train.acting.actor import ActorTask, make_acting
+from relive.train.acting.environments import describe
+from relive.train.acting.inference import (
     Answering,
     AskedInference,
     Bell,
@@ -33,10 +32,11 @@ from relive.train.inference import (
     RequestLayout,
     group_sizes,
 )
-from relive.train.noise import EnvironmentNoise, NoiseStream, environment_keys
-from relive.train.parameters import ParameterBoard, ParameterLayout
-from relive.train.scoreboard import Scoreboard
-from relive.train.stopwatch import watch_with
+from relive.train.acting.noise import EnvironmentNoise, NoiseStream, environment_keys
+from relive.train.config import EnvironmentConfig
+from relive.train.memory.parameters import ParameterBoard, ParameterLayout
+from relive.train.memory.scoreboard import Scoreboard
+from relive.train.memory.stopwatch import watch_with
 
 SPACES = Spaces("Made-v0", gymnasium.spaces.Box(-1, 1, (3,), np.float32), gymnasium.spaces.Discrete(4))
 GREEDY = EpsilonGreedy(LinearSchedule(0.5, 0.5, 1), NetworkValues(False))

@@ -15,8 +15,8 @@ from relive.agents.config import OptimizerConfig  # noqa: E402
 from relive.agents.iqn import IQN, IQNConfig, QuantileNetworkConfig, item_losses  # noqa: E402
 from relive.agents.policies import MeanOfQuantiles, quantile_values  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
+from relive.train.acting.environments import describe  # noqa: E402
 from relive.train.config import preset  # noqa: E402
-from relive.train.environments import describe  # noqa: E402
 from train.batches import MadeBatch, box_spaces, discrete_batch, discrete_spaces  # noqa: E402
 from train.inline import learn, mean_return, one_thread  # noqa: E402
 from train.twins import TwinIQN  # noqa: E402

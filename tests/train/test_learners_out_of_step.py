@@ -21,9 +21,9 @@ torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 
 from relive import MinSize, SharedMemory, Table, attach  # noqa: E402
-from relive.train import async_learner as learners  # noqa: E402
 from relive.train import preset, train  # noqa: E402
-from relive.train.parameter_server import ParameterServer, ServerOptions  # noqa: E402
+from relive.train.learners import async_learner as learners  # noqa: E402
+from relive.train.learners.parameter_server import ParameterServer, ServerOptions  # noqa: E402
 from train.test_parameter_server import AGENTS, ROWS, NoProcess, made  # noqa: E402
 
 

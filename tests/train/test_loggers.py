@@ -75,7 +75,7 @@ def test_wandb_offline_has_options_figures_and_the_result(tmp_path: Path, monkey
 
 def test_wandb_ends_with_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb_or_skip(monkeypatch)
-    from relive.train import wandb_logger
+    from relive.train.watching import wandb_logger
 
     codes: list[Any] = []
 
@@ -101,7 +101,7 @@ def test_wandb_ends_with_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_without_wandb_the_run_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.delitem(sys.modules, "relive.train.wandb_logger", raising=False)
+    monkeypatch.delitem(sys.modules, "relive.train.watching.wandb_logger", raising=False)
     with pytest.raises(MissingPackage) as caught:
         train(preset("dqn", "CartPole-v1", {**SMALL, "logging.wandb": True}), tmp_path / "run")
     assert "wandb" in str(caught.value) and "[wandb]" in str(caught.value) and not (tmp_path / "run").exists()
@@ -110,6 +110,6 @@ def test_without_wandb_the_run_is_refused_and_leaves_nothing(tmp_path: Path, mon
 
 
 def test_nobody_loads_wandb_unasked() -> None:
-    program = "import sys, relive.train.run, relive.train.actor; assert 'wandb' not in sys.modules"
+    program = "import sys, relive.train.run, relive.train.acting.actor; assert 'wandb' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

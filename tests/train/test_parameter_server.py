@@ -19,8 +19,8 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import LearnersKeepDying, preset  # noqa: E402
-from relive.train import async_learner as learners  # noqa: E402
-from relive.train.parameter_server import ParameterServer, ServerOptions  # noqa: E402
+from relive.train.learners import async_learner as learners  # noqa: E402
+from relive.train.learners.parameter_server import ParameterServer, ServerOptions  # noqa: E402
 from train.batches import box_spaces, continuous_batch, discrete_batch, discrete_spaces  # noqa: E402
 
 AGENTS: dict[str, dict[str, object]] = {

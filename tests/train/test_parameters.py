@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from relive.errors import InvalidConfig
-from relive.train.parameters import ParameterBoard, ParameterLayout, checksum
+from relive.train.memory.parameters import ParameterBoard, ParameterLayout, checksum
 
 SHAPES = {"hidden.weight": (64, 129), "hidden.bias": (129,), "scalar": ()}
 

@@ -17,7 +17,7 @@ pytest.importorskip("typer", reason="the command line needs typer")
 
 from relive.errors import InvalidConfig, MissingPackage  # noqa: E402
 from relive.train import NoDisplay, evaluate_run, play_run, preset, train  # noqa: E402
-from relive.train.environments import make_shown  # noqa: E402
+from relive.train.acting.environments import make_shown  # noqa: E402
 
 HAS_MOVIEPY = importlib.util.find_spec("moviepy") is not None
 HAS_PYGAME = importlib.util.find_spec("pygame") is not None

@@ -20,14 +20,7 @@ pytest.importorskip("typer", reason="the command line needs typer")
 from relive import Index, MinSize, Prioritized, Table, Transitions  # noqa: E402
 from relive.errors import DeadlineExceeded, InvalidConfig  # noqa: E402
 from relive.train import Profile, load_profile, preset, train  # noqa: E402
-from relive.train.profile import (  # noqa: E402
-    PICTURE_FILE,
-    PROFILE_FILE,
-    ProcessTime,
-    Profiling,
-    draw_profile,
-)
-from relive.train.stopwatch import (  # noqa: E402
+from relive.train.memory.stopwatch import (  # noqa: E402
     PARTS,
     STORAGE,
     Counts,
@@ -37,6 +30,13 @@ from relive.train.stopwatch import (  # noqa: E402
     timed_by_nobody,
     watch_with,
     watched_table,
+)
+from relive.train.watching.profile import (  # noqa: E402
+    PICTURE_FILE,
+    PROFILE_FILE,
+    ProcessTime,
+    Profiling,
+    draw_profile,
 )
 from train.batches import discrete_spaces  # noqa: E402
 

@@ -41,14 +41,14 @@ def test_an_unknown_agent_names_the_nearest() -> None:
 
 def test_nobody_but_the_registry_names_an_agent() -> None:
     names = re.compile("|".join(rf"\b{name}\b" for name in AGENTS), re.IGNORECASE)
-    for path in [*(SOURCE / "train").glob("*.py"), SOURCE / "cli.py"]:
+    for path in [*(SOURCE / "train").rglob("*.py"), SOURCE / "cli.py"]:
         found = [number for number, line in enumerate(path.read_text().splitlines(), 1) if names.search(line)]
         assert not found, f"{path.name}: lines {found}"
 
 
 def test_actors_and_the_command_line_import_no_torch() -> None:
     program = (
-        "import sys; import relive.train.actor, relive.agents.boxes, relive.cli; relive.cli._application();"
+        "import sys; import relive.train.acting.actor, relive.agents.boxes, relive.cli; relive.cli._application();"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -22,11 +22,11 @@ import relive  # noqa: E402
 from relive import errors  # noqa: E402
 from relive.service import RemoteTable, connect  # noqa: E402
 from relive.train import EnvironmentRaised, preset  # noqa: E402
+from relive.train.acting.links import LanesOf  # noqa: E402
+from relive.train.acting.remote_actor import Acted, ActOptions, act  # noqa: E402
+from relive.train.acting.serving import Deeds, ServedRun  # noqa: E402
 from relive.train.config import TrainConfig, where_to_serve  # noqa: E402
-from relive.train.links import LanesOf  # noqa: E402
-from relive.train.remote_actor import Acted, ActOptions, act  # noqa: E402
-from relive.train.scoreboard import Scoreboard  # noqa: E402
-from relive.train.serving import Deeds, ServedRun  # noqa: E402
+from relive.train.memory.scoreboard import Scoreboard  # noqa: E402
 from relive.train.setup import make_agent, make_table  # noqa: E402
 
 pytestmark = needs_shared_memory

@@ -146,7 +146,7 @@ def test_ctrl_c_leaves_nothing_and_resume_goes_on(tmp_path: Path) -> None:
         text = run.text
     assert "Traceback" not in text and f"--resume {folder}" in text
     assert not (folder / "result.json").exists()
-    from relive.train.checkpoint import load_checkpoint
+    from relive.train.watching.checkpoint import load_checkpoint
 
     before = load_checkpoint(folder)[1]
     assert before.num_steps > 0 and before.num_sessions == 1

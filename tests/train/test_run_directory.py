@@ -22,11 +22,11 @@ from rich.console import Console  # noqa: E402
 
 import relive.train  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train.checkpoint import Progress, save_checkpoint  # noqa: E402
 from relive.train.config import TrainConfig, preset  # noqa: E402
 from relive.train.run_directory import LOCK_FILE, alone_in, move_aside  # noqa: E402
 from relive.train.signals import stop_signals  # noqa: E402
-from relive.train.tuning import tune  # noqa: E402
+from relive.train.tuning.tuner import tune  # noqa: E402
+from relive.train.watching.checkpoint import Progress, save_checkpoint  # noqa: E402
 
 SMALL = {
     "topology": "inline",

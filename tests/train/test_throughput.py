@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the topologies of a run are read with its c
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train.config import preset  # noqa: E402
 from relive.train.settings import changed  # noqa: E402
-from relive.train.throughput import (  # noqa: E402
+from relive.train.tuning.throughput import (  # noqa: E402
     Costs,
     Limit,
     Setting,

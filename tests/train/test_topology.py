@@ -29,13 +29,13 @@ from relive.train import (  # noqa: E402
     LearnersKeepDying,
     ReplicasDiffer,
     Snapshot,
-    inference_pool,  # noqa: E402
     preset,
     train,
 )
-from relive.train.checkpoint import load_checkpoint  # noqa: E402
-from relive.train.learner_follower import state_hash  # noqa: E402
-from relive.train.learner_group import GroupOptions, LearnerGroup  # noqa: E402
+from relive.train.acting import inference_pool  # noqa: E402
+from relive.train.learners.follower import state_hash  # noqa: E402
+from relive.train.learners.group import GroupOptions, LearnerGroup  # noqa: E402
+from relive.train.watching.checkpoint import load_checkpoint  # noqa: E402
 from train.batches import box_spaces, continuous_batch, discrete_batch, discrete_spaces  # noqa: E402
 
 SMALL: dict[str, object] = {

@@ -23,17 +23,17 @@ from typer.testing import CliRunner  # noqa: E402
 from relive import MinSize, Table  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import ActorsKeepDying, EnvironmentRaised, Tuning, load_config, preset, tune  # noqa: E402
-from relive.train.calibrate import Sizes, calibrate  # noqa: E402
 from relive.train.config import TrainConfig  # noqa: E402
-from relive.train.core_waits import waited_for_core_s, working_clock  # noqa: E402
-from relive.train.in_turns import InTurns  # noqa: E402
-from relive.train.parameters import ParameterBoard, ParameterLayout  # noqa: E402
+from relive.train.memory.core_waits import waited_for_core_s, working_clock  # noqa: E402
+from relive.train.memory.parameters import ParameterBoard, ParameterLayout  # noqa: E402
 from relive.train.setup import make_agent  # noqa: E402
-from relive.train.throughput import Limit, Prediction, Setting  # noqa: E402
-from relive.train.trial import Trial, Windows, run_trial  # noqa: E402
-from relive.train.tuning import Tried, crowded  # noqa: E402
-from relive.train.tuning import _asked as asked_setting  # noqa: E402
-from relive.train.tuning import _choice as choice  # noqa: E402
+from relive.train.tuning.calibrate import Sizes, calibrate  # noqa: E402
+from relive.train.tuning.in_turns import InTurns  # noqa: E402
+from relive.train.tuning.throughput import Limit, Prediction, Setting  # noqa: E402
+from relive.train.tuning.trial import Trial, Windows, run_trial  # noqa: E402
+from relive.train.tuning.tuner import Tried, crowded  # noqa: E402
+from relive.train.tuning.tuner import _asked as asked_setting  # noqa: E402
+from relive.train.tuning.tuner import _choice as choice  # noqa: E402
 
 SMALL: dict[str, object] = {"replay.min_size": 100, "agent.batch_size": 16, "agent.network.hidden": (16,)}
 
@@ -291,7 +291,7 @@ def test_the_command_writes_settings_and_shows_predictions_beside_measurements(
 
 def test_a_run_that_chooses_first_says_so_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("relive.train.tuning.AUTO_BUDGET_S", 5.0)
+    monkeypatch.setattr("relive.train.tuning.tuner.AUTO_BUDGET_S", 5.0)
     limits = ("--max-steps", "400", "--set", "evaluation.num_final_episodes=1", "--set", "evaluation.num_episodes=1")
     done = relive_command("train", "dqn", "--auto", "--run-dir", "run", *limits, *sets())
     assert done.exit_code == 0, done.output

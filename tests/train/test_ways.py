@@ -21,10 +21,11 @@ pytest.importorskip("gymnasium", reason="training needs Gymnasium")
 from relive.agents.dqn import DQNConfig, QNetworkConfig  # noqa: E402
 from relive.agents.td3 import TD3Config  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
-from relive.train import TrainConfig, packages, preset, train, ways  # noqa: E402
+from relive.train import TrainConfig, preset, train  # noqa: E402
 from relive.train import setup as setups  # noqa: E402
-from relive.train.packages import Compiling, PackageRequest, load_packages  # noqa: E402
-from relive.train.ways import WayOptions, Ways  # noqa: E402
+from relive.train.learners import compiled_updates, update_choice  # noqa: E402
+from relive.train.learners.compiled_updates import Compiling, PackageRequest, load_packages  # noqa: E402
+from relive.train.learners.update_choice import WayOptions, Ways  # noqa: E402
 from train.batches import box_spaces, continuous_batch, discrete_batch, discrete_spaces  # noqa: E402
 
 ROWS = 16
@@ -54,7 +55,7 @@ def test_a_key_is_of_all_that_a_package_depends_on(monkeypatch: pytest.MonkeyPat
             replace(base, spaces=discrete_spaces(num_actions=3)).key, replace(base, spaces=discrete_spaces((5,))).key,
             request_of(TD3Config(batch_size=ROWS)).key}  # fmt: skip
     assert len(keys) == 8 and request_of().key == base.key
-    monkeypatch.setattr(packages, "processor", lambda: "another one")
+    monkeypatch.setattr(compiled_updates, "processor", lambda: "another one")
     assert request_of().key not in keys
     monkeypatch.undo()
     monkeypatch.setattr(torch, "__version__", "0.0")
@@ -126,7 +127,7 @@ def test_the_compiler_ends_with_who_asked_for_it(cache: Path) -> None:
     making.stop()
     assert making.ended
     code = (
-        "import pickle, sys, time\nfrom relive.train.packages import Compiling\n"
+        "import pickle, sys, time\nfrom relive.train.learners.compiled_updates import Compiling\n"
         "making = Compiling(pickle.load(sys.stdin.buffer))\nprint(making._process.pid, flush=True)\ntime.sleep(600)\n"
     )
     import pickle
@@ -203,7 +204,7 @@ class World:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """CPU time as the test has it: what was spent before the next reading."""
     spent = [0.0]
-    monkeypatch.setattr(ways.time, "thread_time", lambda: spent[0])
+    monkeypatch.setattr(update_choice.time, "thread_time", lambda: spent[0])
 
     def spend(seconds: float) -> None:
         spent[0] += seconds
@@ -348,7 +349,7 @@ def test_auto_is_the_default_and_waits_for_its_time() -> None:
 
 def test_the_choice_stands_in_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(ways, "_LOOK_S", 0.0)
+    monkeypatch.setattr(update_choice, "_LOOK_S", 0.0)
     settings = {
         "topology": "inline", "acting.num_actors": 1, "replay.min_size": 50, "agent.batch_size": 8,
         "update": "compiled",

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="training needs torch")
 
 from relive._core import await_rings, ring  # noqa: E402
-from relive.train.learner_words import Bells, GradientRows  # noqa: E402
-from relive.train.shared_block import SharedBlock  # noqa: E402
+from relive.train.learners.gradient_rows import Bells, GradientRows  # noqa: E402
+from relive.train.memory.shared_block import SharedBlock  # noqa: E402
 
 
 def two_of(kind: type, *sizes: int) -> tuple[SharedBlock, list]:

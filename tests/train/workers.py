@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relive.train.scoreboard import Scoreboard
+from relive.train.memory.scoreboard import Scoreboard
 
 
 def count(scoreboard: Scoreboard, actor: int) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from relive import ArraySpec, Batch, Draw, StepSpec
-from relive.batch import Columns
+from relive.core.protocol import ReplayBatch, ReplayDraw
 from relive.errors import InvalidConfig, NoProbabilities, UnknownColumn
-from relive.protocol import ReplayBatch, ReplayDraw
+from relive.reading.batch import Columns
 
 SPEC = StepSpec(
     {

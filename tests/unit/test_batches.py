@@ -15,8 +15,8 @@ import pytest
 
 import relive
 from relive import errors
-from relive.batch import Columns
-from relive.protocol import ReplayBatches
+from relive.core.protocol import ReplayBatches
+from relive.reading.batch import Columns
 
 SPEC = relive.StepSpec(
     {"observation": relive.ArraySpec((2,), "float32", kind="state"), "action": relive.ArraySpec((), "int64")}

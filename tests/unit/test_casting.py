@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relive import ArraySpec, StepSpec
-from relive._casting import Normaliser, as_array, as_buffers, as_keys, cast
+from relive.config.casting import Normaliser, as_array, as_buffers, as_keys, cast
 from relive.errors import DtypeMismatch, ShapeMismatch, UnknownColumn
 
 SPEC = StepSpec(

@@ -115,7 +115,7 @@ def test_rm_of_all_unused(shm_name: Callable[[], str], monkeypatch: pytest.Monke
 def run_here(monkeypatch: pytest.MonkeyPatch, arguments: list[str], only: set[str]) -> int:
     """The command in this process, seeing only these tables: others of the machine are not this test's to remove."""
     from relive import cli
-    from relive.open import list_tables
+    from relive.table.open import list_tables
 
     monkeypatch.setattr(cli, "list_tables", lambda: [row for row in list_tables() if row.name in only])
     return cli._plain_command(arguments)

@@ -26,10 +26,10 @@ from relive import (
     Transitions,
     Uniform,
 )
-from relive._checks import finite, integer, timeout
-from relive.capacity import bytes_per_step, steps_in_bytes
+from relive.checks.values import finite, integer, timeout
+from relive.config.capacity import bytes_per_step, steps_in_bytes
+from relive.config.index import named_indexes
 from relive.errors import InvalidConfig, SpecError, UnknownColumn
-from relive.index import named_indexes
 
 SPEC = StepSpec(
     {

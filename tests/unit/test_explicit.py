@@ -12,7 +12,7 @@ import pytest
 
 import relive
 from relive import Explicit, Window, errors
-from relive.new_items import new_items, with_axis
+from relive.writing.new_items import new_items, with_axis
 
 SCORE = relive.ArraySpec((), "float32")
 SPEC = relive.StepSpec({"observation": relive.ArraySpec((2,), "float32", kind="state"), "reward": SCORE})

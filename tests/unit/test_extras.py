@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from relive import _extras, errors
+from relive import errors
+from relive.errors import extras
 
 
 def installed(folder: Path, origin: dict[str, Any] | None) -> None:
@@ -43,33 +44,33 @@ def test_a_copy_that_was_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, command: str
 ) -> None:
     installed(tmp_path, origin)
-    monkeypatch.setattr(_extras, "_HERE", tmp_path / "relive" / "_extras.py")
+    monkeypatch.setattr(extras, "_HERE", tmp_path / "relive" / "_extras.py")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     importlib.invalidate_caches()
-    assert _extras.install_command("service") == command
+    assert extras.install_command("service") == command
 
 
 def test_a_folder_that_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = tmp_path / "a check out"
     checkout.mkdir()
     installed(tmp_path, {"url": checkout.as_uri(), "dir_info": {}})
-    monkeypatch.setattr(_extras, "_HERE", tmp_path / "relive" / "_extras.py")
+    monkeypatch.setattr(extras, "_HERE", tmp_path / "relive" / "_extras.py")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     importlib.invalidate_caches()
-    assert shlex.split(_extras.install_command("gpu")) == ["pip", "install", f"{checkout}[gpu]"]
+    assert shlex.split(extras.install_command("gpu")) == ["pip", "install", f"{checkout}[gpu]"]
 
 
 def test_a_copy_that_was_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_extras, "_HERE", tmp_path / "relive" / "_extras.py")
+    monkeypatch.setattr(extras, "_HERE", tmp_path / "relive" / "_extras.py")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert _extras.install_command("train") == "pip install '.[train]' in a checkout of relive"
+    assert extras.install_command("train") == "pip install '.[train]' in a checkout of relive"
 
 
 def test_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays editable: a copy beside it would be another version of the library tomorrow."""
     (tmp_path / "pyproject.toml").write_text("")
-    monkeypatch.setattr(_extras, "_HERE", tmp_path / "src" / "relive" / "_extras.py")
-    assert shlex.split(_extras.install_command("train")) == ["pip", "install", "-e", f"{tmp_path}[train]"]
+    monkeypatch.setattr(extras, "_HERE", tmp_path / "src" / "relive" / "_extras.py")
+    assert shlex.split(extras.install_command("train")) == ["pip", "install", "-e", f"{tmp_path}[train]"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from processes.shm import needs_shared_memory
 
 import relive
 from relive import errors
-from relive.shares import Shares
+from relive.over.shares import Shares
 
 SPEC = relive.StepSpec({"number": relive.ArraySpec((), "int64")})
 

@@ -36,7 +36,7 @@ INDEXES = {
 }
 
 
-def rows_of(name: str) -> list[relive.open.TableRow]:
+def rows_of(name: str) -> list[relive.table.open.TableRow]:
     return [row for row in relive.list_tables() if row.name == name]
 
 
@@ -196,7 +196,7 @@ def test_a_file_whose_name_is_no_text_is_listed(shm_name: Any) -> None:
     with open(path, "wb"):
         pass
     try:
-        (row,) = (row for row in relive.open.list_tables() if row.name.startswith(name))
+        (row,) = (row for row in relive.table.open.list_tables() if row.name.startswith(name))
         row.name.encode()
         assert "no name of a table" in row.problem and not row.alive
     finally:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import relive
-from relive import _pytrees, errors
+from relive import errors
+from relive.reading import pytrees
 
 SPEC = relive.StepSpec(
     {
@@ -201,8 +202,8 @@ def test_jax_is_registered_where_it_is_loaded(table: relive.Table, monkeypatch: 
     )
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(core=types.SimpleNamespace(Tracer=Tracer)))
     monkeypatch.setitem(sys.modules, "jax.tree_util", tree_util)
-    monkeypatch.setattr(_pytrees, "_registered", {"torch.utils._pytree"})
-    _pytrees.seen[0] = 0
+    monkeypatch.setattr(pytrees, "_registered", {"torch.utils._pytree"})
+    pytrees.seen[0] = 0
     batch = table.sample(8)
     with_keys, build, flatten = registered[relive.Batch]
     leaves, rest = flatten(batch)

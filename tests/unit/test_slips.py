@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import relive
-from relive import _slips, errors
+from relive import errors
+from relive.errors import slips
 
 SPEC = relive.StepSpec(
     {
@@ -169,7 +170,7 @@ def test_of_the_service_too() -> None:
 def test_rows_of_arguments_are_true() -> None:
     """Each callee is there, takes none of the names that are tried, and takes the one that is told."""
     known = callees()
-    for names, wrong, instead, _ in _slips._ARGUMENTS:
+    for names, wrong, instead, _ in slips._ARGUMENTS:
         for callee in names.split():
             takes = set(inspect.signature(known[callee]).parameters)
             assert not takes & set(wrong.split()), (callee, wrong)
@@ -291,11 +292,11 @@ def test_rows_of_attributes_are_true(table: relive.Table) -> None:
     with table.writer() as writer:
         there = {"Table": table, "Batch": batch, "Draw": draw, "Writer": writer, "relive": relive}
         lower = {name.lower(): one for name, one in there.items()}
-        for owner, _, instead, _ in _slips._ATTRIBUTES:
+        for owner, _, instead, _ in slips._ATTRIBUTES:
             for name, attribute in re.findall(r"\b(table|batch|draw|writer|relive)\.(\w+)", instead):
                 assert hasattr(lower[name], attribute) or attribute in ("service", "gpu", "adapters"), instead
             assert owner in there
-        for (owner, wrong), _ in _slips._ATTRIBUTE_OF.items():
+        for (owner, wrong), _ in slips._ATTRIBUTE_OF.items():
             usually_there = {"item_keys", "num_items", "present", "probabilities", "num_live_items"}
             if owner == "relive" and wrong in ("service", "gpu", "adapters"):
                 continue  # there where somebody imported it

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from relive import ArraySpec, StepSpec
+from relive.config.spec import RESERVED_NAMES, groups_of, nest, spread
 from relive.errors import SpecError, UnknownColumn
-from relive.spec import RESERVED_NAMES, groups_of, nest, spread
 
 FLAT = StepSpec(
     {

@@ -11,7 +11,7 @@ import pytest
 
 import relive
 from relive import errors
-from relive.protocol import ReplayTable
+from relive.core.protocol import ReplayTable
 
 SPEC = relive.StepSpec(
     {
@@ -100,7 +100,7 @@ def test_columns_by_name_and_by_group(table: relive.Table) -> None:
         "staleness",
     ]  # fmt: skip
     assert list(table.sample(2, columns="reward")) == ["reward"]
-    derived = table.sample(2, columns=[*relive.spec.DERIVED_NAMES, "terminated", "truncated", "discount"])
+    derived = table.sample(2, columns=[*relive.config.spec.DERIVED_NAMES, "terminated", "truncated", "discount"])
     assert [str(array.dtype) for array in derived.flat().values()] == [
         "int64", "bool", "int64", "int64", "int64", "int64", "bool", "bool", "float32",
     ]  # fmt: skip

@@ -10,14 +10,14 @@ import pytest
 
 import relive
 from relive import _core
-from relive.table_core import SimpleCalls, TableCore, WriterCore
+from relive.core.table_core import SimpleCalls, TableCore, WriterCore
 
 flight = pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip install 'relive[service]')")
 
-from relive.service import verbs  # noqa: E402
-from relive.service.remote_core import RemoteCore  # noqa: E402
-from relive.service.remote_writer import SyncWriterCore  # noqa: E402
-from relive.service.streamed_core import StreamedWriterCore  # noqa: E402
+from relive.service.client.remote_core import RemoteCore  # noqa: E402
+from relive.service.client.remote_writer import SyncWriterCore  # noqa: E402
+from relive.service.client.streamed_core import StreamedWriterCore  # noqa: E402
+from relive.service.wire import verbs  # noqa: E402
 
 
 def members(protocol: type) -> Iterator[tuple[str, Any]]:

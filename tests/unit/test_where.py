@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import relive
 from relive import _core, errors
-from relive.where import MAX_OPERATIONS, where_of
+from relive.config.where import MAX_OPERATIONS, where_of
 
 SPEC = relive.StepSpec(
     {
@@ -199,7 +199,7 @@ def test_what_changes_by_itself_is_told() -> None:
 
 
 def test_a_program_that_is_none_is_refused_by_the_core(table: Any) -> None:
-    """Whoever comes by another way than relive.where cannot make it read what is not there."""
+    """Whoever comes by another way than relive.config.where cannot make it read what is not there."""
     one, column = ("whole", "", 0.0, 1), ("column", "a", 0.0, 0)
     programs: list[list[tuple[Any, ...]]] = [
         [],

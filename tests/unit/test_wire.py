@@ -10,42 +10,42 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 import test_errors
 
 from relive import errors
-from relive.service import wire
-from relive.service.packing import PackedArray, Packing
-from relive.spec import ArraySpec, StepSpec
+from relive.config.spec import ArraySpec, StepSpec
+from relive.service.wire import framing
+from relive.service.wire.packing import PackedArray, Packing
 
 
 def test_a_message_comes_back_as_it_went() -> None:
     for size in range(0, 40, 7):
         body = np.arange(size, dtype=np.uint8)
-        header, back = wire.decode(wire.encode({"op": "x" * size, "n": size}, body.tobytes()[:3], body[3:]))
+        header, back = framing.decode(framing.encode({"op": "x" * size, "n": size}, body.tobytes()[:3], body[3:]))
         assert header == {"op": "x" * size, "n": size} and back.tolist() == body.tolist()
 
 
 @pytest.mark.parametrize("error", test_errors.EXAMPLES, ids=lambda error: type(error).__name__)
 def test_errors_cross_with_class_fields_and_sentence(error: errors.ReliveError) -> None:
-    header, _ = wire.decode(wire.encode({"error": wire.error_to(error)}))
-    back = wire.error_from(header["error"])
+    header, _ = framing.decode(framing.encode({"error": framing.error_to(error)}))
+    back = framing.error_from(header["error"])
     assert type(back) is type(error)
     assert repr(vars(back)) == repr(vars(error)) and str(back) == str(error)
 
 
 def test_foreign_errors_become_a_message() -> None:
-    back = wire.error_from(wire.error_to(IndexError("lane 7 of 2")))
+    back = framing.error_from(framing.error_to(IndexError("lane 7 of 2")))
     assert isinstance(back, errors.BadMessage) and "lane 7 of 2" in str(back)
-    assert isinstance(wire.error_from({"type": "NewerError", "fields": {"what": 1}}), errors.ReliveError)
-    assert isinstance(wire.error_from(None), errors.BadMessage)
+    assert isinstance(framing.error_from({"type": "NewerError", "fields": {"what": 1}}), errors.ReliveError)
+    assert isinstance(framing.error_from(None), errors.BadMessage)
 
 
 def test_arrays_fill_a_body_exactly() -> None:
     body = np.arange(24, dtype=np.uint8)
-    first, second = wire.arrays_of(body[3:23], (np.float32, (2,)), (np.uint8, (3, 4)))
+    first, second = framing.arrays_of(body[3:23], (np.float32, (2,)), (np.uint8, (3, 4)))
     assert first.flags.aligned and second.shape == (3, 4)
     for wanted in ([(np.float32, (7,))], [(np.int64, (2**60,))], []):
         with pytest.raises(errors.BadMessage):
-            wire.arrays_of(body, *wanted)
+            framing.arrays_of(body, *wanted)
     with pytest.raises(errors.BadMessage):
-        wire.arrays_of(body, (np.bool_, (24,)))
+        framing.arrays_of(body, (np.bool_, (24,)))
 
 
 def test_packing_is_where_arrays_are() -> None:
@@ -66,7 +66,7 @@ def test_packing_is_where_arrays_are() -> None:
 
 
 def test_rows_are_counted_from_their_header_alone() -> None:
-    from relive.service.rows import RowLayout
+    from relive.service.wire.rows import RowLayout
 
     spec = StepSpec({"o": ArraySpec((2,), "float32", kind="state"), "r": ArraySpec((), "float32")})
     layout = RowLayout(spec, 3)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from relive import ArraySpec, StepSpec
+from relive.core.protocol import ReplayWriter
 from relive.errors import (
     InvalidConfig,
     LaneError,
@@ -19,8 +20,7 @@ from relive.errors import (
     SpecError,
     UnknownColumn,
 )
-from relive.protocol import ReplayWriter
-from relive.writer import Writer
+from relive.writing.writer import Writer
 
 FLAT = StepSpec(
     {

@@ -1,1 +1,1 @@
-"""Adapters to other libraries, one file each; importing this package imports none of them."""
+"""Adapters to other libraries, one file for each library; no import of a library by this package itself."""

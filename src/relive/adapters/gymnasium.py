@@ -24,12 +24,12 @@ from typing import Any, final, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from relive._checks import integer
-from relive._extras import install_command
-from relive._wrong_names import names_arguments
-from relive.adapters._lanes import EnvironmentClosed, LaneRecorder, Priority, ResetNeeded, WritableTable, tell
+from relive.adapters.lanes import EnvironmentClosed, LaneRecorder, Priority, ResetNeeded, WritableTable, tell
+from relive.checks.names import names_arguments
+from relive.checks.values import integer
+from relive.core.protocol import ReplayWriter
 from relive.errors import InvalidConfig, MissingPackage, ReliveError
-from relive.protocol import ReplayWriter
+from relive.errors.extras import install_command
 
 try:
     import gymnasium

@@ -1,1 +1,1 @@
-"""Agents that learn through a table: one file an algorithm, on relive's public interface only."""
+"""Agents: one file for each algorithm, on relive's public interface only; no process and no training loop."""

@@ -3,7 +3,8 @@
 A `Functional` is an agent's update over the agent's own memory: it may be run in place of `Agent.update` at any time,
 and the other way round. What it computes is written for a compiler: networks as plain expressions, gradients by
 autograd (which the tracing turns into products), Adam over the whole vector. Tests hold both ways together to float
-error; `relive.train.ways` compares them once more on the machine at hand before it uses a compiled one.
+error; `relive.train.learners.update_choice` compares them once more on the machine at hand before it uses a
+compiled one.
 """
 
 from __future__ import annotations

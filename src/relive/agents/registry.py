@@ -6,9 +6,9 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, final
 
-from relive._slips import hint
 from relive.agents.config import AgentConfig
 from relive.errors import InvalidConfig
+from relive.errors.slips import hint
 
 
 @final

@@ -1,4 +1,4 @@
-"""One table over several shards: keys carry the shard, roots say how much of a draw falls in each."""
+"""One table over several shards, on one host or many; no storage of steps (relive.table)."""
 
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.errors import NoLiveShard, NotOverShards, PeerUnreadable, RankFailed, RankLost, RanksDisagree

@@ -6,9 +6,9 @@ import hashlib
 from typing import Protocol, final
 
 from relive.errors import FormatMismatch
+from relive.fleet.draws.pace import Pace, Wait
+from relive.fleet.draws.placement import ROOT_BYTES, Root, Roots
 from relive.fleet.errors import RanksDisagree
-from relive.fleet.pace import Pace, Wait
-from relive.fleet.placement import ROOT_BYTES, Root, Roots
 from relive.fleet.shards import Shards
 
 __all__ = ["Agreement", "Alone", "Exchange"]

@@ -12,16 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from relive._core import CoreSelection, CoreTable
+from relive.core.table_core import Normalise, WriterCore
 from relive.errors import InvalidPriority, ReadOnly, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
+from relive.fleet.draws.mixing import Outputs, empty, mixed, scatter
+from relive.fleet.draws.pace import Pace, Wait, pace_of
+from relive.fleet.draws.placement import Roots, place, shared_point, within
 from relive.fleet.errors import NotOverShards
-from relive.fleet.mixing import Outputs, empty, mixed, scatter
-from relive.fleet.pace import Pace, Wait, pace_of
-from relive.fleet.placement import Roots, place, shared_point, within
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Places, Shard, Shards
 from relive.fleet.totals import totals
 from relive.fleet.writing import PacedWriterCore, emptiest
-from relive.table_core import Normalise, WriterCore
 
 __all__ = ["Drawn", "FleetCore", "FleetSelection"]
 

@@ -21,14 +21,14 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from relive._checks import integer, timeout
-from relive.batch import Batch, Selection
+from relive.checks.values import integer, timeout
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed
 from relive.fleet.agreement import Exchange
+from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import RankFailed, RankLost
-from relive.fleet.pace import Wait
-from relive.handle import TableHandle
-from relive.held import HeldDraw, HeldDraws
+from relive.reading.batch import Batch, Selection
+from relive.reading.held_draws import HeldDraw, HeldDraws
+from relive.table.handle import TableHandle
 
 __all__ = ["Broadcasts", "GroupReader"]
 

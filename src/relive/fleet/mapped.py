@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from relive._core import Claims, CoreTable
 from relive.errors import DeadlineExceeded
+from relive.fleet.draws.placement import Root
 from relive.fleet.owner import OwnerWatch, shard_of
-from relive.fleet.placement import Root
 from relive.fleet.shards import STALL_S, Asked, Missed, Part, Shard, State
-from relive.sources import DrawNumber
-from relive.table import Table
+from relive.reading.sources import DrawNumber
+from relive.table.table import Table
 
 __all__ = ["MappedShard"]
 

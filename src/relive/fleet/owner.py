@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import Any, final
 
 from relive import _core
-from relive._checks import integer
-from relive._closing import Closing
-from relive._holders import holders
-from relive.config import TableConfig
+from relive.checks.values import integer
+from relive.config.limiters import MinSize
+from relive.config.storage import SharedMemory
+from relive.config.table_config import TableConfig
+from relive.core.closing import Closing
+from relive.core.holders import holders
 from relive.errors import InvalidConfig, NameTaken, NoSuchTable, SystemFailure
-from relive.fleet.placement import MAX_SHARDS
-from relive.limiters import MinSize
-from relive.storage import SharedMemory
-from relive.table import Table, attach_path, table_over
+from relive.fleet.draws.placement import MAX_SHARDS
+from relive.table.table import Table, attach_path, table_over
 
 __all__ = ["OwnerWatch", "ShardOwner", "make_shard", "shard_of"]
 
@@ -113,7 +113,7 @@ class ShardOwner(Closing):
         service = importlib.import_module("relive.service")  # here and not above: owning a shard needs numpy only
         storage = self.table.config.storage
         shown = storage.name if name is None and isinstance(storage, SharedMemory) else str(name)
-        nixl = importlib.import_module("relive.fleet.nixl")
+        nixl = importlib.import_module("relive.fleet.onesided.nixl")
         self._server = service.serve({shown: self.table}, address)
         if nixl.is_installed():
             self._region = nixl.SharedRegion(self.table.core)

@@ -21,19 +21,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
 
-from relive._checks import finite, integer, is_text, timeout
-from relive._extras import install_command
-from relive._parts import refuse_unknown
-from relive.config import TableConfig
+from relive.checks.parts import refuse_unknown
+from relive.checks.values import finite, integer, is_text, timeout
+from relive.config.storage import MAX_NAME_BYTES, SharedMemory
+from relive.config.table_config import TableConfig
 from relive.errors import DeadlineExceeded, InvalidConfig, MissingPackage, NameTaken, ServiceUnavailable
+from relive.errors.extras import install_command
 from relive.fleet.agreement import Exchange
+from relive.fleet.draws.pace import Wait
+from relive.fleet.draws.placement import MAX_SHARDS
 from relive.fleet.errors import FleetExists, FleetFailed, NoSuchFleet
 from relive.fleet.owner import ShardOwner
-from relive.fleet.pace import Wait
-from relive.fleet.placement import MAX_SHARDS
 from relive.fleet.sharded_table import ShardedTable, attach
 from relive.service.config import read_toml, table_of
-from relive.storage import MAX_NAME_BYTES, SharedMemory
 
 if importlib.util.find_spec("ray") is None:
     raise MissingPackage("relive.fleet.ray", "ray", install_command("ray"))

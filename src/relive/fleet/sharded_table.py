@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 
-from relive._checks import integer, timeout
-from relive._wrong_names import names_arguments
-from relive.batch import Batch, Selection
-from relive.batches import SLICE_S, BatchSource
+from relive.checks.names import names_arguments
+from relive.checks.values import integer, timeout
+from relive.config.storage import SharedMemory
+from relive.core.protocol import ReplayTable
+from relive.core.table_core import Normalise, WriterCore
 from relive.errors import InvalidConfig, NotShareable, ReliveError
 from relive.fleet.agreement import Alone, Exchange
 from relive.fleet.core import Drawn, FleetCore, FleetSelection
 from relive.fleet.mapped import MappedShard
 from relive.fleet.owner import OwnerWatch
 from relive.fleet.shards import Shard, Shards
-from relive.handle import TableHandle
-from relive.held import HeldDraw
-from relive.protocol import ReplayTable
-from relive.storage import SharedMemory
-from relive.table import Table, attach_path
-from relive.table_core import Normalise, WriterCore
-from relive.writer import Writer
+from relive.reading.batch import Batch, Selection
+from relive.reading.batches import SLICE_S, BatchSource
+from relive.reading.held_draws import HeldDraw
+from relive.table.handle import TableHandle
+from relive.table.table import Table, attach_path
+from relive.writing.writer import Writer
 
 __all__ = ["ShardedTable", "attach"]
 
@@ -113,7 +113,7 @@ def _at_address(address: str, stream: int | None, timeout_s: float | None, read_
     # Here and not above: a table over mapped shards needs no pyarrow, and one that is read by its owner no NIXL.
     if asked == "nixl":
         return _peer(address, stream, seconds, must=True)
-    shard: Any = importlib.import_module("relive.fleet.remote").RemoteShard(address, stream, seconds)
+    shard: Any = importlib.import_module("relive.fleet.remote.shard").RemoteShard(address, stream, seconds)
     if asked == "service":
         return cast(Shard, shard)
     with contextlib.closing(shard):
@@ -124,7 +124,7 @@ def _at_address(address: str, stream: int | None, timeout_s: float | None, read_
 
 
 def _peer(address: str, stream: int | None, seconds: float | None, must: bool) -> Shard:
-    peer = importlib.import_module("relive.fleet.peer")
+    peer = importlib.import_module("relive.fleet.onesided.peer")
     return cast(Shard, peer.PeerShard(address, stream, seconds, must))
 
 

@@ -9,15 +9,15 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
+from relive.config.explicit import Explicit
+from relive.config.items import Episodes
+from relive.config.limiters import MinSize
+from relive.core.table_core import TableCore
 from relive.errors import ForeignKey, InvalidConfig
-from relive.explicit import Explicit
+from relive.fleet.draws.placement import MAX_SHARDS, Root
+from relive.fleet.draws.sharing import Sharing, sharing_of
 from relive.fleet.errors import NotOverShards
-from relive.fleet.placement import MAX_SHARDS, Root
-from relive.fleet.sharing import Sharing, sharing_of
-from relive.handle import TableHandle
-from relive.items import Episodes
-from relive.limiters import MinSize
-from relive.table_core import TableCore
+from relive.table.handle import TableHandle
 
 __all__ = ["STALL_S", "Asked", "Missed", "Part", "Path", "Shard", "Shards", "State"]
 

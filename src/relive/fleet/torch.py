@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from relive._extras import install_command
 from relive.errors import DeadlineExceeded, InvalidConfig, MissingPackage
+from relive.errors.extras import install_command
 from relive.fleet.errors import RankLost
 
 if importlib.util.find_spec("torch") is None:

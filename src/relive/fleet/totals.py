@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from relive.fleet.pace import Pace
+from relive.fleet.draws.pace import Pace
 from relive.fleet.shards import Shard
 
 __all__ = ["totals"]

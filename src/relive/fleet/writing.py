@@ -8,10 +8,10 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from relive.core.table_core import WriterCore
+from relive.fleet.draws.pace import Wait
 from relive.fleet.errors import NoLiveShard
-from relive.fleet.pace import Wait
 from relive.fleet.shards import Shard, Shards
-from relive.table_core import WriterCore
 
 __all__ = ["PacedWriterCore", "emptiest"]
 

@@ -1,4 +1,4 @@
-"""Reading a table on a GPU: Triton kernels that draw and gather from the table's own memory (extra `gpu`).
+"""Reads of a table on a GPU by Triton kernels over the table's own memory (extra `gpu`); no writer.
 
     reader = relive.gpu.DeviceReader(table, device="cuda")
     batch = reader.sample(256)          # tensors on the device; rows are read in place, no host call per window
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 
-from relive._extras import install_command
 from relive.errors import MissingPackage
+from relive.errors.extras import install_command
 
 for _package in ("torch", "triton"):
     if importlib.util.find_spec(_package) is None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
 
-from relive._checks import finite
-from relive._wrong_names import names_arguments
-from relive.batch import Columns, unknown_in_batch
+from relive.checks.names import names_arguments
+from relive.checks.values import finite
 from relive.errors import InvalidConfig, NoProbabilities
+from relive.reading.batch import Columns, unknown_in_batch
 
 __all__ = ["DeviceBatch", "DeviceDraw", "Gathered"]
 

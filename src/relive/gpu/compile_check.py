@@ -22,7 +22,7 @@ from relive.gpu.launch import COMPILE_OPTIONS, Drawing, Rounds, facts_on
 from relive.gpu.layout_args import IndexLayout, RegionLayout, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import Span
-from relive.table import Table
+from relive.table.table import Table
 
 __all__ = ["Compiled", "NotedLaunch", "compile_launch", "launches_of", "region_loads"]
 

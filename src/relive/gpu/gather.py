@@ -8,12 +8,12 @@ from typing import final
 import torch
 
 from relive import _core
-from relive.batch import Selection
 from relive.gpu.batch import Gathered
 from relive.gpu.kernels.words import WANTED
 from relive.gpu.launch import Left, Rounds
 from relive.gpu.outputs import BatchRoom, OutputPlan
 from relive.gpu.region_view import RegionView
+from relive.reading.batch import Selection
 
 __all__ = ["DeviceGather"]
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, TypeAlias, final
 
+from relive.config.hindsight import Hindsight
+from relive.config.index import Index
+from relive.config.items import Episodes, Sequences, Transitions
+from relive.config.samplers import Fresh
 from relive.errors import DtypeMismatch, InvalidConfig
-from relive.hindsight import Hindsight
-from relive.index import Index
-from relive.items import Episodes, Sequences, Transitions
-from relive.samplers import Fresh
 
 __all__ = [
     "COLUMN_NAMES",

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from relive.batch import Selection
+from relive.config.items import Sequences, Transitions
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch, UnknownColumn
 from relive.gpu.kernels.words import PRESENT, READY
 from relive.gpu.layout_args import (
@@ -22,7 +22,7 @@ from relive.gpu.layout_args import (
     column_named,
     job_words,
 )
-from relive.items import Sequences, Transitions
+from relive.reading.batch import Selection
 
 __all__ = ["BatchRoom", "Job", "Output", "OutputPlan"]
 

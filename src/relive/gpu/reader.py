@@ -12,11 +12,10 @@ import numpy as np
 import torch
 import triton
 
-from relive._casting import as_keys
-from relive._checks import integer, timeout
-from relive._closing import Closing
-from relive._wrong_names import names_arguments
-from relive.batch import Selection
+from relive.checks.names import names_arguments
+from relive.checks.values import integer, timeout
+from relive.config.casting import as_keys
+from relive.core.closing import Closing
 from relive.errors import DtypeMismatch, ForeignKey, InvalidConfig, ShapeMismatch, TableClosed
 from relive.gpu.batch import DeviceBatch, DeviceDraw, Gathered
 from relive.gpu.draw import DeviceSampler
@@ -25,7 +24,8 @@ from relive.gpu.launch import INTERPRETER_BLOCKS, BlockSizes, Rounds, facts_on
 from relive.gpu.layout_args import LEAF_BITS, IndexLayout, RegionLayout, check_sampler, step_items_of
 from relive.gpu.outputs import OutputPlan
 from relive.gpu.region_view import RegionView, registration_for
-from relive.table import Table, attach_path
+from relive.reading.batch import Selection
+from relive.table.table import Table, attach_path
 
 __all__ = ["DeviceReader"]
 

@@ -1,21 +1,21 @@
-"""Tables on another machine, over Arrow Flight: serve() them there, connect() to them here. Extra: relive[service]."""
+"""Tables of other machines, over Arrow Flight (extra `service`): serve, connect; no local table."""
 
-from relive._extras import install_command as _install_command
 from relive.errors import MissingPackage as _MissingPackage
+from relive.errors.extras import install_command as _install_command
 
 try:
     import pyarrow.flight as _flight  # noqa: F401
 except ImportError as _problem:
     raise _MissingPackage("relive.service", _problem.name or "pyarrow", _install_command("service")) from _problem
 
-from relive.service.blocks import StreamedKeys
-from relive.service.options import ServerOptions, Streaming
-from relive.service.parameter_store import ParameterStore
-from relive.service.parameters import Parameters, Published
-from relive.service.remote_parameters import RemoteParameters
-from relive.service.remote_table import RemoteTable, connect
-from relive.service.server import Server, serve
-from relive.service.streaming_writer import StreamingWriter
+from relive.service.client.blocks import StreamedKeys
+from relive.service.client.remote_parameters import RemoteParameters
+from relive.service.client.remote_table import RemoteTable, connect
+from relive.service.client.streaming_writer import StreamingWriter
+from relive.service.parameters.sets import Parameters, Published
+from relive.service.parameters.store import ParameterStore
+from relive.service.server.server import Server, serve
+from relive.service.wire.options import ServerOptions, Streaming
 
 __all__ = [
     "ParameterStore",

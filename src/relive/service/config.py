@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from relive._parts import refuse_unknown
-from relive.config import VERSION, TableConfig
+from relive.checks.parts import refuse_unknown
+from relive.config.storage import SharedMemory
+from relive.config.table_config import VERSION, TableConfig
 from relive.errors import InvalidConfig, NoSuchTable, ReliveError, SpecError
-from relive.service.address import parse_server
-from relive.storage import SharedMemory
-from relive.table import Table, attach_path
+from relive.service.wire.address import parse_server
+from relive.table.table import Table, attach_path
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,4 +1,4 @@
-"""Training: actor processes, the learner, parameter publication, evaluation, checkpoints, progress.
+"""Training runs: actors, learners, evaluation, checkpoints, progress, tuning; no algorithm (relive.agents).
 
 The names below are the public face. They are loaded when they are asked for: actors, which import this package too,
 need no torch.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from relive._extras import install_command
 from relive.errors import MissingPackage
+from relive.errors.extras import install_command
 
 if TYPE_CHECKING:
-    from relive.train.callbacks import Callback
-    from relive.train.checkpoint import CurvePoint
     from relive.train.config import TrainConfig, load_config, preset
     from relive.train.errors import (
         ActorsKeepDying,
@@ -25,14 +23,16 @@ if TYPE_CHECKING:
         NonFiniteLoss,
         ReplicasDiffer,
     )
-    from relive.train.playing import Evaluation, NoDisplay, ShownEpisode, evaluate_run, play_run
-    from relive.train.policy import TrainedPolicy, load_policy
-    from relive.train.profile import Profile, load_profile
-    from relive.train.progress import Snapshot
-    from relive.train.result import RunResult
+    from relive.train.evaluating.playing import Evaluation, NoDisplay, ShownEpisode, evaluate_run, play_run
+    from relive.train.evaluating.policy import TrainedPolicy, load_policy
     from relive.train.run import train
     from relive.train.topology import Actors, CentralInference, DoubleBuffered, Hosts, Inline, Learners, Topology
-    from relive.train.tuning import Tuning, tune
+    from relive.train.tuning.tuner import Tuning, tune
+    from relive.train.watching.callbacks import Callback
+    from relive.train.watching.checkpoint import CurvePoint
+    from relive.train.watching.profile import Profile, load_profile
+    from relive.train.watching.progress import Snapshot
+    from relive.train.watching.result import RunResult
 
 __all__ = [
     "Actors",
@@ -76,7 +76,7 @@ _HOMES = {
     "HostGone": "errors",
     "Hosts": "topology",
     "NonFiniteLoss": "errors",
-    "Profile": "profile",
+    "Profile": "watching.profile",
     "LearnersKeepDying": "errors",
     "ReplicasDiffer": "errors",
     "Actors": "topology",
@@ -86,24 +86,24 @@ _HOMES = {
     "Inline": "topology",
     "Learners": "topology",
     "Topology": "topology",
-    "Callback": "callbacks",
-    "CurvePoint": "checkpoint",
-    "Evaluation": "playing",
-    "NoDisplay": "playing",
-    "RunResult": "result",
-    "ShownEpisode": "playing",
-    "Snapshot": "progress",
+    "Callback": "watching.callbacks",
+    "CurvePoint": "watching.checkpoint",
+    "Evaluation": "evaluating.playing",
+    "NoDisplay": "evaluating.playing",
+    "RunResult": "watching.result",
+    "ShownEpisode": "evaluating.playing",
+    "Snapshot": "watching.progress",
     "TrainConfig": "config",
-    "TrainedPolicy": "policy",
-    "Tuning": "tuning",
-    "evaluate_run": "playing",
+    "TrainedPolicy": "evaluating.policy",
+    "Tuning": "tuning.tuner",
+    "evaluate_run": "evaluating.playing",
     "load_config": "config",
-    "load_policy": "policy",
-    "load_profile": "profile",
-    "play_run": "playing",
+    "load_policy": "evaluating.policy",
+    "load_profile": "watching.profile",
+    "play_run": "evaluating.playing",
     "preset": "config",
     "train": "run",
-    "tune": "tuning",
+    "tune": "tuning.tuner",
 }
 
 

@@ -14,9 +14,9 @@ import typer.core
 from rich.console import Console
 from rich.table import Table as Grid
 
-from relive._extras import install_command
 from relive.agents.registry import AGENTS, entry_of
 from relive.errors import InvalidConfig, MissingPackage
+from relive.errors.extras import install_command
 from relive.train.config import CONFIG_FILE, TrainConfig, file_settings, load_config, preset
 from relive.train.settings import changed, options, parse_assignments
 
@@ -134,7 +134,7 @@ def _require_free(settings: dict[str, object], resume: Path | None) -> None:
 def _train(config: TrainConfig, run_dir: Path | None, resume: Path | None, auto: bool = False) -> None:
     with _extra_named("train"):
         from relive.train.run import train
-        from relive.train.tuning import AUTO_BUDGET_S, Keeping, tune
+        from relive.train.tuning.tuner import AUTO_BUDGET_S, Keeping, tune
     console = Console()
     callbacks = []
     if auto:
@@ -180,7 +180,7 @@ def _act(
 ) -> None:
     """Act for a run of another machine, which `relive train --serve` serves, until it ends; Ctrl-C stops cleanly."""
     with _extra_named("act"):
-        from relive.train.remote_actor import ActOptions, act
+        from relive.train.acting.remote_actor import ActOptions, act
     console = Console()
     acted = act(address, ActOptions(env, envs, seed, patience), say=lambda text: console.print(
         text, highlight=False, soft_wrap=True
@@ -216,8 +216,8 @@ def _tune(
     settings: dict[str, object] = {} if env is None else {"environment.env_id": env}
     settings.update(parse_assignments(set_ or []))
     with _extra_named("tune"):
-        from relive.train.tuning import tune
-        from relive.train.tuning_tables import show_tuning
+        from relive.train.tuning.tables import show_tuning
+        from relive.train.tuning.tuner import tune
 
         default = entry_of(agent).environment
         asked = preset(agent, default, settings) if config is None else load_config(config, settings, agent=agent)
@@ -252,7 +252,7 @@ def _evaluate(
 ) -> None:
     """Play the kept policy of a run: JSON to the standard output, and a line for people beside it."""
     with _extra_named("evaluate"):
-        from relive.train.playing import evaluate_run
+        from relive.train.evaluating.playing import evaluate_run
     evaluation = evaluate_run(run_dir, num_episodes=episodes, seed=seed, max_minutes=max_minutes)
     typer.echo(evaluation.to_json())
     typer.echo(str(evaluation), err=True)
@@ -269,7 +269,7 @@ def _play(
 ) -> None:
     """Show the kept policy of a run, in a window or as a video."""
     with _extra_named("play"):
-        from relive.train.playing import play_run
+        from relive.train.evaluating.playing import play_run
     for one in play_run(run_dir, num_episodes=episodes, seed=seed, video=video, max_steps=max_steps):
         cut = "" if one.ended else f", cut by --max-steps {max_steps}"
         typer.echo(f"episode {one.number}: return {one.episode_return:.1f}, {one.num_steps} steps{cut}")
@@ -280,7 +280,7 @@ def _play(
 def _profile(run_dir: _RunDir) -> None:
     """Show what a run with --profile spent its time on, and whether storage held it up; draws RUN_DIR/profile.svg."""
     with _extra_named("profile"):
-        from relive.train.profile import show_profile
+        from relive.train.watching.profile import show_profile
     show_profile(run_dir, Console())
 
 

@@ -193,7 +193,7 @@ class TrainConfig:
     torch knows, or "auto": cuda where there is one. threads: of each learner; 0 shares out the cores that the actors
     leave. profile: what the time went into is counted, and written to profile.json at the end. tuned: what `relive
     tune` chose, in words for people; nothing depends on it. update: how the agent's is computed, written by hand or
-    compiled (relive.train.ways); "auto" chooses by measuring, and the choice takes its place in config.json.
+    compiled (relive.train.learners.update_choice); "auto" chooses by measuring, and config.json records the choice.
     deterministic: no result of a run depends on measured times: updates are written by hand.
     """
 

@@ -16,25 +16,25 @@ from numpy.typing import NDArray
 from relive import Batch, Table
 from relive.agents.agent import Agent
 from relive.errors import DeadlineExceeded
-from relive.train.actor_pool import ActorPool
-from relive.train.callbacks import Listeners
-from relive.train.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
+from relive.train.acting.actor_pool import ActorPool
+from relive.train.acting.environments import evaluation_seeds
+from relive.train.acting.inline import InlineActors
 from relive.train.config import TrainConfig
-from relive.train.drawing import SLICE_S, batches_of, or_none
-from relive.train.environments import evaluation_seeds
 from relive.train.errors import NonFiniteLoss, ReplicasDiffer
-from relive.train.evaluate import Evaluator, Played
-from relive.train.host_group import EndedElsewhere, HostGroup
-from relive.train.inline import InlineActors
-from relive.train.parameter_server import ParameterServer
-from relive.train.parameters import ParameterBoard
-from relive.train.profile import Profiling
-from relive.train.progress import ProgressReporter, Snapshot
-from relive.train.result import Ending
-from relive.train.scoreboard import Scoreboard
+from relive.train.evaluating.evaluate import Evaluator, Played
+from relive.train.learners.batch_ahead import SLICE_S, batches_of, or_none
+from relive.train.learners.host_group import EndedElsewhere, HostGroup
+from relive.train.learners.parameter_server import ParameterServer
+from relive.train.memory.parameters import ParameterBoard
+from relive.train.memory.scoreboard import Scoreboard
+from relive.train.watching.callbacks import Listeners
+from relive.train.watching.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
+from relive.train.watching.profile import Profiling
+from relive.train.watching.progress import ProgressReporter, Snapshot
+from relive.train.watching.result import Ending
 
 if TYPE_CHECKING:
-    from relive.train.serving import ServedRun
+    from relive.train.acting.serving import ServedRun
 
 _LOOK_PERIOD_S = 0.25
 T = TypeVar("T")

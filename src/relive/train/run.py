@@ -17,23 +17,18 @@ from rich.console import Console
 
 from relive.agents.agent import Agent
 from relive.errors import InvalidConfig
-from relive.train.actor_pool import ActorPool
-from relive.train.callbacks import Callback, Listeners
-from relive.train.checkpoint import FILE_NAME, Progress, load_checkpoint
+from relive.train.acting.actor_pool import ActorPool
+from relive.train.acting.environments import final_seeds
+from relive.train.acting.inline import InlineActors
 from relive.train.config import CONFIG_FILE, TrainConfig, path_of
-from relive.train.curve import draw_curve
-from relive.train.environments import final_seeds
-from relive.train.evaluate import Evaluator, Played
-from relive.train.host_group import host_number
-from relive.train.inline import InlineActors
+from relive.train.evaluating.evaluate import Evaluator, Played
 from relive.train.learner import Learner, Parts
-from relive.train.numerics import learner_numerics
-from relive.train.parameters import ParameterBoard, ParameterLayout
-from relive.train.profile import PROFILE_FILE, show_profile
-from relive.train.progress import ProgressReporter
-from relive.train.result import Ending, RunResult, save_result, show_result
+from relive.train.learners.host_group import host_number
+from relive.train.learners.numerics import learner_numerics
+from relive.train.memory.parameters import ParameterBoard, ParameterLayout
+from relive.train.memory.scoreboard import Scoreboard
+from relive.train.memory.stopwatch import AGENT_PARTS
 from relive.train.run_directory import alone_in, move_aside
-from relive.train.scoreboard import Scoreboard
 from relive.train.settings import changed, options
 from relive.train.setup import (
     check_address,
@@ -51,7 +46,12 @@ from relive.train.setup import (
     make_ways,
 )
 from relive.train.signals import stop_signals
-from relive.train.stopwatch import AGENT_PARTS
+from relive.train.watching.callbacks import Callback, Listeners
+from relive.train.watching.checkpoint import FILE_NAME, Progress, load_checkpoint
+from relive.train.watching.curve import draw_curve
+from relive.train.watching.profile import PROFILE_FILE, show_profile
+from relive.train.watching.progress import ProgressReporter
+from relive.train.watching.result import Ending, RunResult, save_result, show_result
 
 CURVE_FILE = "curve.png"
 _BETWEEN_HOSTS = 1_000_003  # the seeds of two hosts

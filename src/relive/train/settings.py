@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, final, get_args, get_origin, get_type_hints
 
-from relive._slips import hint
 from relive.errors import InvalidConfig
+from relive.errors.slips import hint
 
 _Config = TypeVar("_Config")
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

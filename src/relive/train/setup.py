@@ -20,25 +20,25 @@ from relive.agents.agent import Agent, Policy
 from relive.agents.config import AgentConfig
 from relive.agents.functional import Functional
 from relive.errors import InvalidConfig
-from relive.train.callbacks import Listeners
+from relive.train.acting.environments import describe
+from relive.train.acting.inference_pool import InferencePool
 from relive.train.config import TrainConfig, where_to_serve
-from relive.train.environments import describe
-from relive.train.host_group import HostGroup, HostOptions
-from relive.train.inference_pool import InferencePool
-from relive.train.learner_group import GroupOptions, LearnerGroup
-from relive.train.numerics import threads_of
-from relive.train.packages import PackageRequest
-from relive.train.parameter_server import ParameterServer, ServerOptions
-from relive.train.parameters import ParameterBoard
-from relive.train.profile import Profiling
-from relive.train.scoreboard import Scoreboard
-from relive.train.stopwatch import INFERENCE, LEARNER, SERVER, ProfileBoard, actor_name, learner_name
+from relive.train.learners.compiled_updates import PackageRequest
+from relive.train.learners.group import GroupOptions, LearnerGroup
+from relive.train.learners.host_group import HostGroup, HostOptions
+from relive.train.learners.numerics import threads_of
+from relive.train.learners.parameter_server import ParameterServer, ServerOptions
+from relive.train.learners.update_choice import WayOptions, Ways
+from relive.train.memory.parameters import ParameterBoard
+from relive.train.memory.scoreboard import Scoreboard
+from relive.train.memory.stopwatch import INFERENCE, LEARNER, SERVER, ProfileBoard, actor_name, learner_name
 from relive.train.topology import Hosts, Learners
-from relive.train.ways import WayOptions, Ways
+from relive.train.watching.callbacks import Listeners
+from relive.train.watching.profile import Profiling
 
 if TYPE_CHECKING:
-    from relive.train.serving import ServedRun
-    from relive.train.wandb_logger import WandbLogger
+    from relive.train.acting.serving import ServedRun
+    from relive.train.watching.wandb_logger import WandbLogger
 
 
 def make_agent(config: TrainConfig) -> Agent:
@@ -242,7 +242,7 @@ def make_served(config: TrainConfig, table: Table, scoreboard: Scoreboard) -> Se
     """
     if config.serving.address is None:
         return None
-    served: ServedRun = importlib.import_module("relive.train.serving").ServedRun(config, table, scoreboard)
+    served: ServedRun = importlib.import_module("relive.train.acting.serving").ServedRun(config, table, scoreboard)
     return served
 
 
@@ -255,7 +255,7 @@ def logging_of(config: TrainConfig, listeners: Listeners) -> Iterator[None]:
     if not config.logging.wandb:
         yield
         return
-    logger: WandbLogger = importlib.import_module("relive.train.wandb_logger").WandbLogger()
+    logger: WandbLogger = importlib.import_module("relive.train.watching.wandb_logger").WandbLogger()
     listeners.add(logger)
     try:
         yield

@@ -1,1 +1,1 @@
-"""Triton kernels over the bytes of a region. Every argument is an address or a number, see words.py."""
+"""Triton kernels over the bytes of a region, which get addresses and numbers (words.py); no Python object."""

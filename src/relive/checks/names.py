@@ -1,0 +1,148 @@
+"""Where wrong names are caught: UnknownArgument and UnknownAttribute instead of Python's errors without a way out."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from relive.errors import UnknownArgument, UnknownAttribute, UnnamedColumns, slips
+
+__all__ = [
+    "MISSING",
+    "columns_by_name",
+    "names_arguments",
+    "refuse_names",
+    "refuse_unknown",
+    "refuses_attributes",
+    "refuses_unknown",
+    "unknown_attribute",
+]
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type[Any])
+Worded = Callable[[Any, str], AttributeError]  # what asking an instance for a name raises
+
+MISSING: Any = object()  # what stands where an argument was not given
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def names_arguments(called: Called) -> Called:
+    """Decorates a class, function or method: a keyword that it does not take raises UnknownArgument, a TypeError.
+
+    Signature and types stay what they are. Costs one call of Python: not for what is called for every step or batch.
+    """
+    if isinstance(called, type):
+        called.__init__ = _named(called.__init__, called.__name__)  # type: ignore[misc]
+        return called
+    return _named(called, called.__name__)
+
+
+def _named(function: Called, name: str) -> Called:
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return function  # no keyword is wrong
+    known = tuple(one.name for one in parameters if one.kind in _BY_NAME and one.name not in ("self", "cls"))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            for argument in kwargs:
+                if argument not in known:  # then it was the call that failed, and nothing has been done
+                    raise UnknownArgument(name, argument, known) from None
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def refuses_unknown(method: Called) -> Called:
+    """Decorates a method called for every batch, which ends with **unknown: none of the cost of a wrapper.
+
+    Its signature is shown without `unknown`. An argument that it needs and did not get comes as MISSING, so that the
+    one that stands in its place can be answered: with either of the two the method calls refuse_unknown.
+    """
+    signature = inspect.signature(method)
+    known = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    method.__signature__ = signature.replace(parameters=known)  # type: ignore[attr-defined]
+    by_place = [one for one in known if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and one.name != "self"]
+    method.__defaults__ = tuple(MISSING if one.default is one.empty else one.default for one in by_place)
+    return method
+
+
+def refuse_unknown(method: Callable[..., Any], unknown: Mapping[str, Any]) -> NoReturn:
+    """Raises UnknownArgument for the first of the keywords that came to a bound method and are not its own.
+
+    Where there is none an argument is missing: then it is Python's TypeError.
+    """
+    parameters = inspect.signature(method).parameters
+    if unknown:
+        raise UnknownArgument(method.__name__, next(iter(unknown)), tuple(parameters))
+    needed = [one.name for one in parameters.values() if one.default is one.empty]
+    raise TypeError(f"{method.__name__}() needs {', '.join(needed)}: not all of them were given")
+
+
+def columns_by_name(method: Called) -> Called:
+    """Decorates a method of a writer that takes columns by name only: values without one raise UnnamedColumns."""
+
+    @functools.wraps(method)
+    def call(self: Any, *values: Any, **columns: Any) -> Any:
+        if values:
+            raise UnnamedColumns(method.__name__, len(values), self._spec.columns)
+        return method(self, **columns)
+
+    return call  # type: ignore[return-value]
+
+
+def refuses_attributes(owner: str, worded: Worded | None = None) -> Callable[[Class], Class]:
+    """Decorates a class whose attributes are read too often for a __getattr__, which makes each of them slower.
+
+    Names that are known slips raise what `worded` makes of instance and name: UnknownAttribute, where it is left out.
+    """
+
+    def decorate(kind: Class) -> Class:
+        refuse_names(kind, slips.attributes(owner), worded or (lambda _, name: unknown_attribute(owner, name)))
+
+        def listed(self: object) -> list[str]:
+            refused = {name for base in type(self).__mro__ for name, value in vars(base).items() if _is_refused(value)}
+            return [name for name in object.__dir__(self) if name not in refused]
+
+        type.__setattr__(kind, "__dir__", listed)
+        return kind
+
+    return decorate
+
+
+def refuse_names(kind: type[Any], names: Iterable[str], worded: Worded) -> None:
+    """The same for these names, of those that the class does not have."""
+    for name in names:
+        if name.isidentifier() and not name.startswith("_") and not any(name in vars(base) for base in kind.__mro__):
+            setattr(kind, name, _Refused(name, worded))
+
+
+def unknown_attribute(owner: str, name: str, known: Iterable[str] = ()) -> AttributeError:
+    """What a __getattr__ raises; known are the names that would do. For a private name, Python's own error."""
+    if name.startswith("_"):
+        return AttributeError(f"{owner!r} has no attribute {name!r}")
+    slip = slips.for_attribute(owner, name, known)
+    return UnknownAttribute(owner, name, *(slip or ()))
+
+
+class _Refused:
+    """Stands under a name that an object does not have."""
+
+    def __init__(self, name: str, worded: Worded) -> None:
+        self._name, self._worded = name, worded
+
+    def __get__(self, instance: object, kind: type[Any]) -> Any:
+        raise self._worded(instance, self._name) if instance is not None else AttributeError(self._name)
+
+    def __repr__(self) -> str:
+        return f"no attribute {self._name!r}"
+
+
+def _is_refused(value: object) -> bool:
+    return isinstance(value, _Refused)

@@ -1,0 +1,155 @@
+"""Turns what a caller gives into arrays of exactly a column's shape and dtype, or refuses.
+
+The casting rules: Python scalars and numpy's same_kind casts pass (float64 to float32, integers to floats); integers
+pass to other integer dtypes where every value fits; float to integer, complex to real and values out of range are
+refused. The core calls this for everything that is not already exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config.spec import StepSpec
+from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch, UnknownColumn
+
+__all__ = ["Normaliser", "as_array", "as_buffers", "as_keys", "cast", "with_items"]
+
+_ENDS = ("terminated", "truncated")
+
+
+class _Cell(NamedTuple):
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    unstack: int  # 1: the environment delivers single values
+
+
+@final
+class Normaliser:
+    """normalise(column, value, leading) of one writer: a C-contiguous array of shape leading + column shape.
+
+    leading: () or (M,) in append, (T,) or (T, M) in extend, T + 1 rows where a state column has them.
+    Columns: the declared ones, next_<state>, terminated, truncated, discount, priority.
+    """
+
+    __slots__ = ("_cells", "_num_append_axes")
+
+    def __init__(self, spec: StepSpec, single: bool) -> None:
+        self._num_append_axes = 0 if single else 1
+        cells = {
+            "terminated": _Cell(np.dtype(np.bool_), (), 1),
+            "truncated": _Cell(np.dtype(np.bool_), (), 1),
+            "discount": _Cell(np.dtype(np.float32), (), 1),
+            "priority": _Cell(np.dtype(np.float64), (), 1),
+        }
+        for name, column in spec.columns.items():
+            cell = _Cell(column.dtype, column.shape, spec.unstack.get(name, 1))
+            cells[name] = cell
+            if column.kind == "state":
+                cells[f"next_{name}"] = cell
+        self._cells = cells
+
+    def __call__(self, column: str, value: object, leading: tuple[int, ...]) -> npt.NDArray[Any]:
+        cell = self._cells[column]
+        array = as_array(column, value)
+        if array.shape != leading + cell.shape:
+            array = self._fit(column, cell, array, leading)
+        if array.dtype != cell.dtype:
+            array = cast(column, array, cell.dtype)
+        elif array.dtype.num != cell.dtype.num:
+            array = array.view(cell.dtype)  # long and long long are equal to numpy, not to the core
+        return array if array.flags.c_contiguous else array.copy(order="C")
+
+    def _fit(self, column: str, cell: _Cell, array: npt.NDArray[Any], leading: tuple[int, ...]) -> npt.NDArray[Any]:
+        if cell.unstack > 1 and array.shape == (*leading, cell.unstack, *cell.shape):
+            newest: npt.NDArray[Any] = array[(slice(None),) * len(leading) + (-1,)]
+            return newest
+        if array.ndim == 0 and column == "priority":
+            return np.full(leading, array)
+        if array.ndim == 0 and column in _ENDS:
+            if len(leading) == self._num_append_axes:
+                return np.full(leading, array)
+            ends = np.zeros(leading, array.dtype)
+            ends[-1:] = array  # of an extend, a scalar speaks of the last row
+            return ends
+        expected = leading + cell.shape
+        raise ShapeMismatch(column, expected, array.shape)
+
+
+def as_array(column: str, value: object) -> npt.NDArray[Any]:
+    """value as a numpy array (torch tensors too, detached and on the CPU), or DtypeMismatch / ShapeMismatch."""
+    try:
+        if hasattr(value, "detach") and hasattr(value, "cpu"):
+            value = value.detach().cpu()  # a meta tensor has no data: NotImplementedError, which is a RuntimeError
+        array = np.asarray(value)
+    except ValueError:
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
+            got = "a pair with a dict, as env.reset() returns it: observation, info = env.reset()"
+            raise ShapeMismatch(column, "of one array", got) from None
+        raise ShapeMismatch(column, "equally long rows", "nested values of different lengths") from None
+    except (TypeError, OverflowError, RuntimeError) as error:
+        raise DtypeMismatch(column, "numbers", f"{type(value).__name__} ({error})") from None
+    if array.dtype.kind not in "biufc":
+        raise DtypeMismatch(column, "numbers", f"{type(value).__name__} of dtype {array.dtype}")
+    return array
+
+
+def cast(column: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """array in dtype by the rules above, or DtypeMismatch."""
+    source = array.dtype
+    if dtype.kind in "biu":
+        if source.kind not in "biu":
+            raise DtypeMismatch(column, dtype.name, source.name)
+        if not np.can_cast(source, dtype, "safe") and array.size:
+            low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            least, most = int(array.min()), int(array.max())
+            if least < low or most > high:
+                outlier = least if least < low else most
+                raise DtypeMismatch(column, f"{dtype.name} ({low} to {high})", f"{source.name} with value {outlier}")
+        return array.astype(dtype)
+    if not np.can_cast(source, dtype, "same_kind"):
+        raise DtypeMismatch(column, dtype.name, source.name)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype)
+    except FloatingPointError:
+        raise DtypeMismatch(column, dtype.name, f"{source.name} with values beyond its range") from None
+
+
+def as_keys(items: Any) -> npt.NDArray[np.int64]:
+    """Keys int64[B], C-contiguous, or ShapeMismatch / DtypeMismatch."""
+    if hasattr(items, "item_keys"):
+        raise InvalidConfig("item_keys", "keys int64[B]: the .item_keys of this one", items)
+    keys = as_array("item_keys", items)
+    if keys.ndim != 1:
+        raise ShapeMismatch("item_keys", "(num_items,)", keys.shape)
+    keys = keys if keys.dtype == np.int64 or not keys.size else cast("item_keys", keys, np.dtype(np.int64))
+    return np.ascontiguousarray(keys, dtype=np.int64)
+
+
+def as_buffers(
+    out: Mapping[str, npt.NDArray[Any]], outputs: list[tuple[str, str, tuple[int, ...], int, str]], num_items: int
+) -> list[npt.NDArray[Any]]:
+    """The arrays of out in the order of a selection's outputs, each exactly what gather is to fill, or an error."""
+    if not isinstance(out, Mapping):
+        raise InvalidConfig("out", "a batch, or a dict {flat name: array}", out)
+    buffers = []
+    for name, dtype, shape, item_axis, _ in outputs:
+        if name not in out:
+            raise UnknownColumn(name, [known for known in out if isinstance(known, str)])
+        array = out[name]
+        if not isinstance(array, np.ndarray) or array.dtype != np.dtype(dtype):
+            raise DtypeMismatch(f"out[{name!r}]", f"a numpy array of {np.dtype(dtype)}", getattr(array, "dtype", array))
+        expected = with_items(shape, item_axis, num_items)
+        if array.shape != expected or not array.flags.c_contiguous or not array.flags.writeable:
+            raise ShapeMismatch(f"out[{name!r}]", f"{expected}, C-contiguous and writable", array.shape)
+        buffers.append(array)
+    return buffers
+
+
+def with_items(shape: tuple[int, ...], item_axis: int, num_items: int) -> tuple[int, ...]:
+    """The shape of an array of so many items, each of this shape."""
+    return (*shape[:item_axis], num_items, *shape[item_axis:])

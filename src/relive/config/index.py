@@ -1,0 +1,379 @@
+"""An index: what an item is, how it is drawn, when, and how long it stays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from relive.checks.names import names_arguments
+from relive.checks.parts import from_parts, refuse_unknown, to_parts
+from relive.checks.values import finite, integer, is_text
+from relive.config.explicit import MAX_ITEMS, Explicit
+from relive.config.hindsight import Hindsight
+from relive.config.items import ITEMS, Episodes, Items, Transitions
+from relive.config.limiters import LIMITERS, Limiter, MinSize, Queue, SamplesPerInsert, StalenessBudget
+from relive.config.prompt_groups import PromptGroups
+from relive.config.samplers import (
+    REMOVERS,
+    SAMPLERS,
+    Fifo,
+    Fresh,
+    InitialPriority,
+    Lifo,
+    Prioritized,
+    RankBased,
+    Remover,
+    Sampler,
+    TopK,
+    Uniform,
+    initial_of,
+)
+from relive.config.spec import StepSpec
+from relive.config.where import Operation, check_text, where_of
+from relive.errors import CapacityTooSmall, InvalidConfig
+
+__all__ = ["DEFAULT_INDEX_NAME", "Index", "Limiter", "Sampler", "check_min_sizes", "named_indexes"]
+
+DEFAULT_INDEX_NAME = "default"
+MAX_INDEXES = 8
+MAX_TIMES_SAMPLED = 65_529
+# The parts of an Index, and the classes that each may be of.
+_KINDS: dict[str, tuple[type[Any], ...]] = {
+    "items": (*ITEMS, Explicit),
+    "sampler": (*SAMPLERS, Hindsight, PromptGroups),
+    "limiter": LIMITERS,
+    "remover": REMOVERS,
+}
+_VALUES = ("max_times_sampled", "max_items", "max_wait_s", "max_staleness", "where", "replacement")
+MAX_WAIT_S = 1e9
+_PAGE_ROWS = 8  # the fewest that a page has, but where each has one
+_ROWS_OF_A_HOLD = 256  # for so many of a block room is made at once
+MAX_STALENESS = 2**32 - 1  # versions are below 2^32
+
+
+@names_arguments
+@final
+@dataclass(frozen=True)
+class Index:
+    """One way to sample the steps of a table. A table may have several, over the same steps.
+
+    items: Transitions, Sequences, Episodes or Explicit. limiter: MinSize, SamplesPerInsert, Queue or
+    StalenessBudget; table.set_limiter changes it.
+    sampler: Uniform, Prioritized, Fifo, Lifo, MaxPriority, MinPriority, RankBased, TopK, Fresh or Shuffle; of
+    Transitions Hindsight, of groups PromptGroups.
+    remover: Fifo, Lifo, MinPriority, MaxPriority, Uniform, Prioritized or Reservoir: which items go where there are
+    more than max_items. Where it looks at priorities and the sampler does too, it has the sampler's `initial`, or
+    leaves it out. Explicit items and groups that wait hold a place each, which the remover does not see: they go when
+    max_items more have come; those that are used up go first. A remover but Fifo costs them 18.3 bytes an item.
+    max_items: items of this index that live at a time; the remover chooses which goes where one more is published,
+    the newcomer among them. Its step stays, for other indexes and for windows of its neighbours. None (only with Fifo):
+    as many as there are steps. Explicit items and groups have their own: Explicit(max_items=), Episodes(max_groups=).
+    While a call adds items a sampler may see up to 256 more. Costs 9.2 bytes a step and O(log8 steps) an item.
+    Where the capacity is reached the remover of a table's first index chooses, too (see steps_to_hold): pages that its
+    items need are passed over. With Fifo the oldest steps go, and the items of all indexes with them.
+    max_wait_s: an item that is whole and waits longer than so many seconds, for late columns, or for its priority where
+    initial='given', and a group that waits longer for members or for late columns of theirs, is dropped: never an item
+    of this index, and no longer in the limiter's way; stats() counts it as timed_out. Its steps stay. Time runs from
+    the step that made its window whole (a group: from its first member's end). What is overdue goes when somebody next
+    changes the table, or waits for it. None: for ever. Costs 9.2 bytes a step (an explicit item, a group).
+    max_staleness: an item goes when the learner's version (table.set_policy_version) is more than so many versions
+    ahead of its oldest row's (batch["staleness"] > max_staleness); what is too old when it is published goes before
+    the lock is given back. Its steps stay; stats() counts it as expired. set_policy_version returns when all of them
+    are gone; while it runs draws may still bring some. 0: items of the present version only. None: for ever. Costs 9.2
+    bytes a step (an explicit item, a group), and a look at each of its rows when an item is published.
+    where: a condition such as 'reward > 0 and lane < 4' (docs/where.md): a step whose item does not pass it is never an
+    item of this index, and stays for others; stats() counts it as filtered. It is asked when the item is published, of
+    the step that its key names. Of steps, not of Explicit items nor groups; staleness, which changes, is refused.
+    replacement: whether an item may come twice in a batch. False, with samplers that draw by chance (Uniform,
+    Prioritized, RankBased, TopK, Fresh with last or decay, PromptGroups that are weighed): one item after another, each
+    in proportion to its share of what the batch does not have yet; batch.probabilities are those of the first one. A
+    draw of more items than there are waits for them, and of more than the index can hold raises RequestTooLarge.
+    Samplers with an order, and Shuffle, bring each item once anyway.
+    max_times_sampled: an item goes after so many draws (claimed under the lock, exactly); None: no limit.
+    A limiter that asks for more samples of each item than max_times_sampled allows is refused.
+    Raises InvalidConfig.
+    """
+
+    items: Items | Explicit = Transitions()
+    sampler: Sampler | Hindsight | PromptGroups = Uniform()
+    limiter: Limiter = MinSize()
+    remover: Remover = Fifo()
+    max_times_sampled: int | None = None
+    max_items: int | None = None
+    max_wait_s: float | None = None
+    where: str | None = None
+    max_staleness: int | None = None
+    replacement: bool = True
+
+    def __post_init__(self) -> None:
+        for what, kinds in _KINDS.items():
+            value = getattr(self, what)
+            if not isinstance(value, kinds):
+                names = " or ".join(f"{kind.__name__}(...)" for kind in kinds)
+                part = next((part for part, others in _KINDS.items() if isinstance(value, others)), "")
+                raise InvalidConfig(
+                    f"{what} of an Index", names + (f"; this one is given as {part}=" if part else ""), value
+                )
+        if isinstance(self.sampler, (Hindsight, PromptGroups)):
+            self.sampler.check_items(self.items)
+        if self.max_times_sampled is not None:
+            times = integer("max_times_sampled", self.max_times_sampled, 1, MAX_TIMES_SAMPLED)
+            object.__setattr__(self, "max_times_sampled", times)
+            self._check_uses(times)
+        if self.max_items is not None:
+            object.__setattr__(self, "max_items", self._checked_max_items(self.max_items))
+        if self.max_wait_s is not None:
+            object.__setattr__(self, "max_wait_s", finite("max_wait_s", self.max_wait_s, 0.0, MAX_WAIT_S, above=True))
+        if self.max_staleness is not None:
+            stale = integer("max_staleness", self.max_staleness, 0, MAX_STALENESS)
+            object.__setattr__(self, "max_staleness", stale)
+        if self.where is not None:
+            check_text(self.where)
+        self._check_replacement()
+        self._check_most()
+        self._check_counted()
+        self._check_remover()
+        grouped = isinstance(self.items, Episodes) and self.items.is_grouped
+        if grouped and self._initial == "given":
+            raise InvalidConfig(
+                "initial priority of groups of episodes", "'max' or a number: none comes with a step", "given"
+            )
+
+    def _check_replacement(self) -> None:
+        if not isinstance(self.replacement, bool):
+            raise InvalidConfig("replacement of an Index", "True or False", self.replacement)
+        if not self.replacement and not (self.draws_by_mass or isinstance(self.drawn_by, (RankBased, TopK))):
+            expected = f"left out: {type(self.drawn_by).__name__} brings each item once before any comes again"
+            raise InvalidConfig("replacement of an Index", expected, False)
+
+    def _checked_max_items(self, max_items: int) -> int:
+        if getattr(self.items, self._name_of_most, None) is not None:
+            raise InvalidConfig(
+                "max_items of an Index",
+                f"none: these items have their own, {type(self.items).__name__}({self._name_of_most}=)",
+                max_items,
+            )
+        return integer("max_items", max_items, 1, MAX_ITEMS)
+
+    @property
+    def _name_of_most(self) -> str:
+        return "max_groups" if isinstance(self.items, Episodes) else "max_items"
+
+    def _check_most(self) -> None:
+        name = self._name_of_most
+        most = getattr(self.items, name, None) or self.max_items
+        if most is not None and self.limiter.num_items > most:
+            what = "max_size" if isinstance(self.limiter, Queue) else "min_size"
+            raise InvalidConfig(
+                what, f"at most {name} = {most}: the oldest item ends where one more comes", self.limiter.num_items
+            )
+
+    def _check_counted(self) -> None:
+        if self.max_times_sampled is None and isinstance(self.limiter, (Queue, StalenessBudget)):
+            raise InvalidConfig(
+                "max_times_sampled",
+                f"a number, for {self.limiter} counts which items were drawn; 1: each of them once",
+                self.max_times_sampled,
+            )
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether its sampler or its remover looks at priorities: update_priorities may be called."""
+        return self._initial is not None
+
+    @property
+    def draws_by_mass(self) -> bool:
+        """Whether items are drawn by masses that are their own; else the sampler goes by an order or by ranks."""
+        sampler = self.drawn_by
+        if isinstance(sampler, PromptGroups):
+            return sampler.is_weighed
+        if isinstance(sampler, Fresh):
+            return sampler.last is not None or sampler.decay is not None
+        return isinstance(sampler, (Uniform, Prioritized))
+
+    @property
+    def draws_by_priority(self) -> bool:
+        """Whether its sampler looks at priorities; its remover may, whether or not."""
+        return self._drawn_initial is not None
+
+    @property
+    def drawn_by(self) -> Sampler | PromptGroups:
+        """What chooses its items: of Hindsight, which chooses their goals, its own sampler."""
+        return self.sampler.sampler if isinstance(self.sampler, Hindsight) else self.sampler
+
+    @property
+    def steps_to_hold(self) -> int | None:
+        """Steps of capacity with which a table whose first index this is holds all max_items that its remover keeps.
+
+        For they lie apart: a page of 8 steps, the fewest that one has, stays as long as one of its items does, or an
+        item needs a row of it. With r rows beside its own that an item needs that is max_items x (1 + 1/2 + ... + 1/(8
+        + r)) with Uniform, and up to max_items x (8 + r) with the others, which may keep items of any age; with Lifo
+        max_items. And some pages for each open lane, and 256 steps for which room is made at once. None: the oldest
+        steps go whatever comes (Fifo, Explicit, groups of episodes).
+        """
+        if self.max_items is None or isinstance(self.remover, Fifo):
+            return None
+        items = self.items
+        reach = 1 if isinstance(items, Explicit) else max(items.kept_back, getattr(items, "num_rows", 1))
+        rows = _PAGE_ROWS + reach
+        if isinstance(self.remover, Lifo):
+            return self.max_items + 2 * rows + _ROWS_OF_A_HOLD
+        a_step = sum(1 / k for k in range(1, rows + 1)) * 1.1 if isinstance(self.remover, Uniform) else rows
+        return math.ceil(self.max_items * a_step) + 2 * rows + _ROWS_OF_A_HOLD
+
+    @property
+    def _initial(self) -> InitialPriority | None:
+        """Of items that came without a priority; None where nothing looks at them."""
+        return initial_of(self.remover) if self._drawn_initial is None else self._drawn_initial
+
+    @property
+    def _drawn_initial(self) -> InitialPriority | None:
+        by = self.drawn_by
+        if isinstance(by, PromptGroups):
+            return 0.0 if by.is_weighed else None  # never used: each has its own when it is published
+        return initial_of(by)
+
+    def _check_remover(self) -> None:
+        if isinstance(self.remover, Fifo):
+            return
+        name = type(self.remover).__name__
+        if self.max_items is None and getattr(self.items, self._name_of_most, None) is None:
+            raise InvalidConfig("max_items", f"a number where the remover is {name}: what it removes goes by it", None)
+        given, initial = initial_of(self.remover), self._drawn_initial
+        if initial is not None and given not in (None, "max", initial):
+            raise InvalidConfig("initial of the remover", f"the sampler's, {initial!r}, or none", given)
+
+    def _check_uses(self, times: int) -> None:
+        if not isinstance(self.limiter, SamplesPerInsert) or self.limiter.samples_per_insert <= times:
+            return
+        ratio = self.limiter.samples_per_insert
+        raise InvalidConfig(
+            "samples_per_insert",
+            f"at most max_times_sampled = {times}: an item goes after {times} draws, so inserted x {ratio:g} - sampled"
+            f" grows by at least {ratio - times:g} with every item, and writers come to wait for draws of items that"
+            " are used up",
+            ratio,
+        )
+
+    def check_against(self, spec: StepSpec) -> None:
+        """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""
+        self.items.check_against(spec)
+        if isinstance(self.sampler, (Hindsight, PromptGroups)):
+            self.sampler.check_against(spec)
+        self._program(spec)
+        if self.max_wait_s is None or self._may_wait(spec):
+            return
+        raise InvalidConfig(
+            "max_wait_s",
+            "None: no item of this index waits, as there are no late columns, no initial='given' and no groups",
+            self.max_wait_s,
+        )
+
+    def _program(self, spec: StepSpec) -> list[Operation]:
+        """The condition as the core reads it. Raises InvalidConfig, UnknownColumn."""
+        if self.where is None:
+            return []
+        if isinstance(self.items, Explicit):
+            expected = "None: items of this index are what create_items() is asked for"
+            raise InvalidConfig("where of an Index", expected, self.where)
+        if isinstance(self.items, Episodes) and self.items.is_grouped:
+            raise InvalidConfig("where of an Index", "None for groups of episodes", self.where)
+        checked = where_of(self.where, spec, self.items)
+        for name in checked.changes:
+            why = "changes while an item stands" if name == "staleness" else "is known when the item is read"
+            expected = f"what is settled when an item is published: {name} {why}; give where= to a draw"
+            raise InvalidConfig(f"column {name!r} of where", expected, self.where)
+        return list(checked.operations)
+
+    def _may_wait(self, spec: StepSpec) -> bool:
+        is_given = self._initial == "given"
+        is_grouped = isinstance(self.items, Episodes) and self.items.is_grouped
+        return is_given or is_grouped or any(column.late for column in spec.columns.values())
+
+    def core_config(self, name: str, spec: StepSpec) -> dict[str, Any]:
+        """The index as the core reads it: what each of its parts says."""
+        return {
+            "name": name,
+            **self.items.core_config(spec),
+            **self._chosen_config(),
+            **self.sampler.sampler_config(),
+            **self.limiter.core_config(),
+            **self.remover.remover_config(),
+            **self._initial_config(),
+            "max_times_sampled": self.max_times_sampled or 0,
+            **({} if self.max_items is None else {"max_items": self.max_items}),
+            **({} if self.max_wait_s is None else {"max_wait_s": self.max_wait_s}),
+            **({} if self.max_staleness is None else {"versions_kept": self.max_staleness + 1}),
+            **({} if self.where is None else {"where": self._program(spec)}),
+            **({} if self.replacement else {"distinct": True}),
+        }
+
+    def _chosen_config(self) -> dict[str, Any]:
+        return self.sampler.items_config() if isinstance(self.sampler, (Hindsight, PromptGroups)) else {}
+
+    def _initial_config(self) -> dict[str, Any]:
+        initial = self._initial
+        if initial is None:
+            return {}
+        return {"initial": (initial, 0.0) if isinstance(initial, str) else ("number", initial)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold; from_dict gives an equal Index back."""
+        parts = {name: to_parts(getattr(self, name)) for name in _KINDS}
+        return {**parts, **{name: getattr(self, name) for name in _VALUES}}
+
+    @classmethod
+    def from_dict(cls, parts: Mapping[str, Any]) -> Index:
+        """The Index that to_dict wrote; parts left out have their defaults. Raises InvalidConfig."""
+        if not isinstance(parts, Mapping):
+            raise InvalidConfig("an Index", "a dict of its parts", parts)
+        refuse_unknown("part of an Index", parts, (*_KINDS, *_VALUES))
+        built = {
+            name: from_parts(f"{name} of an Index", value, _KINDS[name]) if name in _KINDS else value
+            for name, value in parts.items()
+        }
+        return cls(**built)
+
+
+def named_indexes(index: Index | Mapping[str, Index] | None, spec: StepSpec) -> dict[str, Index]:
+    """{name: Index} of what a user gave for index=, each checked against the spec. Raises InvalidConfig, SpecError."""
+    if index is None:
+        index = Index()
+    named = dict(index) if isinstance(index, Mapping) else {DEFAULT_INDEX_NAME: index}
+    if not 1 <= len(named) <= MAX_INDEXES:
+        raise InvalidConfig("index", f"1 to {MAX_INDEXES} indexes", len(named))
+    for name, one in named.items():
+        if not is_text(name, 63):
+            raise InvalidConfig("name of an index", "1 to 63 bytes of text", name)
+        if not isinstance(one, Index):
+            raise InvalidConfig(f"index {name!r}", f"an Index({_part_of(one)}...)", one)
+        one.check_against(spec)
+    return named
+
+
+def _part_of(value: object) -> str:
+    """'sampler=' of a sampler, and so on: the argument of an Index that it is; '' of anything else."""
+    return next((f"{part}=" for part, kinds in _KINDS.items() if isinstance(value, kinds)), "")
+
+
+def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
+    """Raises CapacityTooSmall where a min_size could never be reached.
+
+    A lane in a long episode keeps steps back that are stored and that no item begins at (kept_back of the items), and
+    items that must be whole windows begin steps_apart of each other. Stacks of other indexes cost it nothing. (A writer
+    that gives no next keeps its newest step back, too.) Of explicit items any number may stand on one step: they are
+    bounded by max_items.
+    """
+    for name, one in indexes.items():
+        items, min_size = one.items, one.limiter.num_items
+        if isinstance(items, Explicit):
+            continue
+        needed = 1 + (min_size - 1) * items.steps_apart + items.kept_back
+        if needed > capacity:
+            apart = f", {items.steps_apart} steps apart" if items.steps_apart > 1 else ""
+            kept = f"{items.kept_back} steps that no item begins at ({items})"
+            what = "max_size" if isinstance(one.limiter, Queue) else "min_size"
+            arithmetic = f"index {name!r}: {what} {min_size}{apart}, and of one lane {kept}"
+            raise CapacityTooSmall(capacity, needed, arithmetic=arithmetic)

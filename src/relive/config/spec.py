@@ -1,0 +1,467 @@
+"""What one step holds: ArraySpec for a column, StepSpec for all of them.
+
+A spec is a frozen value: it prints, compares, pickles, and goes to JSON and back. Columns may be nested in dicts and
+tuples; inside, a nested column has one flat name, its path joined by '/', such as 'observation/camera'.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, cast, final, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.checks.names import names_arguments
+from relive.checks.values import is_text
+from relive.config import spaces
+from relive.errors import ReliveError, SpecError, UnknownColumn
+from relive.errors.base import plain
+
+__all__ = ["DERIVED_NAMES", "PER_ITEM_NAMES", "RESERVED_NAMES", "ArraySpec", "Kind", "StepSpec"]
+
+Kind: TypeAlias = Literal["step", "state", "start", "episode"]
+
+# Columns computed or kept by the table itself; they come when named in columns=.
+DERIVED_NAMES = ("episode_step", "first", "lane", "policy_version", "staleness", "num_steps")
+# Of these, the ones that come once an item where items have a time axis.
+PER_ITEM_NAMES = ("lane", "policy_version", "staleness", "num_steps")
+# Names of arguments and of columns that every table has: no user column may take them.
+RESERVED_NAMES = frozenset(
+    {"terminated", "truncated", "discount", "lanes", "priority", "timeout_s", "self", *DERIVED_NAMES}
+)
+
+MAX_COLUMNS = 128
+MAX_NAME_BYTES = 120
+MAX_DIMS = 8
+MAX_VALUE_BYTES = 2**32  # of one value, here and in the core
+MAX_LATE_BYTES = 256  # of the late columns of one step together, here and in the core
+_MAX_STACK = 4096
+
+
+@names_arguments
+@final
+@dataclass(frozen=True, init=False, repr=False)
+class ArraySpec:
+    """One column: the shape and dtype of its value at one step, and its kind.
+
+    shape: of one value, without lane or time axes; () for a scalar. dtype: a fixed-size bool, integer, float or complex
+    dtype (native byte order). kind: 'step', one value a step (action, reward); 'state', one more after the last step of
+    an episode, and yields next_<name> (observations); 'start', kept for the step an item starts at (recurrent state);
+    'episode', one value an episode, given with each of its steps and the same in all of them (a task, a prompt).
+    late: a step column that append does not take: table.complete(keys, <name>=...) gives it afterwards, and no item is
+    drawn before all of its steps have theirs. Raises SpecError.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    kind: Kind
+    late: bool
+
+    def __init__(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike, kind: Kind = "step", late: bool = False
+    ) -> None:
+        object.__setattr__(self, "shape", _checked_shape(shape))
+        object.__setattr__(self, "dtype", _checked_dtype(dtype))
+        if self.num_bytes > MAX_VALUE_BYTES:
+            raise SpecError("shape", f"a value of at most {MAX_VALUE_BYTES} bytes", self.shape)
+        if not isinstance(kind, str) or kind not in get_args(Kind):
+            raise SpecError("kind", "'step', 'state', 'start' or 'episode'", kind)
+        if not isinstance(late, (bool, np.bool_)):
+            raise SpecError("late", "True or False", late)
+        if late and kind != "step":
+            raise SpecError("kind of a late column", "'step'", kind)
+        if late and self.num_bytes > MAX_LATE_BYTES:
+            raise SpecError("shape of a late column", f"a value of at most {MAX_LATE_BYTES} bytes", self.shape)
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "late", bool(late))
+
+    def __repr__(self) -> str:
+        kind = "" if self.kind == "step" else f", kind={self.kind!r}"
+        late = ", late=True" if self.late else ""
+        return f"ArraySpec({self.shape}, {self.dtype.name!r}{kind}{late})"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one value."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+NestedSpecs: TypeAlias = "ArraySpec | Mapping[str, NestedSpecs] | Sequence[NestedSpecs]"
+
+
+@names_arguments
+@final
+class StepSpec:
+    """The columns of one step, in order, with their nesting.
+
+    columns: {name: ArraySpec}, values may be dicts or tuples of further ones. Names are any text without '/', except
+    reserved ones at the top: terminated, truncated, discount (given at append, never declared), done, next_*, lanes,
+    priority, timeout_s, and the derived names. A top-level step column named 'reward' is the one that n-step returns
+    sum. unstack: {column: k} for state columns whose environment delivers stacks of the last k values, [k, *shape],
+    newest last: append takes such stacks and stores the newest. A group's name ('observation') speaks of all below it.
+    Raises SpecError.
+    """
+
+    __slots__ = ("_columns", "_tuples", "_unstack")
+
+    def __init__(self, columns: Mapping[str, NestedSpecs], *, unstack: Mapping[str, int] | None = None) -> None:
+        if not isinstance(columns, Mapping):
+            raise SpecError("columns", "a dict {name: ArraySpec}", columns)
+        for name in columns:
+            _check_top_name(name)
+        flat: dict[str, ArraySpec] = {}
+        tuples: set[str] = set()
+        _flatten(columns, "", flat, tuples)
+        if len(flat) > MAX_COLUMNS:
+            raise SpecError("columns", f"at most {MAX_COLUMNS} columns", len(flat))
+        late = [column.num_bytes for column in flat.values() if column.late]
+        if sum(late) > MAX_LATE_BYTES:
+            raise SpecError("late columns", f"at most {MAX_LATE_BYTES} bytes a step together", sum(late))
+        if len(late) == len(flat):
+            raise SpecError("columns", "at least one that is not late, for append to take", ", ".join(flat))
+        self._columns = MappingProxyType(flat)
+        self._tuples = frozenset(tuples)
+        self._unstack = MappingProxyType(self._expand_stacks({} if unstack is None else unstack, "unstack"))
+
+    @classmethod
+    @names_arguments
+    def from_spaces(
+        cls,
+        observation_space: object,
+        action_space: object,
+        *,
+        extras: Mapping[str, NestedSpecs] | None = None,
+        unstack: Mapping[str, int] | None = None,
+        float64_as: npt.DTypeLike | None = None,
+    ) -> StepSpec:
+        """The spec of an environment: observation (state), action (step), reward (float32, step), then extras.
+
+        observation_space, action_space: Gymnasium Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of
+        them; of one environment (for a vector env: its single_observation_space and single_action_space).
+        extras: further columns, e.g. {"log_prob": ArraySpec((), "float32")}. unstack: as for StepSpec, of columns whose
+        space holds k stacked values on its first axis; the column gets the shape without that axis.
+        float64_as: the dtype in which float64 spaces are stored; None keeps float64. Raises SpecError.
+        """
+        replacement = None if float64_as is None else _checked_dtype(float64_as)
+        stacks = _checked_stacks({} if unstack is None else unstack, "unstack")
+        if extras is not None and not isinstance(extras, Mapping):
+            raise SpecError("extras", "a dict {name: ArraySpec}", extras)
+
+        def convert(path: str, given_shape: Any, given_dtype: Any, kind: Kind) -> ArraySpec:
+            shape, dtype = _checked_shape(given_shape), _checked_dtype(given_dtype)
+            stack = next((k for name, k in stacks.items() if path == name or path.startswith(name + "/")), 1)
+            if stack != 1:
+                if len(shape) == 0 or shape[0] != stack:
+                    raise SpecError(
+                        f"unstack of {path!r}", f"a space whose first axis is {stack}, of the newest last", shape
+                    )
+                shape = shape[1:]
+            if replacement is not None and dtype == np.float64:
+                dtype = replacement
+            return ArraySpec(shape, dtype, kind)
+
+        columns: dict[str, Any] = {
+            "observation": spaces.translate(
+                observation_space, "observation", lambda path, shape, dtype: convert(path, shape, dtype, "state")
+            ),
+            "action": spaces.translate(
+                action_space, "action", lambda path, shape, dtype: convert(path, shape, dtype, "step")
+            ),
+            "reward": ArraySpec((), np.float32),
+        }
+        for name, spec in (extras or {}).items():
+            if name in columns:
+                raise SpecError(f"extras {name!r}", "names other than observation, action and reward", name)
+            columns[name] = spec
+        return cls(columns, unstack=stacks)
+
+    # ---- reading it ------------------------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> Mapping[str, ArraySpec]:
+        """Flat name -> ArraySpec, in declared order."""
+        return self._columns
+
+    @property
+    def unstack(self) -> Mapping[str, int]:
+        """Flat name -> k of the columns whose environment delivers stacks."""
+        return self._unstack
+
+    @property
+    def state_columns(self) -> tuple[str, ...]:
+        """Flat names of the state columns."""
+        return tuple(name for name, column in self._columns.items() if column.kind == "state")
+
+    @property
+    def late_columns(self) -> tuple[str, ...]:
+        """Flat names of the late columns: those that table.complete takes, and append does not."""
+        return tuple(name for name, column in self._columns.items() if column.late)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no column is nested."""
+        return not any("/" in name for name in self._columns)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the columns of one step, as given (the table adds 16 B a step and rounds up)."""
+        return sum(column.num_bytes for column in self._columns.values())
+
+    def is_tuple(self, path: str) -> bool:
+        """Whether the group of this path ('observation', 'next_observation/arms') was declared as a tuple."""
+        is_text = isinstance(path, str)
+        return is_text and (path in self._tuples or (path.startswith("next_") and path[5:] in self._tuples))
+
+    def expand(self, name: str) -> tuple[str, ...]:
+        """The flat names that a name speaks of: itself, or every column of a group. UnknownColumn if there is none."""
+        if not isinstance(name, str):
+            raise SpecError("name of a column", "text", name)
+        if name in self._columns:
+            return (name,)
+        below = tuple(path for path in self._columns if path.startswith(name + "/"))
+        if not below:
+            raise UnknownColumn(name, self._columns)
+        return below
+
+    # ---- value semantics -------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StepSpec):
+            return NotImplemented
+        return (list(self._columns.items()), self._tuples, self._unstack) == (
+            list(other._columns.items()),
+            other._tuples,
+            other._unstack,
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self._columns.items()), self._tuples, tuple(sorted(self._unstack.items()))))
+
+    def __repr__(self) -> str:
+        unstack = f", unstack={dict(self._unstack)!r}" if self._unstack else ""
+        return f"StepSpec({nest(dict(self._columns), self.is_tuple)!r}{unstack})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepSpec.from_json, (self.to_json(),)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON and TOML can hold; from_dict gives an equal spec back.
+
+        columns: as they were declared, dicts for groups, lists for tuples, {'shape', 'dtype', 'kind'} for an ArraySpec,
+        and 'late' where it is.
+        """
+
+        def plain(node: Any) -> Any:
+            if isinstance(node, ArraySpec):
+                late = {"late": True} if node.late else {}
+                return {"shape": list(node.shape), "dtype": node.dtype.name, "kind": node.kind, **late}
+            if isinstance(node, tuple):
+                return [plain(part) for part in node]
+            return {name: plain(part) for name, part in node.items()}
+
+        return {"columns": plain(nest(dict(self._columns), self.is_tuple)), "unstack": dict(self._unstack)}
+
+    @classmethod
+    def from_dict(cls, parts: Mapping[str, Any]) -> StepSpec:
+        """The spec that to_dict wrote; shape (), kind 'step' and late False may be left out. Raises SpecError."""
+        if not isinstance(parts, Mapping) or "columns" not in parts or set(parts) - {"columns", "unstack"}:
+            got = sorted(map(str, parts)) if isinstance(parts, Mapping) else parts
+            raise SpecError("a StepSpec", "columns, and unstack where that is wanted", got)
+        if not isinstance(parts["columns"], Mapping):
+            raise SpecError("columns", "a dict {name: column or group}", parts["columns"])
+        return cls(_declared(parts["columns"], ""), unstack=parts.get("unstack"))
+
+    def to_json(self) -> str:
+        """to_dict as JSON text; from_json gives an equal spec back."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> StepSpec:
+        """The spec that to_json wrote. Raises SpecError."""
+        try:
+            parts = json.loads(text)
+            return cls.from_dict(parts)
+        except ReliveError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise SpecError("JSON of a StepSpec", "what to_json wrote", str(error)) from error
+
+    def core_config(self) -> dict[str, Any]:
+        """The columns as the core reads them."""
+        columns = self._columns.items()
+        return {
+            "columns": [(name, one.dtype.str, one.shape, "late" if one.late else one.kind) for name, one in columns]
+        }
+
+    def _expand_stacks(self, stacks: Mapping[str, int], what: str) -> dict[str, int]:
+        """{flat state column: k} from {column or group: k}. Shared by unstack here and stack of an index."""
+        expanded: dict[str, int] = {}
+        for name, stack in _checked_stacks(stacks, what).items():
+            for column in self.expand(name):
+                if self._columns[column].kind != "state":
+                    raise SpecError(f"{what} of {column!r}", "a column of kind 'state'", self._columns[column].kind)
+                expanded[column] = stack
+        return expanded
+
+    def expand_stack(self, stack: Mapping[str, int]) -> dict[str, int]:
+        """{flat state column: frames} of an index's stack option. Raises SpecError, UnknownColumn."""
+        return self._expand_stacks(stack, "stack")
+
+
+# ---- nesting -------------------------------------------------------------------------------------------------------
+
+
+def nest(flat: Mapping[str, Any], is_tuple: Any) -> dict[str, Any]:
+    """{'a/b': x} -> {'a': {'b': x}}; groups for which is_tuple(path) holds become tuples."""
+    root: dict[str, Any] = {}
+    for name, value in flat.items():
+        *groups, leaf = name.split("/")
+        node = root
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[leaf] = value
+
+    def finish(node: dict[str, Any], path: str) -> Any:
+        for key, value in node.items():
+            if type(value) is dict:
+                node[key] = finish(value, f"{path}{key}/")
+        return tuple(node.values()) if path and is_tuple(path[:-1]) else node
+
+    return cast("dict[str, Any]", finish(root, ""))
+
+
+Groups: TypeAlias = "dict[str, str | Groups]"
+
+
+def groups_of(names: Iterable[str]) -> dict[str, Groups]:
+    """{'a': {'b': 'a/b'}} of 'a/b': where the parts of each nested argument go. Flat names are left out."""
+    targets = nest({name: name for name in names if "/" in name}, lambda path: False)
+    return cast("dict[str, Groups]", targets)
+
+
+def spread(name: str, value: Any, targets: Groups, into: dict[str, Any]) -> None:
+    """Flattens one nested argument of append: dicts, and tuples by position, under 'name/key'.
+
+    Parts that nobody declared go under their flat names too, for the caller to refuse.
+    """
+    if isinstance(value, (tuple, list)) and "0" in targets:
+        value = {str(position): part for position, part in enumerate(value)}
+    elif not isinstance(value, (dict, Mapping)):
+        into[name] = value
+        return
+    for key, part in value.items():
+        target = targets.get(key)
+        if type(target) is str:
+            into[target] = part
+        elif target is None:
+            into[f"{name}/{plain(key)}"] = part
+        else:
+            spread(f"{name}/{key}", part, cast("Groups", target), into)
+
+
+def _flatten(node: Any, path: str, flat: dict[str, ArraySpec], tuples: set[str]) -> None:
+    if isinstance(node, ArraySpec):
+        if len(path.encode()) > MAX_NAME_BYTES:
+            raise SpecError(f"column {path!r}", f"a name of at most {MAX_NAME_BYTES} bytes", len(path.encode()))
+        flat[path] = node
+        return
+    parts: Iterator[tuple[str, Any]]
+    if len(path.encode()) > MAX_NAME_BYTES:  # before a dict that holds itself leads deeper
+        raise SpecError(f"group {path[:40]!r}...", f"a name of at most {MAX_NAME_BYTES} bytes", len(path.encode()))
+    if isinstance(node, Mapping):
+        parts = iter(node.items())
+    elif isinstance(node, (tuple, list)):
+        tuples.add(path)
+        parts = ((str(position), part) for position, part in enumerate(node))
+    else:
+        raise SpecError(f"column {path!r}", "an ArraySpec(shape, dtype), or a dict or tuple of them", node)
+    if len(node) == 0:
+        raise SpecError(f"column {path!r}" if path else "columns", "at least one column", "none")
+    for key, part in parts:
+        if not is_text(key, MAX_NAME_BYTES) or "/" in key:
+            expected = f"1 to {MAX_NAME_BYTES} bytes of text without '/' (nested columns are declared as dicts)"
+            raise SpecError("name of a column" + (f" in {path!r}" if path else ""), expected, key)
+        _flatten(part, f"{path}/{key}" if path else key, flat, tuples)
+
+
+def _declared(node: Any, path: str) -> Any:
+    """Columns from plain values: a dict that names a dtype is a column, any other dict a group, a list a tuple."""
+    if isinstance(node, (list, tuple)):
+        return tuple(_declared(part, f"{path}/{position}") for position, part in enumerate(node))
+    if not isinstance(node, Mapping):
+        raise SpecError(f"column {path!r}", "{'dtype': ...}, or a dict or list of columns", node)
+    if not isinstance(node.get("dtype"), str):
+        return {name: _declared(part, f"{path}/{name}" if path else str(name)) for name, part in node.items()}
+    unknown = sorted(set(node) - {"shape", "dtype", "kind", "late"})
+    if unknown:
+        raise SpecError(f"column {path!r}", "shape, dtype, kind and late", ", ".join(map(str, unknown)))
+    return ArraySpec(tuple(node.get("shape", ())), node["dtype"], node.get("kind", "step"), node.get("late", False))
+
+
+# ---- checks --------------------------------------------------------------------------------------------------------
+
+
+def _check_top_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise SpecError("name of a column", "text", name)
+    if name in ("terminated", "truncated", "discount"):
+        raise SpecError(f"column {name!r}", "it not to be declared: every append takes it", name)
+    if name in ("done", "dones"):  # a table whose episodes never end would be learnt from without an error
+        expected = "no column for it: an end is given to every append, as terminated= or, by a time limit, truncated="
+        raise SpecError(f"column {name!r}", expected, name)
+    if name.startswith("next_"):
+        expected = f"no column for it: {name[5:]!r} with kind='state' yields it, and every append takes it"
+        raise SpecError(f"column {name!r}", expected, name)
+    if name in RESERVED_NAMES:
+        raise SpecError(f"column {name!r}", "a name that is not reserved (next_*, lanes, priority, ...)", name)
+
+
+def _checked_stacks(stacks: Any, what: str) -> dict[str, int]:
+    if not isinstance(stacks, Mapping):
+        raise SpecError(what, "a dict {state column: values}", stacks)
+    for name, stack in stacks.items():
+        if (
+            isinstance(stack, (bool, np.timedelta64))
+            or not isinstance(stack, (int, np.integer))
+            or not 1 <= stack <= _MAX_STACK
+        ):
+            raise SpecError(f"{what} of {plain(name)!r}", f"an integer from 1 to {_MAX_STACK}", stack)
+    return {name: int(stack) for name, stack in stacks.items()}
+
+
+def _checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    parts: Iterable[Any] = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    expected = f"a tuple of at most {MAX_DIMS} integers >= 1"
+    if isinstance(shape, (str, bytes, bytearray, memoryview, Mapping, Set)):
+        raise SpecError("shape", expected, shape)
+    try:
+        checked = tuple(itertools.islice(parts, MAX_DIMS + 1))
+    except TypeError:
+        raise SpecError("shape", expected, shape) from None
+    for size in checked:
+        if isinstance(size, (bool, np.timedelta64)) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise SpecError("shape", expected, shape)
+    if len(checked) > MAX_DIMS:
+        raise SpecError("shape", expected, shape)
+    return tuple(int(size) for size in checked)
+
+
+def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    expected = "a bool, integer, float or complex dtype of fixed size (variable-size values are not stored)"
+    if dtype is None:
+        raise SpecError("dtype", expected, dtype)
+    if type(dtype).__module__ == "torch":
+        raise SpecError("dtype", f"a dtype of numpy, such as {str(dtype).removeprefix('torch.')!r}", dtype)
+    try:
+        checked = np.dtype(dtype)
+    except (TypeError, ValueError, KeyError, SyntaxError, RecursionError):  # numpy has one for each way to be none
+        raise SpecError("dtype", expected, dtype) from None
+    if checked.kind not in "biufc" or checked.itemsize > 16 or checked.char in "gG":
+        raise SpecError("dtype", expected, str(checked))
+    return checked.newbyteorder("=")

@@ -1,0 +1,293 @@
+"""The interface that every table has, wherever its bytes live.
+
+Programs and adapters type against these; relive.Table is the local one. Shapes are written with named axes: B items,
+L lanes of a writer, M lanes of one call, T time, k stacked values. Every blocking call ends at its deadline:
+timeout_s None is the table's default, 0 tries once, inf waits; then DeadlineExceeded. All methods may be called from
+any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config.spec import StepSpec
+
+__all__ = ["ReplayBatch", "ReplayBatches", "ReplayDraw", "ReplayTable", "ReplayWriter"]
+
+Keys = npt.NDArray[np.int64]
+
+
+@runtime_checkable
+class ReplayDraw(Protocol):
+    """Items that were chosen, not yet gathered."""
+
+    item_keys: Keys  # [B]
+    num_live_items: int  # N: items that could have been drawn
+
+    @property
+    def num_items(self) -> int:
+        """B."""
+        ...
+
+    @property
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """[B], of each item in the draw."""
+        ...
+
+
+@runtime_checkable
+class ReplayBatch(Protocol):
+    """A mapping of column name -> array [B, ...]; nested columns as dicts and tuples, or by 'a/b'."""
+
+    @property
+    def item_keys(self) -> Keys:
+        """[B]."""
+        ...
+
+    @property
+    def num_items(self) -> int:
+        """B."""
+        ...
+
+    @property
+    def num_live_items(self) -> int:
+        """N: items that could have been drawn."""
+        ...
+
+    @property
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """[B], of each item in the draw."""
+        ...
+
+    def __getitem__(self, name: str) -> Any: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def weights(self, beta: float, normalize: Literal["batch"] | None = "batch") -> Any:
+        """Importance weights float32[B]: (N p) ** -beta, over their maximum in the batch unless normalize is None."""
+        ...
+
+    def to_torch(self, device: Any = None) -> ReplayBatch:
+        """The same batch with torch tensors as columns."""
+        ...
+
+
+@runtime_checkable
+class ReplayWriter(Protocol):
+    """Lanes of one writer; used by one thread at a time. Closing cuts its lanes: they publish what they have."""
+
+    def append(self, *, lanes: Any = None, priority: Any = None, timeout_s: float | None = None, **columns: Any) -> Any:
+        """One step of every lane, or of the lanes named. Returns keys int64[M], an int for a writer of one lane."""
+        ...
+
+    def extend(
+        self, *, lanes: Any = None, priority: Any = None, timeout_s: float | None = None, **columns: Any
+    ) -> Keys:
+        """T steps of every lane, or of the lanes named. Returns keys int64[T, M], [T] for a writer of one lane."""
+        ...
+
+    def end_episode(
+        self,
+        *,
+        lanes: Any = None,
+        terminated: bool = False,
+        truncated: bool | None = None,
+        timeout_s: float | None = None,
+        **next_columns: Any,
+    ) -> None:
+        """Ends the episode of every lane, or of the lanes named, after its last appended step."""
+        ...
+
+    def abandon(self, lanes: Any = None, *, timeout_s: float | None = None) -> None:
+        """Drops the open episode of every lane, or of the lanes named: its steps and all items that have some of it."""
+        ...
+
+    def create_item(
+        self,
+        windows: Any,
+        *,
+        index: str | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **columns: Any,
+    ) -> int:
+        """Makes one item of an index with Explicit items, of rows that are named by their keys; its key."""
+        ...
+
+    def set_policy_version(self, version: int | None) -> None:
+        """Stamps the rows from now on with this version; None: with the table's."""
+        ...
+
+    def close(self) -> None:
+        """Cuts the lanes and gives them back. Closing twice is harmless."""
+        ...
+
+    def __enter__(self) -> ReplayWriter: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class ReplayBatches(Protocol):
+    """Batches gathered ahead in the background; an iterator inside its `with` block."""
+
+    def __enter__(self) -> ReplayBatches: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __iter__(self) -> Iterator[ReplayBatch]: ...
+
+    def __next__(self) -> ReplayBatch: ...
+
+    def close(self) -> None:
+        """Stops and gives back what was not handed out."""
+        ...
+
+
+@runtime_checkable
+class ReplayTable(Protocol):
+    """Steps in, items out. len() is the number of live steps."""
+
+    @property
+    def spec(self) -> StepSpec:
+        """What a step holds."""
+        ...
+
+    def writer(self, num_lanes: int | None = None) -> ReplayWriter:
+        """A writer of num_lanes lanes; None: of one lane, whose arrays have no lane axis."""
+        ...
+
+    def sample(
+        self,
+        num_items: int,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        *,
+        index: str | None = None,
+        where: str | None = None,
+        reward: Any = None,
+    ) -> ReplayBatch:
+        """Draws and gathers num_items items, with replacement, at permuted positions: any slice is a fair batch.
+
+        where: a condition that each of them passes. reward: of an index with Hindsight, rewards of other goals.
+        """
+        ...
+
+    def draw(
+        self, num_items: int, timeout_s: float | None = None, *, index: str | None = None, where: str | None = None
+    ) -> ReplayDraw:
+        """Draws without gathering; counts for the limiter."""
+        ...
+
+    def claim(self, own: Any, timeout_s: float | None = None) -> ReplayDraw:
+        """Counts a draw that the caller made, Draw.of(...), as draw would; what of it was there."""
+        ...
+
+    def keys(
+        self,
+        index: str | None = None,
+        order: Literal["age", "priority"] = "age",
+        where: str | None = None,
+        page_size: int = 65_536,
+    ) -> Iterator[Keys]:
+        """The keys of an index in order, in pages of int64[page_size]."""
+        ...
+
+    def gather(
+        self,
+        items: Any,
+        columns: Sequence[str] | None = None,
+        out: Mapping[str, npt.NDArray[Any]] | None = None,
+        *,
+        index: str | None = None,
+    ) -> ReplayBatch:
+        """The columns of a draw or of keys int64[B]; present[B] says which were still there."""
+        ...
+
+    def batches(
+        self,
+        num_items: int,
+        prefetch: int = 4,
+        columns: Sequence[str] | None = None,
+        device: Any = None,
+        timeout_s: float | None = None,
+        *,
+        index: str | None = None,
+        where: str | None = None,
+        reward: Any = None,
+    ) -> ReplayBatches:
+        """An iterator of batches that are gathered ahead in the background."""
+        ...
+
+    def update_priorities(self, item_keys: Any, priorities: Any, *, index: str | None = None) -> int:
+        """Sets the priorities [B] of items [B]; returns how many were still there."""
+        ...
+
+    def complete(self, item_keys: Any, /, **columns: Any) -> int:
+        """Gives steps their late columns; returns how many were still there."""
+        ...
+
+    def create_items(
+        self,
+        windows: Any,
+        *,
+        index: str | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **columns: Any,
+    ) -> Keys:
+        """Makes items of an index with Explicit items, of rows that are named by their keys; keys int64[N]."""
+        ...
+
+    def delete(self, item_keys: Any) -> int:
+        """Removes steps, and Explicit items, by key; returns how many were still there."""
+        ...
+
+    def clear(self) -> None:
+        """Removes all steps."""
+        ...
+
+    def set_policy_version(self, version: int) -> None:
+        """The version that rows are stamped with from now on."""
+        ...
+
+    def set_limiter(self, limiter: Any, *, index: str | None = None) -> None:
+        """The limiter of an index from now on."""
+        ...
+
+    def set_priority_exponent(self, exponent: float, *, index: str | None = None) -> None:
+        """The exponent of a prioritized index from now on."""
+        ...
+
+    def priority_exponent(self, index: str | None = None) -> float:
+        """The present exponent of a prioritized index."""
+        ...
+
+    def limiter(self, index: str | None = None) -> Any:
+        """The present limiter of an index."""
+        ...
+
+    def stats(self) -> Any:
+        """Counters and sizes at this moment."""
+        ...
+
+    def check(self) -> None:
+        """Raises CheckFailed where an invariant is broken. Costs a pass over the table."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def close(self) -> None:
+        """Ends the use of this handle. Closing twice is harmless."""
+        ...

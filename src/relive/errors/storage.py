@@ -1,0 +1,119 @@
+"""Errors of storage: file systems without room, names of tables, files that are none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import final
+
+from relive.errors.base import ReliveError, bytes_text, plain, shown
+
+__all__ = ["FormatMismatch", "InUse", "NameTaken", "NoSuchTable", "NotARegion", "StorageFull", "SystemFailure"]
+
+
+@final
+class StorageFull(ReliveError, OSError):
+    """The file system of the table has no room for it."""
+
+    def __init__(self, path: str, needs_bytes: int, has_bytes: int) -> None:
+        self.path = path
+        self.needs_bytes = needs_bytes
+        self.has_bytes = has_bytes
+        super().__init__(
+            f"{path}: needs {bytes_text(needs_bytes)}, {'this machine' if path == 'memory' else 'the file system'} has"
+            f" {bytes_text(has_bytes)}; "
+            + (
+                "give the container a larger /dev/shm (docker run --shm-size=8g, or a memory-backed emptyDir), a"
+                " smaller capacity, or use LocalMemory() where one process is enough; `relive ls` shows tables left"
+                " behind"
+                if path.startswith("/dev/shm")
+                else "free some, or give a smaller capacity"
+            )
+        )
+
+
+@final
+class NameTaken(ReliveError, FileExistsError):
+    """A table of this name exists and somebody is attached to it: the processes pids, as far as they can be seen."""
+
+    def __init__(self, path: str, pids: Sequence[int] = ()) -> None:
+        self.path = path
+        self.pids = tuple(pids)
+        name = _table_name(path)
+        if self.pids == (os.getpid(),):
+            way_out = f"close it first, or replace it: SharedMemory({name!r}, overwrite=True)"
+        else:
+            way_out = f"close it there or end that process, choose another name, or attach({name!r}) to it"
+        super().__init__(f"{path} exists and is in use{_by(self.pids)}; {way_out}")
+
+
+@final
+class NoSuchTable(ReliveError, FileNotFoundError):
+    """No table of this name."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path}: no such table; it was not created yet, or its last user closed it (`relive ls` lists those there"
+            " are)"
+        )
+
+
+@final
+class NotARegion(ReliveError, ValueError):
+    """A file that is no table, or a damaged one."""
+
+    def __init__(self, path: str, what: str = "") -> None:
+        self.path = path
+        self.what = what
+        super().__init__(f"{path} is no relive table" + (f": {what}" if what else "") + "; see what wrote this file")
+
+
+@final
+class FormatMismatch(ReliveError, ValueError):
+    """A region of another format version, ABI or layout."""
+
+    def __init__(self, what: str, expected: object, got: object) -> None:
+        self.what = what
+        self.expected = plain(expected)
+        self.got = plain(got)
+        super().__init__(
+            f"the region's {what} is {shown(self.got)}, this build reads {shown(self.expected)}; use the relive"
+            " version that made it, or make it anew"
+        )
+
+
+@final
+class InUse(ReliveError, OSError):
+    """A table that cannot be removed because somebody is attached: the processes pids, as far as they can be seen."""
+
+    def __init__(self, path: str, pids: Sequence[int] = ()) -> None:
+        self.path = path
+        self.pids = tuple(pids)
+        super().__init__(f"{path} is in use{_by(self.pids)}; close it there first, or force the removal")
+
+
+@final
+class SystemFailure(ReliveError, OSError):
+    """A call to the operating system failed. what names the call, errno is what it left (0: nothing)."""
+
+    def __init__(self, what: str, errno: int = 0) -> None:
+        self.what = what
+        reason = f"{os.strerror(errno)} (errno {errno})" if errno else "the system left no error number"
+        super().__init__(f"{what} failed: {reason}")
+        self.errno = int(errno)
+
+
+def _table_name(path: str) -> str:
+    return os.path.basename(path).removeprefix("relive-")
+
+
+def _by(pids: tuple[int, ...]) -> str:
+    """Who has a table, as half a sentence."""
+    if not pids:
+        return " by somebody"
+    if pids == (os.getpid(),):
+        return " by this process"
+    others = [str(pid) for pid in pids if pid != os.getpid()]
+    some = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
+    return f" by process{'es' if len(others) > 1 else ''} {some}"

@@ -1,0 +1,247 @@
+"""One-sided reads by NIXL: UCX within a host and over TCP, RDMA and EFA by the same calls.
+
+An owner registers the mapping of its region once, and says over the service where it lies (SharedRegion, asked for by
+name: "nixl"). A reader makes lists of cells once, over frames and rows, and asks for them by number (NixlMemory). The
+owner's Python takes no part; its agent's progress thread must run, or first reads hang.
+
+Protocol. Both hold this process's agent (nixl_agent.py) while they live. A read is a request a list, all of them posted
+before one is waited for; where posts copy, one that is large is halved, and the second hand has the other half. What
+is not done when its reader gives up is quarantined there. A peer that disconnected is told at once; its lists are void,
+and new ones need new metadata: they are made when the shard is found alive again over the service, never back to back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from relive import _core
+from relive.errors import DeadlineExceeded, ServiceUnavailable
+from relive.fleet.errors import PeerUnreadable
+from relive.fleet.onesided.copy_thread import Handed
+from relive.fleet.onesided.nixl_agent import Agent, hold_agent, is_installed, short
+from relive.fleet.onesided.peer_layout import Area
+from relive.fleet.onesided.transport import Move, Place
+
+__all__ = ["NixlMemory", "Offered", "SharedRegion", "is_installed", "open_memory"]
+
+_MOST_CELLS = 2**31 - 1
+_HALVED_BYTES = 1 << 20  # from here on half of a copy takes longer than to hand it to another thread
+_HEAD_START_BYTES = 250_000  # that the caller copies before the other thread has begun
+_SHORTEST_S, _LONGEST_S = 0.00002, 0.001  # between two looks at a request
+
+
+# ---- the owner's side ----------------------------------------------------------------------------------------------
+
+
+@final
+class SharedRegion:
+    """What an owner offers as "nixl": its region's mapping, registered when somebody first asks for it.
+
+    Owner of the registration, of a hold on the mapping, and from then on of one on the agent.
+    """
+
+    def __init__(self, core: _core.CoreTable, hold: Callable[[], Agent] = hold_agent) -> None:
+        """hold: the agent, held once more."""
+        self._core = core
+        self._hold_agent = hold
+        self._hold: _core.RegionHold | None = None
+        self._agent: Agent | None = None
+        self._region: Any = None
+        self._lock = threading.Lock()
+        self._fields: dict[str, Any] = {}
+
+    def give(self) -> tuple[dict[str, Any], bytes]:
+        """Where the region lies, and the metadata of this process's agent. Raises PeerUnreadable, SystemFailure."""
+        with self._lock:
+            if self._agent is None:
+                geometry, hold = self._core.geometry, _core.RegionHold(self._core)
+                num_bytes = int(geometry["region_bytes"])
+                with ExitStack() as undo:
+                    hold.__enter__()
+                    undo.callback(hold.__exit__, None, None, None)
+                    agent = self._hold_agent()
+                    undo.callback(agent.let_go)
+                    self._region = agent.register(hold.address, num_bytes)
+                    undo.pop_all()
+                self._hold, self._agent = hold, agent
+                self._fields = {"base": hold.address, "num_bytes": num_bytes, "uuid": geometry["uuid"].hex()}
+                self._fields["agent"] = agent.name
+            return dict(self._fields), self._agent.metadata()
+
+    def close(self) -> None:
+        """Nobody reads it any more. Before the table is closed, which waits for the hold."""
+        with self._lock:
+            if self._agent is not None and self._hold is not None:
+                self._agent.unregister(self._region)
+                self._agent.let_go()
+                self._hold.__exit__(None, None, None)
+                self._agent = self._hold = None
+
+
+# ---- the reader's side ---------------------------------------------------------------------------------------------
+
+
+class Offered(NamedTuple):
+    """Where a peer's region lies in its process, and how to reach that."""
+
+    address: str  # of the shard, for messages
+    base: int
+    num_bytes: int
+    agent: str  # its agent's name
+    metadata: bytes
+
+
+class _Cells(NamedTuple):
+    """A list of NIXL's."""
+
+    number: Any
+    cell_bytes: int
+
+
+@final
+class NixlMemory:
+    """A peer's region by NIXL, as relive.fleet.onesided.transport.Memory says. One thread at a time.
+
+    Owner of its lists and registrations, of the memory that was allowed, and of a hold on the agent until close():
+    where requests are under way then, until they are over.
+    """
+
+    def __init__(self, offered: Offered, agent: Agent) -> None:
+        """agent: held by the caller, for this. Where it raises PeerUnreadable the hold is the caller's still."""
+        self._offered = offered
+        self._agent = agent
+        self._lists: list[_Cells] = []
+        self._regions: dict[int, tuple[Any, object]] = {}  # by number: what was registered, and who keeps it
+        self._numbers = itertools.count()
+        self._pending: list[Any] = []  # requests; those of the second hand come by themselves
+        self._beside: list[Handed] = []
+        self._copies = False  # the last large post came back with all of its bytes: whoever posts, copies
+        self._has_failed = False
+        agent.sweep()
+        try:
+            agent.connect(offered.agent, offered.metadata)
+        except Exception as problem:  # NIXL's
+            raise PeerUnreadable(offered.address, f"NIXL cannot reach it ({short(problem)})") from None
+
+    @property
+    def progress(self) -> str:
+        """Who moves the bytes."""
+        return self._agent.progress
+
+    def source(self, area: Area) -> _Cells:
+        """Cells of the peer's region."""
+        end = int(area.offsets(np.array([0, area.num_cells - 1])).max()) + area.cell_bytes
+        if area.num_cells > _MOST_CELLS or end > self._offered.num_bytes:
+            raise PeerUnreadable(self._offered.address, f"its {area.name} lie beyond what it registered")
+        return self._listed(self._offered.agent, area, self._offered.base)
+
+    def allow(self, address: int, num_bytes: int, keeper: object) -> int:
+        """Registers it. Raises SystemFailure."""
+        number = next(self._numbers)
+        self._regions[number] = self._agent.register(address, num_bytes), keeper
+        return number
+
+    def disallow(self, allowed: int, target: _Cells) -> None:
+        """Unregisters it."""
+        if allowed in self._regions:  # a closed one has none
+            self._agent.release_cells(target.number)
+            self._lists.remove(target)
+            self._agent.unregister(self._regions.pop(allowed)[0])
+
+    def target(self, place: Place) -> _Cells:
+        """Cells of memory here."""
+        return self._listed("", place.area, place.base)
+
+    def _listed(self, name: str, area: Area, base: int) -> _Cells:
+        try:
+            self._lists.append(_Cells(self._agent.cells(name, area, base), area.cell_bytes))
+        except Exception as problem:  # NIXL's
+            raise PeerUnreadable(self._offered.address, f"NIXL refuses its {area.name} ({short(problem)})") from None
+        return self._lists[-1]
+
+    def read(self, moves: Sequence[Move], timeout_s: float) -> None:
+        """Posts all, then waits. Raises ServiceUnavailable where the peer is gone, DeadlineExceeded."""
+        started = time.monotonic()
+        try:
+            for move in moves:
+                self._post(move)
+            while self._beside:
+                if not self._beside[-1].wait(max(timeout_s - (time.monotonic() - started), 0.0)):
+                    raise DeadlineExceeded("bytes of a peer's memory", "", time.monotonic() - started)
+                self._beside.pop()
+            pause_s = 0.0
+            while self._pending:
+                if self._agent.is_done(self._pending[-1]):
+                    self._agent.release(self._pending.pop())
+                    continue
+                if time.monotonic() - started >= timeout_s:
+                    raise DeadlineExceeded("bytes of a peer's memory", "", time.monotonic() - started)
+                time.sleep(pause_s)
+                pause_s = min(max(2 * pause_s, _SHORTEST_S), _LONGEST_S)
+        except DeadlineExceeded:
+            self._has_failed = True
+            raise
+        except Exception as problem:  # NIXL's: NIXL_ERR_REMOTE_DISCONNECT where the peer was killed
+            self._has_failed = True
+            waited_s = time.monotonic() - started
+            raise ServiceUnavailable(self._offered.address, waited_s, short(problem)) from None
+
+    def _post(self, move: Move) -> None:
+        """Whatever cuts this short, its bytes may come: it is noted before it is under way."""
+        source, target, from_cells, to_cells = move
+        is_large = len(to_cells) > 1 and len(to_cells) * target.cell_bytes >= _HALVED_BYTES
+        if is_large and self._copies:
+            own = (len(to_cells) + _HEAD_START_BYTES // target.cell_bytes + 1) // 2
+            others = target.number, to_cells[own:], source.number, from_cells[own:]
+            self._agent.post_beside((self._pending, self._beside), *others)
+            to_cells, from_cells = to_cells[:own], from_cells[:own]
+        request = self._agent.request(target.number, to_cells, source.number, from_cells)
+        self._pending.append(request)
+        is_here = self._agent.post(request)
+        if is_large:
+            self._copies = is_here
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that were given up on."""
+        return len(self._pending)
+
+    def close(self, end: Callable[[], None] = lambda: None) -> None:
+        """Ends it, then calls end(): at once, or when no byte can come any more (Agent.sweep)."""
+        pending, self._pending = self._pending, []
+        beside, self._beside = self._beside, []
+
+        def ended() -> None:
+            for one in self._lists:
+                self._agent.release_cells(one.number)
+            self._agent.disconnect(self._offered.agent, self._has_failed)
+            for region, _ in self._regions.values():
+                self._agent.unregister(region)
+            self._lists, self._regions = [], {}
+            self._agent.let_go()
+            end()
+
+        if pending or beside:
+            self._agent.quarantine(pending, beside, ended)
+            self._agent.sweep()
+        else:
+            ended()
+
+
+def open_memory(offered: Offered) -> NixlMemory:
+    """By this process's agent. Waits, under a second, where a connection ended just now. Raises PeerUnreadable."""
+    agent = hold_agent()
+    try:
+        agent.sweep()  # first: a connection that it ends rests, too
+        time.sleep(agent.rest_s(offered.agent))
+        return NixlMemory(offered, agent)
+    except BaseException:
+        agent.let_go()
+        raise

@@ -1,0 +1,342 @@
+"""A shard of another host whose rows are read from its memory: keys and masses by its owner, rows one-sidedly.
+
+Who draws counts, so draws, priorities and writes go to the owner as those of every shard of another host do. An index
+with use counts, and what the reader does not read (one_sided.py), go by the owner altogether. So does a batch whose
+bytes do not come in time; its reader is spoiled, and the shard is read by its owner until a new one is made, a second
+later or more. Where no path was asked for, of both ways the one is taken that is quicker for batches of that kind:
+over sockets, and of small rows, that is the owner's answer; a network card was not tried. What stands behind the reads,
+and when it is made anew, is here; how they are made is the transport's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.errors import DeadlineExceeded, ForeignKey, FormatMismatch, InvalidConfig, ReliveError, ServiceUnavailable
+from relive.fleet.draws.mixing import Outputs, scatter
+from relive.fleet.errors import PeerUnreadable
+from relive.fleet.onesided.faster_path import Quicker, Turn
+from relive.fleet.onesided.nixl import Offered, open_memory
+from relive.fleet.onesided.peer_layout import PeerLayout
+from relive.fleet.onesided.rows import OneSidedReader
+from relive.fleet.onesided.transport import Memory
+from relive.fleet.remote.shard import LazySelection, RemotePart, RemoteShard
+from relive.fleet.shards import STALL_S, Asked, Missed, Part, Path
+from relive.service.wire import framing
+
+__all__ = ["PeerShard"]
+
+Keys = npt.NDArray[np.int64]
+Masses = npt.NDArray[np.float64]
+Arrays = list[npt.NDArray[Any]]
+Present = npt.NDArray[np.bool_]
+
+OFFER = "nixl"
+HERE, BY_OWNER = 0, 1  # ways to rows
+_ANEW_S = 1.0  # between two readers of a shard: never back to back
+_REDRAWS = 4  # of items that went between their draw and their rows; then their owner draws and reads at once
+_SETUP_S = 5.0  # of patience with each answer that the first reader is made of
+_AGAIN_S = 1.0  # and those after it: a draw waits for them, which has its owner's rows otherwise
+_READ_S = 1.0  # of patience with one batch's bytes
+
+
+@final
+class PeerShard(RemoteShard):
+    """Reads rows one-sidedly, as long as that works. Raises PeerUnreadable where it does not to begin with, if it must.
+
+    must: no other path will do (path="nixl"), else the quicker way to a batch is taken. opens: the transport to what
+    the owner offers.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        stream: int | None,
+        timeout_s: float | None,
+        must: bool,
+        opens: Callable[[Offered], Any] = open_memory,
+    ) -> None:
+        super().__init__(address, stream, timeout_s)
+        self._opens = opens
+        self._quickers: dict[tuple[Any, ...], Quicker] | None = None if must else {}  # by kind of batch
+        self._reading = threading.Lock()
+        self._reader: tuple[OneSidedReader, Any] | None = None
+        self._not_before = 0.0
+        self._is_closed = False
+        self._refused: dict[int, bool] = {}  # by index
+        self.num_torn = 0  # that readers told of, those before this one
+        try:
+            self._make_reader(_SETUP_S)
+        except (ReliveError, OSError) as problem:
+            if must:
+                self.close()
+                reason = problem.reason if isinstance(problem, PeerUnreadable) else str(problem)
+                raise PeerUnreadable(address, reason) from None
+            self._by_owner(problem)
+
+    @property
+    def path(self) -> Path:  # type: ignore[override]  # of the others it is the same for good
+        """As it is read now."""
+        return "service" if self._reader is None else "nixl"
+
+    @property
+    def progress(self) -> str:
+        """Who moves the bytes, and of how many kinds of batches (columns, powers of two of items) the owner does."""
+        choices = [] if self._reader is None else list((self._quickers or {}).values())
+        num_owners = sum(choice.best == BY_OWNER for choice in choices)
+        quicker = f"; its owner is quicker for {num_owners} of {len(choices)} kinds" if num_owners else ""
+        return self._progress + quicker
+
+    @property
+    def torn(self) -> int:
+        """Rows that were read while they changed, and read anew."""
+        return self.num_torn + (0 if self._reader is None else self._reader[0].num_torn)
+
+    # ---- the reader ------------------------------------------------------------------------------------------------
+
+    def _make_reader(self, timeout_s: float) -> None:
+        if OFFER not in framing.field(self.hello, "offers", list):
+            raise PeerUnreadable(self.address, "its owner does not offer its memory (NIXL is not installed there)")
+        told, metadata = self.request({"op": "offer", "what": OFFER}, timeout_s)
+        fields = framing.field(told, "fields", dict)
+        if fields.get("uuid") != self.uuid.hex():
+            raise FormatMismatch("uuid of the memory that is offered", self.uuid.hex(), fields.get("uuid"))
+        base, num_bytes = (framing.whole(fields, name, 1, 1 << 62) for name in ("base", "num_bytes"))
+        layout = PeerLayout.from_told(self.request({"op": "layout"}, timeout_s)[0])
+        memory = self._opens(Offered(self.address, base, num_bytes, framing.field(fields, "agent", str), metadata))
+        try:
+            reader = OneSidedReader(self.table.config, layout, cast(Memory, memory))
+        except BaseException:
+            memory.close()
+            raise
+        self._reader = reader, memory
+        self._progress = str(memory.progress)
+
+    def _by_owner(self, problem: BaseException) -> None:
+        reason = problem.reason if isinstance(problem, PeerUnreadable) else str(problem)
+        self._progress = f"its owner answers each batch: {reason}"
+        self._not_before = time.monotonic() + _ANEW_S
+
+    def _retire(self, problem: ReliveError) -> None:
+        """The reader is of no use any more. With the lock held."""
+        if self._reader is not None:
+            (reader, memory), self._reader = self._reader, None
+            self.num_torn += reader.num_torn
+            memory.close(reader.close)
+        self._by_owner(problem)
+
+    def _revive(self) -> None:
+        """A new one, where the last was given up a while ago. With the lock held."""
+        if self._reader is None and time.monotonic() >= self._not_before:
+            self._make_anew()
+
+    def _make_anew(self) -> None:
+        try:
+            self._make_reader(_AGAIN_S)
+        except (ReliveError, OSError) as problem:
+            self._by_owner(problem)
+
+    def is_back(self) -> None:
+        """Its owner answers again: another process, perhaps, with other metadata."""
+        with self._reading:
+            if self._reader is None and not self._is_closed:
+                self._not_before = math.inf  # until there is one its owner sends rows: nobody waits here for it
+                self._make_anew()
+
+    def is_gone(self) -> None:
+        """Nobody answers: what the lists lead to may be gone."""
+        if self._reading.acquire(blocking=False):
+            try:
+                if self._reader is not None:
+                    self._retire(ServiceUnavailable(self.address, 0.0, "its owner does not answer"))
+            finally:
+                self._reading.release()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def is_read_here(self, index: int) -> bool:
+        """Whether rows of an index are read one-sidedly."""
+        if index not in self._refused:
+            refusal = OneSidedReader.refusal(self.table.config, index)
+            self._refused[index] = bool(self.counts_uses(index) or refusal)
+        if self._refused[index]:
+            return False
+        return self._reader is not None or time.monotonic() >= self._not_before
+
+    def begin(self, asked: Asked) -> Part:
+        """Keys and masses by its owner; the rows when they are taken."""
+        selection = cast("LazySelection | None", asked.selection)
+        if selection is None or asked.where is not None or not self.is_read_here(asked.index_number):
+            return super().begin(asked)
+        if not self.is_live:
+            raise Missed(self)
+        choice, turn = self._turn("draw", selection, asked.num_items)
+        started = time.monotonic()
+        part = super().begin(asked) if turn.way == BY_OWNER else self._begun_here(asked, selection)
+        if choice is None or not turn.is_tried:
+            return part
+        return _TimedPart(part, partial(choice.took, turn), time.monotonic() - started)
+
+    def _begun_here(self, asked: Asked, selection: LazySelection) -> Part:
+        return _PeerPart(self, asked, selection, self.part(asked, None, None))
+
+    def _turn(self, call: str, selection: LazySelection, num_items: int) -> tuple[Quicker | None, Turn]:
+        if self._quickers is None:
+            return None, _HERE_ALWAYS
+        kind = call, selection.index, tuple(selection.names), num_items.bit_length()
+        choice = self._quickers.get(kind) or self._quickers.setdefault(kind, Quicker())
+        return choice, choice.turn()
+
+    def gather(
+        self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+    ) -> tuple[Arrays, Present]:
+        """By key."""
+        if not self.is_read_here(selection.index):
+            return super().gather(selection, keys, out)
+        if not self.is_live:
+            raise Missed(self)
+        are_rows = self.are_rows(keys)
+        if not are_rows.all():
+            wrong = int(np.argmin(are_rows))
+            raise ForeignKey(wrong, int(keys[wrong]))
+        choice, turn = self._turn("gather", selection, len(keys))
+        started = time.monotonic()
+        by_owner = turn.way == BY_OWNER
+        told = super().gather(selection, keys, out) if by_owner else self._gathered_here(selection, keys, out)
+        if choice is not None:
+            choice.took(turn, time.monotonic() - started)
+        return told
+
+    def _gathered_here(
+        self, selection: LazySelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+    ) -> tuple[Arrays, Present]:
+        arrays, present = self.rows(selection, keys)
+        if out is None:
+            return arrays, present
+        for target, array in zip(out, arrays, strict=True):
+            np.copyto(target, array)
+        return list(out), present
+
+    def rows(self, selection: LazySelection, keys: Keys, are_drawn: bool = False) -> tuple[Arrays, Present]:
+        """Columns of keys: read here; by its owner what never held still, and all where reading does not work.
+
+        are_drawn: the keys are a draw's. Raises Missed.
+        """
+        names = self.answered(lambda: [output[0] for output in selection.outputs], None)
+        if names is None:
+            raise Missed(self)
+        got = self._read(selection.index, names, keys, are_drawn)
+        if got is None:
+            return super().gather(selection, keys, None)
+        arrays, present, left = got
+        if len(left):
+            some, there = super().gather(selection, np.ascontiguousarray(keys[left]), None)
+            scatter(selection.outputs, arrays, left, some)
+            present[left] = there
+        return arrays, present
+
+    def _read(self, index: int, names: list[str], keys: Keys, are_drawn: bool = False) -> Any:
+        if not self._reading.acquire(timeout=STALL_S):
+            return None  # another thread's read is slow: its owner answers beside it
+        try:
+            self._revive()
+            if self._reader is None:
+                return None
+            return self._reader[0].gather(index, names, keys, _READ_S, are_published=are_drawn)
+        except (ServiceUnavailable, DeadlineExceeded, PeerUnreadable, InvalidConfig) as problem:
+            self._retire(problem)
+            return None
+        except BaseException as problem:  # Ctrl-C, in the middle of a read whose bytes may still come
+            self._retire(ServiceUnavailable(self.address, 0.0, f"a read was cut short ({type(problem).__name__})"))
+            raise
+        finally:
+            self._reading.release()
+
+    def close(self) -> None:
+        """Ends reader and streams."""
+        with self._reading:
+            if self._reader is not None:
+                self._retire(ServiceUnavailable(self.address, 0.0, "it was closed"))
+            self._is_closed, self._not_before = True, math.inf
+        super().close()
+
+
+_HERE_ALWAYS = Turn(HERE, False)
+
+
+@final
+class _TimedPart:
+    """A part, whose caller's wait for it is told to who chooses between ways to it."""
+
+    def __init__(self, part: Part, tells: Callable[[float], None], begun_s: float) -> None:
+        self._part = part
+        self._tells = tells
+        self._begun_s = begun_s
+        self.commit, self.give_back = part.commit, part.give_back
+
+    def take(self) -> tuple[Arrays, Keys, Masses]:
+        """Of the part."""
+        started = time.monotonic()
+        taken = self._part.take()
+        self._tells(self._begun_s + time.monotonic() - started)
+        return taken
+
+
+@final
+class _PeerPart:
+    """A draw of an owner, whose rows are read here. Items that went meanwhile are drawn anew, by draws of their own.
+
+    Where a writer replaces items faster than they are read that alone would not end: at last the owner sends the rows.
+    """
+
+    def __init__(self, shard: PeerShard, asked: Asked, selection: LazySelection, first: RemotePart) -> None:
+        self._shard = shard
+        self._asked = asked
+        self._selection = selection
+        self._parts = [first]
+
+    def take(self) -> tuple[Arrays, Keys, Masses]:
+        """Waits for keys, then for rows."""
+        ends = time.monotonic() + self._asked.timeout_s
+        _, keys, masses = self._parts[0].take()
+        arrays, present = self._shard.rows(self._selection, keys, are_drawn=True)
+        if present.all():
+            return arrays, keys, masses
+        keys, masses = keys.copy(), masses.copy()
+        outputs: Outputs = self._selection.outputs
+        for turn in range(_REDRAWS + 1):
+            gone = np.flatnonzero(~present)
+            if not len(gone):
+                break
+            self._parts[-1].lose(len(gone))
+            left_s = max(ends - time.monotonic(), 0.0)
+            # The last has its rows with it, of one moment with its keys.
+            is_last = turn == _REDRAWS
+            selection, names = (self._selection, self._selection.names) if is_last else (None, None)
+            asked = self._asked._replace(num_items=len(gone), timeout_s=left_s, selection=selection)
+            self._parts.append(self._shard.part(asked, names, selection))
+            some, keys[gone], masses[gone] = self._parts[-1].take()
+            if not is_last:
+                some, present[gone] = self._shard.rows(self._selection, keys[gone], are_drawn=True)
+            if not arrays[0].flags.writeable:
+                arrays = [array.copy() for array in arrays]
+            scatter(outputs, arrays, gone, some)
+        return arrays, keys, masses
+
+    def commit(self) -> None:
+        for part in self._parts:
+            part.commit()
+
+    def give_back(self) -> None:
+        for part in reversed(self._parts):
+            with contextlib.suppress(Missed):
+                part.give_back()

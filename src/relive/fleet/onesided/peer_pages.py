@@ -1,0 +1,216 @@
+"""What a one-sided reader knows of a peer's pages: words, leaf states, links, frames; R1 to R3 and R5 of one_sided.py.
+
+What was read once may be *recalled*: the word of a page, and with it the frame that was read behind the word. R5 of any
+later batch looks at that word again, so what is recalled is as true there as what was read in the batch: the frame did
+not change between the two looks. Words count moves to 65,536; what nobody looked at for RECALLED_S is not recalled, as
+a page could have moved so often meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.fleet.onesided.peer_layout import BLOCK_ROWS, Indices, PeerLayout
+from relive.fleet.onesided.transport import Directory, Memory, Move, Plan, Present
+
+__all__ = ["GONE", "NONE", "PUBLISHED", "Pages", "PeerPages", "generations_of"]
+
+Words = npt.NDArray[np.uint64]
+
+RECALLED_S = 1.0
+_LOOK_S = 0.1  # between two looks at all words that came with a batch's
+PUBLISHED = 0xFFFA  # leaf states below it are items'
+NONE, GONE = -1, -2  # of links
+_STATE_BITS, _GENERATION_BIT = 2, 18  # of a page word
+_OPEN, _CLOSED = 1, 2
+_PREV, _NEXT = 1, 2
+
+
+class Pages(NamedTuple):
+    """The pages of an attempt, numbered as the mirror will have them."""
+
+    ids: Indices
+    words: Words
+    is_used: Present
+
+
+def generations_of(words: Words) -> Indices:
+    """Of page words."""
+    return (words >> np.uint64(_GENERATION_BIT)).astype(np.int64)
+
+
+@final
+class PeerPages:
+    """The directories of one peer, and what was read of them. One thread at a time.
+
+    read: of moves, until a time; the reader's. most: pages of one attempt.
+    """
+
+    def __init__(
+        self, layout: PeerLayout, memory: Memory, most: int, read: Callable[[list[Move], float], None]
+    ) -> None:
+        self._layout = layout
+        self._memory = memory
+        self._most = most
+        self._read = read
+        self._words = Directory(memory, layout.words(), np.uint64)
+        self._again = Directory(memory, layout.words(), np.uint64, self._words.source)
+        self._frames = Directory(memory, layout.frames(), np.uint32)
+        self._version = Directory(memory, layout.version(), np.uint32)
+        self._states: dict[int, Directory] = {}  # by index
+        self.records = Directory(memory, layout.pages(), np.uint64)
+        self.tails = Directory(memory, layout.tails(), np.uint64)
+        self._recalled = np.zeros(layout.num_pages, np.uint64)  # words; 0: none
+        self._looked_s = np.zeros(layout.num_pages)  # when that word was last seen
+        self._looked_round_s = 0.0  # when all words that came were last compared with what is recalled
+
+    @property
+    def policy_version(self) -> int:
+        """As it was read last, with a directory whose plan needs it."""
+        return int(self._version.values[0])
+
+    def read_words(self, ids: Indices, ends: float) -> Pages:
+        """R1: the words of these pages."""
+        self._read([self._words.move(ids)], ends)
+        words = self._words.values[ids].copy()
+        state = words & np.uint64((1 << _STATE_BITS) - 1)
+        return Pages(ids, words, (state == _OPEN) | (state == _CLOSED))
+
+    def read_directory(self, plan: Plan, pages: Pages, items: tuple[Indices, Indices, Present], ends: float) -> Present:
+        """R2: records, frames and tails of pages, the states of items that live; bool[B]: which leaves are items'."""
+        own, rows, alive = items
+        states, slots = self._states_of(plan.index), pages.ids[own] * self._layout.page_len + rows
+        moves = [states.move(np.unique(slots[alive] // BLOCK_ROWS))]
+        if plan.needs_version:
+            moves.append(self._version.move(np.zeros(1, np.int64)))
+        self._read(moves + self._of_pages(plan, pages.ids), ends)
+        return self._published(states, slots)
+
+    @staticmethod
+    def _published(states: Directory, slots: Indices) -> Present:
+        published: Present = states.flat[slots] < PUBLISHED
+        return published
+
+    def _of_pages(self, plan: Plan, ids: Indices) -> list[Move]:
+        moves = [self._frames.move(ids)]
+        if not plan.is_plain or plan.after:
+            moves.append(self.records.move(ids))
+        return moves if plan.is_plain else [*moves, self.tails.move(ids)]
+
+    def follow(
+        self, plan: Plan, pages: Pages, own: Indices, rows: Indices, ends: float
+    ) -> tuple[Pages, Indices, tuple[Indices, Indices]]:
+        """R3, the pages that windows run over: chain int64[B, before + 1 + after] of numbers here, and the links."""
+        before, after, page_len = plan.pages_before, plan.pages_after, self._layout.page_len
+        chain = np.full((len(own), before + 1 + after), NONE, np.int64)
+        chain[:, before] = own
+        for hop in range(1, max(before, after) + 1):
+            wanted = []
+            if hop <= after:
+                wanted.append((_NEXT, before + hop, before + hop - 1, rows + plan.after >= hop * page_len))
+            if hop <= before:
+                wanted.append((_PREV, before - hop, before - hop + 1, rows - plan.before < (1 - hop) * page_len))
+            pages = self._hop(plan, pages, chain, wanted, ends)
+        if plan.is_plain:
+            return pages, chain, (own, own)  # nobody follows them further
+        return pages, chain, (self._links(pages, _PREV), self._links(pages, _NEXT))
+
+    def _hop(
+        self, plan: Plan, pages: Pages, chain: Indices, wanted: list[tuple[int, int, int, Present]], ends: float
+    ) -> Pages:
+        """One page further, in both directions."""
+        there: list[tuple[int, Indices, Indices]] = []
+        for link, to, come_from, needs in wanted:
+            which = np.flatnonzero(needs & (chain[:, come_from] >= 0))
+            refs = self.records.values[pages.ids[chain[which, come_from]], link]
+            page, generation = self._layout.ref_parts(refs)
+            ok = (generation > 0) & (page < self._layout.num_pages)
+            there.append((to, which[ok], page[ok]))
+        found = np.concatenate([page for *_, page in there]) if there else np.empty(0, np.int64)
+        new = np.setdiff1d(found, pages.ids)[: self._most - len(pages.ids)]
+        if len(new):
+            more = self.read_words(new, ends)
+            self._read(self._of_pages(plan, new), ends)
+            joined = [np.concatenate(pair) for pair in zip(pages, more, strict=True)]
+            pages = Pages(joined[0], joined[1], joined[2])
+        links = {_PREV: self._links(pages, _PREV), _NEXT: self._links(pages, _NEXT)}
+        for (link, to, come_from, _), (_, which, _) in zip(wanted, there, strict=True):
+            chain[which, to] = np.maximum(links[link][chain[which, come_from]], NONE)
+        return pages
+
+    def _links(self, pages: Pages, link: int) -> Indices:
+        """Of each page the number of the page that a link of its leads to; none, or gone (A1)."""
+        refs = self.records.values[pages.ids, link]
+        page, generation = self._layout.ref_parts(refs)
+        order = np.argsort(pages.ids)
+        at = np.minimum(np.searchsorted(pages.ids, page, sorter=order), len(order) - 1)
+        number = order[at]
+        is_it = self._is_it(
+            pages.ids[number] == page, pages.is_used[number], generations_of(pages.words)[number] == generation
+        )
+        return np.where(refs == 0, NONE, np.where(is_it, number, GONE))
+
+    @staticmethod
+    def is_alive(is_used: Present, found: Indices, wanted: Indices) -> Present:
+        """Of each item: its page holds it (G2)."""
+        alive: Present = is_used & (found == wanted)
+        return alive
+
+    @staticmethod
+    def _is_it(same_page: Present, is_used: Present, same_generation: Present) -> Present:
+        """Of each link: the page that it names is the one that was meant (A1)."""
+        return same_page & is_used & same_generation
+
+    def changed(self, pages: Pages, ends: float, are_recalled: bool = False) -> Present:
+        """R5: which pages are not what they were. are_recalled: or what is recalled of them."""
+        move = self._again.move(pages.ids)
+        self._read([move], ends)
+        now = self._again.values[pages.ids]
+        changed: Present = (now ^ pages.words) >= np.uint64(1 << _STATE_BITS)
+        time_s = time.monotonic()
+        if are_recalled and time_s < self._looked_round_s + _LOOK_S:
+            self._looked_s[pages.ids] = time_s  # those that changed are read again, and recalled then
+            return changed
+        self._recalled[pages.ids] = np.where(pages.is_used, pages.words, np.uint64(0))
+        self._look(move.from_cells, time_s)
+        return changed
+
+    # ---- what is recalled ------------------------------------------------------------------------------------------
+
+    def _look(self, cells: Indices, time_s: float) -> None:
+        """At the words that came with the second look, of more pages than were asked for: who is still what it was."""
+        where = slice(None) if len(cells) == self._layout.num_pages else cells
+        now, recalled = self._again.values[where], self._recalled[where]
+        self._recalled[where] = recalled * ((now ^ recalled) < (1 << _STATE_BITS))
+        self._looked_s[where] = time_s
+        self._looked_round_s = time_s
+
+    def recalled(self, ids: Indices, generations: Indices) -> Pages | None:
+        """A page for each of these, the same one perhaps; None unless all are recalled, and of these generations."""
+        words = self._recalled[ids]
+        is_used = self._looked_s[ids] >= time.monotonic() - RECALLED_S
+        if not self.is_alive(is_used, generations_of(words), generations).all():
+            return None
+        return Pages(ids, words, is_used)
+
+    def states_with(self, index: int, slots: Indices) -> tuple[Move, Callable[[], Present]]:
+        """Leaf states, to be read with something else; and, when they are here: which are items'."""
+        states = self._states_of(index)
+        return states.move(slots // BLOCK_ROWS), lambda: self._published(states, slots)
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def frames_of(self, pages: Pages) -> Indices:
+        """Where their rows lie. What no frame's number is was torn, and the words will tell: nothing beyond is read."""
+        frames: Indices = np.minimum(self._frames.values[pages.ids], self._layout.num_frames - 1).astype(np.int64)
+        return frames
+
+    def _states_of(self, index: int) -> Directory:
+        if index not in self._states:
+            self._states[index] = Directory(self._memory, self._layout.states(index), np.uint16)
+        return self._states[index]

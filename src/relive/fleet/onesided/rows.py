@@ -1,0 +1,390 @@
+"""Rows of a peer's region, read without asking it and checked: the rules of a reader without the lock, one-sidedly.
+
+The transport is somebody else's (nixl.py; tests have one that tears): it copies cells of areas, and says when all of
+them have come. What is read in which order is here, and is all that makes a torn row impossible to hand out:
+
+R1  the word of each item's page comes first. It must be of a page in use, of the key's generation (G2).
+R2  then, the words being here, leaf states, records of pages, frames and tails (G3, G4: the frame after its word). A
+    leaf state that is no item's: the item is gone.
+R3  of pages that windows run on to, found by the links of R2, again: the word, and when it is here the rest (A1).
+R4  then rows, where the frames of R2 and R3 say: packed records; marks where they are asked for or a head says so; then
+    large rows. All rows that the index's shape may need, which the shape bounds, not the episode.
+R5  when the last row is here, the word of every page once more. An item one of whose pages has another generation or
+    another count of moves than in R1 or R3 is torn, and is read anew (G4).
+R6  what was read is given to the mirror (mirror.py), whose core makes the batch: a window is whole or absent (W1).
+    Pages that were not read are not there.
+
+Of large columns alone, R1 and R2 but for leaf states may be those of an earlier batch (peer_pages.py, which has R1 to
+R3 and R5): then states, rows and words are all that is read, and states with the rows where the keys come from a draw.
+
+Transitions, sequences and episodes; uniform and prioritized draws are owners' (keys and masses), and so is all that
+counts. A reader that gave up in mid-read is spoiled: bytes may still come into its memory, which is its transport's
+until then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config.explicit import Explicit
+from relive.config.hindsight import Hindsight
+from relive.config.table_config import TableConfig
+from relive.errors import InvalidConfig
+from relive.fleet.draws.mixing import empty
+from relive.fleet.onesided.mirror import Mirror
+from relive.fleet.onesided.peer_layout import BLOCK_ROWS, Indices, PeerLayout
+from relive.fleet.onesided.peer_pages import Pages, PeerPages, generations_of
+from relive.fleet.onesided.transport import Columns, Direct, Memory, Move, Place, Plan, Present, zero
+
+__all__ = ["Gathered", "OneSidedReader"]
+
+Arrays = list[npt.NDArray[Any]]
+
+ROUNDS = 16  # as many as the core tries without the lock
+_OWN_DISCOUNT = 1 << 29  # bit of a head
+
+
+class Gathered(NamedTuple):
+    """Columns of some keys. unsettled: positions that never held still, of which nothing is known."""
+
+    arrays: Arrays
+    present: Present
+    unsettled: Indices
+
+
+class _Recalled(NamedTuple):
+    """Large rows of keys whose pages were recalled, in the order of plan.direct; which of them are items' and whole."""
+
+    made: Arrays
+    good: Present
+    changed: Present
+
+
+# ---- the reader ----------------------------------------------------------------------------------------------------
+
+
+@final
+class OneSidedReader:
+    """Reads items of one peer by key. One thread at a time; owner of its mirror.
+
+    Raises InvalidConfig of regions that it does not read (a column of kind start, pages of one row).
+    """
+
+    def __init__(self, config: TableConfig, layout: PeerLayout, memory: Memory) -> None:
+        if layout.cell_stride:
+            raise InvalidConfig("columns of a shard that is read one-sidedly", "none of kind start", "some")
+        self._config = config
+        self._layout = layout
+        self._memory = memory
+        self.mirror = Mirror(config, layout)
+        self.is_spoiled = False
+        self.num_torn = 0  # items that the words told of in R5
+        self.num_read = 0  # items handed out
+        self._plans: dict[tuple[int, tuple[str, ...]], Plan] = {}
+        own = self.mirror.layout
+        memory.allow(self.mirror.base, own.region_bytes, self.mirror)
+        self._pages = PeerPages(layout, memory, self.mirror.num_pages, self._read)
+        self._marks = memory.source(layout.marks()), memory.target(Place(own.marks(), self.mirror.base))
+        self._rows = memory.source(layout.records()), memory.target(Place(own.records(), self.mirror.base))
+        self._columns: dict[str, tuple[Any, Any]] = {}  # by name: source, and target in the mirror
+        self._rooms: dict[str, Columns] = {}
+
+    @staticmethod
+    def refusal(config: TableConfig, index: int) -> str:
+        """Why items of an index go by their owner; "": they do not."""
+        one = list(config.index.values())[index]
+        if isinstance(one.items, Explicit) or getattr(one.items, "group_by", None) is not None:
+            return "explicit items and groups"
+        if isinstance(one.sampler, Hindsight):
+            return "goals of Hindsight"
+        if getattr(one.items, "layout", "padded") == "ragged":
+            return "ragged batches"
+        return ""
+
+    def gather(
+        self, index: int, names: Sequence[str], keys: Indices, timeout_s: float, *, are_published: bool = False
+    ) -> Gathered:
+        """Columns of keys of this shard, which are known to be such; are_published: and to have been items before.
+
+        Blocks until all of them held still while they were read, 16 rounds, or timeout_s. Raises DeadlineExceeded (the
+        reader is spoiled then), ServiceUnavailable, UnknownColumn.
+        """
+        plan = self._plan(index, tuple(names))
+        ends = time.monotonic() + timeout_s
+        recalled = self._attempt_recalled(plan, keys, ends, are_published) if plan.is_plain and len(keys) else None
+        if recalled is not None and recalled.good.all():  # the whole batch, as it came
+            self.num_read += len(keys)
+            shown = [
+                self._shown(plan, one, rows, len(keys)) for one, rows in zip(plan.direct, recalled.made, strict=True)
+            ]
+            return Gathered(shown, recalled.good, np.empty(0, np.int64))
+        arrays = [empty(output, len(keys)) for output in plan.outputs]
+        present, left = np.zeros(len(keys), np.bool_), np.arange(len(keys))
+        if recalled is not None:
+            self.num_torn += int(recalled.changed.sum())
+            self._place_large(plan, np.flatnonzero(recalled.good), left, (arrays, present), recalled.made)
+            left = left[recalled.changed]
+        for _ in range(ROUNDS):
+            torn = []
+            for first in range(0, len(left), plan.most_items):
+                some = left[first : first + plan.most_items]
+                torn.append(some[self._attempt(plan, keys[some], some, (arrays, present), ends)])
+            left = np.concatenate(torn) if torn else left[:0]
+            if not len(left):
+                break
+        self.num_read += int(present.sum())
+        zero(plan.outputs, arrays, ~present)
+        return Gathered(arrays, present, left)
+
+    def close(self) -> None:
+        """Ends it. A spoiled one only when its memory's transport is done with it."""
+        self.mirror.close()
+
+    # ---- one attempt -----------------------------------------------------------------------------------------------
+
+    def _attempt(
+        self, plan: Plan, keys: Indices, positions: Indices, out: tuple[Arrays, Present], ends: float
+    ) -> Present:
+        """Reads what it can; bool[B]: which keys changed while they were read."""
+        item_pages, rows, generations = self._layout.parts_of(keys)
+        ids, own = np.unique(item_pages, return_inverse=True)
+        pages = self._pages.read_words(ids, ends)  # R1
+        alive = self._pages.is_alive(pages.is_used[own], generations_of(pages.words)[own], generations)
+        torn = np.zeros(len(keys), np.bool_)
+        if not alive.any():
+            return torn
+        published = self._pages.read_directory(plan, pages, (own, rows, alive), ends)  # R2
+        if plan.needs_version:
+            self.mirror.set_policy_version(self._pages.policy_version)
+        wanted = np.flatnonzero(alive & published)
+        if not len(wanted):
+            return torn
+        own, rows = own[wanted], rows[wanted]
+        pages, chain, links = self._pages.follow(plan, pages, own, rows, ends)  # R3
+        large, are_led_to = self._read_rows(plan, pages, chain, rows, links, ends)  # R4
+        changed = self._pages.changed(pages, ends)  # R5
+        is_torn = np.any(changed[np.maximum(chain, 0)] & (chain >= 0), axis=1)
+        self.num_torn += int(is_torn.sum())
+        whole = self._deliver(
+            plan, pages, links, (own, rows), positions[wanted], ~is_torn & are_led_to, out, large
+        )  # R6
+        torn[wanted] = ~whole
+        return torn
+
+    def _attempt_recalled(self, plan: Plan, keys: Indices, ends: float, are_published: bool) -> _Recalled | None:
+        """The same of large rows alone, all of whose pages are recalled: three reads in place of four, or two.
+
+        Two where the keys are known to have been items: their rows stay what they are as long as their page does, and
+        leaf states, which tell whether they still are, may come with them. Of other keys states come first: rows that
+        were read before their leaf was published may be those of the row's last tenant.
+        None where one of them is not, or a next state lies in a next page, which links lead to: two parts of a batch
+        would cost more reads than one, and a copy.
+        """
+        item_pages, rows, generations = self._layout.parts_of(keys)
+        pages = self._pages.recalled(item_pages, generations)  # R1, R2: as they were read before
+        if pages is None or (plan.reads_next and (rows == self._layout.page_len - 1).any()):
+            return None
+        own, first = np.arange(len(keys)), self._pages.frames_of(pages) * self._layout.page_len + rows
+        moves, made = [], []
+        for one in plan.direct:
+            array, target = self._room(one.column).lend(len(keys))
+            made.append(array)
+            moves.append(Move(self._column(one.column)[0], target, first + one.is_next, own))
+        states, is_item = self._pages.states_with(plan.index, item_pages * self._layout.page_len + rows)
+        if are_published:
+            self._read([states, *moves], ends)  # R2, R4
+            published = is_item()
+        else:
+            self._read([states], ends)  # R2
+            published = is_item()
+            self._read(moves, ends)  # R4
+        changed = self._pages.changed(pages, ends, are_recalled=True)  # R5
+        return _Recalled(made, published & ~changed, changed)  # R6
+
+    # ---- rows ------------------------------------------------------------------------------------------------------
+
+    def _spread(self, plan: Plan, chain: Indices, rows: Indices) -> tuple[Indices, Indices]:
+        """(page, row) of every row that some window may need and that was led to, each once."""
+        page_len = self._layout.page_len
+        places = rows[:, None] + np.arange(-plan.before, plan.after + 1)
+        hop = np.floor_divide(places, page_len)
+        pages = np.take_along_axis(chain, hop + plan.pages_before, axis=1)
+        flat = np.unique((pages * page_len + (places - hop * page_len))[pages >= 0])
+        return np.divmod(flat, page_len)
+
+    def _read_rows(
+        self, plan: Plan, pages: Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices], ends: float
+    ) -> tuple[Arrays, Present]:
+        """Rows to where they lie in the mirror; large rows of transitions to where the batch has them, these arrays.
+
+        bool[B]: which windows links led to as a whole, as far as this can tell without the mirror.
+        """
+        page_len, at_once = self._layout.page_len, self._layout.rows_a_cell
+        frames = self._pages.frames_of(pages)
+        one_step = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), np.ones(len(rows), np.bool_)
+        if plan.is_plain:
+            large, made, are_led_to = self._large(plan, frames, chain, rows, one_step)
+            self._read(large, ends)
+            return made, are_led_to
+        page, row = self._spread(plan, chain, rows)
+        cells = np.unique((page * page_len + row) // at_once)
+        per_page = page_len // at_once
+        home, place = np.divmod(cells, per_page)
+        moves = [Move(*self._rows, frames[home] * per_page + place, cells)]
+        blocks = np.unique((page * page_len + row) // BLOCK_ROWS)
+        home, place = np.divmod(blocks, page_len // BLOCK_ROWS)
+        marks = Move(*self._marks, pages.ids[home] * (page_len // BLOCK_ROWS) + place, blocks)
+        if plan.needs_marks:
+            moves.append(marks)
+        for column in plan.mirrored:
+            moves.append(Move(*self._column(column), frames[page] * page_len + row, page * page_len + row))
+        made = []
+        if plan.sizes is None:
+            large, made, _ = self._large(plan, frames, chain, rows, one_step)
+            moves += large
+        self._read(moves, ends)
+        if not plan.needs_marks and np.any(self.mirror.heads(page, row) & np.uint32(_OWN_DISCOUNT)):
+            self._read([marks], ends)
+        if plan.sizes is not None:
+            large, made, _ = self._large(plan, frames, chain, rows, self._sizes(plan, pages, chain, rows, links))
+            self._read(large, ends)
+        return made, one_step[2]
+
+    def _sizes(
+        self, plan: Plan, pages: Pages, chain: Indices, rows: Indices, links: tuple[Indices, Indices]
+    ) -> tuple[Indices, Indices, Present]:
+        """Of each window: steps of its episode before it, its steps, whether it is whole; as the heads here say."""
+        self._show(pages, links)
+        own = chain[:, plan.pages_before]
+        self.mirror.set_states(plan.index, own, rows)
+        keys = self.mirror.keys_of(own, rows)
+        (steps, num_steps), whole = self.mirror.gather(plan.sizes, keys)
+        self.mirror.forget(len(pages.ids))
+        return steps, num_steps, whole
+
+    def _large(
+        self,
+        plan: Plan,
+        frames: Indices,
+        chain: Indices,
+        rows: Indices,
+        sizes: tuple[Indices, Indices, Present],
+    ) -> tuple[list[Move], Arrays, Present]:
+        """One row for each item and frame of a stack: where it lies, and where the batch has it."""
+        steps, num_steps, whole = sizes
+        moves, made = [], []
+        are_led_to = np.ones(len(rows), np.bool_)
+        for one in plan.direct:
+            array, target = self._room(one.column).lend(len(rows) * one.stack)
+            made.append(array)
+            back = np.arange(one.stack - 1, -1, -1)
+            place = (num_steps if one.is_next else np.zeros_like(steps))[:, None] - back
+            begins = -steps[:, None]  # rows before the item's own, of its episode's first
+            is_there = (place >= begins) & whole[:, None]
+            source = np.maximum(place, begins) + rows[:, None]
+            hop = np.floor_divide(source, self._layout.page_len)
+            page = np.take_along_axis(chain, np.clip(hop + plan.pages_before, 0, chain.shape[1] - 1), axis=1)
+            wanted = (is_there | (whole[:, None] & (not one.pads_zeros))) & (page >= 0)
+            cells = frames[np.maximum(page, 0)] * self._layout.page_len + (source - hop * self._layout.page_len)
+            moves.append(Move(self._column(one.column)[0], target, cells[wanted], np.flatnonzero(wanted)))
+            are_led_to &= wanted.all(axis=1)
+            if not wanted.all():
+                array.reshape(len(rows), one.stack, -1)[~wanted] = 0
+        return moves, made, are_led_to
+
+    # ---- the batch -------------------------------------------------------------------------------------------------
+
+    def _deliver(
+        self,
+        plan: Plan,
+        pages: Pages,
+        links: tuple[Indices, Indices],
+        items: tuple[Indices, Indices],
+        positions: Indices,
+        is_good: Present,
+        out: tuple[Arrays, Present],
+        large: Arrays,
+    ) -> Present:
+        """Columns of the items that held still, to their places; bool[B]: which were whole."""
+        own, rows = items
+        good = np.flatnonzero(is_good)
+        whole = np.zeros(len(own), np.bool_)
+        if not len(good):
+            return whole
+        some: Arrays = []
+        if plan.is_plain:  # a leaf that is an item's says that its window is complete, and all of it is here
+            whole[good] = True
+        else:
+            self._show(pages, links)
+            self.mirror.set_states(plan.index, own[good], rows[good])
+            keys = self.mirror.keys_of(own[good], rows[good])
+            some, whole[good] = self.mirror.gather(plan.selection, keys)
+            self.mirror.forget(len(pages.ids))
+        arrays, present = out
+        keep = whole[good]
+        to = positions[good][keep]
+        for number, array in zip(plan.by_core, some, strict=False):  # one more where all that was asked for is large
+            if plan.outputs[number][3] == 0:
+                arrays[number][to] = array[keep]
+            else:  # behind the axis of time
+                arrays[number][:, to] = array[:, keep]
+        self._place_large(plan, good[keep], positions, out, large)
+        return whole
+
+    @staticmethod
+    def _shown(plan: Plan, one: Direct, rows: npt.NDArray[Any], num_items: int) -> npt.NDArray[Any]:
+        """Large rows as the batch shows them."""
+        _, dtype, shape, *_ = plan.outputs[one.output]
+        return rows.view(dtype).reshape(num_items, *shape)
+
+    def _place_large(
+        self, plan: Plan, good: Indices, positions: Indices, out: tuple[Arrays, Present], large: Arrays
+    ) -> None:
+        """Of large rows, one or a stack for each of positions, the good ones to their places; those are there then."""
+        arrays, present = out
+        is_whole = len(good) == len(positions) == len(present)
+        for one, rows in zip(plan.direct, large, strict=True):
+            values = self._shown(plan, one, rows, len(positions))
+            if is_whole:
+                arrays[one.output] = values  # the whole batch, as it came
+            else:
+                arrays[one.output][positions[good]] = values[good]
+        present[positions[good]] = True
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _read(self, moves: list[Move], ends: float) -> None:
+        try:
+            self._memory.read([move for move in moves if len(move.to_cells)], max(ends - time.monotonic(), 0.001))
+        except BaseException:  # whatever cut it short: bytes may still come
+            self.is_spoiled = True
+            raise
+
+    def _show(self, pages: Pages, links: tuple[Indices, Indices]) -> None:
+        """The mirror's pages are these."""
+        records, tails = self._pages.records.values[pages.ids], self._pages.tails.values[pages.ids]
+        self.mirror.show(pages.words, records, tails, links)
+
+    def _column(self, column: Any) -> tuple[Any, Any]:
+        name = str(column["name"])
+        if name not in self._columns:
+            mine = next(one for one in self.mirror.layout.columns if one["name"] == name)
+            place = Place(self.mirror.layout.column(mine), self.mirror.base)
+            self._columns[name] = self._memory.source(self._layout.column(column)), self._memory.target(place)
+        return self._columns[name]
+
+    def _room(self, column: Any) -> Columns:
+        name = str(column["name"])
+        if name not in self._rooms:
+            self._rooms[name] = Columns(self._memory, name, int(column["num_bytes"]))
+        return self._rooms[name]
+
+    def _plan(self, index: int, names: tuple[str, ...]) -> Plan:
+        if (index, names) not in self._plans:
+            self._plans[index, names] = Plan.make(self._config, self._layout, self.mirror, index, names)
+        return self._plans[index, names]

@@ -1,0 +1,231 @@
+"""Batches of a table as a dataset of torch: relive.loader(), for DataLoader and for torchdata's StatefulDataLoader.
+
+Numbers. The batches of all ranks and worker processes are numbered once: batch k of rank r of W has number
+first + k W + r, and worker w of n makes those with k = w modulo n, as DataLoader asks them in turn. A batch is the draw
+of that number on one stream, whoever draws it. So an equal table gives equal batches to any number of workers, no two
+ranks draw alike, and where W changes the new ranks go on behind the last number of the old ones.
+
+Where draws are numbered elsewhere, by a server or by ranks that draw slices of one draw, that numbering holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias, final
+
+from relive.checks.values import finite, integer, timeout
+from relive.errors import InvalidConfig, MissingPackage, NotShareable
+from relive.errors.extras import install_command
+from relive.table.handle import TableHandle
+
+if importlib.util.find_spec("torch") is None:
+    raise MissingPackage("relive.loader", "torch", install_command("train"))
+
+import torch  # noqa: E402  (after the check above, whose error names the extra)
+from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
+
+__all__ = ["Loader", "Restored"]
+
+Restored: TypeAlias = Literal["continued", "repartitioned", "drawn anew"]
+
+_VERSION = 1
+_STREAM = 2**39  # of the handles that loaders open: no program's rank
+_FIRST_CALL = 2**40  # of their draws, far from those that a program makes by the same handle
+_EPOCH_BITS = 32  # numbers of batches in a pass
+_NUMBERS = {"version": 1, "num_items": 1, "world": 1, "num_workers": 1, "first": 0, "batch": 0}  # of a state, at least
+_MADE = ("item_keys", "probabilities", "num_live_items", "weights")
+
+
+@final
+class Loader(IterableDataset[dict[str, Any]]):
+    """An endless dataset of whole batches of a table, made by relive.loader(), which says what they hold.
+
+    Use it with batch_size=None: DataLoader(relive.loader(table, 256), batch_size=None, num_workers=2). Each worker
+    process opens a handle of its own, and closes it when its iteration ends. state_dict() and load_state_dict() are
+    those of torchdata's StatefulDataLoader, which calls them in its workers; without workers a program may, too.
+    A table in LocalMemory, and one whose draws are slices of a group's, is read in this process (num_workers=0), by the
+    handle that was given; no other thread draws by that handle meanwhile.
+    """
+
+    def __init__(
+        self,
+        table: TableHandle,
+        num_items: int,
+        rank: int = 0,
+        world: int = 1,
+        reading: Mapping[str, Any] | None = None,
+        beta: float | None = None,
+        stream: int = 0,
+    ) -> None:
+        if not isinstance(table, TableHandle):
+            raise InvalidConfig("table", "a relive.Table, or what attach, connect and relive.fleet.attach give", table)
+        self.num_items = integer("batch", num_items, 1, 2**31 - 1)
+        self.world = integer("world", world, 1, 2**20)
+        self.rank = integer("rank", rank, 0, self.world - 1)
+        self._is_group = table.num_ranks > 1
+        if self._is_group and self.world not in (1, table.num_ranks):
+            raise InvalidConfig("world", f"{table.num_ranks}, as the table's exchange has", self.world)
+        self._reading = dict(reading or {})
+        timeout_s = self._reading.get("timeout_s")
+        self._reading["timeout_s"] = table.timeout_s if timeout_s is None else timeout(timeout_s)
+        selection = table.select(self._reading.get("index"), self._reading.get("columns"))
+        if self._reading.get("where") is not None:
+            table.condition(selection.number, self._reading["where"])
+        taken = [name for name in selection.columns.tops if name in _MADE]
+        if taken:
+            raise InvalidConfig("columns of the table", "none with a name that the loader uses", taken[0])
+        self._beta = None if beta is None else finite("beta", beta, 0.0)
+        self._stream = integer("stream", stream, 0, 2**20)
+        config = table.config
+        index = self._reading.get("index") or next(iter(config.index))
+        what = repr((config.spec, index, config.index[index], config.seed, self._stream)).encode()
+        self._digest = hashlib.sha256(what).hexdigest()
+        self._reopened = None if self._is_group else table.reopens()
+        self._table: TableHandle | None = table
+        self._is_numbered = table.next_draw is not None
+        self._first = 0  # the number of batch 0
+        self._batch: int | None = None  # which batch of this rank comes next here; None: this worker's first
+        self._restored: Restored | None = None
+
+    @property
+    def restored(self) -> Restored | None:
+        """How load_state_dict went on here; None where it was not called.
+
+        "continued": with the batches that would have come. "repartitioned": the ranks, or workers, are others now and
+        share what comes behind the last batch of the old ones. "drawn anew": a server numbers the draws, so what comes
+        is drawn as ever, but not the same as without the restart.
+        """
+        return self._restored
+
+    # ---- batches ---------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker, num_workers = _worker()
+        table, is_own = self._handle()
+        try:
+            if self._batch is None:
+                self._batch = worker
+            if self._is_group:
+                table.number_draws(_FIRST_CALL + self._first + self._batch)
+            while True:
+                batch = self._numbered(table, self._batch, is_own)
+                self._batch += num_workers  # before it is handed out: a state that is asked for then counts it
+                yield batch
+        finally:
+            if is_own:
+                table.close()
+
+    def _handle(self) -> tuple[TableHandle, bool]:
+        """What is drawn from, and whether it is the loader's own."""
+        if self._reopened is not None:
+            return self._reopened(_STREAM + self._stream), True
+        if self._table is None or get_worker_info() is not None:
+            expected = "0: this table is read by the process that has it (LocalMemory, Tiered, or an exchange)"
+            raise InvalidConfig("num_workers", expected, _worker()[1])
+        return self._table, False
+
+    def _numbered(self, table: TableHandle, position: int, is_own: bool) -> dict[str, Any]:
+        if self._is_group:  # whose draws follow each other on every rank
+            return self._shown(table.sample(self.num_items, **self._reading))
+        before = table.next_draw
+        table.number_draws(_FIRST_CALL + self._first + position * self.world + self.rank)
+        try:
+            return self._shown(table.sample(self.num_items, **self._reading))
+        finally:
+            if not is_own and before is not None and not table.closed:  # the program's own draws go on as they were
+                table.number_draws(before)
+
+    def _shown(self, drawn: Any) -> dict[str, Any]:
+        batch = drawn.to_torch("cpu")
+        shown = {name: batch[name] for name in batch}
+        shown["item_keys"] = torch.from_numpy(batch.item_keys)
+        shown["probabilities"] = torch.from_numpy(batch.probabilities)
+        shown["num_live_items"] = torch.tensor(batch.num_live_items)
+        if self._beta is not None:
+            shown["weights"] = batch.weights(self._beta)
+        return shown
+
+    def set_epoch(self, epoch: int) -> None:
+        """Batches from now on are those of this pass (0 to 2**20), which no other pass has; before its iteration.
+
+        Worker processes begin where the loader is that they were made from: a DataLoader with workers that is iterated
+        a second time brings the same draws again, unless this was called in between.
+        """
+        self._first, self._batch = integer("epoch", epoch, 0, 2**20) << _EPOCH_BITS, None
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which batch comes next here, of whose stream; and how the last load_state_dict went on."""
+        worker, num_workers = _worker()
+        return {
+            "version": _VERSION,
+            "table": self._digest,
+            "num_items": self.num_items,
+            "world": self._ranks,
+            "num_workers": num_workers,
+            "first": self._first,
+            "batch": worker if self._batch is None else self._batch,
+            "restored": self._restored,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a loader was whose state this is; `restored` says how. Before the iteration.
+
+        All ranks give the state of one moment, between the same two batches. The state of any rank will do where world
+        is another now. Raises InvalidConfig, and changes nothing: no such state, another table, index or size of
+        batches, or another world (or number of workers) than that of several workers, none of which knows how far its
+        rank was.
+        """
+        given = _checked(state)
+        for what, expected in (("table", self._digest), ("num_items", self.num_items)):
+            if given[what] != expected:
+                raise InvalidConfig(f"{what} in the loader's state", f"{expected!r}, as this loader has", given[what])
+        worker, num_workers = _worker()
+        is_same = (given["world"], given["num_workers"]) == (self._ranks, num_workers)
+        if is_same and (given["batch"] - worker) % num_workers == 0:
+            first, batch = given["first"], given["batch"]
+        elif given["num_workers"] == 1:
+            stride = 1 if self._is_group else given["world"]
+            first, batch = given["first"] + given["batch"] * stride, None
+        else:
+            expected = f"world {given['world']} and {given['num_workers']} workers, or a state without workers"
+            got = f"world {self._ranks} and {num_workers} workers"
+            raise InvalidConfig("ranks and workers of the loader that is restored", expected, got)
+        self._first, self._batch = first, batch
+        self._restored = "drawn anew" if not self._is_numbered else "continued" if is_same else "repartitioned"
+
+    @property
+    def _ranks(self) -> int:
+        """Ranks among which batches, or slices of them, are shared out."""
+        return self.world if self._table is None else max(self.world, self._table.num_ranks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._reopened is None:
+            raise NotShareable()
+        return self.__dict__ | {"_table": None}  # a worker opens it itself, by its address
+
+    def __repr__(self) -> str:
+        return f"Loader({self.num_items} items, rank {self.rank} of {self.world}, {self._table!r})"
+
+
+def _worker() -> tuple[int, int]:
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def _checked(state: Any) -> dict[str, Any]:
+    """The parts of a state. Raises InvalidConfig where it is none."""
+    if not isinstance(state, Mapping):
+        raise InvalidConfig("state of a loader", "what its state_dict() returned", state)
+    if not isinstance(state.get("table"), str):
+        raise InvalidConfig("'table' in the state of a loader", "as its state_dict() returned: str", state.get("table"))
+    for name, least in _NUMBERS.items():
+        value = state.get(name)
+        if type(value) is not int or value < least:
+            raise InvalidConfig(f"{name!r} in the state of a loader", f"an integer >= {least}", value)
+    if state["version"] != _VERSION:
+        raise InvalidConfig("version of the loader's state", str(_VERSION), state["version"])
+    return dict(state)

@@ -1,0 +1,513 @@
+"""Batches of several sources in exact shares: indexes of one table, or of several tables."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.checks.names import names_arguments, refuses_attributes
+from relive.checks.values import integer, timeout
+from relive.config.casting import as_array, as_keys
+from relive.core.closing import Closing
+from relive.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    InvalidPriority,
+    NoPriorities,
+    ReliveError,
+    ShapeMismatch,
+    TableClosed,
+)
+from relive.over.shares import Counted, Shares
+from relive.reading.batch import Batch, Columns, Selection
+from relive.reading.batches import SLICE_S, Batches
+from relive.reading.draws import Draw
+from relive.reading.held_draws import HeldDraw, HeldDraws
+from relive.table.handle import TableHandle
+
+__all__ = ["Mixture"]
+
+Keys = npt.NDArray[np.int64]
+
+_MAX_ITEMS = 2**31 - 1
+
+
+class _Source(NamedTuple):
+    name: str
+    table: TableHandle
+    index_name: str
+
+
+class _Read(NamedTuple):
+    """What is asked of a source: columns, or keys alone, and a condition as its table has it."""
+
+    selection: Selection | None
+    where: Any
+
+
+class _Taken(NamedTuple):
+    """A batch in the making, held by every source that gave a part of it."""
+
+    parts: tuple[int, ...]  # items of each source
+    drawn: dict[int, HeldDraw]  # of the sources that gave some
+    before: Counted
+    after: Counted
+
+
+@refuses_attributes("Mixture")
+@final
+class Mixture(Closing):
+    """Draws batches of which each source gives its share: `shares` {name: share}, numbers > 0 that sum to 1.
+
+    sources: a table, of which the names are indexes; or {name: table} or {name: (table, index)}, the tables local or
+    remote, each name of shares once. All sources must give equal columns: names, dtypes and shapes.
+    Over any number of batches, of whatever sizes, what each source gave stays less than 1 item from its share of all.
+    What is carried from batch to batch belongs to this object, and follows from the sizes of its batches alone.
+    A batch is drawn from all of its sources or from none: where one cannot give its part before the deadline the
+    others have back what was drawn, for their limiters and use counts as if it had never been.
+    batch.source int64[B] says by position in `names` which source an item is of. update_priorities routes by it.
+    probabilities: share x the probability in the source, of one item of the batch to be that one of that source;
+    num_live_items: of all sources; so weights(beta) are against the uniform draw from all of their items.
+    seed: of the places in a batch that items take. timeout_s: the default of calls; None: the first table's. Any number
+    of threads, one call at a time. The tables stay open when it is closed.
+    Raises InvalidConfig.
+    """
+
+    @names_arguments
+    def __init__(
+        self,
+        shares: Mapping[str, float],
+        sources: Any,
+        *,
+        timeout_s: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._shares = Shares(shares)
+        self._sources = _sources(self._shares.names, sources)
+        self._numbers = [source.table.index_number(source.index_name) for source in self._sources]
+        default = self._sources[0].table.timeout_s
+        self._timeout_s = default if timeout_s is None else timeout(timeout_s)
+        self._rng = np.random.Generator(np.random.PCG64(integer("seed", seed, 0)))
+        self._lock = threading.Lock()
+        self._at = self._shares.begun
+        self._selected: dict[tuple[str, ...] | None, list[Selection]] = {}
+        self._closed = False
+        self._select(None)
+        self._draws = self._held_draws()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    @names_arguments
+    def sample(
+        self,
+        num_items: int,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        *,
+        where: str | Mapping[str, str] | None = None,
+    ) -> Batch:
+        """Draws and gathers num_items items, each source its part, in random order: any slice is a fair sub-batch.
+
+        where: a condition as a table's sample has it, of all sources, or {name: condition} of some.
+
+        Blocks until every source has its part, at most timeout_s, and holds nothing while it waits. Raises as a table's
+        sample, DeadlineExceeded with the name of the source; nothing is counted then. Of remote tables
+        ServiceUnavailable, too: where that comes while a batch is counted, what other sources gave is counted.
+        """
+        count = integer("num_items", num_items, 1, _MAX_ITEMS)
+        selections = self._select(columns)
+        reads = self._reads(selections, where)
+        with self._turn(timeout_s) as ends:
+            taken = self._take(self._draws, reads, count, ends)
+            self._commit(self._draws, taken)
+            return self._batch(taken, selections[0].columns)
+
+    @names_arguments
+    def draw(
+        self, num_items: int, timeout_s: float | None = None, *, where: str | Mapping[str, str] | None = None
+    ) -> Draw:
+        """Draws without moving data; blocks, counts and raises as sample does. gather(draw) brings the rows."""
+        count = integer("num_items", num_items, 1, _MAX_ITEMS)
+        reads = self._reads(None, where)
+        with self._turn(timeout_s) as ends:
+            taken = self._take(self._draws, reads, count, ends)
+            self._commit(self._draws, taken)
+            places, source = self._places(taken)
+            keys, probabilities = np.empty(count, np.int64), np.empty(count, np.float64)
+            for number, drawn in taken.drawn.items():
+                keys[places[number]] = drawn.item_keys
+                probabilities[places[number]] = drawn.probabilities * self._shares.shares[number]
+            made = Draw(keys, probabilities, self._num_live(taken), "")
+            return made.of_sources(source, self.names)
+
+    @names_arguments
+    def gather(
+        self, items: Draw | npt.ArrayLike, columns: Sequence[str] | None = None, *, source: npt.ArrayLike | None = None
+    ) -> Batch:
+        """The columns of a draw of this mixture, or of keys int64[B] with the source of each. Never waits, or counts.
+
+        batch.present[B] says which were still there. Raises as a table's gather.
+        """
+        drawn = items if isinstance(items, Draw) else None
+        keys = drawn.item_keys if drawn is not None else as_keys(items)
+        which = self._checked_source(keys, drawn.source if drawn is not None and source is None else source)
+        selections = self._select(columns)
+        present = np.zeros(len(keys), np.bool_)
+        parts: list[list[npt.NDArray[Any]]] = []
+        places: list[npt.NDArray[np.intp]] = []
+        for number, (one, selection) in enumerate(zip(self._sources, selections, strict=True)):
+            rows = np.flatnonzero(which == number)
+            if len(rows) or (not parts and number == len(self._sources) - 1):  # of no keys the arrays of none
+                some, present[rows] = one.table.gather_arrays(selection, keys[rows])
+                parts.append(some)
+                places.append(rows)
+        shown = selections[0].columns
+        arrays = _join(shown, parts, places)
+        if drawn is None:
+            return Batch(shown, arrays, keys, None, 0, present).of_sources(which, self.names)
+        made = Batch(shown, arrays, keys, drawn.probabilities, drawn.num_live_items, present)
+        return made.of_sources(which, self.names)
+
+    @names_arguments
+    def batches(
+        self,
+        num_items: int,
+        prefetch: int = 4,
+        columns: Sequence[str] | None = None,
+        device: Any = None,
+        timeout_s: float | None = None,
+        *,
+        where: str | Mapping[str, str] | None = None,
+    ) -> Batches:
+        """An iterator of batches that a background thread draws and gathers ahead; see Table.batches.
+
+        Its batches and those of sample() share what is carried. Batches that are given back when it is closed leave the
+        mixture where it was, unless others were drawn meanwhile.
+        """
+        count = integer("num_items", num_items, 1, _MAX_ITEMS)
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        ready = integer("prefetch", prefetch, 1)
+        source = _MixedSource(self, self._reads(self._select(columns), where), count)
+        return Batches(source, count, ready, device, seconds)
+
+    # ---- changing what is there ------------------------------------------------------------------------------------
+
+    @names_arguments
+    def update_priorities(self, item_keys: npt.ArrayLike, priorities: Any, *, source: npt.ArrayLike) -> int:
+        """Sets the priorities [B] of items [B], each in the index of its source; returns how many were still there.
+
+        source: batch.source. Items of sources whose index has no priorities are passed over. Priorities and sources are
+        all checked before the first is applied; keys by each source when its turn comes, in the order of names: a
+        ForeignKey leaves what was applied before. Raises InvalidPriority, InvalidConfig, ShapeMismatch, ForeignKey,
+        NoPriorities (of all sources), ReadOnly, TableClosed.
+        """
+        keys = as_keys(item_keys)
+        which = self._checked_source(keys, source)
+        numbers = np.asarray(as_array("priorities", priorities), np.float64)
+        if numbers.shape != keys.shape or numbers.ndim != 1:
+            raise ShapeMismatch("priorities", keys.shape, numbers.shape)
+        with np.errstate(over="ignore"):
+            bad = np.flatnonzero(~(np.isfinite(numbers.astype(np.float32)) & (numbers >= 0.0)))
+        if len(bad):
+            raise InvalidPriority(int(bad[0]), float(numbers[bad[0]]))
+        if not any(one.table.indexes[one.index_name].has_priorities for one in self._sources):
+            raise NoPriorities(self._sources[0].index_name)
+        there = 0
+        for number, one in enumerate(self._sources):
+            rows = np.flatnonzero(which == number)
+            if len(rows) and one.table.indexes[one.index_name].has_priorities:
+                there += one.table.update_priorities(keys[rows], numbers[rows], index=one.index_name)
+        return there
+
+    # ---- looking at it ---------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the sources, in order: batch.source counts in it."""
+        return self._shares.names
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """{name: share}, as they are kept: their sum is 1."""
+        return dict(zip(self._shares.names, self._shares.shares, strict=True))
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Ends its use; the tables stay open. Waits for a call of another thread, at most the mixture's timeout_s.
+
+        Closing twice is harmless.
+        """
+        self._closed = True
+        if not self._lock.acquire(timeout=min(self._timeout_s, threading.TIMEOUT_MAX)):
+            return
+        try:
+            for draws in self._draws:
+                draws.close()
+        finally:
+            self._lock.release()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        shares = ", ".join(f"{name}: {share:g}" for name, share in self.shares.items())
+        return f"Mixture({shares}{state})"
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _held_draws(self) -> list[HeldDraws]:
+        pairs = zip(self._sources, self._numbers, strict=True)
+        return [one.table.held_draws(number) for one, number in pairs]
+
+    def _reads(self, selections: list[Selection] | None, where: str | Mapping[str, str] | None) -> list[_Read]:
+        """What is asked of each source. Raises InvalidConfig, UnknownColumn where one cannot have its condition."""
+        if isinstance(where, Mapping):
+            unknown = [name for name in where if name not in self.names]
+            if unknown:
+                raise InvalidConfig("where of a Mixture", f"conditions of its sources {list(self.names)}", unknown[0])
+        texts = [where.get(name) if isinstance(where, Mapping) else where for name in self.names]
+        tables = zip(self._sources, self._numbers, texts, strict=True)
+        conditions = [None if text is None else one.table.condition(number, text) for one, number, text in tables]
+        chosen: Sequence[Selection | None] = [None] * len(conditions) if selections is None else selections
+        return [_Read(selection, condition) for selection, condition in zip(chosen, conditions, strict=True)]
+
+    def _select(self, columns: Sequence[str] | None) -> list[Selection]:
+        """The same columns of every source. Raises InvalidConfig where they differ, UnknownColumn."""
+        asked = columns if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
+        if asked is not None and not all(isinstance(name, str) for name in asked):
+            raise InvalidConfig("columns", "names of columns, or None for the usual ones", columns)
+        found = self._selected.get(asked)
+        if found is None:
+            found = [one.table.select(one.index_name, asked) for one in self._sources]
+            for one, selection in zip(self._sources, found, strict=True):
+                _check_alike(self._sources[0].name, found[0], one.name, selection)
+            if len(self._selected) < 256:
+                self._selected[asked] = found
+        return found
+
+    @contextmanager
+    def _turn(self, timeout_s: float | None) -> Iterator[float]:
+        """One call at a time; yields when it must be over."""
+        seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
+        start = time.monotonic()
+        ends = start + seconds
+        if not self._lock.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded("the mixture", "another thread's call", time.monotonic() - start)
+        try:
+            if self._closed:
+                raise TableClosed()
+            yield ends
+        finally:
+            self._lock.release()
+
+    def _take(self, draws: list[HeldDraws], reads: list[_Read], num_items: int, ends: float) -> _Taken:
+        """All parts of a batch, held. Who waits holds nothing: it waits for the source that refused, alone."""
+        start = time.monotonic()
+        parts, after = self._shares.parts(self._at, num_items)
+        wanted = [number for number, part in enumerate(parts) if part]
+        while True:
+            drawn: dict[int, HeldDraw] = {}
+            number = wanted[0]
+            try:
+                for number in wanted:
+                    left_s = 0.0 if drawn else max(ends - time.monotonic(), 0.0)
+                    asked = reads[number]
+                    drawn[number] = draws[number].draw(asked.selection, parts[number], left_s, asked.where)
+            except DeadlineExceeded as problem:
+                self._give_back(draws, drawn)
+                if not drawn or time.monotonic() >= ends:
+                    needs = f"of {self.names[number]!r} {problem.needs}"
+                    waited_s = time.monotonic() - start
+                    raise type(problem)(needs, problem.has, waited_s, problem.holder_pid) from None
+                wanted.remove(number)
+                wanted.insert(0, number)
+                continue
+            except BaseException:
+                self._give_back(draws, drawn)
+                raise
+            taken = _Taken(parts, drawn, self._at, after)
+            self._at = after
+            return taken
+
+    def _give_back(self, draws: list[HeldDraws], drawn: Mapping[int, HeldDraw]) -> None:
+        for number in drawn:
+            with suppress(ReliveError):  # what cannot be told gives back by itself: it closed, or its stream is over
+                draws[number].give_back()
+
+    def _commit(self, draws: list[HeldDraws], taken: _Taken) -> None:
+        left = dict(taken.drawn)
+        try:
+            for number in taken.drawn:
+                del left[number]
+                draws[number].commit()
+        except BaseException:
+            self._give_back(draws, left)
+            raise
+
+    def _places(self, taken: _Taken) -> tuple[list[npt.NDArray[np.intp]], npt.NDArray[np.int64]]:
+        """Where in the batch the items of each source go, and the source of each place."""
+        order = self._rng.permutation(sum(taken.parts))
+        places = np.split(order, np.cumsum(taken.parts)[:-1])
+        source = np.empty(len(order), np.int64)
+        source[order] = np.repeat(np.arange(len(taken.parts)), taken.parts)
+        return places, source
+
+    def _num_live(self, taken: _Taken) -> int:
+        live = 0
+        for number, one in enumerate(self._sources):
+            drawn = taken.drawn.get(number)
+            live += one.table.num_items(one.index_name) if drawn is None else drawn.num_live_items
+        return max(1, live)
+
+    def _batch(self, taken: _Taken, shown: Columns) -> Batch:
+        places, source = self._places(taken)
+        keys, probabilities = np.empty(len(source), np.int64), np.empty(len(source), np.float64)
+        for number, drawn in taken.drawn.items():
+            keys[places[number]] = drawn.item_keys
+            probabilities[places[number]] = drawn.probabilities * self._shares.shares[number]
+        parts = [drawn.arrays for drawn in taken.drawn.values()]
+        arrays = _join(shown, parts, [places[number] for number in taken.drawn])
+        return Batch(shown, arrays, keys, probabilities, self._num_live(taken)).of_sources(source, self.names)
+
+    def _checked_source(self, keys: Keys, source: Any) -> npt.NDArray[np.int64]:
+        if source is None:
+            raise InvalidConfig("source", "batch.source: of each key the position of its source in names", None)
+        which = as_array("source", source)
+        if which.shape != keys.shape or keys.ndim != 1:
+            raise ShapeMismatch("source", keys.shape, which.shape)
+        if which.dtype.kind not in "iu" or (len(which) and not 0 <= which.min() <= which.max() < len(self.names)):
+            expected = f"integers from 0 to {len(self.names) - 1}: positions in {self.names}"
+            raise InvalidConfig("source", expected, which[:8].tolist())
+        return which.astype(np.int64, copy=False)
+
+
+@final
+class _MixedSource:
+    """The next batches of a mixture, each held by all of its sources until commit or give_back.
+
+    Owner of draws of its own. Beside sample() it takes its turn.
+    """
+
+    def __init__(self, mixture: Mixture, reads: list[_Read], num_items: int) -> None:
+        self._mixture = mixture
+        self._reads = reads
+        self._num_items = num_items
+        self._draws = mixture._held_draws()
+        self._turn = threading.Lock()  # over the draws: what is handed out is committed while the next one is drawn
+        self._taken: deque[_Taken] = deque()  # the oldest first
+
+    def ask(self, num_batches: int) -> None:
+        """Nothing begins before take()."""
+
+    def take(self) -> Batch:
+        """Draws and gathers."""
+        mixture = self._mixture
+        with mixture._turn(SLICE_S) as ends, self._turn:
+            taken = mixture._take(self._draws, self._reads, self._num_items, ends)
+            selection = self._reads[0].selection
+            assert selection is not None
+            batch = mixture._batch(taken, selection.columns)
+            self._taken.append(taken)
+            return batch
+
+    def commit(self, was_late: bool) -> None:
+        """Counts a batch as sampled, in every source."""
+        if self._mixture.closed or any(one.table.closed for one in self._mixture._sources):
+            raise TableClosed()
+        with self._turn:
+            self._mixture._commit(self._draws, self._taken.popleft())
+
+    def give_back(self, num_batches: int) -> None:
+        """Returns them, the newest first."""
+        with self._mixture._lock, self._turn:
+            for _ in range(num_batches):
+                taken = self._taken.pop()
+                self._mixture._give_back(self._draws, taken.drawn)
+                if self._mixture._at == taken.after:
+                    self._mixture._at = taken.before
+            if not self._taken:
+                for draws in self._draws:
+                    draws.close()
+
+
+def _sources(names: tuple[str, ...], given: Any) -> list[_Source]:
+    """Where each name's items come from. Raises InvalidConfig."""
+    if isinstance(given, TableHandle):
+        for name in names:
+            given.index_number(name)
+        return [_Source(name, given, name) for name in names]
+    if not isinstance(given, Mapping):
+        raise InvalidConfig("sources of a Mixture", "a table, or {name: table or (table, index)}", given)
+    if set(given) != set(names):
+        raise InvalidConfig(
+            "names of sources", "those of shares: " + ", ".join(map(repr, names)), sorted(map(str, given))
+        )
+    return [_source(name, given[name]) for name in names]
+
+
+def _source(name: str, given: Any) -> _Source:
+    table, index = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if not isinstance(table, TableHandle):
+        raise InvalidConfig(f"source {name!r} of a Mixture", "a table, or (table, name of an index)", given)
+    number = table.index_number(index)
+    return _Source(name, table, tuple(table.indexes)[number])
+
+
+def _check_alike(first: str, one: Selection, name: str, other: Selection) -> None:
+    """Raises InvalidConfig where two sources' columns differ."""
+    mine, theirs = list(one.core.outputs), list(other.core.outputs)
+    what = f"columns of source {name!r}"
+    for a, b in zip(mine, theirs, strict=False):
+        if tuple(a) != tuple(b):
+            raise InvalidConfig(what, f"those of {first!r}: {_in_words(a)}", _in_words(b))
+    if len(mine) != len(theirs):
+        raise InvalidConfig(what, f"those of {first!r}: {len(mine)} columns", f"{len(theirs)} columns")
+    shown, others = one.columns, other.columns
+    if (shown.names, shown.item_axes, shown.is_ragged, shown.is_trimmed, shown.num_behind) != (
+        others.names,
+        others.item_axes,
+        others.is_ragged,
+        others.is_trimmed,
+        others.num_behind,
+    ):
+        raise InvalidConfig(what, f"items of the kind of {first!r}", "another time axis")
+
+
+def _in_words(output: Sequence[Any]) -> str:
+    name, dtype, shape, axis, per = output
+    return f"{name} {dtype}{list(shape)} of each {per}" + (", time first" if axis else "")
+
+
+def _join(
+    shown: Columns, parts: list[list[npt.NDArray[Any]]], places: list[npt.NDArray[np.intp]]
+) -> list[npt.NDArray[Any]]:
+    """One batch of several, the items of each at the places given."""
+    if shown.is_ragged:
+        return shown.rows(_end_to_end(shown, parts), np.argsort(np.concatenate(places)))
+    num_items = sum(map(len, places))
+    joined = []
+    for column, axis in enumerate(shown.item_axes):
+        first = parts[0][column]
+        room = np.zeros((*first.shape[:axis], num_items, *first.shape[axis + 1 :]), first.dtype)
+        for arrays, some in zip(parts, places, strict=True):
+            room[(slice(None),) * axis + (some,)] = arrays[column]
+        joined.append(room)
+    return joined
+
+
+def _end_to_end(shown: Columns, parts: list[list[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
+    """Ragged arrays, the items of one part behind those of the other."""
+    at = shown.positions["offsets"]
+    joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+    lengths = np.concatenate([np.diff(arrays[at]) for arrays in parts])
+    joined[at] = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    return joined

@@ -1,0 +1,422 @@
+"""Items that are written by themselves as steps come: patterns over a writer and create_items, and nothing else."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.checks.names import names_arguments
+from relive.checks.values import flag, integer
+from relive.config.casting import as_array
+from relive.config.explicit import Explicit, Window
+from relive.core.closing import Closing
+from relive.core.protocol import ReplayWriter
+from relive.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    MissingColumn,
+    NoPriorities,
+    ReliveError,
+    RowGone,
+    UnknownColumn,
+)
+from relive.table.handle import TableHandle, explicit_index
+
+__all__ = ["Condition", "Pattern", "PatternWriter"]
+
+Keys = npt.NDArray[np.int64]
+Comparison = Literal["==", "!=", "<", "<=", ">", ">="]
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_MAX_BACK = 4096
+_ENDS = ("terminated", "truncated")
+
+
+@names_arguments
+@final
+@dataclass(frozen=True)
+class Condition:
+    """Whether a scalar step column, as it was given to append, compares so with a number. Raises InvalidConfig."""
+
+    column: str
+    comparison: Comparison
+    value: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str) or not self.column:
+            raise InvalidConfig("column of a Condition", "the name of a scalar column", self.column)
+        if not isinstance(self.comparison, str) or self.comparison not in _COMPARE:
+            raise InvalidConfig("comparison of a Condition", " or ".join(_COMPARE), self.comparison)
+        if not isinstance(self.value, (bool, int, float, np.number, np.bool_)):
+            raise InvalidConfig("value of a Condition", "a number", self.value)
+
+    def holds(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """bool[M] of values [M]."""
+        result: npt.NDArray[np.bool_] = np.asarray(_COMPARE[self.comparison](values, self.value), np.bool_)
+        return result
+
+
+@names_arguments
+@final
+@dataclass(frozen=True)
+class Pattern:
+    """An item of an index with Explicit items, made with every step for which all conditions hold.
+
+    windows: {name: slice} of the episode's steps so far, as of a list whose last element is the new step: slice(-5,
+    None) the last five, slice(-3, -1) the two before it; a number n is slice(-n, None). The stride is the window's. One
+    alone where the index has one window without a name. Items have whole windows: none is made before the episode has
+    as many steps.
+    every, first: at the episode's steps first, first + every, ...; first None: the earliest at which all is whole.
+    at_end: True, only with steps that end their episode; False, only with others; None, with both.
+    where: Conditions that hold for the new step. columns: {an item's own column: the step column that it takes its
+    value from, of the new step}. priority: of the items. index: None, the one with Explicit items.
+    Raises InvalidConfig.
+    """
+
+    windows: Mapping[str, slice | int] | slice | int = field(hash=False)
+    every: int = 1
+    first: int | None = None
+    at_end: bool | None = None
+    where: tuple[Condition, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
+    priority: float | None = None
+    index: str | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        given: Any = self.windows
+        named = given if isinstance(given, Mapping) else {"": given}
+        if not named:
+            raise InvalidConfig("windows of a Pattern", "{name: slice or a number of steps}", given)
+        put(self, "windows", MappingProxyType({name: _checked_slice(name, part) for name, part in named.items()}))
+        put(self, "every", integer("every of a Pattern", self.every, 1))
+        put(self, "first", None if self.first is None else integer("first of a Pattern", self.first, 0))
+        put(self, "at_end", None if self.at_end is None else flag("at_end of a Pattern", self.at_end))
+        asked: Any = self.where
+        where = (asked,) if isinstance(asked, Condition) else asked
+        if not isinstance(where, (list, tuple)) or not all(isinstance(one, Condition) for one in where):
+            raise InvalidConfig("where of a Pattern", "Conditions", asked)
+        put(self, "where", tuple(where))
+        if not isinstance(self.columns, Mapping) or not all(isinstance(one, str) for one in self.columns.values()):
+            raise InvalidConfig("columns of a Pattern", "{column of the items: step column}", self.columns)
+        put(self, "columns", MappingProxyType(dict(self.columns)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        windows = {name: (part.start, part.stop) for name, part in self.slices.items()}
+        fields = (self.every, self.first, self.at_end, self.where, dict(self.columns), self.priority, self.index)
+        return _restore, (windows, fields)
+
+    @property
+    def slices(self) -> Mapping[str, slice]:
+        """The windows, each a slice."""
+        return self.windows  # type: ignore[return-value]  # __post_init__ made them so
+
+    @property
+    def steps_back(self) -> int:
+        """Steps of an episode that an item of it reaches over, the new one included."""
+        return max(int(-part.start) for part in self.slices.values())
+
+
+def _restore(windows: dict[str, tuple[int, int | None]], fields: tuple[Any, ...]) -> Pattern:
+    return Pattern({name: slice(*ends) for name, ends in windows.items()}, *fields)
+
+
+def _checked_slice(name: object, part: Any) -> slice:
+    if not isinstance(part, slice):
+        part = slice(-integer(f"window {name!r} of a Pattern", part, 1, _MAX_BACK), None)
+    start, stop = part.start, part.stop
+    is_whole = type(start) is int and (stop is None or type(stop) is int) and part.step is None
+    if not is_whole or not -_MAX_BACK <= start < (0 if stop is None else stop) <= 0 or stop == 0:
+        raise InvalidConfig(f"window {name!r} of a Pattern", "slice(-a, -b) or slice(-a, None), a > b > 0", str(part))
+    return slice(start, stop)
+
+
+def _part(columns: Mapping[str, Any], name: str) -> Any:
+    """A column of a call by its flat name, where the call has it in dicts and tuples."""
+    if name in columns:
+        return columns[name]
+    part: Any = columns
+    for key in name.split("/"):
+        part = part[int(key) if isinstance(part, (tuple, list)) else key]
+    return part
+
+
+class WritesItems(Protocol):
+    """What patterns ask of a table."""
+
+    def create_items(self, windows: Any, **options: Any) -> Keys: ...
+
+
+@final
+class _Bound:
+    """A pattern on a table: which rows of the last steps its windows are."""
+
+    def __init__(self, pattern: Pattern, items: Explicit, index: str, step_columns: Mapping[str, Any]) -> None:
+        self.pattern = pattern
+        self.index = index
+        self.rows: dict[str, tuple[int, int]] = {}  # of each window: steps back to its first row, and how many it has
+        for name, part in pattern.slices.items():
+            window = items.windows.get(name)
+            if window is None:
+                raise InvalidConfig("window of a Pattern", " or ".join(map(repr, items.windows)), name)
+            self.rows[name] = (-part.start, _num_rows(name, part, window))
+        for name in items.columns:
+            if name not in pattern.columns:
+                raise MissingColumn(name, pattern.columns)
+        for name, column in pattern.columns.items():
+            if name not in items.columns:
+                raise UnknownColumn(name, items.columns)
+            _check_column(column, step_columns)
+        for condition in pattern.where:
+            _check_column(condition.column, step_columns)
+            if condition.column in step_columns and step_columns[condition.column].shape != ():
+                raise InvalidConfig("column of a Condition", "a scalar column", condition.column)
+        self.first = pattern.steps_back - 1 if pattern.first is None else pattern.first
+
+    def chosen(
+        self, steps: npt.NDArray[np.int64], ends: npt.NDArray[np.bool_], columns: Mapping[str, npt.NDArray[Any]]
+    ) -> npt.NDArray[np.intp]:
+        """Positions among the lanes of a call at which an item is due. steps: of the episode; ends: it ends here."""
+        pattern = self.pattern
+        due = (steps >= max(self.first, pattern.steps_back - 1)) & ((steps - self.first) % pattern.every == 0)
+        if pattern.at_end is not None:
+            due &= ends == pattern.at_end
+        for condition in pattern.where:
+            due &= condition.holds(columns[condition.column])
+        return np.flatnonzero(due)
+
+
+def _num_rows(name: str, part: slice, window: Window) -> int:
+    steps: int = (0 if part.stop is None else part.stop) - part.start
+    num_rows = -(-steps // window.stride)
+    if num_rows > window.length:
+        raise InvalidConfig(f"window {name!r} of a Pattern", f"at most {window.length} rows", num_rows)
+    return num_rows
+
+
+def _check_column(column: str, step_columns: Mapping[str, Any]) -> None:
+    if column not in step_columns and column not in _ENDS:
+        raise UnknownColumn(column, step_columns)
+
+
+@final
+@dataclass(frozen=True)
+class _Due:
+    """Items that are to be made by one call."""
+
+    bound: _Bound
+    windows: dict[str, tuple[Keys, int]]
+    columns: dict[str, npt.NDArray[Any]]
+
+    def after(self, count: int) -> _Due:
+        """Those behind the first `count`."""
+        windows = {name: (keys[count:], num_rows) for name, (keys, num_rows) in self.windows.items()}
+        return _Due(self.bound, windows, {name: values[count:] for name, values in self.columns.items()})
+
+
+@names_arguments
+@final
+class PatternWriter(Closing):
+    """A writer beside which items are made by patterns: use it as the writer that it wraps, which it closes.
+
+    table: where the items are made. writer: a Writer of the same table (one that streams has no keys in time).
+    patterns: any number, of one or several indexes. One thread at a time. Steps that end by end_episode() are ends,
+    too: patterns with at_end=True wait for it, those with at_end=False and None do not.
+    Where a limiter holds items back until the deadline, DeadlineExceeded is raised with `stored` rows and their keys:
+    the steps are stored, their items are made by the next call or by flush(). Items whose rows went before they could
+    be made are dropped, and counted: num_dropped. Raises InvalidConfig, UnknownColumn, MissingColumn.
+    Cost: some 10 us a call and pattern beside what append and create_items cost.
+    """
+
+    def __init__(self, table: TableHandle, writer: ReplayWriter, patterns: Sequence[Pattern]) -> None:
+        asked: Any = patterns
+        some: Any = (asked,) if isinstance(asked, Pattern) else asked
+        if not isinstance(some, (list, tuple)) or not some or not all(isinstance(one, Pattern) for one in some):
+            raise InvalidConfig("patterns", "one Pattern or several", patterns)
+        self._table: WritesItems = table
+        self._writer: Any = writer
+        self._bound: list[_Bound] = []
+        columns = {name: one for name, one in table.spec.columns.items() if one.kind != "state"}
+        for pattern in some:
+            number, items = explicit_index(table.config.index, pattern.index)
+            name = list(table.config.index)[number]
+            if pattern.priority is not None and not table.config.index[name].has_priorities:
+                raise NoPriorities(name)
+            self._bound.append(_Bound(pattern, items, name, columns))
+        taken = {column for one in some for column in (*one.columns.values(), *(c.column for c in one.where))}
+        self._taken = {name: columns[name].dtype for name in sorted(taken) if name in columns}
+        self._single = self.num_lanes is None
+        self._num_lanes = self.num_lanes or 1
+        self._depth = max(one.steps_back for one in some)
+        self._keys = np.zeros((self._num_lanes, self._depth), np.int64)  # of the last steps, step t at t % depth
+        self._steps = np.zeros(self._num_lanes, np.int64)  # of the episode that each lane has
+        self._last: dict[str, npt.NDArray[Any]] = {}  # what patterns take of the newest step of each lane, [L, ...]
+        self._queue: list[_Due] = []
+        self.num_dropped = 0
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    def append(self, *, lanes: Any = None, timeout_s: float | None = None, **columns: Any) -> Any:
+        """Writer.append, then the items that are due. Returns the keys of the steps."""
+        try:
+            keys = self._writer.append(lanes=lanes, timeout_s=timeout_s, **columns)
+        except ReliveError as problem:
+            if problem.keys is not None:  # the first lanes have their step
+                self._came(lanes, problem.keys, columns)
+            raise
+        self._came(lanes, np.atleast_1d(np.asarray(keys, np.int64)), columns)
+        self._make(keys, timeout_s)
+        return keys
+
+    def extend(self, *, lanes: Any = None, timeout_s: float | None = None, **columns: Any) -> Keys:
+        """Refused: patterns look at every step, so append them one by one. Raises InvalidConfig."""
+        raise InvalidConfig("extend of a PatternWriter", "append, step by step", "a block of steps")
+
+    def end_episode(self, *, lanes: Any = None, timeout_s: float | None = None, **options: Any) -> None:
+        """Writer.end_episode, then the items that wait for an end."""
+        self._writer.end_episode(lanes=lanes, timeout_s=timeout_s, **options)
+        ids = self._ids(lanes)
+        ids = ids[self._steps[ids] > 0]
+        self._steps[ids] -= 1  # of the step that ends, which was counted when it came
+        self._choose(ids, np.ones(len(ids), np.bool_), asks_ends=True)
+        self._steps[ids] = 0
+        self._make(None, timeout_s)
+
+    def abandon(self, lanes: Any = None, *, timeout_s: float | None = None) -> None:
+        """Writer.abandon: items that patterns made of the episodes end with them, and none comes any more."""
+        self._writer.abandon(lanes, timeout_s=timeout_s)
+        self._steps[self._ids(lanes)] = 0
+
+    def set_policy_version(self, version: int | None) -> None:
+        """As the writer's."""
+        self._writer.set_policy_version(version)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Makes the items that a limiter held back. Raises DeadlineExceeded; what was made by then is made."""
+        while self._queue:
+            due = self._queue[0]
+            pattern = due.bound.pattern
+            try:
+                self._table.create_items(
+                    due.windows, index=due.bound.index, priority=pattern.priority, timeout_s=timeout_s, **due.columns
+                )
+            except DeadlineExceeded as problem:
+                self._queue[0] = due.after(problem.stored)
+                raise
+            except RowGone as problem:
+                self._drop(due, problem)
+                continue
+            del self._queue[0]
+
+    # ---- the handle ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Items that are due and not made."""
+        return sum(len(next(iter(due.windows.values()))[0]) for due in self._queue)
+
+    @property
+    def num_lanes(self) -> int | None:
+        """Lanes of the writer; None: one lane, arrays without a lane axis."""
+        lanes: int | None = self._writer.num_lanes
+        return lanes
+
+    @property
+    def closed(self) -> bool:
+        """Whether the writer is."""
+        return bool(self._writer.closed)
+
+    def close(self) -> None:
+        """Closes the writer. Items that wait are not made."""
+        self._writer.close()
+
+    def __repr__(self) -> str:
+        return f"PatternWriter({self._writer!r}, {len(self._bound)} patterns, {self.num_waiting} items wait)"
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _ids(self, lanes: Any) -> npt.NDArray[np.intp]:
+        if lanes is None:
+            return np.arange(self._num_lanes)
+        array = as_array("lanes", lanes)  # what is wrong with them the writer says
+        return np.flatnonzero(array) if array.dtype == np.bool_ else array.astype(np.intp)
+
+    def _came(self, lanes: Any, keys: Keys, columns: Mapping[str, Any]) -> None:
+        """A step came to the first len(keys) lanes of a call: notes it, and queues what is due with it."""
+        named = self._ids(lanes)
+        ids = named[: len(keys)]
+        if not len(ids):
+            return
+        self._keys[ids, self._steps[ids] % self._depth] = keys
+        values = {name: self._of_lanes(name, _part(columns, name), named) for name in self._taken}
+        values |= {name: self._of_lanes(name, columns.get(name, False), named) for name in _ENDS}
+        for name, value in values.items():
+            if name not in self._last:
+                dtype = self._taken.get(name, np.dtype(np.bool_))
+                self._last[name] = np.zeros((self._num_lanes, *value.shape[1:]), dtype)
+            self._last[name][ids] = value[: len(ids)]
+        ends = self._last["terminated"][ids] | self._last["truncated"][ids]
+        self._choose(ids, ends, asks_ends=False)
+        self._steps[ids] = np.where(ends, 0, self._steps[ids] + 1)
+
+    def _of_lanes(self, name: str, value: Any, named: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+        """The values of a column of a call that go to these lanes, [M, ...]."""
+        array = as_array(name, False if value is None else value)
+        if name in _ENDS and array.ndim == 0:
+            return np.full(len(named), array)
+        if self._single:
+            return array[np.newaxis]
+        return array if len(array) == len(named) else array[named]
+
+    def _choose(self, ids: npt.NDArray[np.intp], ends: npt.NDArray[np.bool_], asks_ends: bool) -> None:
+        """Queues what is due with the newest steps of lanes. asks_ends: only what waited for the end."""
+        steps = self._steps[ids]
+        values = {name: value[ids] for name, value in self._last.items()}
+        for bound in self._bound:
+            if asks_ends and bound.pattern.at_end is not True:
+                continue
+            chosen = bound.chosen(steps, ends, values)
+            if not len(chosen):
+                continue
+            lanes, at = ids[chosen], steps[chosen]
+            windows = {
+                name: (self._keys[lanes, (at - back + 1) % self._depth], num_rows)
+                for name, (back, num_rows) in bound.rows.items()
+            }
+            columns = {name: values[column][chosen] for name, column in bound.pattern.columns.items()}
+            self._queue.append(_Due(bound, windows, columns))
+
+    def _make(self, keys: Any, timeout_s: float | None) -> None:
+        if not self._queue:
+            return
+        try:
+            self.flush(timeout_s)
+        except DeadlineExceeded as problem:
+            problem.stored = 0 if keys is None else int(np.size(keys))  # of the call: its steps
+            problem.keys = None if keys is None else np.atleast_1d(np.asarray(keys, np.int64))
+            raise
+
+    def _drop(self, due: _Due, problem: RowGone) -> None:
+        """Leaves out an item whose row went."""
+        if problem.stored:
+            self._queue[0] = due.after(problem.stored)
+            return
+        at = problem.item
+        keep = {name: (np.delete(keys, at), num_rows) for name, (keys, num_rows) in due.windows.items()}
+        self._queue[0] = _Due(due.bound, keep, {name: np.delete(one, at, 0) for name, one in due.columns.items()})
+        self.num_dropped += 1
+        if not len(next(iter(keep.values()))[0]):
+            del self._queue[0]

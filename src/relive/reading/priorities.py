@@ -1,0 +1,76 @@
+"""Priorities of items that are more than a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from relive.checks.names import names_arguments
+from relive.checks.values import finite, flag
+from relive.errors import InvalidConfig, ShapeMismatch
+
+__all__ = ["sequence_priority"]
+
+
+@names_arguments
+def sequence_priority(
+    td_errors: Any, mask: Any, eta: float = 0.9, *, time_major: bool = False, offsets: Any = None
+) -> Any:
+    """eta * max + (1 - eta) * mean of |td_errors| over the rows of each sequence that mask names.
+
+    td_errors [B, T] and mask bool [B, T]: numpy arrays or torch tensors, both of one kind; the result is [B], of that
+    kind. Of groups of episodes both are [B, G, T], and the rows of all G are looked at. time_major: both are [T, B].
+    offsets: batch.offsets of items that lie end to end; both are [rows] then. To leave burn-in out give the mask of the
+    rows that carry loss. A sequence without such a row has 0. eta in [0, 1].
+    Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning (2019), section 2.3.
+    Raises InvalidConfig, ShapeMismatch.
+    """
+    eta = finite("eta", eta, 0.0, 1.0)
+    axis = 0 if flag("time_major", time_major) or offsets is not None else 1
+    if time_major and offsets is not None:
+        raise InvalidConfig("time_major with offsets", "False: rows that lie end to end have one axis", time_major)
+    for what, value in (("td_errors", td_errors), ("mask", mask)):
+        if not hasattr(value, "shape"):
+            raise InvalidConfig(what, "a numpy array or a torch tensor [B, T]", value)
+    if tuple(td_errors.shape) != tuple(mask.shape):
+        raise ShapeMismatch("mask of td_errors", tuple(td_errors.shape), tuple(mask.shape))
+    axes = ("rows",) if offsets is not None else ("T", "B") if axis == 0 else ("B", "T")
+    if len(td_errors.shape) != len(axes) and (axis == 0 or len(td_errors.shape) != 3):
+        raise ShapeMismatch("td_errors", axes, tuple(td_errors.shape))
+    if len(td_errors.shape) == 3:
+        num_items, num_episodes, num_rows = td_errors.shape
+        flat = (num_items, num_episodes * num_rows)
+        td_errors, mask = td_errors.reshape(flat), mask.reshape(flat)
+    errors, named = abs(td_errors), mask != 0
+    # Not a product: what a network makes of padding may be nan or infinite.
+    errors = np.where(named, errors, 0) if isinstance(errors, np.ndarray) else errors.masked_fill(~named, 0)
+    if offsets is not None:
+        return _end_to_end(errors, named, offsets, eta)
+    if not errors.shape[axis]:
+        return errors.sum(axis)
+    largest = errors.amax(axis) if hasattr(errors, "amax") else errors.max(axis)
+    return eta * largest + (1.0 - eta) * errors.sum(axis) / named.sum(axis).clip(1)
+
+
+def _end_to_end(errors: Any, named: Any, offsets: Any, eta: float) -> Any:
+    """The same, of errors [rows] that are 0 where they are not named. Items are as long as offsets say."""
+    starts = np.asarray(offsets.cpu() if hasattr(offsets, "cpu") else offsets)
+    fits = starts.ndim == 1 and len(starts) > 0 and starts[0] == 0 and starts[-1] == len(errors)
+    if not fits or (np.diff(starts) < 0).any():
+        raise InvalidConfig("offsets", f"int64 [B + 1], ascending from 0 to {len(errors)}", offsets)
+    num_items = len(starts) - 1
+    whose = np.repeat(np.arange(num_items), np.diff(starts))
+    if isinstance(errors, np.ndarray):
+        largest = np.zeros(num_items, errors.dtype)
+        np.maximum.at(largest, whose, errors)
+        total = np.bincount(whose, errors, num_items)
+        count = np.bincount(whose[named], minlength=num_items)
+    else:
+        # Half precision has too few digits to number items, to count rows, and to add many errors up.
+        item = errors.new_tensor(whose, dtype=named[:0].long().dtype)
+        largest = errors.new_zeros(num_items).scatter_reduce(0, item, errors, "amax")
+        wide = errors.float() if errors.element_size() < 4 else errors
+        total = wide.new_zeros(num_items).index_add(0, item, wide).to(errors.dtype)
+        count = item.new_zeros(num_items).index_add(0, item, named.long())
+    return eta * largest + (1.0 - eta) * total / count.clip(1)

@@ -1,0 +1,96 @@
+"""Rewards of transitions whose goal hindsight replaced, computed where they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config.hindsight import Hindsight
+from relive.errors import InvalidConfig, ShapeMismatch, UnknownColumn
+from relive.reading.batch import Batch
+from relive.reading.batches import BatchSource
+
+__all__ = ["Goals", "RelabelledSource", "RewardFunction", "extra_columns", "goals_of"]
+
+RewardFunction: TypeAlias = Callable[[npt.NDArray[Any], npt.NDArray[Any], Any], Any]
+
+
+@final
+@dataclass(frozen=True)
+class Goals:
+    """How a batch of one selection of columns is given its rewards."""
+
+    hindsight: Hindsight
+    names: tuple[str, ...]
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether reward is among the columns."""
+        return "reward" in self.names
+
+    def check(self, reward: Any) -> None:
+        """Raises InvalidConfig where the rewards of a batch of these columns cannot be made of it."""
+        if reward is None and self.has_reward:
+            expected = (
+                "reward=function(achieved, goal, batch): this index draws steps with other goals than they were"
+                " rewarded for; or columns= without 'reward'"
+            )
+            raise InvalidConfig("reward of a sample", expected, None)
+        if reward is None:
+            return
+        if not callable(reward):
+            raise InvalidConfig("reward of a sample", "a function(achieved, goal, batch), or None", reward)
+        needed = ("reward", "relabelled", self.hindsight.goal, f"next_{self.hindsight.achieved}")
+        for name in needed:
+            if name not in self.names:
+                raise UnknownColumn(name, self.names, "reward= needs it: name it in columns=")
+
+    def rewarded(self, batch: Batch, reward: RewardFunction | None) -> Batch:
+        """The batch, its rewards of other goals recomputed in place."""
+        which = np.flatnonzero(batch["relabelled"]) if reward is not None else np.empty(0, np.int64)
+        if reward is None or not which.size:
+            return batch
+        achieved, goal = batch[f"next_{self.hindsight.achieved}"][which], batch[self.hindsight.goal][which]
+        given = np.asarray(reward(achieved, goal, batch.rows(which)))
+        rewards = batch["reward"]
+        if given.shape != (which.size, *rewards.shape[1:]):
+            raise ShapeMismatch("what reward= returned", (which.size, *rewards.shape[1:]), given.shape)
+        rewards[which] = given
+        return batch
+
+
+@final
+class RelabelledSource:
+    """Batches of another source with their rewards, made on the thread that takes them."""
+
+    def __init__(self, source: BatchSource, goals: Goals, reward: RewardFunction | None) -> None:
+        self._source = source
+        self._goals = goals
+        self._reward = reward
+        self.ask, self.commit, self.give_back = source.ask, source.commit, source.give_back
+
+    def take(self) -> Batch | None:
+        """As BatchSource.take(); what the function raises is raised here, and its batch is given back."""
+        batch = self._source.take()
+        if batch is None:
+            return None
+        try:
+            return self._goals.rewarded(batch, self._reward)
+        except BaseException:
+            self._source.give_back(1)
+            self._source.ask(1)
+            raise
+
+
+def goals_of(sampler: object, names: tuple[str, ...]) -> Goals | None:
+    """How batches of these columns are rewarded; None of an index without Hindsight."""
+    return Goals(sampler, names) if isinstance(sampler, Hindsight) else None
+
+
+def extra_columns(sampler: object) -> tuple[str, ...]:
+    """Names that items of an index have by its sampler."""
+    return ("relabelled",) if isinstance(sampler, Hindsight) else ()

@@ -1,0 +1,1 @@
+"""The client: connections, and the table, writers and parameters behind them; no server."""

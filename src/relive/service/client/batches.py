@@ -1,0 +1,148 @@
+"""Where the batches of a remote table come from: asked for several at a time, on one stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import cast, final
+
+from relive.errors import DeadlineExceeded, ReliveError, TableClosed
+from relive.reading.batch import Batch, Selection
+from relive.reading.batches import SLICE_S
+from relive.service.client.connection import MIN_REPLY_S, cutoff
+from relive.service.client.exchange import Exchange, StreamBroken
+from relive.service.client.remote_core import RemoteCore, RemoteSelection
+from relive.service.wire import framing
+
+__all__ = ["RemoteSource"]
+
+_REPLY_S = 10.0  # no answer to a slice for so long: the server hangs
+_MAX_ASKED = 16  # requests under way; the answers wait in the transport
+
+
+@final
+class RemoteSource:
+    """Requests on their way, and their answers in order; the server holds what was drawn until it is told otherwise.
+
+    Owner of the stream, which is opened by take() and ends what the server holds with itself. _lock guards all below
+    it, and is held while requests are sent.
+    """
+
+    def __init__(
+        self, core: RemoteCore, selection: Selection, num_items: int, timeout_s: float, where: str | None
+    ) -> None:
+        self._core = core
+        self._columns = selection.columns
+        self._remote = cast(RemoteSelection, selection.core)
+        self._num_items = num_items
+        self._timeout_s = timeout_s
+        self._where = {} if where is None else {"where": where}
+        self._lock = threading.Lock()
+        self._stream: Exchange | None = None
+        self._num_wanted = 0
+        self._num_sent = 0  # requests without an answer yet
+        self._num_handed_out = 0  # since the last message
+        self._is_starved = False  # by the limiter: one request at a time then
+        self._cut: BaseException | None = None  # how sending on the stream failed
+
+    def ask(self, num_batches: int) -> None:
+        """Sends requests for them, where the stream is open."""
+        with self._lock:
+            self._num_wanted += num_batches
+            if num_batches > 0:
+                self._send_requests()
+
+    def take(self) -> Batch | None:
+        """The next answer. Raises ServiceUnavailable, and what the server says."""
+        stream = self._stream or self._open()
+        if not self._has_sent():
+            return None
+        start = time.monotonic()
+        try:
+            if self._cut is not None and not self._num_sent:
+                raise self._cut
+            stream.begin(start + max(_REPLY_S, MIN_REPLY_S))
+            told, body = stream.receive()
+            error = framing.error_from(told["error"]) if "error" in told else None
+            packing, count = self._remote.sampled, self._num_items
+            block, rows = None, 0
+            if error is None:
+                rows = packing.num_rows(told)
+                block = stream.receive_block(told, body, packing.num_bytes(count, rows))
+            stream.end()
+        except ReliveError:  # first: some are OSErrors, as broken streams are
+            self._drop(stream)
+            raise
+        except StreamBroken as problem:
+            self._forget(stream)
+            raise self._core.connection.broken(stream, problem, start) from None
+        with self._lock:
+            self._num_sent -= 1
+            self._num_wanted -= 1 if error is None else 0
+            self._is_starved = isinstance(error, DeadlineExceeded)
+        if error is not None:
+            if not self._is_starved:
+                self._drop(stream)
+            raise error
+        assert block is not None
+        *arrays, keys, probabilities = packing.arrays(block, count, rows)
+        return Batch(self._columns, arrays, keys, probabilities, told["live"])
+
+    def commit(self, was_late: bool) -> None:
+        """Counts it; the next message says so."""
+        if self._core.closed:
+            raise TableClosed()
+        with self._lock:
+            self._num_handed_out += 1
+
+    def give_back(self, num_batches: int) -> None:
+        """Says how many were handed out and ends the stream, with which the server gives back the others."""
+        stream, self._stream = self._stream, None
+        if stream is None or self._core.closed:
+            return
+        ends = cutoff(min(self._timeout_s, _REPLY_S))
+        stream.begin(ends)
+        try:
+            stream.send(framing.encode({"op": "count", "handed_out": self._num_handed_out}))
+        except StreamBroken:
+            pass  # the server is gone, and with it what it held
+        self._core.connection.finish(stream, ends)
+
+    # ---- the stream ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Exchange:
+        stream = self._core.connection.open("hold", {}, cutoff(self._timeout_s))[0]
+        with self._lock:
+            self._stream, self._num_sent, self._num_handed_out, self._cut = stream, 0, 0, None
+        return stream
+
+    def _has_sent(self) -> bool:
+        with self._lock:
+            self._send_requests()
+            return self._num_sent > 0 or self._cut is not None
+
+    def _send_requests(self) -> None:
+        """For all that is wanted; one at a time while the limiter allows none. _lock is held."""
+        stream = self._stream
+        if stream is None or self._cut is not None:
+            return
+        most = 1 if self._is_starved else _MAX_ASKED
+        header = {"op": "sample", "index": self._remote.number, "names": self._remote.names, "n": self._num_items}
+        header |= {"timeout_s": SLICE_S, **self._where}
+        try:
+            for _ in range(min(self._num_wanted, most) - self._num_sent):
+                after = self._core.after()
+                more = {"after": after} if after else {}
+                stream.send(framing.encode({**header, **more, "handed_out": self._num_handed_out}))
+                self._num_handed_out = 0
+                self._num_sent += 1
+        except StreamBroken as problem:
+            self._cut = problem
+
+    def _forget(self, stream: Exchange) -> None:
+        with self._lock:
+            self._stream, self._num_sent, self._num_handed_out = None, 0, 0
+
+    def _drop(self, stream: Exchange) -> None:
+        self._forget(stream)
+        self._core.connection.drop(stream)

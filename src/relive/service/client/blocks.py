@@ -1,0 +1,183 @@
+"""Steps gathered on the client until they are sent, and the keys that come back for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from relive._core import RowBlock
+from relive.errors import Unacknowledged
+from relive.service.wire.encoding import Operation, RowEncoder, check_priorities
+
+__all__ = ["Block", "Part", "StreamedKeys", "whole_part"]
+
+Keys = npt.NDArray[np.int64]
+Lanes = npt.NDArray[np.int32]
+Signature = tuple[Any, ...]
+
+
+class Waits(Protocol):
+    """Who can be asked to bring the keys of a part."""
+
+    def wait_for_keys(self, part: Part) -> None:
+        """Blocks until the part is answered."""
+        ...
+
+
+@final
+class Part:
+    """One operation on its way: what it will send, then what came back. width: keys a row."""
+
+    __slots__ = ("error", "keys", "num_calls", "num_steps", "operation", "owner", "width")
+
+    def __init__(self, owner: Waits, operation: Operation | None, width: int) -> None:
+        self.owner = owner
+        self.operation = operation
+        self.width = width
+        self.num_calls = 0 if operation is None else 1
+        self.num_steps = 0 if operation is None else operation.num_keys
+        self.keys: Keys | None = None  # flat; where the server stored only the first rows, of those
+        self.error: Unacknowledged | None = None
+
+
+def whole_part(owner: Waits, operation: Operation) -> Part:
+    """An extend, an end of episodes or a version; its arrays are copied, as the caller may go on to change them."""
+    operation.arrays = [array.copy() for array in operation.arrays]
+    return Part(owner, operation, 1)
+
+
+@final
+class Block:
+    """Appends of one kind: the same columns, lanes, and deadline. A row is counted once all its cells are in.
+
+    plain_names: the columns, where rows name no lanes, bring no priority and wait the writer's deadline; else None.
+    """
+
+    __slots__ = ("_encoder", "_lanes", "_leading", "_names", "_put", "_rows", "capacity", "num_rows", "part",
+                 "plain_names", "signature", "timeout_s")  # fmt: skip
+
+    def __init__(
+        self,
+        encoder: RowEncoder,
+        owner: Waits,
+        signature: Signature,
+        lanes: Lanes | None,
+        capacity: int,
+        timeout_s: float,
+    ) -> None:
+        names: tuple[str, ...] = signature[0]
+        leading = encoder.layout.leading(None, None if lanes is None else len(lanes))
+        cells = [(name, encoder.layout.cells[name]) for name in names]
+        self._encoder = encoder
+        self._lanes = lanes
+        self._names = names
+        self._leading = leading
+        self._rows = RowBlock(
+            [(name, dtype.str, leading + shape) for name, (dtype, shape) in cells], capacity, encoder.exact, leading
+        )
+        self._put = self._rows.put
+        self.capacity = capacity
+        self.num_rows = 0
+        self.part = Part(owner, None, math.prod(leading))
+        self.plain_names: tuple[str, ...] | None = None
+        self.signature = signature
+        self.timeout_s = timeout_s
+
+    def put(self, columns: dict[str, Any], priority: Any) -> StreamedKeys:
+        """One row; raises as an append does, and then the block is as it was."""
+        if priority is not None:
+            columns = {**columns, "priority": priority}
+            check_priorities(self._encoder.exact("priority", priority, self._leading))
+        row = self._put(columns)
+        self.num_rows = row + 1
+        return StreamedKeys(self.part, row * self.part.width, self._leading)
+
+    def seal(self) -> Part:
+        """The operation that sends what is there."""
+        lanes, count = self._lanes, self.num_rows
+        header = {"op": "append", "rows": count, "names": list(self._names)}
+        header["lanes"] = None if lanes is None else len(lanes)
+        arrays = self._rows.arrays()
+        part = self.part
+        part.operation = Operation(header, arrays if lanes is None else [lanes, *arrays], (count, part.width))
+        part.num_calls = count
+        part.num_steps = count * part.width
+        return part
+
+
+@final
+class StreamedKeys(NDArrayOperatorsMixin):
+    """Keys of a streamed call, which come when they are read: an array for numpy, an int where the call appended one.
+
+    Reading waits until the server has confirmed the steps: their acknowledgement. Raises DeadlineExceeded after the
+    writer's deadline, Unacknowledged where they were not stored.
+    """
+
+    __slots__ = ("_first", "_part", "shape")
+
+    def __init__(self, part: Part, first: int, shape: tuple[int, ...]) -> None:
+        self._part = part
+        self._first = first
+        self.shape = shape
+
+    def read(self) -> Keys:
+        """int64 of `shape`; waits for them."""
+        part, count = self._part, math.prod(self.shape)
+        if part.keys is None and part.error is None:
+            part.owner.wait_for_keys(part)
+        keys = part.keys
+        if keys is None or len(keys) < self._first + count:
+            assert part.error is not None
+            raise part.error
+        return keys[self._first : self._first + count].reshape(self.shape)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        keys = self.read()
+        return keys.copy() if dtype is None or np.dtype(dtype) == keys.dtype else keys.astype(dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:
+        read = [one.read() if isinstance(one, StreamedKeys) else one for one in inputs]
+        return getattr(ufunc, method)(*read, **more)
+
+    @property
+    def dtype(self) -> np.dtype[np.int64]:
+        """int64."""
+        return np.dtype(np.int64)
+
+    @property
+    def ndim(self) -> int:
+        """Axes of shape."""
+        return len(self.shape)
+
+    def ravel(self) -> Keys:
+        """As an array's."""
+        return self.read().ravel()
+
+    def __int__(self) -> int:
+        return int(self.read())
+
+    __index__ = __int__
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("one key has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.read())
+
+    def __getitem__(self, which: Any) -> Any:
+        return self.read()[which]
+
+    def tolist(self) -> Any:
+        """As an array's."""
+        return self.read().tolist()
+
+    def __repr__(self) -> str:
+        known = self._part.keys is not None or self._part.error is not None
+        return f"StreamedKeys(shape {self.shape}, {'known' if known else 'not confirmed yet'})"

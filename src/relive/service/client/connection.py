@@ -1,0 +1,280 @@
+"""A client's connection to one table of a server: streams opened and opened again, deadlines, the handshake."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+import pyarrow.flight as flight
+
+from relive._core import BatchMemory
+from relive.core.ending import at_end
+from relive.errors import BadMessage, ForkedHandle, ReliveError, ServiceUnavailable, TableClosed
+from relive.service.client.exchange import Exchange, StreamBroken, Watch
+from relive.service.wire import framing
+from relive.service.wire.address import parse_table
+from relive.service.wire.framing import Bytes
+from relive.service.wire.memory import keep_freed_memory
+from relive.service.wire.packing import Packing
+from relive.service.wire.transport import with_few_wakeups
+from relive.service.wire.verbs import VERBS
+
+__all__ = ["MIN_REPLY_S", "Answer", "Connection", "close_connections", "cutoff", "server_wait"]
+
+MIN_REPLY_S = 1.0  # an answer is waited for at least so long, whatever the deadline: networks blink
+_LOOKS = frozenset({"select", "gather", "list", *(verb.name for verb in VERBS.values() if verb.looks)})
+_OPTIONS = [
+    # Windows and frames as large as batches are; without them large bodies come at about half the speed.
+    ("grpc.http2.lookahead_bytes", 16 << 20),
+    ("grpc.http2.max_frame_size", (16 << 20) - 1),
+    # The window is wide enough: no pings between batches to find out how wide it should be.
+    ("grpc.http2.bdp_probe", 0),
+    # A connection of its own, tried again soon: the default is to wait longer and longer, up to two minutes.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()  # for forks, and the end of the interpreter as in server.py
+
+
+class Answer(NamedTuple):
+    """What came back for one call: the header, and the block that its packing describes (None where none is due)."""
+
+    header: dict[str, Any]
+    block: Bytes | None
+
+
+def cutoff(timeout_s: float) -> float:
+    """The time.monotonic() at which the client gives up, a little before the deadline: the error comes in time."""
+    return time.monotonic() + max(timeout_s - 0.1, MIN_REPLY_S)
+
+
+def server_wait(timeout_s: float) -> float | None:
+    """How long the server may wait for the limiter; the rest of the deadline is for the way back. None: for ever."""
+    return None if math.isinf(timeout_s) else timeout_s - min(0.1 * timeout_s, 1.0)
+
+
+@final
+class Connection:
+    """Streams to one table, opened as threads need them. Any number of threads; not usable in a forked child.
+
+    A stream that breaks is dropped with all idle ones; the next call connects anew and waits for the server until its
+    deadline. The table must then be the same one (FormatMismatch else).
+    """
+
+    def __init__(self, address: str, spec_json: str | None) -> None:
+        self.address = address
+        self._location, self._table = parse_table(address)
+        self._spec_json = spec_json
+        self._identity: dict[str, str | None] = {"uuid": None, "layout_hash": None}
+        self._idle: dict[str, deque[Exchange]] = {"call": deque(), "parameters": deque()}
+        self._all: set[Exchange] = set()
+        self._changed = threading.Lock()
+        self._client: Any = None
+        self._watch = Watch()
+        self._memory = BatchMemory()
+        self.closed = False
+        self.is_foreign = False  # in a forked child of the process that opened it: its streams are not ours
+        _open.add(self)
+
+    @property
+    def port(self) -> str:
+        """Of the server."""
+        return self._location.rpartition(":")[2]
+
+    def check_process(self, what: str) -> None:
+        """Raises ForkedHandle in a forked child."""
+        if self.is_foreign:
+            raise ForkedHandle(what)
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    def call(self, op: str, message: bytes, ends: float, packing: Packing | None, count: int) -> Answer:
+        """Sends the message of a call and waits for its answer until `ends`. Raises what the server raised, and
+        ServiceUnavailable.
+
+        A call that only looks is sent again where its stream broke, until `ends`; any other is never sent twice.
+        """
+        while True:
+            start = time.monotonic()
+            stream = self.take(ends)
+            try:
+                stream.begin(ends)
+                stream.send(message)
+                told, body = stream.receive()
+                block = None
+                if packing is not None and "error" not in told:
+                    num_bytes = packing.num_bytes(count, packing.num_rows(told))
+                    block = stream.receive_block(told, body, num_bytes)
+                stream.end()
+            except StreamBroken as problem:
+                error = self.broken(stream, problem, start)
+                if op in _LOOKS and not stream.expired and not self.closed:
+                    continue  # opening a stream again is what ends this, at `ends`
+                raise error from None
+            except BaseException:
+                self.drop(stream)  # between a call and its answer: nobody could use it again
+                raise
+            self.give(stream)
+            if "error" in told:
+                raise framing.error_from(told["error"])
+            return Answer(told, block)
+
+    def give(self, stream: Exchange, kind: str = "call") -> None:
+        """A stream of this kind that is free for the next one who asks, unless the watch cut it as its answer came."""
+        if stream.expired:
+            self.drop(stream)
+        else:
+            self._idle[kind].append(stream)
+
+    def take(self, ends: float, kind: str = "call") -> Exchange:
+        """An idle stream of this kind, or a new one."""
+        self.check_process("a remote table")
+        try:
+            return self._idle[kind].pop()
+        except IndexError:
+            return self.open(kind, {}, ends)[0]
+
+    # ---- streams ---------------------------------------------------------------------------------------------------
+
+    def open(
+        self, kind: str, fields: dict[str, Any], ends: float, wanted: Callable[[], bool] = lambda: True
+    ) -> tuple[Exchange, dict[str, Any]]:
+        """A new stream and the server's hello; tries until `ends` where the server is not there, as long as wanted."""
+        start = time.monotonic()
+        request = {
+            "relive": framing.VERSION,
+            "byte_order": sys.byteorder,
+            "table": self._table,
+            "kind": kind,
+            "spec": self._spec_json,
+            **self._identity,
+            **fields,
+        }
+        pause_s = 0.02
+        while True:
+            if self.closed:
+                raise TableClosed()
+            if time.monotonic() >= ends or not wanted():
+                raise ServiceUnavailable(self.address, time.monotonic() - start, "no answer in time")
+            self.check_process("a remote table")
+            try:
+                return self._open_once(request, ends)
+            except ReliveError:
+                raise  # the server's answer; some are OSErrors, as broken streams are
+            except StreamBroken as problem:
+                self._forget_client()
+                if time.monotonic() + pause_s >= ends or not wanted():
+                    reason = _short(problem)
+                    raise ServiceUnavailable(self.address, time.monotonic() - start, reason) from None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.5)
+
+    def _open_once(self, request: dict[str, Any], ends: float) -> tuple[Exchange, dict[str, Any]]:
+        with self._changed:
+            if self._client is None:
+                keep_freed_memory()
+                self._client = with_few_wakeups(lambda: flight.FlightClient(self._location, generic_options=_OPTIONS))
+            client = self._client
+        descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
+        writer, reader = client.do_exchange(descriptor)
+        stream = Exchange(writer, reader, self._watch)
+        with self._changed:
+            self._all.add(stream)
+        try:
+            stream.begin(ends)
+            hello, _ = stream.receive()
+            stream.end()
+            if "error" in hello:
+                raise framing.error_from(hello["error"])
+            self._identity = {name: framing.field(hello, name, str) for name in self._identity}
+        except BaseException:
+            self.drop(stream)
+            raise
+        return stream, hello
+
+    def broken(self, stream: Exchange, problem: BaseException, start: float) -> ReliveError:
+        """The error of a stream that broke; drops it and every idle one, which most likely broke with it."""
+        expired = stream.expired
+        self.drop(stream)
+        if not expired:
+            self._forget_client()
+        self._drop_idle()
+        if self.closed:
+            return TableClosed()
+        if isinstance(problem, BadMessage):
+            return problem
+        reason = "no answer in time" if expired else _short(problem)
+        return ServiceUnavailable(self.address, time.monotonic() - start, reason)
+
+    def drop(self, stream: Exchange) -> None:
+        """Ends a stream at once."""
+        with self._changed:
+            self._all.discard(stream)
+        stream.cancel()
+
+    def finish(self, stream: Exchange, ends: float) -> bool:
+        """Ends a stream and waits until the server has given back what it held; False where it did not by `ends`."""
+        with self._changed:
+            self._all.discard(stream)
+        return stream.finish(ends)
+
+    def _drop_idle(self) -> None:
+        for idle in self._idle.values():
+            while idle:
+                with contextlib.suppress(IndexError):
+                    self.drop(idle.pop())
+
+    def _forget_client(self) -> None:
+        # A connection that failed is tried again only after a pause; a new one at once.
+        with self._changed:
+            self._client = None
+
+    def close(self) -> None:
+        """Ends every stream at once; who waits on one gets TableClosed."""
+        self.closed = True
+        _open.discard(self)
+        self._watch.stop()
+        self._memory.close()
+        if self.is_foreign:
+            return
+        self._drop_idle()
+        with self._changed:
+            streams, self._all, self._client = tuple(self._all), set(), None
+        for stream in streams:
+            stream.interrupt()
+
+
+def _note_fork() -> None:
+    for connection in list(_open):
+        connection.is_foreign = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+@at_end
+def close_connections(port: str | None = None) -> None:
+    """At the end of the process: all of them, or those to servers at this port."""
+    for connection in list(_open):
+        if port is None or connection.port == port:
+            connection.close()
+
+
+def _short(problem: BaseException) -> str:
+    if isinstance(problem, StopIteration):
+        return "the server ended the stream"
+    text = str(problem).split(". gRPC client debug")[0]
+    return text.removeprefix("Flight returned unavailable error, with message: ")[:200]

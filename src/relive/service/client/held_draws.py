@@ -1,0 +1,113 @@
+"""Draws that a server holds until the client says what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast, final
+
+from relive.errors import ServiceUnavailable, TableClosed
+from relive.reading.batch import Selection
+from relive.reading.held_draws import HeldDraw
+from relive.service.client.connection import cutoff, server_wait
+from relive.service.client.exchange import Exchange, StreamBroken
+from relive.service.client.remote_core import RemoteCore, RemoteSelection
+from relive.service.wire import framing
+from relive.service.wire.packing import DRAWN
+
+__all__ = ["RemoteDraws"]
+
+
+@final
+class RemoteDraws:
+    """Draws from one index of a remote table (relive.reading.held_draws.HeldDraws); each call is one round trip.
+
+    Owner of a stream, which is opened by the first draw. Where it ends, the server gives back what it holds, with the
+    uses that were taken: also where this process dies.
+    """
+
+    def __init__(self, core: RemoteCore, number: int) -> None:
+        self._core = core
+        self._number = number
+        self._stream: Exchange | None = None
+        self._held: deque[Exchange] = deque()  # of each draw that is held its stream, the oldest first
+
+    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
+        """One held draw. Raises ServiceUnavailable, too; then all that was held is given back."""
+        remote = None if selection is None else cast(RemoteSelection, selection.core)
+        packing = DRAWN if remote is None else remote.sampled
+        header: dict[str, Any] = {"op": "draw", "index": self._number, "n": num_items, "claims": True}
+        if remote is not None:
+            header |= {"op": "sample", "names": remote.names}
+        header |= {} if where is None else {"where": where}
+        after = self._core.after()
+        header |= {"timeout_s": server_wait(timeout_s)} | ({"after": after} if after else {})
+        stream = self._stream or self._open(timeout_s)
+
+        def receive() -> tuple[dict[str, Any], Any]:
+            told, body = stream.receive()
+            if "error" in told:
+                return told, None
+            return told, stream.receive_block(told, body, packing.num_bytes(num_items, packing.num_rows(told)))
+
+        told, block = self._exchange(stream, framing.encode(header | {"handed_out": 0}), cutoff(timeout_s), receive)
+        if "error" in told:
+            raise framing.error_from(told["error"])
+        self._held.append(stream)
+        *arrays, keys, probabilities = packing.arrays(block, num_items, packing.num_rows(told))
+        return HeldDraw(arrays, keys, probabilities, told["live"])
+
+    def commit(self) -> None:
+        """Counts the oldest as sampled over there. Raises ServiceUnavailable where the server does not answer."""
+        if self._held.popleft() is not self._stream:
+            raise ServiceUnavailable(self._core.path, 0.0, "the stream that held the batch is over")
+        self._tell({"op": "count", "handed_out": 1})
+
+    def give_back(self) -> None:
+        """The server takes the newest back; also where it cannot be told, for then the stream is over."""
+        if self._held.pop() is self._stream:
+            self._tell({"op": "back", "handed_out": 0})
+
+    def close(self) -> None:
+        """Ends the stream, with which the server takes back all that it holds."""
+        stream, self._stream = self._stream, None
+        self._held.clear()
+        if stream is not None and not self._core.closed:
+            self._core.connection.finish(stream, cutoff(min(self._core.timeout_s, 10.0)))
+
+    # ---- the stream ------------------------------------------------------------------------------------------------
+
+    def _open(self, timeout_s: float) -> Exchange:
+        if self._core.closed:
+            raise TableClosed()
+        stream = self._core.connection.open("hold", {}, cutoff(max(timeout_s, min(self._core.timeout_s, 10.0))))[0]
+        self._stream = stream
+        return stream
+
+    def _tell(self, header: dict[str, Any]) -> None:
+        stream = self._stream
+        if stream is None:
+            raise TableClosed()
+        told, _ = self._exchange(stream, framing.encode(header), cutoff(self._core.timeout_s), stream.receive)
+        if "error" in told:
+            raise framing.error_from(told["error"])
+
+    def _exchange(
+        self, stream: Exchange, message: bytes, ends: float, receive: Callable[[], tuple[dict[str, Any], Any]]
+    ) -> tuple[dict[str, Any], Any]:
+        """A message and its answer. Where that is cut short the stream is over, and with it what it held."""
+        start = time.monotonic()
+        try:
+            stream.begin(ends)
+            stream.send(message)
+            answer = receive()
+            stream.end()
+        except StreamBroken as problem:
+            self._stream = None
+            raise self._core.connection.broken(stream, problem, start) from None
+        except BaseException:
+            self._stream = None
+            self._core.connection.drop(stream)
+            raise
+        return answer

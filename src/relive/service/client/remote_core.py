@@ -1,0 +1,242 @@
+"""What a table asks of its core, answered by a server: the face above is the same class as for a local table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config.table_config import TableConfig
+from relive.core.table_core import Normalise, SimpleCalls, TableCore
+from relive.errors import TableClosed, Unacknowledged
+from relive.service.client.connection import Answer, Connection, cutoff, server_wait
+from relive.service.client.remote_writer import RemoteWriterCore, SyncWriterCore
+from relive.service.wire import framing
+from relive.service.wire.encoding import RowEncoder
+from relive.service.wire.packing import CREATED, DRAWN, LISTED, PRESENT, PackedArray, Packing, gathered, sampled
+from relive.service.wire.verbs import Verb, answered_by_messages
+
+__all__ = ["RemoteCore", "RemoteSelection", "remote_core"]
+
+Keys = npt.NDArray[np.int64]
+Arrays = list[npt.NDArray[Any]]
+
+_MAX_REQUESTS = 16  # of a selection, remembered as they are sent
+
+
+class RemoteSelection(NamedTuple):
+    """Columns of an index, and how answers lie. requests: messages by number of items and timeout_s."""
+
+    number: int
+    names: list[str]
+    outputs: list[tuple[str, str, tuple[int, ...], int, str]]
+    sampled: Packing
+    gathered: Packing
+    requests: dict[tuple[int, float], bytes]
+
+
+@answered_by_messages
+class RemoteCore(SimpleCalls):
+    """A TableCore whose calls are each one message and its answer. Any number of threads; made by remote_core().
+
+    A call that has no timeout_s of its own waits for its answer at most the handle's default.
+    """
+
+    def __init__(self, connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> None:
+        self.connection = connection
+        self.metadata = framing.field(hello, "metadata", str).encode()
+        config = TableConfig.from_metadata(self.metadata)
+        self.spec = config.spec
+        self.stream: int = framing.field(hello, "stream", int)
+        self.read_only: bool = framing.field(hello, "read_only", bool)
+        self.timeout_s = config.timeout_s if timeout_s is None else timeout_s
+        self._writers: set[RemoteWriterCore] = set()  # those that are not closed; lanes last until their writer is
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def select(self, index: int, names: list[str]) -> RemoteSelection:
+        """Asks the server what these columns look like. Raises UnknownColumn and the like."""
+        header, _ = self._call({"op": "select", "index": index, "names": names})
+        outputs = [
+            (str(name), str(dtype), tuple(shape), int(axis), str(per))
+            for name, dtype, shape, axis, per in header["outputs"]
+        ]
+        typed = [PackedArray(name, np.dtype(dtype), shape, axis, per) for name, dtype, shape, axis, per in outputs]
+        return RemoteSelection(index, names, outputs, sampled(typed), gathered(typed), {})
+
+    def where(self, index: int, text: str, operations: list[Any]) -> str:
+        """The text: the server makes its own program of it."""
+        return text
+
+    def sample(
+        self, selection: RemoteSelection, num_items: int, timeout_s: float, *, where: str | None = None
+    ) -> tuple[Arrays, Keys, npt.NDArray[np.float64], int]:
+        """One batch."""
+        after = self._after()
+        message = None if after or where is not None else selection.requests.get((num_items, timeout_s))
+        if message is None:
+            header = {"op": "sample", "index": selection.number, "names": selection.names, "n": num_items}
+            message = self._encode(header | _asked(where), (), timeout_s, after)
+            if not after and where is None and len(selection.requests) < _MAX_REQUESTS:
+                selection.requests[num_items, timeout_s] = message
+        told, block = self.connection.call("sample", message, cutoff(timeout_s), selection.sampled, num_items)
+        assert block is not None
+        packing = selection.sampled
+        *arrays, keys, probabilities = packing.arrays(block, num_items, packing.num_rows(told))
+        return arrays, keys, probabilities, told["live"]
+
+    def draw(
+        self, index: int, num_items: int, timeout_s: float, *, where: str | None = None
+    ) -> tuple[Keys, npt.NDArray[np.float64], int]:
+        """Keys and probabilities."""
+        header = {"op": "draw", "index": index, "n": num_items} | _asked(where)
+        told, block = self._call(header, (), timeout_s, DRAWN, num_items)
+        assert block is not None
+        keys, probabilities = DRAWN.arrays(block, num_items)
+        return keys, probabilities, told["live"]
+
+    def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:
+        """Which of the keys were claimed, live items."""
+        count = len(keys)
+        header = {"op": "claim", "index": index, "n": count}
+        told, block = self._call(header, (np.ascontiguousarray(keys),), timeout_s, PRESENT, count)
+        assert block is not None
+        return PRESENT.arrays(block, count)[0], told["live"]
+
+    def list_items(
+        self, index: int, first: int, count: int, where: str | None = None
+    ) -> tuple[Keys, npt.NDArray[np.uint64], npt.NDArray[np.float64], int]:
+        """Items of some leaves; the server may look at fewer than asked."""
+        header = {"op": "list", "index": index, "first": first, "n": count} | _asked(where)
+        told, block = self._call(header, (), None, LISTED, 0)
+        assert block is not None
+        keys, ages, ranks = LISTED.arrays(block, 0, LISTED.num_rows(told))
+        return keys, ages, ranks, framing.whole(told, "next", 0, 1 << 48)
+
+    def gather(
+        self, selection: RemoteSelection, keys: Keys, out: Sequence[npt.NDArray[Any]] | None
+    ) -> tuple[Arrays, npt.NDArray[np.bool_]]:
+        """Columns by key; into `out` where that is given."""
+        count = len(keys)
+        header = {"op": "gather", "index": selection.number, "names": selection.names, "n": count}
+        packing = selection.gathered
+        told, block = self._call(header, (np.ascontiguousarray(keys),), None, packing, count)
+        assert block is not None
+        *arrays, present = packing.arrays(block, count, packing.num_rows(told))
+        if out is None:
+            return arrays, present
+        for target, array in zip(out, arrays, strict=True):
+            np.copyto(target, array)
+        return list(out), present
+
+    # ---- items -----------------------------------------------------------------------------------------------------
+
+    def create_items(
+        self,
+        index: int,
+        windows: Keys,
+        rows: Sequence[Keys | None],
+        priorities: npt.NDArray[np.float32] | None,
+        columns: Sequence[npt.NDArray[Any]],
+        timeout_s: float,
+    ) -> Keys:
+        """Explicit items; keys. A call that raises ServiceUnavailable may or may not have made them."""
+        count = len(windows)
+        named = [0 if one is None else one.shape[1] for one in rows]
+        header = {"op": "create", "index": index, "n": count, "named": named, "given": priorities is not None}
+        parts = (windows, *(one for one in rows if one is not None), *(() if priorities is None else (priorities,)))
+        told, block = self._call(header, (*parts, *columns), timeout_s, CREATED, count)
+        assert block is not None
+        keys: Keys = CREATED.arrays(block, count)[0]
+        if "stopped" in told:
+            made = framing.whole(told, "made", 0, count)
+            more = {"stored": made, "num_items": count, "keys": keys[:made]} if made else {}
+            raise framing.error_from(told["stopped"], **more)
+        return keys
+
+    # ---- writing and the handle ------------------------------------------------------------------------------------
+
+    def open_writer(self, num_lanes: int, single: bool, normalise: Normalise) -> SyncWriterCore:
+        """Lanes over there, whose every call is answered before it returns."""
+        writer = SyncWriterCore(self.connection, RowEncoder(self.spec, num_lanes, single, normalise), self.timeout_s)
+        self.add_writer(writer)
+        return writer
+
+    def add_writer(self, writer: RemoteWriterCore) -> None:
+        """Remembers a writer: it closes with the table, and other calls see what it sent before."""
+        self._writers.add(writer)
+
+    @property
+    def path(self) -> str:
+        """The address of the table."""
+        return self.connection.address
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self.connection.closed
+
+    def close(self) -> None:
+        """Closes the writers, then every stream. Raises Unacknowledged after that, where a streaming writer did."""
+        failure: Unacknowledged | None = None
+        if not self.connection.closed:
+            for writer in list(self._writers):
+                try:
+                    writer.close()
+                except Unacknowledged as problem:
+                    failure = failure or problem
+            self.connection.close()
+        if failure is not None:
+            raise failure
+
+    def after(self) -> list[tuple[int, int]]:
+        """What has to be applied before a call of this handle, so that it sees what the handle wrote before."""
+        self._writers = {writer for writer in self._writers if not writer.closed}
+        return [pair for writer in self._writers if (pair := writer.unseen()) is not None]
+
+    def _ask(self, verb: Verb, header: dict[str, Any], arrays: list[Any]) -> Any:
+        return self._call(header, tuple(arrays)).header["value"]
+
+    def _call(
+        self,
+        header: dict[str, Any],
+        parts: tuple[Any, ...] = (),
+        timeout_s: float | None = None,
+        packing: Packing | None = None,
+        count: int = 0,
+    ) -> Answer:
+        after = self._after()
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        message = self._encode(header, parts, seconds, after)
+        return self.connection.call(header["op"], message, cutoff(seconds), packing, count)
+
+    def _after(self) -> list[tuple[int, int]]:
+        if self.connection.closed:
+            raise TableClosed()
+        return self.after() if self._writers else []
+
+    @staticmethod
+    def _encode(
+        header: dict[str, Any], parts: tuple[Any, ...], timeout_s: float, after: list[tuple[int, int]]
+    ) -> bytes:
+        header["timeout_s"] = server_wait(timeout_s)
+        if after:
+            header["after"] = after
+        return framing.encode(header, *parts)
+
+
+def _asked(where: str | None) -> dict[str, Any]:
+    return {} if where is None else {"where": where}
+
+
+def remote_core(connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> RemoteCore:
+    """The core of the table that answered with this hello."""
+    return RemoteCore(connection, hello, timeout_s)  # type: ignore[abstract]  # its simple calls come from the list
+
+
+if TYPE_CHECKING:
+
+    def _is_a_core_of_a_table(core: RemoteCore) -> TableCore:
+        return core

@@ -1,0 +1,196 @@
+"""Lanes over there: the core of a writer whose every call is answered before it returns."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.errors import BadMessage, ReliveError, ServiceUnavailable, WriterClosed
+from relive.service.client.connection import Connection, cutoff, server_wait
+from relive.service.client.exchange import Exchange, StreamBroken
+from relive.service.wire import framing
+from relive.service.wire.encoding import Operation, RowEncoder
+
+__all__ = ["SyncWriterCore", "RemoteWriterCore"]
+
+Keys = npt.NDArray[np.int64]
+Lanes = npt.NDArray[np.int32]
+
+CLOSE_S = 10.0
+
+
+class RemoteWriterCore(ABC):
+    """What a Writer asks of its core, as an operation to be sent. Used by one thread at a time."""
+
+    def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float) -> None:
+        self._connection = connection
+        self._encoder = encoder
+        self.timeout_s = timeout_s
+        self._closed = False
+
+    @abstractmethod
+    def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
+        """One step of each lane."""
+
+    def append_alike(self, columns: dict[str, Any], timeout_s: float) -> Any:
+        """None: names are checked at every call, which is little beside a message."""
+        return None
+
+    @abstractmethod
+    def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
+        """A block of steps."""
+
+    @abstractmethod
+    def end_episode(
+        self, columns: dict[str, Any], terminated: bool, truncated: bool, lanes: Lanes | None, timeout_s: float
+    ) -> None:
+        """The end of an episode."""
+
+    @abstractmethod
+    def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
+        """The episodes that lanes have open are dropped."""
+
+    @abstractmethod
+    def set_policy_version(self, version: int | None) -> None:
+        """The version of the rows from now on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cuts the lanes."""
+
+    @abstractmethod
+    def unseen(self) -> tuple[int, int] | None:
+        """(session, message) that a later call must come after; None where everything is acknowledged."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called, here or of the table."""
+        return self._closed or self._connection.closed
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes, whether or not arrays have an axis for them."""
+        return self._encoder.layout.width
+
+    def _open(self, ends: float, wanted: Callable[[], bool] = lambda: True) -> tuple[Exchange, int]:
+        fields = {"num_lanes": self._encoder.layout.num_lanes}
+        stream, hello = self._connection.open("write", fields, ends, wanted)
+        return stream, framing.field(hello, "session", int)
+
+    def _check_open(self) -> None:
+        self._connection.check_process("a writer")
+        if self.closed:
+            raise WriterClosed()
+
+
+def keys_of(operation: Operation, body: framing.Bytes) -> Keys:
+    """The keys of one operation from the bytes of an answer, in the shape that the call returns."""
+    if len(body) != 8 * operation.num_keys:
+        raise BadMessage("keys of an answer", f"{operation.num_keys}", len(body) // 8)
+    keys: Keys = np.frombuffer(body.tobytes(), np.int64).reshape(operation.keys_shape)
+    return keys
+
+
+def _error_of(operation: Operation, told: Any, body: framing.Bytes) -> ReliveError:
+    """The error of an operation, with the keys of the rows that were stored before it."""
+    if not len(body):
+        return framing.error_from(told)
+    keys: Keys = np.frombuffer(body.tobytes(), np.int64)
+    return framing.error_from(told, stored=len(keys), num_rows=operation.num_keys, keys=keys)
+
+
+@final
+class SyncWriterCore(RemoteWriterCore):
+    """One message a call. A call that raises ServiceUnavailable may or may not have been applied; it is not repeated.
+
+    The next call then opens new lanes: the old ones were cut when their stream ended.
+    """
+
+    def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float) -> None:
+        super().__init__(connection, encoder, timeout_s)
+        self._sequence = 0
+        self._epoch = 0
+        self._version: int | None = None
+        self._stream: Exchange | None = self._open(cutoff(timeout_s))[0]
+
+    def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Any:
+        """One step of each lane; int64[M], or an int."""
+        self._check_open()
+        keys = self._send(self._encoder.append(columns, lanes, priority), timeout_s)
+        return keys if keys.ndim else int(keys)
+
+    def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> Keys:
+        """A block of steps; int64[T, M], or [T]."""
+        self._check_open()
+        return self._send(self._encoder.extend(columns, lanes, priority), timeout_s)
+
+    def end_episode(
+        self, columns: dict[str, Any], terminated: bool, truncated: bool, lanes: Lanes | None, timeout_s: float
+    ) -> None:
+        """The end of an episode."""
+        self._check_open()
+        self._send(self._encoder.end(columns, terminated, truncated, lanes), timeout_s)
+
+    def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
+        """The episodes that lanes have open are dropped."""
+        self._check_open()
+        self._send(self._encoder.abandon(lanes), timeout_s)
+
+    def set_policy_version(self, version: int | None) -> None:
+        """The version of the rows from now on; said again where the lanes are opened anew."""
+        self._check_open()
+        self._version = version
+        self._send(_version(version), self.timeout_s)
+
+    def close(self) -> None:
+        """Cuts the lanes; returns when they are cut, or when the server is gone and they are cut there."""
+        if not self._closed:
+            self._closed = True
+            stream, self._stream = self._stream, None
+            if stream is not None and not self._connection.closed and not self._connection.is_foreign:
+                self._connection.finish(stream, cutoff(min(self.timeout_s, CLOSE_S)))
+
+    def unseen(self) -> None:
+        """Every call was answered."""
+        return None
+
+    def _send(self, operation: Operation, timeout_s: float) -> Keys:
+        start, ends = time.monotonic(), cutoff(timeout_s)
+        if self._stream is None:
+            self._stream = self._open(ends)[0]
+            if self._version is not None:
+                self._exchange(self._stream, _version(self._version), timeout_s, ends, start)
+        return self._exchange(self._stream, operation, timeout_s, ends, start)
+
+    def _exchange(self, stream: Exchange, operation: Operation, timeout_s: float, ends: float, start: float) -> Keys:
+        self._sequence += 1
+        header = {"seq": self._sequence, "epoch": self._epoch, "timeout_s": server_wait(timeout_s)}
+        message = framing.encode({**header, "ops": [operation.header]}, *operation.arrays)
+        try:
+            stream.begin(ends)
+            stream.send(message)
+            told, body = stream.receive()
+            stream.end()
+        except StreamBroken as problem:
+            self._stream = None
+            error = self._connection.broken(stream, problem, start)
+            if isinstance(error, ServiceUnavailable):
+                raise error from None
+            raise WriterClosed() from None
+        except BaseException:
+            self._stream = None
+            self._connection.drop(stream)
+            raise
+        if "error" in told:
+            self._epoch += 1
+            raise _error_of(operation, told["error"], body)
+        return keys_of(operation, body)
+
+
+def _version(version: int | None) -> Operation:
+    return Operation({"op": "version", "version": version}, [], (0,))

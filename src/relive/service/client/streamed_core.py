@@ -1,0 +1,395 @@
+"""The core of a streaming writer: calls return at once, a thread sends blocks, another takes the answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, final
+
+import numpy as np
+
+from relive.errors import DeadlineExceeded, DtypeMismatch, ReliveError, Unacknowledged, WriterClosed
+from relive.service.client.blocks import Block, Keys, Lanes, Part, StreamedKeys, whole_part
+from relive.service.client.connection import Connection, cutoff, server_wait
+from relive.service.client.exchange import Exchange, StreamBroken
+from relive.service.client.remote_writer import CLOSE_S, RemoteWriterCore
+from relive.service.wire import framing
+from relive.service.wire.encoding import Operation, RowEncoder, given
+from relive.service.wire.options import Streaming
+
+__all__ = ["StreamedWriterCore"]
+
+
+@final
+class _Message:
+    """What is sent at once and answered at once."""
+
+    __slots__ = ("epoch", "part", "sequence", "timeout_s")
+
+    def __init__(self, sequence: int, epoch: int, part: Part, timeout_s: float) -> None:
+        self.sequence = sequence
+        self.epoch = epoch  # when it was made: one made before a failure is dropped over there, whenever it leaves
+        self.part = part
+        self.timeout_s = timeout_s
+
+
+@final
+class StreamedWriterCore(RemoteWriterCore):
+    """Appends gather in a block; blocks, extends, ends and versions go out in order and are answered in order.
+
+    After a failure everything that was not acknowledged is given up, once: the next call raises Unacknowledged, and
+    the writer goes on from there, on new lanes where the stream broke. Owner of the stream and of two threads.
+    _changed guards all below it; nothing is sent or received while it is held.
+    """
+
+    def __init__(self, connection: Connection, encoder: RowEncoder, timeout_s: float, streaming: Streaming) -> None:
+        super().__init__(connection, encoder, timeout_s)
+        self._streaming = streaming
+        stream, session = self._open(cutoff(timeout_s))
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._stream: Exchange | None = stream
+        self._session: int | None = session
+        self._block: Block | None = None
+        self._block_ends = 0.0  # when the block leaves even if it is not full
+        self._outbox: deque[_Message] = deque()
+        self._sent: deque[_Message] = deque()
+        self._sequence = 0  # of the last message made
+        self._acknowledged = 0  # of the last message answered, whatever the answer
+        self._epoch = 0
+        self._failure: Unacknowledged | None = None
+        self._version: int | None = None
+        self._stopping = False
+        self._sender = threading.Thread(target=self._send_all, name="relive-writer", daemon=True)
+        self._sender.start()
+        self._receiver = self._start_receiver(stream)
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    def append(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> StreamedKeys:
+        """One step of each lane, copied; waits only where too many blocks are unanswered."""
+        columns = given(columns)
+        names = (*columns, "priority") if priority is not None else tuple(columns)
+        signature = (names, None if lanes is None else lanes.tobytes(), timeout_s)
+        self._connection.check_process("a writer")
+        with self._lock:  # the condition's own entry costs as much as a column
+            if self._closed or self._failure is not None:
+                self._check_usable()
+            block = self._block
+            if block is None or block.signature != signature:
+                block = self._new_block(signature, lanes, timeout_s)
+                if lanes is None and priority is None and timeout_s == self.timeout_s:
+                    block.plain_names = names
+            keys = block.put(columns, priority)
+            self._look_at(block)
+            return keys
+
+    def append_alike(self, columns: dict[str, Any], timeout_s: float) -> StreamedKeys | None:
+        """As append, where the open block is of these very columns and nothing else is asked; else None, and nothing
+        was done. A writer that is closed or failed has no open block, and a name that is in one was checked.
+        """
+        if timeout_s != self.timeout_s:
+            return None
+        with self._lock:
+            block = self._block
+            if block is None or block.plain_names != tuple(columns) or self._connection.is_foreign:
+                return None
+            try:
+                keys = block.put(columns, None)
+            except DtypeMismatch:
+                if given(columns) is not columns:
+                    return None  # an end that is None: a row of other columns
+                raise
+            if block.num_rows == 1 or block.num_rows == block.capacity:  # 1: the row that opened it was refused
+                self._look_at(block)
+            return keys
+
+    def extend(self, columns: dict[str, Any], lanes: Lanes | None, priority: Any, timeout_s: float) -> StreamedKeys:
+        """A block of steps, copied."""
+        operation = self._encoder.extend(columns, lanes, priority)
+        return StreamedKeys(self._queue(operation, timeout_s), 0, operation.keys_shape)
+
+    def end_episode(
+        self, columns: dict[str, Any], terminated: bool, truncated: bool, lanes: Lanes | None, timeout_s: float
+    ) -> None:
+        """The end of an episode, after what was appended before."""
+        self._queue(self._encoder.end(columns, terminated, truncated, lanes), timeout_s)
+
+    def abandon(self, lanes: Lanes | None, timeout_s: float) -> None:
+        """Open episodes are dropped, with what was appended to them before."""
+        self._queue(self._encoder.abandon(lanes), timeout_s)
+
+    def set_policy_version(self, version: int | None) -> None:
+        """The version of the rows that are appended from now on."""
+        self._version = version
+        self._queue(Operation({"op": "version", "version": version}, [], (0,)), self.timeout_s)
+
+    def flush(self, timeout_s: float) -> None:
+        """Waits until everything is acknowledged. Raises Unacknowledged, DeadlineExceeded."""
+        with self._changed:
+            self._check_usable()
+            self._seal()
+            self._wait_for(self._sequence, timeout_s)
+            self._check_usable()
+
+    def wait_for_keys(self, part: Part) -> None:
+        """Waits until this part is answered. Raises DeadlineExceeded."""
+        with self._changed:
+            if self._block is not None and self._block.part is part:
+                self._seal()
+            self._wait(lambda: part.keys is not None or part.error is not None, self.timeout_s)
+
+    def unseen(self) -> tuple[int, int] | None:
+        """(session, last message) where something is unanswered; sends the open block."""
+        with self._changed:
+            self._seal()
+            waiting = self._outbox or self._sent
+            if not waiting or self._session is None:
+                return None
+            return self._session, waiting[-1].sequence
+
+    def close(self) -> None:
+        """Waits for what was sent, then cuts the lanes. Raises Unacknowledged where some was not stored."""
+        if self._closed or self._connection.is_foreign:
+            self._closed = True
+            return
+        timeout_s = min(self.timeout_s, CLOSE_S)
+        with self._changed:
+            self._seal()
+            try:
+                # Until nothing is under way, also after a failure: a message left over would open the stream again.
+                self._wait(lambda: not self._outbox and not self._sent, timeout_s)
+            except DeadlineExceeded as problem:
+                self._give_up(problem)
+                self._sent.clear()
+            failure, self._failure = self._failure, None
+            self._closed = self._stopping = True
+            stream, self._stream = self._stream, None
+            self._changed.notify_all()
+        self._sender.join(timeout_s)  # one that waits for a hello ends with the connection
+        if stream is not None:
+            stream.half_close(cutoff(timeout_s))
+            self._receiver.join(CLOSE_S)
+            self._connection.finish(stream, cutoff(timeout_s))
+        if failure is not None:
+            raise failure
+
+    # ---- the caller's side; _changed is held -----------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _new_block(self, signature: tuple[Any, ...], lanes: Lanes | None, timeout_s: float) -> Block:
+        self._seal()
+        self._wait_for_room(timeout_s)
+        cells = [self._encoder.layout.cells[name] for name in signature[0]]
+        width = self._encoder.layout.width if lanes is None else max(len(lanes), 1)
+        row_bytes = width * sum(dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in cells)
+        capacity = max(min(self._streaming.max_rows // width, self._streaming.max_block_bytes // max(row_bytes, 1)), 1)
+        kept = None if lanes is None else lanes.copy()
+        block = Block(self._encoder, self, signature, kept, capacity, self._held(timeout_s))
+        self._block = block
+        return block
+
+    def _look_at(self, block: Block) -> None:
+        """After a row: a block that is full leaves, one that begins is noted by the sender."""
+        if block.num_rows == block.capacity:
+            self._seal()
+        elif block.num_rows == 1:
+            self._block_ends = time.monotonic() + self._streaming.linger_s
+            self._changed.notify_all()
+
+    def _seal(self) -> None:
+        block, self._block = self._block, None
+        if block is not None and block.num_rows:
+            self._post(block.seal(), block.timeout_s)
+
+    def _queue(self, operation: Operation, timeout_s: float) -> Part:
+        part = whole_part(self, operation)
+        with self._changed:
+            self._check_usable()
+            self._seal()
+            self._wait_for_room(timeout_s)
+            self._post(part, self._held(timeout_s))
+        return part
+
+    def _held(self, timeout_s: float) -> float:
+        """How long the server may wait with what a call of this deadline brought."""
+        held_s = self._streaming.held_s
+        return timeout_s if held_s is None else held_s
+
+    def _post(self, part: Part, timeout_s: float) -> None:
+        self._sequence += 1
+        self._outbox.append(_Message(self._sequence, self._epoch, part, timeout_s))
+        self._changed.notify_all()
+
+    def _wait_for_room(self, timeout_s: float) -> None:
+        most = self._streaming.max_in_flight
+        self._wait(lambda: len(self._outbox) + len(self._sent) < most or self._failure is not None, timeout_s)
+        self._check_usable()
+
+    def _wait_for(self, sequence: int, timeout_s: float) -> None:
+        self._wait(lambda: self._acknowledged >= sequence or self._failure is not None, timeout_s)
+
+    def _wait(self, done: Any, timeout_s: float) -> None:
+        start = time.monotonic()
+        if not self._changed.wait_for(done, None if timeout_s == float("inf") else timeout_s):
+            has = f"{len(self._outbox) + len(self._sent)} blocks of steps not acknowledged yet"
+            raise DeadlineExceeded("the server's acknowledgement", has, time.monotonic() - start)
+
+    # ---- failures; _changed is held --------------------------------------------------------------------------------
+
+    def _give_up(self, cause: ReliveError) -> None:
+        """Everything that is not answered is lost: told once, to the next call, and to who reads its keys."""
+        self._seal()
+        lost = [message.part for message in (*self._sent, *self._outbox) if message.part.error is None]
+        failure = Unacknowledged(
+            sum(part.num_calls for part in lost), sum(part.num_steps - _stored(part) for part in lost), str(cause)
+        )
+        failure.__cause__ = cause
+        for part in lost:
+            part.error = failure
+        self._outbox.clear()
+        self._failure = failure
+        self._epoch += 1
+        self._changed.notify_all()
+
+    def _lose_stream(self, stream: Exchange, cause: ReliveError) -> None:
+        with self._changed:
+            if self._stream is stream:  # else the other thread was first to say so
+                self._stream = self._session = None
+                self._give_up(cause)
+                self._sent.clear()
+                self._acknowledged = self._sequence
+                self._changed.notify_all()
+
+    # ---- the sending thread ----------------------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        while (message := self._next_message()) is not None:
+            stream, start = self._stream, time.monotonic()
+            try:
+                if stream is None:
+                    stream = self._open_again(cutoff(message.timeout_s))
+                if self._is_wanted(message):
+                    self._send(stream, message)
+            except ReliveError as problem:
+                with self._changed:
+                    self._give_up(problem)
+                    self._sent.clear()
+                    self._acknowledged = self._sequence
+                    self._changed.notify_all()
+            except StreamBroken as problem:
+                assert stream is not None
+                self._lose_stream(stream, self._connection.broken(stream, problem, start))
+
+    def _next_message(self) -> _Message | None:
+        with self._changed:
+            while True:
+                if self._stopping:
+                    return None
+                if self._outbox:
+                    message = self._outbox.popleft()
+                    self._sent.append(message)
+                    if len(self._sent) == 1 and self._stream is not None:
+                        self._stream.begin(cutoff(message.timeout_s))
+                    return message
+                if self._block is None or not self._block.num_rows:
+                    self._changed.wait()
+                    continue
+                left = self._block_ends - time.monotonic()
+                if left <= 0.0:
+                    self._seal()
+                else:
+                    self._changed.wait(left)
+
+    def _is_wanted(self, message: _Message) -> bool:
+        """Whether it was not given up with the stream that it was taken out for."""
+        with self._changed:
+            return message in self._sent
+
+    def _send(self, stream: Exchange, message: _Message) -> None:
+        operation = message.part.operation
+        header = {"seq": message.sequence, "epoch": message.epoch, "timeout_s": server_wait(message.timeout_s)}
+        if operation is None:
+            stream.send(framing.encode({**header, "ops": []}))
+            return
+        stream.send(framing.encode({**header, "ops": [operation.header]}, *operation.arrays))
+        operation.arrays = []  # a part lives as long as its keys; its rows need not
+
+    def _open_again(self, ends: float) -> Exchange:
+        start = time.monotonic()
+        stream, session = self._open(ends, lambda: not self._stopping)
+        if self._version is not None:
+            version = {"op": "version", "version": self._version}
+            try:
+                stream.send(framing.encode({"seq": 0, "epoch": self._epoch, "timeout_s": 0.0, "ops": [version]}))
+            except StreamBroken as problem:
+                raise self._connection.broken(stream, problem, start) from None
+        with self._changed:
+            closed = self._stopping
+            if not closed:
+                self._stream, self._session = stream, session
+                stream.begin(ends)
+        if closed:
+            self._connection.drop(stream)
+            raise WriterClosed()
+        self._receiver = self._start_receiver(stream)
+        return stream
+
+    # ---- the receiving thread --------------------------------------------------------------------------------------
+
+    def _start_receiver(self, stream: Exchange) -> threading.Thread:
+        thread = threading.Thread(target=self._receive_all, args=(stream,), name="relive-keys", daemon=True)
+        thread.start()
+        return thread
+
+    def _receive_all(self, stream: Exchange) -> None:
+        start = time.monotonic()
+        try:
+            while True:
+                told, body = stream.receive()
+                start = time.monotonic()
+                with self._changed:
+                    if told.get("seq", 0) > 0:
+                        self._take_answer(stream, told, body)
+        except ReliveError as problem:
+            self._connection.drop(stream)
+            self._lose_stream(stream, problem)
+        except StreamBroken as problem:
+            if self._stopping and isinstance(problem, StopIteration):
+                return  # the end that close() asked for
+            self._lose_stream(stream, self._connection.broken(stream, problem, start))
+
+    def _take_answer(self, stream: Exchange, told: dict[str, Any], body: framing.Bytes) -> None:
+        if not self._sent:
+            return  # of what was given up
+        message = self._sent.popleft()
+        part = message.part
+        if self._sent:
+            stream.begin(cutoff(self._sent[0].timeout_s))
+        else:
+            stream.end()
+        if part.error is None:  # else it was given up with an earlier one
+            part.keys = _keys(body)
+            if "error" in told or told.get("dropped"):
+                self._sent.appendleft(message)
+                self._give_up(framing.error_from(told.get("error")))
+                self._sent.popleft()
+                # Calls may wait over there for a message that will not come now: this one stands for it.
+                self._post(Part(self, None, 0), self.timeout_s)
+        self._acknowledged = message.sequence if self._sent or self._outbox else max(message.sequence, self._sequence)
+        self._changed.notify_all()
+
+
+def _keys(body: framing.Bytes) -> Keys:
+    keys: Keys = np.frombuffer(body.tobytes(), np.int64)
+    return keys
+
+
+def _stored(part: Part) -> int:
+    return 0 if part.keys is None else len(part.keys)

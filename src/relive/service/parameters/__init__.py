@@ -1,0 +1,1 @@
+"""Published sets of model parameters and their store; no network."""

@@ -1,0 +1,78 @@
+"""create_items as a message: what a server makes of it, in slices of its deadline.
+
+{"op": "create", "index", "n": N, "named": rows that are named of each window, 0: none, "given": whether priorities are}
+body: windows int64[N, W, 2], the named rows int64[N, R] of each window, priorities float32[N], the items' own columns
+-> {"made": items that are made, "stopped": the error that stopped it, if one did}, keys int64[N]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config.explicit import Explicit
+from relive.core.table_core import TableCore
+from relive.errors import BadMessage, ReliveError, RowGone, RowsApart
+from relive.service.server.hosting import Hosted
+from relive.service.wire import framing
+from relive.service.wire.framing import Bytes
+from relive.writing.new_items import NewItems
+
+__all__ = ["Creation", "items_of"]
+
+_MAX_NAMED = 4096
+
+
+def items_of(hosted: Hosted, header: Mapping[str, Any], body: Bytes) -> tuple[int, NewItems]:
+    """The index, and views of the arrays of a message. Raises BadMessage; allocates no more than came."""
+    number = framing.whole(header, "index", 0, 1 << 16)
+    items = hosted.table.config.index[hosted.index_name(number)].items
+    if not isinstance(items, Explicit):
+        raise BadMessage("header field 'index'", "one with Explicit items", number)
+    count = framing.whole(header, "n", 0, 2**31 - 1)
+    named, given = framing.field(header, "named", list), framing.field(header, "given", bool)
+    if len(named) != len(items.windows) or not all(type(rows) is int and 0 <= rows <= _MAX_NAMED for rows in named):
+        raise BadMessage("header field 'named'", "a number of rows for each window", str(named)[:40])
+    wanted: list[tuple[npt.DTypeLike, tuple[int, ...]]] = [(np.int64, (count, len(named), 2))]
+    wanted += [(np.int64, (count, rows)) for rows in named if rows]
+    wanted += [(np.float32, (count,))] if given else []
+    wanted += [(one.dtype, (count, *one.shape)) for one in items.columns.values()]
+    arrays = iter(framing.arrays_of(body, *wanted))
+    windows = next(arrays)
+    rows = [next(arrays) if rows else None for rows in named]
+    return number, NewItems(windows, rows, next(arrays) if given else None, list(arrays))
+
+
+@final
+class Creation:
+    """Items that are being made: what a slice of the deadline made is remembered, the next one goes on after it."""
+
+    def __init__(self, core: TableCore, number: int, items: NewItems) -> None:
+        self._core = core
+        self._number = number
+        self._items = items
+        self.keys = np.zeros(len(items.windows), np.int64)
+        self.made = 0
+
+    def go_on(self, timeout_s: float) -> None:
+        """Makes the items that are left. Raises what the core raises, items counted from the first of the call."""
+        begin, all_of = self.made, self._items
+        windows, columns = all_of.windows[begin:], [one[begin:] for one in all_of.columns]
+        rows = [None if one is None else one[begin:] for one in all_of.rows]
+        priorities = None if all_of.priorities is None else all_of.priorities[begin:]
+        try:
+            keys = self._core.create_items(self._number, windows, rows, priorities, columns, timeout_s)
+        except ReliveError as problem:
+            if problem.keys is not None:
+                self._keep(problem.keys)
+            if begin and isinstance(problem, (RowGone, RowsApart)):
+                raise type(problem)(begin + problem.item, problem.window, problem.key, problem.why) from None
+            raise
+        self._keep(keys)
+
+    def _keep(self, keys: npt.NDArray[np.int64]) -> None:
+        self.keys[self.made : self.made + len(keys)] = keys
+        self.made += len(keys)

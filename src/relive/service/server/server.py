@@ -1,0 +1,275 @@
+"""Serves tables over Arrow Flight: one stream a thread of a client, one thread a stream."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import pyarrow.flight as flight
+
+from relive.checks.names import names_arguments
+from relive.core.closing import Closing
+from relive.core.ending import at_end
+from relive.errors import BadMessage, InvalidConfig, NoSuchTable, ServiceUnavailable
+from relive.service.client.connection import close_connections
+from relive.service.parameters.store import ParameterStore
+from relive.service.server.hosting import Hosted, Offer
+from relive.service.server.parameter_session import ParameterSession
+from relive.service.server.pipe import Pipe, StreamBroken
+from relive.service.server.sessions import CallSession, HoldSession, Session
+from relive.service.server.shard_session import ShardSession
+from relive.service.server.write_session import WriteSession
+from relive.service.wire import framing
+from relive.service.wire.address import parse_server
+from relive.service.wire.memory import keep_freed_memory
+from relive.service.wire.options import ServerOptions
+from relive.service.wire.transport import with_few_wakeups
+from relive.table.table import Table
+
+__all__ = ["Server", "serve"]
+
+_running: set[Server] = set()  # for the end of the interpreter, which must not find threads of theirs in Arrow
+
+
+@names_arguments
+def serve(tables: Mapping[str, Table], address: str, options: ServerOptions | None = None) -> Server:
+    """Serves these tables under their names until close(); port 0 takes a free one. Returns at once.
+
+    The tables stay the caller's: usable here meanwhile, closed by the caller after the server. Raises InvalidConfig,
+    ServiceUnavailable where the address cannot be bound.
+    """
+    for name, table in tables.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise InvalidConfig("name of a served table", "text without '/', not empty", name)
+        if not isinstance(table, Table):
+            raise InvalidConfig(f"table {name!r}", "a relive.Table", type(table).__name__)
+    return Server(tables, address, options or ServerOptions())
+
+
+@final
+class Server(Closing):
+    """A running service; made by serve(). Owner of the listening socket and of every stream."""
+
+    def __init__(self, tables: Mapping[str, Table], address: str, options: ServerOptions) -> None:
+        host, port = parse_server(address)
+        keep_freed_memory()
+        self._closing = threading.Event()
+        self._closed = False
+        self._process = os.getpid()
+        self._options = options
+        self._counts = _Counts()
+        self._hosted = {
+            name: Hosted(name, table, self._closing, options.max_parameter_bytes) for name, table in tables.items()
+        }
+        try:
+            flight_server = with_few_wakeups(
+                lambda: _FlightServer(f"grpc://{host}:{port}", self._hosted, self._closing, options, self._counts)
+            )
+        except StreamBroken as problem:
+            raise ServiceUnavailable(address, 0.0, str(problem)[:200]) from None
+        self._flight: _FlightServer | None = flight_server
+        self._port = flight_server.port
+        self._address = f"grpc://{host}:{self._port}"
+        # Also the second Python thread without which the core would believe that who waits, waits for itself.
+        self._thread = threading.Thread(target=flight_server.wait, name="relive-server", daemon=True)
+        self._thread.start()
+        _running.add(self)
+        # Arrow has just registered an end of its own that waits for every stream; what comes later is called first.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+
+    @property
+    def address(self) -> str:
+        """grpc://host:port; a table's address is this and its name: address + "/name"."""
+        return self._address
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names that are served."""
+        return tuple(self._hosted)
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that are open now."""
+        return self._counts.num_streams
+
+    def offer(self, table: str, name: str, give: Offer) -> None:
+        """Tells who asks for it by name what give() returns, of a table that is served: fields of JSON, and bytes."""
+        self._hosted[table].offers[name] = give
+
+    def parameters(self, name: str) -> ParameterStore:
+        """The parameters beside the table served under this name: what clients reach as `remote.parameters`.
+
+        Raises NoSuchTable.
+        """
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            raise NoSuchTable(str(name)[:200])
+        return hosted.parameters
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Blocks until close() was called, or the seconds are over (then False)."""
+        return self._closing.wait(timeout_s)
+
+    def close(self) -> None:
+        """Ends the service: answers what is in progress (at most close_timeout_s), then cuts every stream.
+
+        Lanes of clients are closed, batches they held given back. Closing twice is harmless.
+        """
+        if self._closed or self._process != os.getpid():
+            return
+        self._closed = True
+        self._closing.set()
+        for hosted in self._hosted.values():
+            hosted.parameters.close()
+        ends = time.monotonic() + self._options.close_timeout_s
+        while self._counts.num_busy and time.monotonic() < ends:
+            time.sleep(0.01)
+        flight_server, self._flight = self._flight, None
+        assert flight_server is not None
+        stopper = threading.Thread(target=flight_server.shutdown, name="relive-server-close", daemon=True)
+        stopper.start()
+        # Flight waits for its streams, which are open as long as their clients like: cut their connections.
+        ends = time.monotonic() + max(self._options.close_timeout_s, 1.0)
+        while stopper.is_alive() and time.monotonic() < ends:
+            _cut_connections(self._port)
+            stopper.join(0.02)
+        self._thread.join(1.0)
+        # The last reference goes here: Arrow's server joins threads of its own when it is freed, and a forked child
+        # that found it among its garbage would join threads that it does not have.
+        del flight_server, stopper
+        _running.discard(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.num_streams} streams"
+        return f"Server({self._address}, tables {', '.join(self._hosted)}, {state})"
+
+
+@final
+class _Counts:
+    """What runs now. Apart from the server: who keeps a stream's objects alive must not keep that alive with them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Lock()
+        self.num_streams = 0
+        self.num_busy = 0
+
+    def streams(self, change: int) -> None:
+        """So many more are open."""
+        with self._changed:
+            self.num_streams += change
+
+    def busy(self, change: int) -> None:
+        """So many more are at work on a message."""
+        with self._changed:
+            self.num_busy += change
+
+
+@final
+class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Makes the session that a stream's descriptor asks for and lets it run on the stream's own thread."""
+
+    def __init__(
+        self,
+        location: str,
+        hosted: Mapping[str, Hosted],
+        closing: threading.Event,
+        options: ServerOptions,
+        counts: _Counts,
+    ) -> None:
+        self._hosted = hosted
+        self._closing = closing
+        self._options = options
+        self._counts = counts
+        super().__init__(location)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """One stream, from its handshake to its end."""
+        pipe = Pipe(context, reader, writer, self._counts.busy)
+        self._counts.streams(1)
+        try:
+            session = self._session(descriptor, pipe)
+        except Exception as problem:  # whatever the handshake caused is told to who asked, if they are there still
+            with contextlib.suppress(*StreamBroken):
+                pipe.send({"error": framing.error_to(problem)})
+            return
+        else:
+            session.run()
+        finally:
+            self._counts.streams(-1)
+
+    def _session(self, descriptor: Any, pipe: Pipe) -> Session:
+        if self._closing.is_set():
+            raise ServiceUnavailable("this server", 0.0, "it closes")
+        num_streams = self._counts.num_streams
+        if num_streams > self._options.max_streams:
+            raise InvalidConfig("streams", f"at most {self._options.max_streams} at once", num_streams)
+        request = _request(descriptor)
+        name = framing.field(request, "table", str)
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            raise NoSuchTable(name[:200])
+        hosted.check(request)
+        kind = framing.field(request, "kind", str)
+        if kind == "write":
+            return WriteSession(pipe, hosted, self._options, request)
+        kinds: dict[str, Callable[..., Session]] = {
+            "call": CallSession,
+            "hold": HoldSession,
+            "shard": ShardSession,
+            "parameters": ParameterSession,
+        }
+        if kind not in kinds:
+            raise BadMessage("kind of stream", "call, write, hold, shard or parameters", kind[:40])
+        return kinds[kind](pipe, hosted, self._options)
+
+
+def _request(descriptor: Any) -> dict[str, Any]:
+    command = descriptor.command
+    if descriptor.descriptor_type != flight.DescriptorType.CMD or len(command) > framing.MAX_HEADER_BYTES:
+        raise BadMessage("descriptor", "a command of at most 1 MiB", str(descriptor.descriptor_type))
+    try:
+        request = json.loads(command)
+    except (ValueError, RecursionError) as problem:
+        raise BadMessage("descriptor", "JSON", str(problem)[:100]) from None
+    if not isinstance(request, dict):
+        raise BadMessage("descriptor", "a JSON object", type(request).__name__)
+    return request
+
+
+@at_end
+def _close_all() -> None:
+    for server in list(_running):
+        # This process's own writers first: one that lost its server would be trying to reach it when Python ends.
+        close_connections(server.address.rpartition(":")[2])
+        server.close()
+
+
+def _cut_connections(port: int) -> None:
+    """Ends every accepted TCP connection of this process to the port. Listening sockets and clients are let be."""
+    for name in os.listdir("/dev/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            copy = os.dup(int(name))
+        except OSError:
+            continue  # closed meanwhile
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            continue
+        with connection:
+            try:
+                if connection.getsockname()[1] == port and connection.getpeername():
+                    connection.shutdown(socket.SHUT_RDWR)
+            except (OSError, IndexError, TypeError):
+                continue  # listening, or of another family

@@ -1,0 +1,175 @@
+"""A stream to a table that is one shard of several: its roots, draws that are settled by ticket, where its bytes lie.
+
+Of a fleet each draw is of several shards: what one gave is counted when all gave theirs, or goes back. So a draw has a
+ticket, and a message names those that were handed out ("done") and those that go back ("back"), in any order: draws of
+several threads meet on one stream. What is left when the stream ends goes back.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, final
+
+from relive._core import Claims, CoreTable
+from relive.errors import BadMessage, TableClosed
+from relive.reading.sources import DrawNumber
+from relive.service.server.hosting import Hosted
+from relive.service.server.pipe import Pipe, packed
+from relive.service.server.sessions import Header, Session, bound, send_sample
+from relive.service.wire import framing
+from relive.service.wire.framing import Bytes
+from relive.service.wire.options import ServerOptions
+from relive.service.wire.packing import DRAWN
+
+__all__ = ["ROOT", "ShardSession", "layout_of"]
+
+ROOT = struct.Struct("<dqdqqqq")  # mass, live items, largest priority, inserted, sampled, pending, policy version
+_MAX_SETTLED = 4096
+_SHAPES_AT, _SHAPE = 320, struct.Struct("<3I")  # docs/format.md: before, spanned, bootstrap of each index
+
+
+class _Lent:
+    """A draw that is not settled. claims None: of a reader, which counts nowhere. is_read: its rows are, when it is
+    handed out; else they are still to be gathered.
+    """
+
+    __slots__ = ("claims", "draw", "is_read", "num_items", "number")
+
+    def __init__(self, number: int, num_items: int, draw: DrawNumber, claims: Claims | None, is_read: bool) -> None:
+        self.is_read = is_read
+        self.number = number
+        self.num_items = num_items
+        self.draw = draw
+        self.claims = claims
+
+
+@final
+class ShardSession(Session):
+    """Answers a handle on several shards. Owner of its draws that are not settled."""
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions) -> None:
+        super().__init__(pipe, hosted, options)
+        self._lent: dict[int, _Lent] = {}
+        self._next_ticket = 0
+
+    @property
+    def _core(self) -> CoreTable:
+        return self.hosted.table.core
+
+    def begin(self) -> Header:
+        """Which shard it is, what its keys look like, and the file that it lies in, for who is on the same host."""
+        geometry = self._core.geometry
+        told = {name: int(geometry[name]) for name in ("shard", "slot_bits", "num_slots", "format_version")}
+        return told | {"path": self.hosted.table.path, "offers": sorted(self.hosted.offers)}
+
+    def handle(self, header: Header, body: Bytes) -> None:
+        """Settles what the message says, then answers it; a message that only settles has no answer."""
+        op = framing.field(header, "op", str)
+        if "done" in header or "back" in header:
+            self._settle(header)
+        if op == "settle":
+            return
+        if "after" in header:
+            self.hosted.wait_for(header["after"], framing.seconds(header))
+        if op == "roots":
+            self.pipe.send({}, self._root(header))
+        elif op == "draw":
+            self._draw(header)
+        elif op == "layout":
+            self.pipe.send(layout_of(self._core))
+        elif op == "offer":
+            self._offer(header)
+        else:
+            raise BadMessage("op", "roots, draw, settle, layout or offer", op[:40])
+
+    def _root(self, header: Header) -> bytes:
+        number = framing.whole(header, "index", 0, len(self.hosted.table.config.index) - 1)
+        return ROOT.pack(*self._core.root(number))
+
+    def _draw(self, header: Header) -> None:
+        core, draw = self._core, DrawNumber(self._core)
+        number = framing.whole(header, "index", 0, 1 << 16)
+        self.hosted.index_name(number)
+        selection = self._selection(header)[0] if "names" in header else None
+        item_bytes = 0 if selection is None else selection.item_bytes
+        count = bound(framing.whole(header, "n", 1, 2**31 - 1), item_bytes, self.options)
+        where = self._where(header, number)
+        claims = None if self.hosted.table.read_only else Claims()
+
+        def once(slice_s: float) -> tuple[Any, ...]:
+            if selection is None:
+                return ([], *core.draw(number, count, slice_s, where=where, claims=claims))
+            return core.sample(selection.core, count, slice_s, where=where, claims=claims)
+
+        arrays, keys, masses, num_live = self.hosted.wait(once, framing.seconds(header), self.pipe.gone)
+        draw.taken()
+        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+        if claims is not None:
+            self._lent[ticket] = _Lent(number, count, draw, claims, header.get("is_read") is not False)
+        told = {"live": num_live, "ticket": ticket}
+        if selection is None:
+            self.pipe.send_buffers(told, packed(DRAWN, [keys, masses], count))
+        else:
+            send_sample(self.pipe, selection, arrays, keys, masses, told)
+
+    def _settle(self, header: Header) -> None:
+        for name, settle in (("done", self._commit), ("back", self._give_back)):
+            tickets = header.get(name, [])
+            if not isinstance(tickets, list) or len(tickets) > _MAX_SETTLED:
+                continue  # there is no answer that could say so; what is left goes back at the stream's end
+            for told in tickets:
+                ticket, lost = told if isinstance(told, list) and len(told) == 2 else (told, 0)
+                lent = self._lent.pop(ticket, None) if type(ticket) is int else None
+                if lent is not None:
+                    settle(lent, lost)
+
+    def _commit(self, lent: _Lent, lost: Any) -> None:
+        """Counts the draw, but for items that went before their rows were read: those were not handed out."""
+        if lent.claims is None or self.hosted.table.closed:
+            return
+        num_lost = min(max(lost, 0), lent.num_items) if type(lost) is int and not self._counts_uses(lent) else 0
+        if num_lost:
+            self._core.give_back_batch(lent.number, num_lost, Claims())
+        self._core.commit_batch(lent.number, lent.num_items - num_lost, lent.claims, lent.is_read)
+
+    def _counts_uses(self, lent: _Lent) -> bool:
+        return list(self.hosted.table.config.index.values())[lent.number].max_times_sampled is not None
+
+    def _give_back(self, lent: _Lent, lost: Any = 0) -> None:
+        if lent.claims is not None and not self.hosted.table.closed:
+            self._core.give_back_batch(lent.number, lent.num_items, lent.claims)
+            lent.draw.give_back()
+
+    def refuse(self, header: Header, problem: Exception) -> None:
+        """As every session, but for messages that nobody waits for an answer of."""
+        if header.get("op") != "settle":
+            super().refuse(header, problem)
+
+    def _offer(self, header: Header) -> None:
+        name = framing.field(header, "what", str)
+        give = self.hosted.offers.get(name)
+        if give is None:
+            raise BadMessage("offer", " or ".join(self.hosted.offers) or "none", name[:40])
+        fields, body = give()
+        self.pipe.send({"fields": fields}, body)
+
+    def end(self) -> None:
+        """Takes back what was not settled, the newest first."""
+        lent, self._lent = list(self._lent.values()), {}
+        if self.hosted.table.closed:
+            return  # closing the table gives everything back
+        for one in reversed(lent):
+            try:
+                self._give_back(one)
+            except TableClosed:
+                return
+
+
+def layout_of(core: CoreTable) -> Mapping[str, Any]:
+    """The serialised layout: what docs/format.md says of the region, as numbers."""
+    geometry = {name: value for name, value in core.geometry.items() if name not in ("uuid", "boot_id")}
+    with core.region_bytes() as region:
+        at = [_SHAPES_AT + number * _SHAPE.size for number in range(len(geometry["trees_offset"]))]
+        shapes = [_SHAPE.unpack_from(region, one) for one in at]
+    return {"geometry": geometry | {"uuid": core.geometry["uuid"].hex()}, "columns": core.layout, "shapes": shapes}

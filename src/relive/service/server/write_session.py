@@ -1,0 +1,195 @@
+"""The server's side of a writer: lanes that live as long as the stream, and messages of rows applied in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.errors import BadMessage, DeadlineExceeded, ReliveError, ServiceUnavailable
+from relive.service.server.hosting import Hosted
+from relive.service.server.pipe import Pipe
+from relive.service.server.sessions import Header, Session
+from relive.service.wire import framing
+from relive.service.wire.framing import Bytes
+from relive.service.wire.options import ServerOptions
+from relive.service.wire.rows import RowLayout
+from relive.writing.writer import Writer
+
+__all__ = ["WriteSession"]
+
+_MAX_OPS = 4096
+_ROWS_AT_ONCE = 256  # as many as are written in one hold of the table's lock
+
+
+@final
+class _Rows:
+    """Rows of a block that are not stored yet: what a write that was refused in the middle has left to do."""
+
+    def __init__(self, columns: dict[str, Any], num_steps: int, layout: RowLayout) -> None:
+        self._layout = layout
+        self._blocks = deque([(columns, num_steps)])
+
+    def write(self, writer: Writer, timeout_s: float, keys: list[npt.NDArray[np.int64]]) -> None:
+        """Writes them; the keys of all that are stored go to `keys`, and after an error the others are left."""
+        while self._blocks:
+            columns, num_steps = self._blocks[0]
+            try:
+                keys.append(writer.extend(**columns, timeout_s=timeout_s))
+            except ReliveError as problem:
+                if problem.keys is not None:
+                    keys.append(problem.keys)
+                    self._blocks.popleft()
+                    self._blocks.extendleft(reversed(self._after(columns, num_steps, problem.stored)))
+                raise
+            self._blocks.popleft()
+
+    def one_by_one(self) -> Iterator[_Rows]:
+        """Each step alone."""
+        for columns, num_steps in self._blocks:
+            for step in range(num_steps):
+                yield _Rows(self._steps(columns, num_steps, step, step + 1), 1, self._layout)
+
+    def _after(self, columns: dict[str, Any], num_steps: int, stored: int) -> list[tuple[dict[str, Any], int]]:
+        """What is left of a block: the other lanes of a step that some have, then the steps after it."""
+        lanes = columns.get("lanes")
+        ids = np.arange(self._layout.width, dtype=np.int32) if lanes is None else lanes
+        step, lane = divmod(stored, max(len(ids), 1))
+        left = []
+        if lane:
+            one = self._steps(columns, num_steps, step, step + 1)
+            left.append(({name: array[:, lane:] for name, array in one.items() if name != "lanes"}, 1))
+            left[0][0]["lanes"] = ids[lane:]
+            step += 1
+        if step < num_steps:
+            left.append((self._steps(columns, num_steps, step, num_steps), num_steps - step))
+        return left
+
+    def _steps(self, columns: dict[str, Any], num_steps: int, begin: int, end: int) -> dict[str, Any]:
+        """Those steps of a block; to the last of them belongs the state after it, where the block has one."""
+        last = end + 1 if end == num_steps else end
+        cut = {name: array[begin : last if name in self._layout.states else end] for name, array in columns.items()}
+        return cut if "lanes" not in columns else {**cut, "lanes": columns["lanes"]}
+
+
+@final
+class WriteSession(Session):
+    """A message holds numbered operations: rows appended one by one or as a block, ends of episodes, versions.
+
+    They are applied in order and answered with the keys of what was stored. After an error the rest of the message and
+    every later message of the same epoch is dropped, until the client, who knows by then, begins a new epoch: what was
+    sent after a failed step never overtakes it.
+    """
+
+    def __init__(self, pipe: Pipe, hosted: Hosted, options: ServerOptions, request: Header) -> None:
+        super().__init__(pipe, hosted, options)
+        num_lanes = framing.field(request, "num_lanes", (int, type(None)))
+        self._writer: Writer = hosted.table.writer(num_lanes)
+        self._layout = RowLayout(hosted.table.spec, num_lanes)
+        self._number, self._applied = hosted.open_writing()
+        self._failed_epoch = -1
+        self._keys: list[npt.NDArray[np.int64]] = []
+
+    def begin(self) -> Header:
+        """The session's number, which the client's other calls name."""
+        return {"session": self._number}
+
+    def end(self) -> None:
+        """The client is gone or done: its lanes are cut."""
+        try:
+            self._writer.close()
+        finally:
+            self.hosted.end_writing(self._number)
+
+    def refuse(self, header: Header, problem: Exception) -> None:
+        """An error answers a message by its number, where it had one."""
+        self.pipe.send({"error": framing.error_to(problem), "seq": header.get("seq", -1)})
+
+    def handle(self, header: Header, body: Bytes) -> None:
+        """Applies one message and answers it."""
+        sequence = framing.whole(header, "seq", 0, 2**62)
+        epoch = framing.whole(header, "epoch", 0, 2**62)
+        self._keys = []
+        try:
+            if epoch == self._failed_epoch:
+                self.pipe.send({"seq": sequence, "dropped": True})
+                return
+            answer: Header = {"seq": sequence}
+            try:
+                if self.hosted.closing.is_set():
+                    # A client takes this error for the end of its lanes: nothing may follow in them.
+                    raise ServiceUnavailable(self.hosted.name, 0.0, "the server closes")
+                self._apply(header, body)
+            except Exception as problem:  # told to the client, with the keys of what was stored before it
+                self._failed_epoch = epoch
+                answer["error"] = framing.error_to(problem)
+            self.pipe.send(answer, *self._keys)
+        finally:
+            self._applied.advance(sequence)
+
+    def _apply(self, header: Header, body: Bytes) -> None:
+        ops = framing.field(header, "ops", list)
+        if len(ops) > _MAX_OPS or not all(isinstance(op, dict) for op in ops):
+            raise BadMessage("header field 'ops'", f"at most {_MAX_OPS} operations", len(ops))
+        timeout_s = framing.seconds(header)
+        sizes = [self._layout.num_bytes(op) for op in ops]
+        if sum(sizes) != len(body):
+            raise BadMessage("body", f"{sum(sizes)} bytes"[:60], len(body))
+        at = 0
+        for op, size in zip(ops, sizes, strict=True):
+            self._apply_one(op, body[at : at + size], timeout_s)
+            at += size
+
+    def _apply_one(self, op: Header, body: Bytes, timeout_s: float) -> None:
+        what = framing.field(op, "op", str)
+        if what == "version":
+            self._writer.set_policy_version(framing.field(op, "version", (int, type(None))))
+            return
+        columns = self._layout.columns(op, body)
+        if what == "end":
+            flags = {name: framing.field(op, name, bool) for name in ("terminated", "truncated")}
+            self._waited(lambda slice_s: self._writer.end_episode(**columns, **flags, timeout_s=slice_s), timeout_s)
+        elif what == "abandon":
+            self._waited(lambda slice_s: self._writer.abandon(**columns, timeout_s=slice_s), timeout_s)
+        elif what == "extend":
+            self._extend(_Rows(columns, framing.whole(op, "rows", 0, 2**31 - 1), self._layout), timeout_s)
+        else:
+            self._append(columns, framing.whole(op, "rows", 1, 2**31 - 1), timeout_s)
+
+    # ---- rows ------------------------------------------------------------------------------------------------------
+
+    def _extend(self, rows: _Rows, timeout_s: float) -> None:
+        self._waited(lambda slice_s: rows.write(self._writer, slice_s, self._keys), timeout_s)
+
+    def _append(self, columns: dict[str, Any], num_rows: int, timeout_s: float) -> None:
+        """Rows that were appended one by one: together where all pass at once, else each as it would have alone."""
+        lanes = columns.pop("lanes", None)
+        width = self._layout.width if lanes is None else max(len(lanes), 1)
+        at_once = max(_ROWS_AT_ONCE // width, 1)
+        for first in range(0, num_rows, at_once):
+            count = min(at_once, num_rows - first)
+            some = {name: array[first : first + count] for name, array in columns.items()}
+            rows = _Rows(some if lanes is None else {**some, "lanes": lanes}, count, self._layout)
+            try:
+                rows.write(self._writer, 0.0, self._keys)
+                continue
+            except DeadlineExceeded as problem:
+                if problem.holder_pid is not None:
+                    raise
+            except ReliveError:
+                pass  # row by row shows which one it was
+            for row in rows.one_by_one():
+                self._extend(row, timeout_s)
+
+    def _waited(self, write: Any, timeout_s: float) -> Any:
+        """Tries at once, then as one who waits: who waits for this writer's rows is told not to."""
+        try:
+            return write(0.0)
+        except DeadlineExceeded as problem:
+            if timeout_s == 0.0 or problem.holder_pid is not None:
+                raise
+        self._applied.begin_wait()
+        return self.hosted.wait(write, timeout_s, self.pipe.gone)

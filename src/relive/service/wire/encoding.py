@@ -1,0 +1,169 @@
+"""Turns the arguments of append, extend and end_episode into operations with exact arrays, or refuses them.
+
+The same rules, by the same code, as a local writer: what is not exactly a column's dtype and shape goes through the
+Normaliser.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config.spec import StepSpec
+from relive.core.table_core import Normalise
+from relive.errors import InvalidPriority
+from relive.service.wire.rows import RowLayout
+
+__all__ = ["Operation", "RowEncoder", "check_priorities", "given"]
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_ENDS = ("terminated", "truncated", "discount")
+
+
+@final
+class Operation:
+    """One operation of a message: its header, its arrays in order, and the shape of the keys it will have."""
+
+    __slots__ = ("arrays", "header", "keys_shape")
+
+    def __init__(self, header: dict[str, Any], arrays: list[npt.NDArray[Any]], keys_shape: tuple[int, ...]) -> None:
+        self.header = header
+        self.arrays = arrays
+        self.keys_shape = keys_shape
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that the server answers with."""
+        return math.prod(self.keys_shape)
+
+
+@final
+class RowEncoder:
+    """Operations of one writer. single: one lane without an axis."""
+
+    __slots__ = ("_normalise", "_plain", "_single", "layout")
+
+    def __init__(self, spec: StepSpec, num_lanes: int, single: bool, normalise: Normalise) -> None:
+        self.layout = RowLayout(spec, None if single else num_lanes)
+        self._single = single
+        self._normalise = normalise
+        self._plain = tuple(
+            name for name in spec.columns if name in self.layout.cells and name not in self.layout.states
+        )
+
+    def append(self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any) -> Operation:
+        """One step of every lane, or of the lanes named."""
+        columns = given(columns)
+        num_named = None if lanes is None else len(lanes)
+        leading = self.layout.leading(None, num_named)
+        header = {"op": "append", "rows": 1, "lanes": num_named, "names": list(columns)}
+        arrays = [self.exact(name, value, leading) for name, value in columns.items()]
+        self._add_rest(header, arrays, lanes, priority, leading)
+        return Operation(header, arrays, leading)
+
+    def extend(self, columns: dict[str, Any], lanes: npt.NDArray[np.int32] | None, priority: Any) -> Operation:
+        """A block of steps."""
+        columns = given(columns)
+        num_named = None if lanes is None else len(lanes)
+        rows = self._count_rows(columns)
+        states = self._count_states(columns, rows)
+        leading = self.layout.leading(rows, num_named)
+        header = {"op": "extend", "rows": rows, "states": states, "lanes": num_named, "names": list(columns)}
+        arrays = []
+        for name, value in columns.items():
+            own = self.layout.leading(states, num_named) if name in self.layout.states else leading
+            arrays.append(self.exact(name, value, own))
+        self._add_rest(header, arrays, lanes, priority, leading)
+        return Operation(header, arrays, leading)
+
+    def end(
+        self, columns: Mapping[str, Any], terminated: bool, truncated: bool, lanes: npt.NDArray[np.int32] | None
+    ) -> Operation:
+        """The end of an episode."""
+        num_named = None if lanes is None else len(lanes)
+        leading = self.layout.leading(None, num_named)
+        header = {"op": "end", "lanes": num_named, "names": list(columns)}
+        header |= {"terminated": terminated, "truncated": truncated}
+        arrays = [self.exact(name, value, leading) for name, value in columns.items()]
+        self._add_rest(header, arrays, lanes, None, leading)
+        return Operation(header, arrays, (0,))
+
+    def abandon(self, lanes: npt.NDArray[np.int32] | None) -> Operation:
+        """Open episodes are dropped."""
+        header: dict[str, Any] = {"op": "abandon", "lanes": None if lanes is None else len(lanes), "names": []}
+        arrays: list[npt.NDArray[Any]] = []
+        self._add_rest(header, arrays, lanes, None, ())
+        return Operation(header, arrays, (0,))
+
+    def exact(self, name: str, value: Any, leading: tuple[int, ...]) -> npt.NDArray[Any]:
+        """The value as a C-contiguous array of the column's dtype and leading + shape; itself where it is that."""
+        dtype, shape = self.layout.cells[name]
+        if (
+            isinstance(value, np.ndarray)
+            and value.dtype == dtype
+            and value.shape == leading + shape
+            and value.flags.c_contiguous
+        ):
+            return value
+        return self._normalise(name, value, leading)
+
+    def _add_rest(
+        self,
+        header: dict[str, Any],
+        arrays: list[npt.NDArray[Any]],
+        lanes: npt.NDArray[np.int32] | None,
+        priority: Any,
+        leading: tuple[int, ...],
+    ) -> None:
+        if priority is not None:
+            values = self.exact("priority", priority, leading)
+            check_priorities(values)
+            header["names"].append("priority")
+            arrays.append(values)
+        if lanes is not None:
+            arrays.insert(0, np.ascontiguousarray(lanes, np.int32))
+
+    # ---- how many rows ---------------------------------------------------------------------------------------------
+
+    def _count_rows(self, columns: Mapping[str, Any]) -> int:
+        """Steps along time, from an input that has exactly one value a step."""
+        for name in (*self._plain, *_ENDS):
+            size = _length(columns[name]) if columns.get(name) is not None else None
+            if size is not None:
+                return size
+        return max((_length(columns[name]) or 0 for name in self.layout.states), default=0)
+
+    def _count_states(self, columns: Mapping[str, Any], rows: int) -> int:
+        """All state columns carry the same number of rows; the first one says how many."""
+        for name in columns:
+            if name in self.layout.states:
+                return rows + 1 if _length(columns[name]) == rows + 1 else rows
+        return rows
+
+
+def given(columns: dict[str, Any]) -> dict[str, Any]:
+    """Without the ends that are None: they stand for their defaults, as if they were not named."""
+    if all(columns.get(name, 0) is not None for name in _ENDS):
+        return columns
+    return {name: value for name, value in columns.items() if value is not None or name not in _ENDS}
+
+
+def check_priorities(values: npt.NDArray[Any]) -> None:
+    """Raises InvalidPriority where one is NaN, infinite, negative or beyond float32."""
+    flat = values.ravel()
+    wrong = np.flatnonzero(~((flat >= 0.0) & (flat <= _FLOAT32_MAX)))
+    if len(wrong):
+        raise InvalidPriority(int(wrong[0]), float(flat[wrong[0]]))
+
+
+def _length(value: Any) -> int | None:
+    if isinstance(value, np.ndarray):
+        return int(value.shape[0]) if value.ndim else None
+    try:
+        return len(value)
+    except TypeError:
+        return None

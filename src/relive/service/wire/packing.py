@@ -1,0 +1,170 @@
+"""How the columns of a batch lie in the body of a reply: one block, every array at a multiple of 64 bytes.
+
+The core lays out its pooled batch buffers in the same way, so a server sends one as it is, and a client receives it
+into a block of the same pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config.casting import with_items
+from relive.service.wire.framing import Bytes, whole
+
+__all__ = [
+    "CREATED",
+    "DRAWN",
+    "LISTED",
+    "PRESENT",
+    "PackedArray",
+    "Packing",
+    "address_of",
+    "gathered",
+    "room_for",
+    "sampled",
+]
+
+__all__ = [
+    "CREATED",
+    "DRAWN",
+    "LISTED",
+    "PRESENT",
+    "PackedArray",
+    "Packing",
+    "address_of",
+    "gathered",
+    "room_for",
+    "sampled",
+]
+
+ALIGNMENT = 64
+
+
+class PackedArray(NamedTuple):
+    """One array of a batch, without its axis of items, which stands before axis item_axis of its shape.
+
+    per: of what it has one value: of each 'item', of each 'row' of all items where these lie end to end, or 'offset':
+    of each item and one more.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    item_axis: int = 0
+    per: str = "item"
+
+    def num_values(self, num_items: int, num_rows: int) -> int:
+        """How many values it has."""
+        return {"item": num_items, "row": num_rows, "offset": num_items + 1}[self.per]
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one value."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def room_for(num_bytes: int) -> int:
+    """num_bytes, rounded up to where the next array may begin."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where the first byte of an array lies."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+@final
+class Packing:
+    """The arrays of a reply, in order, for any number of items. Remembers where they lie for the last number.
+
+    num_rows: of all items, where they lie end to end; of no meaning elsewhere.
+    """
+
+    __slots__ = ("_placed", "is_ragged", "outputs")
+
+    def __init__(self, outputs: list[PackedArray]) -> None:
+        self.outputs = outputs
+        self.is_ragged = any(output.per == "row" for output in outputs)
+        self._placed: _Placed = _place(outputs, 0, 0)
+
+    def item_bytes(self, most_rows: int) -> int:
+        """Bytes of one item, which has at most so many rows."""
+        return sum(output.value_bytes * output.num_values(1, most_rows) for output in self.outputs)
+
+    def num_rows(self, told: Mapping[str, Any]) -> int:
+        """The rows of an answer's items, as its header tells them. Raises BadMessage."""
+        return whole(told, "rows", 0, 1 << 48) if self.is_ragged else 0
+
+    def num_bytes(self, num_items: int, num_rows: int = 0) -> int:
+        """Bytes of the whole block."""
+        return self._place(num_items, num_rows).num_bytes
+
+    def arrays(self, block: Bytes, num_items: int, num_rows: int = 0) -> list[npt.NDArray[Any]]:
+        """The arrays of num_items items over a block; they keep it alive."""
+        return [np.ndarray(shape, dtype, block, at) for shape, dtype, at in self._place(num_items, num_rows).arrays]
+
+    def lies_in_one_block(self, arrays: Sequence[npt.NDArray[Any]], num_items: int, num_rows: int = 0) -> bool:
+        """Whether these arrays already lie as arrays() would lay them.
+
+        Arrays in order over one buffer of the core do, unless one of them or a gap has another size: then the last one
+        lies elsewhere.
+        """
+        first, last = arrays[0], arrays[-1]
+        if first.base is None or any(array.base is not first.base for array in arrays):
+            return False
+        return address_of(last) == address_of(first) + self._place(num_items, num_rows).arrays[-1][2]
+
+    def _place(self, num_items: int, num_rows: int) -> _Placed:
+        placed = self._placed
+        if placed.num_items != num_items or placed.num_rows != num_rows:
+            self._placed = placed = _place(self.outputs, num_items, num_rows)
+        return placed
+
+
+class _Placed(NamedTuple):
+    """Shape, dtype and first byte of each array, for one number of items and of their rows."""
+
+    num_items: int
+    num_rows: int
+    num_bytes: int
+    arrays: list[tuple[tuple[int, ...], np.dtype[Any], int]]
+
+
+def _place(outputs: list[PackedArray], num_items: int, num_rows: int) -> _Placed:
+    arrays, at = [], 0
+    for output in outputs:
+        count = output.num_values(num_items, num_rows)
+        arrays.append((with_items(output.shape, output.item_axis, count), output.dtype, at))
+        at += room_for(output.value_bytes * count)
+    return _Placed(num_items, num_rows, at, arrays)
+
+
+KEYS = PackedArray("item_keys", np.dtype(np.int64), ())
+PROBABILITIES = PackedArray("probabilities", np.dtype(np.float64), ())
+DRAWN = Packing([KEYS, PROBABILITIES])
+CREATED = Packing([KEYS])
+# Items of some leaves: nobody knows how many before they are found, so they count as rows do.
+LISTED = Packing(
+    [
+        KEYS._replace(per="row"),
+        PackedArray("ages", np.dtype(np.uint64), (), 0, "row"),
+        PackedArray("ranks", np.dtype(np.float64), (), 0, "row"),
+    ]
+)
+PRESENT = Packing([PackedArray("present", np.dtype(np.bool_), ())])
+
+
+def sampled(outputs: list[PackedArray]) -> Packing:
+    """A sample: its columns, then keys and probabilities."""
+    return Packing([*outputs, KEYS, PROBABILITIES])
+
+
+def gathered(outputs: list[PackedArray]) -> Packing:
+    """What gather returns: the columns, then which keys were present."""
+    return Packing([*outputs, *PRESENT.outputs])

@@ -1,0 +1,84 @@
+"""How the rows of one operation lie in the body of a message: lane ids, then the named columns, each whole.
+
+An operation: {"op": "append" | "extend" | "end", "rows": T, "lanes": M or null, "names": [...], "states": T or T + 1}.
+Columns are [T, M, *shape] ([T, *shape] for a writer of one lane; without T in "end"), in the dtype of the spec.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+
+from relive.config.spec import StepSpec
+from relive.errors import BadMessage
+from relive.service.wire import framing
+from relive.service.wire.framing import Bytes
+
+__all__ = ["RowLayout"]
+
+_GIVEN = {"terminated": np.bool_, "truncated": np.bool_, "discount": np.float32, "priority": np.float64}
+
+
+@final
+class RowLayout:
+    """The cells of every column that a writer of this spec takes. num_lanes None: no lane axis."""
+
+    __slots__ = ("cells", "num_lanes", "states", "width")
+
+    def __init__(self, spec: StepSpec, num_lanes: int | None) -> None:
+        self.num_lanes = num_lanes
+        self.width = 1 if num_lanes is None else num_lanes
+        self.states = frozenset(spec.state_columns)
+        cells: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            name: (np.dtype(kind), ()) for name, kind in _GIVEN.items()
+        }
+        for name, column in spec.columns.items():
+            if column.late:
+                continue
+            cells[name] = (column.dtype, column.shape)
+            if column.kind == "state":
+                cells[f"next_{name}"] = cells[name]
+        self.cells = cells
+
+    def leading(self, rows: int | None, num_named: int | None) -> tuple[int, ...]:
+        """The axes before a column's own: (T, M), without T in an end, without M for one lane."""
+        axes = () if rows is None else (rows,)
+        return axes if self.num_lanes is None else (*axes, self.width if num_named is None else num_named)
+
+    def num_bytes(self, op: Mapping[str, Any]) -> int:
+        """Bytes of an operation's part of the body, from its header alone. Raises BadMessage."""
+        return sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in self._parts(op))
+
+    def columns(self, op: Mapping[str, Any], body: Bytes) -> dict[str, Any]:
+        """Arguments for a writer, over the body, which num_bytes was found to fit. Raises BadMessage."""
+        parts = self._parts(op)
+        arrays = framing.arrays_of(body, *((dtype, shape) for _, dtype, shape in parts))
+        return {name: array for (name, _, _), array in zip(parts, arrays, strict=True)}
+
+    def _parts(self, op: Mapping[str, Any]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+        what = framing.field(op, "op", str)
+        if what == "version":
+            return []
+        if what not in ("append", "extend", "end", "abandon"):
+            raise BadMessage("op", "append, extend, end, abandon or version", what[:40])
+        names = framing.field(op, "names", list)
+        if what == "abandon" and names:
+            raise BadMessage("names of columns", "none of an episode that is abandoned", str(names[0])[:40])
+        num_named = framing.field(op, "lanes", (int, type(None)))
+        if num_named is not None and (self.num_lanes is None or not 0 < num_named <= self.width):
+            raise BadMessage("header field 'lanes'", f"1 to {self.width} lanes, of several", str(num_named)[:40])
+        rows = None if what in ("end", "abandon") else framing.whole(op, "rows", 0, 2**31 - 1)
+        states = rows if rows is None or "states" not in op else framing.whole(op, "states", rows, rows + 1)
+        parts: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
+        if num_named is not None:
+            parts.append(("lanes", np.dtype(np.int32), (num_named,)))
+        for name in names:
+            cell = self.cells.get(name) if isinstance(name, str) else None
+            if cell is None or any(name == known for known, _, _ in parts):
+                raise BadMessage("names of columns", "columns of this table, each once", str(name)[:40])
+            own = states if name in self.states else rows
+            parts.append((name, cell[0], (*self.leading(own, num_named), *cell[1])))
+        return parts

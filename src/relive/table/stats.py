@@ -1,0 +1,163 @@
+"""What table.stats() returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, final
+
+from relive.config.limiters import Limiter, limiter_of
+
+__all__ = ["IndexStats", "ShardStats", "TableStats", "TierStats", "table_stats"]
+
+_NESTED = ("indexes", "tiers", "shards")
+
+
+@final
+@dataclass(frozen=True)
+class IndexStats:
+    """One index at one moment. Counters run since the table was made."""
+
+    num_items: int  # live items
+    pending: int  # items that wait for late columns or, with initial='given', for their priority; limiters count them
+    timed_out: int  # items that waited longer than max_wait_s, and are none
+    crowded_out: int  # of the first index, with a remover but Fifo: items that went as no page of steps was without any
+    expired: int  # items that went as they were staler than max_staleness
+    filtered: int  # steps whose items the index's where= kept out
+    inserted: int  # items published
+    sampled: int  # items handed out, and those in flight
+    in_flight: int  # items drawn ahead, not yet handed out
+    total_mass: float  # sum of the masses of the live items; of an order or of ranks what the best one stands by
+    max_priority: float  # largest priority ever given
+    limiter: Limiter  # the present one
+    waiting_samplers: int  # threads that wait for this index now, of handles that may write
+    waiting_writers: int  # threads that wait for its limiter now
+    sampler_waits_s: float  # how long the longest of them has; of a remote call since its server last looked
+    writer_waits_s: float
+    samplers_wait_for: str  # "min_size", "low" (the corridor, or items in a queue), "items" that are unused; "": none
+    writers_wait_for: str  # "high" (the corridor), "queue", "budget"; "": none waits
+    stuck: tuple[int, int] | None  # (items of an insert, of a draw) that wait now and do not fit the limiter together
+
+    @property
+    def samples_per_insert(self) -> float:
+        """Items sampled for each item inserted so far; 0 before the first insert."""
+        return self.sampled / self.inserted if self.inserted else 0.0
+
+
+@final
+@dataclass(frozen=True)
+class TierStats:
+    """Memory and disk of a Tiered table at one moment. Counters run since the table was made.
+
+    A unit is what is read of a page: a row of a large column, or a block of small ones.
+    """
+
+    ram_bytes: int  # memory for large columns: bulk frames and staging
+    staging_bytes: int  # of these, for what is read ahead
+    staged_bytes: int  # of these, in use
+    page_bytes: int  # of the large columns of one page
+    pages_in_ram: int
+    pages_on_disk: int
+    free_frames: int  # places for pages in memory
+    late_batches: int  # of batches(): handed out to somebody who had to wait
+    on_demand_batches: int  # sample() and gather(): nothing could be read ahead for them
+    replaced_items: int  # evicted between their draw and their gather, drawn anew
+    frame_waits: int  # times a writer waited for a page to be spilled
+    bytes_read: int
+    bytes_written: int
+    reads: int
+    writes: int
+    disk_errors: int  # writes that failed; the pages stayed in memory
+    rows_from_ram: int  # rows copied from pages in memory
+    units_wanted: int  # pieces of spilled pages that batches needed
+    staging_hits: int  # of these, there when the batch was put together
+    units_read: int
+    planned_evicted: int  # staged units that made room although they will be wanted again
+    direct_io: bool  # the page cache is kept out; False where the file system refuses
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a plain dict."""
+        return asdict(self)
+
+
+@final
+@dataclass(frozen=True)
+class ShardStats:
+    """One shard of a table over several, at one moment."""
+
+    shard: int  # its number
+    state: str  # "live"; "dead": nobody owns it, or answers; "stalled": its lock is held by who does not go on;
+    # "replaced": another region is at its address
+    path: str  # how its rows are read here: "mapped", "service" (messages) or "nixl" (one-sided)
+    progress: str  # who moves the bytes of a shard of another host, and why no quicker path is there; "" of mapped ones
+    num_steps: int  # that its memory holds; of a shard that is not live they count as gone
+    capacity: int
+    policy_version: int
+
+
+@final
+@dataclass(frozen=True)
+class TableStats:
+    """A table at one moment. Counters run since the table was made, over all processes."""
+
+    num_steps: int  # live steps
+    capacity: int  # steps
+    num_bytes: int  # memory committed; of a Tiered table what its pages take, the page file included
+    num_lanes: int  # open now
+    num_participants: int  # attached handles
+    page_len: int  # steps a page
+    num_pages: int
+    num_free_pages: int
+    frames_committed: int  # places for pages that have memory
+    frames_used: int
+    policy_version: int
+    appended: int  # steps
+    evicted: int  # steps that made room
+    deleted: int  # steps, and explicit items, removed by delete()
+    pool_pressure: int  # pages evicted early because no page was free
+    early_freed: int  # pages freed before their turn, as nothing in them was live
+    cut_lanes: int  # lanes cut by a close, a death or writer.abandon
+    skipped_items: int  # items whose first steps were gone before their window was complete
+    updates_applied: int
+    updates_stale: int  # updates of items that were gone
+    redraws_generation: int  # items evicted while they were read
+    redraws_empty: int
+    redraws_claimed: int
+    slow_draws: int  # batches for whose last items all pages were held where they are
+    completed: int  # steps that complete() gave their late columns
+    completions_stale: int  # steps that were gone when complete() came
+    incomplete_items: int  # items that went before all of their steps had their late columns
+    dropped_groups: int  # groups of episodes that went before they had all members
+    recoveries: int  # dead lock holders
+    swept: int  # dead participants
+    sampler_waits: int
+    writer_waits: int
+    sampler_wait_s: float
+    writer_wait_s: float
+    indexes: Mapping[str, IndexStats]
+    tiers: TierStats | None = None  # of a Tiered table with large columns
+    shards: tuple[ShardStats, ...] | None = None  # of a table over several, in order of their numbers
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain dicts and numbers."""
+        return asdict(self)
+
+
+def _index_stats(raw: Mapping[str, Any]) -> IndexStats:
+    plain = {field.name: raw[field.name] for field in fields(IndexStats) if field.name not in ("limiter", "stuck")}
+    stuck = (raw["insert_size"], raw["draw_size"]) if raw["is_stuck"] else None
+    return IndexStats(**plain, limiter=limiter_of(raw["limiter"]), stuck=stuck)
+
+
+def table_stats(raw: Mapping[str, Any], index_names: Sequence[str]) -> TableStats:
+    """TableStats of the core's dict: its waits are in nanoseconds, its indexes are a list in order."""
+    values = {**raw, "sampler_wait_s": raw["sampler_wait_ns"] / 1e9, "writer_wait_s": raw["writer_wait_ns"] / 1e9}
+    indexes = {name: _index_stats(one) for name, one in zip(index_names, raw["indexes"], strict=True)}
+    plain = {field.name: values[field.name] for field in fields(TableStats) if field.name not in _NESTED}
+    tiers, shards = raw.get("tiers"), raw.get("shards")
+    return TableStats(
+        **plain,
+        indexes=indexes,
+        tiers=None if tiers is None else TierStats(**tiers),
+        shards=None if shards is None else tuple(ShardStats(**one) for one in shards),
+    )

@@ -1,0 +1,198 @@
+"""The local table: a handle over one region of memory, private or shared."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, SupportsFloat, final
+
+from relive import _core
+from relive.checks.names import names_arguments
+from relive.checks.values import integer, timeout
+from relive.config.index import Index
+from relive.config.spec import StepSpec
+from relive.config.storage import SharedMemory, Storage, Tiered
+from relive.config.table_config import TableConfig
+from relive.core.holders import holders
+from relive.core.protocol import ReplayTable
+from relive.errors import InvalidConfig, NameTaken, NotShareable
+from relive.reading.batch import Selection
+from relive.reading.batches import BatchSource
+from relive.reading.sources import LocalDraws, PlannedSource, SampledSource
+from relive.table.handle import TableHandle
+from relive.writing.writer import Writer
+
+__all__ = ["Table", "attach_path", "table_over"]
+
+_handles: set[weakref.ref[Table]] = set()  # of this process, as long as somebody has them; list() of it is one step
+
+
+@names_arguments
+@final
+class Table(TableHandle):
+    """Steps in, items out: a bounded store of experience with one or more ways to sample it.
+
+    spec: what a step holds. capacity: steps that are kept (then the oldest go), or memory such as "40GiB". index: an
+    Index, or {name: Index} for several over the same steps; reading calls name one by index=, None is the first.
+    storage: LocalMemory(), SharedMemory(name) or Tiered(directory, ram_bytes). max_lanes: lanes that may be open at
+    once, over all writers. timeout_s: the default of every blocking call. seed: of every random choice; equal states
+    give equal batches. A handle serves any number of threads. It pickles as an address where it is SharedMemory.
+    Raises SpecError, InvalidConfig, CapacityTooSmall, UnknownColumn, NameTaken, StorageFull, SystemFailure.
+    """
+
+    def __init__(
+        self,
+        spec: StepSpec,
+        capacity: int | str,
+        index: Index | Mapping[str, Index] | None = None,
+        *,
+        storage: Storage | None = None,
+        max_lanes: int = 256,
+        timeout_s: float = 60.0,
+        seed: int = 0,
+    ) -> None:
+        self._build(TableConfig(spec, capacity, index, storage, max_lanes, timeout_s, seed))
+
+    @classmethod
+    def from_config(cls, config: TableConfig) -> Table:
+        """The table of this configuration, made anew. Raises InvalidConfig, NameTaken, StorageFull, SystemFailure."""
+        if not isinstance(config, TableConfig):
+            raise InvalidConfig("config", "a TableConfig", config)
+        table = cls.__new__(cls)
+        table._build(config)
+        return table
+
+    def _build(self, config: TableConfig) -> None:
+        if isinstance(config.storage, SharedMemory) and config.storage.overwrite:
+            _close_own(config.storage.path)
+        try:
+            self._local = _core.create_table(config.core_config(), config.storage.path)
+        except NameTaken as error:
+            raise NameTaken(error.path, holders(error.path)) from None
+        self._local.timeout_s = config.timeout_s
+        self._bind(self._local, config, config.timeout_s)
+        _remember(self)
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    @names_arguments
+    def writer(self, num_lanes: int | None = None) -> Writer:
+        """Opens num_lanes lanes, one an environment; None: one lane, whose arrays have no lane axis.
+
+        Raises TooManyLanes, CapacityTooSmall (every open lane must hold a whole window), ReadOnly, TableClosed.
+        """
+        return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
+
+    def held_draws(self, number: int) -> LocalDraws:
+        """Draws of this table, held in its region."""
+        return LocalDraws(self._local, number)
+
+    def _batch_source(
+        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
+    ) -> tuple[BatchSource, int]:
+        storage = self._config.storage
+        if isinstance(storage, Tiered) and self._local.is_tiered:
+            ready = min(prefetch, storage.gathered_batches)
+            return PlannedSource(self._local, selection, num_items, prefetch - ready + 1, where), ready
+        return SampledSource(self._local, selection, num_items, where), prefetch
+
+    @property
+    def core(self) -> _core.CoreTable:
+        """The core below, for the floors that carry batches elsewhere; not for programs."""
+        return self._local
+
+    @property
+    def path(self) -> str | None:
+        """The file of a shared table; None for LocalMemory."""
+        return self._core.path
+
+    @property
+    def stream(self) -> int:
+        """The random stream of this handle: handles of other streams draw other items from an equal table.
+
+        0 of the handle that made the table; what attach(stream=) was told; else a number of its own. A forked child's
+        copy of a handle gets one, too.
+        """
+        return self._core.stream
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it was attached with read_only=True: it draws and gathers, uncounted, and changes nothing."""
+        return self._core.read_only
+
+    def reopens(self) -> Callable[[int], TableHandle] | None:
+        """Attaches to the same region."""
+        if self.path is None:
+            return None
+        return partial(attach_path, self.path, timeout_s=self._timeout_s, read_only=self.read_only)
+
+    @property
+    def next_draw(self) -> int:
+        """The number that the next draw takes."""
+        return self._local.next_call
+
+    def number_draws(self, number: int) -> None:
+        """The next draw takes this number."""
+        self._local.set_next_call(number)
+
+    # ---- the handle ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes its writers and ends the use of this handle; the last clean close removes a shared table.
+
+        Calls of other threads end with TableClosed; they are waited for, at most timeout_s. Closing twice is harmless.
+        A handle that is still open when the process ends is closed then.
+        """
+        self._core.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        path = self._core.path
+        if path is None:
+            raise NotShareable()
+        return attach_path, (path, None, self._timeout_s, self._core.read_only)  # a copy draws a stream of its own
+
+    def __repr__(self) -> str:
+        where = self._core.path or ("Tiered" if self._local.is_tiered else "LocalMemory")
+        state = "closed" if self.closed else f"{len(self)} of {self.capacity} steps"
+        return f"Table({where}, {state}, indexes {', '.join(self._index_names)})"
+
+
+if TYPE_CHECKING:
+
+    def _has_the_interface_of_all_tables(table: Table) -> ReplayTable:
+        return table
+
+
+def attach_path(
+    path: str, stream: int | None = None, timeout_s: SupportsFloat | None = None, read_only: bool = False
+) -> Table:
+    """A handle on the shared table in this file; relive.attach finds the file by name and says what it raises."""
+    told = None if stream is None else integer("stream", stream, 0, 2**64 - 1)
+    given = None if timeout_s is None else timeout(timeout_s)
+    return table_over(_core.attach_table(path, bool(read_only), told, 60.0 if given is None else given), given)
+
+
+def table_over(core: _core.CoreTable, timeout_s: float | None) -> Table:
+    """A handle on a core that is open; what the table is comes from its metadata. Closes it where that is foreign."""
+    table = Table.__new__(Table)
+    table._local = core
+    table._bind_to(core, timeout_s)
+    core.timeout_s = table.timeout_s
+    _remember(table)
+    return table
+
+
+def _remember(table: Table) -> None:
+    _handles.add(weakref.ref(table, _handles.discard))
+
+
+def _close_own(path: str) -> None:
+    """Closes this process's handles on a shared table, unless another process has one: then NameTaken."""
+    pids = holders(path)
+    if set(pids) - {os.getpid()}:
+        raise NameTaken(path, pids)
+    for table in [known() for known in list(_handles)]:
+        if table is not None and not table.closed and table.path == path:
+            table.close()

@@ -1,0 +1,1 @@
+"""Trained policies: loading, evaluating and playing them; no training."""

@@ -1,0 +1,83 @@
+"""Greedy evaluation: one episode on each seed, all of them stepped together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from relive.agents.agent import Policy
+from relive.train.acting.environments import is_atari, make_environments
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Played:
+    """Episodes [n], one a seed: their undiscounted returns and steps so far, and which of them have ended."""
+
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    ended: NDArray[np.bool_]
+
+    @property
+    def num_cut(self) -> int:
+        """Episodes that had not ended."""
+        return int((~self.ended).sum())
+
+
+@final
+class Evaluator:
+    """Plays a policy's best actions, with given parameters. Keeps its environments between calls; one thread.
+
+    num_ended, num_steps: of the episodes that it plays just now, for those who watch.
+    """
+
+    def __init__(self, env_id: str, policy: Policy, max_episode_steps: int) -> None:
+        self._env_id = env_id
+        self._policy = policy
+        self._max_episode_steps = max_episode_steps
+        self._environments: dict[int, VectorEnv[Any, Any, Any]] = {}
+        self.num_ended = self.num_steps = 0
+
+    def play(
+        self,
+        parameters: Mapping[str, NDArray[np.float32]],
+        seeds: Sequence[int],
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> Played:
+        """One greedy episode on each seed, until all have ended, met max_episode_steps, or go_on() says False.
+
+        go_on is asked after every step. Episodes of max_episode_steps count as ended.
+        """
+        envs = self._environments.get(len(seeds))
+        if envs is None:
+            envs = self._environments[len(seeds)] = make_environments(self._env_id, len(seeds), evaluation=True)
+        observations, _ = envs.reset(seed=np.asarray(seeds) if is_atari(self._env_id) else list(seeds))  # type: ignore[arg-type]
+        returns, lengths = np.zeros(len(seeds)), np.zeros(len(seeds), np.int64)
+        running = np.ones(len(seeds), np.bool_)
+        self.num_ended = self.num_steps = 0
+        actions = self._policy.best(parameters, observations)  # those who are done repeat their last one
+        for step in range(self._max_episode_steps):
+            if step:
+                actions[running] = self._policy.best(parameters, observations[running])
+            observations, rewards, terminated, truncated, _ = envs.step(actions)
+            returns[running] += rewards[running]
+            lengths[running] += 1
+            self.num_steps += int(running.sum())
+            running &= ~(terminated | truncated)
+            self.num_ended = len(seeds) - int(running.sum())
+            if not running.any():
+                break
+            if not go_on():
+                return Played(returns, lengths, ~running)
+        return Played(returns, lengths, np.ones(len(seeds), np.bool_))
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for envs in self._environments.values():
+            envs.close()
+        self._environments.clear()

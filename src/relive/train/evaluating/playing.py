@@ -1,0 +1,253 @@
+"""What the policy of a run does after training: evaluated at length, or watched."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import gymnasium
+import numpy as np
+
+from relive.errors import InvalidConfig, MissingPackage, ReliveError
+from relive.train.acting.environments import final_seeds, make_shown
+from relive.train.config import path_of
+from relive.train.evaluating.evaluate import Evaluator
+from relive.train.evaluating.policy import load_policy
+
+_EPISODES_AT_ONCE = 100
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+
+
+@final
+class NoDisplay(ReliveError):
+    """There is no screen to show an environment on."""
+
+    def __init__(self, env_id: str) -> None:
+        self.env_id = env_id
+        super().__init__(
+            f"{env_id}: expected a display to show it on, got none ({', '.join(_DISPLAYS)} are not set);"
+            " a video needs none: relive play RUN_DIR --video FILE.mp4"
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """Greedy episodes of a run's policy, in the order of their seeds. num_cut: of these, those that time cut short."""
+
+    agent: str
+    env_id: str
+    run_dir: str
+    seed: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    num_cut: int
+    wall_s: float
+
+    @property
+    def mean_return(self) -> float:
+        """The mean of the returns, cut ones as far as they came."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std_return(self) -> float:
+        """Their standard deviation."""
+        return float(np.std(self.returns))
+
+    def to_json(self) -> str:
+        """All fields, mean_return and std_return."""
+        return json.dumps({**asdict(self), "mean_return": self.mean_return, "std_return": self.std_return}, indent=2)
+
+    def __str__(self) -> str:
+        cut = f", {self.num_cut} of them cut by the time limit" if self.num_cut else ""
+        return (
+            f"{self.agent} on {self.env_id}: {self.mean_return:.1f} +- {self.std_return:.1f} over"
+            f" {len(self.returns)} episodes{cut}, {min(self.returns):.1f} to {max(self.returns):.1f},"
+            f" {np.mean(self.lengths):.0f} steps each, {self.wall_s:.1f} s"
+        )
+
+
+def evaluate_run(
+    run_dir: str | Path,
+    *,
+    num_episodes: int = 20,
+    seed: int | None = None,
+    max_minutes: float | None = None,
+    go_on: Callable[[], bool] = lambda: True,
+) -> Evaluation:
+    """Plays the kept policy of a run greedily, up to a hundred episodes side by side.
+
+    seed: of the episodes (None: the run's, whose first episodes are those of its result.json). max_minutes: after so
+    much time the episodes under way are cut and none is begun; a step of each is played however short it is. go_on:
+    asked after every step; False has the same effect. Raises InvalidConfig for numbers out of range, and what
+    `load_policy` raises.
+    """
+    _check_counts(num_episodes, seed, max_minutes)
+    began_s = time.monotonic()
+    deadline_s = math.inf if max_minutes is None else began_s + 60.0 * max_minutes
+
+    def in_time() -> bool:
+        return go_on() and time.monotonic() < deadline_s
+
+    trained = load_policy(run_dir)
+    config = trained.config
+    env_id, run_seed = config.environment.env_id, config.environment.seed if seed is None else seed
+    seeds = final_seeds(run_seed, num_episodes)
+    evaluator = Evaluator(env_id, trained.policy, config.evaluation.max_episode_steps)
+    returns: list[float] = []
+    lengths: list[int] = []
+    num_cut = 0
+    try:
+        for first in range(0, num_episodes, _EPISODES_AT_ONCE):
+            if first and not in_time():
+                break
+            played = evaluator.play(trained.parameters, seeds[first : first + _EPISODES_AT_ONCE], in_time)
+            returns += played.returns.tolist()
+            lengths += played.lengths.tolist()
+            num_cut += played.num_cut
+    finally:
+        evaluator.close()
+    wall_s = time.monotonic() - began_s
+    return Evaluation(
+        config.agent.name, env_id, str(run_dir), run_seed, tuple(returns), tuple(lengths), num_cut, wall_s
+    )
+
+
+def _check_counts(num_episodes: int, seed: int | None, max_minutes: float | None) -> None:
+    if not _is_integer(num_episodes) or num_episodes < 1:
+        raise InvalidConfig("num_episodes", "an integer >= 1", num_episodes)
+    if seed is not None and not (_is_integer(seed) and 0 <= seed < 2**31):
+        raise InvalidConfig("seed", "0 <= seed < 2**31", seed)
+    if max_minutes is not None and not (isinstance(max_minutes, (int, float)) and max_minutes > 0):
+        raise InvalidConfig("max_minutes", "> 0", max_minutes)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# ---- watching ------------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class ShownEpisode:
+    """An episode that was shown. ended: False where max_steps cut it."""
+
+    number: int
+    episode_return: float
+    num_steps: int
+    ended: bool
+
+
+def play_run(
+    run_dir: str | Path,
+    *,
+    num_episodes: int = 1,
+    seed: int | None = None,
+    video: str | Path | None = None,
+    max_steps: int = 10_000,
+    go_on: Callable[[], bool] = lambda: True,
+) -> list[ShownEpisode]:
+    """Shows greedy episodes of the kept policy of a run, in a window or as a video file.
+
+    video: an .mp4 of all episodes, one after another, at the environment's own frame rate; it is put there when it is
+    complete, in the place of what was there. Gymnasium's RecordVideo writes it, and keeps the frames in memory until
+    then. max_steps: of all episodes together. seed: see evaluate_run. go_on: asked after every step; False ends it.
+    Raises NoDisplay where there is no screen to open a window on, MissingPackage for what the environment's rendering
+    or the video needs, InvalidConfig where the environment cannot be rendered so, and for arguments out of range.
+    """
+    _check_counts(num_episodes, seed, None)
+    if not _is_integer(max_steps) or max_steps < 1:
+        raise InvalidConfig("max_steps", "an integer >= 1", max_steps)
+    target = None if video is None else _checked_target(path_of("video", video))
+    trained = load_policy(run_dir)
+    env_id = trained.config.environment.env_id
+    if target is None and sys.platform.startswith("linux") and not any(os.environ.get(name) for name in _DISPLAYS):
+        raise NoDisplay(env_id)
+    seeds = final_seeds(trained.config.environment.seed if seed is None else seed, num_episodes)
+    shown: list[ShownEpisode] = []
+    with _missing_packages_named(f"showing {env_id}"), _shown_environment(env_id, target) as env:
+        left = max_steps
+        for number, one in enumerate(seeds):
+            if left <= 0 or (shown and not go_on()):
+                break
+            episode = _show(env, trained.act, number, one, left, go_on)
+            left -= episode.num_steps
+            shown.append(episode)
+    return shown
+
+
+def _show(
+    env: gymnasium.Env[Any, Any],
+    act: Callable[[Any], Any],
+    number: int,
+    seed: int,
+    max_steps: int,
+    go_on: Callable[[], bool],
+) -> ShownEpisode:
+    observation, _ = env.reset(seed=seed)
+    total, num_steps, ended = 0.0, 0, False
+    while not ended and num_steps < max_steps and (num_steps == 0 or go_on()):
+        observation, reward, terminated, truncated, _ = env.step(act(observation))
+        total, num_steps, ended = total + float(reward), num_steps + 1, bool(terminated or truncated)
+    return ShownEpisode(number, total, num_steps, ended)
+
+
+def _checked_target(video: Path) -> Path:
+    """Told before anything is made: the file's name, its folder, and the package that writes it."""
+    if video.suffix != ".mp4":
+        raise InvalidConfig("video", "a file that ends in .mp4", str(video))
+    if not video.absolute().parent.is_dir():
+        raise InvalidConfig("video", "a file in a directory that exists", str(video))
+    if importlib.util.find_spec("moviepy") is None:
+        raise MissingPackage("a video", "moviepy", "pip install moviepy")
+    return video.absolute()
+
+
+@contextmanager
+def _shown_environment(env_id: str, video: Path | None) -> Iterator[gymnasium.Env[Any, Any]]:
+    """A single environment that shows itself, or is filmed until it is closed."""
+    env = make_shown(env_id, "human" if video is None else "rgb_array")
+    if video is None:
+        try:
+            yield env
+        finally:
+            env.close()
+        return
+    with tempfile.TemporaryDirectory(prefix=".video-", dir=video.parent) as folder:
+        film: Any = gymnasium.wrappers.RecordVideo(
+            env,
+            str(Path(folder) / "film"),
+            # One film of all episodes: it begins with the first and is not cut between them.
+            episode_trigger=lambda episode: episode == 0,
+            video_length=sys.maxsize,
+            name_prefix="film",
+            disable_logger=True,
+        )
+        try:
+            yield film
+        finally:
+            film.close()
+        os.replace(Path(folder) / "film" / "film-episode-0.mp4", video)
+
+
+@contextmanager
+def _missing_packages_named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except gymnasium.error.DependencyNotInstalled as problem:
+        command = re.search(r"`([^`]+)`", str(problem))
+        package = str(problem).split()[0].lower()
+        raise MissingPackage(what, package, command.group(1) if command else f"pip install {package}") from problem

@@ -1,0 +1,224 @@
+"""Compiled updates on disk: what makes two of them the same, where they lie, and the process that makes one.
+
+A package is an agent's update, `Agent.functional`, compiled ahead of time by torch's AOTInductor: a shared library that
+loads in a moment. It lies in the user's cache folder ($XDG_CACHE_HOME or ~/.cache, relive/updates) under a key of all
+that it depends on: the code it was made from, the agent's options and shapes, the processor, threads, torch. Written
+under another name first: who finds one finds it whole.
+
+It is made by a process of its own, of the lowest priority, which needs g++ and takes a minute of a core, or a few. That
+process ends with the one that asked for it, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import pickle
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from relive.agents import functional, functional_updates, low_precision
+from relive.agents.agent import Spaces
+from relive.agents.config import AgentConfig
+from relive.train.learners.numerics import learner_numerics
+
+_CODE = (functional, functional_updates, low_precision)
+_OTHER_COMPILES = 75  # exit status: another process is at the same package
+_LOOK_S = 1.0
+
+
+def cache_folder() -> Path:
+    """Where packages lie."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relive" / "updates"
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch calls; None where there is none."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def processor() -> str:
+    """What the code is compiled for: the model and what it can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    told = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(told)}))
+
+
+@final
+@dataclass(frozen=True)
+class PackageRequest:
+    """One agent's update for one machine. steps: the names of Functional.steps."""
+
+    agent: AgentConfig
+    spaces: Spaces
+    num_threads: int
+    steps: tuple[str, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """Of all that a package depends on."""
+        parts = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in _CODE]
+        action = self.spaces.action
+        parts += [repr(self.agent), str(self.spaces.observation_shape), f"{action.shape} {getattr(action, 'n', '')}"]
+        parts += [processor(), str(self.num_threads), torch.__version__]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+    def path(self, step: str) -> Path:
+        """The package of one step."""
+        return cache_folder() / f"{self.key}-{step}.pt2"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all of its packages are."""
+        return all(self.path(step).exists() for step in self.steps)
+
+
+def load_packages(request: PackageRequest) -> dict[str, Any]:
+    """The compiled steps by name: functions of a list of tensors. Raises what torch raises where it cannot load one.
+
+    By torch's own loader, in milliseconds: torch._inductor, which wraps it, takes seconds to import, and a learner
+    would wait for it. Which torch that is stands in the key.
+    """
+    loader = torch._C._aoti.AOTIModelPackageLoader
+    return {step: loader(str(request.path(step)), "model", True, 1, -1).run for step in request.steps}
+
+
+@final
+class Compiling:
+    """A process that makes the packages of a request. `stop` ends it, and the compilers that it started."""
+
+    def __init__(self, request: PackageRequest) -> None:
+        """Raises OSError where the cache folder cannot be written."""
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = folder / f"{request.key}.log"
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "relive.train.learners.compiled_updates", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # a terminal's Ctrl-C is the run's to answer; and its compilers end with it
+            )
+        assert self._process.stdin is not None
+        try:
+            pickle.dump(request, self._process.stdin)
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # it died at once: its status and its log tell
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has made them, or failed."""
+        return self._process.poll() is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why it failed, in a line; None while it runs, and where it has not. Another process at it is no failure."""
+        if self._process.poll() in (None, 0, _OTHER_COMPILES):
+            return None
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit status {self._process.returncode}"
+
+    def stop(self) -> None:
+        """Ends it at once."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
+@final
+class _Blank:
+    """A batch of zeros in the shapes of the agent's columns."""
+
+    def __init__(self, request: PackageRequest) -> None:
+        self._spaces, self.num_items = request.spaces, request.agent.batch_size
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        rows = self.num_items
+        if name in ("observation", "next_observation"):
+            return np.zeros((rows, self._spaces.observation_size), np.float32)
+        if name == "action":
+            return np.zeros((rows, *self._spaces.action.shape), self._spaces.action.dtype)
+        return np.zeros(rows, np.float32)
+
+    def weights(self, beta: float) -> NDArray[np.float32]:
+        return np.ones(self.num_items, np.float32)
+
+
+def compile_packages(request: PackageRequest) -> None:
+    """Makes what is not there yet."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    agent = request.agent.make(request.spaces, seed=0, device="cpu")
+    update = agent.functional()
+    count = len(update.state)
+
+    class Traced(torch.nn.Module):
+        def __init__(self, graph: Any) -> None:
+            super().__init__()
+            self.graph = graph
+
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            results = self.graph(*tensors)
+            for old, new in zip(tensors[:count], results[:count], strict=True):
+                old.copy_(new)
+            return tuple(results[count:])
+
+    for step in request.steps:
+        target = request.path(step)
+        if target.exists():
+            continue
+        with torch.no_grad():
+            arguments = (*update.state, *update.load(_Blank(request)))
+            graph = make_fx(update.steps[step])(*arguments)
+            exported = torch.export.export(Traced(graph), arguments, strict=False)
+        made = target.with_name(f"new-{target.name}")  # one process is at it; what a killed one left is written anew
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(made))
+        os.replace(made, target)
+
+
+def _end_with(parent: int) -> None:
+    """A killed parent cannot stop us."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def main() -> None:
+    """usage: python -m relive.train.learners.compiled_updates PARENT < a pickled PackageRequest of that parent."""
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    request: PackageRequest = pickle.load(sys.stdin.buffer)
+    os.nice(19)
+    with open(cache_folder() / f"{request.key}.lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            sys.exit(_OTHER_COMPILES)
+        with learner_numerics(request.num_threads):
+            compile_packages(request)
+
+
+if __name__ == "__main__":
+    main()

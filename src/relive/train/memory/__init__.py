@@ -1,0 +1,1 @@
+"""The memory that the processes of a run share: parameters, counters and stopwatches; no process."""

@@ -1,0 +1,156 @@
+"""How fast a run of one setting is, measured: a real run of it for some seconds, in a folder that goes afterwards."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from relive.train.config import TrainConfig
+from relive.train.memory.core_waits import waited_for_core_s
+from relive.train.run import train
+from relive.train.settings import changed
+from relive.train.setup import limiter_of
+from relive.train.tuning.throughput import Setting
+
+NUM_WINDOWS = 4
+_PREFIX = "relive-"
+LEARNER, ACTOR = f"{_PREFIX}learner", f"{_PREFIX}actor"  # how the processes of a run are named, then their number
+_WARM_SHARE = 0.5  # of the measured time: processes that start later, what is made at the first call
+_LONGEST_WARM = 3.0
+_MOST_FILL = 1_000  # steps before learning begins: what is measured does not depend on them
+_GIVES_UP_S = 120.0
+
+
+@final
+@dataclass(frozen=True)
+class Trial:
+    """What a setting was measured at: medians over equal windows of time, which began once it had learnt for a while.
+
+    lowest, highest: steps a second of one window. learning_waited, acting_waited: the largest share of the time that a
+    learner, or an actor, had work to do and no core, because of other programmes, or because the run has more processes
+    than there are cores.
+    """
+
+    steps_per_s: float
+    updates_per_s: float
+    lowest: float
+    highest: float
+    learning_waited: float
+    acting_waited: float
+
+    @property
+    def spread(self) -> float:
+        """(highest - lowest) / median."""
+        return (self.highest - self.lowest) / self.steps_per_s
+
+
+@final
+@dataclass
+class Windows:
+    """The clock of a trial: says when it is over, and what it came to. Times are given to it.
+
+    seconds: of all windows. slack_steps: by which either side may get ahead of the other at first; the clock starts
+    when as many have been learnt from, so that both go at the pace of the slower one.
+    """
+
+    seconds: float
+    updates_per_step: float
+    slack_steps: float
+    marks: list[tuple[float, int, int]] = field(default_factory=list)
+    waits: list[dict[str, float]] = field(default_factory=list)
+    _first: tuple[float, int] | None = None
+    _warm_s: float | None = None
+
+    def tick(self, now_s: float, num_steps: int, num_updates: int, waits_s: Callable[[], dict[str, float]]) -> bool:
+        """Before every batch. waits_s: what each process has waited for a core so far. True once all are full."""
+        if self._warm_s is None:
+            self._warm_up(now_s, num_updates)
+        elif now_s >= self._warm_s + self.seconds * len(self.marks) / NUM_WINDOWS:
+            self.marks.append((now_s, num_steps, num_updates))
+            self.waits.append(waits_s())
+        return len(self.marks) > NUM_WINDOWS
+
+    def _warm_up(self, now_s: float, num_updates: int) -> None:
+        if num_updates == 0:
+            return
+        self._first = self._first or (now_s, num_updates)
+        took_s = now_s - self._first[0]
+        is_steady = num_updates - self._first[1] >= self.slack_steps * self.updates_per_step
+        if took_s >= _LONGEST_WARM * self.seconds or (is_steady and took_s >= _WARM_SHARE * self.seconds):
+            self._warm_s = now_s
+
+    def result(self) -> Trial | None:
+        """None where they are not full, and where one side did nothing."""
+        if len(self.marks) <= NUM_WINDOWS:
+            return None
+        marks = np.asarray(self.marks)
+        total, took = marks[-1] - marks[0], np.diff(marks, axis=0)
+        # Steps come in rounds of all environments, updates one by one: they tell more, unless the learner was ahead.
+        updates_first = total[2] <= total[1] * self.updates_per_step * 1.1
+        steps = took[:, 2] / self.updates_per_step if updates_first else took[:, 1]
+        rates = steps / took[:, 0]
+        rate = float(np.median(rates))
+        if rate <= 0:
+            return None
+        lowest, highest = float(rates.min()), float(rates.max())
+        return Trial(
+            rate, rate * self.updates_per_step, lowest, highest,
+            self._waited(LEARNER, total[0]), self._waited(ACTOR, total[0]),
+        )  # fmt: skip
+
+    def _waited(self, kind: str, took_s: float) -> float:
+        """The largest share of the time that a process of this kind waited; 0 where there is none."""
+        before, after = self.waits[0], self.waits[-1]
+        names = [name for name in before.keys() & after.keys() if name.startswith(kind)]
+        return max((float((after[name] - before[name]) / took_s) for name in names), default=0.0)
+
+
+def _waits_s() -> dict[str, float]:
+    """Seconds that each process of the run has waited for a core: this thread, which learns, and those it started."""
+    others = {child.name: child.pid for child in multiprocessing.active_children() if child.name.startswith(_PREFIX)}
+    return {LEARNER: waited_for_core_s(), **{name: waited_for_core_s(pid) for name, pid in others.items()}}
+
+
+def run_trial(config: TrainConfig, setting: Setting, seconds: float) -> Trial | None:
+    """Runs a setting of this configuration until it has been measured for so many seconds; None where it never was.
+
+    It blocks for the start of the processes, the filling of the table, and up to three times as long to warm up; it
+    gives up after two minutes more than that. There are no evaluations, nothing is served, and updates are written
+    by hand. Raises what `train` raises, and
+    KeyboardInterrupt where SIGINT or SIGTERM stopped it.
+    """
+    quiet: dict[str, object] = {
+        "replay.min_size": min(config.replay.min_size, max(_MOST_FILL, config.agent.batch_size)),
+        "evaluation.period_updates": 10**9,
+        "evaluation.stop_return": None,
+        "limits.max_steps": 10**12,
+        "limits.max_minutes": 1e6,
+        "limits.checkpoint_period_s": 1e6,
+        "profile": False,
+        "serving.address": None,
+        "update": "handwritten",
+    }
+    measured = changed(config, {**quiet, **setting.options})
+    limiter, ratio = limiter_of(measured), measured.replay.updates_per_step
+    windows = Windows(seconds, ratio, (limiter.tolerance or 0.0) / limiter.samples_per_insert)
+    gives_up_s = time.monotonic() + _GIVES_UP_S + 2 * _LONGEST_WARM * seconds
+    gave_up = False
+
+    def stop_when(num_steps: int, num_updates: int) -> bool:
+        nonlocal gave_up
+        now_s = time.monotonic()
+        gave_up = now_s > gives_up_s
+        return windows.tick(now_s, num_steps, num_updates, _waits_s) or gave_up
+
+    with tempfile.TemporaryDirectory(prefix="relive-tune-") as folder:
+        train(measured, Path(folder) / "run", stop_when=stop_when)
+    if not gave_up and len(windows.marks) <= NUM_WINDOWS:
+        raise KeyboardInterrupt  # `train` has taken the signal, and ended everything
+    return windows.result()

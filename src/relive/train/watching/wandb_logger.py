@@ -1,0 +1,84 @@
+"""Weights & Biases as a logger of a run (`logging.wandb`, extra `wandb`): the options, the figures, the result.
+
+Files lie in RUN_DIR/wandb. What wandb reads of its environment holds: WANDB_MODE=offline keeps everything here, and
+`wandb sync` sends it later. A resumed run goes on in the same run over there.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from pathlib import Path
+from typing import Any, final
+
+from relive.errors import MissingPackage
+from relive.errors.extras import install_command
+from relive.train.config import TrainConfig
+from relive.train.watching.callbacks import Callback
+from relive.train.watching.checkpoint import CurvePoint
+from relive.train.watching.progress import Snapshot, figures
+from relive.train.watching.result import RunResult
+
+try:
+    import wandb
+except ImportError as _problem:
+    raise MissingPackage("logging.wandb", _problem.name or "wandb", install_command("wandb")) from _problem
+
+_PERIOD_S = 2.0
+_ID_FILE = "wandb-id.txt"
+
+
+@final
+class WandbLogger(Callback):
+    """Writes what TensorBoard gets. Owner of the wandb run, from on_start to close."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._written_s = -math.inf
+        self._last_step = 0
+
+    def on_start(self, config: TrainConfig, run_dir: Path) -> None:
+        """Begins the run, or goes on with it. Blocks for seconds; without a network, until wandb gives up."""
+        path = run_dir / _ID_FILE
+        if not path.exists():
+            path.write_text(secrets.token_hex(8) + "\n", encoding="ascii")
+        self._run = wandb.init(
+            project=config.logging.project,
+            id=path.read_text(encoding="ascii").strip(),
+            name=run_dir.name,
+            dir=str(run_dir),
+            config=config.to_tree(),
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def on_progress(self, now: Snapshot) -> None:
+        """Every two seconds."""
+        if time.monotonic() - self._written_s >= _PERIOD_S:
+            self._written_s = time.monotonic()
+            self._log(figures(now), now.num_steps)
+
+    def on_evaluation(self, point: CurvePoint) -> None:
+        """Each one."""
+        self._log({"return/evaluation": point.evaluation_return}, point.num_steps)
+
+    def on_end(self, result: RunResult) -> None:
+        """The result is the run's summary."""
+        summary = {"ending": result.ending, "num_updates": result.num_updates, "wall_s": result.wall_s}
+        if result.returns:
+            summary["return/final"] = result.mean_return
+        self._run.summary.update(summary)
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the run; wandb's own process writes what is left of it, at the latest while this one ends. Closing twice
+        is harmless.
+        """
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish(exit_code=int(failed))
+
+    def _log(self, values: dict[str, float], num_steps: int) -> None:
+        # wandb takes steps that grow only; a figure of an earlier one would be dropped without a word.
+        self._last_step = max(self._last_step, num_steps)
+        self._run.log(values, step=self._last_step)

@@ -1,0 +1,372 @@
+"""The writing side of a table: lanes that steps are appended to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.checks.names import columns_by_name, refuses_attributes
+from relive.checks.values import flag, integer, timeout
+from relive.config.casting import Normaliser, as_array
+from relive.config.spec import StepSpec, groups_of, spread
+from relive.core.closing import Closing
+from relive.core.table_core import OpensWriters
+from relive.errors import (
+    DtypeMismatch,
+    InvalidConfig,
+    LaneError,
+    LateColumn,
+    MissingColumn,
+    RequestTooLarge,
+    ShapeMismatch,
+    SpecError,
+    UnknownColumn,
+    UnnamedColumns,
+    WriterClosed,
+)
+from relive.writing.new_items import with_axis
+
+__all__ = ["Writer"]
+
+Keys = npt.NDArray[np.int64]
+Lanes = npt.NDArray[np.int32]
+
+_ALWAYS_TAKEN = ("terminated", "truncated", "discount")
+_MAX_REMEMBERED = 64
+_MAX_LANES = 2**20  # of any table
+
+
+@refuses_attributes("Writer")
+@final
+class Writer(Closing):
+    """Lanes of a table, one an environment; made by table.writer(num_lanes). Used by one thread at a time.
+
+    num_lanes None: one lane, arrays have no lane axis. Else arrays are [L, ...], or [M, ...] beside lanes= that names M
+    of them; lanes is a mask bool[L] or distinct ids int[M], and lanes not named do not move. Where M = L rows go to the
+    lanes as named.
+    priority: of the new items, finite, >= 0, one for all or [M]; None: the index's initial priority.
+    timeout_s: how long to wait for the limiter and for the table's lock: None is the table's default, 0 tries once, inf
+    waits; then DeadlineExceeded, WaitsForItself where nobody else could end the wait. An error leaves the table as it
+    was, but for a block that stopped half way: then error.stored > 0, see extend. Closing (also by `with`) cuts the
+    lanes: their last rows publish shorter windows, as truncated.
+    """
+
+    __slots__ = (
+        "_append_alike",
+        "_core",
+        "_create_items",
+        "_explain",
+        "_groups",
+        "_num_lanes",
+        "_optional",
+        "_remembered",
+        "_required",
+        "_single",
+        "_spec",
+        "_states",
+        "_timeout_s",
+    )
+
+    def __init__(
+        self,
+        core: OpensWriters,
+        spec: StepSpec,
+        num_lanes: int | None,
+        timeout_s: float,
+        explain: Callable[[RequestTooLarge], RequestTooLarge],
+        create_items: Callable[..., Keys],
+    ) -> None:
+        self._explain = explain
+        self._create_items = create_items
+        self._single = num_lanes is None
+        self._num_lanes = 1 if num_lanes is None else integer("num_lanes", num_lanes, 1, _MAX_LANES)
+        self._spec = spec
+        self._core = core.open_writer(self._num_lanes, self._single, Normaliser(spec, self._single))
+        self._append_alike = self._core.append_alike
+        self._timeout_s = timeout_s
+        self._required = frozenset(spec.columns) - set(spec.late_columns)
+        self._states = tuple(f"next_{name}" for name in spec.state_columns)
+        self._optional = frozenset((*self._states, *_ALWAYS_TAKEN))
+        self._groups = groups_of((*spec.columns, *self._states))
+        self._remembered: set[tuple[str, ...]] = set()  # flat argument lists found complete
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    if TYPE_CHECKING:
+
+        def append(
+            self,
+            *,
+            lanes: npt.ArrayLike | None = None,
+            priority: Any = None,
+            timeout_s: float | None = None,
+            **columns: Any,
+        ) -> Any: ...
+
+    else:
+        # Python matches each keyword against each named argument: naming three here would cost 0.2 us a call; values
+        # without a name cost nothing where there are none.
+        def append(self, *values, **columns):
+            """Appends one step to every lane, or to the lanes named; returns keys int64[M] in lane order, or an int.
+
+            columns: every declared column that is not late, [M, *shape], nested ones as dicts and tuples; terminated
+            and truncated bool[M], default False, a scalar speaks of every lane; discount float[M], default
+            1 - terminated; next_<state>, all of them or none: needed where truncated; given, the item can be sampled
+            at once (where no column is late).
+            Raises MissingColumn, UnknownColumn, ShapeMismatch, DtypeMismatch, LaneError, InvalidPriority,
+            LateColumn, SeamMismatch, MissingNext, RequestTooLarge, DeadlineExceeded, StorageFull, WriterClosed.
+            Cost: one lock, one copy of the rows.
+            """
+            if values:
+                raise UnnamedColumns("append", len(values), self._spec.columns)
+            try:
+                keys = self._append_alike(columns, self._timeout_s)
+            except RequestTooLarge as error:
+                raise self._explain(error) from None
+            if keys is not None:
+                return keys
+            lanes, priority, timeout_s = (columns.pop(name, None) for name in ("lanes", "priority", "timeout_s"))
+            return self._write(self._core.append, columns, lanes, priority, timeout_s, axis=0)
+
+    @columns_by_name
+    def extend(
+        self, *, lanes: npt.ArrayLike | None = None, priority: Any = None, timeout_s: float | None = None,
+        **columns: Any
+    ) -> Keys:  # fmt: skip
+        """Appends T steps to every lane, or to the lanes named; returns keys int64[T, M] ([T] for one lane).
+
+        columns: as in append with a time axis in front, [T, M, *shape] ([T, *shape] for one lane); state columns may
+        carry T + 1 rows, the last of them the state after the last step. A scalar terminated or truncated speaks of
+        the last row. Raises what append raises.
+
+        A block goes in whole where it can: memory for all of it is taken, and the limiter asked, before its first row.
+        Only one that the limiter lets in by parts (it does not fit the window beside a draw that waits), or that is
+        written in several holds of the table's lock (more than 256 rows, or over the end of a page), may fail after
+        some of it: then error.stored rows are stored, the first ones step by step, error.keys are theirs, and the rows
+        after them may be given next; the same block again would store the first ones twice. Where Ctrl-C stops it there
+        KeyboardInterrupt, or what a signal's handler raised instead, has these two attributes, too (of a table of this
+        machine; where nothing is stored it has none).
+        """
+        keys: Keys = self._write(self._core.extend, columns, lanes, priority, timeout_s, axis=1)
+        return keys
+
+    if not TYPE_CHECKING:
+        append.__signature__ = inspect.signature(extend)  # for help() and notebooks
+
+    def end_episode(
+        self,
+        *,
+        lanes: npt.ArrayLike | None = None,
+        terminated: bool = False,
+        truncated: bool | None = None,
+        timeout_s: float | None = None,
+        **next_columns: Any,
+    ) -> None:
+        """Ends the episode of every lane, or of the lanes named, after the step that was appended last.
+
+        Truncated unless terminated=True is given. next_columns: next_<state> [M, *shape], needed where truncated,
+        unless the last append gave them. Raises MissingNext, AlreadyPublished, and what append raises. More than 64
+        lanes end in several holds of the table's lock: after a DeadlineExceeded some may have ended, and the same call
+        goes on with the others.
+        """
+        ended = flag("terminated of end_episode, which speaks of all lanes named,", terminated)
+        cut = not ended if truncated is None else flag("truncated of end_episode", truncated)
+        if not ended and not cut:
+            raise InvalidConfig("end_episode", "terminated=True or truncated=True", "neither")
+        flat: dict[str, Any] = {}
+        for name, value in next_columns.items():
+            if name in self._groups:
+                spread(name, value, self._groups[name], flat)
+            else:
+                flat[name] = value
+        for name in flat:
+            if name not in self._states:
+                raise UnknownColumn(name, (*self._states, "terminated", "truncated"))
+        self._check_next(flat)
+        ids: Lanes | None = None
+        if lanes is not None:
+            ids, flat, _ = self._select(lanes, flat, None, axis=0)
+            if ids is not None and not len(ids):
+                return
+        self._core.end_episode(flat, ended, cut, ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
+
+    def abandon(self, lanes: npt.ArrayLike | None = None, *, timeout_s: float | None = None) -> None:
+        """Drops the open episode of every lane, or of the lanes named: an episode that was given up, or went wrong.
+
+        Its steps so far are steps no more: they do not count in len(table), their keys lead nowhere, and no item of any
+        index has one of them; items that were published end as deleted ones do. What may have been drawn by then was
+        drawn. Each lane goes on with a new episode, as a lane of its own: the derived column lane has a new number, and
+        no window runs from before into it. Lanes without an open episode stay as they are.
+        timeout_s: as of append; besides the lock it may wait for readers that hold every page. After a
+        DeadlineExceeded an episode may be dropped in part: the next call for that lane, whichever, drops the rest
+        first. Where the process dies before abandon returns, what is left of it is an episode that was cut off.
+        Raises LaneError, DeadlineExceeded, WriterClosed. Cost: O(steps of the episode), 256 steps a hold of the lock.
+        """
+        ids: Lanes | None = None
+        if lanes is not None:
+            ids = self._select(lanes, {}, None, axis=0)[0]
+            if ids is not None and not len(ids):
+                return
+        self._core.abandon(ids, self._timeout_s if timeout_s is None else timeout(timeout_s))
+
+    def create_item(
+        self,
+        windows: Any,
+        *,
+        index: str | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **columns: Any,
+    ) -> int:
+        """Makes one item of an index with Explicit items, of rows of any lane; returns its key.
+
+        As table.create_items, without the axis of items: {name: key}, {name: (key, number of rows)} with a negative
+        number for the rows that end with it, or {name: keys int64[R]}; columns [*shape]. Raises what that raises.
+        """
+        if self.closed:
+            raise WriterClosed()
+        windows, columns = with_axis(windows, columns)
+        keys = self._create_items(windows, index=index, priority=priority, timeout_s=timeout_s, **columns)
+        return int(keys[0])
+
+    def set_policy_version(self, version: int | None) -> None:
+        """Rows from now on carry this version (0 to 2**32 - 1); None: the table's at the time."""
+        self._core.set_policy_version(None if version is None else integer("version", version, 0, 2**32 - 1))
+
+    # ---- the handle ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_lanes(self) -> int | None:
+        """Lanes of this writer; None: one lane, arrays without a lane axis."""
+        return None if self._single else self._num_lanes
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() gave the lanes back, or the table is closed."""
+        return self._core.closed
+
+    def close(self) -> None:
+        """Cuts the lanes and gives them back. Closing twice is harmless.
+
+        Waits for the table's lock at most the table's timeout_s, then DeadlineExceeded: the writer stays open and may
+        be closed again. Dropped instead, its lanes go to the handle's next writer, or end with the handle; then large
+        start values of sequences that the end of an open episode would move back may be lost, and these are no items.
+        """
+        self._core.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"Writer(num_lanes={self.num_lanes}, {state})"
+
+    # ---- arguments -------------------------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        write: Callable[[dict[str, Any], Lanes | None, Any, float], Any],
+        columns: dict[str, Any],
+        lanes: npt.ArrayLike | None,
+        priority: Any,
+        timeout_s: float | None,
+        axis: int,
+    ) -> Any:
+        """append (axis 0 is the lanes) and extend (axis 1), with every argument."""
+        columns = self._flattened(columns)
+        if axis == 1:  # the rows are counted on arrays; a tensor is one, but not to the core
+            columns = {name: _counted(name, value) for name, value in columns.items()}
+        ids: Lanes | None = None
+        if lanes is not None:
+            ids, columns, priority = self._select(lanes, columns, priority, axis)
+            if ids is not None and not len(ids):
+                return np.empty((0,) * (axis + 1), np.int64)
+        try:
+            return write(columns, ids, priority, self._timeout_s if timeout_s is None else timeout(timeout_s))
+        except RequestTooLarge as error:
+            raise self._explain(error) from None
+
+    def _flattened(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns by flat name, after checking that all are there and none is unknown."""
+        if self._groups:
+            flat: dict[str, Any] = {}
+            for name, value in columns.items():
+                if name in self._groups:
+                    spread(name, value, self._groups[name], flat)
+                else:
+                    flat[name] = value
+            columns = flat
+        signature = tuple(columns)
+        if signature not in self._remembered:
+            self._check_names(columns)
+            if len(self._remembered) < _MAX_REMEMBERED:
+                self._remembered.add(signature)
+        return columns
+
+    def _check_names(self, columns: Mapping[str, Any]) -> None:
+        for name in columns:
+            if name in self._required or name in self._optional:
+                continue
+            if name in self._spec.late_columns:
+                raise LateColumn(name)
+            if name in self._groups or any(known.startswith(name + "/") for known in self._required):
+                raise SpecError(f"column {name!r}", "a dict or tuple, as it was declared", columns[name])
+            raise UnknownColumn(name, (*self._spec.columns, *self._states, *_ALWAYS_TAKEN))
+        for name in self._spec.columns:
+            if name in self._required and name not in columns:
+                raise MissingColumn(name, columns)
+        self._check_next(columns)
+
+    def _check_next(self, columns: Mapping[str, Any]) -> None:
+        missing = [name for name in self._states if name not in columns]
+        if missing and len(missing) < len(self._states):
+            raise MissingColumn(missing[0], columns)
+
+    def _select(
+        self, lanes: npt.ArrayLike, columns: dict[str, Any], priority: Any, axis: int
+    ) -> tuple[Lanes | None, dict[str, Any], Any]:
+        """Lane ids (None: every lane in order), and the columns and priority with their lane axis cut to those."""
+        ids = self._lane_ids(lanes)
+        if ids is None or len(ids) == self._num_lanes:
+            return None if ids is None else ids.astype(np.int32), columns, priority
+        cut = {name: self._rows_of(name, value, ids, axis) for name, value in columns.items()}
+        chosen = None if priority is None else self._rows_of("priority", priority, ids, axis)
+        return ids.astype(np.int32), cut, chosen
+
+    def _rows_of(self, name: str, value: Any, ids: npt.NDArray[np.intp], axis: int) -> Any:
+        if isinstance(value, (bool, int, float)):
+            return value
+        array = value if isinstance(value, np.ndarray) else as_array(name, value)
+        if array.ndim <= axis or array.shape[axis] != self._num_lanes:
+            return array
+        return array.take(ids, axis)
+
+    def _lane_ids(self, lanes: npt.ArrayLike) -> npt.NDArray[np.intp] | None:
+        num_lanes = self._num_lanes
+        if self._single:
+            raise LaneError("lanes", "none: this writer has one lane without an axis (table.writer())", "lanes given")
+        try:
+            array = as_array("lanes", lanes)
+        except (ShapeMismatch, DtypeMismatch):
+            raise LaneError("lanes", "a mask bool[L] or ids int[M]", type(lanes).__name__) from None
+        if array.dtype == np.bool_:
+            if array.shape != (num_lanes,):
+                raise LaneError("mask of lanes", f"bool[{num_lanes}]", f"bool{list(array.shape)}")
+            ids = np.flatnonzero(array)
+            return None if len(ids) == num_lanes else ids
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise LaneError("lanes", "a mask bool[L] or ids int[M]", f"{array.dtype}{list(array.shape)}")
+        outside = array[(array < 0) | (array >= num_lanes)]
+        if len(outside):
+            raise LaneError("ids of lanes", f"0 to {num_lanes - 1}", int(outside[0]))
+        ids = array.astype(np.intp)
+        counts = np.bincount(ids, minlength=1)
+        if counts.max() > 1:
+            raise LaneError("ids of lanes", "each lane once", f"lane {counts.argmax()} {counts.max()} times")
+        return ids
+
+
+def _counted(name: str, value: Any) -> Any:
+    # None stands for an end that is not given; a mapping is refused by name in the core's own words.
+    return value if value is None or isinstance(value, np.ndarray) else as_array(name, value)
