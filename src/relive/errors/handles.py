@@ -1,0 +1,105 @@
+"""Errors of handles: closed, forked, read-only, too many."""
+
+from __future__ import annotations
+
+from typing import final
+
+from relive.errors.base import ReliveError, plain
+
+__all__ = [
+    "CheckFailed",
+    "ForkedHandle",
+    "NotShareable",
+    "ReadOnly",
+    "TableClosed",
+    "TooManyLanes",
+    "TooManyParticipants",
+    "WriterClosed",
+]
+
+
+@final
+class TooManyLanes(ReliveError, ValueError):
+    """More lanes than the table has free."""
+
+    def __init__(self, asked: int, free: int) -> None:
+        self.asked = asked
+        self.free = free
+        super().__init__(
+            f"asked for {asked} lane{'s' if asked != 1 else ''}, {free} are free; close writers that are done, or make"
+            " the table with a larger max_lanes"
+        )
+
+
+@final
+class TooManyParticipants(ReliveError, ValueError):
+    """More attached handles than the table has slots."""
+
+    def __init__(self, max: int) -> None:
+        self.max = max
+        super().__init__(
+            f"all {max} participant slots are taken; one handle serves any number of threads, so attach once a process,"
+            " and read_only=True takes no slot"
+        )
+
+
+@final
+class TableClosed(ReliveError, ValueError):
+    """A call on a closed table."""
+
+    def __init__(self) -> None:
+        super().__init__("this table handle is closed; attach again by name, or make a new table")
+
+
+@final
+class WriterClosed(ReliveError, ValueError):
+    """A call on a closed writer."""
+
+    def __init__(self) -> None:
+        super().__init__("this writer is closed; open another with table.writer()")
+
+
+@final
+class ForkedHandle(ReliveError, RuntimeError):
+    """A handle that cannot be used in a forked child."""
+
+    def __init__(self, what: str = "this handle") -> None:
+        self.what = what
+        super().__init__(
+            f"{what} came over a fork: a writer's lanes, prefetched batches and LocalMemory tables belong to the"
+            " process that opened them; open a writer in the child, and use SharedMemory(name) for a table of several"
+            " processes"
+        )
+
+
+@final
+class NotShareable(ReliveError, TypeError):
+    """A table of one process, LocalMemory or Tiered, that was to be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a table in LocalMemory or Tiered lives in one process and cannot be pickled; make it with"
+            " storage=SharedMemory(name), whose handle pickles as an address"
+        )
+
+
+@final
+class ReadOnly(ReliveError, PermissionError):
+    """A changing call on a table that was attached with read_only=True."""
+
+    def __init__(self) -> None:
+        super().__init__("this table was attached with read_only=True; attach without it to write")
+
+
+@final
+class CheckFailed(ReliveError, AssertionError):
+    """check() found a broken invariant: a defect of the library or damaged memory."""
+
+    def __init__(self, invariant: str = "", detail: object = "") -> None:
+        self.invariant = invariant
+        self.detail = plain(detail)
+        super().__init__(
+            f"invariant broken: {invariant}"
+            + (f" ({self.detail})" if self.detail != "" else "")
+            + "; please report it with the output of table.stats()"
+        )
