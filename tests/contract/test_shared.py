@@ -220,7 +220,7 @@ def test_a_name_that_is_taken(shm_name: Any) -> None:
     assert not shared_files(name)
 
 
-def test_a_name_given_anew(shm_name: Any) -> None:
+def test_a_name_given_again(shm_name: Any) -> None:
     """overwrite=True: what nobody but this process has makes way, and its handles are closed."""
     name = shm_name()
     table, _ = fill(name)
