@@ -1,8 +1,8 @@
-"""Draws what each sampler draws and each remover keeps, counted on tables: `python scripts/draw_choices.py`.
+"""Counts the draws of each sampler and the items that each remover keeps: `python scripts/draw_choices.py`.
 
-samplers.svg: 40 steps, each of a version of its own, the oldest on the left, their priorities above; below, how often
-each was drawn. removers.svg: which of 200 items, published one after another, the 40 are that stay. All into
-docs/images; the same each time.
+samplers.svg: 40 steps, each with its own version, the oldest on the left. Their priorities are at the top; the counts
+of their draws are below. removers.svg: the 40 items that stay of 200 that were published in order. The script writes
+both into docs/images, with the same result each time.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ Numbers = npt.NDArray[np.float64]
 
 
 def priorities_of(count: int) -> Numbers:
-    """A wave, so that neither the old nor the new have the high ones."""
+    """A wave, so that old and new items both have high and low priorities."""
     at = np.arange(count)
     return np.round(1.0 + 0.9 * np.sin(at * 2 * np.pi / 17) + 0.02 * (at * 7 % 5), 3)
 
 
 def draws(sampler: Any, batch: int) -> Numbers:
-    """How often each item came, as a share of the one that came most."""
+    """The number of draws of each item, as a share of the largest."""
     with relive.Table(SPEC, 100, relive.Index(sampler=sampler), seed=1) as table, table.writer() as writer:
         written = []
         for version in range(NUM_ITEMS):
@@ -70,7 +70,7 @@ def draws(sampler: Any, batch: int) -> Numbers:
 
 
 def kept(remover: Any) -> Numbers:
-    """1 of each item that stayed, 0 of the others."""
+    """1 for each item that stayed, 0 for the others."""
     index = relive.Index(remover=remover, max_items=NUM_ITEMS)
     with relive.Table(SPEC, NUM_WRITTEN, index, seed=1) as table, table.writer() as writer:
         given = priorities_of(NUM_WRITTEN)
@@ -80,7 +80,7 @@ def kept(remover: Any) -> Numbers:
 
 
 def bars(y: float, name: str, heights: Numbers, colour: int) -> list[str]:
-    """One line: its name, and a bar of each item."""
+    """One line: its name, and a bar for each item."""
     step = (WIDTH - LEFT - 24) / len(heights)
     parts = [text(LEFT - 14, y - 6, escape(name), 13, anchor="end")]
     parts.append(f'<path d="M{LEFT} {y} H{WIDTH - 24}" stroke="{SOFT}" stroke-width="1"/>')
@@ -119,7 +119,7 @@ def pictures() -> dict[str, str]:
             "how often each of 40 items is drawn",
             priorities_of(NUM_ITEMS),
             samplers,
-            "Counts of draws by sampler: uniform all alike, by priority, by rank, the best, the oldest, what is new",
+            "Counts of draws by sampler: all alike, by priority, by rank, the best, the oldest or the newest items",
         ),
         "removers.svg": picture(
             "which 40 of 200 items stay",

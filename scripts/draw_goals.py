@@ -1,7 +1,7 @@
-"""Draws whose goals hindsight gives a step, and which groups are drawn: `python scripts/draw_goals.py`.
+"""Counts the goals that hindsight gives a step, and the draws of groups: `python scripts/draw_goals.py`.
 
-hindsight.svg: the 12 states of an episode, and how often each became the goal of its step 4. prompt_groups.svg: 40
-groups, what their members' rewards differ by above, and how often each was drawn. Counted on tables, into docs/images.
+hindsight.svg: the states of an episode of 12 steps, and how often each became the goal of step 4. prompt_groups.svg: 40
+groups, the variance and mean of their members' rewards, and how often each group was drawn. All into docs/images.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROW = 50
 
 
 def goals(strategy: str) -> Numbers:
-    """How often each state of the episode was the goal of its step, over the one that was it most."""
+    """The number of times that each state became the goal of the step, as a share of the largest."""
     index = relive.Index(sampler=relive.Hindsight("goal", "reached", 1.0, strategy, max_length=LENGTH))  # type: ignore[arg-type]
     with relive.Table(REACHING, 100, index, seed=1) as table, table.writer() as writer:
         at = np.arange(LENGTH + 1.0)
@@ -49,7 +49,7 @@ def scores() -> Numbers:
 
 
 def groups(sampler: relive.PromptGroups) -> Numbers:
-    """How often each group was drawn, over the one that was drawn most."""
+    """The number of draws of each group, as a share of the largest."""
     items = relive.Episodes(1, group_by="prompt", group_size=8, max_groups=NUM_GROUPS)
     with relive.Table(ROLLOUTS, 1_000, relive.Index(items, sampler), seed=1) as table, table.writer() as writer:
         for prompt, members in enumerate(scores()):
@@ -62,7 +62,7 @@ def groups(sampler: relive.PromptGroups) -> Numbers:
 
 
 def picture(title: str, lines: list[tuple[str, Numbers, int]], ends: tuple[str, str], label: str) -> str:
-    """A line of bars for each."""
+    """A picture with a line of bars for each entry."""
     height = TOP + ROW * (len(lines) - 1) + 66
     parts = [text(WIDTH / 2, 30, escape(title), 16)]
     for k, (name, heights, colour) in enumerate(lines):
@@ -89,13 +89,13 @@ def pictures() -> dict[str, str]:
             f"which state of an episode becomes the goal of step {STEP}",
             [(f"step {STEP}: state and next", own, 2), *chosen],
             ("first state", "last state"),
-            "Goals by strategy: future all later states alike, final the last alone, episode all but the first",
+            "Goals by strategy: future draws all later states alike, final the last one, episode all but the first",
         ),
         "prompt_groups.svg": picture(
             "how often each of 40 groups is drawn",
             [("variance of rewards", variance / variance.max(), 2), ("mean of rewards", mean, 2), *counted],
             ("oldest", "newest"),
-            "Draws of groups: by variance those whose members differ, by mean the successful, by recency the newest",
+            "Draws of groups: by variance groups with mixed rewards, by mean successful ones, by recency the newest",
         ),
     }
 

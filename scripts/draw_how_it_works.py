@@ -93,7 +93,7 @@ def region() -> list[str]:
     return [
         box(LEFT - 22, 60, right - LEFT + 40, 404, "#fafbfc", INK, 10, 1.6),
         text(LEFT - 6, 84, "one table, in one region of shared memory", 14, INK, bold=True),
-        text(LEFT - 6, 108, "index: a tree over items; a leaf holds mass = priority ^ exponent,", 12, SOFT),
+        text(LEFT - 6, 108, "index: a tree over items; each leaf is a mass, priority ^ exponent,", 12, SOFT),
         text(LEFT - 6, 124, "a parent is always recomputed from its children", 12, SOFT),
         *tree(),
         *lanes(),
@@ -124,8 +124,8 @@ def actors() -> list[str]:
     return [
         *shapes,
         text(30, 200, "limiter: writers or samplers", 12, SOFT),
-        text(30, 216, "wait, until a deadline, when", 12, SOFT),
-        text(30, 232, "the replay ratio is left", 12, SOFT),
+        text(30, 216, "wait to keep the replay ratio,", 12, SOFT),
+        text(30, 232, "at most until a deadline", 12, SOFT),
     ]
 
 
@@ -146,7 +146,7 @@ def learner() -> list[str]:
         line(x - 6, 384, edge, 384, INK, 2, True),
         text(x, 380, "3. update", 12),
         text(x, 396, "priorities by key", 12),
-        text(x, 430, "copying takes no lock", 12, SOFT),
+        text(x, 430, "a copy takes no lock", 12, SOFT),
     ]
 
 
@@ -157,15 +157,15 @@ def main() -> None:
     )
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'aria-label="Actors append steps to lanes of pages in shared memory; a tree of sums over items is drawn from; '
-        'windows are gathered into a batch; the learner updates priorities by key" '
+        'aria-label="Actors append steps to lanes of pages in shared memory; the learner draws items by a tree of '
+        'sums, gathers their windows into a batch and updates priorities by key" '
         'font-family="Helvetica, Arial, sans-serif">'
     )
     title = text(30, 38, "How relive works", 20, INK, bold=True)
     paper = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>'
     foot = text(
-        30, 498, "A step is a row; a lane is one environment's stream of steps; an item is a window over a lane, "
-        "put together when a batch is gathered.", 12, SOFT
+        30, 498, "A step is a row. A lane is the stream of steps of one environment. An item is a window over a lane: "
+        "the table assembles it in a batch.", 12, SOFT
     )  # fmt: skip
     parts = [head, marker, paper, title, *actors(), *region(), *learner(), foot, "</svg>"]
     target = Path(__file__).resolve().parent.parent / "docs" / "images" / "how-it-works.svg"

@@ -1,7 +1,7 @@
-"""Draws what each kind of item reads, into docs/images: `python scripts/draw_items.py`.
+"""Draws the rows that each kind of item reads, into docs/images: `python scripts/draw_items.py`.
 
 items.svg: transitions, sequences, episodes. explicit.svg: windows that a call names, and patterns. late-columns.svg:
-which items can be drawn while steps are completed. ragged.svg, groups.svg: batches of episodes, and of groups of them.
+the items that can be drawn while steps are completed. ragged.svg, groups.svg: batches of episodes, and of groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from draw_how_it_works import INK, LANES, LIGHT, PAPER, SOFT, WINDOW, box, text
 
 WIDTH, ROW, CELL, LEFT, TOP = 760, 46, 31, 276, 64
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-# (fill, edge, width of the edge, words) of a cell; a word of "#" is the number of the step.
+# Each kind of cell: (fill, edge, width of the edge, word). The word "#" stands for the number of the step.
 KINDS = {
     "step": (LIGHT[0], LANES[0], 1.2, "#"),
     "tail": (PAPER, LANES[0], 1.2, "tail"),
@@ -32,7 +32,7 @@ Cells = tuple[tuple[str, range], ...]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a picture: what it shows, a note below it, and kinds of cells with the steps that they stand at."""
+    """A line of a picture: its title, a note below the title, and kinds of cells with their steps."""
 
     what: str
     note: str
@@ -41,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Picture:
-    """A file: its title, its lines from above, what the colours say, and what it shows for those who do not see it."""
+    """A file: its title, its lines from the top, a legend of the colours, and a label for screen readers."""
 
     name: str
     title: str
@@ -58,9 +58,9 @@ def cells(**kinds: range | int) -> Cells:
 EPISODE = cells(step=range(10), tail=10)
 ITEMS = Picture(
     "items",
-    "What an item reads of an episode",
+    "The rows of an episode that an item reads",
     (
-        Line("an episode of ten steps", "its tail is the state after the last", EPISODE),
+        Line("an episode of ten steps", "its tail row is the state after the last step", EPISODE),
         Line(
             "Transitions(n_step=3, stack=4)",
             "a step with its frames, its return, the state after",
@@ -72,59 +72,59 @@ ITEMS = Picture(
             cells(lead=range(2, 4), key=4, loss=range(5, 8), behind=8),
         ),
         Line(
-            "the first of them",
+            "the first of these sequences",
             "burn-in is padded with the first state",
             cells(pad=range(-2, 0), key=0, loss=range(1, 4), behind=4),
         ),
         Line(
-            'the last, at_end="pad"',
-            "what is left, the tail, then padding",
+            'the last sequence, at_end="pad"',
+            "the last steps, the tail row, then padding",
             cells(lead=range(6, 8), key=8, loss=9, behind=10, pad=range(11, 13)),
         ),
         Line(
-            'the last, at_end="shift"',
-            "a whole one that ends with the episode",
+            'the last sequence, at_end="shift"',
+            "a whole sequence that ends with the episode",
             cells(lead=range(4, 6), key=6, loss=range(7, 10), behind=10),
         ),
         Line(
-            'the last, at_end="drop"',
+            'the last sequence, at_end="drop"',
             "steps 8 and 9 carry no loss",
             cells(lead=range(2, 4), key=4, loss=range(5, 8), behind=8),
         ),
         Line(
             "Episodes(16, bootstrap=1)",
-            "all of it, and its last state",
+            "all steps, and the last state",
             cells(key=0, loss=range(1, 10), behind=10),
         ),
     ),
     (
-        "red edge: the step whose key the item has; green: steps of its return or loss;",
-        "yellow: burn-in, or frames of a stack; white with a green edge: the row or state behind",
+        "red edge: the step whose key is the key of the item; green: steps of its return or loss;",
+        "yellow: burn-in, or frames of a stack; white with a green edge: the row or state after them",
     ),
     "An episode and the rows that transitions, sequences and episodes read of it",
 )
 EXPLICIT = Picture(
     "explicit",
-    "What you say an item is",
+    "Items that you define",
     (
-        Line("a lane of thirteen steps", "named by the keys of rows", cells(step=range(13))),
+        Line("a lane of thirteen steps", "each row is named by its key", cells(step=range(13))),
         Line('an item: "past"', "(key of 6, -5): five rows that end there", cells(loss=range(2, 7))),
         Line('"now"', "the key of 6: one row, columns of its own", cells(loss=6)),
         Line('"far"', "Window(3, stride=4), from the key of 0", cells(loss=range(0, 9, 4))),
         Line("another item", '(key of 2, -3): fewer rows, and no "far"', cells(loss=range(3))),
-        Line('Pattern({"past": 5}, every=2)', "makes an item when step 4 comes", cells(lead=range(4), key=4)),
-        Line("the same, two steps later", "and one when step 6 comes", cells(lead=range(2, 6), key=6)),
-        Line("at_end=True", "one when step 12 ends the episode", cells(lead=range(8, 12), key=12)),
+        Line('Pattern({"past": 5}, every=2)', "makes an item at step 4", cells(lead=range(4), key=4)),
+        Line("the same, two steps later", "makes an item at step 6", cells(lead=range(2, 6), key=6)),
+        Line("at_end=True", "makes an item when step 12 ends the episode", cells(lead=range(8, 12), key=12)),
     ),
     (
-        "green: rows of a window, which its item names by keys; no step is stored twice;",
+        "green: rows of a window, named by keys; no step is stored twice;",
         "red edge: the new step at which a pattern makes an item; yellow: the rows before it",
     ),
-    "Windows of explicit items over the steps of a lane, and the items that patterns make as steps come",
+    "Windows of explicit items over the steps of a lane, and the items that patterns make at new steps",
 )
 LATE = Picture(
     "late-columns",
-    "What can be drawn while rewards come late",
+    "Items that can be drawn while late rewards arrive",
     (
         Line("append(observation, action)", "eight steps are stored", cells(waits=range(8))),
         Line(
@@ -142,18 +142,18 @@ LATE = Picture(
         Line("the item of 5", "waits for step 7", cells(key=5, loss=6, missing=7)),
     ),
     (
-        "?: a step whose late columns are still to come; blue: complete;",
-        "an item can be drawn once all of its steps are, whichever is the last",
+        "?: a step without its late columns; blue: a complete step;",
+        "an item can be drawn when all of its steps are complete",
     ),
-    "Steps that are completed in any order, and the items that can be drawn by then",
+    "Steps that are completed in any order, and the items that can then be drawn",
 )
 RAGGED = Picture(
     "ragged",
     "Three episodes in a batch",
     (
         Line('layout="padded"', "an episode of five steps", cells(key=0, loss=range(1, 5))),
-        Line("[B, T, ...]", "one of two, and padding", cells(key=0, loss=1, pad=range(2, 5))),
-        Line("", "one of four, and padding", cells(key=0, loss=range(1, 4), pad=4)),
+        Line("[B, T, ...]", "an episode of two steps, and padding", cells(key=0, loss=1, pad=range(2, 5))),
+        Line("", "an episode of four steps, and padding", cells(key=0, loss=range(1, 4), pad=4)),
         Line(
             'layout="ragged"',
             "[rows, ...], offsets 0, 5, 7, 11",
@@ -161,8 +161,8 @@ RAGGED = Picture(
         ),
     ),
     (
-        "red edge: the first step of an episode; green: the others; grey: padding, which takes memory;",
-        "end to end there is none, and offsets say where each episode begins",
+        "red edge: the first step of an episode; green: the other steps; grey: padding, which takes memory;",
+        "a ragged batch has no padding; offsets are the positions at which the episodes begin",
     ),
     "A batch of three episodes, padded to the longest of them, and with their rows end to end",
 )
@@ -175,24 +175,24 @@ GROUPS = Picture(
     "Groups of two episodes with the same prompt",
     (
         Line("lane 0: prompts 7, 8 and 7", "episodes of 3, 2 and 4 steps", PROMPTS[0]),
-        Line("lane 1: prompts 8 and 7", "the first ends behind lane 0's", PROMPTS[1]),
-        Line("an item: the first two of 7", "[G, T, ...]: lane 0's first", cells(loss=range(3))),
-        Line("", "and lane 0's last; T is that of the longest", cells(loss=range(4))),
-        Line("another: those of 8", "lane 0's", cells(lead=range(2), pad=range(2, 4))),
-        Line("", "and lane 1's", cells(lead=range(4))),
-        Line("a group that waits", "lane 1's of 7, for one more", cells(loss=range(2))),
+        Line("lane 1: prompts 8 and 7", "both end after the episodes of lane 0", PROMPTS[1]),
+        Line("an item: the first two of 7", "[G, T, ...]: the first episode of lane 0", cells(loss=range(3))),
+        Line("", "the last episode of lane 0; T is the longest", cells(loss=range(4))),
+        Line("another item: the two of 8", "the episode of lane 0", cells(lead=range(2), pad=range(2, 4))),
+        Line("", "the episode of lane 1", cells(lead=range(4))),
+        Line("a group that waits", "prompt 7 of lane 1 waits for one more episode", cells(loss=range(2))),
     ),
     (
         "green: prompt 7; yellow: prompt 8; grey: padding, to the longest episode of the batch;",
-        "a group is an item when the last of its episodes has ended, in the order of their ends",
+        "episodes join a group in the order of their ends; a full group is an item",
     ),
-    "Episodes of two lanes, and the groups that those of one prompt form",
+    "Episodes of two lanes, and the groups of episodes with the same prompt",
 )
 PICTURES = (ITEMS, EXPLICIT, LATE, RAGGED, GROUPS)
 
 
 def drawn_cells(line: Line, y: float) -> Iterator[str]:
-    """A step has the last of the kinds that a line names for it."""
+    """The cells of a line. If a line names several kinds for a step, the last one is drawn."""
     for step, kind in {step: kind for kind, steps in line.cells for step in steps}.items():
         fill, edge, width, words = KINDS[kind]
         x = LEFT + (step + 2) * CELL
@@ -202,7 +202,7 @@ def drawn_cells(line: Line, y: float) -> Iterator[str]:
 
 
 def picture(one: Picture) -> str:
-    """The file of one picture. Its paper is white whatever the page's is."""
+    """The file of one picture, on white paper on every page."""
     height = TOP + len(one.lines) * ROW + 52
     shapes = [box(0, 0, WIDTH, height, PAPER, PAPER, 0), text(20, 36, one.title, 19, INK, bold=True)]
     for number, line in enumerate(one.lines):

@@ -21,10 +21,10 @@ import draw_items  # noqa: E402
 SHOWN: dict[str, Any] = {
     "Transitions(n_step=3, stack=4)": relive.Transitions(3, stack={"observation": 4}),
     "Sequences(4, burn_in=2, bootstrap=1)": relive.Sequences(4, 2, 1),
-    "the first of them": relive.Sequences(4, 2, 1),
-    'the last, at_end="pad"': relive.Sequences(4, 2, 1, at_end="pad"),
-    'the last, at_end="shift"': relive.Sequences(4, 2, 1, at_end="shift"),
-    'the last, at_end="drop"': relive.Sequences(4, 2, 1, at_end="drop"),
+    "the first of these sequences": relive.Sequences(4, 2, 1),
+    'the last sequence, at_end="pad"': relive.Sequences(4, 2, 1, at_end="pad"),
+    'the last sequence, at_end="shift"': relive.Sequences(4, 2, 1, at_end="shift"),
+    'the last sequence, at_end="drop"': relive.Sequences(4, 2, 1, at_end="drop"),
     "Episodes(16, bootstrap=1)": relive.Episodes(16, 1),
 }
 
