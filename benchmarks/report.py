@@ -68,7 +68,9 @@ def _remarks(rows: Rows) -> list[str]:
             f"Gathering stacks runs at {share:.0%} of the speed of a plain copy of the {size:.1f} MB written."
         )
     if one and two:
-        remarks.append(f"Two processes sampling one shared table get {two / one:.2f} times what one gets.")
+        remarks.append(
+            f"Two processes that sample one shared table reach {two / one:.2f} times the rate of one process."
+        )
     return [" ".join(remarks)] if remarks else []
 
 

@@ -95,3 +95,27 @@ def test_a_picture_is_shown_brings_its_own_paper_and_speaks(picture: Path) -> No
     assert 'aria-label="' in head
     width, height = head.split('viewBox="0 0 ')[1].split('"')[0].split()
     assert f'width="{width}" height="{height}"' in below.split("/>")[0] and 'fill="#ffffff"' in below.split("/>")[0]
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub forms them: lower case, no punctuation, hyphens for blanks."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    texts = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-") for text in texts}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lost = []
+    for target, anchor in LINK.findall(prose):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        there = (page.parent / target).resolve() if target else page
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors_of(there)):
+            lost.append(f"{target}#{anchor}")
+    assert not lost
