@@ -2,7 +2,7 @@
 // in ctest and under the sanitizers; a longer run and other processes: stress.cpp.
 #include <thread>
 
-#include "concurrent_hall.hpp"
+#include "concurrent_rig.hpp"
 
 using namespace stress;
 

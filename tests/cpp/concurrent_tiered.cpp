@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "concurrent_hall.hpp"
-#include "relive/pages/kept.hpp"
+#include "concurrent_rig.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/table/tiered.hpp"
 
 using namespace stress;

@@ -6,7 +6,7 @@
 #include "dying.hpp"
 #include "relive/index/kinds.hpp"
 #include "relive/index/leaves.hpp"
-#include "relive/pages/overdue.hpp"
+#include "relive/pages/expiry.hpp"
 
 using namespace rig;
 

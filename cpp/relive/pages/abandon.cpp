@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/pages/records.hpp"

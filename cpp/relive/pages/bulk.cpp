@@ -1,6 +1,6 @@
 #include "relive/pages/bulk.hpp"
 
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/words/held.hpp"
 
 namespace relive {

@@ -3,12 +3,12 @@
 #include <cmath>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/begins.hpp"
 #include "relive/pages/cells.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/groups.hpp"
-#include "relive/pages/kept.hpp"
+#include "relive/pages/item_starts.hpp"
 #include "relive/pages/late.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 #include "relive/pages/recover.hpp"

@@ -4,8 +4,8 @@
 #include <bit>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/group_weight.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/records.hpp"

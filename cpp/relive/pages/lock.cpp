@@ -1,9 +1,9 @@
 #include "relive/pages/lock.hpp"
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/kept.hpp"
-#include "relive/pages/most.hpp"
-#include "relive/pages/overdue.hpp"
+#include "relive/pages/expiry.hpp"
+#include "relive/pages/max_items.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/pages/publish.hpp"
 
 namespace relive {

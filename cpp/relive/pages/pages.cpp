@@ -5,11 +5,11 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
-#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
-#include "relive/pages/kept.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/parked.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/pages/records.hpp"
 
 namespace relive {

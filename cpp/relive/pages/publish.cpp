@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/begins.hpp"
-#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/groups.hpp"
+#include "relive/pages/item_starts.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/words/predicate.hpp"

@@ -5,11 +5,11 @@
 
 #include "relive/index/settle.hpp"
 #include "relive/pages/cells.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/groups.hpp"
-#include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
-#include "relive/pages/most.hpp"
+#include "relive/pages/max_items.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 

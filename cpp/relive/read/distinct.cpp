@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "relive/read/sieve.hpp"
+#include "relive/read/candidates.hpp"
 #include "relive/words/rng.hpp"
 
 namespace relive {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "relive/index/leaves.hpp"
-#include "relive/read/goals.hpp"
+#include "relive/read/hindsight.hpp"
 #include "relive/read/ranked.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/shuffle.hpp"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "relive/read/goals.hpp"
+#include "relive/read/hindsight.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/rows.hpp"
 #include "relive/read/sequences.hpp"

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <atomic>
 
-#include "relive/read/goals.hpp"
+#include "relive/read/hindsight.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/sequences.hpp"
-#include "relive/read/walk.hpp"
+#include "relive/read/window_walk.hpp"
 
 namespace relive {
 namespace {

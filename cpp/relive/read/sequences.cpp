@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "relive/read/walk.hpp"
+#include "relive/read/window_walk.hpp"
 
 namespace relive {
 namespace {

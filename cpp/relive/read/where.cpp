@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "relive/index/leaves.hpp"
+#include "relive/read/candidates.hpp"
 #include "relive/read/distinct.hpp"
-#include "relive/read/sieve.hpp"
 #include "relive/words/config_check.hpp"
 
 namespace relive {

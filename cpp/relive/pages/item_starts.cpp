@@ -1,4 +1,4 @@
-#include "relive/pages/begins.hpp"
+#include "relive/pages/item_starts.hpp"
 
 #include <algorithm>
 

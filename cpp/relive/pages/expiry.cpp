@@ -1,10 +1,10 @@
-#include "relive/pages/overdue.hpp"
+#include "relive/pages/expiry.hpp"
 
 #include <algorithm>
 #include <limits>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/pages/records.hpp"
 

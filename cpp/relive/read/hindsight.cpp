@@ -1,9 +1,9 @@
-#include "relive/read/goals.hpp"
+#include "relive/read/hindsight.hpp"
 
 #include <algorithm>
 
 #include "relive/read/rows.hpp"
-#include "relive/read/walk.hpp"
+#include "relive/read/window_walk.hpp"
 
 namespace relive {
 namespace {

@@ -1,4 +1,4 @@
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
-#include "relive/pages/most.hpp"
+#include "relive/pages/max_items.hpp"
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/pages.hpp"
 
 namespace relive {

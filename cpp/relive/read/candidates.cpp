@@ -1,4 +1,4 @@
-#include "relive/read/sieve.hpp"
+#include "relive/read/candidates.hpp"
 
 #include <algorithm>
 #include <limits>

@@ -2,8 +2,8 @@
 #include <thread>
 
 #include "core_rig.hpp"
-#include "relive/pages/hold.hpp"
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pin_all.hpp"
+#include "relive/pages/pins.hpp"
 
 using namespace rig;
 

@@ -1,6 +1,6 @@
-#include "relive/pages/hold.hpp"
+#include "relive/pages/pin_all.hpp"
 
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pins.hpp"
 
 namespace relive {
 

@@ -1,4 +1,4 @@
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pins.hpp"
 
 #include <algorithm>
 
