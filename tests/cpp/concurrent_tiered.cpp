@@ -129,13 +129,13 @@ TEST(a_spill_does_not_finish_while_pages_are_held) {
     Locked locked(door, Deadline::after(1.0));
     const size_t count = pick_for_spill(locked.held(), 4, leaving);
     CHECK(count > 0);
-    raise_hold(locked.held(), door.me);
+    pin_all_pages(locked.held(), door.me);
     for (size_t k = count; k-- > 0;) {
       CHECK(!finish_spill(locked.held(), leaving[k]));
       CHECK(r.bulk.place(leaving[k].page).kind == BulkKind::kRam);
     }
     CHECK_EQ(pick_for_spill(locked.held(), 4, leaving), 0u);
-    lower_holds(locked.held(), door.me, 1);
+    unpin_all_pages(locked.held(), door.me, 1);
     CHECK(pick_for_spill(locked.held(), 1, leaving) == 1 && finish_spill(locked.held(), leaving[0]));
     CHECK(r.bulk.place(leaving[0].page).kind == BulkKind::kDisk);
   }

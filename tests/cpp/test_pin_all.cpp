@@ -145,8 +145,8 @@ TEST(the_holds_of_a_dead_participant_end) {
   fill(rig, 40);
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
-    raise_hold(locked.held(), 3);
-    raise_hold(locked.held(), 3);
+    pin_all_pages(locked.held(), 3);
+    pin_all_pages(locked.held(), 3);
   }
   CHECK(relive::clear(*rig.table).ok());
   CHECK_EQ(count_kept(rig), 5u);

@@ -11,7 +11,7 @@
 namespace relive {
 namespace {
 
-constexpr uint32_t kDropsAHold = 256;  // rule C3
+constexpr uint32_t kMostDrops = 256;  // rule C3
 
 // What goes by max_staleness may be used up: then it is no item any more, and not counted.
 void drop(Held& held, uint32_t index, Due due, uint64_t leaf) {
@@ -47,7 +47,7 @@ double present_version(const Region& r) { return r.header->policy_version.load(s
 
 bool drop_overdue(Held& held) {
   const Region& r = held.region;
-  uint32_t left = kDropsAHold;
+  uint32_t left = kMostDrops;
   if (RELIVE_RULE(Z2_expired))
     for (const uint32_t i : r.aged_indexes()) {
       const auto kept = static_cast<double>(Leaves(r, i).config().versions_kept);
@@ -56,7 +56,7 @@ bool drop_overdue(Held& held) {
   if (RELIVE_RULE(T2_overdue))
     for (const uint32_t i : r.timed_indexes())
       if (Leaves(r, i).is_timed()) drop_due(held, i, Due::kWait, Leaves(r, i).config().max_wait_s, held.now_s(), &left);
-  return left < kDropsAHold;
+  return left < kMostDrops;
 }
 
 bool has_expired(const Region& r) {

@@ -27,15 +27,15 @@ bool is_there(RowAhead& ahead, uint64_t last, uint32_t step) {
 }
 
 // The steps of one episode that are drawn in their turns (rule S6): step s with probability 1 / (s + 1).
-class Turns final {
+class DrawnSteps final {
  public:
   // Of the episode of this step. All that it follows from stays what it is, whatever becomes of pages.
-  Turns(const Region& r, uint64_t page, uint32_t offset, uint32_t step)
-      : rng_(r.geometry->seed, r.lane_of(r.slot_of(page, offset)), lane_step(r, page, offset) - step, kTurns) {}
+  DrawnSteps(const Region& r, uint64_t page, uint32_t offset, uint32_t step)
+      : rng_(r.geometry->seed, r.lane_of(r.slot_of(page, offset)), lane_step(r, page, offset) - step, kDrawnSteps) {}
   bool has(uint32_t step) const { return rng_.below(step, step + 1) == 0; }
 
  private:
-  static constexpr uint64_t kTurns = uint64_t{1} << 32;  // in an attempt's place: no draw of items has so many
+  static constexpr uint64_t kDrawnSteps = uint64_t{1} << 32;  // in an attempt's place: no draw of items has so many
   CounterRng rng_;
 };
 
@@ -51,8 +51,8 @@ bool ends_within(const Region& r, const RowAhead& from, uint64_t offset, uint32_
 // has ended, are there. Looks at each row behind those, up to the end or the one with which the next one drawn is whole.
 bool is_the_one_drawn(const Region& r, uint32_t length, uint64_t page, uint32_t offset, uint32_t step,
                       RowAhead& ahead) {
-  const Turns turns(r, page, offset, step);
-  if (!turns.has(step)) return false;
+  const DrawnSteps drawn(r, page, offset, step);
+  if (!drawn.has(step)) return false;
   uint64_t last = uint64_t{offset} + length - 1;
   if (step == 0 && ends_within(r, ahead, offset, length - 1)) return true;  // no longer than that
   if (!is_there(ahead, last, step + length - 1)) return false;
@@ -60,7 +60,7 @@ bool is_the_one_drawn(const Region& r, uint32_t length, uint64_t page, uint32_t 
   RowAhead scout = ahead;
   while (!ends_behind(r, scout, last)) {
     if (!scout.go_to(++last)) return false;  // deleted, page and all
-    if (turns.has(++step)) return false;
+    if (drawn.has(++step)) return false;
   }
   return true;
 }
@@ -149,9 +149,9 @@ void end_what_begins_nothing(Held& held, uint32_t index, uint64_t page, uint32_t
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   if (sequence.draws_one()) {
     const uint32_t first = step_of(r.head_of(r.slot_of(page, begin)).load(kRelaxed));
-    const Turns turns(r, page, begin, first);
+    const DrawnSteps drawn(r, page, begin, first);
     for (uint32_t offset = begin; offset < end; ++offset)
-      if (!turns.has(first + offset - begin)) Leaves::retire(held, index, r.slot_of(page, offset), kStateEnded);
+      if (!drawn.has(first + offset - begin)) Leaves::retire(held, index, r.slot_of(page, offset), kStateEnded);
     return;
   }
   const bool crosses = sequence.crosses();

@@ -50,7 +50,7 @@ void Locked::take() {
     items_ = room_ = true;
   }
   if (door_.owed_holds.load(kRelaxed) != 0) {
-    lower_holds(held_, door_.me, door_.owed_holds.exchange(0, kRelaxed));
+    unpin_all_pages(held_, door_.me, door_.owed_holds.exchange(0, kRelaxed));
     (void)free_kept(held_, kKeptPerHold);
     room_ = true;
   }

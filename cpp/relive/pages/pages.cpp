@@ -16,8 +16,8 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint32_t kTogether = 64;    // rows of which it is found out first what is an item
-constexpr uint64_t kMostAHold = 256;  // rows that pool pressure evicts in one hold (rule C3)
+constexpr uint32_t kTogether = 64;      // rows of which it is found out first what is an item
+constexpr uint64_t kMostEvicted = 256;  // rows that pool pressure evicts in one hold (rule C3)
 
 // The page after (before) this one in its lane, kNoPage where it is gone or there is none.
 uint64_t next_of(const Region& r, uint64_t page) { return r.alive(r.pages[page].next.load(kRelaxed)); }
@@ -370,14 +370,14 @@ bool relieve_pressure(Held& held) {
   if (is_held(r)) return false;  // its page would be kept
   const CrowdedOut counted(r);
   if (const uint64_t page = next_page_to_go(held); r.chooses_pages() && page != kNoPage && may_go(r, page)) {
-    (void)evict_from_page(held, page, kMostAHold);
+    (void)evict_from_page(held, page, kMostEvicted);
     r.header->counters.pool_pressure.fetch_add(is_used(r, page) ? 0 : 1, kRelaxed);
     return true;
   }
   for (uint32_t page = r.header->ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
     if (!may_go(r, page)) continue;
     const uint64_t word = r.words[page].load(kRelaxed);
-    (void)evict_from_page(held, page, kMostAHold);
+    (void)evict_from_page(held, page, kMostEvicted);
     const bool is_free = Region::generation_of(r.words[page].load(kRelaxed)) != Region::generation_of(word);
     if (is_free) r.header->counters.pool_pressure.fetch_add(1, kRelaxed);
     return true;

@@ -6,7 +6,7 @@ namespace relive {
 
 void Hold::begin(Locked& locked) {
   if (has_begun_) return;
-  raise_hold(locked.held(), door_.me);
+  pin_all_pages(locked.held(), door_.me);
   has_begun_ = true;
 }
 
@@ -22,7 +22,7 @@ void Hold::end() {
       door_.owed_holds.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    lower_holds(locked.held(), door_.me, 1);
+    unpin_all_pages(locked.held(), door_.me, 1);
     is_more = free_kept(locked.held(), kKeptPerHold);
     locked.room_came();
   }

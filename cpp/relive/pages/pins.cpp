@@ -49,7 +49,7 @@ uint32_t count_holding(const Region& r) {
 }
 
 // The sum goes up first and down last: whoever dies in between leaves it too high, never too low.
-void raise_hold(Held& held, uint32_t participant) {
+void pin_all_pages(Held& held, uint32_t participant) {
   Region& r = held.region;
   r.header->num_holding.fetch_add(1, kRelaxed);
   RELIVE_FAIL_POINT(hold_counted);
@@ -57,7 +57,7 @@ void raise_hold(Held& held, uint32_t participant) {
   RELIVE_FAIL_POINT(hold_raised);
 }
 
-void lower_holds(Held& held, uint32_t participant, uint32_t count) {
+void unpin_all_pages(Held& held, uint32_t participant, uint32_t count) {
   Region& r = held.region;
   std::atomic<uint32_t>& holding = r.participants[participant].holding;
   count = std::min(count, holding.load(kRelaxed));

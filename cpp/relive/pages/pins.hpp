@@ -22,8 +22,8 @@ bool is_pinned(const Region& r, uint64_t page);
 bool must_stay(const Region& r, uint64_t page);
 
 // One thread of the participant more, or `count` of them fewer, that holds every page where it is.
-void raise_hold(Held& held, uint32_t participant);
-void lower_holds(Held& held, uint32_t participant, uint32_t count);
+void pin_all_pages(Held& held, uint32_t participant);
+void unpin_all_pages(Held& held, uint32_t participant, uint32_t count);
 // The sum of holding over all participants.
 uint32_t count_holding(const Region& r);
 

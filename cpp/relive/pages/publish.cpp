@@ -233,7 +233,7 @@ void count_on(Held& held, Lane& lane, uint64_t page) {
 }
 
 // The page is full: it closes, and the page opened ahead of need (if any) takes its place.
-void turn_page(Held& held, Lane& lane, uint64_t page) {
+void advance_page(Held& held, Lane& lane, uint64_t page) {
   count_on(held, lane, page);
   if (is_open(held.region, page)) close_page(held, page);
   RELIVE_FAIL_POINT(commit_closed);
@@ -245,14 +245,14 @@ void turn_page(Held& held, Lane& lane, uint64_t page) {
 }
 
 // The lane's open page, kNoPage where there is none. Who died between a page's end and its turn left the turn to us.
-uint64_t turned_page(Held& held, Lane& lane) {
+uint64_t current_page(Held& held, Lane& lane) {
   const Region& r = held.region;
   const uint64_t page = r.alive(lane.open.load(kRelaxed));
   const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
   if (page == kNoPage || ahead == kNoPage || range_of(r, page).step_end < r.page_len) return page;
   if (ahead != page) {
     RELIVE_FAIL_POINT(sweep_turn);
-    turn_page(held, lane, page);
+    advance_page(held, lane, page);
   } else {
     lane.ahead.store(0, std::memory_order_release);  // died between the two stores of a turn
   }
@@ -432,7 +432,7 @@ void commit_run(Held& held, const StepRun& run) {
   }
   if (range.step_end == r.page_len) {
     if (ahead != kNoPage && !run.ends) take_history_back(held, ahead);
-    turn_page(held, lane, page);
+    advance_page(held, lane, page);
   }
   if (has_tail && !tail_here) commit_tail(held, ahead, 0);
   publish_lane(held, run.lane_slot, run.ends ? Until::kEpisodeEnd : Until::kNow);
@@ -469,7 +469,7 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
 void settle_lane(Held& held, uint32_t lane_slot) {
   Lane& lane = held.region.lanes[lane_slot];
   if (lane.state.load(kRelaxed) != LaneState::kLive) return;
-  turned_page(held, lane);
+  current_page(held, lane);
   publish_lane(held, lane_slot, Until::kNow);
   if (RELIVE_RULE(Y3_settle)) join_groups(held, lane_slot);
 }
@@ -477,7 +477,7 @@ void settle_lane(Held& held, uint32_t lane_slot) {
 void cut_lane(Held& held, uint32_t lane_slot) {
   Region& r = held.region;
   Lane& lane = r.lanes[lane_slot];
-  const uint64_t page = turned_page(held, lane);
+  const uint64_t page = current_page(held, lane);
   if (page != kNoPage) mark_lane_end(held, lane_slot, page);
   RELIVE_FAIL_POINT(close_tail);
   if (page != kNoPage) publish_lane(held, lane_slot, Until::kLaneEnd);

@@ -248,7 +248,7 @@ bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
   RELIVE_FAIL_POINT(sweep_credit);
   for (auto& pin : r.participants[participant].pins)
     if (pin.load(kRelaxed) != 0) unpin(held, pin);
-  if (RELIVE_RULE(E4_holding)) lower_holds(held, participant, ~0u);
+  if (RELIVE_RULE(E4_holding)) unpin_all_pages(held, participant, ~0u);
   RELIVE_FAIL_POINT(sweep_holding);
   (void)free_kept(held, kKeptPerHold);
   Leaves::flush_all(held);

@@ -38,10 +38,10 @@ struct Wave {
   bool passes[kWave];
 };
 
-class Sieve final {
+class CandidateFilter final {
  public:
   // where: null where every item passes. total: of the masses; of an index drawn from by ranks it is not looked at.
-  Sieve(const Region& r, const DrawRequest& request, const Where* where, DrawScratch* scratch, double total);
+  CandidateFilter(const Region& r, const DrawRequest& request, const Where* where, DrawScratch* scratch, double total);
 
   const Leaves& leaves() const { return leaves_; }
   double total() const { return total_; }

@@ -59,13 +59,13 @@ class FirstOnes final {
 
 // Word before leaf (rule G2). Here a mass that is next to nothing of the total may be what was meant: what is heavier is
 // in the batch. False where it is so because the heavier ones went, and the total is not theirs any more.
-bool look_at_runners(const Sieve& sieve, Wave* wave) {
-  if (sieve.leaves().is_ranked()) {
-    sieve.look_at_chosen(wave);
+bool look_at_runners(const CandidateFilter& filter, Wave* wave) {
+  if (filter.leaves().is_ranked()) {
+    filter.look_at_chosen(wave);
     return true;
   }
-  const ItemMap& map = sieve.leaves().map();
-  const double least = least_probability(sieve.leaves()) * sieve.total();
+  const ItemMap& map = filter.leaves().map();
+  const double least = least_probability(filter.leaves()) * filter.total();
   bool is_light = false;
   wave->num_items = 0;
   for (size_t k = 0; k < wave->num_points; ++k) {
@@ -73,26 +73,26 @@ bool look_at_runners(const Sieve& sieve, Wave* wave) {
     RELIVE_FAIL_POINT(draw_found);
     const uint64_t word = map.word(slot);
     RELIVE_FAIL_POINT(draw_word);
-    const double mass = sieve.leaves().mass(slot);
+    const double mass = filter.leaves().mass(slot);
     if (!Leaves::is_mass(mass) || !Region::is_used(word)) continue;
-    sieve.add(slot, word, mass, wave);
+    filter.add(slot, word, mass, wave);
     is_light |= mass < least;
   }
-  return !is_light || sieve.leaves().total() > 0.5 * sieve.total();
+  return !is_light || filter.leaves().total() > 0.5 * filter.total();
 }
 
 // All leaves that the batch does not have; where there is a condition, those that pass it, looked at some at a time.
 class Race final {
  public:
-  Race(const Sieve& sieve, const CounterRng& rng, size_t wanted, DrawScratch* scratch)
-      : sieve_(sieve), rng_(rng), scratch_(scratch), first_ones_(wanted) {}
+  Race(const CandidateFilter& filter, const CounterRng& rng, size_t wanted, DrawScratch* scratch)
+      : filter_(filter), rng_(rng), scratch_(scratch), first_ones_(wanted) {}
 
   const std::vector<Runner>& run() {
-    const Leaves& leaves = sieve_.leaves();
+    const Leaves& leaves = filter_.leaves();
     if (leaves.is_ranked()) {
-      sieve_.ranked().each([this](const Chosen& place) { begin(place.probability, place); });
+      filter_.ranked().each([this](const Chosen& place) { begin(place.probability, place); });
     } else {
-      for (uint64_t slot = 0; slot < sieve_.num_leaves(); ++slot)
+      for (uint64_t slot = 0; slot < filter_.num_leaves(); ++slot)
         if (const double mass = leaves.mass(slot); Leaves::is_mass(mass)) begin(mass, Chosen{{}, 0, slot, 0.0});
     }
     if (wave_.num_points != 0) sift();
@@ -102,7 +102,7 @@ class Race final {
  private:
   void begin(double rate, const Chosen& place) {
     if (scratch_->has.has(place.slot)) return;
-    if (!sieve_.has_condition()) return start(rate, place);
+    if (!filter_.has_condition()) return start(rate, place);
     const size_t k = wave_.num_points++;
     wave_.points[k] = rate;
     wave_.drawn[k] = place.slot;
@@ -113,8 +113,8 @@ class Race final {
   void start(double rate, const Chosen& place) { first_ones_.run(rate, 1.0 - rng_.uniform(kRace + place.slot), place); }
 
   void sift() {
-    look_at_runners(sieve_, &wave_);
-    sieve_.test(&wave_);
+    look_at_runners(filter_, &wave_);
+    filter_.test(&wave_);
     size_t from = 0;
     for (size_t k = 0; k < wave_.num_items; ++k, ++from) {
       while (wave_.drawn[from] != wave_.items[k].slot) ++from;  // items are points that led to one, in their order
@@ -127,7 +127,7 @@ class Race final {
     wave_.num_points = 0;
   }
 
-  const Sieve& sieve_;
+  const CandidateFilter& filter_;
   const CounterRng& rng_;
   DrawScratch* const scratch_;
   FirstOnes first_ones_;
@@ -175,13 +175,13 @@ uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items) {
   return kLooks + kLooksARow * num_items + num_leaves / kLeavesALook;
 }
 
-void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
+void race(const CandidateFilter& filter, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
           DrawScratch* scratch) {
   scratch->looks.has_raced = true;
-  Race race(sieve, rng, rows.size() - *found, scratch);
+  Race race(filter, rng, rows.size() - *found, scratch);
   const std::vector<Runner>& chosen = race.run();
   // Where there is a condition what is missing is rare: more items need not bring more that pass.
-  scratch->looks.is_short = !sieve.has_condition() && chosen.size() < rows.size() - *found;
+  scratch->looks.is_short = !filter.has_condition() && chosen.size() < rows.size() - *found;
   Wave wave;
   for (size_t begin = 0; begin < chosen.size(); begin += kWave) {
     wave.num_points = std::min(kWave, chosen.size() - begin);
@@ -190,18 +190,18 @@ void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>
       wave.drawn[k] = chosen[begin + k].place.slot;
       wave.places[k] = chosen[begin + k].place;
     }
-    if (!look_at_runners(sieve, &wave)) {  // drawn anew, of the total that there is now
-      scratch->looks.has_raced &= !sieve.has_condition();
+    if (!look_at_runners(filter, &wave)) {  // drawn anew, of the total that there is now
+      scratch->looks.has_raced &= !filter.has_condition();
       return;
     }
-    sieve.test(&wave);
+    filter.test(&wave);
     for (size_t k = 0; k < wave.num_items; ++k) {
       const Candidate& one = wave.items[k];
       if (!one.is_there || !wave.passes[k]) continue;
-      const double probability = std::max(one.mass / sieve.total(), std::numeric_limits<double>::min());
+      const double probability = std::max(one.mass / filter.total(), std::numeric_limits<double>::min());
       if (!scratch->has.add(one.slot)) continue;
       ++scratch->looks.brought;
-      sieve.keep(one, rows[(*found)++], probability, scratch);
+      filter.keep(one, rows[(*found)++], probability, scratch);
     }
   }
 }

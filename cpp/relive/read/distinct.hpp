@@ -20,7 +20,7 @@ namespace relive {
 
 class CounterRng;
 struct DrawScratch;
-class Sieve;
+class CandidateFilter;
 
 inline bool is_distinct(const Region& r, uint32_t index) {
   return (r.header->indexes[index].traits & kIsDistinct) != 0;
@@ -50,7 +50,7 @@ uint64_t looks_before_race(const Region& r, uint32_t index, size_t num_items);
 
 // An item for each of rows[*found ..) of what scratch->has has not; scratch->looks.is_short where there are not so many.
 // However little of the total an item is, it is found.
-void race(const Sieve& sieve, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
+void race(const CandidateFilter& filter, const CounterRng& rng, const std::vector<uint32_t>& rows, size_t* found,
           DrawScratch* scratch);
 
 }  // namespace relive

@@ -254,7 +254,7 @@ void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) 
   points.resize(std::max(points.size(), n));
   drawn.resize(std::max(drawn.size(), n));
   taken.reserve(n);
-  turns.assign(turns.empty() ? 0 : n, 0);
+  shuffled.assign(shuffled.empty() ? 0 : n, 0);
   first_turn = end_turn = 0;
   is_one_run = true;
   best.reserve(2 * n);
@@ -339,7 +339,7 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
     std::sort(scratch->missing.begin(), scratch->missing.end());
     round.take_best(count);
   } else {
-    take_turns(r, request.index, scratch, kPastTheEnd);
+    take_positions(r, request.index, scratch, kPastTheEnd);
   }
   bring(round, rng, count, is_found);
   if (round.is_best())

@@ -69,7 +69,7 @@ struct DrawScratch {
   std::vector<uint32_t> chosen;         // rows whose items are chosen and still to be read, while pages are held
   std::vector<Leaves::Node> open;       // of a draw of the best, as the next two
   std::vector<Leaves::Node> best;
-  std::vector<uint64_t> turns;            // of a shuffled index, by row: slot + 1 that its turn fell on; 0: none yet
+  std::vector<uint64_t> shuffled;         // of a shuffled index, by row: slot + 1 that its turn fell on; 0: none yet
   uint64_t first_turn = 0, end_turn = 0;  // those the draw took, where nobody else took one in between
   bool is_one_run = true;
   std::vector<uint64_t> taken;  // slots that the batch has already: each comes once before any comes again

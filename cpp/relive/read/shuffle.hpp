@@ -30,6 +30,6 @@ class Permutation final {
 
 // A leaf with an item for each row of scratch->missing, as far as the looks of one round go: drawn[k], and points[k], which
 // is `none` where there is none yet. A row whose turn fell on an item in an earlier round has it again while it is there.
-void take_turns(const Region& r, uint32_t index, DrawScratch* scratch, double none);
+void take_positions(const Region& r, uint32_t index, DrawScratch* scratch, double none);
 
 }  // namespace relive

@@ -34,7 +34,7 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
                   Where* out);
 
 // Whether each row of a draw with a condition has a first point of its own, looked at as a draw without one does: where all
-// pass, that is all there is to do. Else all points are looked at in waves (sieve.hpp).
+// pass, that is all there is to do. Else all points are looked at in waves (filter.hpp).
 bool has_first_points(const Region& r, const DrawRequest& request);
 // Asks memory for what the condition reads of the windows of these rows, beside the rows themselves.
 void ask_for_first(const Region& r, const DrawRequest& request, const uint32_t* rows, size_t count,

@@ -306,7 +306,7 @@ void Staging::read_loop() {
   }
 }
 
-uint64_t Staging::bytes_held() {
+uint64_t Staging::bytes_staged() {
   const std::lock_guard<std::mutex> guard(mutex_);
   return (r_.bulk.geometry->num_blocks - free_blocks_.size()) * block_bytes_;
 }

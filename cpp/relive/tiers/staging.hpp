@@ -74,7 +74,7 @@ class Staging final {
   void spilled(uint64_t ref);
 
   const StagingCounters& counters() const { return counters_; }
-  uint64_t bytes_held();
+  uint64_t bytes_staged();
 
  private:
   enum class State : uint32_t { kAbsent, kReading, kReady, kGone, kFailed };

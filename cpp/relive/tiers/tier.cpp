@@ -152,7 +152,7 @@ void Tier::stats(TierStats* out) {
   const StagingCounters& staging = staging_->counters();
   out->staging_bytes = geometry_.num_blocks * geometry_.block_bytes;
   out->ram_bytes = geometry_.num_frames * geometry_.frame_bytes + out->staging_bytes;
-  out->staged_bytes = staging_->bytes_held();
+  out->staged_bytes = staging_->bytes_staged();
   out->page_bytes = geometry_.frame_bytes;
   out->pages_in_ram = state.pages_in_ram.load(kRelaxed);
   out->pages_on_disk = state.pages_on_disk.load(kRelaxed);
