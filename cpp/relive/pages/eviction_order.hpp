@@ -1,14 +1,10 @@
-// Which page goes where a table is full, if the remover of its first index chooses (rule D8): the one with the fewest
-// items of that index that would go with it, the oldest of equal ones.
+// Chooses the page to evict from a full table if the remover of the first index is not Fifo (rule D8): the page whose
+// eviction ends the fewest items of that index; among equals, the oldest.
 //
-// A page's *weight* is how many items of the first index, live or still to be, end with its rows: its own, and those of
-// its neighbours that reach into it. A tree of minima over the pages knows of each a number that its weight is not below,
-// with its age under it; whoever chooses weighs the best and puts it back where it is heavier, until one is as light as
-// it is said to be. So what a loss costs is a store and its ancestors, and nobody counts a page that is not about to go.
-//
-// Locking: everything here runs under the table lock. DERIVED: recovery makes the tree anew.
-// Cost:    note_loss O(pages that a window touches x log8 pages), choose_page that and a window's rows for each page that
-//          is weighed, at most 8192 of them; nothing where no remover chooses.
+// Owns:    nothing; the tree of weights is DERIVED, and recovery rebuilds it.
+// Locking: every function runs under the table lock.
+// Cost:    note_loss O(pages that a window touches x log8 pages); choose_page the same, plus the rows of a window for
+//          each page that it weighs, 8192 rows at most. Nothing if the remover is Fifo.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +14,25 @@
 
 namespace relive {
 
-// The page became CLOSED, or is that no more, or has no rows.
+// A page's *weight* is the number of live and pending items of the first index that need its rows, items of
+// neighbouring pages included. A tree of minima stores for each page a lower bound of its weight, and its age below.
+// choose_page() weighs the best page and stores the true weight, until the best page is as light as its bound. An item
+// that ends therefore costs one store and its ancestors, and only candidates for eviction are weighed.
+//
+// Call this when a page becomes CLOSED, stops being CLOSED, or loses its last row.
 void rank_page(Held& held, uint64_t page);
-// Items of the page ended, or are whole now: it, and what they reach into, may be lighter.
+// Call this when items of the page end or become whole: the page, and the pages that those items reach, may be lighter.
 void rank_around(Held& held, uint64_t page);
-// The page to go, CLOSED; kNoPage where there is none.
+// The CLOSED page to evict; kNoPage if there is none.
 uint64_t choose_page(Held& held);
-// Weighs what seems lightest, ahead of who has to choose.
+// Weighs the pages that seem lightest in advance, so that choose_page() has less to do.
 void weigh_some(Held& held);
-// Recovery, once the pages are settled.
+// Rebuilds the tree in recovery, after the pages are settled.
 void rank_all(Held& held);
-// The first thing about ranks that does not hold, in words; null if all does.
+// The first broken invariant of the tree, in words; null if none is broken.
 const char* broken_ranks(const Region& r);
 
-// What whoever ends or publishes items of a page calls behind it.
+// Call this after items of a page end or are published.
 inline void note_loss(Held& held, uint64_t page) {
   if (held.region.chooses_pages() && RELIVE_RULE(D8_lighter)) rank_around(held, page);
 }

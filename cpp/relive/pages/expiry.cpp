@@ -11,9 +11,9 @@
 namespace relive {
 namespace {
 
-constexpr uint32_t kMostDrops = 256;  // rule C3
+constexpr uint32_t kMostDrops = 256;  // in one critical section (rule C3)
 
-// What goes by max_staleness may be used up: then it is no item any more, and not counted.
+// An item that max_staleness drops may be used up. Then it is no item any more, and is not counted.
 void drop(Held& held, uint32_t index, Due due, uint64_t leaf) {
   Region& r = held.region;
   const Leaves leaves(r, index);
@@ -29,7 +29,8 @@ void drop(Held& held, uint32_t index, Due due, uint64_t leaf) {
   RELIVE_FAIL_POINT(wait_dropped);
 }
 
-// Drops what was due `since + allowed` by now, the first due first, up to what is left of this hold's share.
+// Drops the items with `since + allowed` not after `now`, the earliest first, up to the rest of this critical section's
+// bound.
 void drop_due(Held& held, uint32_t index, Due due, double allowed, double now, uint32_t* left) {
   const Region& r = held.region;
   double since = 0.0;

@@ -1,31 +1,35 @@
-// max_wait_s of an index: what waits longer to be published, for late columns, a priority or members, is dropped (T2).
-// max_staleness: so is an item whose oldest row's version lies further behind the learner's (Z2).
+// Drops items that expire. max_wait_s: an item that waits longer for late columns, a priority or members (rule T2).
+// max_staleness: an item whose oldest row has a version too far before the learner's (rule Z2).
 //
-// Locking: under the table lock, before it is given back. Nobody asks for it but who takes the lock: while nobody does,
-//          what is overdue stays, and nobody can see it, for it cannot be drawn.
-// Cost:    a look at the clock where anything waits, O(log8 leaves) for each item that goes; nothing where no index is
-//          timed.
+// Owns:    nothing.
+// Locking: the functions with a Held run under the table lock, before it is released. While no process takes the lock,
+//          overdue items stay in the table; a waiting item cannot be drawn, so no reader sees that.
+// Cost:    one read of the clock if any item waits; O(log8 leaves) for each item that is dropped; nothing without such
+//          an index.
 #pragma once
 
 #include "relive/words/held.hpp"
 
 namespace relive {
 
-// True where any was dropped: there is room to insert.
+// Returns true if an item was dropped, which makes room to insert.
 bool drop_overdue(Held& held);
 
-// What a hold ends with.
+// Runs at the end of every critical section.
 inline bool keep_to_time(Held& held) {
   return !(held.region.timed_indexes().empty() && held.region.aged_indexes().empty()) && drop_overdue(held);
 }
 
-// Whether items stand whose versions are older than max_staleness lets them be: more than one hold drops. At any time.
+// Whether items with an expired version are left, because one critical section drops a bounded number. May be called
+// without the lock.
 bool has_expired(const Region& r);
 
-// Masses that fade are told anew where the learner's version was set back (rule Z3). What a hold ends with.
+// Moves the base of fading masses if the learner's version was set far back (rule Z3). Runs at the end of every
+// critical section.
 void keep_masses_near(Held& held);
 
-// When the next of what waits is to go, by clock_s(); infinity where nothing waits. At any time; exact under the lock.
+// The time, by clock_s(), at which the next waiting item expires; infinity if no item waits. May be called without the
+// lock; the answer is exact under the lock.
 double next_due_s(const Region& r);
 
 }  // namespace relive

@@ -34,7 +34,7 @@ void Locked::take() {
     const bool known = holder >= 1 && holder <= nobody;
     status_ = Status(Code::kDeadlineExceeded)
                   .with_text("needs", "the table lock")
-                  .with_text("has", "held by another process")
+                  .with_text("has", "taken by another process")
                   .with_double("waited_s", deadline_.waited_s())
                   .with_int("holder_pid", known ? r.participants[holder - 1].pid.load(kRelaxed) : 0);
     return;
@@ -68,7 +68,7 @@ bool Locked::sweep_dead() {
   bool any = sweep_some();
   while (door_.has_dead && !deadline_.passed()) {
     release();
-    take();  // which sweeps on
+    take();  // this continues the sweep
     if (!status_.ok()) break;
     any = true;
   }

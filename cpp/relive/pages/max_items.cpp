@@ -6,7 +6,7 @@
 
 namespace relive {
 
-// The step stays: it may be an item of other indexes, and a row that windows of its neighbours need.
+// The step stays: it may be an item of other indexes, and windows of neighbours may need its row.
 void end_beyond_most(Held& held) {
   Region& r = held.region;
   for (const uint32_t i : r.bounded_indexes()) {

@@ -1,8 +1,11 @@
-// max_items of an index of rows: one that holds more lets those go that its remover chooses (rule R2).
+// Bounds of indexes of rows: an index with more than max_items items drops the items that its remover chooses (rule
+// R2), and a sampler of the last n items takes the mass from older ones (rule Z4).
 //
-// Locking: under the table lock, before it is given back, so that nobody who takes it finds one item too many; samplers,
-//          which take none, may meet those of the hold that goes on, at most as many as it published.
-// Cost:    O(log8 slots) for each item that goes; nothing where no index is bounded.
+// Owns:    nothing.
+// Locking: the functions run under the table lock, before it is released, so no other owner of the lock sees an item
+//          too many. Samplers take no lock and may see the surplus of the present critical section: at most the items
+//          that it published.
+// Cost:    O(log8 slots) for each item that is dropped; nothing if no index has a bound.
 #pragma once
 
 #include "relive/words/held.hpp"
@@ -10,10 +13,10 @@
 namespace relive {
 
 void end_beyond_most(Held& held);
-// Of a sampler of the items that came last: those that are no more of these lose their mass, and stay (rule Z4).
+// For a sampler of the last n items: items that no longer belong to them lose their mass and stay items (rule Z4).
 void leave_beyond_last(Held& held);
 
-// What a hold ends with.
+// Runs at the end of every critical section.
 inline void keep_to_most(Held& held) {
   if (!held.region.bounded_indexes().empty()) end_beyond_most(held);
   if (!held.region.latest_indexes().empty()) leave_beyond_last(held);

@@ -13,7 +13,7 @@ void Hold::begin(Locked& locked) {
 void Hold::end() {
   if (!has_begun_) return;
   has_begun_ = false;
-  if (process_id() != process_) return;  // the child of a fork made in the call: the hold is the parent's
+  if (process_id() != process_) return;  // a fork during the call made this child: the pin belongs to the parent
   RELIVE_FAIL_POINT(hold_read);
   bool is_more = false;
   {
@@ -26,7 +26,7 @@ void Hold::end() {
     is_more = free_kept(locked.held(), kKeptPerHold);
     locked.room_came();
   }
-  while (is_more) {  // what is left where the lock is not to be had goes with the next hold, or when a page is needed
+  while (is_more) {  // pages still on the kept list go with the next end() or with a writer that needs a page
     Locked locked(door_, deadline_);
     if (!locked.status().ok()) return;
     is_more = free_kept(locked.held(), kKeptPerHold);

@@ -1,8 +1,10 @@
-// Every page stays where it is while a Hold has begun: rows can be read without the lock, and nothing can go (rule D7).
+// Pins every page for one reading: between begin() and end() rows can be read without the lock, and no page is freed or
+// moved (rule D7).
 //
-// Owner:   lives on the stack of a call; what it holds belongs to the handle's participant, so a death ends it (E4).
-// Locking: begins under the lock, ends by taking it: no Locked of this thread may live by then.
-// Cost:    two holds of the lock. Writers that find no free page meanwhile wait: hold for one reading, not for long.
+// Owns:    a Hold lives on the stack of a call and owns one count of its participant (Participant.holding). A sweep
+//          takes the count off if the process dies (rule E4).
+// Locking: begin() runs under the lock; end() takes the lock, so the thread must own no Locked then.
+// Cost:    two critical sections. Writers that find no free page wait meanwhile: pin all pages for one reading only.
 #pragma once
 
 #include "relive/pages/lock.hpp"
@@ -11,13 +13,14 @@ namespace relive {
 
 class Hold final {
  public:
-  // deadline: for the lock when it ends. Where that is not to be had in time the handle's next hold of it lowers this.
+  // deadline: for taking the lock in end(). After the deadline, the next critical section of the handle takes the pin
+  // off.
   Hold(Door& door, const Deadline& deadline) : door_(door), deadline_(deadline.deaf()) {}
   ~Hold() { end(); }
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
 
-  void begin(Locked& locked);  // again: nothing
+  void begin(Locked& locked);  // a second call changes nothing
   void end();
 
  private:

@@ -48,7 +48,7 @@ uint32_t count_holding(const Region& r) {
   return sum;
 }
 
-// The sum goes up first and down last: whoever dies in between leaves it too high, never too low.
+// The sum rises first and falls last: a death between the two stores leaves the sum too high, never too low.
 void pin_all_pages(Held& held, uint32_t participant) {
   Region& r = held.region;
   r.header->num_holding.fetch_add(1, kRelaxed);

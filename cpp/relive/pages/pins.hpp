@@ -1,11 +1,11 @@
-// Pages that must stay: those that a pin names, and all of them while somebody holds (rule D7).
+// Pins keep pages in the table: a pin names one page, and a participant can pin all pages (rule D7). A CLOSED page
+// without rows is freed at once if no pin names it. Otherwise it moves from the age ring to the kept list, so evictions
+// do not visit it again, and the last unpin finds it without a search.
 //
-// A page that is CLOSED and has no rows left is freed at once, or else put on the kept list. There it lies off the age
-// ring, so no eviction passes it again, and whoever lets go finds what waited without a search.
-//
-// Owner:   a hold is its participant's (Participant.holding), so who dies holding is swept like any other (rule E4).
-// Locking: everything here runs under the table lock (rule C4).
-// Cost:    O(1) each; free_kept O(pages freed).
+// Owns:    a participant owns its pins and its count of pins of all pages (Participant.holding); a sweep ends them
+//          after its death (rule E4).
+// Locking: every function runs under the table lock (rule C4).
+// Cost:    O(1) each; is_pinned O(participants) while any pin is set; free_kept O(pages that it frees).
 #pragma once
 
 #include <cstdint>
@@ -14,27 +14,27 @@
 
 namespace relive {
 
-inline constexpr uint32_t kKeptPerHold = 256;  // pages freed in one hold of the lock (rule C3)
+inline constexpr uint32_t kKeptPerHold = 256;  // pages freed in one critical section (rule C3)
 
-// Whether somebody holds all pages; whether a pin names this one; whether it must stay for either reason.
+// Whether a participant pins all pages; whether a pin names this page; whether one of the two is true.
 bool is_held(const Region& r);
 bool is_pinned(const Region& r, uint64_t page);
 bool must_stay(const Region& r, uint64_t page);
 
-// One thread of the participant more, or `count` of them fewer, that holds every page where it is.
+// Adds one thread of the participant that pins all pages, or takes off `count` of them.
 void pin_all_pages(Held& held, uint32_t participant);
 void unpin_all_pages(Held& held, uint32_t participant, uint32_t count);
 // The sum of holding over all participants.
 uint32_t count_holding(const Region& r);
 
-// A CLOSED page without rows, on the age ring until now: freed, or kept where it must stay.
+// Takes a CLOSED page without rows off the age ring: frees the page, or puts it on the kept list if it must stay.
 void free_or_keep(Held& held, uint64_t page);
-// Frees kept pages that nothing keeps any more, at most `most`. True where it stopped at that.
+// Frees at most `most` pages of the kept list that no longer must stay. Returns true if the bound stopped it.
 bool free_kept(Held& held, uint32_t most);
-// Clears one participant's pin; a page that only waited for it is freed.
+// Clears a participant's pin, and frees the page if only this pin kept it.
 void unpin(Held& held, std::atomic<uint64_t>& pin);
 
-// DERIVED, also rebuilt by recover().
+// Adds to the kept list, which is DERIVED; recover() also calls this.
 void kept_push(Held& held, uint32_t page);
 
 }  // namespace relive
