@@ -9,7 +9,7 @@
 namespace relive {
 namespace {
 
-constexpr size_t kResolved = 32;  // windows whose runs fit the room that a scratch has
+constexpr size_t kResolved = 32;  // windows whose runs fit into the scratch
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 static_assert(kWave <= kEvaluatedTogether);
 
@@ -56,7 +56,7 @@ void CandidateFilter::look(Wave* wave) const {
   look_at_chosen(wave);
 }
 
-// Word before leaf (rule G2).
+// Reads the word before the leaf (rule G2).
 void CandidateFilter::look_at_chosen(Wave* wave) const {
   wave->num_items = 0;
   if (ranked_) {
@@ -81,7 +81,7 @@ void CandidateFilter::look_at_chosen(Wave* wave) const {
   }
 }
 
-// What has another leaf by now would stand in the wrong place.
+// An item whose leaf has changed would be at a wrong place in the order, so it is skipped.
 void CandidateFilter::look_in_order(const std::vector<uint64_t>& taken, size_t* at,
                                     const std::vector<Leaves::Node>& best, Wave* wave) const {
   wave->num_items = 0;
@@ -97,7 +97,7 @@ void CandidateFilter::look_in_order(const std::vector<uint64_t>& taken, size_t* 
   }
 }
 
-// How many steps the windows have. One that is not whole any more is not there.
+// Finds the number of steps of the windows. An item whose window is no longer whole is not there.
 void CandidateFilter::measure(Wave* wave) const {
   Window windows[kResolved];
   uint32_t which[kResolved];
@@ -132,7 +132,7 @@ void CandidateFilter::test(Wave* wave) const {
   RELIVE_FAIL_POINT(where_tested);
   acquire_fence();
   if (!RELIVE_RULE(G4_recheck)) return;
-  for (size_t k = 0; k < wave->num_items; ++k) {  // what was read is the item's if it is there still (rule G4)
+  for (size_t k = 0; k < wave->num_items; ++k) {  // the values belong to the item if its word is the same (rule G4)
     Candidate& one = wave->items[k];
     one.is_there = one.is_there && map_.word(one.slot) >> kStateBits == one.word >> kStateBits;
   }

@@ -11,9 +11,10 @@
 namespace relive {
 namespace {
 
-constexpr uint64_t kRace = uint64_t{1} << 41;  // random numbers from here on are of races
+constexpr uint64_t kRace = uint64_t{1} << 41;  // random numbers from here on are for races
 constexpr uint64_t kLooks = 4096, kLooksARow = 16, kLeavesALook = 16;
-// Each round of looks passes over the whole batch. So many leaves for each square of its size are the quicker ones.
+// ^Each round of looks reads the whole batch. If the batch is this large, relative to the number of leaves, a race is
+// faster.
 constexpr double kLeavesASquare = 1024.0;
 
 struct Runner {
@@ -21,14 +22,14 @@ struct Runner {
   Chosen place;
 };
 
-// The first ones to come, of any number that run.
+// Keeps the first `wanted` runners of any number.
 class FirstOnes final {
  public:
   explicit FirstOnes(size_t wanted) : wanted_(wanted) {}
 
   // rate above 0; chance in (0, 1].
   void run(double rate, double chance, const Chosen& place) {
-    // -log(chance) is at least 1 - chance: most of those that come too late cost no logarithm.
+    // -log(chance) is at least 1 - chance, so most late runners cost no logarithm.
     if (1.0 - chance >= rate * too_late_) return;
     const double time = -std::log(chance) / rate;
     if (time >= too_late_) return;
@@ -36,14 +37,14 @@ class FirstOnes final {
     if (runners_.size() == 2 * wanted_) drop_late();
   }
 
-  // In no order: each of them goes to a row at random.
+  // In no order: each runner goes to a random row.
   const std::vector<Runner>& all() {
     if (runners_.size() > wanted_) drop_late();
     return runners_;
   }
 
  private:
-  // What stays is as much as what goes, so it costs each of them little.
+  // Half of the runners stay and half go, so the selection costs each of them little.
   void drop_late() {
     const auto last = runners_.begin() + static_cast<std::ptrdiff_t>(wanted_ - 1);
     std::nth_element(runners_.begin(), last, runners_.end(),
@@ -57,8 +58,9 @@ class FirstOnes final {
   std::vector<Runner> runners_;
 };
 
-// Word before leaf (rule G2). Here a mass that is next to nothing of the total may be what was meant: what is heavier is
-// in the batch. False where it is so because the heavier ones went, and the total is not theirs any more.
+// Reads the word before the leaf (rule G2). In a race a mass that is a tiny part of the total is valid, because the
+// heavier items are in the batch. Returns false if such a mass came out while heavier items ended, so that the total is
+// outdated.
 bool look_at_runners(const CandidateFilter& filter, Wave* wave) {
   if (filter.leaves().is_ranked()) {
     filter.look_at_chosen(wave);
@@ -81,7 +83,7 @@ bool look_at_runners(const CandidateFilter& filter, Wave* wave) {
   return !is_light || filter.leaves().total() > 0.5 * filter.total();
 }
 
-// All leaves that the batch does not have; where there is a condition, those that pass it, looked at some at a time.
+// A race of all leaves that are not in the batch; with a condition, of those that pass, tested in blocks.
 class Race final {
  public:
   Race(const CandidateFilter& filter, const CounterRng& rng, size_t wanted, DrawScratch* scratch)
@@ -117,7 +119,7 @@ class Race final {
     filter_.test(&wave_);
     size_t from = 0;
     for (size_t k = 0; k < wave_.num_items; ++k, ++from) {
-      while (wave_.drawn[from] != wave_.items[k].slot) ++from;  // items are points that led to one, in their order
+      while (wave_.drawn[from] != wave_.items[k].slot) ++from;  // items are a subsequence of the points
       if (!wave_.items[k].is_there) continue;
       ++scratch_->looks.looked;
       if (!wave_.passes[k]) continue;
@@ -142,7 +144,7 @@ MostDistinct most_distinct(const Region& r, uint32_t index, const LimiterConfig&
   const auto bound = [&](uint64_t num_items, const char* by) {
     if (num_items <= most.num_items) most = {num_items, by};
   };
-  if (config.max_items != 0) bound(config.max_items, "the items that the index may hold");
+  if (config.max_items != 0) bound(config.max_items, "the items that the index may have");
   if ((config.traits & kIsLatest) != 0) bound(config.latest, "last of Fresh(last=)");
   if (limiter.kind == LimiterConfig::kSamplesPerInsert)
     bound(static_cast<uint64_t>(limiter.min_size), "min_size of SamplesPerInsert, up to which writers never wait");
@@ -180,7 +182,7 @@ void race(const CandidateFilter& filter, const CounterRng& rng, const std::vecto
   scratch->looks.has_raced = true;
   Race race(filter, rng, rows.size() - *found, scratch);
   const std::vector<Runner>& chosen = race.run();
-  // Where there is a condition what is missing is rare: more items need not bring more that pass.
+  // With a condition, missing items are rare instead: more items need not bring more that pass.
   scratch->looks.is_short = !filter.has_condition() && chosen.size() < rows.size() - *found;
   Wave wave;
   for (size_t begin = 0; begin < chosen.size(); begin += kWave) {
@@ -190,7 +192,7 @@ void race(const CandidateFilter& filter, const CounterRng& rng, const std::vecto
       wave.drawn[k] = chosen[begin + k].place.slot;
       wave.places[k] = chosen[begin + k].place;
     }
-    if (!look_at_runners(filter, &wave)) {  // drawn anew, of the total that there is now
+    if (!look_at_runners(filter, &wave)) {  // drawn again from the present total
       scratch->looks.has_raced &= !filter.has_condition();
       return;
     }

@@ -9,11 +9,11 @@
 namespace relive {
 namespace {
 
-constexpr uint64_t kShuffles = ~uint64_t{2};  // a stream of random numbers that is no participant's
-constexpr uint32_t kRounds = 8;               // of the network: small ones want more than large ones
-constexpr uint64_t kLooksARound = 16384;      // between two looks at the caller's deadline and signals
+constexpr uint64_t kShuffles = ~uint64_t{2};  // a stream of random numbers that no participant uses
+constexpr uint32_t kRounds = 8;               // of the network: few leaves need more rounds than many
+constexpr uint64_t kLooksARound = 16384;      // between two checks of the caller's deadline and signals
 
-// So many turns, nobody else's: one step, for which no lock is needed (rule O1). Returns the first.
+// Takes the next `count` positions for this draw by one atomic addition, without a lock (rule O1). Returns the first.
 uint64_t claim_positions(std::atomic<uint64_t>& taken, uint64_t count) {
   if (RELIVE_RULE(O1_one_step)) return taken.fetch_add(count, std::memory_order_relaxed);
   const uint64_t first = taken.load(std::memory_order_relaxed);
@@ -31,7 +31,7 @@ Permutation::Permutation(uint64_t seed, uint32_t index, uint64_t epoch, uint64_t
   high_ = bits - low_;
 }
 
-// Halves of unlike width change places in each round; after an even number of rounds each has its own width again.
+// Halves of different width change places in each round; after an even number of rounds each has its own width again.
 uint64_t Permutation::once(uint64_t place) const {
   uint32_t right_bits = low_, left_bits = high_;
   uint64_t right = place & ((uint64_t{1} << low_) - 1), left = place >> low_;
@@ -58,7 +58,7 @@ void take_positions(const Region& r, uint32_t index, DrawScratch* scratch, doubl
   std::vector<uint64_t>& shuffled = scratch->shuffled;
   shuffled.resize(std::max(shuffled.size(), scratch->windows.size()));
   size_t found = 0;
-  // An item whose window changed while it was read has had its position: it is read anew, or nobody has it (rule O2).
+  // An item whose window changed during the read keeps its position: the row reads the same leaf again (rule O2).
   std::vector<uint32_t>& rows = scratch->missing;
   for (size_t k = 0; k < count; ++k) {
     const uint64_t before = shuffled[rows[k]];

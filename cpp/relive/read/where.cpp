@@ -12,11 +12,11 @@ namespace relive {
 namespace {
 
 constexpr size_t kWaves = 3;             // one is aimed, one looked at, one tested
-constexpr uint64_t kLooksARound = 4096;  // between two looks at the caller's deadline and signals
-constexpr size_t kLonger = 4;            // times as many of the best items, where too few of them passed
+constexpr uint64_t kLooksARound = 4096;  // between two checks of the caller's deadline and signals
+constexpr size_t kLonger = 4;            // factor for the list of best items if too few of them passed
 
-// Where fewer pass than are wanted, they come once more from the first one on, as they do without a condition. Not where
-// each draw of them counts.
+// If fewer items pass than rows are missing, the items repeat from the first one on, as they do without a condition.
+// The caller excludes indexes with use counts.
 void repeat_found(const DrawRequest& request, const std::vector<uint32_t>& rows, size_t found, DrawScratch* scratch) {
   for (size_t k = found; k < rows.size(); ++k) {
     const uint32_t from = rows[k % found], row = rows[k];
@@ -27,8 +27,8 @@ void repeat_found(const DrawRequest& request, const std::vector<uint32_t>& rows,
   }
 }
 
-// The best items that pass, in order. A list of them is of one moment, so a longer one is gone through from its first.
-// Where all there are were looked at, looking on would bring nothing.
+// Finds the best items that pass, in order. A list of best items belongs to one moment, so a longer list is tested from
+// its beginning. Once all items were tested, further looks find nothing.
 uint64_t find_in_order(const Region& r, const CandidateFilter& filter, DrawScratch* scratch) {
   Looks& looks = scratch->looks;
   std::vector<uint32_t>& rows = scratch->missing;
@@ -66,14 +66,15 @@ uint64_t find_in_order(const Region& r, const CandidateFilter& filter, DrawScrat
   return 0;
 }
 
-// As many more candidates as will bring so many items, by what was seen so far, beside those that are under way.
+// The number of further candidates that should bring `missing` items, judged by the counts so far, minus those under
+// way.
 size_t candidates(const Looks& looks, size_t missing, size_t under_way) {
   const double share = static_cast<double>(looks.brought + 1) / static_cast<double>(looks.looked + 1);
   const double wanted = std::ceil(static_cast<double>(missing) / share) - static_cast<double>(under_way);
   return static_cast<size_t>(std::clamp<double>(wanted, 0.0, kWave));
 }
 
-// What the batch takes of a tested wave, for rows[*found] and those behind it; what is more than was needed is left.
+// Stores the items of a tested wave in rows[*found] and the following ones; surplus items are left.
 void take(const CandidateFilter& filter, bool is_distinct, const Wave& wave, const std::vector<uint32_t>& rows,
           size_t* found, DrawScratch* scratch) {
   const double per_mass = 1.0 / filter.total();
@@ -94,7 +95,7 @@ void take(const CandidateFilter& filter, bool is_distinct, const Wave& wave, con
   *found = now;
 }
 
-// Those that the batch has beside the rows that are missing.
+// Notes the items that the batch has in its complete rows.
 void note_batch(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
   scratch->has.begin(request.num_items + request.num_beside);
   for (size_t k = 0; k < request.num_beside; ++k) scratch->has.add(r.leaf_of_key(request.index, request.beside[k]));
@@ -102,7 +103,7 @@ void note_batch(const Region& r, const DrawRequest& request, DrawScratch* scratc
     if (const Window& w = scratch->windows[row]; w.ok) scratch->has.add(w.slot);
 }
 
-// One round of candidates. Returns how many points fell on nothing.
+// Runs one round of candidates. Returns the number of points without an item.
 uint64_t look_round(const CandidateFilter& filter, const CounterRng& rng, uint64_t first, bool is_distinct,
                     size_t* found, DrawScratch* scratch) {
   Looks& looks = scratch->looks;
@@ -134,7 +135,7 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
   if (index >= r.num_indexes) return invalid("index", "one of the table's", index);
   const Choice choice = Leaves(r, index).kind().choice;
   if (choice == Choice::kInTurn)
-    return invalid("where of a draw", "an index whose sampler is another: Shuffle gives each item its turn, once",
+    return invalid("where of a draw", "an index whose sampler is another: Shuffle draws each item once an epoch",
                    static_cast<int64_t>(index));
   out->index = index;
   out->text = std::move(text);
@@ -145,13 +146,13 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
 
 namespace {
 
-// An item whose rows were asked for: where they lie is known.
+// An item whose rows were prefetched, so their place is known.
 Subject first_subject(const Region& r, const DrawRequest& request, const Window& w) {
   const bool is_located = request.plan != nullptr && request.plan->max_rows == 0;
   return is_located ? Subject{w.slot, w.base, r.offset_of(w.slot), 0} : subject_of(r, request.index, w.slot);
 }
 
-// Whether all that the condition reads is of the record that a gather asks for by itself.
+// Whether the gather's own prefetch covers all values that the condition reads.
 bool is_asked_for(const Region& r, const DrawRequest& request) {
   if (request.plan == nullptr || request.plan->max_rows != 0 || request.where->reads.has_marks) return false;
   const Reads& reads = request.where->reads;
@@ -181,7 +182,7 @@ void sift_first(const Region& r, const DrawRequest& request, const uint32_t* row
   const ItemMap& map = r.map(request.index);
   Window* const windows = scratch->windows.data();
   Looks& looks = scratch->looks;
-  const bool is_checked_later = request.plan != nullptr;  // of what passes, with its rows (rule G4)
+  const bool is_checked_later = request.plan != nullptr;  // passing items are checked later, with their rows (rule G4)
   Subject subjects[kWave];
   bool passes[kWave];
   uint32_t of[kWave];
