@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kMostDrops = 256;  // in one critical section (rule C3)
 
-// An item that max_staleness drops may be used up. Then it is no item any more, and is not counted.
+// An item that max_staleness drops may be used up. A used-up item is no item any more, and is not counted.
 void drop(Held& held, uint32_t index, Due due, uint64_t leaf) {
   Region& r = held.region;
   const Leaves leaves(r, index);

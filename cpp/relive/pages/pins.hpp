@@ -1,9 +1,9 @@
 // Pins keep pages in the table: a pin names one page, and a participant can pin all pages (rule D7). A CLOSED page
-// without rows is freed at once if no pin names it. Otherwise it moves from the age ring to the kept list, so evictions
-// do not visit it again, and the last unpin finds it without a search.
+// without rows is freed at once if no pin names that page. A pinned one moves from the age ring to the kept list, so
+// evictions do not visit the page again, and the last unpin finds the page without a search.
 //
-// Owns:    a participant owns its pins and its count of pins of all pages (Participant.holding); a sweep ends them
-//          after its death (rule E4).
+// Owns:    a participant owns its pins and its count of pins of all pages (Participant.holding); a sweep ends both
+//          after the participant's death (rule E4).
 // Locking: every function runs under the table lock (rule C4).
 // Cost:    O(1) each; is_pinned O(participants) while any pin is set; free_kept O(pages that it frees).
 #pragma once
@@ -29,7 +29,7 @@ uint32_t count_holding(const Region& r);
 
 // Takes a CLOSED page without rows off the age ring: frees the page, or puts it on the kept list if it must stay.
 void free_or_keep(Held& held, uint64_t page);
-// Frees at most `most` pages of the kept list that no longer must stay. Returns true if the bound stopped it.
+// Frees kept pages that no pin keeps any more, at most `most`. Returns true if the bound stopped the call.
 bool free_kept(Held& held, uint32_t most);
 // Clears a participant's pin, and frees the page if only this pin kept it.
 void unpin(Held& held, std::atomic<uint64_t>& pin);

@@ -23,7 +23,7 @@ struct Done {
   uint64_t skipped = 0;   // items that need an evicted row
 };
 
-// The page may have no live item afterwards. It is still evicted in the normal order, because its steps stay.
+// The page may have no live item afterwards. The page is still evicted in the normal order, because its steps stay.
 void count_done(Held& held, uint32_t index, uint64_t page, const Done& done) {
   RELIVE_FAIL_POINT(publish_item_end);
   if (done.published > 0) Leaves::count_published(held, index, done.published);

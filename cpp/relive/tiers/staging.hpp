@@ -1,7 +1,7 @@
 // Staging: units of spilled pages on their way from disk into batches. Batches are drawn before their gather and have a
 // ticket each, so staging knows which units will be wanted, and in which order.
 //
-// Owns:    a Staging owns its reading threads. It borrows the region, the page file and its memory from the Tier.
+// Owns:    a Staging owns its reading threads, and borrows the region, the page file and its memory from the Tier.
 // Locking: one mutex of this process. The mutex is free during each read and copy, and is never taken under the table
 //          lock.
 // Cost:    O(log n) for each step in the life of a unit.
@@ -49,8 +49,8 @@ struct StagingCounters {
 class Staging final {
  public:
   // Order of reads: a unit with a waiting batch first, then by ticket, then by position on disk; neighbours on disk are
-  // read together. Memory for a read is taken first from units without a planned use (least recently used first), then
-  // from the unit whose next use is farthest, and only if that use is later than the new one (Belady's rule over the
+  // read together. Order of the units that give up memory for a read: units without a planned use, least recently used
+  // first; then the unit whose next use is farthest, if that use is later than the new one (Belady's rule over the
   // planned uses). Units before their first use may fill only a part of the memory: otherwise units that are read too
   // early would push out units that are wanted again sooner.
   // memory: num_blocks x block_bytes of the region's bulk geometry.
@@ -103,7 +103,7 @@ class Staging final {
   struct Group {
     Unit* unit;
     size_t first, count;
-    // Its read was under way when the call began. If that read fails, the unit is read once more.
+    // The read was under way when the call began. If that read fails, the unit is read once more.
     bool began_before;
   };
 

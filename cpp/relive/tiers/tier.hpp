@@ -85,8 +85,8 @@ class Tier final {
 
 struct Where;  // read/where.hpp
 
-// A batch that was drawn and whose rows are being read in advance. It belongs to the caller that planned it; the caller
-// calls gather_batch() or drop_batch() before the end of the batch. cancel() may run on any thread.
+// A batch that was drawn and whose rows are being read in advance. The caller that planned the batch owns it, and calls
+// gather_batch() or drop_batch() before the end of the batch. cancel() may run on any thread.
 struct Claimed;  // read/draw.hpp
 class PlannedBatch final {
  public:
