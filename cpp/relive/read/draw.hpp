@@ -44,9 +44,8 @@ struct DrawRequest {
   const int64_t* beside = nullptr;  // [num_beside]: keys that the batch has in addition
   size_t num_beside = 0;
   bool is_planned = false;  // for a tiered table: the gather comes later and decides on the claims
-  std::vector<Claimed>* claims =
-      // For a draw in flight: receives its uses, to be given back or committed.
-      nullptr;
+  // For a draw in flight: receives its uses, to be given back or committed.
+  std::vector<Claimed>* claims = nullptr;
 };
 
 // The counts of a draw that rejects some items.
