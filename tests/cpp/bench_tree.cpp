@@ -1,4 +1,5 @@
-// Times the tree: batches of 256 over 1e6 leaves (or: bench_tree NUM_LEAVES BATCH). Prints medians and 90% values.
+// Times the tree: batches of 256 over 1e6 leaves (or: bench_tree NUM_LEAVES BATCH). Prints medians and 90th
+// percentiles.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,19 +1,20 @@
-// The workers of concurrent.cpp on a table that keeps all but a few pages on disk: every window is verified in every
-// byte while pages are spilled, read, evicted, moved and deleted. The page file lies in TMPDIR, else in /tmp.
-// RELIVE_WITHOUT=rule switches one rule off: then this must go red (docs/design/tiers.md says which were seen to).
+// The workers of concurrent.cpp on a table that keeps only a few pages in memory: every window is verified in every
+// byte while pages are spilled, read, evicted, moved and deleted. The page file lies in TMPDIR, or else in /tmp.
+// RELIVE_WITHOUT=rule switches one rule off; the programme must then fail (docs/design/tiers.md lists the rules that
+// were tried).
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 
-#include "concurrent_hall.hpp"
-#include "relive/pages/kept.hpp"
+#include "concurrent_rig.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/table/tiered.hpp"
 
 using namespace stress;
 
 namespace {
 
-constexpr uint64_t kFrames = 30;  // two of each open lane, and some
+constexpr uint64_t kFrames = 30;  // two for each open lane, and some more
 
 Options tiered_options(bool large_rows) {
   Options options;
@@ -30,35 +31,35 @@ Options tiered_options(bool large_rows) {
   return options;
 }
 
-// Everybody at once, and a thread that spills whatever is closed.
+// All workers at once, and a thread that spills every closed page.
 void run_spilling(const Options& options) {
-  Hall hall(options);
-  hall.start<WriterWorker>();
-  hall.start<WriterWorker>();
-  hall.start<SamplerWorker>();
-  hall.start<SamplerWorker>();
-  hall.start<UpdaterWorker>();
-  hall.start<CheckerWorker>();
+  ThreadRig rig(options);
+  rig.start<WriterWorker>();
+  rig.start<WriterWorker>();
+  rig.start<SamplerWorker>();
+  rig.start<SamplerWorker>();
+  rig.start<UpdaterWorker>();
+  rig.start<CheckerWorker>();
   const double end = now_s() + seconds();
   uint64_t spilled = 0;
   const auto all_seen = [&] {
     TierStats stats;
-    CHECK(relive::tier_stats(*hall.table, &stats).ok());
+    CHECK(relive::tier_stats(*rig.table, &stats).ok());
     return spilled > 10 && stats.bytes_read > 0 && stats.units_wanted > 100;
   };
-  while (hall.goes_on(end, all_seen)) {
+  while (rig.goes_on(end, all_seen)) {
     uint64_t count = 0;
-    CHECK(relive::spill_all_pages(*hall.table, &count).ok());
+    CHECK(relive::spill_all_pages(*rig.table, &count).ok());
     spilled += count;
     usleep(2000);
   }
-  hall.finish();
+  rig.finish();
   TierStats stats;
-  CHECK(relive::tier_stats(*hall.table, &stats).ok());
+  CHECK(relive::tier_stats(*rig.table, &stats).ok());
   CHECK(spilled > 10 && stats.bytes_read > 0 && stats.units_wanted > 100 && stats.disk_errors == 0);
 }
 
-// Batches planned ahead and gathered later, half of them cancelled or dropped, while everything else goes on.
+// Plans batches and gathers them later, cancels or drops half of them, while all other workers run.
 void plan_and_gather(Table& table, const std::atomic<bool>& is_over, std::atomic<uint64_t>* gathered) {
   constexpr size_t kItems = 16;
   GatherPlan plan;
@@ -109,81 +110,81 @@ TEST(short_lanes_on_disk) {
   run_spilling(options);
 }
 
-// Every gather holds all pages still: no spill may finish under it.
-TEST(pages_on_disk_are_held) {
+// Every gather pins all pages: no spill may finish at the same time.
+TEST(pages_on_disk_are_pinned) {
   Options options = tiered_options(false);
   options.rounds = 0;
   run_spilling(options);
 }
 
-// A page that is being written when somebody begins to hold stays in memory; the write was for nothing.
-TEST(a_spill_does_not_finish_while_pages_are_held) {
-  Hall hall(tiered_options(false));
-  hall.start<WriterWorker>();
-  hall.start<SamplerWorker>();
-  hall.run();
-  Door& door = hall.table->door();
-  const Region& r = hall.table->region();
+// A page that is being written when all pages are pinned stays in memory, and the write has no effect.
+TEST(a_spill_does_not_finish_while_pages_are_pinned) {
+  ThreadRig rig(tiered_options(false));
+  rig.start<WriterWorker>();
+  rig.start<SamplerWorker>();
+  rig.run();
+  Door& door = rig.table->door();
+  const Region& r = rig.table->region();
   Leaving leaving[4];
   {
     Locked locked(door, Deadline::after(1.0));
     const size_t count = pick_for_spill(locked.held(), 4, leaving);
     CHECK(count > 0);
-    raise_hold(locked.held(), door.me);
+    pin_all_pages(locked.held(), door.me);
     for (size_t k = count; k-- > 0;) {
       CHECK(!finish_spill(locked.held(), leaving[k]));
       CHECK(r.bulk.place(leaving[k].page).kind == BulkKind::kRam);
     }
     CHECK_EQ(pick_for_spill(locked.held(), 4, leaving), 0u);
-    lower_holds(locked.held(), door.me, 1);
+    unpin_all_pages(locked.held(), door.me, 1);
     CHECK(pick_for_spill(locked.held(), 1, leaving) == 1 && finish_spill(locked.held(), leaving[0]));
     CHECK(r.bulk.place(leaving[0].page).kind == BulkKind::kDisk);
   }
-  CHECK(relive::check(*hall.table).ok());
+  CHECK(relive::check(*rig.table).ok());
 }
 
-TEST(planned_batches_beside_everybody) {
+TEST(planned_batches_with_all_other_workers) {
   Options options = tiered_options(true);
   options.max_times = 2;
-  Hall hall(options);
-  hall.start<WriterWorker>();
-  hall.start<SamplerWorker>();
-  hall.start<UpdaterWorker>();
-  hall.start<CheckerWorker>();
+  ThreadRig rig(options);
+  rig.start<WriterWorker>();
+  rig.start<SamplerWorker>();
+  rig.start<UpdaterWorker>();
+  rig.start<CheckerWorker>();
   std::atomic<bool> is_over{false};
   std::atomic<uint64_t> gathered{0};
-  std::thread planner([&] { plan_and_gather(*hall.table, is_over, &gathered); });
+  std::thread planner([&] { plan_and_gather(*rig.table, is_over, &gathered); });
   const double end = now_s() + seconds();
-  while (hall.goes_on(end, [&] { return gathered.load() > 0; })) usleep(10000);
+  while (rig.goes_on(end, [&] { return gathered.load() > 0; })) usleep(10000);
   is_over.store(true);
   planner.join();
-  hall.finish();
+  rig.finish();
   CHECK(gathered.load() > 0);
 }
 
 TEST(a_disk_that_fails_now_and_then_loses_nothing) {
   Options options = tiered_options(false);
   options.disk_fails = true;
-  Hall hall(options);
-  hall.start<WriterWorker>();
-  hall.start<SamplerWorker>();
-  hall.start<CheckerWorker>();
+  ThreadRig rig(options);
+  rig.start<WriterWorker>();
+  rig.start<SamplerWorker>();
+  rig.start<CheckerWorker>();
   const double end = now_s() + seconds();
   const auto has_failed = [&] {
     TierStats stats;
-    CHECK(relive::tier_stats(*hall.table, &stats).ok());
+    CHECK(relive::tier_stats(*rig.table, &stats).ok());
     return stats.disk_errors > 0;
   };
-  for (int round = 0; hall.goes_on(end, has_failed); ++round) {
-    relive::fail_disk(*hall.table, 0, round % 2 == 0 ? ENOSPC : 0);
+  for (int round = 0; rig.goes_on(end, has_failed); ++round) {
+    relive::fail_disk(*rig.table, 0, round % 2 == 0 ? ENOSPC : 0);
     usleep(20000);
     uint64_t count = 0;
-    (void)relive::spill_all_pages(*hall.table, &count);
+    (void)relive::spill_all_pages(*rig.table, &count);
   }
-  relive::fail_disk(*hall.table, 0, 0);
-  hall.finish();
+  relive::fail_disk(*rig.table, 0, 0);
+  rig.finish();
   TierStats stats;
-  CHECK(relive::tier_stats(*hall.table, &stats).ok());
+  CHECK(relive::tier_stats(*rig.table, &stats).ok());
   CHECK(stats.disk_errors > 0);
 }
 
@@ -194,10 +195,10 @@ TEST(close_ends_a_gather_and_leaves_no_file) {
   fs::create_directory(folder);
   options.tier.directory = folder.string();
   {
-    Hall hall(options);
+    ThreadRig rig(options);
     CHECK(fs::is_empty(folder));
-    CHECK(hall.table->close().ok());
-    CHECK(hall.table->close().ok());
+    CHECK(rig.table->close().ok());
+    CHECK(rig.table->close().ok());
   }
   CHECK(fs::is_empty(folder));
   fs::remove(folder);

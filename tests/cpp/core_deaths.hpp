@@ -1,4 +1,4 @@
-// Deaths without processes: a call that goes no further at a fail point, and what others do about it.
+// Deaths without processes: a call that stops at a fail point, and the recovery that follows.
 #pragma once
 
 #include "harness.hpp"
@@ -9,20 +9,20 @@ namespace rig {
 
 using namespace relive;
 
-// What the next holder of the lock does for one who died.
+// Recovers as the next owner of the lock does after a death.
 inline void recover_all(Table& table) {
   Locked locked(table.door(), Deadline::after(1.0));
   CHECK(locked.status().ok());
   recover(locked.held(), table.door().scratch);
 }
 
-// Whether an exception may leave the call there.
+// Whether an exception may leave the call at this point.
 inline bool has_way_out(testing::FailPoint at) {
   return at != testing::FailPoint::commit_ancestors && at != testing::FailPoint::commit_unlocked &&
          at != testing::FailPoint::lock_taken;
 }
 
-// Whether the call was at the point for the k-th time, and went no further.
+// Stops the call at its k-th passage of the point. Returns whether the call came there.
 template <class Call>
 bool dies_at(uint32_t point, int passages, Call&& call) {
   static uint32_t wanted;
@@ -43,7 +43,7 @@ bool dies_at(uint32_t point, int passages, Call&& call) {
   return died;
 }
 
-// Who is at `point` for the k-th time goes no further; what it held is then recovered, as after a death.
+// Stops the call at its k-th passage of `point`, then recovers as after a death.
 template <class Call>
 void die_at(testing::FailPoint point, Table& table, Call&& call, int passages = 1) {
   static testing::FailPoint wanted;
@@ -63,7 +63,7 @@ void die_at(testing::FailPoint point, Table& table, Call&& call, int passages = 
   recover_all(table);
 }
 
-// What a sweep does for a writer's process that died.
+// Ends the writers as a sweep does after their process died.
 inline void end_writers(Table& table) {
   Locked locked(table.door(), Deadline::after(1.0));
   CHECK(locked.status().ok());

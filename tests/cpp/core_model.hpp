@@ -1,5 +1,5 @@
-// What the core's tests write and expect: a table's specification, cells as functions of their place, and the naive model
-// of it: lanes of episodes of steps, nothing else.
+// The data of the core's tests: a table's specification, cells that are functions of their place, and the naive model
+// of a table: lanes of episodes of steps.
 #pragma once
 
 #include <algorithm>
@@ -25,14 +25,14 @@ using namespace relive;
 
 struct IndexSpec {
   uint32_t n_step = 1;
-  uint32_t stack = 1;  // of the column "pixels" or else "observation"
+  uint32_t stack = 1;  // of the column "pixels", or else "observation"
   bool prioritized = false;
-  Sampling kind = Sampling::kUniform;  // where it is neither uniform nor prioritized
+  Sampling kind = Sampling::kUniform;  // if it is neither uniform nor prioritized
   Initial initial = Initial::kMax;
   uint32_t max_times = 0;
   StackPad pad = StackPad::kRepeat;
   LimiterConfig limiter = make_min_size(1);
-  SequenceConfig sequence = {};  // Rig::verify() knows transitions alone
+  SequenceConfig sequence = {};  // Rig::verify() supports transitions only
   Removal removal = Removal::kFifo;
   uint64_t max_items = 0;  // 0: no bound
   uint64_t versions_kept = 0, latest = 0;
@@ -45,13 +45,14 @@ struct Spec {
   uint32_t max_lanes = 4;
   bool has_state = true;
   bool has_pixels = false;
-  bool has_late = false;  // the reward comes later
+  bool has_late = false;  // the reward is a late column
   std::vector<IndexSpec> indexes = {IndexSpec{}};
-  std::vector<std::vector<WrittenOperation>> conditions = {};  // of those; Rig::verify() knows none
-  std::vector<IndexConfig> explicit_indexes = {};              // behind those
-  std::vector<ColumnConfig> item_columns = {};                 // of each of these
+  std::vector<std::vector<WrittenOperation>> conditions = {};  // of those; Rig::verify() supports none
+  std::vector<IndexConfig> explicit_indexes = {};              // after those
+  std::vector<ColumnConfig> item_columns = {};                 // of each explicit index
   uint64_t seed = 0;
-  uint32_t reopens = 0;  // of a hundred operations so many are followed by a close and an open, some by a recovery
+  // This many of a hundred operations are followed by a close and an open, or by a recovery.
+  uint32_t reopens = 0;
   TierConfig tier = {};
 };
 
@@ -112,7 +113,7 @@ inline uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// The bytes of one cell.
+// Writes the bytes of one cell.
 inline void write_cell(std::byte* to, size_t num_bytes, uint64_t lane, uint64_t episode, uint64_t step,
                        uint64_t column) {
   uint64_t state = mix(mix(mix(lane * 1000003 + episode) + step) + column);
@@ -145,8 +146,8 @@ struct ModelLane {
   uint64_t tag = 0;
   std::vector<ModelEpisode> episodes = {ModelEpisode{}};
   bool has_seam = false;
-  uint64_t rows = 0;      // tails counted, and those of the lanes in whose page it goes on
-  size_t before = kNone;  // the lane in whose page it goes on
+  uint64_t rows = 0;      // tails included, and the rows of the lanes before it in its page
+  size_t before = kNone;  // the lane in whose page it continues
 
   static constexpr size_t kNone = ~size_t{0};
 };

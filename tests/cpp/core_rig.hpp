@@ -1,6 +1,5 @@
-// A table beside a naive model of it: the model is a list of episodes and nothing else, and says what every item holds.
-//
-// Cells are functions of (lane, episode, step, column), so that every byte that a table delivers can be checked.
+// A table and a naive model of the table side by side. The model is a list of episodes, and determines the content of
+// every item. Cells are functions of (lane, episode, step, column), so every byte that a table delivers can be checked.
 #pragma once
 
 #include <cstdlib>
@@ -29,12 +28,12 @@ class Rig {
     }
   }
 
-  // One block for the given lanes of the writer; ends[t * M + m]: 0 goes on, 1 terminated, 2 truncated.
+  // Writes one block for the given lanes of the writer; ends[t * M + m]: 0 goes on, 1 terminated, 2 truncated.
   Code write(const std::vector<int32_t>& which, size_t num_rows, const std::vector<int>& ends, NextGiven given,
              const std::vector<float>& priorities = {});
   Code end_episode(const std::vector<int32_t>& which, bool terminated, bool with_next);
   void close_writer();
-  // Its lanes were ended by somebody else, as after a death; what they wrote last never came.
+  // Another process ended the writer's lanes, as after a death; their last row never became a transition.
   void forget_writer() {
     for (size_t position : current_) {
       ModelLane& lane = lanes[position];
@@ -45,16 +44,16 @@ class Rig {
     dead_.push_back(std::move(writer));
   }
   void remove(const std::vector<int64_t>& keys);
-  // Gives these rows their rewards; how many of them were applied is what the model says.
+  // Completes these rows with their rewards, and checks the number of rows that were applied.
   void complete(const std::vector<int64_t>& keys);
-  // Compares all that the table says of the newest `most` keys with the model; runs check().
+  // Compares every item of the newest `most` keys with the model; runs check().
   void verify(size_t most = 300);
   std::vector<int64_t> sample(uint32_t index, size_t num_items, const Where* where = nullptr);
   bool is_step_alive(int64_t key) const;
   std::string where(int64_t key) const;
   bool can_end(int32_t m) const { return !lane_of(m).episodes.back().steps.empty(); }
   bool has_seam(int32_t m) const { return lane_of(m).has_seam; }
-  // The key of one of the newest `most` steps; there is one.
+  // The key of one of the newest `most` steps; at least one exists.
   int64_t some_key(size_t most) { return keys[keys.size() - 1 - below(std::min(most, keys.size()))]; }
   void move_pages() {
     uint64_t moved = 0;
@@ -67,7 +66,7 @@ class Rig {
   std::vector<ModelLane> lanes;
   std::vector<int64_t> keys;  // in order of appending
   std::map<int64_t, Place> places;
-  bool has_holes = false;  // something was used up: its page may go early
+  bool has_holes = false;  // items were used up, so pages may be freed early
 
   GatherPlan make_plan(uint32_t index);
   void check_item(uint32_t index, const GatherPlan& plan, const std::vector<std::vector<std::byte>>& out, size_t row,
@@ -91,27 +90,27 @@ class Rig {
   std::map<uint32_t, size_t> last_of_slot_;  // lane slot -> position in lanes
 };
 
-// Runs a programme of operations with so many seeds, up to one that fails.
+// Runs a programme of operations with num_seeds seeds, or up to the first that fails.
 template <class Programme>
 void run_with_seeds(Spec spec, int num_seeds, Programme&& programme) {
 #if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
-  num_seeds = num_seeds / 5 + 1;  // one thread: the sanitizers look for threads and stray bytes, not for logic
+  num_seeds = num_seeds / 5 + 1;  // one thread only: the sanitizers find races and stray bytes, not logic errors
 #endif
-  if (const char* times = std::getenv("RELIVE_SEEDS")) num_seeds *= std::atoi(times);  // a longer hunt
+  if (const char* times = std::getenv("RELIVE_SEEDS")) num_seeds *= std::atoi(times);  // a longer search
   for (int seed = 0; seed < num_seeds && harness::failures() == 0; ++seed) {
     spec.seed = static_cast<uint64_t>(seed);
     programme(spec);
   }
 }
 
-// Says where in its programme an operation failed.
+// Reports the operation of the programme that failed.
 inline void fail_at(const Spec& spec, int operation, uint64_t kind) {
   harness::fail(__FILE__, __LINE__,
                 "seed " + std::to_string(spec.seed) + ", operation " + std::to_string(operation) + " of kind " +
                     std::to_string(kind));
 }
 
-// A lane that opens where another one left a page with room goes on behind its rows.
+// If another lane left a page with room, the new lane continues in it, after its rows.
 inline void Rig::go_on(size_t position) {
   const Region& r = table->region();
   ModelLane& lane = lanes[position];
@@ -129,7 +128,7 @@ inline void Rig::go_on(size_t position) {
   harness::fail(__FILE__, __LINE__, "no lane of the table is this writer's");
 }
 
-// Of the lane and of those that it goes on behind; 0 where all of them are there.
+// The first existing row of the lane and of the lanes before it in its page; 0 if all rows exist.
 inline uint64_t Rig::first_row_alive(size_t position) const {
   const ModelLane& lane = lanes[position];
   if (lane.before != ModelLane::kNone)
@@ -273,7 +272,7 @@ inline void Rig::close_writer() {
     ModelEpisode& episode = lane.episodes.back();
     if (episode.steps.empty()) continue;
     lane.rows += spec_.has_state && lane.has_seam ? 1 : 0;
-    if (spec_.has_state && !lane.has_seam) {  // the last row becomes the state after the one before it
+    if (spec_.has_state && !lane.has_seam) {  // the last row becomes the state after the row before it
       places.erase(episode.steps.back().key);
       keys.erase(std::find(keys.begin(), keys.end(), episode.steps.back().key));
       episode.steps.pop_back();
@@ -407,7 +406,7 @@ inline void Rig::verify(size_t most) {
         CHECK(alive && complete);
         check_item(i, plan, out, k, asked[k]);
       } else if (alive && complete && spec_.indexes[i].initial != Initial::kGiven && !has_holes) {
-        // It may be missing only where rows that stacks of this lane reach are evicted.
+        // The item may only be missing if rows that its stacks reach were evicted.
         const uint64_t row = episode.first_row + place.step;
         const uint64_t first_alive = first_row_alive(place.lane);
         if (first_alive == 0 || row >= first_alive + table->region().shape(i).before)

@@ -1,5 +1,5 @@
-// A small test harness: TEST(name) { CHECK(...); }, run in order of definition, filtered by the arguments.
-// A failing CHECK is printed and counted and the test goes on; SKIP("reason") prints the reason and leaves the test.
+// A small test harness: TEST(name) { CHECK(...); }. Tests run in order of definition; arguments select tests by name. A
+// failing CHECK is printed and counted, and the test continues. SKIP("reason") prints the reason and ends the test.
 #pragma once
 
 #include <cstdio>

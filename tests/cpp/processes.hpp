@@ -1,4 +1,4 @@
-// Child processes for tests: forked bodies, pipes to talk over, waiting with a limit.
+// Child processes for tests: forked bodies, pipes for signals, waits with a time limit.
 #pragma once
 
 #include <poll.h>
@@ -47,7 +47,7 @@ class Signal final {
   int ends_[2];
 };
 
-// Runs body() in a child, which exits with its result.
+// Runs body() in a child, which exits with the result.
 template <class Body>
 pid_t spawn(Body&& body) {
   const pid_t pid = fork();
@@ -56,7 +56,7 @@ pid_t spawn(Body&& body) {
   return pid;
 }
 
-// Exit status of a child, 128 + signal where it was killed, -1 where it did not end in time (it is killed then).
+// The exit status of a child; 128 + signal if it was killed; -1 if it did not end in time and was killed for that.
 inline int wait_for(pid_t pid, double timeout_s = 20.0) {
   const double end = now_s() + timeout_s;
   int status = 0;
@@ -76,7 +76,7 @@ inline void kill_and_wait(pid_t pid) {
   waitpid(pid, nullptr, 0);
 }
 
-// Stops a child and returns once the kernel says that it stands.
+// Stops a child and returns after the kernel has reported it as stopped.
 inline void stop_and_wait(pid_t pid) {
   kill(pid, SIGSTOP);
   waitpid(pid, nullptr, WUNTRACED);

@@ -1,4 +1,4 @@
-// A table with an explicit index beside a naive model of it: a list of items, each a list of row keys, and nothing else.
+// A table with an explicit index and a naive model side by side. The model is a list of items, each a list of row keys.
 #pragma once
 
 #include <cmath>
@@ -43,7 +43,7 @@ inline IndexConfig explicit_index(const RecordSpec& spec) {
 
 inline constexpr size_t kMarkBytes = 21;
 
-// The own columns of the k-th item.
+// Writes the own columns of the k-th item.
 inline void write_own(std::byte* mark, double* weight, size_t k) {
   write_cell(mark, kMarkBytes, k, 7, 7, 7);
   *weight = static_cast<double>(k) / 3.0;
@@ -64,9 +64,9 @@ struct ItemRow {
 
 struct ModelItem {
   uint64_t number = 0;                     // in order of insertion
-  size_t own = 0;                          // what its own columns hold
+  size_t own = 0;                          // number that determines its own columns
   std::vector<std::vector<ItemRow>> rows;  // of each window
-  std::vector<ItemRow> spanned;            // by any of them
+  std::vector<ItemRow> spanned;            // by any window
   double mass = 0.0;
   uint32_t uses = 0;
   bool is_removed = false, is_awaiting = false;
@@ -91,9 +91,9 @@ class RecordsRig {
   const Region& region() { return rig.table->region(); }
   uint32_t index() const { return index_; }
 
-  // So many rows of the lane from a key on, as the model has them; empty where they are not all steps.
+  // num_rows rows of the lane from a key on, by the model; empty if one of them is no step.
   std::vector<ItemRow> rows_of(int64_t key, uint32_t num_rows) const;
-  // Inserts items of these windows; all must be insertable. Returns their keys.
+  // Inserts items of these windows, which must succeed. Returns their keys.
   std::vector<int64_t> insert(const std::vector<std::vector<WindowRows>>& items,
                               const std::vector<float>& priorities = {});
   Status try_insert(const std::vector<std::vector<WindowRows>>& items, const std::vector<float>& priorities,
@@ -101,11 +101,11 @@ class RecordsRig {
   std::vector<int64_t> sample(size_t num_items, const Where* where = nullptr);
   void update(const std::vector<int64_t>& keys, const std::vector<float>& priorities);
   void remove(const std::vector<int64_t>& keys);
-  // Late columns of these rows; also of such that became tails under an item, which count as gone.
+  // Completes the late columns of these rows. Rows that became tails under an item count as gone.
   void complete(const std::vector<int64_t>& keys);
-  // What a completer that died had filled is filled, and no more: the model is told what that is.
+  // After the death of a completer: takes over into the model which rows it has filled.
   void look_what_is_filled();
-  // Everything that the table says of the items with the model, and check().
+  // Compares every item of the table with the model; runs check().
   void verify();
 
   bool is_row_there(int64_t key);
@@ -128,15 +128,15 @@ class RecordsRig {
 
   Rig rig;
   std::map<int64_t, ModelItem> items;
-  std::vector<int64_t> item_keys;  // in order
-  uint64_t lost = 0;               // records that deaths and skips took out of the ring's turn
+  std::vector<int64_t> item_keys;  // in order of insertion
+  uint64_t lost = 0;               // records that deaths and skips took out of the ring
   uint32_t stride(size_t window) const { return spec_.windows[window].second; }
   uint32_t span(const WindowRows& window, size_t w) const {
     return static_cast<uint32_t>(window.num_rows - 1) * stride(w) + 1;
   }
 
  private:
-  // The same window, asked for in another way: from its end, or by all of its keys.
+  // The same window in another form: by its last row, or by the list of its keys.
   WindowRows in_other_words(const WindowRows& window, size_t w, std::vector<int64_t>* rows);
   void check_rows(const std::vector<std::vector<std::byte>>& out, size_t place, int64_t key);
   std::vector<std::vector<std::byte>> buffers(size_t num_items, std::vector<std::byte*>* pointers) const {
@@ -163,7 +163,7 @@ inline std::vector<ItemRow> RecordsRig::rows_of(int64_t key, uint32_t num_rows) 
   std::vector<ItemRow> rows;
   while (rows.size() < num_rows) {
     if (step == lane.episodes[episode].steps.size()) {
-      if (has_state_ || episode + 1 >= lane.episodes.size()) return {};  // a tail, or nothing yet
+      if (has_state_ || episode + 1 >= lane.episodes.size()) return {};  // a tail, or no episode yet
       ++episode, step = 0;
       continue;
     }
@@ -267,7 +267,7 @@ inline void RecordsRig::check_rows(const std::vector<std::vector<std::byte>>& ou
       CHECK_EQ(std::memcmp(own, at, output.item_bytes), 0);
       continue;
     }
-    const std::string name = output.name.substr(output.name.find('/') + 1);  // without its window's
+    const std::string name = output.name.substr(output.name.find('/') + 1);  // without the window's name
     const size_t most = static_cast<size_t>(output.shape[0]), n = output.item_bytes / most;
     std::vector<std::byte> expected(n);
     for (size_t k = 0; k < most; ++k, at += n) {

@@ -1,35 +1,35 @@
-// Writers, samplers, updaters and a checker on one small shared table, killed and stopped at any point; every delivered
-// window is verified in every byte. One line sums up; exit status 0 only if nothing was wrong.
+// The stress programme: writers, samplers, updaters and a checker on one small shared table are killed and stopped at
+// any point, and every delivered window is verified in every byte. Prints one line as summary; the exit status is 0
+// only if no fault was found.
 //
-//   stress --seconds 10                              a race, nobody is killed
+//   stress --seconds 10                              a race, without kills
 //   stress --seconds 10 --random-kills 100 --stops 50 --self-kills 200
 //   stress --fail-points 20 [--point NAME]           a death forced at every numbered point, 20 each
 //   stress --threads-only                            threads on LocalMemory
-//   stress --mutant RULE                             with one rule of the protocol switched off: should go red
+//   stress --mutant RULE                             one rule of the protocol is switched off: should report RED
 //   stress --n-step 20 --stack 12                    windows over four and more of the pages of 8 rows
 //   stress --stateless                               no state columns: ends are marks in rows
-//   stress --short-lanes                             writers of a few rows each: their lanes go on in parked pages
-//   stress --sequences pad|shift|drop|cross|head|tail|random  items with a time axis: windows of one episode (of whole ones)
-//   stress --sequences head|tail|random --ragged     episodes whose rows are read end to end
-//   stress --explicit                                a last index of explicit items: inserters and samplers of their own
-//   stress --late                                    late columns: completers give them, in any order, some never
-//   stress --groups                                  a last index of groups of episodes: samplers of their own
-//   stress --weigh                                   these groups by the mean of their members' rewards
-//   stress --abandon                                 writers give episodes up, and nobody may see one of them again
-//   stress --sampler max_priority                    the first index's, of the table of kinds
-//   stress --sampler rank_based|top_k                by ranks; of the best a quarter
-//   stress --sampler latest|fading|shuffle           by when they came, by version, by turns; learners step the version
-//   stress --max-staleness 600000000                 versions; of every index
-//   stress --max-items 150 --remover min_priority    what goes is the remover's choice
-//   stress --explicit --groups --remover lifo        of explicit items and of groups, too
-//   stress --max-items 150                           the first index holds no more, and the second (--two-indexes) fewer yet
+//   stress --short-lanes                             writers of a few rows each: their lanes continue in parked pages
+//   stress --sequences pad|shift|drop|cross|head|tail|random  items with a time axis: windows, or whole episodes
+//   stress --sequences head|tail|random --ragged     episodes, read as ragged batches
+//   stress --explicit                                adds an index of explicit items with own inserters and samplers
+//   stress --late                                    late columns: completers fill them in any order, some never
+//   stress --groups                                  adds an index of groups of episodes with its own samplers
+//   stress --weigh                                   groups with the mean of their members' rewards as priority
+//   stress --abandon                                 writers abandon episodes, and no sampler may see one of them again
+//   stress --sampler max_priority                    sampler of the first index, from the table of kinds
+//   stress --sampler rank_based|top_k                by rank; top_k draws the best quarter
+//   stress --sampler latest|fading|shuffle           newest items, fading masses, epochs; updaters change the version
+//   stress --max-staleness 600000000                 in versions; of every index
+//   stress --max-items 150 --remover min_priority    the remover chooses the items that are dropped
+//   stress --explicit --groups --remover lifo        the same for explicit items and groups
+//   stress --max-items 150                           bound of the first index; half of it for a second one
 //   stress --where                                   the first index has a condition, and half of the draws have one
 //   stress --distinct                                the first index and the second draw without replacement
 //   stress --max-wait 0.002                          of every index; with --late, --groups
-//   stress --rounds 1                                pages are held as soon as one round without the lock fails; 0: always
-//   further: --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
-//            --second-priorities
-//            --capacity N --writers N --samplers N --updaters N --seed N --quiet
+//   stress --rounds 1                                pins all pages after one round without the lock failed; 0: always
+//   more:  --seconds-a-point S --max-times K --samples-per-insert X --uniform --no-deletes --no-moves --two-indexes
+//          --second-priorities --capacity N --writers N --samplers N --updaters N --seed N --quiet
 #include "stress_driver.hpp"
 
 using namespace stress;
@@ -80,12 +80,12 @@ int run_threads() {
   return summary("threads", 0, 0, 0);
 }
 
-// What some points need to be passed at all.
+// Some points are passed only with certain options.
 void fit_options_to(const std::string& point, const Options& given) {
   options = given;
-  options.large_rows = point.find("grow_") == 0;  // only a table of many frames is committed piece by piece
+  options.large_rows = point.find("grow_") == 0;  // only a table of many frames is committed in steps
   if (options.large_rows) options.capacity = 2000, options.with_moves = false;
-  if (point.find("claim_") == 0 && given.max_times == 0) options.max_times = 3;  // else nothing is ever claimed
+  if (point.find("claim_") == 0 && given.max_times == 0) options.max_times = 3;  // otherwise no use is claimed
   if (point == "close_mark") options.stateless = true;
   if (point.find("lane_") == 0) options.short_lanes = true;
   if (point.find("insert_") == 0 || point.find("record_") == 0 || point == "recover_records" ||
@@ -99,7 +99,7 @@ void fit_options_to(const std::string& point, const Options& given) {
   if (point == "commit_counted") options.sequences = "cross";
   for (const char* of_cells : {"cell_hung", "cells_given_back", "grow_cells"})
     if (point == of_cells) options.sequences = "pad", options.explicit_items = options.groups = false;
-  for (const char* of_ends : {"cell_unhung", "cell_moved", "cell_named"})  // where an end moves a window back
+  for (const char* of_ends : {"cell_unhung", "cell_moved", "cell_named"})  // an end moves a window back
     if (point == of_ends) options.sequences = "shift", options.explicit_items = options.groups = false;
   if (point.find("order_") == 0 && given.max_items == 0) options.max_items = 150;
   if (point.find("rank_") == 0 && given.sampler.empty()) options.sampler = "rank_based";
@@ -134,7 +134,8 @@ int run_fail_points() {
     fit_options_to(name, given);
     control->forced_point.store(point);
     const auto wanted = static_cast<uint64_t>(options.deaths_a_point);
-    // A table grows a few times in its life, then never again: fresh ones, briefly, until enough have died there.
+    // A table grows only a few times in its life. So each point gets fresh tables, for a short time each, until enough
+    // workers have died there.
     const int most_tables = options.large_rows ? 20 + 2 * options.deaths_a_point : 1;
     const double seconds = options.large_rows ? std::min(options.seconds_a_point, 0.2) : options.seconds_a_point;
     uint64_t deaths = 0;
@@ -268,7 +269,7 @@ int main(int argc, char** argv) {
   options.path = "/dev/shm/relive-stress-" + std::to_string(getpid());
   control = make_control();
   relive::testing::fail_point_hook = &at_point;
-  relive::testing::lanes_per_hold = 1;  // so that sweeps, too, take several holds and are left half done
+  relive::testing::lanes_per_hold = 1;  // sweeps then take several critical sections and stay unfinished
   relive::testing::broken_promise_hook = &found_broken_promise;
   if (options.threads_only) return run_threads();
   new_orders = &take_orders;

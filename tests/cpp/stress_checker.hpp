@@ -1,4 +1,4 @@
-// The checker of the stress programme: invariants, legal masses, the limiter's corridor.
+// The checker of the stress programme: invariants, legal masses, and the limiter's corridor.
 #pragma once
 
 #include "relive/index/leaves.hpp"
@@ -8,12 +8,12 @@
 
 namespace stress {
 
-// Takes the lock every 20 ms and reads everything.
+// Takes the lock every 20 ms and reads the whole table.
 class CheckerWorker final : public Worker {
  public:
   using Worker::Worker;
 
-  // Every mass is one that was given, and whatever lives has one: no priority of this programme is 0.
+  // Every mass belongs to a priority that was given, and every live item has one: no priority in this programme is 0.
   static std::string wrong_mass(const Region& r) {
     for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
       const uint64_t word = r.words[page].load();
@@ -38,7 +38,7 @@ class CheckerWorker final : public Worker {
     return {};
   }
 
-  // The mean of what a group's members got, from who wrote them; 0 where it is less.
+  // The mean of the rewards of a group's members, computed from their writers' data; 0 if it is negative.
   static double weight_of(const Region& r, uint32_t index, uint64_t record) {
     double rewards = 0.0;
     for (uint32_t w = 0; w < kGroupSize; ++w) {
@@ -80,7 +80,7 @@ class CheckerWorker final : public Worker {
 
   static std::string wrong_limiter(const Region& r) {
     for (uint32_t i = 0; i < r.num_indexes; ++i) {
-      const LimiterConfig present = r.limiter(i);  // what samplers change has two numbers that belong together
+      const LimiterConfig present = r.limiter(i);  // the samplers set two numbers that belong together
       if (present.kind == LimiterConfig::kMinSize && present.tolerance != 0.0 &&
           present.tolerance != static_cast<double>(present.min_size))
         return "half of a limiter and half of another";
@@ -89,23 +89,23 @@ class CheckerWorker final : public Worker {
     int64_t in_flight = 0;
     for (uint32_t p = 0; p < r.geometry->max_participants; ++p) in_flight += r.credit(p, 0).in_flight.load();
     if (in_flight < 0) return "less than nothing is in flight";
-    // A worker has one batch in its hands, and so may have the dead of this moment, until they are swept.
+    // Each worker has one batch, and so has each dead participant until it is swept.
     if (in_flight > 64 * (kMaxWorkers + r.geometry->max_participants))
-      return "more in flight than all workers can hold";
+      return "more in flight than all workers can have";
     if (limiter.kind == LimiterConfig::kMinSize) return {};
     const double difference =
         static_cast<double>(r.header->index_state[0].inserted.load()) * limiter.samples_per_insert -
         static_cast<double>(r.sampled(0));
-    // What was inserted is counted after the leaves: each death may lose a few, never add.
+    // Inserted items are counted after their leaves: a death may lose a few of the count, but never adds any.
     return difference < limiter.lo - 1e-6 ? "more sampled than the limiter allows" : "";
   }
 
-  // What was overdue then is gone after so many holds, each of which drops some of it.
+  // Items that are overdue now must be gone after a number of critical sections, each of which drops some of them.
   std::string overdue() {
     const Region& r = table().region();
     if (r.timed_indexes().empty()) return {};
     const double then_s = clock_s();
-    for (int hold = 0; hold < 40; ++hold) Locked(table().door(), Deadline::after(2.0)).release();
+    for (int section = 0; section < 40; ++section) Locked(table().door(), Deadline::after(2.0)).release();
     Locked locked(table().door(), Deadline::after(2.0));
     for (const uint32_t i : r.timed_indexes())
       if (locked.status().ok() && Leaves(r, i).waits_since() + r.header->indexes[i].max_wait_s < then_s)

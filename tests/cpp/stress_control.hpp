@@ -1,4 +1,4 @@
-// What driver and workers of the stress programme share: counters, orders to die, what went wrong.
+// The memory that driver and workers of the stress programme share: counters, orders to die, and reports of faults.
 #pragma once
 
 #include <signal.h>
@@ -30,7 +30,7 @@ inline double now_s() {
 
 struct WorkerSlot {
   std::atomic<uint64_t> progress;  // calls finished: a worker that makes none hangs
-  std::atomic<uint64_t> stops;     // raised by the driver before it stops the worker and after it goes on
+  std::atomic<uint64_t> stops;     // raised by the driver before a stop and after a resume
 };
 
 struct Control {
@@ -41,26 +41,28 @@ struct Control {
   std::atomic<uint64_t> deaths_in_lock, longest_call_us;
   std::atomic<uint64_t> deaths[kNumPoints];
   std::atomic<uint32_t> forced_point;   // kNumPoints: none
-  std::atomic<uint32_t> random_points;  // workers choose one of their own
+  std::atomic<uint32_t> random_points;  // each worker chooses a point
   std::atomic<uint32_t> num_messages;
   char messages[24][240];
   WorkerSlot workers[kMaxWorkers];
-  // How often an item was handed out: low 48 bits of its key | count. Generations that overlap only make counts too small.
+  // The number of deliveries of an item: low 48 bits of its key | count. Items with the same place only lower the
+  // counts.
   std::atomic<uint64_t> uses[kUseSlots];
-  // Which tag the rows of a lane have and which lane those of a tag, as first delivered: low halves of uid << 32 | tag.
+  // The tag of a lane's rows, and the lane of a tag's rows, as first delivered: low halves of uid << 32 | tag.
   std::atomic<uint64_t> tags[kLaneSlots], lanes[kLaneSlots];
-  // Explicit items only: what rows and items are, and places of rows that were written last.
+  // For explicit items and late columns: the content of rows and items, and the notes of the rows that were written
+  // last.
   std::atomic<uint64_t> items_inserted, items_known;
   Noted<RowNote> rows[kRowNotes];
   Noted<ItemNote> items[kItemNotes];
   std::atomic<uint64_t> recent_rows[kRecentRows];
   std::atomic<uint64_t> rows_completed;
-  std::atomic<int64_t> completed[kRowNotes];  // keys of rows that have their late columns, by the place of their note
+  std::atomic<int64_t> completed[kRowNotes];  // keys of rows with their late columns, by place of their note
   std::atomic<uint64_t> next_recent;
-  // Of lanes whose last episode was given up, by tag: tag << 32 | episode, and when that was done, in microseconds.
+  // For lanes whose last episode was abandoned, by tag: tag << 32 | episode, and the time in microseconds.
   std::atomic<uint64_t> given_up[kLaneSlots], given_up_us[kLaneSlots];
   std::atomic<uint64_t> num_given_up;
-  // Items that were about to be dropped for their time, and that were: how many are counted lies between the two.
+  // Items that were about to be dropped for their time, and items that were dropped. The table's count lies in between.
   std::atomic<uint64_t> drops_begun, drops_done;
 
   void note_given_up(uint64_t tag, uint32_t episode, double now) {
@@ -80,7 +82,7 @@ struct Control {
   bool find_row(uint64_t place, RowNote* note) const { return rows[place].load(note); }
   void note_item(uint64_t record, const ItemNote& note) { items[record % kItemNotes].store(note); }
   bool find_item(uint64_t record, ItemNote* note) const { return items[record % kItemNotes].load(note); }
-  // A new region gives the same keys and uids.
+  // Call this for a new region, which gives the same keys and uids again.
   void forget() {
     for (auto& use : uses) use.store(0);
     for (auto& tag : tags) tag.store(0);
@@ -92,7 +94,7 @@ struct Control {
     drops_begun.store(0);
     drops_done.store(0);
   }
-  // Whether this lane's rows have this tag, and no others, as far as it is remembered.
+  // Whether this lane's rows have this tag and no other, as far as the notes reach.
   bool is_lane_of(uint64_t tag, int64_t lane) {
     const uint64_t pair = static_cast<uint64_t>(lane) << 32 | (tag & 0xffffffff);
     const uint64_t by_lane = tags[static_cast<uint64_t>(lane) % kLaneSlots].exchange(pair);
@@ -118,7 +120,7 @@ struct Control {
     std::vsnprintf(messages[position] + used, sizeof messages[position] - static_cast<size_t>(used), format, arguments);
     va_end(arguments);
   }
-  void found_torn(const char* text) { say("torn", "%s", text), torn.fetch_add(1); }  // said before it is counted
+  void found_torn(const char* text) { say("torn", "%s", text), torn.fetch_add(1); }  // reported before it is counted
   void found_violation(const char* text) { say("violation", "%s", text), violations.fetch_add(1); }
   uint64_t num_bad() const { return torn + violations + hangs + crashes + overruns; }
 };

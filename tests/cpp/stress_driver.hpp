@@ -1,5 +1,5 @@
-// The driver of the stress programme: one phase starts the workers on a fresh table, kills, stops and restarts them, and
-// judges at the end what they left.
+// The driver of the stress programme. A phase starts the workers on a fresh table, kills, stops and restarts them, and
+// judges the table at the end.
 #pragma once
 
 #include <sys/prctl.h>
@@ -21,20 +21,20 @@ inline Options options;
 inline uint32_t my_point = kNumPoints;
 inline uint64_t my_passages = 0;
 
-// With every new handle a worker gets new orders: to die at the k-th passage of a point, or to live on for a while.
+// Gives a worker new orders with every new handle: to die at the k-th passage of a point, or to live for a while.
 inline void take_orders(Random* random) {
   my_point = control->forced_point.load();
   my_passages = 1 + random->below(uint64_t{1} << random->below(7));
-  if (my_point != kNumPoints && random->below(3) == 0) my_point = kNumPoints;  // or nothing would ever happen
+  if (my_point != kNumPoints && random->below(3) == 0) my_point = kNumPoints;  // otherwise no call would finish
   const std::string name = my_point < kNumPoints ? relive::testing::fail_point_name(my_point) : "";
   if (name.find("grow_") == 0 || name == "evict_not_yet") my_passages = 1;  // passed a few times in a table's life
-  // Who is to die cleaning up after the dead needs dead: some die in the middle of a hold instead. What is freed again
-  // unused was opened by somebody who died before the first row of it.
+  // A worker that should die during recovery or a sweep needs dead processes: some workers die in a critical section
+  // instead. A page that is freed unused was opened by a process that died before its first row.
   const bool is_unused = name == "free_unlinked";
   const bool is_cleaning = name.find("recover_") == 0 || name.find("sweep_") == 0 || is_unused;
   if (is_cleaning && random->below(2) == 0) {
     FailPoint in_commit = random->below(2) == 0 ? FailPoint::lock_taken : FailPoint::commit_range;
-    if (name == "sweep_turn") in_commit = FailPoint::commit_closed;  // at the end of a page, before its turn
+    if (name == "sweep_turn") in_commit = FailPoint::commit_closed;  // at the end of a page, before the advance
     my_point = static_cast<uint32_t>(is_unused ? FailPoint::open_ring : in_commit);
   } else if (is_cleaning) {
     my_passages = is_unused ? 1 : 1 + random->below(3);
@@ -45,7 +45,7 @@ inline void take_orders(Random* random) {
   }
 }
 
-// Points that are passed without the table lock; sample_gathered only mostly.
+// Points that are passed without the table lock; sample_gathered is passed without it most of the time.
 inline bool is_outside_lock(FailPoint point) {
   return point == FailPoint::commit_unlocked || point == FailPoint::draw_found || point == FailPoint::draw_word ||
          point == FailPoint::sample_reserved || point == FailPoint::sample_gathered ||
@@ -54,7 +54,7 @@ inline bool is_outside_lock(FailPoint point) {
          point == FailPoint::hold_read || point == FailPoint::where_tested || point == FailPoint::where_found;
 }
 
-// Now and then a worker is away for a while between two steps of the protocol, as on a machine with fewer cores.
+// Sometimes delays a worker between two steps of the protocol, as on a machine with fewer cores.
 inline void dawdle() {
   thread_local Random random{static_cast<uint64_t>(now_s() * 1e9) ^ reinterpret_cast<uintptr_t>(&random)};
   const uint64_t dice = random.below(1u << 14);
@@ -72,7 +72,7 @@ inline void at_point(FailPoint point) {
   for (;;) pause();
 }
 
-// A mutant is caught by the first thing that goes wrong.
+// The first fault catches a mutant.
 inline uint64_t enough_bad() { return options.mutant.empty() ? 50 : 0; }
 
 enum class Role { kWriter, kSampler, kUpdater, kCompleter, kInserter, kItemSampler, kGroupSampler, kChecker };
@@ -121,7 +121,7 @@ inline std::unique_ptr<Worker> make_worker(int position, uint64_t seed, Table* s
   }
 }
 
-// Items that were dropped for their time: each is counted, once, whoever died on the way.
+// Items that were dropped for their time: each is counted once, whichever process died in between.
 inline std::string wrong_drops(const TableStats& stats) {
   int64_t counted = 0;
   for (const int64_t count : stats.timed_out) counted += count;
@@ -131,7 +131,7 @@ inline std::string wrong_drops(const TableStats& stats) {
   return std::to_string(counted) + " items timed out of " + std::to_string(done) + " that were dropped";
 }
 
-// After everybody is gone or quiet: a fresh handle, all invariants, nothing in flight.
+// Runs after all workers have ended: a fresh handle, all invariants, nothing in flight.
 inline int judge() {
   std::unique_ptr<Table> table;
   Status status = Table::attach(options.path, Access::kReadWrite, 0, 5.0, &table);
@@ -145,7 +145,7 @@ inline int judge() {
     if (in_flight != 0) control->found_violation(("in flight at the end: " + std::to_string(in_flight)).c_str());
   const std::string miscounted = wrong_drops(stats);
   if (!miscounted.empty()) control->found_violation(miscounted.c_str());
-  if (table->region().header->num_holding.load() != 0) control->found_violation("pages are held at the end");
+  if (table->region().header->num_holding.load() != 0) control->found_violation("pages are pinned at the end");
   if (stats.num_open_lanes != 0)
     control->found_violation(("lanes open at the end: " + std::to_string(stats.num_open_lanes)).c_str());
   for (const std::string& wrong :
@@ -191,7 +191,7 @@ class Phase {
  public:
   explicit Phase(Random* random) : random_(*random) {}
 
-  // True if the phase came to its end; what it found is in the control.
+  // Runs one phase. The control has the faults that were found.
   void run(double seconds, int kills, int stops, uint64_t wanted_deaths);
 
   uint64_t num_kills = 0, num_stops = 0, num_self_kills = 0;
@@ -203,7 +203,7 @@ class Phase {
   void stop_one();
   void go_on(Child& child);
   void finish(bool by_force);
-  // At the forced point, or at all of them.
+  // At the forced point, or at all points.
   uint64_t deaths() const {
     const uint32_t forced = control->forced_point.load();
     if (forced != kNumPoints) return control->deaths[forced].load();
@@ -322,7 +322,7 @@ inline void Phase::finish(bool by_force) {
 }
 
 inline void Phase::run(double seconds, int kills, int stops, uint64_t wanted_deaths) {
-  control->is_over.store(3);  // until the table is there
+  control->is_over.store(3);  // until the table exists
   control->forget();
   keeper_ = spawn(keep);
   while (control->is_over.load() == 3) {
@@ -341,7 +341,7 @@ inline void Phase::run(double seconds, int kills, int stops, uint64_t wanted_dea
     const double elapsed = now_s() - begin;
     const bool enough = wanted_deaths != 0 && deaths() - deaths_before >= wanted_deaths;
     const auto enough_one = [&] { return deaths() > deaths_before; };
-    // A forced point gets its seconds, and ten times as many where nobody came by it yet.
+    // A forced point gets its seconds, or ten times as many while no worker has died there.
     const bool is_forced = control->forced_point.load() != kNumPoints;
     const double most = wanted_deaths == 0 ? seconds
                         : !is_forced       ? 3.0 * seconds

@@ -1,4 +1,4 @@
-// Groups of episodes in the stress programme: who draws them, and verifies each row of each member.
+// Groups of episodes in the stress programme: samplers that verify each row of each member.
 #pragma once
 
 #include <algorithm>

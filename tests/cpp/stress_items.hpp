@@ -1,15 +1,14 @@
-// Explicit items in the stress programme: who inserts, updates and deletes them, and who draws and verifies them.
-//
-// A writer notes what each of its rows holds, an inserter what each of its items was inserted with, both in the control.
-// So a sampler knows every row of an item that it is handed: which lane, which step, in which order. An item that was
-// not noted yet (or whose inserter was killed in between) is still verified in every byte of every row.
+// Explicit items in the stress programme: workers that insert, update and delete items, and workers that draw and
+// verify them. A writer notes the step of each of its rows in the control, and an inserter notes the rows of each of
+// its items. A sampler can therefore verify lane, step and order of every row of an item. An item without a note (its
+// inserter was killed, or has not noted it yet) is still verified in every byte.
 #pragma once
 
 #include "stress_workers.hpp"
 
 namespace stress {
 
-// The step behind this one in its lane; false where a tail lies between them.
+// Moves to the next step of the lane. Returns false if a tail lies in between.
 inline bool advance(Identity* who, bool stateless) {
   if (++who->step < length_of(who->tag, who->episode)) return true;
   ++who->episode, who->step = 0;
@@ -22,7 +21,7 @@ class InserterWorker final : public Worker {
 
  private:
   static constexpr size_t kMost = 4;
-  static constexpr size_t kCrowd = 300;  // items on one row: more than one hold may end
+  static constexpr size_t kCrowd = 300;  // items on one row: more than one critical section may end
 
   void step() override {
     const uint32_t index = items_index(options_);
@@ -51,7 +50,7 @@ class InserterWorker final : public Worker {
     }
   }
 
-  // A row that somebody wrote: one of the last few, or any that was ever noted, gone ones and the next to go among them.
+  // A written row: one of the last few, or any that was ever noted. The row may be evicted, or be the next to go.
   bool choose(RowNote* row) {
     const uint64_t recent = control_.recent_rows[random_.below(kRecentRows)].load();
     return control_.find_row(random_.below(3) == 0 ? recent : random_.below(kRowNotes), row);
@@ -64,7 +63,7 @@ class InserterWorker final : public Worker {
     for (uint64_t left = 1 + random_.below(kMost); left > 0; --left) {
       ItemNote note{};
       WindowRows rows[kItemWindows] = {};
-      const uint64_t wanted = 1 + random_.below((1u << kItemWindows) - 1);  // which windows, a bit each
+      const uint64_t wanted = 1 + random_.below((1u << kItemWindows) - 1);  // one bit for each window
       for (uint32_t w = 0; w < kItemWindows; ++w) {
         RowNote row;
         if ((wanted >> w & 1) == 0 || !choose(&row)) continue;
@@ -74,7 +73,7 @@ class InserterWorker final : public Worker {
         note.windows[w] = {row.tag, row.episode, row.step, num_rows};
         rows[w] = {row.key, num_rows};
         if (note.has_window != 0) continue;
-        note.has_window = 1;  // what an item's own column holds follows from its first row
+        note.has_window = 1;  // the item's own column is a function of its first row
         own.resize(own.size() + kOwnBytes);
         write_cell(own.data() + own.size() - kOwnBytes, kOwnBytes, row.tag, row.episode, row.step, kOwnBytes);
       }
@@ -121,7 +120,7 @@ class ItemSamplerWorker final : public Worker {
  private:
   static constexpr size_t kBatch = 16;
   enum Place : size_t { kState, kPicture, kStep, kReward, kEpisodeStep, kFirst, kPolicyVersion, kNumSteps, kPlaces };
-  static constexpr size_t kOwn = kItemWindows * kPlaces;  // the item's own column, behind those of the windows
+  static constexpr size_t kOwn = kItemWindows * kPlaces;  // the item's own column, after those of the windows
 
   void begin() override {
     index_ = items_index(options_);
@@ -163,7 +162,7 @@ class ItemSamplerWorker final : public Worker {
     if (random_.below(3) == 0) gather_again();
   }
 
-  // By their keys the same items come, or none.
+  // A gather by key must return the same items, or none.
   void gather_again() {
     uint8_t present[kBatch];
     const std::vector<std::vector<Identity>> before(rows_, rows_ + kBatch);
@@ -204,7 +203,7 @@ class ItemSamplerWorker final : public Worker {
     control_.items_known.fetch_add(1);
   }
 
-  // Every byte of every row of every window, and of the item's own column; empty where all is right.
+  // Verifies every byte of every row of every window, and the item's own column. Returns "" if all are right.
   std::string find_wrong(size_t place, std::vector<Identity>* rows) {
     rows->clear();
     for (uint32_t w = 0; w < kItemWindows; ++w) {
@@ -220,7 +219,7 @@ class ItemSamplerWorker final : public Worker {
                : "item: its own column";
   }
 
-  // The rows of one window, and zeros behind them.
+  // Verifies the rows of one window, and the zeros after them.
   std::string find_wrong_in(uint32_t window, size_t place, std::vector<Identity>* rows) {
     const size_t at = window * kPlaces, length = kItemRows[window];
     const auto num_rows = static_cast<size_t>(value<int64_t>(at + kNumSteps, place, 0));

@@ -1,4 +1,5 @@
-// Late columns in the stress programme: who completes rows, in any order, some of them never, some of them twice.
+// Late columns in the stress programme: workers that complete rows in any order, some of them never, some of them
+// twice.
 #pragma once
 
 #include "stress_workers.hpp"
@@ -12,8 +13,8 @@ class CompleterWorker final : public Worker {
  private:
   static constexpr size_t kLooks = 96;
 
-  // Rows that lie together, so that windows come complete; in random order. Every so many calls name a row that has its
-  // columns, and must be refused as a whole.
+  // Completes neighbouring rows, so that windows become complete, in random order. Some calls name a row that is
+  // complete already, and must be refused as a whole.
   void step() override {
     const bool is_refused = random_.below(8) == 0;
     const uint64_t first = random_.below(kRowNotes), most = 1 + random_.below(kLooks);
@@ -30,7 +31,7 @@ class CompleterWorker final : public Worker {
     }
   }
 
-  // One call. True where a row was refused: it is out of the list, and the call is to be made again.
+  // Makes one call. Returns true if a row was refused: the row is taken off the list, and the caller repeats the call.
   bool complete(std::vector<RowNote>* rows) {
     const size_t row_bytes = sizeof(float) + kVerdictBytes;
     std::vector<int64_t> keys;
@@ -59,7 +60,7 @@ class CompleterWorker final : public Worker {
     if (!expect(status, "completing")) return false;
     if (has_done && applied == static_cast<int64_t>(keys.size()))
       control_.found_violation("a row was completed a second time");
-    for (int64_t key : keys) control_.completed[place_of(key)].store(key);  // gone ones never come back
+    for (int64_t key : keys) control_.completed[place_of(key)].store(key);  // a row that is gone never returns
     return false;
   }
 

@@ -1,5 +1,5 @@
-// What writers and inserters of the stress programme note for its samplers: which step a row's key means, which rows an
-// item was inserted with. Notes are overwritten by whoever gets the same place; a reader of one being written finds none.
+// Notes of the writers and inserters of the stress programme for its samplers: the step of a row's key, the rows of an
+// item. A later note may overwrite the same place. A reader that meets a half-written note finds none.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ struct ItemNote {
   } windows[3];
 };
 
-// A value of whole words with a sum over them: what two writers mixed, or one did not finish, has another sum.
+// A value of whole words with a checksum, which tells a note that two writers mixed or that one did not finish.
 template <class Note>
 class Noted final {
  public:

@@ -1,5 +1,4 @@
-// Episodes whose rows lie end to end, drawn and gathered as such, then laid out as padded ones: what these must be is
-// verified of both alike.
+// Draws and gathers ragged batches and converts them to padded ones, so that the same code verifies both.
 #pragma once
 
 #include "relive/read/ragged.hpp"
@@ -17,7 +16,7 @@ class RaggedItems final : public RowRoom {
     batch_ = std::make_unique<RaggedBatch>(plan_, *this);
     return {};
   }
-  // What was made last but one is freed: whoever still reads it is seen by the sanitizers.
+  // Frees the memory of the call before the last one; the sanitizers report a reader that still uses it.
   std::byte* const* make(size_t num_rows) override {
     Made& made = made_[num_made_++ % 2];
     made = Made{};
@@ -35,7 +34,8 @@ class RaggedItems final : public RowRoom {
   Status gather(Table& table, const int64_t* keys, uint8_t* present) {
     return relive::gather_ragged(table, plan_, keys, num_items_, batch_.get(), present);
   }
-  // Into the buffers of a batch of this plan, zeros behind the rows that an item has. Empty, or what the offsets are not.
+  // Copies into the buffers of a padded batch, with zeros after the rows of an item. Returns "" or the fault of the
+  // offsets.
   std::string lay_out(const GatherPlan& padded, std::byte* const* to) const {
     const auto* offsets = reinterpret_cast<const int64_t*>(batch_->out()[padded.outputs.size()]);
     if (offsets[0] != 0 || offsets[num_items_] != batch_->num_rows()) return "offsets that do not span the rows";

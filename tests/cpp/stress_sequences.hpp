@@ -1,4 +1,4 @@
-// What a delivered sequence must be: which steps may begin one, every byte of every row, and padding where no row is.
+// Verifies delivered sequences: the steps that may begin one, every byte of every row, and the padding.
 #pragma once
 
 #include "stress_world.hpp"
@@ -10,7 +10,7 @@ inline bool is_zero(const std::byte* bytes, size_t num_bytes) {
   return std::all_of(bytes, bytes + num_bytes, [](std::byte b) { return b == std::byte{0}; });
 }
 
-// Whether an index may have an item that begins at step x and has m steps; `ends`: an end stands behind the last of them.
+// Whether an index may have an item that begins at step x with m steps. `ends`: an end follows the last of them.
 inline bool may_begin(const SequenceConfig& sequence, uint32_t x, uint32_t m, uint32_t length, bool ends) {
   const bool is_whole = m >= sequence.length, is_last = ends && m == sequence.length;
   const bool is_candidate = sequence.begins_at(x);
@@ -22,7 +22,7 @@ inline bool may_begin(const SequenceConfig& sequence, uint32_t x, uint32_t m, ui
   return (is_candidate && is_whole) || is_last || (x == 0 && !is_whole);
 }
 
-// One step of a sequence, in every byte but its truncation.
+// Verifies every byte of one step of a sequence, except its truncation.
 inline std::string Batch::verify_row(size_t row, uint32_t t, const Identity& who) const {
   const uint32_t length = length_of(who.tag, who.episode);
   std::byte expected[96];
@@ -45,14 +45,14 @@ inline std::string Batch::verify_row(size_t row, uint32_t t, const Identity& who
   return {};
 }
 
-// How many steps a lane had before this one: its episodes are numbered from 0.
+// The number of steps that the lane had before this one. Its episodes are numbered from 0.
 inline uint64_t lane_step_of(const Identity& who) {
   uint64_t number = who.step;
   for (uint32_t episode = 0; episode < who.episode; ++episode) number += length_of(who.tag, episode);
   return number;
 }
 
-// A window over ends of episodes: every row a step, the one after the row before it in its lane.
+// Verifies a window that crosses ends of episodes: every row is a step, and follows the row before it in the lane.
 inline std::string Batch::verify_across(size_t row, uint32_t front, const Identity& first) const {
   const auto num = static_cast<uint32_t>(value<int64_t>(kNumSteps, row));
   const uint32_t lead = sequence.burn_in - front, most = sequence.length + sequence.bootstrap;
@@ -89,7 +89,7 @@ inline std::string Batch::verify_across(size_t row, uint32_t front, const Identi
   return {};
 }
 
-// A row of padding: in front with the first state, else zero.
+// Verifies a row of padding: in front the first state, otherwise zeros.
 inline std::string Batch::verify_padding(size_t row, uint32_t t, bool is_front, const Identity& first) const {
   for (size_t output = kState; output < plan.outputs.size(); ++output) {
     const Output& from = plan.outputs[output];

@@ -1,4 +1,4 @@
-// The workers of the stress programme: writers, samplers, updaters. Each runs until the control says over.
+// The workers of the stress programme: writers, samplers, updaters. Each runs until the control ends the run.
 #pragma once
 
 #include <cmath>
@@ -14,13 +14,13 @@
 namespace stress {
 
 inline constexpr double kTimeout_s = 0.25;
-inline constexpr double kSlack_s = 3.0;  // the scheduler of a small, busy machine
+inline constexpr double kSlack_s = 3.0;  // for the scheduler of a small, busy machine
 inline constexpr uint32_t kLanes = 2;
 
-// Asked before every attach; null where nobody is to die.
+// Called before every attach; null if no worker shall die.
 inline void (*new_orders)(Random*) = nullptr;
 
-// One worker: its handle (own in a process, shared between threads) and its place in the control.
+// One worker: its handle (its own in a process, shared between threads) and its slot in the control.
 class Worker {
  public:
   Worker(const Options& options, Control* control, uint32_t position, uint64_t seed, Table* shared)
@@ -51,7 +51,7 @@ class Worker {
 
   Table& table() { return shared_ != nullptr ? *shared_ : *own_; }
 
-  // Deadlines may pass (others are stopped on purpose); any other refusal is a violation.
+  // A deadline may pass, because workers are stopped on purpose. Any other refusal is a violation.
   bool expect(const Status& status, const char* what) {
     if (status.ok()) return true;
     if (status.code() == Code::kDeadlineExceeded || (status.code() == Code::kStorageFull && options_.disk_fails)) {
@@ -65,7 +65,8 @@ class Worker {
     return false;
   }
 
-  // Runs one call and sees that it comes back by its deadline; calls during which this worker was stopped do not count.
+  // Runs one call and checks that it returns by its deadline. A call during which this worker was stopped does not
+  // count.
   template <class Call>
   Status timed(double timeout_s, const char* what, Call&& call) {
     const uint64_t stops = slot_.stops.load();
@@ -139,14 +140,15 @@ class WriterWorker final : public Worker {
     const uint32_t count = mode < 2 ? 1 : std::min<uint32_t>(left, 1 + static_cast<uint32_t>(random_.below(12)));
     Status status = write(lane, number, mode, count, count == left);
     if (status.ok() && mode == 3 && count == left) status = end_episode(lane, number);
-    if (!expect(status, "write")) return close();  // how far a block came before its deadline is not said
+    // The number of rows that were stored before the deadline is unknown.
+    if (!expect(status, "write")) return close();
     note_rows(lane, count);
     control_.steps.fetch_add(count);
     lane.step += count;
     if (count == left) ++lane.episode, lane.step = 0;
   }
 
-  // Whoever draws an item of the episode after this is shown one that should not be there.
+  // An item of the episode that is drawn after this call is a violation.
   void abandon(int32_t number) {
     LaneState& lane = lanes_[number];
     StepBlock block;
@@ -158,7 +160,7 @@ class WriterWorker final : public Worker {
     lane = {control_.next_tag.fetch_add(1), 0, 0};
   }
 
-  // For who inserts explicit items and who completes rows: what each of these keys means.
+  // Notes the rows of these keys for workers that insert explicit items and that complete rows.
   void note_rows(const LaneState& lane, uint32_t count) {
     for (uint32_t k = 0; (options_.explicit_items || options_.late) && k < count; ++k)
       control_.note_row(table().region().key_slot(keys_[k]), {keys_[k], lane.tag, lane.episode, lane.step + k});
@@ -257,7 +259,7 @@ class SamplerWorker final : public Worker {
       expect(make_where(table().region(), index_, from_step(kLeastDrawn), "", &where_), "reading a condition");
   }
 
-  // Another limiter of the same kind, whose two numbers belong together (StressChecker::wrong_limiter).
+  // Sets another limiter of the same kind, whose two numbers belong together (CheckerWorker::wrong_limiter).
   void change_limiter() {
     LimiterConfig limiter = table().region().header->indexes[index_].limiter;
     if (limiter.kind != LimiterConfig::kMinSize) return;
@@ -326,7 +328,7 @@ class SamplerWorker final : public Worker {
       control_.found_violation("an item twice in a batch without replacement");
   }
 
-  // Of an episode one window at most is ever an item.
+  // At most one window of an episode is ever an item.
   void verify_one_each() {
     for (size_t row = 0; row < kBatch; ++row) {
       for (size_t other = 0; other < row; ++other) {
@@ -337,7 +339,7 @@ class SamplerWorker final : public Worker {
     }
   }
 
-  // A lane whose episode is given up was not cut before: no window of that episode ends where none of its ends is.
+  // An abandoned episode's lane was not cut before, so no window of that episode may end without one of its ends.
   void look_at_short_ones() {
     for (const Identity& who : short_)
       if (control_.was_given_up(who.tag, who.episode, begin_s_))
@@ -345,7 +347,7 @@ class SamplerWorker final : public Worker {
     if (short_.size() > 2000) short_.erase(short_.begin(), short_.begin() + 1000);
   }
 
-  // By their keys the same items come, or none.
+  // A gather by key must return the same items, or none.
   void gather_again() {
     const Status status = timed(kTimeout_s, "gather", [&] { return again_->gather(table(), batch_->keys); });
     if (!expect(status, "gather")) return;
@@ -372,7 +374,8 @@ class SamplerWorker final : public Worker {
   Identity who_[kBatch];
 };
 
-// Draws keys and gives each the priority that follows from it, late ones too: the checker knows every legal mass.
+// Draws keys and gives each the priority that is a function of it, outdated keys included. So the checker knows every
+// legal mass.
 class UpdaterWorker final : public Worker {
  public:
   using Worker::Worker;
@@ -380,7 +383,7 @@ class UpdaterWorker final : public Worker {
  private:
   static constexpr size_t kBatch = 64;
 
-  // Every mass with another exponent: the checker asks for the present one's (StressChecker::wrong_mass).
+  // Gives every mass another exponent. The checker uses the present one (CheckerWorker::wrong_mass).
   void change_exponent() {
     constexpr double kExponents[] = {0.4, 0.6, 1.0, 1.3};
     const double exponent = kExponents[random_.below(4)];
@@ -388,7 +391,7 @@ class UpdaterWorker final : public Worker {
            "changing an exponent");
   }
 
-  // Where something follows from it: any of those there are, back as well as on.
+  // If an index depends on the version: sets any of the versions, in both directions.
   void step_version() {
     const auto version = static_cast<uint32_t>(random_.below(kVersions));
     expect(timed(10.0, "a version", [&] { return relive::set_policy_version(table(), version); }), "a version");
@@ -417,8 +420,8 @@ class UpdaterWorker final : public Worker {
       late_.insert(late_.end(), keys, keys + kBatch);
       if (options_.max_times != 0 || options_.second_priorities)
         for (int64_t key : keys)
-          late_.push_back(
-              key + static_cast<int64_t>(random_.below(16)));  // its neighbours, used or not, and some that are pending
+          late_.push_back(key +
+                          static_cast<int64_t>(random_.below(16)));  // neighbours, used or not, some of them pending
     }
     if (late_.size() > 40 * kBatch)
       late_.erase(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(20 * kBatch));

@@ -1,5 +1,5 @@
-// The world of the stress programme: rows whose every byte follows from (tag of the lane, episode, step), and the check
-// that a delivered window is what it must be. A tag names one lane of one incarnation of a writer and is never reused.
+// The data of the stress programme: rows whose bytes are functions of (tag of the lane, episode, step), and the
+// verification of a delivered window. A tag names one lane of one writer and is never reused.
 #pragma once
 
 #include <algorithm>
@@ -23,37 +23,37 @@ inline constexpr double kGamma = 0.5;
 
 struct Options {
   double seconds = 10.0;
-  int random_kills = 0;    // this many; 0 none
-  int self_kills = 0;      // until workers killed themselves so often at random fail points
+  int random_kills = 0;    // this many; 0: none
+  int self_kills = 0;      // runs until workers have killed themselves this often at random fail points
   int stops = 0;           // SIGSTOP ... SIGCONT
-  int deaths_a_point = 0;  // with fail points forced: deaths wanted at each
+  int deaths_a_point = 0;  // with forced fail points: the deaths wanted at each
   double seconds_a_point = 4.0;
-  std::string only_point;          // force this one only
-  uint32_t n_step = 3, stack = 4;  // pages hold 8 rows: 20 and 12 make windows over four and more pages
-  uint32_t rounds = ~0u;           // without the lock, before pages are held
-  bool stateless = false;          // no state columns: no next outputs, no tails, an end is a mark in the last row
+  std::string only_point;          // force this point only
+  uint32_t n_step = 3, stack = 4;  // pages have 8 rows: 20 and 12 make windows over four and more pages
+  uint32_t rounds = ~0u;           // without the lock, before all pages are pinned
+  bool stateless = false;          // no state columns: no next outputs, no tails; an end is a mark in the last row
   uint32_t max_times = 0;
   double max_wait_s = 0.0;
   uint64_t max_staleness = 0;  // in versions, of which there are kVersions
-  bool distinct = false;       // the first index, and the second, draw without replacement
-  bool where = false;          // the first index has a condition, and draws have some, too
-  uint64_t max_items = 0;      // of the first index, and half of it of the second
-  std::string sampler;         // of the first index, where it is no Prioritized one
-  std::string remover;         // of all that have max_items, explicit ones too, where it is no Fifo one
+  bool distinct = false;       // the first index and the second draw without replacement
+  bool where = false;          // the first index has a condition, and some draws have one
+  uint64_t max_items = 0;      // of the first index; the second has half of it
+  std::string sampler;         // of the first index; empty: Prioritized
+  std::string remover;         // of all indexes with max_items, explicit ones included; empty: Fifo
   double samples_per_insert = 0.0;
   bool uniform = false;
   bool with_deletes = true;
   bool with_moves = true;
-  bool two_indexes = false;        // a second one, over single steps without stacks
-  bool second_priorities = false;  // that one by priorities of its own, not uniform
+  bool two_indexes = false;        // adds one over single steps without stacks
+  bool second_priorities = false;  // it has its own priorities instead of being uniform
   std::string
-      sequences;  // items with a time axis: pad, shift, drop, cross, head, tail or random (of episodes); empty: none
-  bool ragged = false;          // episodes (head, tail or random) are read end to end
-  bool explicit_items = false;  // a last one, of items of up to three windows and a column of their own
+      sequences;        // items with a time axis: pad, shift, drop, cross; of episodes: head, tail, random; empty: none
+  bool ragged = false;  // episodes (head, tail or random) are read as ragged batches
+  bool explicit_items = false;  // adds an index of items with up to three windows and one own column
   bool late = false;            // rewards and verdicts come later, from completers
-  bool abandons = false;        // writers give episodes up
-  bool groups = false;          // a last one, of groups of episodes by a column that says which
-  bool weigh = false;           // they are drawn by the mean of their members' rewards
+  bool abandons = false;        // writers abandon episodes
+  bool groups = false;          // adds an index of groups of episodes with the same prompt
+  bool weigh = false;           // groups are drawn by the mean of their members' rewards
   bool short_lanes = false;     // writers close after a few calls
   bool threads_only = false;
   bool large_rows = false;
@@ -70,7 +70,7 @@ struct Options {
   std::string path;
 };
 
-inline constexpr int64_t kVerdictBytes = 64;  // the late column beside the reward
+inline constexpr int64_t kVerdictBytes = 64;  // the second late column
 inline constexpr int64_t kCoreBytes = 328;    // the start value of sequences
 
 inline uint64_t mix(uint64_t z) {
@@ -84,7 +84,7 @@ inline constexpr uint32_t kItemWindows = 3;
 inline constexpr uint32_t kItemRows[kItemWindows] = {20, 8, 6}, kItemStrides[kItemWindows] = {1, 1, 3};
 inline constexpr uint32_t kOwnBytes = 300;
 
-// Of the first index where it has a condition, and of draws with one.
+// The conditions of the first index and of draws.
 inline constexpr int64_t kLeastStep = 1, kLeastDrawn = 3;
 
 // The condition that a step is the episode's k-th or a later one.
@@ -94,7 +94,7 @@ inline std::vector<WrittenOperation> from_step(int64_t k) {
 
 inline uint32_t items_index(const Options& options) { return options.two_indexes ? 2 : 1; }
 
-// Groups of episodes: as many as have one of a few values.
+// Groups of episodes with the same one of a few prompts.
 inline constexpr uint32_t kGroupRows = 96, kGroupSize = 3;
 inline uint32_t groups_index(const Options& options) { return items_index(options) + (options.explicit_items ? 1 : 0); }
 inline int64_t prompt_of(uint64_t tag, uint32_t episode) {
@@ -145,7 +145,7 @@ inline TableConfig make_config(const Options& options) {
   if (!options.sampler.empty()) find_sampler(options.sampler, &index.sampling, &known);
   index.best_share = 0.25;  // of top_k
   index.latest = 200;
-  index.decay = 0.5;  // a version; they lie so far apart that most newcomers of another sort move the base
+  index.decay = 0.5;  // for a version; versions differ so much that most other newcomers move the base
   Removal removal = Removal::kFifo;
   if (!options.remover.empty()) find_remover(options.remover, &removal, &known);
   if (options.max_items != 0) index.removal = removal;
@@ -164,7 +164,7 @@ inline TableConfig make_config(const Options& options) {
   if (options.two_indexes) {
     std::snprintf(index.name, sizeof index.name, "plain");
     index.n_step = options.second_priorities ? options.n_step : 1;
-    index.stack[0] = index.stack[1] = 1;  // what the first one reaches over must cost it nothing
+    index.stack[0] = index.stack[1] = 1;  // the reach of the first index must cost this one nothing
     index.sampling = options.second_priorities ? Sampling::kPrioritized : Sampling::kUniform;
     index.max_times_sampled = 0;
     index.max_items = options.max_items / 2;
@@ -217,7 +217,7 @@ inline TableConfig make_config(const Options& options) {
       index.initial = Initial::kMax;
       index.priority_exponent = 1.0;
       index.group.weight = GroupWeight::kMean;
-      index.group.weighed = 3;  // the reward: half of the groups have a mean that is not above 0, and are never drawn
+      index.group.weighed = 3;  // the reward: half of the groups have a mean <= 0 and are never drawn
     }
     config.indexes.push_back(index);
   }
@@ -236,7 +236,8 @@ inline TableConfig make_config(const Options& options) {
   return config;
 }
 
-// ---- what rows hold ----------------------------------------------------------------------------------------------------
+// ---- rows
+// --------------------------------------------------------------------------------------------------------------
 
 inline void write_cell(std::byte* to, size_t num_bytes, uint64_t tag, uint32_t episode, uint32_t step,
                        uint64_t column) {
@@ -251,7 +252,7 @@ inline void write_cell(std::byte* to, size_t num_bytes, uint64_t tag, uint32_t e
   }
 }
 
-// A verdict: of its row, and of the call that gave it (salt).
+// A verdict: a function of its row and of the call that gave it (salt).
 inline void write_verdict(std::byte* to, uint64_t tag, uint32_t episode, uint32_t step, uint64_t salt) {
   write_cell(to, kVerdictBytes, tag, episode, step, mix(salt));
   std::memcpy(to + 16, &salt, 8);
@@ -262,14 +263,14 @@ inline uint64_t salt_of(const std::byte* verdict) {
   return salt;
 }
 
-// Most episodes are of a page or two; one in eight runs over up to twelve, for windows that do.
+// Most episodes fit one or two pages; one in eight covers up to twelve, for windows over many pages.
 inline uint32_t length_of(uint64_t tag, uint32_t episode) {
   const uint32_t longest = mix(tag * 61 + episode) % 8 == 0 ? 96 : 24;
   return 1 + static_cast<uint32_t>(mix(tag * 31 + episode) % longest);
 }
 inline bool is_terminated(uint64_t tag, uint32_t episode) { return mix(tag * 37 + episode) % 2 == 0; }
-// How the episode is written: 0 append with next, 1 append without, 2 extend with T + 1 states, 3 extend and end_episode.
-// Without state columns nothing is given beyond the rows, and only a truncation can come after them.
+// The way the episode is written: 0 append with next, 1 append without, 2 extend with T + 1 states, 3 extend and
+// end_episode. Without state columns nothing is given beyond the rows, and only a truncation can come after them.
 inline uint32_t mode_of(uint64_t tag, uint32_t episode, bool stateless) {
   const auto mode = static_cast<uint32_t>(mix(tag * 41 + episode) % 4);
   return stateless && mode == 3 && is_terminated(tag, episode) ? 2 : mode;
@@ -277,7 +278,7 @@ inline uint32_t mode_of(uint64_t tag, uint32_t episode, bool stateless) {
 inline float reward_of(uint64_t tag, uint32_t episode, uint32_t step) {
   return static_cast<float>(static_cast<int64_t>(mix(tag * 43 + episode * 64 + step) % 65) - 32);
 }
-// Some episodes give a discount with each step, the others leave it to the table.
+// Some episodes give a discount with each step; the table computes the others.
 inline bool gives_discounts(uint64_t tag, uint32_t episode) { return mix(tag * 47 + episode) % 3 == 0; }
 inline float discount_of(uint64_t tag, uint32_t episode, uint32_t step) {
   if (is_terminated(tag, episode) && step + 1 == length_of(tag, episode)) return 0.0f;
@@ -288,12 +289,13 @@ inline constexpr uint64_t kVersions = 1'000'000'007;
 inline int64_t version_of(uint64_t tag, uint32_t episode) {
   return static_cast<int64_t>(mix(tag * 59 + episode) % kVersions);
 }
-// What updates give an item in an index of rows; explicit items have what they would have in the first.
+// The priority that updates give an item of an index of rows; explicit items get the one of the first index.
 inline float priority_of(int64_t key, uint32_t index = 0) {
   return static_cast<float>(1 + mix(static_cast<uint64_t>(key) + (uint64_t{index} << 60)) % 1000) / 100.0f;
 }
 
-// ---- what windows must be ----------------------------------------------------------------------------------------------
+// ---- windows
+// -----------------------------------------------------------------------------------------------------------
 
 struct Identity {
   uint64_t tag = 0;
@@ -307,7 +309,7 @@ inline bool is_verdict_of(const std::byte* verdict, const Identity& who) {
   return std::memcmp(expected, verdict, kVerdictBytes) == 0;
 }
 
-// Places of a batch's outputs; the last two only where there are state columns.
+// Positions of a batch's outputs; the last two exist with state columns only.
 enum Place : size_t {
   kState,
   kPicture,
@@ -326,7 +328,7 @@ enum Place : size_t {
 
 class RaggedItems;  // stress_ragged.hpp
 
-// Buffers of one batch of all columns.
+// Buffers of one batch with all columns.
 class Batch final {
  public:
   Status prepare(Table* table, uint32_t index, size_t num_items, bool is_ragged) {
@@ -339,7 +341,7 @@ class Batch final {
     is_late = table->region().late_bytes != 0;
     if (is_late) names.push_back("verdict");
     sequence = table->region().header->indexes[index].sequence;
-    if (sequence.is_set()) names.insert(names.end(), {"core", "mask"});  // the last of them
+    if (sequence.is_set()) names.insert(names.end(), {"core", "mask"});  // the last two outputs
     RELIVE_RETURN_IF_ERROR(relive::make_plan(*table, index, names, &plan));
     n_step = table->region().header->indexes[index].n_step;
     for (const Output& output : plan.outputs) {
@@ -351,21 +353,21 @@ class Batch final {
     present.resize(num_items);
     return is_ragged && sequence.only_ended != 0 ? prepare_ragged(table, index, names) : Status();
   }
-  // Items that are drawn, and those of keys, as many as it is for.
+  // Draws items, or gathers the items of these keys, as many as the batch has room for.
   Status sample(Table& table, DrawRequest request, double timeout_s);
   Status gather(Table& table, const std::vector<int64_t>& of);
 
   int64_t episode_step(size_t row) const { return value<int64_t>(kEpisodeStep, row); }
   int64_t lane(size_t row) const { return value<int64_t>(kLane, row); }
-  // Which call completed the row; 0 without late columns.
+  // Identifies the call that completed the row; 0 without late columns.
   uint64_t salt(size_t row) const { return is_late ? salt_of(at(num_checked, row)) : 0; }
-  // Whether it is a transition over fewer steps than its episode has for it: of one that was cut off.
+  // Whether it is a transition over fewer steps than its episode has for it, because its lane was cut.
   bool is_short(size_t row, const Identity& who) const {
     if (sequence.is_set()) return false;
     const auto num_steps = static_cast<uint32_t>(value<int64_t>(kNumSteps, row));
     return num_steps < std::min(n_step, length_of(who.tag, who.episode) - who.step);
   }
-  // Empty if the window in this row is right in every byte; `torn` says whether bytes or logic are wrong.
+  // Returns "" if every byte of the window in this row is right. `torn`: whether bytes or logic are wrong.
   std::string verify(size_t row, Identity* who, bool* torn) const;
 
   GatherPlan plan;
@@ -378,8 +380,8 @@ class Batch final {
   std::vector<int64_t> keys;
   std::vector<double> probabilities;
   std::vector<uint8_t> present;
-  std::shared_ptr<RaggedItems> ragged;  // where its items are read end to end
-  std::string wrong_offsets;            // what is wrong with how they lay
+  std::shared_ptr<RaggedItems> ragged;  // if its items are read as ragged batches
+  std::string wrong_offsets;            // the fault of their offsets
 
  private:
   Status prepare_ragged(Table* table, uint32_t index, const std::vector<std::string>& names);
@@ -392,7 +394,7 @@ class Batch final {
     std::memcpy(&number, at(output, row), sizeof number);
     return number;
   }
-  // Of row `step` of a sequence; 0 of a transition.
+  // step: row of a sequence; 0 for a transition.
   template <class T>
   T value(size_t output, size_t row, uint32_t step) const {
     T number;
@@ -431,7 +433,7 @@ inline std::string Batch::verify_stack(size_t output, const std::byte* got, cons
   return {};
 }
 
-// Its length, its ends and its return. Empty if all is right.
+// Verifies its length, its ends and its return. Returns "" if all are right.
 inline std::string Batch::verify_numbers(size_t row, const Identity& who, uint32_t num_steps) const {
   const uint32_t length = length_of(who.tag, who.episode);
   const uint32_t full = std::min(n_step, length - who.step);
@@ -443,7 +445,7 @@ inline std::string Batch::verify_numbers(size_t row, const Identity& who, uint32
   if (num_steps < full && !truncated) return "a short window that is not truncated";
   if (terminated != (at_end && terminates)) return "terminated";
   if (at_end && truncated && terminates) return "truncated, and terminated too";
-  // Without state columns a full window does not wait for what comes behind it: end_episode may mark its last row later.
+  // Without state columns a full window does not wait for the next row: end_episode may mark its last row later.
   const bool may_come_later = stateless && num_steps == n_step && mode_of(who.tag, who.episode, true) == 3;
   if (at_end && !truncated && !terminates && !may_come_later) return "not truncated";
   if (value<int64_t>(kEpisodeStep, row) != who.step) return "episode_step";

@@ -1,9 +1,10 @@
-// Trees of sums of other fan-outs beside the core's of eight: microseconds of a batch's draw and of its update, and lines
-// of memory that they touch. study_tree [ROUNDS] prints one JSON object a line; `make study-tree` makes a table of them.
+// Compares trees of sums with other fan-outs to the core's, which is eight: microseconds of a batch's draw and update,
+// and the cache lines that they touch. study_tree [ROUNDS] prints one JSON object a line; `make study-tree` makes a
+// table of them.
 //
-// All of them by one generic loop, whose fan-out is a parameter at build time, so that they differ in nothing else; the
-// core's own, which descends four points at once by vectors, stands beside. "displaced" trees begin 24 bytes behind a
-// line's begin: their groups of eight lie on two lines each.
+// One generic loop, with the fan-out as a template parameter, serves all trees, so that they differ in nothing else.
+// The core's own tree, which descends four points at once with vector instructions, is added. "displaced" trees begin
+// 24 bytes after the start of a cache line: each of their groups of eight lies on two lines.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -27,7 +28,7 @@ constexpr size_t kLine = 64, kDisplaced = 24;
 constexpr size_t kBatches[] = {32, 256, 2048};
 constexpr uint64_t kSizes[] = {100'000, 1'000'000, 10'000'000};
 
-// What is timed, whatever its fan-out.
+// A tree whose times are measured.
 class Contestant {
  public:
   virtual ~Contestant() = default;
@@ -36,11 +37,11 @@ class Contestant {
   virtual double total() const = 0;
   virtual void draw(const double* points, size_t count, uint64_t* leaves) const = 0;
   virtual void update(const uint64_t* leaves, const double* masses, size_t count) = 0;
-  // Lines of the groups that lead to these leaves, each once.
+  // The number of different cache lines in the groups that lead to these leaves.
   virtual size_t count_lines(const uint64_t* leaves, size_t count) const = 0;
 };
 
-// Levels of groups of kFan siblings, as the core's tree has them.
+// Levels of groups of kFan siblings, like the core's tree.
 template <uint32_t kFan>
 class Generic final : public Contestant {
  public:
@@ -188,8 +189,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// One batch: strata in order, as a table's draw takes them, and new masses for what was drawn.
-void take_turn(Contestant& tree, size_t batch, uint64_t round, Readings* readings) {
+// Runs one batch: strata in order, as a table draws them, and new masses for the drawn leaves.
+void run_batch(Contestant& tree, size_t batch, uint64_t round, Readings* readings) {
   std::vector<double> points(batch), masses(batch);
   std::vector<uint64_t> leaves(batch);
   const CounterRng rng(5, 6, round, batch);
@@ -216,8 +217,9 @@ int main(int argc, char** argv) {
     const auto trees = make_contestants(num_leaves);
     for (const size_t batch : kBatches) {
       std::vector<Readings> readings(trees.size());
-      for (uint64_t round = 0; round < rounds; ++round)  // in turns: what else the machine does meets all of them
-        for (size_t which = 0; which < trees.size(); ++which) take_turn(*trees[which], batch, round, &readings[which]);
+      // The trees alternate, so that other load on the machine affects all of them.
+      for (uint64_t round = 0; round < rounds; ++round)
+        for (size_t which = 0; which < trees.size(); ++which) run_batch(*trees[which], batch, round, &readings[which]);
       for (size_t which = 0; which < trees.size(); ++which)
         std::printf(
             "{\"tree\": \"%s\", \"fanout\": %u, \"leaves\": %llu, \"batch\": %zu, \"draw_us\": %.3f, \"update_us\": "

@@ -1,4 +1,4 @@
-// The core in one thread on LocalMemory, against a naive model, check() after every operation.
+// The core in one thread on LocalMemory, against a naive model, with check() after every operation.
 #include <cstdlib>
 
 #include "core_deaths.hpp"
@@ -9,7 +9,7 @@ using namespace rig;
 
 namespace {
 
-// Random operations, the model beside. Capacity, indexes and columns vary with the case.
+// Random operations on the table and on the model. Capacity, indexes and columns vary with the case.
 void run_programme(const Spec& spec, int num_operations, int verify_every = 1) {
   Rig rig(spec);
   const size_t before = static_cast<size_t>(harness::failures());
@@ -141,7 +141,7 @@ TEST(a_pinned_page_keeps_its_rows_and_goes_when_unpinned) {
   for (int block = 0; block < 12; ++block) {
     CHECK(rig.write({0}, 8, std::vector<int>(8, 0), NextGiven::kYes) == Code::kOk);
     rig.verify();
-    CHECK_EQ(rig.is_step_alive(first), block == 0);  // evicted, but its bytes are nobody else's
+    CHECK_EQ(rig.is_step_alive(first), block == 0);  // evicted, but its bytes are not reused
     CHECK_EQ(Region::generation_of(r.words[page].load()), Region::generation_of(word));
   }
   CHECK(relive::pin_page(*rig.table, first, false).ok());
@@ -212,7 +212,7 @@ TEST(programmes_without_state_columns) {
 }
 
 TEST(programmes_windows_over_many_pages) {
-  // Pages of 8 rows: a window is up to 5 pages long, and as many lie before it.
+  // Pages of 8 rows: a window covers up to 5 pages, and as many before its item.
   run_programmes({.capacity = 90, .indexes = {{.n_step = 30, .stack = 12}}}, 20, 300);
   run_programmes({.capacity = 120, .num_lanes = 2, .indexes = {{.n_step = 17, .stack = 40, .prioritized = true}}}, 20,
                  300);
@@ -221,7 +221,7 @@ TEST(programmes_windows_over_many_pages) {
   run_programmes({.capacity = 60, .has_state = false, .indexes = {{.n_step = 25, .max_times = 1}}}, 20, 300);
 }
 
-TEST(programmes_what_an_index_reaches_back_costs_the_others_nothing) {
+TEST(programmes_the_reach_of_one_index_costs_the_others_nothing) {
   run_programmes({.capacity = 80,
                   .num_lanes = 2,
                   .indexes = {{.n_step = 1},
@@ -231,7 +231,7 @@ TEST(programmes_what_an_index_reaches_back_costs_the_others_nothing) {
 }
 
 TEST(programmes_of_short_lanes) {
-  // Lanes of a few rows each, which go on in the pages of others: no window joins two of them, each row says whose it is.
+  // Lanes of a few rows each continue in the pages of others: no window joins two lanes, and each row names its lane.
   run_programmes({.capacity = 40, .indexes = {{.n_step = 3, .stack = 4, .prioritized = true}}, .reopens = 30}, 20, 300);
   run_programmes({.capacity = 60, .num_lanes = 3, .indexes = {{.n_step = 3}}, .reopens = 20}, 20, 300);
   run_programmes({.capacity = 30, .has_state = false, .indexes = {{.n_step = 3}}, .reopens = 30}, 20, 300);
@@ -244,7 +244,7 @@ TEST(programmes_of_short_lanes) {
 }
 
 TEST(programmes_of_the_highest_and_the_lowest) {
-  // What min, max and best() are for: a draw is the items of the highest, or the lowest, priorities.
+  // The purpose of min, max and best(): a draw returns the items with the highest, or the lowest, priorities.
   for (const bool highest : {true, false}) {
     std::string known;
     Sampling kind;
@@ -263,7 +263,7 @@ TEST(programmes_of_the_highest_and_the_lowest) {
     int64_t applied = 0;
     CHECK(relive::update_priorities(*rig.table, 0, rig.keys.data(), priorities.data(), rig.keys.size(), &applied).ok());
     CHECK_EQ(applied, 20);
-    for (size_t at = 0; at < order.size(); ++at) {  // the best three there are, the best one first
+    for (size_t at = 0; at < order.size(); ++at) {  // the best three items, in order
       const std::vector<int64_t> drawn = rig.sample(0, 3);
       CHECK_EQ(drawn.size(), 3u);
       const size_t left = std::min<size_t>(3, order.size() - at);
@@ -275,9 +275,9 @@ TEST(programmes_of_the_highest_and_the_lowest) {
   }
 }
 
-TEST(claims_given_back_revive_no_item_whose_rows_went) {
-  // Items 5 to 7 are drawn and not gathered; their windows run into the next page, which goes once its own items are
-  // used up. They are absent then, not shorter.
+TEST(claims_given_back_revive_no_item_with_evicted_rows) {
+  // Items 5 to 7 are drawn and not gathered. Their windows run into the next page, which is freed after its own items
+  // are used up. The items are then absent, and not shorter.
   Spec spec{.capacity = 64, .has_state = false};
   spec.indexes = {{.n_step = 3, .max_times = 1}};
   Rig rig(spec);
@@ -288,7 +288,7 @@ TEST(claims_given_back_revive_no_item_whose_rows_went) {
   request.num_items = 8;
   request.keys = drawn.data();
   request.probabilities = probabilities.data();
-  CHECK(relive::sample(*rig.table, request, 0.0).ok());  // some of the first page's may be among them
+  CHECK(relive::sample(*rig.table, request, 0.0).ok());  // may contain items of the first page
   for (int batch = 0; batch < 14; ++batch) (void)rig.sample(0, 1);
   CHECK(relive::check(*rig.table).ok());
   const GatherPlan plan = rig.make_plan(0);
@@ -304,9 +304,10 @@ TEST(claims_given_back_revive_no_item_whose_rows_went) {
     if (present[k]) rig.check_item(0, plan, out, k, drawn[k]);
 }
 
-TEST(publication_goes_on_behind_a_page_that_went_early) {
-  // Windows of 12 steps over pages of 8: of 24 rows 13 to 23 are pending. Rows 5 to 23 are deleted: the third page goes,
-  // the second stays for what rows 0 to 4 need of it, and publication stands on it, before rows that will never be items.
+TEST(publication_continues_after_a_page_that_was_freed_early) {
+  // Windows of 12 steps over pages of 8: 13 to 23 of the 24 rows are pending. Rows 5 to 23 are deleted: the third page
+  // is freed, and the second stays because rows 0 to 4 need rows of it. The cursor stands in the second page, before
+  // rows that will never be items.
   Spec spec{.capacity = 64, .has_state = false};
   spec.indexes = {{.n_step = 12}};
   Rig rig(spec);
@@ -318,8 +319,9 @@ TEST(publication_goes_on_behind_a_page_that_went_early) {
   CHECK_EQ(relive::num_items(*rig.table, 0), 5u + 13u);
 }
 
-TEST(a_death_while_an_unused_page_is_given_up_costs_no_item) {
-  // The page for the state after row 7 was opened; row 7 never came. Who ends the lane dies when that page is closed.
+TEST(a_death_while_an_unused_page_is_freed_costs_no_item) {
+  // The page for the state after row 7 was opened, and row 7 never came. The process that ends the lane dies while it
+  // closes that page.
   Spec spec{.capacity = 64};
   spec.indexes = {{.n_step = 3}};
   Rig rig(spec);
@@ -333,8 +335,8 @@ TEST(a_death_while_an_unused_page_is_given_up_costs_no_item) {
   CHECK_EQ(relive::num_items(*rig.table, 0), 7u);
 }
 
-TEST(a_death_at_the_end_of_a_page_leaves_none_open_that_nobody_writes) {
-  // The page is full and the one after it was opened ahead; the lane still names the full one, which is OPEN.
+TEST(a_death_at_the_end_of_a_page_leaves_no_open_page_without_a_writer) {
+  // The page is full and the next one was opened ahead; the lane still names the full page, which is OPEN.
   Spec spec{.capacity = 64};
   Rig rig(spec);
   CHECK(rig.write({0}, 7, std::vector<int>(7, 0), NextGiven::kYes) == Code::kOk);
@@ -347,7 +349,7 @@ TEST(a_death_at_the_end_of_a_page_leaves_none_open_that_nobody_writes) {
 }
 
 TEST(a_writer_for_each_episode_strands_no_page) {
-  // Nine steps and a tail, or ten steps: each writer goes on in the page of the one before it.
+  // Nine steps and a tail, or ten steps: each writer continues in the page of the writer before.
   for (const bool has_state : {true, false}) {
     Spec spec{.capacity = 20'000, .max_lanes = 1, .has_state = has_state};
     spec.indexes = {{.n_step = 3, .stack = has_state ? 4u : 1u}};
@@ -370,8 +372,8 @@ TEST(a_writer_for_each_episode_strands_no_page) {
 }
 
 TEST(a_lane_that_was_never_ended_leaves_no_tail_to_the_next_one) {
-  // Who dies between the tail's bit and its range leaves the bit of a row that never was: row 4. The next lane of the
-  // slot writes that row.
+  // A death between the tail's bit and its range leaves the bit of a row that does not exist: row 4. The next lane of
+  // the slot writes that row.
   Rig rig(Spec{.capacity = 64});
   CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
   die_at(testing::FailPoint::commit_tail_bit, *rig.table,
@@ -400,7 +402,7 @@ TEST(recovery_keeps_a_parked_page) {
 }
 
 TEST(a_parked_page_goes_with_its_last_row) {
-  // Evicted, used up, deleted or cleared: nothing of it is left, and the next writer begins with all its items.
+  // The rows are evicted, used up, deleted or cleared: nothing is left, and the next writer has all its items.
   for (const uint32_t max_times : {0u, 1u}) {
     Spec spec{.capacity = 64};
     spec.indexes = {{.n_step = 1, .stack = 4, .max_times = max_times}};
@@ -427,8 +429,8 @@ TEST(a_parked_page_goes_with_its_last_row) {
   }
 }
 
-TEST(a_lane_begins_anew_where_what_it_would_reach_is_gone) {
-  // Of 6 rows 2 are left in the parked page: stacks of 4 would cost the next lane its first item.
+TEST(a_lane_begins_a_page_of_its_own_if_rows_that_it_reaches_are_gone) {
+  // The parked page still has 2 of its 6 rows: stacks of 4 would cost the next lane its first item.
   Spec spec{.capacity = 20, .max_lanes = 4};
   spec.indexes = {{.n_step = 1, .stack = 4}};
   Rig rig(spec);
@@ -436,7 +438,7 @@ TEST(a_lane_begins_anew_where_what_it_would_reach_is_gone) {
   std::unique_ptr<Writer> first = std::move(rig.writer);
   const int64_t key = rig.keys.front();
   rig.open_writer();
-  CHECK(first->close().ok());  // parked; the second writer is elsewhere
+  CHECK(first->close().ok());  // parked; the second writer has another page
   CHECK(rig.write({0}, 19, std::vector<int>(19, 0), NextGiven::kYes) == Code::kOk);
   CHECK(!rig.is_step_alive(key) && rig.is_step_alive(key + 4));
   rig.close_writer();
@@ -492,7 +494,7 @@ TEST(a_claim_given_back_keeps_the_priority_that_came_between_draw_and_claim) {
     CHECK(relive::update_priorities(*seen->table, 0, seen->keys.data(), priorities.data(), 4, &applied).ok());
     CHECK_EQ(applied, 4);
   };
-  CHECK(rig.sample(0, 5).empty());  // one more than there are: what was claimed goes back
+  CHECK(rig.sample(0, 5).empty());  // one more than there are: the claims are given back
   testing::fail_point_hook = nullptr;
   CHECK(is_updated);
   TableStats stats;

@@ -1,5 +1,5 @@
-// Windows that run over ends of episodes, against the model's list of steps: how many steps a lane had before each row,
-// and which rows begin an item that is whole (rules S1, S2 and S4).
+// Windows that cross ends of episodes, against the model's list of steps: the number of steps that a lane had before
+// each row, and the rows that start a whole item (rules S1, S2 and S4).
 #include "core_rig.hpp"
 #include "relive/index/leaves.hpp"
 #include "relive/pages/crossing.hpp"
@@ -19,7 +19,7 @@ Spec crossing_spec(uint32_t length, uint32_t bootstrap, uint32_t period) {
   return spec;
 }
 
-// The steps of a lane in their order, episode behind episode.
+// The steps of a lane in order, one episode after the other.
 std::vector<const ModelStep*> steps_of(const ModelLane& lane) {
   std::vector<const ModelStep*> steps;
   for (const ModelEpisode& episode : lane.episodes)
@@ -27,7 +27,7 @@ std::vector<const ModelStep*> steps_of(const ModelLane& lane) {
   return steps;
 }
 
-// How many steps at the end of the lane no window may count on yet: its last one, where it may become a tail.
+// The number of steps at the end of the lane that no window may use yet: the last one, if it may become a tail.
 uint64_t num_open(const Spec& spec, const ModelLane& lane, bool is_closed) {
   const bool is_step_last = !lane.episodes.back().steps.empty();
   return spec.has_state && !is_closed && is_step_last && !lane.has_seam ? 1 : 0;
@@ -47,7 +47,7 @@ void verify(const Rig& rig, const Spec& spec, const std::vector<bool>& is_closed
       const uint16_t state = Leaves(r, 0).state(slot);
       const bool begins = s % sequence.period == 0;
       const bool is_whole = steps.size() - s >= sequence.length + sequence.bootstrap + open;
-      if (begins && (is_whole || is_closed[position])) CHECK(state <= kMostUses);  // a lane's end leaves it shorter
+      if (begins && (is_whole || is_closed[position])) CHECK(state <= kMostUses);  // a lane's end shortens the item
       if (begins && !is_whole && !is_closed[position]) CHECK_EQ(state, kStatePending);
       if (!begins && is_whole) CHECK_EQ(state, kStateEnded);
       if (!begins) CHECK(state == kStateEnded || state == kStatePending);

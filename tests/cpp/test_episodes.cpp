@@ -1,14 +1,15 @@
-// Items that are there once their episode has ended, whoever dies on the way (rule S5): at every store of a commit, of an
-// end that comes later and of a cut, an episode that had ended is an item with all its steps, and one that had not is none.
+// Items that exist once their episode has ended, whichever process dies (rule S5). Deaths at every store of a commit,
+// of a later end and of a cut: an episode that had ended is an item with all its steps, and one that had not ended is
+// none.
 #include "core_deaths.hpp"
 #include "core_rig.hpp"
-#include "dying.hpp"
+#include "die_everywhere.hpp"
 
 using namespace rig;
 
 namespace {
 
-constexpr uint32_t kMost = 16;  // steps of an episode that is whole
+constexpr uint32_t kMost = 16;  // steps of a whole episode
 
 Spec episodes_spec(bool has_state, TooLong too_long) {
   Spec spec;
@@ -21,7 +22,7 @@ Spec episodes_spec(bool has_state, TooLong too_long) {
   return spec;
 }
 
-// The same of who cleans up behind a death at `first`: it dies, too, and the next one goes on.
+// The same, and the process that recovers from a death at `first` dies, too; the next one continues.
 template <class Prepare, class Call, class Judge>
 int die_again_everywhere(const Spec& spec, testing::FailPoint first, Prepare&& prepare, Call&& call, Judge&& judge) {
   const auto die_first = [&](Rig& rig) {
@@ -51,16 +52,16 @@ std::vector<int> ending(size_t num_steps, int end) {
   return ends;
 }
 
-// Tails in the page, as its last row, and as the first row of the next one; windows over two pages.
+// Tails inside the page, as its last row, and as the first row of the next one; windows over two pages.
 #if defined(RELIVE_TSAN) || defined(__SANITIZE_ADDRESS__)
-constexpr size_t kLengths[] = {7, 8};  // one thread: the sanitizers look for stray bytes, not for logic
+constexpr size_t kLengths[] = {7, 8};  // one thread only: the sanitizers find stray bytes, not logic errors
 #else
 constexpr size_t kLengths[] = {1, 5, 7, 8, 11, 16};
 #endif
 
 }  // namespace
 
-TEST(an_episode_that_had_ended_is_an_item_wherever_its_writer_died) {
+TEST(an_ended_episode_is_an_item_wherever_its_writer_dies) {
   for (const bool has_state : {true, false})
     for (const TooLong too_long : {TooLong::kRefuse, TooLong::kHead, TooLong::kTail})
       for (const size_t length : kLengths)
@@ -70,7 +71,7 @@ TEST(an_episode_that_had_ended_is_an_item_wherever_its_writer_died) {
           const auto nothing = [](Rig&) {};
           const auto call = [&](Rig& rig) { (void)rig.write({0}, length, ending(length, end), given); };
           const auto judge = [&](const Rig& rig, const char* point) {
-            // A hold commits up to the end of a page: what came before a death in between is a part of the episode.
+            // One critical section commits up to the end of a page: a death afterwards leaves a part of the episode.
             if (length > 8 && relive::num_steps(*rig.table) < length) return;
             judge_ended(rig, length, point);
           };
@@ -88,7 +89,7 @@ TEST(an_end_that_came_later_makes_an_item_or_none) {
         const auto write = [&](Rig& rig) { (void)rig.write({0}, length, std::vector<int>(length, 0), NextGiven::kNo); };
         const auto end = [&](Rig& rig) { (void)rig.end_episode({0}, terminated, !terminated); };
         const auto judge = [&](const Rig& rig, const char* point) {
-          // Not ended: without its state the last row becomes the tail, and there is no item.
+          // The episode has not ended: without its state the last row becomes the tail, and there is no item.
           const uint64_t live = relive::num_steps(*rig.table);
           const bool is_cut = relive::num_items(*rig.table, 0) == 0 && live == length - (has_state ? 1 : 0);
           if (!is_cut) judge_ended(rig, length, point);
@@ -97,7 +98,7 @@ TEST(an_end_that_came_later_makes_an_item_or_none) {
       }
 }
 
-TEST(an_episode_that_was_cut_off_is_no_item_wherever_who_cuts_it_dies) {
+TEST(a_cut_episode_is_no_item_wherever_the_cutting_process_dies) {
   for (const bool has_state : {true, false})
     for (const TooLong too_long : {TooLong::kRefuse, TooLong::kHead, TooLong::kTail})
       for (const NextGiven given : {NextGiven::kNo, NextGiven::kYes})

@@ -1,9 +1,10 @@
-// Exponents that change while they are in use: every mass is the old one or the new one for all, whoever dies inside the
-// change (H2), draws (H3) or updates (H4) meanwhile, or gives a use back behind it (H5).
+// Exponents that change while they are in use: all masses have the old exponent or the new one. That must be true if a
+// process dies during the change (rule H2), if another process draws (H3) or updates (H4) at the same time, and if a
+// draw gives a use back after the change (H5).
 #include <cmath>
 #include <thread>
 
-#include "dying.hpp"
+#include "die_everywhere.hpp"
 #include "relive/index/kinds.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/draws.hpp"
@@ -44,7 +45,7 @@ void fill(Rig& rig) {
 
 double exponent(Rig& rig) { return exponent_of(rig.table->region().header->indexes[0]); }
 
-// Leaves that are not the mass of their priority by the exponent that the table says it has.
+// The number of leaves that are not the mass of their priority by the table's present exponent.
 int count_wrong(Rig& rig) {
   const Region& r = rig.table->region();
   int wrong = 0;
@@ -58,7 +59,7 @@ int count_wrong(Rig& rig) {
   return wrong;
 }
 
-// Deaths at every store of a change: how many of them left a table that is neither the old one nor the new one.
+// Deaths at every store of a change. Returns the number of tables with masses of both exponents.
 int count_halves(double to) {
   int halves = 0;
   using testing::FailPoint;
@@ -70,7 +71,7 @@ int count_halves(double to) {
       const bool died =
           dies_at(static_cast<uint32_t>(at), passage, [&] { (void)set_priority_exponent(*rig.table, 0, to); });
       if (!died) break;
-      // Whoever cleans up may die, too, in the midst of it.
+      // The process that recovers may die during the recovery, too.
       (void)dies_at(static_cast<uint32_t>(FailPoint::raise_leaf), 2, [&] { recover_all(*rig.table); });
       recover_all(*rig.table);
       halves += count_wrong(rig) == 0 && relive::check(*rig.table).ok() ? 0 : 1;
@@ -97,7 +98,8 @@ Drawn draw(Table& table, size_t n, std::vector<Claimed>* claims = nullptr) {
   return drawn;
 }
 
-// Batches drawn while the exponent goes to and fro: how many had a probability that neither exponent gives.
+// Draws batches while the exponent changes back and forth. Returns the number of batches with a probability of neither
+// exponent.
 int count_torn_batches(int num_changes) {
   Rig rig(prioritized());
   fill(rig);
@@ -127,7 +129,7 @@ int count_torn_batches(int num_changes) {
   return torn;
 }
 
-// All items, each many times over, so that it takes several holds of the lock.
+// Updates all items, each many times, so that the call takes several critical sections.
 void update_often(Rig& rig) {
   std::vector<int64_t> keys;
   std::vector<float> priorities;
@@ -139,7 +141,7 @@ void update_often(Rig& rig) {
   CHECK(relive::update_priorities(*rig.table, 0, keys.data(), priorities.data(), keys.size(), &applied).ok());
 }
 
-// Updates of many items while the exponent goes to and fro: leaves that were made with one that had changed.
+// Updates many items while the exponent changes back and forth. Returns the number of leaves with an outdated exponent.
 int count_late_updates(int num_changes) {
   Rig rig(prioritized());
   fill(rig);
@@ -180,7 +182,7 @@ TEST(priorities_come_back_as_they_were_given) {
   }
 }
 
-// Runs a call, and inside of it, where it comes to a point at which it has no lock, a change of the exponent.
+// Runs a call, and changes the exponent during the call, at a point without the lock.
 template <class Call>
 void change_inside(Rig& rig, testing::FailPoint point, Call&& call) {
   static Rig* seen;
@@ -193,7 +195,7 @@ void change_inside(Rig& rig, testing::FailPoint point, Call&& call) {
     CHECK(set_priority_exponent(*seen->table, 0, 2.0).ok());
   };
   call();
-  CHECK(testing::fail_point_hook == nullptr);  // it came there
+  CHECK(testing::fail_point_hook == nullptr);  // the call reached the point
 }
 
 TEST(a_batch_is_of_one_exponent) {
@@ -240,7 +242,7 @@ TEST(a_use_given_back_has_the_present_mass) {
   }
 }
 
-TEST(what_is_refused_changes_nothing) {
+TEST(a_refused_exponent_changes_nothing) {
   Rig rig(prioritized());
   fill(rig);
   for (const double bad : {-1.0, std::nan(""), HUGE_VAL})

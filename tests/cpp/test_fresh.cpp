@@ -1,12 +1,12 @@
-// Samplers of what is new and max_staleness: what a death leaves, and what each rule is for.
+// Samplers of new items, and max_staleness: the state after a death, and the purpose of each rule.
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "dying.hpp"
+#include "die_everywhere.hpp"
 #include "relive/index/kinds.hpp"
 #include "relive/index/leaves.hpp"
-#include "relive/pages/overdue.hpp"
+#include "relive/pages/expiry.hpp"
 
 using namespace rig;
 
@@ -29,8 +29,9 @@ void without(testing::Rule rule, const std::function<void()>& call) {
 
 }  // namespace
 
-// A thousand items go in many holds. Who dies between two of them leaves the rest to whoever takes the lock next.
-TEST(who_dies_between_two_holds_of_a_version_step_leaves_it_to_others) {
+// A thousand items are dropped in many critical sections. A death between two of them leaves the rest to the next owner
+// of the lock.
+TEST(a_death_between_two_sections_of_a_version_step_leaves_it_to_others) {
   Spec spec{.capacity = 2000};
   spec.indexes = {{.n_step = 1, .versions_kept = 1}};
   Rig rig(spec);
@@ -41,12 +42,12 @@ TEST(who_dies_between_two_holds_of_a_version_step_leaves_it_to_others) {
   CHECK(left > 0 && left <= 1000 - 2 * 256);
   CHECK(has_expired(r));
   CHECK(relive::check(*rig.table).ok());
-  for (int hold = 0; hold < 4; ++hold) Locked(rig.table->door(), Deadline::after(1.0)).release();
+  for (int section = 0; section < 4; ++section) Locked(rig.table->door(), Deadline::after(1.0)).release();
   CHECK_EQ(Leaves(r, 0).num_live(), 0);
   CHECK_EQ(r.header->index_state[0].expired.load(), uint64_t(r.header->index_state[0].inserted.load()));
 }
 
-// Each rule, taken away, is missed by check(), or by what is drawn.
+// check(), or a draw, notices each rule that is switched off.
 TEST(each_rule_is_needed) {
   const auto is_sound = [](const char* sampler, uint64_t versions_kept) {
     Spec spec{.capacity = 200};
@@ -66,7 +67,7 @@ TEST(each_rule_is_needed) {
   without(testing::Rule::Z4_last, [&] { CHECK(!is_sound("latest", 0)); });
 }
 
-// Z3: who dies while masses are told anew leaves some of each base; recovery tells all of them anew.
+// Z3: a death while the base moves leaves masses of both bases; recovery computes all of them again.
 TEST(recovery_gives_masses_that_follow) {
   for (const bool with_rule : {true, false}) {
     Spec spec{.capacity = 200};

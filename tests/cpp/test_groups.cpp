@@ -1,5 +1,5 @@
-// Groups of episodes (rules Y1 to Y5): which episodes are a group's, in what order, and that whoever dies at any store leaves
-// each ended episode in one group or in none that is left, and no episode in two.
+// Groups of episodes (rules Y1 to Y5): the episodes of a group and their order. A death at any store leaves each ended
+// episode in at most one group, and in none only if that group has ended.
 
 #include "core_deaths.hpp"
 #include "core_rig.hpp"
@@ -56,7 +56,7 @@ struct World {
     CHECK(Writer::open(table.get(), 1, &writers.back()).ok());
   }
 
-  // Steps of an episode; the last of them ends it, with its row or (late_end) by a call of its own.
+  // Writes steps of an episode. The last step ends it, in its row or (late_end) by a second call.
   Status write(size_t w, int64_t prompt, size_t num_rows, bool ends) {
     std::vector<float> observations(num_rows + 1, 1.0f);
     std::vector<int64_t> prompts(num_rows, prompt);
@@ -82,7 +82,7 @@ struct World {
 
   int64_t num_items() const { return relive::num_items(*table, 0); }
   uint64_t dropped() const { return table->region().header->counters.dropped_groups.load(); }
-  // The groups that wait for members, and how many they have.
+  // The groups that wait for members, and their numbers of members.
   struct Open {
     uint32_t groups = 0, members = 0;
   };
@@ -118,7 +118,7 @@ void test_forms() {
     CHECK(world.write(0, 8, 2, true).ok());
     CHECK(world.write(1, 8, 2, true).ok());
     CHECK_EQ(world.open_groups().members, 2u);
-    CHECK(world.writers[2]->close().ok());  // its episode is cut off and is no member
+    CHECK(world.writers[2]->close().ok());  // its episode is cut off and joins no group
     CHECK_EQ(world.open_groups().members, 2u);
     world.check();
     CHECK(world.write(0, 8, 1, true).ok());
@@ -149,7 +149,7 @@ void test_rows_go() {
     world.check();
   }
   CHECK(world.num_items() > 0);
-  World slow(true, false, 40, 8);  // the first steps of an episode go before it ends
+  World slow(true, false, 40, 8);  // an episode's first steps are evicted before it ends
   slow.open_writer();
   slow.open_writer();
   CHECK(slow.write(1, 1, 1, false).ok());
@@ -167,7 +167,7 @@ void test_late() {
   world.check();
 }
 
-// One call dies at each store of it in turn. What had ended is in a group, once, and what had not is in none.
+// One call dies at each of its stores. An ended episode is then in one group, and an unended one in none.
 void test_deaths(bool has_state, bool has_late, int way) {
   int deaths = 0;
   for (uint32_t point = 0; point < static_cast<uint32_t>(testing::FailPoint::kCount); ++point) {
@@ -215,10 +215,10 @@ void test_deaths(bool has_state, bool has_late, int way) {
 }  // namespace
 
 TEST(groups_form_by_value_of_episodes_from_any_writer) { test_forms(); }
-TEST(where_one_more_opens_the_oldest_group_goes) { test_oldest_goes(); }
-TEST(a_group_goes_with_the_first_row_of_it) { test_rows_go(); }
+TEST(a_new_group_takes_the_place_of_the_oldest) { test_oldest_goes(); }
+TEST(a_group_ends_with_its_first_evicted_row) { test_rows_go(); }
 TEST(a_complete_group_waits_for_late_columns) { test_late(); }
-TEST(who_dies_at_any_store_leaves_each_episode_in_one_group) {
+TEST(a_death_at_any_store_leaves_each_episode_in_one_group) {
   for (const bool has_state : {false, true})
     for (const bool has_late : {false, true})
       for (int way = 0; way < 5; ++way) test_deaths(has_state, has_late, way);

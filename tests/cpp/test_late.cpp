@@ -1,5 +1,5 @@
-// Late columns against the naive model: rows are completed in any order, before and after their windows are, by one and by
-// several, and whoever does it may die at any point (rules L1 to L5).
+// Late columns against the naive model: rows are completed in any order, before and after their windows are complete,
+// by one thread and by several, and a completer may die at any point (rules L1 to L5).
 #include <thread>
 
 #include "core_deaths.hpp"
@@ -26,7 +26,7 @@ void write(Rig& rig, size_t num_rows, NextGiven given = NextGiven::kYes, int las
   CHECK_EQ(static_cast<uint32_t>(rig.write({0}, num_rows, ends, given)), kOk);
 }
 
-// What a call says that must change nothing.
+// The code of a refused call, which must have changed nothing.
 Code refused(Rig& rig, const std::vector<int64_t>& keys) {
   std::vector<float> rewards(keys.size(), 77.0f);  // of no row of the model
   int64_t applied = -1;
@@ -51,7 +51,8 @@ uint64_t counter(const Rig& rig, const std::string& name) {
   return 0;
 }
 
-// Rows written, ended, cut, deleted, moved, drawn and updated, and completed in any order; the model beside.
+// Rows are written, ended, cut, deleted, moved, drawn, updated, and completed in any order, on the table and on the
+// model.
 void run_late_programme(const Spec& spec, int num_operations) {
   Rig rig(spec);
   std::vector<int64_t> waiting;  // keys that were not completed yet
@@ -125,7 +126,7 @@ TEST(an_item_comes_with_its_late_column) {
   CHECK_EQ(counter(rig, "completed"), 1u);
 }
 
-TEST(or_with_its_window_where_that_comes_last) {
+TEST(an_item_comes_with_its_window_if_that_is_last) {
   Rig rig(late_spec(20, {{.n_step = 3}}));
   write(rig, 2, NextGiven::kNo);
   rig.complete(rig.keys);
@@ -141,7 +142,7 @@ TEST(or_with_its_window_where_that_comes_last) {
   CHECK_EQ(relive::num_items(*rig.table, 0), 3);
 }
 
-TEST(the_last_row_of_a_window_publishes_it_whichever_that_is) {
+TEST(any_row_of_a_window_may_be_the_last_and_publish_it) {
   for (const size_t last : {0, 3, 7, 8, 11, 15, 19}) {  // over pages of 8 rows
     Rig rig(late_spec(60, {{.n_step = 20}}));
     write(rig, 40);
@@ -205,11 +206,11 @@ TEST(late_columns_are_small) {
   CHECK(make_layout(config, &layout).code() == Code::kInvalidConfig);
 }
 
-TEST(what_is_gone_is_stale_and_what_goes_unfilled_is_counted) {
+TEST(a_gone_row_is_stale_and_an_unfilled_item_that_ends_is_counted) {
   Rig rig(late_spec(16));
   write(rig, 16, NextGiven::kYes, 1);
   rig.complete({rig.keys[0]});
-  write(rig, 10, NextGiven::kYes, 1);  // ten of the first episode go, one of them complete
+  write(rig, 10, NextGiven::kYes, 1);  // ten rows of the first episode are evicted, one is complete
   CHECK_EQ(counter(rig, "incomplete_items"), 9u);
   rig.complete({rig.keys[1], rig.keys[12], rig.keys[2]});
   CHECK_EQ(counter(rig, "completions_stale"), 2u);
@@ -221,7 +222,7 @@ TEST(what_is_gone_is_stale_and_what_goes_unfilled_is_counted) {
   rig.verify();
 }
 
-TEST(a_deleted_row_still_gets_what_its_neighbours_need) {
+TEST(a_deleted_row_is_completed_for_its_neighbours) {
   Rig rig(late_spec(40, {{.n_step = 3}}));
   write(rig, 9, NextGiven::kYes, 1);
   rig.remove({rig.keys[4]});
@@ -230,10 +231,10 @@ TEST(a_deleted_row_still_gets_what_its_neighbours_need) {
   rig.complete({rig.keys[4]});  // stale: not counted
   CHECK_EQ(counter(rig, "completions_stale"), 1u);
   rig.verify();
-  CHECK_EQ(relive::num_items(*rig.table, 0), 2);  // those of rows 2 and 3
+  CHECK_EQ(relive::num_items(*rig.table, 0), 2);  // of rows 2 and 3
   rig.complete({rig.keys[4]});                    // again: stale, not refused
   rig.complete({rig.keys[0]});
-  rig.remove({rig.keys[0]});  // an unfilled item (row 1 is to come) is deleted
+  rig.remove({rig.keys[0]});  // deletes an unfilled item (row 1 is not complete)
   rig.complete({rig.keys[1]});
   rig.verify();
   CHECK_EQ(state_of(rig, rig.keys[0]), kStateRemoved);
@@ -252,7 +253,7 @@ TEST(a_lane_that_is_cut) {
     rig.close_writer();
     rig.verify();
     std::vector<int64_t> left(keys.begin() + 8, keys.end());
-    if (has_state) {  // the last row became the state after the one before it
+    if (has_state) {  // the last row became the state after the row before it
       CHECK(refused(rig, {keys[9]}) == Code::kOk);
       left.pop_back();
     }
@@ -282,7 +283,7 @@ TEST(priorities_wait_with_their_items) {
   rig.verify();
 }
 
-TEST(more_rows_than_one_hold_takes_in_any_order) {
+TEST(more_rows_than_one_critical_section_takes_in_any_order) {
   for (const uint32_t n_step : {1u, 5u, 200u}) {
     Spec spec = late_spec(3000, {{.n_step = n_step}});
     Rig rig(spec);
@@ -297,7 +298,7 @@ TEST(more_rows_than_one_hold_takes_in_any_order) {
   }
 }
 
-TEST(two_complete_at_once_and_each_row_has_one_of_both) {
+TEST(two_threads_complete_and_each_row_has_the_values_of_one) {
   TableConfig config = make_config(late_spec(4000));
   config.columns.push_back(column("verdict", "<i8", {31}, 8, ColumnKind::kLate));
   std::unique_ptr<Table> table;
@@ -343,7 +344,7 @@ TEST(two_complete_at_once_and_each_row_has_one_of_both) {
   CHECK(relive::check(*table).ok());
 }
 
-TEST(whoever_completes_may_die_anywhere) {
+TEST(a_completer_may_die_anywhere) {
   using testing::FailPoint;
   for (const FailPoint point : {FailPoint::late_begin, FailPoint::late_cells, FailPoint::late_filled,
                                 FailPoint::publish_leaf, FailPoint::late_published})
@@ -353,7 +354,7 @@ TEST(whoever_completes_may_die_anywhere) {
       const Region& r = rig.table->region();
       const std::vector<int64_t> some(rig.keys.begin() + 4, rig.keys.begin() + 14);
       die_at(point, *rig.table, [&] { rig.complete(some); }, passage);
-      // What the dead had filled is filled, and no more; the model is told what that is.
+      // Takes over into the model which rows the dead completer has filled.
       std::vector<int64_t> left;
       for (int64_t key : rig.keys) {
         const Place place = rig.places.at(key);
@@ -368,7 +369,7 @@ TEST(whoever_completes_may_die_anywhere) {
     }
 }
 
-TEST(whoever_publishes_may_die_behind_an_unfilled_item) {
+TEST(a_publisher_may_die_after_an_unfilled_item) {
   Rig rig(late_spec(60, {{.n_step = 3}}));
   write(rig, 6);
   die_at(testing::FailPoint::publish_unfilled, *rig.table, [&] { write(rig, 6); });

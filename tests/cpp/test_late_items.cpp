@@ -1,5 +1,6 @@
-// Explicit items over rows that wait for their late columns, against the naive model: kept unfilled, published by the last
-// of their own rows, dropped and counted where one goes first; whoever does it may die at any point (rules L2, L4 to L6).
+// Explicit items over rows that wait for their late columns, against the naive model: items stay unfilled, the last of
+// their own rows publishes them, and items whose row is evicted first are dropped and counted. A completer may die at
+// any point (rules L2, L4 to L6).
 #include "core_deaths.hpp"
 #include "records_rig.hpp"
 #include "relive/index/leaves.hpp"
@@ -125,7 +126,7 @@ TEST(an_item_comes_with_the_last_of_its_rows) {
   }
 }
 
-TEST(or_at_once_where_its_rows_have_theirs) {
+TEST(an_item_comes_at_once_if_its_rows_are_complete) {
   Small small;
   small.rig.complete(small.some(2, 8));
   const std::vector<int64_t> keys =
@@ -133,24 +134,24 @@ TEST(or_at_once_where_its_rows_have_theirs) {
   small.rig.verify();
   CHECK_EQ(small.state(keys[0]), 0u);
   CHECK_EQ(small.state(keys[1]), kStateUnfilled);
-  CHECK_EQ(small.state(keys[2]), 0u);  // its rows are 3 and 7: what its stride passes over may wait
+  CHECK_EQ(small.state(keys[2]), 0u);  // its rows are 3 and 7: rows that the stride skips may wait
   small.rig.complete({small.keys()[8]});
   small.rig.verify();
   CHECK_EQ(small.rig.num_live(), 3);
 }
 
-TEST(what_goes_unfilled_is_counted_and_no_longer_pending) {
+TEST(an_unfilled_item_that_ends_is_counted_and_no_longer_pending) {
   Small small({.max_items = 3});
   const std::vector<int64_t> keys =
       small.rig.insert({{{small.keys()[0], 5}}, {{small.keys()[20], 5}}, {{small.keys()[25], 5}}});
-  small.append(25);  // row 0 goes
+  small.append(25);  // evicts row 0
   small.rig.verify();
-  CHECK_EQ(small.num_incomplete(), 2u);  // and the row's own
-  small.rig.remove({keys[1]});           // asked for, so not counted
+  CHECK_EQ(small.num_incomplete(), 2u);  // and the row's own item
+  small.rig.remove({keys[1]});           // deleted by the caller, so not counted
   CHECK_EQ(small.num_incomplete(), 2u);
   CHECK_EQ(small.pending(), 1);
   (void)small.rig.insert({{{small.keys()[40], 2}}, {{small.keys()[41], 2}}, {{small.keys()[42], 2}}});
-  CHECK_EQ(small.num_incomplete(), 3u);  // the oldest one made room
+  CHECK_EQ(small.num_incomplete(), 3u);  // the oldest item made room
   CHECK_EQ(small.pending(), 3);
   small.rig.complete(small.some(0, 65));
   small.rig.verify();
@@ -165,7 +166,7 @@ TEST(priorities_wait_with_their_items) {
     const std::vector<int64_t> without = small.rig.insert({{{small.keys()[2], 2}}, {{small.keys()[0], 4}}});
     small.rig.update({keys[1], without[0]}, {7.0f, 2.0f});
     small.rig.complete(small.some(0, 4));
-    small.rig.verify();  // masses, too
+    small.rig.verify();  // compares masses, too
     CHECK_EQ(small.rig.num_live(), initial == Initial::kGiven ? 3 : 4);
     CHECK_EQ(small.pending(), initial == Initial::kGiven ? 1 : 0);
     small.rig.update({without[1]}, {1.5f});
@@ -175,11 +176,11 @@ TEST(priorities_wait_with_their_items) {
   }
 }
 
-TEST(a_row_that_became_a_tail_is_filled_for_the_items_that_have_it) {
+TEST(a_row_that_became_a_tail_is_completed_for_its_items) {
   Small small({}, 64, true);
   const int64_t last = small.keys().back();
   const int64_t key = small.rig.insert({{{small.keys()[36], 4}}})[0];
-  small.rig.rig.close_writer();  // without its next state: the last row becomes it
+  small.rig.rig.close_writer();  // without its next state: the last row becomes that state
   CHECK(small.rig.rig.places.count(last) == 0);
   small.rig.complete({last});
   small.rig.complete(small.some(36, 39));
@@ -211,11 +212,11 @@ TEST(pending_items_count_with_their_limiter) {
   const int64_t first = r.key_of_leaf(index, 0, r.map(index).word(0));
   CHECK(relive::delete_items(*rig.table, &first, 1, &deleted).ok());
   CHECK_EQ(deleted, 1);
-  CHECK(insert(6) == Code::kOk);  // what is dropped counts no more
+  CHECK(insert(6) == Code::kOk);  // a dropped item no longer counts
   CHECK(relive::check(*rig.table).ok());
 }
 
-TEST(more_items_on_a_row_than_one_hold_publishes) {
+TEST(more_items_on_a_row_than_one_critical_section_publishes) {
   Small small({.max_items = 2000});
   std::vector<std::vector<WindowRows>> items(1500, std::vector<WindowRows>{{small.keys()[7], 3}});
   (void)small.rig.insert(items);
@@ -236,7 +237,7 @@ TEST(more_items_on_a_row_than_one_hold_publishes) {
   CHECK_EQ(small.rig.num_live(), 1500);
 }
 
-TEST(who_dies_between_two_holds_leaves_the_rest_to_whoever_comes) {
+TEST(a_death_between_two_sections_leaves_the_rest_to_the_next_owner) {
   for (const int way : {0, 1, 2}) {
     Small small({.max_items = 2000});
     const std::vector<std::vector<WindowRows>> items(1500, std::vector<WindowRows>{{small.keys()[7], 3}});
@@ -262,7 +263,7 @@ TEST(who_dies_between_two_holds_leaves_the_rest_to_whoever_comes) {
   }
 }
 
-TEST(a_death_while_an_item_waits_or_comes_leaves_it_or_nothing) {
+TEST(a_death_while_an_item_waits_or_is_made_leaves_it_or_nothing) {
   using testing::FailPoint;
   for (const FailPoint point :
        {FailPoint::insert_windows, FailPoint::insert_hung, FailPoint::insert_word, FailPoint::late_insert,

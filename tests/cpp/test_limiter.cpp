@@ -1,4 +1,5 @@
-// The rate limiter's arithmetic: a table of cases, and a walk that never leaves the corridor nor gets stuck.
+// The rate limiter's arithmetic: a table of cases, and a random walk that never leaves the corridor and never gets
+// stuck.
 #include <cmath>
 #include <limits>
 
@@ -57,12 +58,13 @@ TEST(can_insert_table) {
   CHECK(can_insert(config, 100, 112, 2, 1));     // 452 - 2
   CHECK(can_insert(config, 10, 10'000, 0, 90));  // after a clear the table fills again
   CHECK(!can_insert(config, 10, 10'000, 0, 91));
-  CHECK(can_insert(config, 96, 96, 0, 25));     // 484 > 450, but below min_size nobody could draw it down
+  // 484 > 450, but below min_size no draw could lower it.
+  CHECK(can_insert(config, 96, 96, 0, 25));
   CHECK(!can_insert(config, 96, 96, 0, 26));    // worth more than the window
-  CHECK(!can_insert(config, 100, 100, 0, 25));  // at min_size the corridor holds
+  CHECK(!can_insert(config, 100, 100, 0, 25));  // at min_size the corridor applies
 }
 
-TEST(what_can_never_pass) {
+TEST(requests_that_can_never_pass) {
   const LimiterConfig config = make_samples_per_insert(4.0, 100, 50.0);  // window 100
   CHECK(sample_can_ever_pass(config, 100));
   CHECK(!sample_can_ever_pass(config, 101));
@@ -100,7 +102,7 @@ TEST(pairs_that_always_move_never_get_stuck) {
   }
 }
 
-TEST(the_most_that_is_let_in) {
+TEST(the_most_items_that_are_let_in) {
   const CounterRng rng(5, 6, 7, 8);
   uint64_t i = 0;
   for (int round = 0; round < 20000; ++round) {
@@ -131,7 +133,7 @@ TEST(draws_that_rows_always_make_room_for) {
   CHECK(draw_always_moves(make_samples_per_insert(8.0, 100, 4.5), 1));  // the narrowest window that is accepted
 }
 
-TEST(rows_one_at_a_time_never_get_stuck_beside_a_draw_that_is_accepted) {
+TEST(rows_one_at_a_time_never_get_stuck_with_an_accepted_draw) {
   const CounterRng rng(9, 10, 11, 12);
   uint64_t i = 0;
   for (int round = 0; round < 2000; ++round) {

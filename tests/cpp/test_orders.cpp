@@ -1,10 +1,11 @@
-// Samplers and removers that go by an order: what a death leaves at every store, and what each remover keeps.
+// Samplers and removers that use an order: the state after a death at every store, and the items that each remover
+// keeps.
 #include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "dying.hpp"
+#include "die_everywhere.hpp"
 #include "relive/index/kinds.hpp"
 #include "relive/index/leaves.hpp"
 
@@ -34,7 +35,7 @@ Code update_all(Rig& rig) {
   return relive::update_priorities(*rig.table, 0, rig.keys.data(), priorities.data(), rig.keys.size(), &applied).code();
 }
 
-// Keys alone: nothing is held then, and a death leaves through no destructor.
+// Draws keys only: no pages are pinned, so a simulated death runs no destructor that would repair something.
 bool draw(Rig& rig, size_t n) {
   std::vector<int64_t> keys(n);
   std::vector<double> probabilities(n);
@@ -58,27 +59,27 @@ int die_with(const char* sampler, const char* remover) {
     CHECK(draw(rig, 4));
     rig.remove({rig.keys[7]});
     CHECK(rig.write({0}, 3, std::vector<int>(3, 0), NextGiven::kYes) == Code::kOk);
-    CHECK(!draw(rig, 100));  // more than there are: what was claimed is given back
+    CHECK(!draw(rig, 100));  // more than there are: the claims are given back
   };
   const auto judge = [](Rig& rig, const char*) {
     const Region& r = rig.table->region();
     CHECK(Leaves(r, 0).num_live() <= static_cast<int64_t>(kMost));
-    CHECK(Leaves(r, 1).num_live() >= 8);  // the steps are there for another index
+    CHECK(Leaves(r, 1).num_live() >= 8);  // another index still needs the steps
   };
   return die_everywhere(spec, prepare, call, judge);
 }
 
 }  // namespace
 
-TEST(who_dies_at_any_store_leaves_a_sound_order) {
+TEST(a_death_at_any_store_leaves_a_sound_order) {
   for (const char* remover : kRemovers) CHECK(die_with("prioritized", remover) > 50);
   for (const char* sampler : kSamplers) CHECK(die_with(sampler, "min_priority") > 50);
   CHECK(die_with("fifo", "lifo") > 50);
 }
 
-// R3: who dies between the remover's leaf and the sampler's leaves two priorities of one item; recovery makes them one,
-// and without it check() says so.
-TEST(an_update_is_whole_or_none_behind_a_death) {
+// R3: a death between the remover's leaf and the sampler's leaves two priorities of one item. Recovery makes them
+// equal, and without it check() reports them.
+TEST(an_update_is_whole_or_none_after_a_death) {
   for (const char* sampler : {"prioritized", "min_priority", "max_priority"}) {
     for (const bool with_rule : {true, false}) {
       Spec spec{.capacity = 200};
@@ -93,7 +94,7 @@ TEST(an_update_is_whole_or_none_behind_a_death) {
   }
 }
 
-// Of a million possible orders a reservoir prefers none: each item of 60 is among the 6 that stay as often as any other.
+// A reservoir prefers none of a million possible orders: each of 60 items is equally often among the 6 that stay.
 TEST(a_reservoir_keeps_each_item_as_often) {
   constexpr int kTables = 3000, kItems = 60;
   std::vector<int> kept(kItems);
@@ -113,29 +114,30 @@ TEST(a_reservoir_keeps_each_item_as_often) {
   CHECK(chi_square < 110.0);  // 59 degrees of freedom: one of 20,000
 }
 
-// Holds of the table lock that a draw takes for which no round without it counts.
-uint64_t holds_of_a_draw(size_t num_items, uint32_t max_times) {
+// The number of critical sections of a draw whose rounds without the lock all fail.
+uint64_t sections_of_a_draw(size_t num_items, uint32_t max_times) {
   Spec spec{.capacity = 2000};
   spec.indexes = {index_of("lifo", "fifo", max_times)};
   spec.indexes[0].max_items = 0;
   Rig rig(spec);
   CHECK(rig.write({0}, 1000, std::vector<int>(1000, 0), NextGiven::kYes) == Code::kOk);
-  static uint64_t num_holds;
-  num_holds = 0;
+  static uint64_t num_sections;
+  num_sections = 0;
   testing::most_rounds = 0;
-  testing::hold_hook = [](bool begins) { num_holds += begins ? 1 : 0; };
+  testing::hold_hook = [](bool begins) { num_sections += begins ? 1 : 0; };
   CHECK_EQ(rig.sample(0, num_items).size(), num_items);
   testing::hold_hook = nullptr;
   testing::most_rounds = ~0u;
-  return num_holds;
+  return num_sections;
 }
 
-// R4: between two holds better items could come, and then the batch would not be in order.
-TEST(a_batch_in_order_is_chosen_in_one_hold) {
-  for (const uint32_t max_times : {0u, 2u}) CHECK_EQ(holds_of_a_draw(900, max_times), holds_of_a_draw(9, max_times));
+// R4: between two critical sections better items could be published, and the batch would not be in order.
+TEST(a_batch_in_order_is_chosen_in_one_critical_section) {
+  for (const uint32_t max_times : {0u, 2u})
+    CHECK_EQ(sections_of_a_draw(900, max_times), sections_of_a_draw(9, max_times));
 }
 
-// Items are counted before the tree is told of them: who draws in between, without the lock, has none of them twice.
+// Items are counted before the tree has them: a draw in between, without the lock, must have none of them twice.
 TEST(a_batch_in_order_has_no_item_twice_while_others_are_published) {
   Spec spec{.capacity = 2000};
   spec.indexes = {index_of("lifo", "fifo", 0)};
@@ -152,7 +154,8 @@ TEST(a_batch_in_order_has_no_item_twice_while_others_are_published) {
     was_drawn = draw(*seen, 12);
   };
   CHECK(rig.write({0}, 20, std::vector<int>(20, 0), NextGiven::kYes) == Code::kOk);
-  CHECK(!was_drawn);  // there are so many, but whose turn it is to say which holds the lock
+  // There are enough items, but the process that could add them to the tree owns the lock.
+  CHECK(!was_drawn);
   const std::vector<int64_t> keys = rig.sample(0, 12);
   CHECK_EQ(std::set<int64_t>(keys.begin(), keys.end()).size(), 12u);
 }

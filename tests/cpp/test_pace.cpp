@@ -1,5 +1,5 @@
-// Limiters that change while they are in use: whole whoever dies inside the change and whoever reads meanwhile (rule P1),
-// the arithmetic of queues and budgets, and what is counted as used behind a death (rule P2).
+// Limiters that change while they are in use: whole after a death during the change and for every reader (rule P1); the
+// arithmetic of queues and budgets; the count of used items after a death (rule P2).
 #include <thread>
 
 #include "core_deaths.hpp"
@@ -30,7 +30,7 @@ Spec once() {
 
 LimiterConfig present(Rig& rig) { return rig.table->region().header->index_state[0].limiter.load(); }
 
-// Deaths behind each word of a change, from the one to the other and back: how many of them left neither.
+// Deaths after each word of a change, between all pairs of limiters. Returns the number of tables with a mixed limiter.
 int count_torn(Rig& rig) {
   int torn = 0;
   for (int passage = 1; passage <= 8; ++passage) {
@@ -55,7 +55,7 @@ TEST(a_death_inside_a_change_leaves_the_old_limiter_or_the_new_one) {
   CHECK(relive::check(*rig.table).ok());
 }
 
-TEST(without_the_turn_a_death_leaves_neither) {
+TEST(without_the_turn_word_a_death_leaves_neither) {
   Rig rig(once());
   testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::P1_turn)] = true;
   const int torn = count_torn(rig);
@@ -111,14 +111,14 @@ TEST(a_death_between_a_use_and_its_count_never_takes_from_a_budget) {
     const IndexState& state = rig.table->region().header->index_state[0];
     const int64_t ever = state.used.load() + state.unused.load();
     CHECK(ever <= 100);
-    CHECK(ever >= 96);  // one a death
+    CHECK(ever >= 96);  // one for each death
     CHECK_EQ(state.unused.load(), state.live_items.load());
     CHECK(relive::check(*rig.table).ok());
   }
 }
 
-// A draw takes the last items of a page, finds too few for its batch and gives them back, and right before that another
-// draw of items of that page is over: the number of items that are there in the end.
+// A draw takes the last items of a page, finds too few for its batch and gives them back. Just before, another draw of
+// items of that page ends. Returns the number of items that exist afterwards.
 uint64_t left_of_two_draws(bool has_rule) {
   testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::G7_undecided)] = !has_rule;
   Rig rig(once());
@@ -147,16 +147,16 @@ uint64_t left_of_two_draws(bool has_rule) {
   testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::G7_undecided)] = false;
   const uint64_t left = relive::num_items(*rig.table, 0);
   for (uint64_t item = 0; item < left; ++item) CHECK_EQ(rig.sample(0, 1).size(), 1u);
-  CHECK_EQ(relive::num_steps(*rig.table), 0u);  // and then the page goes
+  CHECK_EQ(relive::num_steps(*rig.table), 0u);  // and then the page is freed
   return static_cast<uint64_t>(rows) - left;
 }
 
-TEST(what_a_draw_gives_back_is_there_though_other_draws_of_its_page_are_over) {
+TEST(uses_that_a_draw_gives_back_exist_after_other_draws_of_the_page) {
   CHECK_EQ(left_of_two_draws(true), 2u);
-  CHECK(left_of_two_draws(false) > 2u);  // the page went, and with it what was to be given back
+  CHECK(left_of_two_draws(false) > 2u);  // the page was freed, with the items to give back
 }
 
-// Rows of zeros, where they are let in at once.
+// Writes rows of zeros, if they are admitted at once.
 Code write_zeros(Table& table, size_t num_rows) {
   std::unique_ptr<Writer> writer;
   CHECK(Writer::open(&table, 1, &writer).ok());
@@ -176,8 +176,8 @@ Code write_zeros(Table& table, size_t num_rows) {
   return code;
 }
 
-// Of two writers that fill a table up one goes beyond the corridor, not both: what the other has reserved is on its way.
-TEST(what_others_have_reserved_counts_as_there) {
+// Two writers fill a table up: only one exceeds the corridor, because reserved rows of the other count.
+TEST(rows_that_others_have_reserved_count_as_inserted) {
   Spec spec{.capacity = 1000, .has_state = false};
   spec.indexes = {{.n_step = 1, .limiter = make_samples_per_insert(1.0, 100, 8.5)}};
   Rig rig(spec);
@@ -209,7 +209,7 @@ TEST(queues_and_budgets_as_arithmetic) {
   CHECK_EQ(most_insertable(budget, {0, 0, 0}, 100), 15);
   CHECK_EQ(most_insertable(budget, {0, 15, 0}, 100), 0);
   CHECK_EQ(most_insertable(at_version(budget, 3), {0, 15, 0}, 100), 30);
-  CHECK(!can_insert(budget, {0, 15, 0}, 1));  // no first fill beside it
+  CHECK(!can_insert(budget, {0, 15, 0}, 1));  // no first fill in addition
   CHECK(can_sample(budget, {1, 1, 0}, 1000) && !paces_draws(budget) && paces_inserts(budget));
   CHECK(always_moves(budget, 1, 100) && !always_moves(budget, 2, 1));
   CHECK(at_version(budget, UINT32_MAX).hi > 4e10);

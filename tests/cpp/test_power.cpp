@@ -1,4 +1,4 @@
-// Powers by the batch against the library's, one at a time.
+// Powers in batches against the library's, one at a time.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -34,7 +34,7 @@ TEST(every_power_is_the_librarys) {
       const double exact = std::pow(static_cast<double>(from[i]) * scale, exponent);
       CHECK(std::fabs(to[i] - exact) <= 1e-9 * exact);
     }
-    CHECK_EQ(to[count], -7.0);  // nothing behind the last one is touched
+    CHECK_EQ(to[count], -7.0);  // nothing after the last one is written
   }
 }
 
@@ -45,9 +45,9 @@ TEST(a_power_does_not_depend_on_its_neighbours) {
   for (size_t i = 0; i < 7; ++i) CHECK_EQ(together[i], power_of(from[i], 0.6));
 }
 
-TEST(numbers_side_by_side_get_the_bits_of_one_alone) {
+TEST(numbers_in_a_vector_get_the_bits_of_one_alone) {
   const CounterRng rng(5, 6, 7, 8);
-  std::vector<double> from(61), together(61);  // groups of sixteen, of four, and one that is left
+  std::vector<double> from(61), together(61);  // groups of sixteen, groups of four, and a single one
   for (size_t i = 0; i < from.size(); ++i) from[i] = i % 9 == 0 ? 0.0 : std::exp2(1800.0 * rng.uniform(i) - 900.0);
   for (const double exponent : {0.6, -0.4, 0.0, 1.0})
     for (size_t count = 0; count <= from.size(); ++count) {

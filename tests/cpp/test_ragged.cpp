@@ -1,5 +1,5 @@
-// Batches whose items lie end to end, where items go between the reading of their lengths and of their rows: another one
-// comes in their place, of another length, and what was read behind them moves.
+// Ragged batches whose items end between the reading of their lengths and of their rows: another item with another
+// length takes the place, and the rows after it move.
 #include "core_rig.hpp"
 #include "relive/read/ragged.hpp"
 
@@ -20,7 +20,7 @@ Spec ragged_spec(bool has_state, uint32_t max_times, uint64_t seed) {
   return spec;
 }
 
-// Memory of the batches of one plan. As the contract says what was made last but one is nobody's any more.
+// Memory for the batches of one plan. As the contract says, the memory of the call before the last one is freed.
 class TestRoom final : public RowRoom {
  public:
   explicit TestRoom(const GatherPlan& plan, size_t num_items) : plan_(plan), num_items_(num_items) {}
@@ -49,7 +49,7 @@ class TestRoom final : public RowRoom {
   Made made_[2];
 };
 
-// At the passage of a fail point that is wanted of the hook, and at no other, this is done.
+// Runs once, at the passage of the fail point that the test has chosen.
 std::function<void()> in_between;
 int passages_left = 0;
 
@@ -80,13 +80,13 @@ class RaggedRig {
     const auto given = rig.table->region().geometry->has_state != 0 ? NextGiven::kYes : NextGiven::kNo;
     CHECK(rig.write({0}, length, ends, given) == Code::kOk);
   }
-  // So many steps of new episodes: the oldest of the others go.
-  void turn_over(size_t num_steps) {
+  // Writes this many steps of new episodes, which evict the oldest others.
+  void replace_oldest(size_t num_steps) {
     for (const size_t end = rig.keys.size() + num_steps; rig.keys.size() < end;) write_episode();
   }
   uint64_t num_redraws() { return rig.table->region().header->counters.redraws_generation.load(); }
 
-  // Whether every item has all rows of its episode, and these are what was written; or none where it is not there.
+  // Checks that every item has all rows of its episode with the written bytes, or no rows if the item is absent.
   void check_batch(std::byte* const* out, const int64_t* keys, const uint8_t* present, int64_t num_rows) const {
     const auto value = [&](size_t output, size_t at, auto number) {
       std::memcpy(&number, out[output] + at * sizeof number, sizeof number);
@@ -133,7 +133,7 @@ class RaggedRig {
 
 }  // namespace
 
-TEST(what_is_read_moves_where_an_item_before_it_is_drawn_anew) {
+TEST(rows_that_were_read_move_if_an_item_before_them_is_drawn_again) {
   for (const bool has_state : {true, false})
     for (const uint32_t max_times : {0u, 3u})
       for (const int passage : {1, 2})
@@ -150,7 +150,7 @@ TEST(what_is_read_moves_where_an_item_before_it_is_drawn_anew) {
           request.keys = keys.data();
           request.probabilities = probabilities.data();
           with_hook(
-              passage, [&] { one.turn_over(60 + 20 * seed); },
+              passage, [&] { one.replace_oldest(60 + 20 * seed); },
               [&] {
                 const Status status = relive::sample_ragged(*one.rig.table, request, 1.0);
                 CHECK(status.ok());
@@ -158,19 +158,19 @@ TEST(what_is_read_moves_where_an_item_before_it_is_drawn_anew) {
           one.check_batch(batch.out(), keys.data(), nullptr, batch.num_rows());
           CHECK_EQ(passages_left, 0);
           CHECK(one.num_redraws() > 0);
-          CHECK_EQ(room.rows_made.size(), 2u);  // for the lengths that there were first, and for those that came of it
+          CHECK_EQ(room.rows_made.size(), 2u);  // for the first lengths, and for the changed ones
           CHECK(room.rows_made.back() == static_cast<size_t>(batch.num_rows()));
           CHECK(relive::check(*one.rig.table).ok());
         }
 }
 
-TEST(what_is_read_moves_where_an_item_before_it_is_gone) {
+TEST(rows_that_were_read_move_if_an_item_before_them_is_gone) {
   int num_moved = 0;
   for (const bool has_state : {true, false})
     for (const int passage : {1, 2})
       for (uint64_t seed = 0; seed < 8 && harness::failures() == 0; ++seed) {
         RaggedRig one(has_state, 0, seed);
-        std::vector<int64_t> keys;  // from the newest episode back: those that go lie among the others
+        std::vector<int64_t> keys;  // from the newest episode back: evicted ones are in between
         for (size_t k = one.rig.keys.size(); k-- > 0 && keys.size() < kItems;)
           if (one.rig.places.at(one.rig.keys[k]).step == 0) keys.push_back(one.rig.keys[k]);
         for (size_t k = 0; k < kItems; ++k) std::swap(keys[k], keys[one.rig.below(kItems)]);
@@ -180,7 +180,7 @@ TEST(what_is_read_moves_where_an_item_before_it_is_gone) {
         const auto gather = [&] {
           CHECK(relive::gather_ragged(*one.rig.table, one.plan, keys.data(), kItems, &batch, present.data()).ok());
         };
-        with_hook(passage, [&] { one.turn_over(200); }, gather);
+        with_hook(passage, [&] { one.replace_oldest(200); }, gather);
         one.check_batch(batch.out(), keys.data(), present.data(), batch.num_rows());
         const auto num_there = std::count(present.begin(), present.end(), 1);
         num_moved += room.rows_made.size() > 1 && num_there > 0 && num_there < static_cast<int64_t>(kItems) ? 1 : 0;

@@ -35,7 +35,7 @@ TEST(sums_are_those_of_direct_summation) {
   }
 }
 
-TEST(weights_of_ranks_are_right_where_their_sums_do_not_tell_them_apart) {
+TEST(weights_of_ranks_are_right_even_if_their_sums_are_equal) {
   for (const double exponent : kExponents) {
     const auto law = std::make_unique<RankLaw>(exponent);
     for (const uint64_t first : {0, 1, 30, 40, 1'000, 1'030, 50'000})
@@ -64,7 +64,7 @@ TEST(points_fall_on_the_rank_whose_share_they_are_in) {
         CHECK(sums[rank] <= point + slack && point < sums[rank + 1] + slack);
       }
       CHECK_EQ(law->rank_at(0.0, n), uint64_t{0});
-      CHECK(law->rank_at(law->sum(n), n) < n);  // rounding may lead a point to the very end
+      CHECK(law->rank_at(law->sum(n), n) < n);  // rounding may lead a point to the end
     }
   }
 }

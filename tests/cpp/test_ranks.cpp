@@ -1,4 +1,4 @@
-// Classes of priorities beside a map of lists.
+// Classes of priorities against a map of lists.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -57,7 +57,7 @@ void check_whole(const Owned& owned) {
   if (broken != nullptr) harness::fail(__FILE__, __LINE__, broken);
 }
 
-// Every rank leads to its class, and every class to its members, each once.
+// Every rank leads to its class, and every class to each of its members once.
 void check_looks(const Owned& owned, uint64_t num_leaves) {
   std::map<uint32_t, std::set<uint64_t>> classes;
   uint64_t size = 0;
@@ -83,7 +83,8 @@ void check_looks(const Owned& owned, uint64_t num_leaves) {
   }
 }
 
-// Leaves that come, go and change among so many values; more of the one or of the other for a while.
+// Leaves are added, removed and changed among num_values values; phases with more additions alternate with phases with
+// more removals.
 void run_programme(uint64_t num_leaves, uint32_t num_values, uint64_t seed, int num_steps) {
   Owned owned(num_leaves);
   const CounterRng rng(seed, num_leaves, num_values, 0);
@@ -119,7 +120,7 @@ TEST(classes_go_by_exponent_and_seven_bits) {
   CHECK_EQ(last, Ranks::ordinal_of(1e-45));
   CHECK_EQ(last, Ranks::ordinal_of(std::nextafter(0x1p-126, 0.0)));
   CHECK_EQ(last, Ranks::ordinal_of(0x1p-126) + 1);
-  CHECK_EQ(last, Ranks::ordinal_of(0x1p-125) + 129);  // 128 classes of the least exponent lie between
+  CHECK_EQ(last, Ranks::ordinal_of(0x1p-125) + 129);  // 128 classes of the least exponent lie in between
 }
 
 TEST(programmes) {
@@ -132,7 +133,7 @@ TEST(programmes) {
   run_programme(9000, 9000, 5, 20000);
 }
 
-// Of one class so large that its directories have three levels, filled and emptied.
+// One class so large that its directories have three levels is filled and emptied.
 TEST(a_class_of_many) {
   constexpr uint64_t kMany = 64 * 64 * 64 + 70;
   Owned owned(kMany);
@@ -149,11 +150,11 @@ TEST(a_class_of_many) {
   CHECK_EQ(owned.ranks.size(), (kMany + 4096) / 4097);
 }
 
-// Who dies while classes change leaves links that lead anywhere: nobody follows them before they are built anew.
-TEST(behind_a_death_only_a_rebuild_helps) {
+// A death while classes change leaves links that may lead anywhere. No call follows them before they are rebuilt.
+TEST(after_a_death_only_a_rebuild_helps) {
   Owned owned(100);
   for (uint64_t slot = 0; slot < 100; ++slot) owned.set(slot, 1.0);
-  static_cast<uint32_t*>(owned.memory)[2] = 1;  // is_changing, as the dead leave it
+  static_cast<uint32_t*>(owned.memory)[2] = 1;  // is_changing, as after a death
   CHECK(owned.ranks.broken(owned.tree) != nullptr);
   owned.set(7, kNothing);
   CHECK_EQ(owned.ranks.size(), 100u);
@@ -162,7 +163,7 @@ TEST(behind_a_death_only_a_rebuild_helps) {
   CHECK_EQ(owned.ranks.size(), 99u);
 }
 
-// Nobody runs out of blocks, however leaves are spread: as many classes as there are, then all in few.
+// The blocks suffice for every distribution of leaves: over all classes, then in a few classes.
 TEST(blocks_suffice) {
   for (const uint64_t num_leaves : {uint64_t{130}, uint64_t{40000}}) {
     Owned owned(num_leaves);
@@ -178,7 +179,7 @@ TEST(blocks_suffice) {
   }
 }
 
-// A look at what is half changed stays within the memory: here of classes that never were.
+// A read of a half-changed structure stays within the memory: here of classes that never existed.
 TEST(looks_stay_within_bounds) {
   Owned owned(1000);
   for (uint64_t slot = 0; slot < 1000; ++slot) owned.set(slot, 1.0 + static_cast<double>(slot % 3));
@@ -192,7 +193,7 @@ TEST(looks_stay_within_bounds) {
   }
 }
 
-// What it costs at a million, for whoever asks: RELIVE_RANKS_BENCH=1.
+// Measures the cost with a million leaves, on request: RELIVE_RANKS_BENCH=1.
 TEST(costs) {
   if (std::getenv("RELIVE_RANKS_BENCH") == nullptr) return;
   constexpr uint64_t kMany = 1'000'000;

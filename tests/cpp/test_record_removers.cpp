@@ -1,8 +1,8 @@
-// Explicit items among which a remover chooses: what a death leaves at every store, and records that retire.
+// Explicit items with a remover other than Fifo: the state after a death at every store, and records that retire.
 #include <algorithm>
 #include <vector>
 
-#include "dying.hpp"
+#include "die_everywhere.hpp"
 #include "records_rig.hpp"
 
 using namespace rig;
@@ -10,7 +10,7 @@ using namespace rig;
 namespace {
 
 constexpr uint64_t kMost = 6;
-constexpr uint32_t kItems = 1;  // the index of items, behind that of steps
+constexpr uint32_t kItems = 1;  // the index of items, after the index of steps
 constexpr const char* kRemovers[] = {"lifo", "min_priority", "max_priority", "uniform", "prioritized", "reservoir"};
 
 Spec spec_of(const char* remover, Initial initial, uint32_t max_times) {
@@ -24,7 +24,7 @@ Spec spec_of(const char* remover, Initial initial, uint32_t max_times) {
   return spec;
 }
 
-// An item on up to three rows; its key, or -1.
+// Inserts an item on up to three rows. Returns its key, or -1.
 int64_t insert(Rig& rig, size_t row, float priority) {
   const WindowRows window{rig.keys[row], 2};
   const NewItems items{1, &window, priority < 0.0f ? nullptr : &priority, nullptr};
@@ -53,7 +53,7 @@ void update(Rig& rig, const std::vector<int64_t>& keys) {
 }
 
 int die_with(const char* remover) {
-  std::vector<int64_t> keys;  // of who goes on
+  std::vector<int64_t> keys;  // of the continuing calls
   const auto prepare = [&keys](Rig& rig) {
     CHECK(rig.write({0}, 40, std::vector<int>(40, 0), NextGiven::kNo) == Code::kOk);
     keys.clear();
@@ -65,12 +65,12 @@ int die_with(const char* remover) {
     CHECK(insert(rig, 22, -1.0f) >= 0);
     update(rig, keys);
     CHECK(draw(rig, 4));
-    CHECK(!draw(rig, 100));  // more than there are: what was claimed is given back
+    CHECK(!draw(rig, 100));  // more than there are: the claims are given back
     for (size_t k = 23; k < 26; ++k) CHECK(insert(rig, k, 1.0f) >= 0);
     const int64_t last = insert(rig, 26, 3.0f);
     int64_t deleted = 0;
     CHECK(relive::delete_items(*rig.table, &last, 1, &deleted).ok());
-    CHECK(rig.write({0}, 24, std::vector<int>(24, 0), NextGiven::kNo) == Code::kOk);  // old rows go
+    CHECK(rig.write({0}, 24, std::vector<int>(24, 0), NextGiven::kNo) == Code::kOk);  // old rows are evicted
   };
   const auto judge = [](Rig& rig, const char*) {
     CHECK(Leaves(rig.table->region(), kItems).num_live() <= static_cast<int64_t>(kMost));
@@ -82,11 +82,12 @@ int die_with(const char* remover) {
 
 }  // namespace
 
-TEST(who_dies_at_any_store_leaves_a_record_free_and_every_turn_known) {
+TEST(a_death_at_any_store_leaves_a_record_free_and_the_order_of_removal) {
   for (const char* remover : kRemovers) CHECK(die_with(remover) > 60);
 }
 
-// R5: without it the next item finds no record, or one that is not its turn; check() says so.
+// R5: without the rule the next item finds no free record, or the records have a wrong order of removal; check()
+// reports both.
 TEST(without_the_rule_a_death_leaves_no_record_free) {
   for (const bool with_rule : {true, false}) {
     Rig rig(spec_of("lifo", Initial::kNumber, 0));
@@ -99,7 +100,7 @@ TEST(without_the_rule_a_death_leaves_no_record_free) {
   }
 }
 
-// A record whose generations are used up holds no item any more; the others go on, as many fewer.
+// A record that has used up its generations no longer gets items; the other records continue.
 TEST(records_that_retire_leave_fewer) {
   Rig rig(spec_of("lifo", Initial::kNumber, 0));
   CHECK(rig.write({0}, 40, std::vector<int>(40, 0), NextGiven::kNo) == Code::kOk);

@@ -1,5 +1,5 @@
-// Explicit items in one thread on LocalMemory, against a naive model, check() after every operation; deaths at their
-// fail points.
+// Explicit items in one thread on LocalMemory, against a naive model, with check() after every operation; deaths at
+// their fail points.
 #include <cstdlib>
 
 #include "core_deaths.hpp"
@@ -12,7 +12,7 @@ namespace {
 std::vector<WindowRows> random_item(RecordsRig& rig, const RecordSpec& spec, bool* is_good) {
   std::vector<WindowRows> windows;
   *is_good = true;
-  const size_t given = rig.rig.below(spec.windows.size());  // this one certainly, others may be left out
+  const size_t given = rig.rig.below(spec.windows.size());  // this window for certain, others may be missing
   for (size_t w = 0; w < spec.windows.size(); ++w) {
     if (w != given && rig.rig.below(2) == 0) {
       windows.push_back({0, 0});
@@ -133,10 +133,10 @@ TEST(an_item_is_the_rows_of_its_windows) {
   const std::vector<int64_t> keys = small.rig.insert({small.item(3, 30), small.item(20, 0)});
   small.rig.verify();
   CHECK_EQ(small.rig.sample(8).size(), 8u);
-  small.append(24);  // rows 0 to 31 stand: 64 in all
+  small.append(24);  // rows 0 to 31 stay: 64 in total
   small.rig.verify();
   CHECK_EQ(small.rig.num_live(), 2);
-  small.append(1);  // row 0 goes, and the second item with it
+  small.append(1);  // row 0 is evicted, and the second item ends
   small.rig.verify();
   CHECK_EQ(small.rig.num_live(), 1);
 }
@@ -194,7 +194,7 @@ TEST(programmes_of_items_that_await_their_priority) {
   run_programmes({.capacity = 60, .num_lanes = 2}, {.initial = Initial::kGiven}, 20, 300);
 }
 
-TEST(programmes_of_items_beside_indexes_of_rows) {
+TEST(programmes_of_items_with_indexes_of_rows) {
   run_programmes({.capacity = 90,
                   .num_lanes = 2,
                   .indexes = {{.n_step = 3, .stack = 4, .prioritized = true}, {.n_step = 12, .max_times = 2}}},
@@ -204,7 +204,7 @@ TEST(programmes_of_items_beside_indexes_of_rows) {
 TEST(two_explicit_indexes_have_keys_of_their_own) {
   Spec spec{.capacity = 64, .has_state = false};
   spec.explicit_indexes = {explicit_index({.max_items = 7})};
-  RecordsRig first(spec, {.max_items = 9});  // the rig's own index comes behind the other one
+  RecordsRig first(spec, {.max_items = 9});  // the rig's own index is the second explicit one
   const Region& r = first.region();
   CHECK_EQ(r.map(1).first, r.geometry->num_slots);
   CHECK_EQ(r.map(2).first, r.geometry->num_slots + 7);
@@ -217,7 +217,7 @@ TEST(two_explicit_indexes_have_keys_of_their_own) {
   CHECK(relive::update_priorities(first.table(), 2, &last, &priority, 1, &applied).code() == Code::kForeignKey);
 }
 
-TEST(what_cannot_be_an_item_is_refused_by_name_and_nothing_of_the_call_is_stored) {
+TEST(an_impossible_item_is_refused_by_name_and_its_call_stores_nothing) {
   Small small;
   const auto refused = [&](std::vector<WindowRows> bad) {
     std::vector<int64_t> keys;
@@ -229,8 +229,8 @@ TEST(what_cannot_be_an_item_is_refused_by_name_and_nothing_of_the_call_is_stored
     return status.code();
   };
   const std::vector<int64_t>& keys = small.rig.rig.keys;
-  CHECK(refused({{keys[0], 10}, {keys[35], 6}}) == Code::kRowGone);  // row 40 is not there yet
-  CHECK(refused({{keys[0] + 64 * 4096, 1}}) == Code::kRowGone);      // of a generation to come
+  CHECK(refused({{keys[0], 10}, {keys[35], 6}}) == Code::kRowGone);  // row 40 does not exist yet
+  CHECK(refused({{keys[0] + 64 * 4096, 1}}) == Code::kRowGone);      // of a future generation
   CHECK(refused({{keys[0] | ((int64_t{1} << small.rig.region().geometry->slot_bits) - 1), 1}}) == Code::kForeignKey);
   CHECK(refused({{-1, 1}}) == Code::kForeignKey);
   CHECK(refused({}) == Code::kInvalidConfig);
@@ -282,11 +282,11 @@ TEST(configurations_that_cannot_be_are_refused) {
     return Table::create(config, "", &table).code() == Code::kInvalidConfig;
   };
   CHECK(!refused_column(1, {1000}));
-  CHECK(refused_column(1, {1024}));  // with those it has more than 4,096 bytes
+  CHECK(refused_column(1, {1024}));  // more than 4,096 bytes with the other columns
   CHECK(refused_column(0, {1}));     // of an index of rows
 }
 
-TEST(what_is_computed_over_a_steps_window_is_refused_for_an_item) {
+TEST(outputs_computed_over_a_steps_window_are_refused_for_items) {
   RecordsRig rig({.capacity = 64}, {});
   for (const char* name : {"observation", "w0/next_observation", "w0/loss_mask", "w3/reward", "w1", "w0/", "w0/mark"}) {
     GatherPlan plan;
@@ -308,13 +308,13 @@ TEST(a_record_whose_generations_are_used_up_is_passed_over) {
   for (int k = 0; k < 5; ++k) {
     const int64_t key = small.rig.insert({small.item(3, 20)}).at(0);
     CHECK(r.leaf_of_key(1, key) != 1);
-    if (r.leaf_of_key(1, key) == 2) ++small.rig.lost;  // it was passed over to come here
+    if (r.leaf_of_key(1, key) == 2) ++small.rig.lost;  // the ring skipped a record
     if (r.leaf_of_key(1, key) == 2) small.rig.items[key].number += 1;
     small.rig.verify();
   }
 }
 
-TEST(as_many_items_as_stand_on_a_row_end_before_it_goes_and_no_hold_ends_more_than_256) {
+TEST(all_items_on_a_row_end_before_it_at_most_256_in_a_critical_section) {
   Small small({.max_items = 2000, .windows = {{9, 1}}});
   static int ended, most;
   ended = most = 0;
@@ -358,7 +358,7 @@ TEST(items_come_by_the_limiter_like_rows) {
   const NewItems items{30, windows.data()};
   const Status status = relive::insert_items(*rig.table, 1, items, 0.0, keys.data(), &stored);
   CHECK(status.code() == Code::kDeadlineExceeded);
-  CHECK_EQ(stored, 16u);  // below min_size as much as the window holds
+  CHECK_EQ(stored, 16u);  // below min_size: as many as the window allows
   std::vector<double> probabilities(10);
   DrawRequest request;
   request.index = 1;
@@ -412,7 +412,7 @@ TEST(a_step_that_becomes_a_tail_stays_a_row_of_the_items_it_has) {
   CHECK(rig.rig.write({0}, 6, std::vector<int>(6, 0), NextGiven::kNo) == Code::kOk);
   const int64_t last = rig.rig.keys[5];
   (void)rig.insert({{{rig.rig.keys[2], 4}}, {{last, 1}}});
-  rig.rig.close_writer();  // the last row becomes the state after the one before it
+  rig.rig.close_writer();  // the last row becomes the state after the row before it
   rig.verify();
   CHECK_EQ(rig.num_live(), 2);
   std::vector<int64_t> keys;
@@ -424,7 +424,7 @@ TEST(a_step_that_becomes_a_tail_stays_a_row_of_the_items_it_has) {
   CHECK_EQ(rig.num_live(), 0);
 }
 
-TEST(a_death_while_an_item_comes_leaves_the_item_or_nothing) {
+TEST(a_death_while_an_item_is_made_leaves_the_item_or_nothing) {
   using testing::FailPoint;
   for (const FailPoint point : {FailPoint::insert_taken, FailPoint::insert_windows, FailPoint::insert_hung,
                                 FailPoint::insert_word, FailPoint::publish_leaf, FailPoint::insert_done,
@@ -435,7 +435,7 @@ TEST(a_death_while_an_item_comes_leaves_the_item_or_nothing) {
     const Status checked = relive::check(small.rig.table());
     if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
     CHECK_EQ(relive::num_items(small.rig.table(), 1), point == FailPoint::insert_done ? 4 : 3);
-    // The ring goes on, whether the dead moved its cursor or not.
+    // The ring continues, whether or not the dead process moved its cursor.
     for (int k = 0; k < 9; ++k) {
       std::vector<int64_t> keys;
       size_t stored = 0;
@@ -461,7 +461,7 @@ TEST(a_death_while_items_end_with_their_row_leaves_the_row_or_neither) {
   }
 }
 
-TEST(who_dies_recovering_is_recovered_from) {
+TEST(a_death_in_recovery_is_recovered_from) {
   Small small({.max_items = 50});
   for (size_t k = 0; k < 20; ++k) (void)small.rig.insert({small.item(k, 20)});
   testing::fail_point_hook = nullptr;

@@ -10,7 +10,8 @@ using relive::CounterRng;
 
 namespace {
 
-// SplitMix64 as published: a state that steps by the golden ratio and a finaliser. Written again on purpose.
+// SplitMix64 as published: a state that advances by the golden ratio, and a finaliser. Written a second time on
+// purpose.
 uint64_t splitmix64(uint64_t& state) {
   uint64_t z = (state += 0x9E3779B97F4A7C15u);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -56,7 +57,7 @@ TEST(numbers_are_the_sequence_from_the_base) {
 }
 
 TEST(golden_values) {
-  // Batches drawn from equal tables must stay equal over versions: these never change.
+  // Equal tables must give equal batches in all versions, so these values never change.
   const CounterRng zero(0, 0, 0, 0), one(1, 2, 3, 4);
   CHECK_EQ(zero.bits(0), 0x78AE5A9A6B5FD45Eu);
   CHECK_EQ(zero.bits(1), 0xB9895A2B68592DF1u);

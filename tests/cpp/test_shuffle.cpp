@@ -1,4 +1,4 @@
-// Draws without replacement: the permutation, turns that nobody else has (rule O1), and items that are read again (O2).
+// Shuffle: the permutation, positions that one draw alone takes (rule O1), and items that are read again (rule O2).
 #include <algorithm>
 #include <set>
 #include <string>
@@ -38,7 +38,7 @@ void switch_off(testing::Rule rule, bool off) { testing::rule_switched_off[stati
 
 void write_some(Rig& rig, size_t n) { CHECK(rig.write({0}, n, std::vector<int>(n, 0), NextGiven::kYes) == Code::kOk); }
 
-// Somebody takes turns between what this one reads and what it writes.
+// Another sampler takes positions between the read and the write of this one.
 Table* beside = nullptr;
 std::vector<int64_t> others;
 void take_beside(testing::FailPoint point) {
@@ -48,7 +48,8 @@ void take_beside(testing::FailPoint point) {
   std::thread([&] { others = draw(*table, 4); }).join();
 }
 
-// Of an epoch of 64 items in batches of 4, the first of them beside another sampler's: how many different ones came.
+// Draws an epoch of 64 items in batches of 4; another sampler draws during the first one. Returns the number of
+// different items.
 size_t count_distinct() {
   Rig rig(shuffled());
   write_some(rig, 64);
@@ -66,7 +67,7 @@ size_t count_distinct() {
   return distinct * 1000 + items;
 }
 
-// All pages move while the rows of a batch are read: what it had chosen is read again.
+// All pages move while the rows of a batch are read: the chosen items are read again.
 Rig* moving = nullptr;
 void move_beside(testing::FailPoint point) {
   if (point != testing::FailPoint::sample_gathered || moving == nullptr) return;
@@ -110,7 +111,7 @@ TEST(a_permutation_has_every_number_once) {
   }
 }
 
-TEST(each_number_comes_at_each_place_as_often) {
+TEST(each_number_comes_equally_often_at_each_place) {
   constexpr uint64_t kCount = 12, kEpochs = 24000;
   std::vector<double> seen(kCount * kCount);
   for (uint64_t epoch = 0; epoch < kEpochs; ++epoch) {
@@ -134,7 +135,7 @@ TEST(ten_million_numbers_come_once) {
   }
 }
 
-TEST(turns_are_taken_in_one_step) {
+TEST(positions_are_taken_in_one_step) {
   CHECK(is_all(count_distinct()));
   switch_off(testing::Rule::O1_one_step, true);
   const bool all = is_all(count_distinct());
@@ -142,7 +143,7 @@ TEST(turns_are_taken_in_one_step) {
   CHECK(!all);
 }
 
-TEST(what_moved_while_it_was_read_has_not_lost_its_turn) {
+TEST(an_item_that_moved_during_its_read_keeps_its_position) {
   CHECK(is_all(count_distinct_of_moved()));
   switch_off(testing::Rule::O2_same_slot, true);
   const bool all = is_all(count_distinct_of_moved());
@@ -150,8 +151,8 @@ TEST(what_moved_while_it_was_read_has_not_lost_its_turn) {
   CHECK(!all);
 }
 
-// What the dead had claimed is lost to the epoch, and nothing else is.
-TEST(who_dies_with_turns_loses_no_more_than_these) {
+// Only the positions that the dead process had taken are lost to the epoch.
+TEST(a_death_loses_only_the_positions_that_it_had_taken) {
   Rig rig(shuffled());
   write_some(rig, 64);
   const auto items = static_cast<size_t>(relive::num_items(*rig.table, 0));

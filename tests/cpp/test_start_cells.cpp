@@ -1,5 +1,5 @@
-// Start values of windows that an end moves back (rule B4): each item has that of its first row, whoever dies at whatever
-// store; and no value is written with the lock held.
+// Start values of windows that an end moves back (rule B4): each item has the value of its first row, after a death at
+// any store, and no value is written under the lock.
 
 #include <atomic>
 #include <thread>
@@ -20,7 +20,7 @@ enum class Way { kRow, kBlock, kEnd, kClose };
 
 SequenceConfig shape_of(Shape shape) {
   if (shape == Shape::kTail) return {6, 0, 0, 0, AtEnd::kShift, PadSide::kRight, 1, 1, 0};
-  return {5, 4, 1, 3, AtEnd::kShift, PadSide::kRight, 0, 0, 0};  // over two pages and three
+  return {5, 4, 1, 3, AtEnd::kShift, PadSide::kRight, 0, 0, 0};  // over two and three pages
 }
 
 struct World {
@@ -54,7 +54,7 @@ struct World {
     CHECK(Writer::open(table.get(), 1, &writer).ok());
   }
 
-  // Rows whose numbers go on from those before; the last of them ends the episode.
+  // Writes rows that continue the numbers before them. The last row ends the episode.
   Status write(size_t num_rows, bool ends) {
     std::vector<float> observations(num_rows + 1, 1.0f), cores(num_rows * kCore);
     std::vector<int32_t> numbers(num_rows);
@@ -92,7 +92,7 @@ struct World {
     return writer->end_episode(block, false, 1.0);
   }
 
-  // Every item of an index has the start value of its first row. How many there are.
+  // Checks that every item of an index has the start value of its first row. Returns the number of items.
   size_t verify(uint32_t index) const {
     GatherPlan plan;
     CHECK(relive::make_plan(*table, index, {"number", "core", "mask"}, &plan).ok());
@@ -127,10 +127,11 @@ struct World {
 
 constexpr Way kWays[] = {Way::kRow, Way::kBlock, Way::kEnd, Way::kClose};
 
-// The call that ends the episode dies at each store of it in turn.
+// The call that ends the episode dies at each of its stores.
 void test_deaths(bool has_state, Shape shape, Way way) {
   int deaths = 0, named = 0;
-  // The window that is moved back begins where no other does, as far as possible on a page that was full before.
+  // The window that is moved back begins at a row where no other window begins, if possible on a page that was full
+  // before.
   const size_t steps = way == Way::kRow ? 23 : way == Way::kClose && has_state ? 25 : 24;
   for (uint32_t point = 0; point < static_cast<uint32_t>(testing::FailPoint::kCount); ++point) {
     if (!has_way_out(static_cast<testing::FailPoint>(point))) continue;
@@ -146,7 +147,7 @@ void test_deaths(bool has_state, Shape shape, Way way) {
       end_writers(*world.table);
       std::erase(world.keys, -1);
       CHECK(world.verify() > 0);
-      // What is free after that goes to others, and nothing of it was anybody's.
+      // The free cells go to other rows afterwards, and no item may have used them.
       std::unique_ptr<Writer> dead = std::move(world.writer);
       CHECK(Writer::open(world.table.get(), 1, &world.writer).ok());
       CHECK(world.write(30, true).ok());
@@ -154,7 +155,7 @@ void test_deaths(bool has_state, Shape shape, Way way) {
     }
   }
   CHECK(deaths > 3);
-  // An episode that is cut off is no item; where the window begins with the rows that end it no other row is named.
+  // A cut episode is no item. If the window begins with the rows that end it, no other row names the cell.
   const bool is_none = shape == Shape::kTail && way == Way::kClose;
   if (is_none) CHECK_EQ(named, 0);
   if (!is_none && (shape != Shape::kTail || way != Way::kBlock)) CHECK(named > 0);
@@ -180,7 +181,7 @@ TEST(each_way_to_end_gives_the_window_its_value) {
   testing::broken_promise_hook = nullptr;
 }
 
-TEST(who_dies_at_any_store_leaves_no_item_without_its_value) {
+TEST(a_death_at_any_store_leaves_no_item_without_its_value) {
   for (const bool has_state : {false, true})
     for (const Shape shape : {Shape::kShift, Shape::kTail, Shape::kBoth})
       for (const Way way : kWays) test_deaths(has_state, shape, way);
@@ -196,8 +197,9 @@ TEST(a_dead_writers_last_window_is_none) {
   }
 }
 
-// The signal comes while close() waits to take a cell for the window that it moves back: it is told, and closes again.
-TEST(a_signal_that_comes_before_the_cut_is_told) {
+// The signal arrives while close() waits to take a cell for the window that it moves back. close() reports it, and the
+// second close() succeeds.
+TEST(a_signal_before_the_cut_is_reported) {
   static std::atomic<int> asked;
   asked = 0;
   World world(true, Shape::kShift, 60);

@@ -1,4 +1,5 @@
-// The system layer: deadlines, events, the table lock between threads; between processes see test_sync_processes.cpp.
+// The system layer: deadlines, events, and the table lock between threads. test_sync_processes.cpp tests it between
+// processes.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -58,26 +59,26 @@ TEST(local_memory_is_zero_aligned_and_writable_to_its_end) {
 TEST(a_count_is_awaited_spinning_or_asleep) {
   const std::unique_ptr<Storage> storage = local(4096);
   auto* event = new (storage->base()) EventWords{};
-  event->count.store(0xfffffffeu);  // it wraps on the way
+  event->count.store(0xfffffffeu);  // the count wraps during the test
   CHECK(await_count(event, 0xfffffffeu, 0.0, Deadline::after(0.0)));
   CHECK(await_count(event, 0xfffffff0u, 0.0, Deadline::after(0.0)));
   CHECK(!await_count(event, 0xffffffffu, 0.001, Deadline::after(0.01)));
   for (const double spin_s : {0.0, 10.0}) {
     const uint32_t before = event->count.load();
-    int number = 0;  // what is written before a count is read after it
+    int number = 0;  // written before the count, read after it
     std::thread other([&] {
-      for (int turn = 1; turn <= 3; ++turn) {
+      for (int step = 1; step <= 3; ++step) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        number = turn;
+        number = step;
         notify(event);
-        if (!await_count(event + 1, static_cast<uint32_t>(turn) + (spin_s > 0.0 ? 3 : 0), spin_s,
+        if (!await_count(event + 1, static_cast<uint32_t>(step) + (spin_s > 0.0 ? 3 : 0), spin_s,
                          Deadline::after(20.0)))
           return;
       }
     });
-    for (int turn = 1; turn <= 3; ++turn) {
-      CHECK(await_count(event, before + static_cast<uint32_t>(turn), spin_s, Deadline::after(20.0)));
-      CHECK_EQ(number, turn);
+    for (int step = 1; step <= 3; ++step) {
+      CHECK(await_count(event, before + static_cast<uint32_t>(step), spin_s, Deadline::after(20.0)));
+      CHECK_EQ(number, step);
       notify(event + 1);
     }
     other.join();
@@ -87,7 +88,7 @@ TEST(a_count_is_awaited_spinning_or_asleep) {
 TEST(lock_between_threads_of_one_handle) {
   const std::unique_ptr<Storage> storage = local(4096);
   auto* word = new (storage->base()) std::atomic<uint32_t>(0);
-  int64_t counter = 0;  // plain on purpose
+  int64_t counter = 0;  // not atomic, on purpose
   std::atomic<int> failures{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -127,29 +128,30 @@ TEST(a_sibling_thread_keeps_the_lock_until_the_deadline) {
 
 TEST(event_wakes_every_waiter_and_loses_none) {
   EventWords event{};
-  std::atomic<uint32_t> turn{0};
-  const uint32_t num_turns = 3'000;
+  std::atomic<uint32_t> count{0};
+  const uint32_t num_counts = 3'000;
   std::atomic<int> late{0};
   std::vector<std::thread> threads;
   for (uint32_t t = 0; t < 3; ++t) {
     threads.emplace_back([&, t] {
       for (;;) {
         const Deadline deadline = Deadline::after(20.0);
-        while (!wait_slice(&event, deadline, 0.1, [&] { return turn.load() % 3 == t || turn.load() >= num_turns; })) {
+        while (
+            !wait_slice(&event, deadline, 0.1, [&] { return count.load() % 3 == t || count.load() >= num_counts; })) {
           if (deadline.passed()) {
             ++late;
             return;
           }
         }
-        if (turn.load() >= num_turns) return;
-        turn.fetch_add(1);
+        if (count.load() >= num_counts) return;
+        count.fetch_add(1);
         notify(&event);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   CHECK_EQ(late.load(), 0);
-  CHECK(turn.load() >= num_turns);
+  CHECK(count.load() >= num_counts);
 }
 
 TEST(event_waits_never_overrun) {

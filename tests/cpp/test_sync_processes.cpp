@@ -25,7 +25,7 @@ std::string test_path() {
   return "/dev/shm/relive-unit-" + std::to_string(getpid()) + "-" + std::to_string(count++);
 }
 
-struct Named {  // a file that is gone with its test
+struct Named {  // a file that the test removes at its end
   std::string path = test_path();
   ~Named() { ::unlink(path.c_str()); }
 };
@@ -53,14 +53,14 @@ bool exists(const std::string& path) {
   return stat(path.c_str(), &facts) == 0;
 }
 
-// A child that lives as participant `id`, holds the lock, says so, and holds it until told to let go (exit status 0).
-pid_t spawn_holder(const std::string& path, uint32_t id, Signal& holds, Signal& let_go) {
+// A child that is participant `id`, takes the lock, reports that, and releases it on request (exit status 0).
+pid_t spawn_owner(const std::string& path, uint32_t id, Signal& is_taken, Signal& release) {
   return processes::spawn([&] {
     std::unique_ptr<Storage> storage = open_again(path);
     if (!storage->try_lock_byte(id == kMax ? 1 : 64 + id, true)) return 2;
     if (TableLock::lock(word_of(*storage), id, kMax, *storage, Deadline::after(10.0)) == LockResult::kTimeout) return 3;
-    holds.give();
-    if (!let_go.take()) return 4;
+    is_taken.give();
+    if (!release.take()) return 4;
     TableLock::unlock(word_of(*storage));
     return 0;
   });
@@ -82,7 +82,7 @@ TEST(a_file_is_nameless_until_published) {
     const Status taken = second->publish();
     CHECK(taken.code() == Code::kNameTaken);
     CHECK(!second->is_same_file_as_name());
-    CHECK(second->unlink().ok() && exists(name.path));  // not its file: left alone
+    CHECK(second->unlink().ok() && exists(name.path));  // another file: stays
 
     std::unique_ptr<Storage> opened = open_again(name.path);
     CHECK_EQ(opened->num_bytes(), kBytes);
@@ -106,7 +106,7 @@ TEST(a_creator_killed_before_publish_leaves_nothing) {
   CHECK(!exists(name.path));
 }
 
-TEST(open_refuses_what_is_no_region) {
+TEST(open_refuses_a_file_that_is_no_region) {
   Named name;
   std::unique_ptr<Storage> storage;
   CHECK(Storage::open_file(name.path, Access::kReadWrite, 4096, &storage).code() == Code::kNoSuchTable);
@@ -132,7 +132,7 @@ TEST(storage_full_says_so) {
   CHECK_EQ(status.fields()[2].integer, static_cast<int64_t>(total));
   status = Storage::create_file(name.path, 2 * total, 2 * total, 0, &storage);
   CHECK(status.code() == Code::kStorageFull);
-  CHECK(Storage::create_file(name.path, 2 * total, 8192, 0, &storage).ok());  // sparse: what is not committed is free
+  CHECK(Storage::create_file(name.path, 2 * total, 8192, 0, &storage).ok());  // sparse: uncommitted bytes are free
   CHECK(storage->commit(0, 2 * total).code() == Code::kStorageFull);
   CHECK(storage->commit(1 << 20, 1 << 20).ok());
   std::memset(storage->base() + (1 << 20), 1, 1 << 20);
@@ -146,7 +146,7 @@ TEST(a_read_only_mapping_is_read_only) {
     std::unique_ptr<Storage> reader = open_again(name.path, Access::kReadOnly);
     if (!reader->try_lock_byte(0, false)) return 2;
     if (reader->try_lock_byte(64, true)) return 3;
-    signal(SIGSEGV, SIG_DFL);          // sanitizers catch it otherwise
+    signal(SIGSEGV, SIG_DFL);          // otherwise the sanitizers catch it
     reader->base()[0] = std::byte{1};  // must die here
     return 0;
   });
@@ -161,7 +161,7 @@ TEST(lock_bytes_between_processes) {
   Signal ready, go;
   const pid_t child = processes::spawn([&] {
     std::unique_ptr<Storage> storage = open_again(name.path);
-    if (!storage->try_lock_byte(0, false)) return 2;  // shared beside shared
+    if (!storage->try_lock_byte(0, false)) return 2;  // two shared locks are allowed
     if (storage->try_lock_byte(0, true)) return 3;    // not alone
     if (!storage->try_lock_byte(65, true)) return 4;
     ready.give();
@@ -182,7 +182,7 @@ TEST(lock_bytes_between_processes) {
   CHECK(mine->try_lock_byte(0, true));   // alone: shared becomes exclusive
   CHECK(mine->try_lock_byte(0, false));  // and back
   mine->unlock_byte(0);
-  std::unique_ptr<Storage> other = open_again(name.path);  // a second handle of one process is somebody else
+  std::unique_ptr<Storage> other = open_again(name.path);  // a second handle of one process counts as another user
   CHECK(!other->is_byte_free(65) && mine->is_byte_free(65) && !other->try_lock_byte(65, true));
 }
 
@@ -199,7 +199,7 @@ TEST(a_forked_childs_mapping_does_not_keep_its_parent_alive) {
       storage->close_locks();
       ready.give();
       end.take();
-      _exit(static_cast<int>(storage->base()[0]));  // the mapping is still there
+      _exit(static_cast<int>(storage->base()[0]));  // the mapping still exists
     }
     processes::sleep_s(20.0);
     return 0;
@@ -211,36 +211,36 @@ TEST(a_forked_childs_mapping_does_not_keep_its_parent_alive) {
   end.give();
 }
 
-TEST(a_living_holder_keeps_the_lock) {
+TEST(a_living_owner_keeps_the_lock) {
   Named name;
   std::unique_ptr<Storage> mine = create(name.path);
   CHECK(mine->publish().ok() && mine->try_lock_byte(64, true));
-  Signal holds, let_go;
-  const pid_t child = spawn_holder(name.path, 5, holds, let_go);
-  CHECK(holds.take());
+  Signal is_taken, release;
+  const pid_t child = spawn_owner(name.path, 5, is_taken, release);
+  CHECK(is_taken.take());
   CHECK_EQ(word_of(*mine)->load() & ~TableLock::kWaiters, 6u);
   const Deadline deadline = Deadline::after(0.2);
   CHECK(TableLock::lock(word_of(*mine), 0, kMax, *mine, deadline) == LockResult::kTimeout);
   CHECK(deadline.waited_s() >= 0.2 && deadline.waited_s() < 1.2);
-  let_go.give();
+  release.give();
   CHECK(TableLock::lock(word_of(*mine), 0, kMax, *mine, Deadline::after(10.0)) == LockResult::kTaken);
   TableLock::unlock(word_of(*mine));
   CHECK_EQ(processes::wait_for(child), 0);
 }
 
-TEST(a_killed_holder_loses_the_lock) {
+TEST(a_killed_owner_loses_the_lock) {
   Named name;
   std::unique_ptr<Storage> mine = create(name.path);
   CHECK(mine->publish().ok() && mine->try_lock_byte(64, true));
-  for (const double timeout_s : {10.0, 0.0}) {  // a single try finds out, too
-    Signal holds, let_go;
-    const pid_t child = spawn_holder(name.path, 5, holds, let_go);
-    CHECK(holds.take());
+  for (const double timeout_s : {10.0, 0.0}) {  // a single attempt finds out, too
+    Signal is_taken, release;
+    const pid_t child = spawn_owner(name.path, 5, is_taken, release);
+    CHECK(is_taken.take());
     processes::kill_and_wait(child);
     const Deadline deadline = Deadline::after(timeout_s);
     CHECK(TableLock::lock(word_of(*mine), 0, kMax, *mine, deadline) == LockResult::kTakenFromDead);
     CHECK(deadline.waited_s() < 1.0);
-    CHECK(mine->is_byte_free(69));  // the byte of the dead was only borrowed
+    CHECK(mine->is_byte_free(69));  // the byte of the dead process was only borrowed
     TableLock::unlock(word_of(*mine));
     CHECK_EQ(word_of(*mine)->load(), 0u);
   }
@@ -272,9 +272,9 @@ TEST(one_winner_takes_over_from_the_dead) {
   Named name;
   std::unique_ptr<Storage> mine = create(name.path);
   CHECK(mine->publish().ok() && mine->try_lock_byte(64, true));
-  Signal holds, let_go;
-  const pid_t holder = spawn_holder(name.path, 5, holds, let_go);
-  CHECK(holds.take());
+  Signal is_taken, release;
+  const pid_t owner = spawn_owner(name.path, 5, is_taken, release);
+  CHECK(is_taken.take());
   auto* taken_from_dead = word_of(*mine) + 64;
   auto* inside = word_of(*mine) + 128;
   pid_t children[4];
@@ -294,24 +294,24 @@ TEST(one_winner_takes_over_from_the_dead) {
     });
   }
   processes::sleep_s(0.05);
-  processes::kill_and_wait(holder);
+  processes::kill_and_wait(owner);
   for (const pid_t child : children) CHECK_EQ(processes::wait_for(child), 0);
   CHECK_EQ(taken_from_dead->load(), 1u);
 }
 
-TEST(a_stopped_holder_is_alive) {
+TEST(a_stopped_owner_is_alive) {
   Named name;
   std::unique_ptr<Storage> mine = create(name.path);
   CHECK(mine->publish().ok() && mine->try_lock_byte(64, true));
-  Signal holds, let_go;
-  const pid_t child = spawn_holder(name.path, 5, holds, let_go);
-  CHECK(holds.take());
+  Signal is_taken, release;
+  const pid_t child = spawn_owner(name.path, 5, is_taken, release);
+  CHECK(is_taken.take());
   processes::stop_and_wait(child);
   const Deadline deadline = Deadline::after(0.4);
   CHECK(TableLock::lock(word_of(*mine), 0, kMax, *mine, deadline) == LockResult::kTimeout);
   CHECK(deadline.waited_s() >= 0.4 && deadline.waited_s() < 1.4);
   kill(child, SIGCONT);
-  let_go.give();
+  release.give();
   CHECK(TableLock::lock(word_of(*mine), 0, kMax, *mine, Deadline::after(10.0)) == LockResult::kTaken);
   TableLock::unlock(word_of(*mine));
   CHECK_EQ(processes::wait_for(child), 0);
@@ -321,14 +321,14 @@ TEST(a_killed_attacher_is_replaced_by_the_next_one) {
   Named name;
   std::unique_ptr<Storage> mine = create(name.path);
   CHECK(mine->publish().ok());
-  Signal holds, let_go;
-  const pid_t child = spawn_holder(name.path, kMax, holds, let_go);
-  CHECK(holds.take());
+  Signal is_taken, release;
+  const pid_t child = spawn_owner(name.path, kMax, is_taken, release);
+  CHECK(is_taken.take());
   CHECK(!mine->try_lock_byte(1, true));
   processes::kill_and_wait(child);
-  CHECK(mine->try_lock_byte(1, true));  // I am the one attacher now, under the same id
+  CHECK(mine->try_lock_byte(1, true));  // this process is the attacher now, under the same id
   CHECK(TableLock::lock(word_of(*mine), kMax, kMax, *mine, Deadline::after(5.0)) == LockResult::kTakenFromDead);
-  CHECK(!open_again(name.path)->is_byte_free(1));  // and still hold byte 1
+  CHECK(!open_again(name.path)->is_byte_free(1));  // and still has byte 1
   TableLock::unlock(word_of(*mine));
 }
 
@@ -342,22 +342,22 @@ TEST(events_between_processes) {
     std::unique_ptr<Storage> storage = open_again(name.path);
     auto* theirs = reinterpret_cast<EventWords*>(storage->base() + 1024);
     auto* seen = word_of(*storage) + 64;
-    for (uint32_t turn = 1; turn <= 500; turn += 2) {
+    for (uint32_t count = 1; count <= 500; count += 2) {
       const Deadline deadline = Deadline::after(15.0);
-      while (!wait_slice(theirs, deadline, 0.1, [&] { return seen->load() == turn; }))
+      while (!wait_slice(theirs, deadline, 0.1, [&] { return seen->load() == count; }))
         if (deadline.passed()) return 2;
-      seen->store(turn + 1);
+      seen->store(count + 1);
       notify(theirs);
     }
     return 0;
   });
   bool in_time = true;
-  for (uint32_t turn = 0; turn < 500 && in_time; turn += 2) {
+  for (uint32_t count = 0; count < 500 && in_time; count += 2) {
     const Deadline deadline = Deadline::after(15.0);
-    while (in_time && !wait_slice(event, deadline, 0.1, [&] { return value->load() == turn; })) {
+    while (in_time && !wait_slice(event, deadline, 0.1, [&] { return value->load() == count; })) {
       in_time = !deadline.passed();
     }
-    value->store(turn + 1);
+    value->store(count + 1);
     notify(event);
   }
   CHECK(in_time);

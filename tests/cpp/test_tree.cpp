@@ -1,4 +1,4 @@
-// The tree against a naive twin, under random programmes; exactness of its nodes, statistics of its draws.
+// The tree against a naive twin, under random programmes; exactness of its nodes; statistics of its draws.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -23,7 +23,7 @@ struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// A tree with memory of its own, of exactly the announced size (AddressSanitizer watches its ends).
+// A tree with its own memory of exactly the announced size (AddressSanitizer watches its ends).
 struct Owned {
   Owned(uint64_t num_leaves, Reduction reduction) : memory(std::aligned_alloc(64, Tree::num_bytes(num_leaves))) {
     tree.bind(memory.get(), num_leaves, reduction);
@@ -37,7 +37,7 @@ double combine(Reduction reduction, double a, double b) {
   return reduction == Reduction::kSum ? a + b : reduction == Reduction::kMin ? std::min(a, b) : std::max(a, b);
 }
 
-// Recomputes every level from the leaves alone, children from left to right; returns whether all nodes are equal.
+// Recomputes every level from the leaves alone, children from left to right. Returns whether all nodes are equal.
 bool nodes_are_exact(const Tree& tree, Reduction reduction) {
   std::vector<double> below(tree.num_leaves());
   for (uint64_t slot = 0; slot < below.size(); ++slot) below[slot] = tree.leaf(slot);
@@ -73,7 +73,7 @@ uint64_t naive_draw(const std::vector<double>& masses, double point) {
 
 }  // namespace
 
-TEST(num_bytes_holds_ceil_n_over_8_a_level) {
+TEST(num_bytes_has_ceil_n_over_8_a_level) {
   CHECK_EQ(Tree::num_bytes(1), 64u);
   CHECK_EQ(Tree::num_bytes(8), 64u);
   CHECK_EQ(Tree::num_bytes(9), (16u + 8u) * 8u);
@@ -100,7 +100,7 @@ TEST(an_empty_tree) {
 }
 
 TEST(random_programmes_against_the_twin) {
-  // Whole-number masses: every sum is exact, so the twin's walk must give the very same slot.
+  // Whole-number masses: every sum is exact, so the twin's walk must give the same slot.
   for (const uint64_t size : kSizes) {
     Owned owned(size, Reduction::kSum);
     Tree& tree = owned.tree;
@@ -111,7 +111,7 @@ TEST(random_programmes_against_the_twin) {
     for (int round = 0; round < num_rounds; ++round) {
       const size_t count = 1 + rng.below(i++, 600);
       std::vector<uint64_t> touched(count);
-      const bool is_run = rng.below(i++, 2) == 0;  // neighbouring slots, as an append touches them
+      const bool is_run = rng.below(i++, 2) == 0;  // neighbouring slots, as an append changes them
       const uint64_t first = rng.below(i++, static_cast<uint32_t>(size));
       for (size_t k = 0; k < count; ++k) {
         touched[k] = is_run ? (first + k) % size : rng.below(i++, static_cast<uint32_t>(size));
@@ -160,7 +160,7 @@ TEST(the_end_is_past_the_end) {
   }
 }
 
-// The best `count` leaves are the first ones of all that are there, sorted: by value, then by slot.
+// The best `count` leaves are the first ones of the sorted list of all leaves: by value, then by slot.
 void check_the_best(const Tree& tree, const std::vector<double>& values, Reduction reduction, size_t count) {
   std::vector<uint64_t> sorted;
   for (uint64_t slot = 0; slot < values.size(); ++slot)
@@ -234,7 +234,7 @@ TEST(a_million_updates_then_chi_square) {
       ++drawn;
     }
   }
-  CHECK(drawn >= num_draws - 10);  // only rounding at the very end leads past it
+  CHECK(drawn >= num_draws - 10);  // only rounding at the end leads past it
   // Leaves sorted by mass and merged until a cell expects 50 draws.
   std::vector<uint64_t> order(size);
   for (uint64_t slot = 0; slot < size; ++slot) order[slot] = slot;
@@ -253,7 +253,7 @@ TEST(a_million_updates_then_chi_square) {
   CHECK(std::abs(chi - (cells - 1)) < 5.0 * std::sqrt(2.0 * (cells - 1)));
 }
 
-TEST(draws_beside_updates_stay_inside_the_tree) {
+TEST(draws_during_updates_stay_inside_the_tree) {
   const uint64_t size = 4097;
   Owned owned(size, Reduction::kSum);
   Tree& tree = owned.tree;

@@ -1,4 +1,5 @@
-// Draws with a condition where they are hard: pages that go meanwhile, rounds that hold pages still, use counts.
+// Draws with a condition in difficult cases: pages that are freed during the draw, rounds that pin all pages, use
+// counts.
 #include <cmath>
 #include <set>
 
@@ -36,7 +37,7 @@ Where condition(const Region& r, uint32_t index, const char* column, double leas
   return where;
 }
 
-// Whatever goes meanwhile: Rig::sample looks at what is there in the end.
+// Draws keys; Rig::sample also checks the rows.
 Code draw_keys(Rig& rig, const Where& where, std::vector<int64_t>* keys) {
   std::vector<double> probabilities(keys->size());
   DrawRequest request;
@@ -58,7 +59,7 @@ void fill(Rig& rig, size_t steps) {
   CHECK(rig.write({0}, steps, std::vector<int>(steps, 0), NextGiven::kYes) == Code::kOk);
 }
 
-// Everything as it was at the end, whatever a test broke off.
+// Resets all hooks at the end, even if a test stops early.
 struct Tidy {
   Tidy() {
     broken = 0;
@@ -72,7 +73,7 @@ struct Tidy {
   inline static int broken = 0;
 };
 
-// Runs something once at a fail point.
+// Runs a function once, at a fail point.
 void (*once)() = nullptr;
 testing::FailPoint once_at;
 void run_once(testing::FailPoint at, void (*what)()) {
@@ -89,7 +90,7 @@ RecordsRig* seen_records = nullptr;
 
 }  // namespace
 
-TEST(a_condition_is_asked_again_of_what_took_a_place) {
+TEST(a_condition_tests_again_an_item_that_took_a_place) {
   Spec spec{.capacity = 64};
   spec.indexes = {{.n_step = 1}};
   for (uint32_t rounds : {8u, 0u}) {
@@ -110,7 +111,7 @@ TEST(a_condition_is_asked_again_of_what_took_a_place) {
   }
 }
 
-TEST(what_was_found_is_read_though_its_page_is_emptied) {
+TEST(found_items_are_read_after_their_page_is_emptied) {
   Spec spec{.capacity = 64};
   spec.indexes = {{.n_step = 3, .stack = 2}};
   Rig rig(spec);
@@ -126,7 +127,7 @@ TEST(what_was_found_is_read_though_its_page_is_emptied) {
   CHECK(relive::check(*rig.table).ok());
 }
 
-// The item that had nearly all of the mass has next to none by the time that a draw has come to it: its probability.
+// The item that had nearly all of the mass has almost none when a draw reaches it. Returns its probability.
 double probability_of_what_fell(bool has_condition) {
   Spec spec{.capacity = 64};
   spec.indexes = {{.prioritized = true}};
@@ -155,7 +156,7 @@ double probability_of_what_fell(bool has_condition) {
   return probability;
 }
 
-TEST(what_has_next_to_nothing_of_a_sum_read_before_is_drawn_anew) {
+TEST(an_item_with_a_tiny_share_of_an_outdated_sum_is_drawn_again) {
   for (const bool has_condition : {false, true}) {
     CHECK(std::abs(probability_of_what_fell(has_condition) - 0.125) < 1e-9);
     testing::rule_switched_off[static_cast<uint32_t>(testing::Rule::G2_likely)] = true;
@@ -164,8 +165,8 @@ TEST(what_has_next_to_nothing_of_a_sum_read_before_is_drawn_anew) {
   }
 }
 
-// Of an order: what goes between being listed and being looked at leaves its place to the next one that passes.
-TEST(an_order_with_a_condition_stays_one_while_items_go) {
+// In an order: an item that changes between the listing and the look leaves its place to the next one that passes.
+TEST(an_order_with_a_condition_stays_in_order_while_items_end) {
   for (const uint32_t rounds : {8u, 0u}) {
     for (const testing::FailPoint at :
          {testing::FailPoint::draw_found, testing::FailPoint::where_tested, testing::FailPoint::where_found}) {
@@ -187,7 +188,7 @@ TEST(an_order_with_a_condition_stays_one_while_items_go) {
   }
 }
 
-TEST(an_order_with_a_condition_uses_each_item_so_often) {
+TEST(an_order_with_a_condition_uses_each_item_max_times) {
   for (const uint32_t rounds : {8u, 0u}) {
     Spec spec{.capacity = 64};
     spec.indexes = {{.n_step = 1, .kind = sampler_of("fifo"), .max_times = 2}};
@@ -208,7 +209,7 @@ TEST(an_order_with_a_condition_uses_each_item_so_often) {
   }
 }
 
-TEST(each_item_that_passes_is_used_exactly_so_often) {
+TEST(each_item_that_passes_is_used_exactly_max_times) {
   for (uint32_t rounds : {8u, 0u}) {
     Spec spec{.capacity = 64};
     spec.indexes = {{.n_step = 1, .max_times = 2}};
@@ -237,7 +238,7 @@ TEST(each_item_that_passes_is_used_exactly_so_often) {
   }
 }
 
-TEST(records_that_go_between_being_found_and_noted_are_drawn_anew) {
+TEST(records_that_end_between_being_found_and_noted_are_drawn_again) {
   for (uint32_t max_times : {0u, 3u}) {
     const RecordSpec items{.max_items = 8, .windows = {{4, 1}}, .max_times = max_times};
     RecordsRig rig({.capacity = 200, .has_state = false}, items);
@@ -263,7 +264,7 @@ TEST(records_that_go_between_being_found_and_noted_are_drawn_anew) {
 
 namespace {
 
-// A table with an index that takes the steps of an episode from the fifth on, beside one that takes all.
+// A table with one index of the steps of an episode from the fifth on, and one index of all steps.
 Spec choosy_spec(bool has_late = false) {
   Spec spec{.capacity = 64, .has_late = has_late};
   spec.indexes = {{.n_step = 1}, {.n_step = 1}};
@@ -271,7 +272,7 @@ Spec choosy_spec(bool has_late = false) {
   return spec;
 }
 
-// Whether every step that is there is what it must be to both indexes.
+// Checks every existing step against both indexes.
 void check_items(Rig& rig) {
   const Status checked = relive::check(*rig.table);
   if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
@@ -291,7 +292,7 @@ void check_items(Rig& rig) {
 
 }  // namespace
 
-TEST(what_an_index_keeps_out_is_settled_wherever_its_writer_dies) {
+TEST(items_that_an_index_keeps_out_are_settled_wherever_the_writer_dies) {
   int deaths = 0;
   for (uint32_t point = 0; point < static_cast<uint32_t>(testing::FailPoint::kCount); ++point) {
     if (!has_way_out(static_cast<testing::FailPoint>(point))) continue;
@@ -317,7 +318,7 @@ TEST(what_an_index_keeps_out_is_settled_wherever_its_writer_dies) {
   CHECK(deaths > 20);
 }
 
-TEST(what_is_kept_out_stays_a_step_of_others) {
+TEST(an_item_that_is_kept_out_stays_a_step_of_other_indexes) {
   Rig rig(choosy_spec());
   for (int block = 0; block < 12; ++block) {
     std::vector<int> ends(17, 0);
@@ -330,7 +331,7 @@ TEST(what_is_kept_out_stays_a_step_of_others) {
   CHECK(rig.table->region().header->index_state[1].filtered.load() > 20);
 }
 
-TEST(late_columns_are_asked_of_when_they_are_there) {
+TEST(a_condition_on_late_columns_waits_for_them) {
   Rig rig(choosy_spec(true));
   fill(rig, 40);
   const std::vector<int64_t> keys = rig.keys;

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/pages/records.hpp"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Its item goes from an index; a step that is removed from one of them is counted, once (rule H1).
+// Removes the item of a slot from one index. A step is counted as removed once, with the first index (rule H1).
 void remove_item(Held& held, uint32_t index, uint64_t page, uint64_t slot, bool is_given_up) {
   Region& r = held.region;
   const bool was_removed = is_removed(r, slot);
@@ -25,8 +25,8 @@ void remove_item(Held& held, uint32_t index, uint64_t page, uint64_t slot, bool 
   if (!was_removed && is_removed(r, slot)) held.add(r.header->removed_steps, 1);
 }
 
-// Whether the window of an item runs over the end of its episode into the one that is given up, where `steps` steps of
-// the lane, its own the first, stand in front of that.
+// Whether the window of an item runs over the end of its episode into the abandoned episode. `steps` steps of the lane,
+// the item's own included, lie between the item and that episode.
 bool runs_into_it(const Region& r, uint32_t index, uint64_t steps) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   return sequence.crosses() && steps < uint64_t{sequence.length} + sequence.bootstrap;
@@ -37,7 +37,7 @@ bool runs_into_it(const Region& r, uint32_t index, uint64_t steps) {
 void remove_items(Held& held, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   for (uint32_t row = begin; row < end; ++row) {
-    if (r.is_tail(page, row)) continue;  // a call that met its deadline has been here
+    if (r.is_tail(page, row)) continue;  // a call that met its deadline made this row a tail
     for (const uint32_t i : r.row_indexes()) remove_item(held, i, page, r.slot_of(page, row), true);
   }
 }
@@ -72,13 +72,13 @@ bool remove_in_front(Held& held, WalkBack* walk, uint32_t count, bool are_tails)
     if (row < range_of(r, page).step_begin) return true;
     const uint64_t slot = r.slot_of(page, row);
     if (!r.is_tail(page, row)) {
-      if (r.marks[slot].lane.load(kRelaxed) != walk->uid) return true;  // no window is of two lanes
+      if (r.marks[slot].lane.load(kRelaxed) != walk->uid) return true;  // no window covers rows of two lanes
       if (are_tails && !end_records_behind(held, slot, walk->rows + 1)) return false;
       ++walk->steps;
       bool has_ended = false;
       for (const uint32_t i : r.row_indexes()) {
         if (are_tails || !runs_into_it(r, i, walk->steps)) continue;
-        if (Leaves(r, i).state(slot) == kStatePending) continue;  // it waits yet, and is cut off where its lane is
+        if (Leaves(r, i).state(slot) == kStatePending) continue;  // it still waits for rows, and its lane's end cuts it
         remove_item(held, i, page, slot, false);
         has_ended = true;
       }

@@ -1,13 +1,13 @@
 #include "relive/pages/bulk.hpp"
 
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/words/held.hpp"
 
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint64_t kMostLooks = 4096;  // positions looked at in one hold
+constexpr uint64_t kMostLooks = 4096;  // positions checked in one critical section
 
 void list_remove(Region& r, uint64_t page) {
   BulkState& state = *r.bulk.state;
@@ -35,7 +35,7 @@ void push_free_frame(Region& r, uint64_t frame) {
   r.bulk.state->num_free_frames.store(free + 1, std::memory_order_release);
 }
 
-// The ring's hand moves to a free position. False where none is near.
+// Moves the ring's hand to the next free position. Returns false if none of the next kMostLooks is free.
 bool find_position(Region& r) {
   const uint64_t count = r.bulk.geometry->num_positions;
   uint64_t at = r.bulk.state->next_position.load(kRelaxed);

@@ -1,7 +1,8 @@
-// Who may have which bulk frame and which position of the page file.
+// Assigns bulk frames and positions of the page file to pages. Bulk is the large columns of a page in a tiered table.
 //
-// Locking: everything here runs under the table lock.
-// Cost:    O(1) each; take_positions looks at no more than kMostLooks positions.
+// Owns:    nothing; the Tier owns the memory, and the region's Bulk is a view of it.
+// Locking: every function runs under the table lock, except bind_bulk, which has the region alone.
+// Cost:    O(1) each; pick_for_spill checks at most kMostLooks positions.
 #pragma once
 
 #include <cstddef>
@@ -14,31 +15,31 @@ namespace relive {
 class Held;
 struct Region;
 
-// ---- the region's part -------------------------------------------------------------------------------------------
-// Binds the view to a fresh region and offers all frames. `memory`: num_frames x frame_bytes.
+// Binds the view to a new region and makes all frames free. `memory`: num_frames x frame_bytes.
 void bind_bulk(Region& r, const BulkGeometry* geometry, std::byte* memory);
 
-// A bulk frame for a page that opens. False where none is free.
+// Gives a bulk frame to a page that opens. Returns false if no frame is free.
 bool take_bulk(Held& held, uint64_t page);
-// The page's bulk is nobody's any more. A frame that is being written out is given back by the spill thread.
+// Takes the bulk from a page. The spill thread frees a frame that it is writing when the write ends.
 void release_bulk(Held& held, uint64_t page);
-// The page closed: it can be spilled from now on.
+// Puts a page that was just closed on the list of pages that can be spilled.
 void offer_for_spill(Held& held, uint64_t page);
 
-// One page on its way out.
+// A page that is being spilled.
 struct Leaving {
   uint64_t page, word, frame, position;
 };
-// Takes up to `most` pages off the front of the list, with consecutive positions. Their frames are marked.
+// Takes up to `most` pages from the front of the list, assigns them consecutive positions, and marks their frames.
 size_t pick_for_spill(Held& held, size_t most, Leaving* out);
-// The bytes are on disk: place, moves, fence, then the frame is free (rule D6). A page that went meanwhile only gives
-// back what it had; one that somebody holds stays in memory and is written again some day (rule D7). Returns whether the
-// page is on disk now. Of several the last one first: those that stay keep their order.
+// The bytes are on disk: stores the place, increments moves, fences, and frees the frame (rule D6). Returns whether the
+// page is on disk now. A page that was freed during the write only gives back its frame and position. A page that is
+// pinned stays in memory, and a later spill writes it again (rule D7). Call this for the last page first, so that the
+// pages that stay keep their order.
 bool finish_spill(Held& held, const Leaving& one);
-// They are not: back to the front of the list, position free.
+// The write failed: puts the page back at the front of the list and frees the position.
 void undo_spill(Held& held, const Leaving& one);
 
-// The first thing about bulk that does not hold, null if all does. frames, positions: a zero for each, to mark them in.
+// The first broken invariant of bulk; null if none is broken. frames, positions: one zero for each, as marks.
 const char* broken_bulk(const Region& r, uint8_t* frames, uint8_t* positions);
 
 }  // namespace relive

@@ -15,7 +15,8 @@ void push_free(Region& r, uint32_t cell) {
   r.cells.state->num_free.store(free + 1, kRelaxed);
 }
 
-// Calls each(cell) for what hangs at a page; more than there are cells is a ring. False where it is one.
+// Calls each(cell) for the cells linked to a page. Returns false if the list is a ring, which more entries than cells
+// prove.
 template <class Each>
 bool for_each_cell(const Region& r, uint64_t page, Each&& each) {
   uint64_t left = r.cells.geometry->num_cells;
@@ -28,12 +29,12 @@ bool for_each_cell(const Region& r, uint64_t page, Each&& each) {
   return true;
 }
 
-// Takes a cell off the list of one page and hangs it at another. Who dies in between leaves one that hangs nowhere and
-// that no row names: it is free. Cost: one step, as far as its owner took no others behind it.
+// Unlinks a cell from one page and links it to another. A death between the two stores leaves a cell that is linked to
+// no page and named by no row, so the cell is free. Cost: one step for each cell that its owner took after this one.
 void rehang(Region& r, uint64_t from, uint64_t to, uint32_t cell) {
   std::atomic<uint32_t>* link = &r.pages[from].first_cell;
   for (uint32_t next = link->load(kRelaxed); next != cell + 1; next = link->load(kRelaxed)) {
-    if (next == 0) return;  // only where a rule is left out
+    if (next == 0) return;  // only if a rule is switched off
     link = &r.cells.links[next - 1];
   }
   link->store(r.cells.links[cell].load(kRelaxed), kRelaxed);
@@ -60,7 +61,8 @@ uint32_t take_cell(Held& held, uint64_t page) {
   const uint64_t free = r.cells.state->num_free.load(kRelaxed);
   if (free == 0) return kNoCell;
   const uint32_t cell = r.cells.free[free - 1].load(kRelaxed);
-  // Hung first: who dies behind it leaves a cell that goes back with the page, not one that two rows have.
+  // The link comes first: a death afterwards leaves a cell that becomes free with the page, and never a cell that two
+  // rows name.
   r.cells.links[cell].store(r.pages[page].first_cell.load(kRelaxed), kRelaxed);
   r.pages[page].first_cell.store(cell + 1, std::memory_order_release);
   RELIVE_FAIL_POINT(cell_hung);
@@ -124,7 +126,7 @@ const char* broken_cells(const Region& r, uint32_t* owner) {
     });
   }
   if (is_shared || is_ring) return "a start cell hangs at two pages, or has no memory";
-  // A row names a cell of its page, that no other row names.
+  // A row names a cell of its own page, and no other row names that cell.
   constexpr uint32_t kNamed = ~0u;
   for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
     if (!Region::is_used(r.words[page].load(kRelaxed))) continue;

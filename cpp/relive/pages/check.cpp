@@ -1,14 +1,14 @@
-// The invariants of a region, as one reader of everything: broken_invariant().
+// broken_invariant(): reads the whole region and checks every invariant.
 #include <algorithm>
 #include <cmath>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/begins.hpp"
 #include "relive/pages/cells.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/groups.hpp"
-#include "relive/pages/kept.hpp"
+#include "relive/pages/item_starts.hpp"
 #include "relive/pages/late.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 #include "relive/pages/recover.hpp"
@@ -26,7 +26,7 @@ uint8_t* cleared(std::vector<uint8_t>& marks) {
 
 Broken at_page(const char* what, uint64_t page) { return {what, page}; }
 
-// Whether all that an item of this row may need behind it is there, or still to be written.
+// Whether each row that the item of this row may need after it exists or is still to be written.
 bool is_whole_behind(const Region& r, uint32_t i, uint64_t page, uint32_t offset) {
   int64_t left = int64_t{offset} + r.shape(i).after() - (int64_t{r.page_len} - 1);
   for (; left > 0; left -= r.page_len) {
@@ -38,7 +38,7 @@ bool is_whole_behind(const Region& r, uint32_t i, uint64_t page, uint32_t offset
   return true;
 }
 
-// Leaves of one page against its steps and their states.
+// Compares the leaves of one page with the page's steps and leaf states.
 Broken check_leaves(const Region& r, uint32_t i, uint64_t page, ItemCounts* counted) {
   const Leaves leaves(r, i);
   const bool is_used = Region::is_used(r.words[page].load(kRelaxed));
@@ -58,16 +58,17 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, ItemCounts* coun
       return at_page("a leaf is not a finite mass >= 0", page);
     if (mass != leaves.nothing() && !is_item) return at_page("a leaf that stands for no live item has mass", page);
     if (leaves.is_bounded() && leaves.has_order(slot) != is_item)
-      return at_page(is_item ? "an item that no remover can find" : "a remover's leaf of what is no live item", page);
+      return at_page(is_item ? "an item that no remover can find" : "a remover's leaf of a slot without a live item",
+                     page);
     if (is_item && !leaves.is_of_one_priority(slot))
       return at_page("an item is drawn by another priority than it is removed by", page);
     if (leaves.is_timed() && leaves.has_wait(slot) != (is_step && Leaves::is_waiting(state)))
-      return at_page("since when an item waits is noted of one that does not, or not of one that does", page);
+      return at_page("an item that waits has no start of its wait, or another one has it", page);
     if (const char* wrong = leaves.wrong_freshness(slot, is_step, is_item)) return at_page(wrong, page);
     if (is_used && !is_step && state <= kMostUses) return at_page("an item stands where no step is", page);
     if (is_step && offset < first_item && leaves.has_life(state))
       return at_page("an item outlives a row it needs", page);
-    // Whether an episode that was cut off has items is not written into its rows.
+    // If the lane's end cut an episode off, the rows do not tell whether that episode has items.
     const bool is_told = is_step && sequence.is_set() && sequence.only_ended == 0 && state != kStatePending;
     const bool begins = is_told && begins_item(r, i, page, offset, ahead, false);
     if (is_told && !begins && leaves.has_life(state)) return at_page("an item stands where none begins", page);
@@ -91,7 +92,7 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, ItemCounts* coun
   return {};
 }
 
-// No item, published or awaiting, may need a page behind this one that is gone.
+// No published or awaiting item needs a page after this one that is gone.
 Broken check_reach(const Region& r, uint32_t i, uint64_t page) {
   const Leaves leaves(r, i);
   const uint64_t next = r.pages[page].next.load(kRelaxed);
@@ -122,7 +123,7 @@ Broken check_page(const Region& r, uint64_t page, uint64_t* live_steps, uint64_t
   return {};
 }
 
-// Behind the cursor of a lane nothing waits to be published.
+// No row before the cursor of a lane waits to be published.
 Broken check_cursors(const Region& r, uint32_t lane_slot) {
   const Lane& lane = r.lanes[lane_slot];
   if (lane.state.load(kRelaxed) != LaneState::kLive && parked_page(r, lane_slot) == kNoPage) return {};
@@ -143,11 +144,11 @@ Broken check_cursors(const Region& r, uint32_t lane_slot) {
   return {};
 }
 
-// In front of it nothing waits whose window is complete, as far back as the lane's pages hang together.
+// No row after the cursor with a complete window waits to be published, as far back as the lane's pages are linked.
 Broken check_complete(const Region& r, uint32_t lane_slot) {
   const Lane& lane = r.lanes[lane_slot];
   const uint64_t open = r.alive(lane.open.load(kRelaxed));
-  const bool is_over = parked_page(r, lane_slot) != kNoPage;  // then nothing waits for rows to come
+  const bool is_over = parked_page(r, lane_slot) != kNoPage;  // then no item waits for rows to come
   if (!is_over && (lane.state.load(kRelaxed) != LaneState::kLive || open == kNoPage)) return {};
   const uint64_t ahead = r.pages[open].next.load(kRelaxed);
   if (ahead != 0 && r.alive(ahead) == kNoPage) return at_page("the page after a lane's last one is gone", open);
@@ -168,7 +169,7 @@ Broken check_complete(const Region& r, uint32_t lane_slot) {
   return {};
 }
 
-// A closed page without rows, which lies on the kept list and nowhere else.
+// A CLOSED page without rows; such a page is on the kept list and on no other.
 bool is_over(const Region& r, uint64_t page) {
   const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
   return Region::state_of(r.words[page].load(kRelaxed)) == PageState::kClosed && range.step_begin == range.step_end;
@@ -236,7 +237,7 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
     }
     if (const char* wrong = Leaves(r, i).wrong_count(counted)) return {wrong};
     if (Leaves(r, i).is_bounded() && counted.live_items > static_cast<int64_t>(h.indexes[i].max_items))
-      return {"an index holds more than max_items"};
+      return {"an index has more than max_items"};
     broken = {Leaves(r, i).broken_node()};
     if (broken) return broken;
   }
@@ -245,7 +246,8 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
     if (!broken) broken = check_complete(r, lane);
     if (broken) return broken;
   }
-  if (count_holding(r) != h.num_holding.load(kRelaxed)) return {"num_holding differs from what participants hold"};
+  if (count_holding(r) != h.num_holding.load(kRelaxed))
+    return {"num_holding differs from the sum over all participants"};
   broken = {broken_records(r)};
   if (!broken) broken = {broken_ranks(r)};
   for (const uint32_t i : r.record_indexes())

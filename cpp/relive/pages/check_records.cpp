@@ -1,4 +1,4 @@
-// The invariants of records: every item has its rows and hangs where it should, and nothing else hangs.
+// The invariants of records: every item has its rows and is linked to each page of them, and no other node is linked.
 #include <cmath>
 
 #include "relive/index/leaves.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// A node and its neighbours, or the head that it begins.
+// Whether a node agrees with its neighbours, or with the head of its list.
 bool is_linked(const Records& records, uint64_t node) {
   const RecordNode& at = records.nodes[node];
   const auto name = static_cast<uint32_t>(node + 1);
@@ -18,7 +18,8 @@ bool is_linked(const Records& records, uint64_t node) {
   return before == name && (at.next == 0 || records.nodes[at.next - 1].prev == name);
 }
 
-// Of one record: the nodes that should hang hang where they should, the others nowhere. Counts those that hang.
+// Checks the nodes of one record: a node of a page that a window touches is linked there, all others are not. Adds up
+// the linked nodes.
 const char* check_hanging(const Region& r, const Records& records, uint64_t record, uint64_t* num_hanging) {
   const ItemWindow* const windows = records.windows_of(record);
   const bool is_used = Region::is_used(records.words[record].load(kRelaxed));
@@ -48,7 +49,7 @@ const char* check_hanging(const Region& r, const Records& records, uint64_t reco
   return nullptr;
 }
 
-// Late columns: an item waits while a row of it does, and no longer, but for what is still to be looked at (rule L6).
+// Late columns: an item is unfilled exactly while one of its rows waits, except where rule L6 has still to visit it.
 const char* check_filled(const Region& r, uint32_t index, uint64_t record, uint16_t state) {
   if (r.late_bytes == 0) return nullptr;
   uint32_t looks = 0;
@@ -71,7 +72,7 @@ const char* check_leaf(const Region& r, uint32_t index, uint64_t record, ItemCou
     return "a record in use stands for no item";
   const bool waits = is_used && (Leaves::is_waiting(state) || is_open_group(r, index, record));
   if (leaves.is_timed() && leaves.has_wait(record) != waits)
-    return "since when an explicit item waits is noted of one that does not, or not of one that does";
+    return "an explicit item that waits has no start of its wait, or another one has it";
   if (const char* wrong = leaves.wrong_turn(record, is_used)) return wrong;
   if (leaves.is_bounded() && leaves.has_order(record) != is_item)
     return "the remover sees an explicit item that cannot be drawn, or misses one that can";
@@ -83,7 +84,7 @@ const char* check_leaf(const Region& r, uint32_t index, uint64_t record, ItemCou
   return std::isfinite(mass) && mass >= 0.0 ? nullptr : "a leaf is not a finite mass >= 0";
 }
 
-// What the heads lead to: as many nodes as hang, each at its own row.
+// The lists of all heads contain exactly the linked nodes, each in the list of its own row.
 const char* check_heads(const Region& r, const Records& records, uint64_t num_hanging) {
   uint64_t count = 0;
   for (uint64_t slot = 0; slot < r.geometry->num_slots; ++slot)

@@ -14,13 +14,14 @@ bool is_first_lane(const Region& r, uint64_t page, uint64_t uid) {
   return r.pages[page].lane_uid.load(kRelaxed) == uid;
 }
 
-// The first of the rows before `end` that a lane wrote into a page, `end` where it wrote none of them. Uids only rise.
+// The first row before `end` that a lane wrote into a page; `end` if the lane wrote none of them. Uids only rise in a
+// page.
 uint32_t first_row_of(const Region& r, uint64_t page, uint32_t end, uint64_t uid) {
   if (is_first_lane(r, page, uid)) return 0;
   uint32_t begin = 0;
   while (begin < end) {
     const uint32_t middle = begin + (end - begin) / 2;
-    uint32_t step = middle;  // a tail has no mark of its own: it is of the lane of the step before it
+    uint32_t step = middle;  // a tail has no mark: it belongs to the lane of the step before it
     while (step > begin && r.is_tail(page, step)) --step;
     if (!r.is_tail(page, step) && r.lane_of(r.slot_of(page, step)) >= uid) {
       end = step;
@@ -31,7 +32,7 @@ uint32_t first_row_of(const Region& r, uint64_t page, uint32_t end, uint64_t uid
   return begin;
 }
 
-// Whether the last row of a lane is a step that becomes a tail if the lane is cut now.
+// Whether a cut of the lane would now turn its last row, a step, into a tail.
 bool may_become_tail(const Region& r, uint64_t page, uint32_t step_end, bool has_seam) {
   if (r.geometry->has_state == 0 || has_seam) return false;
   if (step_end == 0) {
@@ -42,7 +43,7 @@ bool may_become_tail(const Region& r, uint64_t page, uint32_t step_end, bool has
   return step_end > 0 && !r.is_tail(page, step_end - 1);
 }
 
-// The first row of a page at which `target` steps of the lane came before; there is one.
+// The first row of a page with `target` steps of the lane before it; the caller knows that the row exists.
 uint32_t row_of_step(const Region& r, uint64_t page, uint64_t uid, uint32_t step_end, uint64_t target) {
   uint32_t begin = first_row_of(r, page, step_end, uid), end = step_end;
   while (begin < end) {
@@ -56,20 +57,20 @@ uint32_t row_of_step(const Region& r, uint64_t page, uint64_t uid, uint32_t step
   return begin;
 }
 
-// One row of a lane, under the lock, and its way along the lane's steps.
+// A cursor over the steps of a lane, used under the lock.
 struct LaneRow {
   const Region& r;
   uint64_t page;
   uint32_t row;
   uint64_t uid;
 
-  // Whether it is a step of the lane that is there.
+  // Whether the current row exists and is a step of the lane.
   bool is_step() const {
     const Range range = range_of(r, page);
     return row >= range.step_begin && row < range.step_end && !r.is_tail(page, row) &&
            r.lane_of(r.slot_of(page, row)) == uid;
   }
-  // The step after it. False where the lane has no more.
+  // Moves to the next step. Returns false if the lane has no more.
   bool go_on() {
     do {
       if (++row == r.page_len) {
@@ -80,7 +81,7 @@ struct LaneRow {
     } while (row < range_of(r, page).step_end && r.is_tail(page, row));
     return is_step();
   }
-  // The step before it. False where the lane begins.
+  // Moves to the step before. Returns false at the first step of the lane.
   bool go_back() {
     do {
       if (row == 0) {
@@ -130,7 +131,7 @@ int64_t num_decided_across(const Region& r, uint32_t index, uint32_t lane_slot, 
   const uint64_t needed = uint64_t{sequence.length} + sequence.bootstrap + open;
   const uint64_t num_steps = steps_before(r, page, step_end, uid);
   if (num_steps < needed) return 0;
-  const uint64_t target = num_steps - needed + 1;  // the lane's step at which the first incomplete window begins
+  const uint64_t target = num_steps - needed + 1;  // number of the step that begins the first incomplete window
   while (is_first_lane(r, page, uid) && r.pages[page].first_step > target) {
     const uint64_t prev = r.alive(r.pages[page].prev.load(kRelaxed));
     if (prev == kNoPage) return static_cast<int64_t>(r.pages[page].first_t);

@@ -46,8 +46,8 @@ float group_priority(const Region& r, uint32_t index, uint64_t record, float giv
     values[w] = member_value(r, r.columns[group.weighed], windows[w]);
     sum += values[w];
   }
-  const double mean = sum / group.size;  // once: the rewards of most are whole numbers, whose sum is exact
-  // Members that got the same have a variance of 0, whatever rounding makes of their mean.
+  const double mean = sum / group.size;  // rounded once: most rewards are whole numbers, whose sum is exact
+  // Members with equal values have a variance of 0, however rounding changes their mean.
   const bool is_one_value = std::all_of(values, values + group.size, [&](double value) { return value == values[0]; });
   for (uint32_t w = 0; w < group.size && !is_one_value; ++w)
     variance += (values[w] - mean) * (values[w] - mean) / group.size;

@@ -1,7 +1,8 @@
-// The priority that a group of episodes has by what its members got, as it is published.
+// Computes the priority of a group of episodes from a column of its members, when the group is published.
 //
-// Locking: under the table lock. The rows of the group are there, and their late columns are filled.
-// Cost:    a look at each row of the group, or at one of each member where the column is of kind episode.
+// Owns:    nothing.
+// Locking: the function runs under the table lock. All rows of the group exist and have their late columns.
+// Cost:    one read for each row of the group; for a column of kind episode, one for each member.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,10 @@
 
 namespace relive {
 
-// given: the priority that came with the record, NaN where none did; that one stays. NaN, too, of an index whose groups
-// are not weighed. Else what GroupConfig::weight says of the members' values: of an episode column its value, of a step
-// column the sum over the member's rows. Never below 0; 0 where it is no number.
+// The priority of a group. given: the priority that came with the record, NaN if none came. A given priority stays, and
+// an index whose groups are not weighed gets `given` back, NaN included. Otherwise GroupConfig::weight selects a
+// statistic of the members' values. The value of a member is its episode column, or the sum of its step column. The
+// priority is never below 0, and is 0 if the statistic is not a number.
 float group_priority(const Region& r, uint32_t index, uint64_t record, float given);
 
 }  // namespace relive

@@ -16,7 +16,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr float kNoneGiven = std::numeric_limits<float>::quiet_NaN();
 
-// A row of a lane; kNoPage where it is not there.
+// A row of a lane; kNoPage if the row does not exist.
 struct Row {
   uint64_t page = kNoPage;
   uint32_t offset = 0;
@@ -24,7 +24,7 @@ struct Row {
   bool is_there() const { return page != kNoPage; }
 };
 
-// The row before `end` of a page, on the page before where that is its first.
+// The row before `end` of a page; if `end` is 0, the last row of the page before.
 Row row_before(const Region& r, uint64_t page, uint32_t end) {
   if (page != kNoPage && end == 0) {
     page = r.alive(r.pages[page].prev.load(kRelaxed));
@@ -34,12 +34,12 @@ Row row_before(const Region& r, uint64_t page, uint32_t end) {
   return {page, end - 1};
 }
 
-// The last step of a lane's last episode, and the tail behind it.
+// The last step of a lane's last episode, and the tail after it.
 struct LastStep {
   Row step, tail;
 };
 
-// ended: the episode's end must be marked behind the step, or in it; else it must not be.
+// ended: the end of the episode must be marked in the step or after it; otherwise it must not be marked.
 LastStep last_step(const Region& r, uint32_t lane_slot, bool ended) {
   const uint64_t open = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
   Row row = open == kNoPage ? Row{} : row_before(r, open, range_of(r, open).step_end), tail;
@@ -61,18 +61,19 @@ uint64_t key_of(const Region& r, const Row& row) {
   return static_cast<uint64_t>(r.key_of(r.slot_of(row.page, row.offset), r.words[row.page].load(kRelaxed)));
 }
 
-// An episode as a member: its rows, or those that too_long says. Rows of it may be gone, or have become a tail.
+// An episode as a member of a group: all its rows, or the part that too_long selects. Some rows may be evicted, or have
+// become tails.
 struct Member {
   FoundWindow window;
-  uint64_t last = 0, tail = 0;  // keys of its episode's last step and of the tail behind it; 0: there is none
+  uint64_t last = 0, tail = 0;  // keys of the episode's last step and of the tail after it; 0: none
 
-  // Whether what was noted is this episode. A cut may have made a tail of the step that was its last one then.
+  // Whether a noted key names this episode. A cut may have turned the step that was noted as the last one into a tail.
   bool is_noted(uint64_t noted) const { return noted == last || (noted == tail && tail != 0); }
 };
 
-// Rows of the episode behind those that its member has.
+// The number of rows of the episode after the last row of its member.
 uint32_t num_left_out_behind(const Region& r, uint32_t index, uint64_t last_slot, uint32_t left_out) {
-  constexpr uint64_t kMembers = 0x6d656d62;  // a stream of numbers that no draw has
+  constexpr uint64_t kMembers = 0x6d656d62;  // a stream of random numbers that no draw uses
   switch (r.header->indexes[index].group.too_long) {
     case TooLong::kTail:
       return 0;
@@ -92,7 +93,7 @@ Member last_episode(const Region& r, uint32_t index, uint32_t lane_slot, bool en
   const WindowConfig& shape = r.records[index].shape(0);
   const uint32_t num_rows = std::min(step + 1, shape.length), left_out = step + 1 - num_rows;
   const bool is_refused = left_out > 0 && r.header->indexes[index].group.too_long == TooLong::kRefuse;
-  if (is_refused) return {{WhyNot::kEnd}};  // no writer of this table wrote it
+  if (is_refused) return {{WhyNot::kEnd}};  // no writer of this table wrote such an episode
   const uint32_t behind = left_out == 0 ? 0 : num_left_out_behind(r, index, slot, left_out);
   member.window = find_window(r, shape, {static_cast<int64_t>(member.last), -static_cast<int64_t>(num_rows), behind});
   return member;
@@ -104,7 +105,7 @@ int64_t load_value(const Records& records, uint64_t record) {
   return value;
 }
 
-// What an episode says of itself in the column that groups are formed by, by the key of a row of it that is there.
+// The episode's value in the group_by column. key: of an existing row of the episode.
 int64_t value_of(const Region& r, uint32_t index, int64_t key) {
   const ColumnLayout& column = r.columns[r.header->indexes[index].group.column];
   const uint64_t slot = r.key_slot(key);
@@ -127,8 +128,9 @@ uint64_t find_open(const Region& r, uint32_t index, int64_t value) {
   return kNoRecord;
 }
 
-// A group of one member, in the place of the oldest one: an episode that ends is not refused for it. kNoRecord where no
-// record is left that has a generation to come.
+// Opens a group of one member in the place of the oldest group. The bound on ends in one critical section (rule X7)
+// does not apply, because the end of an episode must not be refused. Returns kNoRecord if every record has used up its
+// generations.
 uint64_t open_group(Held& held, uint32_t index, int64_t value, const FoundWindow& episode) {
   const Records& records = held.region.records[index];
   held.ends_left = std::max(held.ends_left, 1u);
@@ -149,7 +151,7 @@ uint64_t open_group(Held& held, uint32_t index, int64_t value, const FoundWindow
   return record;
 }
 
-// One member more: the number of its rows makes it one (rule Y1).
+// Adds a member. The store of its number of rows is the commit (rule Y1).
 void add_member(Held& held, uint32_t index, uint64_t record, const FoundWindow& episode) {
   const Records& records = held.region.records[index];
   const uint32_t number = num_members(records, record);
@@ -196,13 +198,13 @@ bool ends_an_episode(const Region& r, int64_t key, uint32_t num_rows) {
   return next != kNoPage && r.is_tail(next, 0);
 }
 
-// One member, whose rows are known to be there.
+// Checks one member, whose rows exist.
 const char* check_member(const Region& r, uint32_t index, uint64_t record, const ItemWindow& window) {
   const Records& records = r.records[index];
   const int64_t key = window.key.load(kRelaxed);
   const uint64_t slot = r.key_slot(key);
   const uint32_t num_rows = window.num_rows.load(kRelaxed);
-  // Of an episode that was too long only a part may be there.
+  // A member of a too long episode may have a part of its rows.
   const TooLong part = num_rows < records.shape(0).length ? TooLong::kRefuse : r.header->indexes[index].group.too_long;
   const bool begins = part == TooLong::kRefuse || part == TooLong::kHead;
   const bool ends = part == TooLong::kRefuse || part == TooLong::kTail;
@@ -225,7 +227,7 @@ void join_groups(Held& held, uint32_t lane_slot) {
     if (member.window.why != WhyNot::kNothing) continue;
     std::atomic<uint64_t>& joined = records.joined[lane_slot];
     if (member.is_noted(joined.load(kRelaxed))) continue;
-    // Who died between the two stores left a member that is noted nowhere else: it hangs at its first row.
+    // A death between the two stores left a member that is noted nowhere else; a group is then linked to its first row.
     if (records.heads[r.key_slot(member.window.key)] == 0 || !RELIVE_RULE(Y1_once)) join(held, i, member.window);
     joined.store(member.last, kRelaxed);
     RELIVE_FAIL_POINT(group_joined);

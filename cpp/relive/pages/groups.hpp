@@ -1,13 +1,12 @@
-// Groups of episodes: items that come of episodes as they end (rules Y1 to Y5).
+// Groups of episodes: explicit items that are assembled while episodes end (rules Y1 to Y5). The record of a group is
+// in use from its first member on. Each ended episode fills in one window; the last member publishes the group. Until
+// then the group's leaf is pending, so no draw finds it. The record is linked to the rows of its members like any
+// record, and ends when one of these rows goes. The group's value takes the place of the own columns of other records.
 //
-// A group is an explicit item whose record is in use from its first member on: the members' windows are filled in one by
-// one, and with the last of them it is let in. Until then its leaf is pending, so nobody draws it; it hangs at the rows of
-// its members as any record does, and goes with the first row of them that goes. Which value it is of stands where other
-// records have their own columns.
-//
-// Locking: under the table lock. Nothing here allocates, sleeps or calls the system (rule C4).
-// Cost:    an episode that ends looks at the state of each record of the index (at most 4,096), and at its own pages.
-//          Nothing where no index has groups.
+// Owns:    nothing.
+// Locking: every function runs under the table lock; none allocates, sleeps or calls the system (rule C4).
+// Cost:    an episode's end reads the state of each record of the index (at most 4,096) and the episode's own pages.
+//          Nothing if no index has groups.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +15,19 @@
 
 namespace relive {
 
-// The episode with which the rows of a lane end becomes a member of its group, in each index of groups, if it has ended
-// and has not been looked at yet: whoever asks again changes nothing.
+// Adds the last episode of a lane to its group, in each index of groups, if the episode has ended and was not processed
+// yet. A second call changes nothing.
 void join_groups(Held& held, uint32_t lane_slot);
 
-// The same episode, which has not ended, becomes no member: its lane is about to be cut, which looks like an end.
+// Excludes the last episode of a lane, which has not ended, from its groups. Call this before a cut, because the rows
+// of a cut lane look like an ended episode.
 void pass_by_groups(Held& held, uint32_t lane_slot);
 
-// After a death under the lock, behind recover_records(): a group that has all its members is let in.
+// After a death under the lock and after recover_records(): publishes each group that has all its members.
 void recover_groups(Held& held);
 
-// The first thing about the groups of an index, or about the last episode of a lane, that does not hold; null if all
-// does. The records have been found sound.
+// The first broken invariant of the groups of an index, or of the last episode of a lane; null if none is broken. The
+// caller has checked the records.
 const char* broken_groups(const Region& r, uint32_t index);
 const char* broken_join(const Region& r, uint32_t lane_slot);
 

@@ -4,8 +4,8 @@
 #include <bit>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/group_weight.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/records.hpp"
@@ -17,21 +17,22 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-constexpr uint32_t kLooksAnItem = 15;  // what an item that is published costs of a hold (rule C3)
+constexpr uint32_t kLooksAnItem = 15;  // further rows that publishing an item counts for (rule C3)
 
 uint32_t head_at(const Region& r, uint64_t page, uint32_t offset) {
   return load_head(r.page_base(page) + offset * r.geometry->record_stride);
 }
 
-// Rows in front of an item's own whose step columns it delivers: its burn-in. Of the rows that stacks reach back over only
-// states are read, so no item waits for what else is in them.
-// Where windows cross ends each of them may have a tail behind it.
+// The rows before an item's own row whose step columns the item delivers: its burn-in. Only states are read from rows
+// that stacks reach back over, so an item does not wait for the late columns of those rows. If windows cross ends, a
+// tail may follow each row, which doubles the distance.
 uint32_t late_before(const Region& r, uint32_t index) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   return sequence.burn_in * (sequence.crosses() && r.geometry->has_state != 0 ? 2 : 1);
 }
 
-// Items of rows [begin, end) of one page that waited for late columns and have them all now; how many can be drawn.
+// Publishes the unfilled items of rows [begin, end) of one page that have all late columns now. Returns how many can be
+// drawn.
 int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin, int64_t end) {
   const Region& r = held.region;
   const Leaves leaves(r, index);
@@ -55,7 +56,7 @@ int64_t publish_on_page(Held& held, uint32_t index, uint64_t page, int64_t begin
   return published;
 }
 
-// One explicit item that may have waited for no more than what came. Returns what it costs of a hold.
+// Publishes one explicit item if it waited for nothing else. Returns its cost, in rows, for the critical section.
 uint32_t publish_if_filled(Held& held, uint32_t index, uint64_t record) {
   const Region& r = held.region;
   uint32_t looks = 1;
@@ -67,7 +68,7 @@ uint32_t publish_if_filled(Held& held, uint32_t index, uint64_t record) {
   return looks + kLooksAnItem;
 }
 
-// The explicit items that hang at rows of the page from which they may reach the rows that were filled.
+// Notes which explicit items to visit: those linked to rows of the page from which an item may reach the filled rows.
 void note_rest(Held& held, uint64_t page, uint32_t first, uint32_t count) {
   const Region& r = held.region;
   LateRest& rest = r.header->late_rest;
@@ -82,7 +83,7 @@ void note_rest(Held& held, uint64_t page, uint32_t first, uint32_t count) {
   RELIVE_FAIL_POINT(late_noted);
 }
 
-// Behind the last item that hangs at a row in one index: the next index, then the row before it.
+// After the last item that one index links to a row: continues with the next index, then with the row before.
 void look_further(const Region& r, LateRest* rest) {
   uint64_t slot = rest->slot.load(kRelaxed) - 1;
   const auto indexes = r.record_indexes();
@@ -110,7 +111,7 @@ bool FilledRows::looks_at_all_of(uint64_t page, uint32_t offset) {
   return next_ >= offset + spanned || (front_ == Front::kEnds && next_ > offset);
 }
 
-// The row `offset` rows from row 0 of the page, which may lie on a page before it.
+// Starts at the row `offset` rows from row 0 of the page; a negative offset lies on a page before it.
 void FilledRows::begin_at(uint64_t page, int64_t offset) {
   begin_ = next_ = offset;
   front_ = Front::kGoesOn;
@@ -157,7 +158,7 @@ bool has_late_columns_of(const Region& r, uint32_t index, uint64_t record, uint3
   for (uint32_t w = 0; w < records.geometry->max_windows; ++w) {
     const uint32_t num_rows = windows[w].num_rows.load(kRelaxed), stride = records.shape(w).stride;
     if (num_rows == 0) continue;
-    uint32_t skipped = 0;  // rows to pass over before the window's next one
+    uint32_t skipped = 0;  // rows to skip before the next row of the window
     const bool is_filled = walk_rows(r, windows[w].key.load(kRelaxed), records.shape(w).span(num_rows),
                                      [&](uint64_t page, uint32_t first, uint32_t count) {
                                        for (; skipped < count; skipped += stride) {
@@ -182,7 +183,8 @@ void publish_filled(Held& held, uint64_t page, uint32_t first, uint32_t count) {
   const Region& r = held.region;
   const int64_t len = r.page_len;
   for (const uint32_t i : r.row_indexes()) {
-    // Items from that of the first row's window that begins earliest to that of the last row's that begins latest.
+    // From the item of the window that begins earliest and has the first row, to the item of the window that begins
+    // latest and has the last row.
     uint64_t at = page;
     int64_t begin = int64_t{first} - (int64_t{r.shape(i).spanned} - 1);
     int64_t end = int64_t{first} + count + late_before(r, i);

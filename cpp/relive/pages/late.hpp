@@ -1,11 +1,11 @@
-// Late columns: which rows still wait for theirs, and what is published once they came (rules L1 to L5).
+// Late columns: which rows still wait for them, and which items are published once they are filled (rules L1 to L6).
+// One bit in the head of a row (kLateBit) says that the row waits. The later of two events publishes an item: its
+// window is complete (publish.cpp), or its rows have their late columns (here).
 //
-// Whether a row has its late columns is one bit of its head (kLateBit), so it moves with the row and needs no word more.
-// An item is published by whichever comes last: its window (publish.cpp), or the late columns of its rows (here).
-//
-// Locking: everything that takes a Held runs under the table lock; so does has_all_of, for what it says to be true.
-// Cost:    a look at each row of the window, and nothing in a table without late columns. Asked for one row after the
-//          other each of them is looked at once, however long windows are.
+// Owns:    a FilledRows lives on the stack and remembers the rows that it has read.
+// Locking: every function with a Held runs under the table lock; the answer of has_all_of is exact under the lock only.
+// Cost:    one read for each row of a window, nothing in a table without late columns. A FilledRows that is asked for
+//          consecutive rows reads each row once, however long windows are.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace relive {
 
-// Whether the late columns of all rows of an item are there; made for one page of one index, on the stack.
+// Whether all rows of an item have their late columns. One object serves one page of one index.
 class FilledRows final {
  public:
   FilledRows(const Region& r, uint32_t index) : r_(r), index_(index) {}
-  // page: the one that all questions to this object are of. offset: the item's row, a step that is there.
+  // page: the same page in all calls of one object. offset: the item's row, which is an existing step.
   bool has_all_of(uint64_t page, uint32_t offset) { return r_.late_bytes == 0 || looks_at_all_of(page, offset); }
 
  private:
@@ -26,7 +26,7 @@ class FilledRows final {
     kGoesOn,
     kStops,
     kEnds
-  };  // stops: a row waits, or is not there; ends: its episode ends
+  };  // kStops: the next row waits or does not exist; kEnds: the episode ends before the next row
 
   bool looks_at_all_of(uint64_t page, uint32_t offset);
   void begin_at(uint64_t page, int64_t offset);
@@ -34,33 +34,33 @@ class FilledRows final {
 
   const Region& r_;
   const uint32_t index_;
-  // Rows [begin_, next_) are steps of one episode that have their late columns; places from row 0 of the page asked for.
+  // Rows [begin_, next_) are steps of one episode with their late columns; offsets from row 0 of the page.
   int64_t begin_ = 0, next_ = -1;
-  uint64_t page_ = 0;    // of next_
-  uint32_t offset_ = 0;  // of next_ in it
+  uint64_t page_ = 0;    // page of next_
+  uint32_t offset_ = 0;  // next_ in that page
   Front front_ = Front::kStops;
 };
 
-// Whether rows [first, first + count) of a page have their late columns: of tables without any they do. Also without the
-// lock, where the rows are known to be there (behind their range); the answer may be old then.
+// Whether rows [first, first + count) of a page have their late columns; always true in a table without late columns.
+// May be called without the lock for rows that exist (step_end was read before); the answer may then be outdated.
 bool has_late_columns(const Region& r, uint64_t page, uint32_t first, uint32_t count);
 
-// The same of the rows of an explicit item; those that a stride passes over do not count. *looks: and so many more rows
-// were looked at. False where a row is gone.
+// The same for the rows of an explicit item; rows that a stride skips do not count. Adds the number of rows read to
+// *looks. Returns false if a row was evicted.
 bool has_late_columns_of(const Region& r, uint32_t index, uint64_t record, uint32_t* looks);
 
-// Rows of the lane around one whose late columns came that an item of some index may have in common with it.
+// The number of rows on each side of a completed row that an item of any index may share with it.
 uint32_t late_reach(const Region& r);
 
-// Publishes every item that waited for no more than the late columns of rows [first, first + count) of a page. Explicit
-// ones that may have are noted first: publish_rest() comes to them, which must have said that nothing was left.
+// Publishes every item of rows that waited only for the late columns of rows [first, first + count) of a page. Explicit
+// items that may have waited for them are noted for publish_rest(). Call publish_rest() before, until it returns true.
 void publish_filled(Held& held, uint64_t page, uint32_t first, uint32_t count);
 
-// Goes on with the explicit items that were noted, as far as one hold may (Held::looks_left). False: there are more, for
-// the next hold, whoever has it.
+// Continues with the noted explicit items, as far as one critical section may (Held::looks_left). Returns false if more
+// are left for the next critical section of any process.
 bool publish_rest(Held& held);
 
-// After a death under the lock: the same for all rows there are. Idempotent at every store.
+// After a death under the lock: does both for all rows. Idempotent at every store.
 void publish_all_filled(Held& held);
 
 }  // namespace relive

@@ -1,5 +1,5 @@
-// The lists that pages lie on: the age ring, from the oldest page in use to the youngest, and the free ones, in the order
-// in which they came free. DERIVED: recovery makes them anew.
+// The lists of pages: the age ring from the oldest used page to the youngest, and the free list in the order of
+// freeing. Both are DERIVED: recovery rebuilds them.
 #include "relive/pages/pages.hpp"
 
 namespace relive {

@@ -1,9 +1,9 @@
 #include "relive/pages/lock.hpp"
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/kept.hpp"
-#include "relive/pages/most.hpp"
-#include "relive/pages/overdue.hpp"
+#include "relive/pages/expiry.hpp"
+#include "relive/pages/max_items.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/pages/publish.hpp"
 
 namespace relive {
@@ -34,7 +34,7 @@ void Locked::take() {
     const bool known = holder >= 1 && holder <= nobody;
     status_ = Status(Code::kDeadlineExceeded)
                   .with_text("needs", "the table lock")
-                  .with_text("has", "held by another process")
+                  .with_text("has", "taken by another process")
                   .with_double("waited_s", deadline_.waited_s())
                   .with_int("holder_pid", known ? r.participants[holder - 1].pid.load(kRelaxed) : 0);
     return;
@@ -50,7 +50,7 @@ void Locked::take() {
     items_ = room_ = true;
   }
   if (door_.owed_holds.load(kRelaxed) != 0) {
-    lower_holds(held_, door_.me, door_.owed_holds.exchange(0, kRelaxed));
+    unpin_all_pages(held_, door_.me, door_.owed_holds.exchange(0, kRelaxed));
     (void)free_kept(held_, kKeptPerHold);
     room_ = true;
   }
@@ -68,7 +68,7 @@ bool Locked::sweep_dead() {
   bool any = sweep_some();
   while (door_.has_dead && !deadline_.passed()) {
     release();
-    take();  // which sweeps on
+    take();  // this continues the sweep
     if (!status_.ok()) break;
     any = true;
   }

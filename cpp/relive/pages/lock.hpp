@@ -1,7 +1,8 @@
-// The table lock of one handle: Locked takes it, recovers after a holder that died, and tells those who wait.
+// The table lock of one handle. Locked takes the lock, repairs the region if the last owner died, and wakes waiters.
 //
-// Owner:   a Door belongs to a handle and outlives its Locked's. Locking: this is it (rules C1 to C4).
-// Cost:    5 ns uncontended; ancestors of the leaves touched are recomputed when it is given back.
+// Owns:    a Door belongs to a handle and outlives every Locked made from it. A Locked owns the lock and its Held.
+// Locking: this is the table lock (rules C1 to C4). The code between take and release is a critical section.
+// Cost:    5 ns uncontended. The release recomputes the ancestors of the leaves that the critical section touched.
 #pragma once
 
 #include <atomic>
@@ -13,19 +14,21 @@
 
 namespace relive {
 
-// Lock acquisitions wait at least this long, whatever the call's deadline: a holder is preempted for milliseconds.
+// An attempt to take the lock waits at least this long, whatever the deadline of the call: the scheduler may preempt
+// the owner for milliseconds.
 inline constexpr double kLeastLockWait_s = 0.1;
 
-// What a handle needs to take the lock of its region.
+// The objects that a handle needs to take the lock of its region.
 struct Door {
   Region& region;
   std::unique_ptr<Storage>& storage;
-  uint32_t& me;                       // participant; max_participants while there is none yet
-  const std::atomic<bool>*& is_over;  // raised: the handle closes, and waits for the lock end
-  bool has_dead = false;              // the last sweep stopped before its end: the handle's next hold goes on
+  uint32_t& me;                       // this handle's participant; max_participants before it has one
+  const std::atomic<bool>*& is_over;  // true: the handle closes, and waits for the lock end
+  bool has_dead = false;              // the last sweep is unfinished: the next critical section continues it
   Dirty dirty{};
   RecoverScratch scratch{};
-  std::atomic<uint32_t> owed_holds{0};  // ended, but the lock was not to be had: the next Locked lowers them
+  // Pins of all pages that have ended, but the lock was not available: the next Locked takes them off (rule D7).
+  std::atomic<uint32_t> owed_holds{0};
 };
 
 class Locked final {
@@ -36,16 +39,18 @@ class Locked final {
   Locked& operator=(const Locked&) = delete;
 
   const Status& status() const { return status_; }
-  Held& held() { return held_; }        // while status() is ok
-  void items_came() { items_ = true; }  // something to draw may have come: samplers are woken after the unlock
-  void room_came() { room_ = true; }    // room to insert may have come: writers are
-  // Ends every participant that died, so many lanes a hold: gives the lock up in between and takes it again, until all
-  // is done or the deadline has passed; what is left then the handle's next holds do. True where anything ended. Look
-  // at status() behind it: the lock may be gone, and what was read under it before is old.
+  Held& held() { return held_; }        // only while status() is ok
+  void items_came() { items_ = true; }  // drawable items may be new: wakes samplers after the unlock
+  void room_came() { room_ = true; }    // room to insert may be new: wakes writers after the unlock
+  // Ends every participant that died. Each critical section cuts a bounded number of lanes, so the sweep releases the
+  // lock and takes it again until all of them are cut or the deadline has passed. The next critical sections of this
+  // handle continue an unfinished sweep. Returns true if any participant or lane ended. Check status() after the call:
+  // the lock may be gone, and values that were read under the lock before the call are outdated.
   bool sweep_dead();
-  // Cuts a lane of a writer of this handle. False where this hold has cut its share: the next one does it.
+  // Cuts a lane of a writer of this handle. Returns false if this critical section has cut as many lanes as it may: the
+  // caller tries again in the next one.
   bool cut(uint32_t lane_slot);
-  // Ends this handle's own participant, the same way.
+  // Ends the participant of this handle in the same way.
   bool end_me();
   void release();
 
@@ -57,13 +62,13 @@ class Locked final {
   Held held_;
   Deadline deadline_;
   Status status_;
-  uint32_t num_cut_ = 0;  // lanes, in this hold
+  uint32_t num_cut_ = 0;  // lanes that this critical section has cut
   bool is_held_ = false;
   bool items_ = false;
   bool room_ = false;
 };
 
-// The lock where nobody else can want it: a region at birth, or whose users all died.
+// Stands for the lock where no other process can take it: at the birth of a region, or after all its users died.
 class Alone final {
  public:
   explicit Alone(Door& door) : held_(door.region, door.dirty) { RELIVE_HOLD(true); }

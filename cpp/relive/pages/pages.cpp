@@ -5,21 +5,21 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
-#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
-#include "relive/pages/kept.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/parked.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/pages/records.hpp"
 
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint32_t kTogether = 64;    // rows of which it is found out first what is an item
-constexpr uint64_t kMostAHold = 256;  // rows that pool pressure evicts in one hold (rule C3)
+constexpr uint32_t kTogether = 64;      // rows whose leaf states are tested in one pass
+constexpr uint64_t kMostEvicted = 256;  // rows that pool pressure evicts in one critical section (rule C3)
 
-// The page after (before) this one in its lane, kNoPage where it is gone or there is none.
+// The page after (before) this one in its lane; kNoPage if there is none or it is gone.
 uint64_t next_of(const Region& r, uint64_t page) { return r.alive(r.pages[page].next.load(kRelaxed)); }
 uint64_t prev_of(const Region& r, uint64_t page) { return r.alive(r.pages[page].prev.load(kRelaxed)); }
 
@@ -27,15 +27,15 @@ bool reaches_back(const Region& r, uint64_t page) { return (r.pages[page].flags.
 
 PageState state_of(const Region& r, uint64_t page) { return Region::state_of(r.words[page].load(kRelaxed)); }
 
-// Whether nobody writes the page; and whether no pin names it either, so that it is worth emptying.
+// Whether no writer owns the page; and whether, in addition, no pin names it, so that emptying it frees it.
 bool is_used(const Region& r, uint64_t page) { return Region::is_used(r.words[page].load(kRelaxed)); }
 bool is_nobodys(const Region& r, uint64_t page) {
   return state_of(r, page) == PageState::kClosed || is_parked(r, page);
 }
 bool may_go(const Region& r, uint64_t page) { return is_nobodys(r, page) && !is_pinned(r, page); }
 
-// Ends items [begin, end) of one page: some rows at a time, first those that a condition kept out, then the others. Which
-// those are may be anybody's guess, so no branch hangs on it.
+// Ends items [begin, end) of one page, in blocks of rows: first the items that a condition kept out, then the others.
+// The two kinds alternate unpredictably, so the code has no branch on the kind.
 void end_on_page(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   Region& r = held.region;
   const Leaves leaves(r, index);
@@ -56,14 +56,15 @@ void end_on_page(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint
   note_loss(held, page);
 }
 
-// What became of an eviction: it may have to come again in another hold (rule X7).
+// The result of an eviction. If is_done is false, the caller continues in another critical section (rule X7).
 struct Evicted {
   uint64_t steps;
   bool is_done;
 };
 
-// Evicts up to `count` steps of one page. One store of range is the commit; every item that needs one of the rows ends
-// in this same hold, before the page's generation can move (rule D3); explicit ones before that store (rule X3).
+// Evicts up to `count` steps of one page. One store of range is the commit. Every item that needs one of the rows ends
+// in this critical section, before the page's generation can change (rule D3); explicit items end before that store
+// (rule X3).
 Evicted evict_from_page(Held& held, uint64_t page, uint64_t count) {
   Region& r = held.region;
   PageRecord& record = r.pages[page];
@@ -86,7 +87,7 @@ Evicted evict_from_page(Held& held, uint64_t page, uint64_t count) {
       if (const uint64_t prev = prev_of(r, page); prev != kNoPage) end_items_at_end(held, prev);
     }
     for (const uint32_t i : r.row_indexes()) {
-      const int64_t before = r.shape(i).before;  // what reached below `begin` ended with the rows there
+      const int64_t before = r.shape(i).before;  // items that reach below `begin` ended with the rows there
       end_items(held, i, page, begin == 0 ? 0 : begin + before, range.step_begin + before);
     }
     held.subtract(r.header->live_steps, evicted);
@@ -97,20 +98,23 @@ Evicted evict_from_page(Held& held, uint64_t page, uint64_t count) {
   note_loss(held, page);
   if (range.step_begin == range.step_end) {
     if (is_nobodys(r, page)) {
-      if (state_of(r, page) == PageState::kOpen && must_stay(r, page)) close_page(held, page);  // as all kept ones are
+      // The kept list has CLOSED pages only.
+      if (state_of(r, page) == PageState::kOpen && must_stay(r, page)) close_page(held, page);
       RELIVE_FAIL_POINT(free_begin);
       free_or_keep(held, page);
     } else {
-      renew_age(held, page);  // a slow lane is never evicted under its owner
+      renew_age(held, page);  // never evicts a slow lane under its owner
     }
   }
   return {evicted, is_done};
 }
 
-// Whether items that were drawn for the last time may yet be given back, or are still to be read off a page (rule G7).
+// Whether items that were drawn for the last time may still be given back, or are still to be read from the page (rule
+// G7).
 bool is_claimed(const Region& r, uint64_t page) { return r.pages[page].undecided != 0 && RELIVE_RULE(G7_undecided); }
 
-// Whether an item of a page before this one, published or still to be, or drawn and not read yet, may run into it.
+// Whether an item of a page before this one may run into it: a published or pending item, or one that was drawn and is
+// not read yet.
 bool is_reached_from_before(const Region& r, uint32_t index, uint64_t page) {
   const Leaves leaves(r, index);
   int64_t left = r.shape(index).after();
@@ -124,8 +128,8 @@ bool is_reached_from_before(const Region& r, uint32_t index, uint64_t page) {
   return false;
 }
 
-// Whether an item of a page after this one, published, drawn and not read yet, still to be or not even written yet, may
-// reach back into it.
+// Whether an item of a page after this one may reach back into it: a published or pending item, one that was drawn and
+// is not read yet, or one of a row that is not written yet.
 bool is_reached_from_behind(const Region& r, uint32_t index, uint64_t page) {
   const Leaves leaves(r, index);
   int64_t left = r.shape(index).before;
@@ -149,8 +153,9 @@ bool is_reached_from_behind(const Region& r, uint32_t index, uint64_t page) {
 
 }  // namespace
 
-// An OPEN page takes the page opened ahead of it along: were that one older, its rows would go while windows of this
-// page still reach them. The later page is stamped first: a death in between leaves it younger.
+// An OPEN page takes the page opened ahead of it along. If that page were older, its rows would be evicted while
+// windows of this page still reach them. The later page is stamped first: a death between the stores leaves it the
+// younger one.
 void renew_age(Held& held, uint64_t page) {
   Region& r = held.region;
   const uint64_t ahead = state_of(r, page) == PageState::kOpen ? next_of(r, page) : kNoPage;
@@ -172,8 +177,8 @@ void free_page(Held& held, uint64_t page) {
   const uint64_t ref = r.ref_of(page, word);
   r.words[page].store(freed, std::memory_order_release);
   RELIVE_FAIL_POINT(free_word);
-  // Nothing of the page may be written before its new generation is visible (rule D3; a release store alone does not
-  // order the stores that follow it).
+  // Nothing of the page may be written before its new generation is visible (rule D3). A release store alone does not
+  // order the stores after it.
   if (RELIVE_RULE(D3_fence)) release_fence();
   RELIVE_FAIL_POINT(free_fence);
   for (const uint32_t i : r.row_indexes()) {
@@ -193,7 +198,7 @@ void free_page(Held& held, uint64_t page) {
 }
 
 int64_t first_row_there_before(const Region& r, uint64_t prev_ref, bool history_free) {
-  int64_t before = 0;  // rows between the page and the one looked at
+  int64_t before = 0;  // rows between the page and the one read now
   while (true) {
     if (prev_ref == 0 || history_free || before >= r.geometry->history) return kAllThere;
     const uint64_t prev = r.alive(prev_ref);
@@ -279,7 +284,7 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
   for (const uint32_t i : r.row_indexes()) {
     const int64_t num_ended = std::clamp<int64_t>(first_there + r.shape(i).before, 0, r.page_len);
     Leaves::open(held, i, r.slot_of(page, 0), r.page_len, static_cast<uint32_t>(num_ended));
-    // Behind a page that went early nothing waits that could still be complete: publication goes on with this page.
+    // If the page before was freed early, no item on earlier pages can become complete: publication continues here.
     if (prev == kNoPage) r.cursor(i, lane_slot).store(0, kRelaxed);
   }
   for (uint32_t word = 0; word < r.geometry->tail_words; ++word)
@@ -289,7 +294,7 @@ OpenResult open_page(Held& held, uint32_t lane_slot, bool ahead, bool history_fr
   record.lane_uid.store(lane.uid.load(kRelaxed), kRelaxed);
   record.lane_slot.store(lane_slot, kRelaxed);
   record.first_t = prev != kNoPage ? r.pages[prev].first_t + r.page_len : 0;
-  record.first_step = lane.num_steps;  // of one that is opened ahead it is counted when its lane turns to it
+  record.first_step = lane.num_steps;  // a page opened ahead gets its count when its lane advances to it
   record.flags.store(history_free ? kHistoryFree : 0, kRelaxed);
   record.live = record.undecided = 0;
   record.order.store(h.next_order.fetch_add(1, kRelaxed), kRelaxed);
@@ -321,14 +326,15 @@ void close_page(Held& held, uint64_t page) {
 
 namespace {
 
-// The page whose rows go next: the remover's choice, or the oldest, where no remover chooses or no page is CLOSED.
+// The page whose rows are evicted next: the remover's choice. If the remover is Fifo or no page is CLOSED, the oldest
+// page.
 uint64_t next_page_to_go(Held& held) {
   const Region& r = held.region;
   const uint64_t chosen = r.chooses_pages() ? choose_page(held) : uint64_t{kNoPage};
   return chosen != kNoPage ? chosen : r.header->ring_head.load(kRelaxed);
 }
 
-// Counts the items of the first index that were there and are not, where its remover would have had them stay.
+// Counts the items of the first index that an eviction ended although the remover would have kept them.
 class CrowdedOut final {
  public:
   explicit CrowdedOut(const Region& r) : r_(r), num_live_(num_live()) {}
@@ -367,17 +373,17 @@ bool evict_steps(Held& held, uint64_t count) {
 
 bool relieve_pressure(Held& held) {
   const Region& r = held.region;
-  if (is_held(r)) return false;  // its page would be kept
+  if (is_held(r)) return false;  // its page would only be kept
   const CrowdedOut counted(r);
   if (const uint64_t page = next_page_to_go(held); r.chooses_pages() && page != kNoPage && may_go(r, page)) {
-    (void)evict_from_page(held, page, kMostAHold);
+    (void)evict_from_page(held, page, kMostEvicted);
     r.header->counters.pool_pressure.fetch_add(is_used(r, page) ? 0 : 1, kRelaxed);
     return true;
   }
   for (uint32_t page = r.header->ring_head.load(kRelaxed); page != kNoPage; page = r.pages[page].ring_next) {
     if (!may_go(r, page)) continue;
     const uint64_t word = r.words[page].load(kRelaxed);
-    (void)evict_from_page(held, page, kMostAHold);
+    (void)evict_from_page(held, page, kMostEvicted);
     const bool is_free = Region::generation_of(r.words[page].load(kRelaxed)) != Region::generation_of(word);
     if (is_free) r.header->counters.pool_pressure.fetch_add(1, kRelaxed);
     return true;
@@ -394,11 +400,12 @@ void forget_claim(Held& held, uint64_t page) {
 
 void free_if_lifeless(Held& held, uint64_t page) {
   const Region& r = held.region;
-  if (r.has_records()) return;  // a step that no item refers to may still be referred to
+  if (r.has_records()) return;  // explicit items may still be made of a step without items
   if (r.pages[page].live != 0 || !may_go(r, page)) return;
-  if (range_of(r, page).step_begin == range_of(r, page).step_end) return;  // kept already
-  if (is_claimed(r, page)) return;  // somebody has drawn of it for the last time, and may yet give back
-  const bool has_rows_behind = state_of(r, page) == PageState::kClosed;  // with a parked page its lane ends
+  if (range_of(r, page).step_begin == range_of(r, page).step_end) return;  // the page is on the kept list
+  if (is_claimed(r, page)) return;                                         // a draw may still give the last use back
+  // No row follows a parked page, because its lane has ended.
+  const bool has_rows_behind = state_of(r, page) == PageState::kClosed;
   for (const uint32_t i : r.row_indexes())
     if (is_reached_from_before(r, i, page) || (has_rows_behind && is_reached_from_behind(r, i, page))) return;
   evict_from_page(held, page, ~uint64_t{0});

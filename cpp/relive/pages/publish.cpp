@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/begins.hpp"
-#include "relive/pages/choice.hpp"
 #include "relive/pages/crossing.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/groups.hpp"
+#include "relive/pages/item_starts.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/words/predicate.hpp"
@@ -16,14 +16,14 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// What was done to the pending leaves of some rows of one page.
+// The results for the pending leaves of some rows of one page.
 struct Done {
   int64_t published = 0;
-  uint64_t kept_out = 0;  // windows that are whole and full, and no items all the same (rule Q1)
-  uint64_t skipped = 0;   // a row that they need is gone
+  uint64_t kept_out = 0;  // complete windows that the condition keeps out (rule Q1)
+  uint64_t skipped = 0;   // items that need an evicted row
 };
 
-// The page may have no life left behind this; it goes in its turn, as its steps do.
+// The page may have no live item afterwards. The page is still evicted in the normal order, because its steps stay.
 void count_done(Held& held, uint32_t index, uint64_t page, const Done& done) {
   RELIVE_FAIL_POINT(publish_item_end);
   if (done.published > 0) Leaves::count_published(held, index, done.published);
@@ -40,13 +40,13 @@ void publish_rows(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
                   Done* counted) {
   const Region& r = held.region;
   const Leaves leaves(r, index);
-  Done done = *counted;  // not through the pointer: what is stored between might be thought to change it
+  Done done = *counted;  // a local copy: the compiler must assume that stores below change *counted
   for (uint32_t offset = begin; offset < end; ++offset) {
     const uint64_t slot = r.slot_of(page, offset);
     if (r.is_tail(page, offset)) continue;
     const uint16_t state = leaves.state(slot);
     done.skipped += state == kStateEnded ? 1 : 0;
-    // Deleted while it was pending, or a row that it needs went before its window was complete.
+    // The item was deleted while it was pending, or a row that it needs was evicted before its window was complete.
     if (RELIVE_RULE(D2d_pending) ? state != kStatePending : state == kStateRemoved) continue;
     if (!filled.has_all_of(page, offset)) {
       Leaves::keep_unfilled(held, index, slot);
@@ -65,8 +65,9 @@ void publish_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, ui
   count_done(held, index, page, done);
 }
 
-// The same of an index with a condition: some rows at a time. Where not all of them pass, first which of them it keeps
-// out, then the others: which pass is anybody's guess, so no branch hangs on it.
+// The same for an index with a condition, in blocks of rows. If not all rows of a block pass, the first loop marks the
+// rows that are kept out, and the second loop publishes the others. Passing rows alternate unpredictably, so the code
+// has no branch on the result.
 void publish_passing(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   const Region& r = held.region;
   const Leaves leaves(r, index);
@@ -105,7 +106,7 @@ void publish_passing(Held& held, uint32_t index, uint64_t page, uint32_t begin, 
   count_done(held, index, page, done);
 }
 
-// The same of an index of sequences, for rows that can be decided: those that begin none end.
+// The same for an index of sequences, for rows that can be decided. Rows that start no item end.
 void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end) {
   Region& r = held.region;
   const Leaves leaves(r, index);
@@ -132,8 +133,8 @@ void decide_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uin
   count_done(held, index, page, done);
 }
 
-// Of an index whose items are ended episodes: rows of the lane's last episode, which its lane's end cuts off, end where
-// they begin no item for that. Nothing is published and the cursor stays: those that do begin one come with the lane's end.
+// For an index whose items are ended episodes: the lane's end cuts its last episode off, and the rows of that episode
+// that start no item for this reason end. Nothing is published and the cursor stays; the lane's end publishes the rest.
 void drop_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint32_t end, uint64_t coming_tail) {
   Region& r = held.region;
   const Leaves leaves(r, index);
@@ -148,7 +149,8 @@ void drop_range(Held& held, uint32_t index, uint64_t page, uint32_t begin, uint3
   RELIVE_FAIL_POINT(close_dropped);
 }
 
-// The oldest page of the lane that a walk back from its open one comes to: behind a page that went early, or its first.
+// The oldest page that a walk back from the lane's open page reaches: its first one, or the one after a page that was
+// freed early.
 uint64_t oldest_page(const Region& r, uint32_t lane_slot) {
   uint64_t page = r.alive(r.lanes[lane_slot].open.load(kRelaxed));
   while (page != kNoPage) {
@@ -159,8 +161,8 @@ uint64_t oldest_page(const Region& r, uint32_t lane_slot) {
   return page;
 }
 
-// Goes over rows of the lane from an index's cursor up to `stop`, counted from the lane's first: take(page, begin, end) for
-// each page of them, then done(page, end).
+// Visits the rows of the lane from an index's cursor up to `stop`, counted from the lane's first row: for each page
+// take(page, begin, end), then done(page, end).
 template <class Take, class Done>
 void walk_from_cursor(const Region& r, uint32_t index, uint32_t lane_slot, int64_t stop, Take&& take, Done&& done) {
   const uint64_t place = r.cursor(index, lane_slot).load(kRelaxed);
@@ -180,7 +182,8 @@ void walk_from_cursor(const Region& r, uint32_t index, uint32_t lane_slot, int64
   }
 }
 
-// Publishes what is complete of one index: rows of the lane from its cursor up to `stop`, counted from the lane's first.
+// Publishes the complete items of one index: rows of the lane from its cursor up to `stop`, counted from the lane's
+// first row.
 void publish_up_to(Held& held, uint32_t index, uint32_t lane_slot, int64_t stop) {
   const Region& r = held.region;
   const bool is_decided = r.header->indexes[index].sequence.is_set();
@@ -207,8 +210,8 @@ void commit_tail(Held& held, uint64_t page, uint32_t offset) {
   RELIVE_FAIL_POINT(commit_tail_range);
 }
 
-// A page opened for the end of an episode that did not come (the write was refused after that): its first rows reach
-// back after all. Nothing was published in it yet.
+// For a page that was opened for the end of an episode, when that end did not come (the write was refused afterwards):
+// the first rows of the page reach back after all. No item of the page was published yet.
 void take_history_back(Held& held, uint64_t page) {
   Region& r = held.region;
   if ((r.pages[page].flags.load(kRelaxed) & kHistoryFree) == 0) return;
@@ -222,7 +225,7 @@ bool is_open(const Region& r, uint64_t page) {
   return Region::state_of(r.words[page].load(kRelaxed)) == PageState::kOpen;
 }
 
-// How many steps the lane has is counted on: into the page ahead, or for the page that it opens next (rule S4).
+// Stores the lane's number of steps, for the page that it opens next, and in the page ahead (rule S4).
 void count_on(Held& held, Lane& lane, uint64_t page) {
   const Region& r = held.region;
   if (!counts_steps(r)) return;
@@ -232,8 +235,8 @@ void count_on(Held& held, Lane& lane, uint64_t page) {
   RELIVE_FAIL_POINT(commit_counted);
 }
 
-// The page is full: it closes, and the page opened ahead of need (if any) takes its place.
-void turn_page(Held& held, Lane& lane, uint64_t page) {
+// Closes a full page. The page opened ahead, if any, takes its place.
+void advance_page(Held& held, Lane& lane, uint64_t page) {
   count_on(held, lane, page);
   if (is_open(held.region, page)) close_page(held, page);
   RELIVE_FAIL_POINT(commit_closed);
@@ -244,22 +247,23 @@ void turn_page(Held& held, Lane& lane, uint64_t page) {
   lane.ahead.store(0, std::memory_order_release);
 }
 
-// The lane's open page, kNoPage where there is none. Who died between a page's end and its turn left the turn to us.
-uint64_t turned_page(Held& held, Lane& lane) {
+// The lane's open page; kNoPage if there is none. If a process died between the end of a page and the advance, this
+// call advances.
+uint64_t current_page(Held& held, Lane& lane) {
   const Region& r = held.region;
   const uint64_t page = r.alive(lane.open.load(kRelaxed));
   const uint64_t ahead = r.alive(lane.ahead.load(kRelaxed));
   if (page == kNoPage || ahead == kNoPage || range_of(r, page).step_end < r.page_len) return page;
   if (ahead != page) {
     RELIVE_FAIL_POINT(sweep_turn);
-    turn_page(held, lane, page);
+    advance_page(held, lane, page);
   } else {
-    lane.ahead.store(0, std::memory_order_release);  // died between the two stores of a turn
+    lane.ahead.store(0, std::memory_order_release);  // a process died between the two stores of advance_page()
   }
   return ahead;
 }
 
-// The lane's last row, tails counted; kNoPage where it is gone.
+// The lane's last row if it is a step; kNoPage if it is a tail or was evicted.
 uint64_t last_row(const Region& r, uint64_t page, uint32_t* offset) {
   uint32_t step_end = range_of(r, page).step_end;
   if (step_end == 0) {
@@ -272,17 +276,17 @@ uint64_t last_row(const Region& r, uint64_t page, uint32_t* offset) {
   return page;
 }
 
-// Whether the lane's last episode has ended, as far as its rows say: a tail stands behind them, or the last one bears its
-// end. Who died between these two had written the tail's cell, so the tail can be made of it.
+// Whether the rows tell that the lane's last episode has ended: a tail follows, or the last row has the mark of an end.
+// A process that died between the two had already written the tail's cell, so the cell can become the tail.
 bool has_ended(const Region& r, uint64_t page) {
   uint32_t offset = 0;
   const uint64_t last = last_row(r, page, &offset);
-  if (last == kNoPage) return true;  // a tail, or no row that is there
+  if (last == kNoPage) return true;  // a tail, or the row was evicted
   return (r.head_of(r.slot_of(last, offset)).load(kRelaxed) & (kTerminatedBit | kTruncatedBit)) != 0;
 }
 
-// An episode that its lane's end cuts off (rule S5), before anything is stored that looks like an end of it.
-// becomes_tail: the lane's last row will be a tail.
+// Handles an episode that the lane's end cuts off (rule S5), before any store that looks like an end of it.
+// becomes_tail: the lane's last row will become a tail.
 void drop_unfinished(Held& held, uint32_t lane_slot, uint64_t page, bool becomes_tail) {
   const Region& r = held.region;
   uint32_t offset = 0;
@@ -314,7 +318,7 @@ void last_row_becomes_tail(Held& held, uint64_t page) {
   held.subtract(r.header->removed_steps, gone.removed_steps);
 }
 
-// Without state columns the end of a lane is a mark in its last row: no window waits for a row behind it.
+// Without state columns a mark in its last row ends a lane: no window waits for a row after it.
 void mark_last_row(Held& held, uint64_t page) {
   Region& r = held.region;
   uint32_t offset = 0;
@@ -325,14 +329,14 @@ void mark_last_row(Held& held, uint64_t page) {
   RELIVE_FAIL_POINT(close_mark);
 }
 
-// The mark that ends a lane: its frozen cell, the one behind an end that its last row bears, or else the last row itself
-// becomes a tail; without state columns the last row is marked.
+// Stores the mark that ends a lane. With state columns a row becomes a tail: the frozen cell, else the cell after a row
+// with the mark of an end, else the last row itself. Without state columns the last row is marked.
 void mark_lane_end(Held& held, uint32_t lane_slot, uint64_t page) {
   const Region& r = held.region;
   const uint32_t step_end = range_of(r, page).step_end;
   const bool has_state = r.geometry->has_state != 0;
   uint32_t offset = 0;
-  const bool is_open = last_row(r, page, &offset) != kNoPage;  // else a tail stands there already
+  const bool is_open = last_row(r, page, &offset) != kNoPage;  // false: a tail is there already
   const bool ended = has_ended(r, page);
   const bool has_cell = is_seam(r, r.lanes[lane_slot], page, step_end) || (is_open && ended && step_end < r.page_len);
   if (!ended && RELIVE_RULE(S5_cut)) drop_unfinished(held, lane_slot, page, has_state && !has_cell);
@@ -341,7 +345,7 @@ void mark_lane_end(Held& held, uint32_t lane_slot, uint64_t page) {
   has_cell ? commit_tail(held, page, step_end) : last_row_becomes_tail(held, page);
 }
 
-// A page of a lane that goes: kept as it is if it holds rows, else given back.
+// Handles a page of a lane that ends: keeps the page if it has rows, frees it otherwise.
 void give_up_page(Held& held, uint64_t ref) {
   const Region& r = held.region;
   const uint64_t page = r.alive(ref);
@@ -353,13 +357,14 @@ void give_up_page(Held& held, uint64_t ref) {
   if (was_open && range.step_begin == range.step_end) free_empty_page(held, page);
 }
 
-// Whether an index's windows wait for rows of the episode that comes next.
+// Whether the windows of an index wait for rows of the next episode.
 bool crosses(const Region& r, uint32_t index) {
   const SequenceConfig& sequence = r.header->indexes[index].sequence;
   return sequence.is_set() && sequence.crosses();
 }
 
-// Whether the next lane of the slot can go on in this page, whose lane ends: OPEN, with rows in it and room for more.
+// Whether the next lane of the slot can continue in this page of an ending lane: the page is OPEN, has rows, and has
+// room for more.
 bool is_worth_parking(const Region& r, uint64_t page) {
   const Range range = range_of(r, page);
   return is_open(r, page) && range.step_begin < range.step_end && range.step_end < r.page_len;
@@ -416,7 +421,7 @@ void commit_run(Held& held, const StepRun& run) {
   held.add(h.counters.appended, run.count);
   for (const uint32_t i : r.row_indexes()) {
     if (knows_what_begins_nothing(r, i)) end_what_begins_nothing(held, i, page, run.first, end);
-    const Leaves leaves(r, i);  // a leaf that ended before its row came has no life to count
+    const Leaves leaves(r, i);  // a leaf that ended before its row was committed is not counted
     for (uint32_t offset = run.first; offset < end; ++offset)
       record.live += leaves.has_life(leaves.state(r.slot_of(page, offset))) ? 1 : 0;
   }
@@ -432,7 +437,7 @@ void commit_run(Held& held, const StepRun& run) {
   }
   if (range.step_end == r.page_len) {
     if (ahead != kNoPage && !run.ends) take_history_back(held, ahead);
-    turn_page(held, lane, page);
+    advance_page(held, lane, page);
   }
   if (has_tail && !tail_here) commit_tail(held, ahead, 0);
   publish_lane(held, run.lane_slot, run.ends ? Until::kEpisodeEnd : Until::kNow);
@@ -456,7 +461,8 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
     lane.open.store(0, kRelaxed);
     for (const uint32_t i : r.row_indexes()) r.cursor(i, lane_slot).store(0, kRelaxed);
   } else {
-    // Who died between a tail's bit and its range left the bit of a row that never was; it must not become this lane's.
+    // A death between a tail's bit and its range left the bit of a row that does not exist. The bit must not reach this
+    // lane's row.
     if (RELIVE_RULE(E5_tails)) r.clear_tails_from(page, range_of(r, page).step_end);
     RELIVE_FAIL_POINT(lane_tails);
     renew_age(held, page);
@@ -469,7 +475,7 @@ void open_lane(Held& held, uint32_t lane_slot, uint32_t participant) {
 void settle_lane(Held& held, uint32_t lane_slot) {
   Lane& lane = held.region.lanes[lane_slot];
   if (lane.state.load(kRelaxed) != LaneState::kLive) return;
-  turned_page(held, lane);
+  current_page(held, lane);
   publish_lane(held, lane_slot, Until::kNow);
   if (RELIVE_RULE(Y3_settle)) join_groups(held, lane_slot);
 }
@@ -477,7 +483,7 @@ void settle_lane(Held& held, uint32_t lane_slot) {
 void cut_lane(Held& held, uint32_t lane_slot) {
   Region& r = held.region;
   Lane& lane = r.lanes[lane_slot];
-  const uint64_t page = turned_page(held, lane);
+  const uint64_t page = current_page(held, lane);
   if (page != kNoPage) mark_lane_end(held, lane_slot, page);
   RELIVE_FAIL_POINT(close_tail);
   if (page != kNoPage) publish_lane(held, lane_slot, Until::kLaneEnd);

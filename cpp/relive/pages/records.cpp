@@ -12,8 +12,8 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint32_t kNodesAnEnd = 8;    // of one item's share of a hold
-constexpr uint32_t kBytesAnEnd = 512;  // of own columns, where one comes
+constexpr uint32_t kNodesAnEnd = 8;    // nodes that count as one item that ends
+constexpr uint32_t kBytesAnEnd = 512;  // bytes of own columns that count as one item
 
 bool is_used(const Records& records, uint64_t record) { return Region::is_used(records.words[record].load(kRelaxed)); }
 
@@ -25,7 +25,7 @@ void hang(const Records& records, uint64_t node, uint64_t slot) {
   records.heads[slot] = name;
 }
 
-// What was to be looked at for late columns goes on behind a node that goes.
+// If the visit for late columns stands at a node that is unlinked, the visit continues with the next node.
 void pass_by(const Region& r, uint32_t index, uint64_t node, uint32_t next) {
   LateRest& rest = r.header->late_rest;
   if (rest.slot.load(kRelaxed) != 0 && rest.index.load(kRelaxed) == index && rest.node.load(kRelaxed) == node + 1)
@@ -60,7 +60,8 @@ bool hang_window(Held& held, uint32_t index, uint64_t record, uint32_t window) {
 
 namespace {
 
-// Hangs a record wherever its windows touch a page. False where a row of them is not there, or it has no window.
+// Links a record to each page that its windows touch. Returns false if a row does not exist, or the record has no
+// window.
 bool hang_record(Held& held, uint32_t index, uint64_t record) {
   const Records& records = held.region.records[index];
   const ItemWindow* const windows = records.windows_of(record);
@@ -93,7 +94,7 @@ void write_record(const Records& records, uint64_t record, const NewRecord& from
   }
 }
 
-// The rows that a window spans from the one on at which this node of it hangs.
+// The number of rows that a window spans from the row on to which this node is linked.
 uint64_t rows_from(const Region& r, const Records& records, uint64_t node) {
   const uint64_t place = node % records.geometry->nodes_a_record();
   const uint64_t w = place / records.geometry->pages_a_window, part = place % records.geometry->pages_a_window;
@@ -103,7 +104,7 @@ uint64_t rows_from(const Region& r, const Records& records, uint64_t node) {
   return part == 0 ? span : span - (part * r.page_len - first);
 }
 
-// The page and the row of a key, while that row is there.
+// The page and row of a key whose row exists.
 struct Place {
   uint64_t page = kNoPage;
   uint32_t row = 0;
@@ -119,7 +120,7 @@ WhyNot find_row(const Region& r, int64_t key, Place* place) {
   return r.is_tail(place->page, place->row) ? WhyNot::kTail : WhyNot::kNothing;
 }
 
-// So many rows further back in the lane.
+// Moves num_rows rows back in the lane.
 WhyNot step_back(const Region& r, uint32_t num_rows, Place* place) {
   while (num_rows > place->row) {
     num_rows -= place->row + 1;
@@ -132,10 +133,10 @@ WhyNot step_back(const Region& r, uint32_t num_rows, Place* place) {
   return WhyNot::kNothing;
 }
 
-// The rows that a window spans, from its first one on, and where the last of them lies.
+// Checks the rows that a window spans, from its first row on. Stores the slot of the last row in *last.
 WhyNot check_span(const Region& r, const WindowRows& asked, uint32_t stride, uint32_t span, Place place,
                   uint64_t* last) {
-  for (uint32_t row = 0; row < span;) {  // page by page
+  for (uint32_t row = 0; row < span;) {  // each pass checks the rows of one page
     const Range range = Range::unpack(r.pages[place.page].range.load(std::memory_order_acquire));
     const uint32_t count = std::min(span - row, r.page_len - place.row);
     if (place.row < range.step_begin) return WhyNot::kGone;
@@ -189,7 +190,7 @@ FoundWindow find_window(const Region& r, const WindowConfig& shape, const Window
   found.key = r.key_of(first, r.words[place.page].load(std::memory_order_acquire));
   uint64_t last = first;
   found.why = check_span(r, asked, shape.stride, span, place, &last);
-  // Uids only rise from row to row, so first and last row tell whether all are of one lane.
+  // Uids only rise from row to row: equal uids of the first and last row prove that all rows are of one lane.
   if (found.why == WhyNot::kNothing && r.lane_of(first) != r.lane_of(last)) found.why = WhyNot::kLane;
   return found;
 }
@@ -220,8 +221,8 @@ uint32_t cost_of_end(const Region& r, uint32_t index) {
   return static_cast<uint32_t>((nodes + kNodesAnEnd - 1) / kNodesAnEnd);
 }
 
-// State, leaf, word: who dies in between leaves a used record whose item is over, which recovery frees. Nothing of the
-// record is written again before its new generation is visible, as with a page (rule D3).
+// The order is state, leaf, word: a death in between leaves a used record whose item has ended, which recovery frees.
+// Nothing of the record is written again before its new generation is visible, as for a page (rule D3).
 void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state) {
   Region& r = held.region;
   const Records& records = r.records[index];
@@ -240,12 +241,12 @@ void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_stat
 
 namespace {
 
-// How much of what one hold may end an item is that comes.
+// The part of a critical section's bound that a new item of the index uses up.
 uint32_t cost_of_item(const Region& r, uint32_t index) {
   return std::max(cost_of_end(r, index), r.records[index].geometry->value_stride / kBytesAnEnd);
 }
 
-// Of an index whose remover chooses: the free one that each hold leaves.
+// For an index whose remover is not Fifo: the free record that every critical section leaves.
 uint64_t take_free_record(Held& held, uint32_t index) {
   if (held.ends_left == 0) return kNoRecord;
   const uint64_t record = Leaves::free_record(held, index);
@@ -269,14 +270,14 @@ void keep_a_record_free(Held& held, uint32_t index) {
   if (!Leaves(held.region, index).has_turns() || !RELIVE_RULE(R5_room)) return;
   while (Leaves::free_record(held, index) == Leaves::kNoLeaf) {
     const uint64_t record = Leaves::next_record_to_go(held, index);
-    if (record == Leaves::kNoLeaf) return;  // every record is retired
+    if (record == Leaves::kNoLeaf) return;  // every record has used up its generations
     end_record(held, index, record, kStateEnded);
     RELIVE_FAIL_POINT(record_chosen);
   }
 }
 
-// The cursor moves before anything of the record is written: it always stands at the oldest item, and who dies in
-// between has wasted a place.
+// The cursor moves before anything of the record is written. So it always stands at the oldest item, and a death in
+// between wastes one place of the ring.
 uint64_t take_record(Held& held, uint32_t index) {
   const Region& r = held.region;
   if (Leaves(r, index).has_turns()) return take_free_record(held, index);
@@ -347,13 +348,14 @@ bool end_records_behind(Held& held, uint64_t slot, uint64_t rows) {
       if (held.ends_left == 0) return false;
       held.ends_left -= std::min(held.ends_left, cost_of_end(r, i));
       end_record(held, i, records.record_of(node), kStateEnded);
-      name = records.heads[slot];  // other windows of it may have hung here
+      name = records.heads[slot];  // other windows of the record may have been linked here
     }
   }
   return true;
 }
 
-// Nodes and heads begin anew. What does not hang whole is an item without its rows, or was never finished.
+// Rebuilds nodes and heads. A record that cannot be linked completely is an item without its rows, or was never
+// finished.
 void recover_records(Held& held) {
   Region& r = held.region;
   for (const uint32_t i : r.record_indexes()) {
@@ -381,7 +383,7 @@ void recover_records(Held& held) {
     }
     Leaves::store_counts(held, i, counted);
     if (!leaves.has_turns()) continue;
-    Leaves::rebuild(held, i);  // who goes on may take one
+    Leaves::rebuild(held, i);  // the rest of this critical section may take a record
     keep_a_record_free(held, i);
   }
 }

@@ -1,9 +1,10 @@
-// The life of a record, the explicit item behind it: FREE(g) -> used(g) -> FREE(g + 1) (rules X1 to X7).
+// The life of a record, which stands for an explicit item: FREE(g) -> used(g) -> FREE(g + 1) (rules X1 to X7).
 //
-// Locking: everything here that takes a Held runs under the table lock; walk_rows may be called at any time, and what it
-//          says without the lock may be old.
-// Cost:    a record O(windows x pages that they touch) when it comes and when it goes; the row that goes asks for one
-//          word of each explicit index. Nothing of it where no index is explicit.
+// Owns:    nothing; the region owns the records.
+// Locking: every function with a Held runs under the table lock. walk_rows and find_window may run without it; their
+//          answer may then be outdated.
+// Cost:    O(windows x pages that they touch) when a record begins and when it ends. A row that is evicted reads one
+//          word of each explicit index. Nothing if no index is explicit.
 #pragma once
 
 #include <algorithm>
@@ -14,26 +15,26 @@
 
 namespace relive {
 
-// One window of an item that is to be inserted, as somebody asks for it.
+// One window of an item to insert, as the caller requests it.
 struct WindowRows {
-  int64_t key;          // of its first row, or of its last one
-  int64_t num_rows;     // from that row on; negative: so many that end with it; 0: the item has no such window
-  uint32_t behind = 0;  // of one that ends: rows from its last to the one that is named
-  const int64_t* rows = nullptr;  // the keys of all of them, for them to be these and no others; null: not told
+  int64_t key;          // of the first row, or of the last one
+  int64_t num_rows;     // from that row on; negative: this many rows that end with it; 0: the item has no such window
+  uint32_t behind = 0;  // for a window that ends: rows between its last row and the named row
+  const int64_t* rows = nullptr;  // the keys of all rows, if the caller expects exactly these; else null
 };
 
-// What speaks against a window. The first three: its rows are not there; the others: they do not belong together.
+// The reason that refuses a window. The first three: rows do not exist; the others: the rows do not belong together.
 enum class WhyNot : uint32_t { kNothing, kGone, kNotYet, kTail, kBegin, kEnd, kLane, kOther };
 
-// A window that was looked for: its first row, or why there is none.
+// The result of a search for a window: its first row, or the reason that refuses it.
 struct FoundWindow {
   WhyNot why = WhyNot::kNothing;
   int64_t key = 0;
   uint32_t num_rows = 0;
 };
 
-// The rows of a window, page by page: each(page, first row, rows), false to stop. False where one of them is not there:
-// not committed, evicted, or on a page that is gone.
+// Visits the rows of a window page by page: each(page, first row, rows) returns false to stop. Returns false if a row
+// does not exist: it is not committed, was evicted, or lies on a page that is gone.
 template <class Each>
 bool walk_rows(const Region& r, int64_t key, uint32_t num_rows, Each&& each) {
   if (num_rows == 0 || !r.is_row_key(key)) return false;
@@ -53,29 +54,29 @@ bool walk_rows(const Region& r, int64_t key, uint32_t num_rows, Each&& each) {
   }
 }
 
-// The rows that a window asks for. All rows that it spans must be there and be steps of one lane (another may go on in
-// its page, rule E5): what an item may be inserted with, whether or not they wait for their late columns (rule L2). A
-// tail is no step, so where there are states no window runs over an end; a step that becomes one later (rule E4) stays a
-// row of the items that it has: its bytes do not change. Exact under the lock.
+// Finds the rows of a requested window. All rows that the window spans must exist and be steps of one lane (another
+// lane may continue in its page, rule E5). The rows may still wait for late columns (rule L2). A tail is no step, so
+// with state columns no window runs over an end. A step that becomes a tail later (rule E4) stays a row of its items,
+// because its bytes do not change. Exact under the lock only.
 FoundWindow find_window(const Region& r, const WindowConfig& shape, const WindowRows& asked);
 
-// Why an item cannot have a window, as a sentence says it.
+// The reason as words of an error sentence.
 const char* words_of(WhyNot why);
 
-// How much of what one hold may end (Held::ends_left) a record of the index is.
+// The part of a critical section's bound (Held::ends_left) that ending one record of the index uses up.
 uint32_t cost_of_end(const Region& r, uint32_t index);
 
-// The record at the ring's cursor, free: the item that it held, the oldest of the index, has ended; or, where the remover
-// is another than Fifo, one that is free. kNoRecord where the hold has ended enough, or where no record is left that has a
-// generation to come.
+// Takes a record for a new item. Fifo: the record at the ring's cursor, after its item, the oldest of the index, has
+// ended. Other removers: a free record. Returns kNoRecord if this critical section has ended as many items as it may,
+// or if all records have used up their generations.
 inline constexpr uint64_t kNoRecord = ~uint64_t{0};
 uint64_t take_record(Held& held, uint32_t index);
 
-// Behind each item that came, where the remover chooses: ends those whose turn it is, the newcomer among them, until a
-// record is free for the next one (rule R5).
+// Call this after each new item if the remover is not Fifo: ends the items that the remover chooses, possibly the new
+// one, until a record is free for the next item (rule R5).
 void keep_a_record_free(Held& held, uint32_t index);
 
-// What a record is filled with: its windows, which were found, and its own columns: value `position` of each.
+// The content of a new record: the windows that were found, and its own columns, of which each takes value `position`.
 struct NewRecord {
   FoundWindow windows[kMaxWindows];
   const std::byte* const* columns = nullptr;
@@ -83,37 +84,40 @@ struct NewRecord {
   float given = 0.0f;  // priority; NaN: none
 };
 
-// Makes an item of a record that was taken: windows and values, where it hangs, its word, its leaf. Its rows must be there
-// (find_window). Returns its key; *is_item: whether it can be drawn now: not while rows of it wait for their late columns (rule L2).
+// Makes an item of a record that was taken: stores windows and values, links the record to its rows, stores its word
+// and its leaf. The rows must exist (find_window). Returns the key. *is_item: whether the item can be drawn now, which
+// it cannot while its rows wait for late columns (rule L2).
 int64_t fill_record(Held& held, uint32_t index, uint64_t record, const NewRecord& from, bool* is_item);
 
-// ---- for who makes a record piece by piece (groups.hpp) ------------------------------------------------------------
-// A record that was taken begins: it stands for nothing yet, and waits.
+// ---- for code that assembles a record step by step (groups.hpp) ----------------------------------------------------
+// Begins a record that was taken: it is no item yet, and waits.
 void begin_record(Held& held, uint32_t index, uint64_t record);
-// The word of a record in use, of the generation that it has.
+// The word of a used record of the same generation.
 uint64_t used_word(uint64_t word);
-// Hangs it where one of its windows, which it has, touches a page. False where a row of that is not there.
+// Links the record to each page that an existing window of it touches. Returns false if a row of the window does not
+// exist.
 bool hang_window(Held& held, uint32_t index, uint64_t record, uint32_t window);
-// All that it lists is there: an item of this priority (NaN: none is given). False where it cannot be drawn yet.
+// Makes an item of a complete record, with this priority (NaN: none is given). Returns false if it cannot be drawn yet.
 bool let_in(Held& held, uint32_t index, uint64_t record, float given);
-// Whether a record is a group of episodes that still waits for members (rule Y1).
+// Whether a record is a group of episodes that waits for members (rule Y1).
 bool is_open_group(const Region& r, uint32_t index, uint64_t record);
 
-// The item goes: as removed (kStateRemoved) or ended (kStateEnded). The record must be used.
+// Ends the item of a used record, as removed (kStateRemoved) or ended (kStateEnded).
 void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_state);
 
-// Ends every explicit item that hangs at a row, which is about to go. False where the hold has ended enough: come again.
+// Ends every explicit item linked to a row that will be evicted. Returns false if this critical section has ended as
+// many items as it may: the caller continues in another one.
 bool end_records_at(Held& held, uint64_t slot);
 
-// The same of those among them that have more than `rows` rows from that row on: the last of so many is the last in front
-// of an episode that is given up (rule V3).
+// The same for those of them that have more than `rows` rows from that row on. A window of `rows` rows ends just before
+// an abandoned episode (rule V3).
 bool end_records_behind(Held& held, uint64_t slot, uint64_t rows);
 
-// Recovery, once the pages are settled: ends what died half made, half gone or without its rows; counts what lives and
-// hangs it up anew.
+// Runs in recovery, after the pages are settled: ends items that a death left half made or half removed, or without
+// their rows. Counts the live items and links them again.
 void recover_records(Held& held);
 
-// The first thing about records that does not hold, in words; null if all does. Under the lock.
+// The first broken invariant of records, in words; null if none is broken. Under the lock.
 const char* broken_records(const Region& r);
 
 }  // namespace relive

@@ -5,11 +5,11 @@
 
 #include "relive/index/settle.hpp"
 #include "relive/pages/cells.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/groups.hpp"
-#include "relive/pages/kept.hpp"
 #include "relive/pages/late.hpp"
-#include "relive/pages/most.hpp"
+#include "relive/pages/max_items.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/pages/records.hpp"
 
@@ -24,7 +24,7 @@ void bump_to_free(Held& held, uint64_t page) {
   release_fence();
 }
 
-// Pass 1: pages nobody names, and pages that were on their way out.
+// Pass 1: pages that no lane names, and pages that were being freed.
 void settle_pages(Held& held) {
   Region& r = held.region;
   for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
@@ -33,10 +33,11 @@ void settle_pages(Held& held) {
     const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
     const bool is_empty = range.step_begin >= range.step_end;
     const bool is_open = Region::state_of(word) == PageState::kOpen;
-    // Who died while moving the page may have changed its frame and not yet its moves: whoever reads it reads again.
+    // A process that died during a move may have changed the page's frame and not its moves. The new word makes every
+    // reader of the page read again.
     if (!is_open && RELIVE_RULE(D6_moves)) r.words[page].store(Region::moved_word(word), std::memory_order_release);
     if (is_open && is_named_by_its_lane(r, page)) continue;
-    if (is_empty) unlink_empty_page(held, page);  // open or closed: who gave it up may have died in between
+    if (is_empty) unlink_empty_page(held, page);  // OPEN or CLOSED: a process may have died while it freed the page
     if (is_empty && !must_stay(r, page)) {
       bump_to_free(held, page);
     } else if (is_open) {
@@ -46,13 +47,13 @@ void settle_pages(Held& held) {
   release_fence();
 }
 
-// Pass 2: items that need a row which is gone, as the pages are after pass 1.
+// Pass 2: items that need an evicted row, judged by the pages as pass 1 left them.
 void settle_items(Held& held) {
   Region& r = held.region;
   if (!RELIVE_RULE(F3_items)) return;
   for (uint64_t page = 0; page < r.geometry->num_pages; ++page) {
     if (!Region::is_used(r.words[page].load(kRelaxed))) continue;
-    r.pages[page].live = 0;  // counted by the lists, behind this
+    r.pages[page].live = 0;  // rebuild_lists() or settle_leaves() counts it
     const int64_t first_there = first_row_there(r, page);
     for (const uint32_t i : r.row_indexes()) {
       const int64_t end = std::clamp<int64_t>(first_there + r.shape(i).before, 0, r.page_len);
@@ -63,7 +64,7 @@ void settle_items(Held& held) {
   }
 }
 
-// Returns what lives of the rows, as this index sees them; pairs of each page stand in it.
+// Returns the live rows as this index sees them, and stores the live pairs of each page.
 template <class Has>
 Living settle_leaves(Held& held, const Leaves& leaves, ItemCounts* counted, Has has) {
   Region& r = held.region;
@@ -74,7 +75,7 @@ Living settle_leaves(Held& held, const Leaves& leaves, ItemCounts* counted, Has 
     const Range range = is_used ? Range::unpack(r.pages[page].range.load(kRelaxed)) : Range{};
     const bool has_tails = r.num_tails(page, 0, r.page_len) != 0;
     const uint64_t with_life = rows.with_life;
-    for (uint32_t begin = 0, end = 0; begin < r.page_len; begin = end) {  // rows that all are steps, or none of them
+    for (uint32_t begin = 0, end = 0; begin < r.page_len; begin = end) {  // runs of rows that all are steps, or none
       const bool is_there = begin >= range.step_begin && begin < range.step_end;
       const bool is_step = is_there && !(has_tails && r.is_tail(page, begin));
       end = is_there ? range.step_end : begin < range.step_begin ? range.step_begin : r.page_len;
@@ -89,7 +90,7 @@ Living settle_leaves(Held& held, const Leaves& leaves, ItemCounts* counted, Has 
   return all;
 }
 
-// What an index keeps of its items: known where this is compiled, or not.
+// The words that an index keeps for its items: KeepsJust is known at compile time, Keeps is not.
 template <uint32_t kTraits>
 struct KeepsJust {
   constexpr bool operator()(uint32_t traits) const { return (traits & kTraits) != 0; }
@@ -99,8 +100,8 @@ struct Keeps {
   bool operator()(uint32_t traits) const { return (kept & traits) != 0; }
 };
 
-// Pass 3: leaves that stand for no item. Counts what is live on the way; what lives of the rows is known then where one
-// index has them, and rebuild_lists need not look at all of them once more.
+// Pass 3: clears leaves that stand for no item and counts the live items. If one index has rows, the result says what
+// lives of the rows, so rebuild_lists() does not read them again.
 std::optional<Living> settle_leaves(Held& held) {
   Region& r = held.region;
   Living living;
@@ -125,7 +126,7 @@ std::optional<Living> settle_leaves(Held& held) {
   return r.row_indexes().size() == 1 ? std::optional(living) : std::nullopt;
 }
 
-// Steps and (step, index) pairs of one used page.
+// Counts the steps and the (step, index) pairs of one used page.
 void count_page(Held& held, uint64_t page, uint64_t* live_steps, uint64_t* removed_steps) {
   Region& r = held.region;
   const Range range = Range::unpack(r.pages[page].range.load(kRelaxed));
@@ -177,7 +178,7 @@ void rebuild_lists(Held& held, const std::optional<Living>& living, RecoverScrat
   h.next_ticket.store(std::max(h.next_ticket.load(kRelaxed), next_ticket), kRelaxed);
 }
 
-// What keeps pages where they are, counted first: the passes ask for it.
+// Counts pins of both kinds first, because the passes ask whether a page must stay.
 void count_keepers(Held& held) {
   Region& r = held.region;
   uint32_t num_pins = 0;
@@ -222,7 +223,7 @@ void recover(Held& held, RecoverScratch& scratch) {
 bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
   Region& r = held.region;
   RELIVE_FAIL_POINT(sweep_begin);
-  if (!publish_rest(held)) {  // of a completer that died between two holds
+  if (!publish_rest(held)) {  // left by a completer that died between two critical sections
     Leaves::flush_all(held);
     return false;
   }
@@ -230,7 +231,7 @@ bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
     if (r.lanes[lane].state.load(kRelaxed) != LaneState::kLive) continue;
     if (r.lanes[lane].owner.load(kRelaxed) != participant) continue;
     if (*num_cut >= lanes_per_hold()) {
-      Leaves::flush_all(held);  // this hold may go on to draw or check by the sums
+      Leaves::flush_all(held);  // this critical section may go on to draw, or check the sums
       return false;
     }
     cut_lane(held, lane);
@@ -248,7 +249,7 @@ bool end_participant(Held& held, uint32_t participant, uint32_t* num_cut) {
   RELIVE_FAIL_POINT(sweep_credit);
   for (auto& pin : r.participants[participant].pins)
     if (pin.load(kRelaxed) != 0) unpin(held, pin);
-  if (RELIVE_RULE(E4_holding)) lower_holds(held, participant, ~0u);
+  if (RELIVE_RULE(E4_holding)) unpin_all_pages(held, participant, ~0u);
   RELIVE_FAIL_POINT(sweep_holding);
   (void)free_kept(held, kKeptPerHold);
   Leaves::flush_all(held);
@@ -270,7 +271,7 @@ Swept sweep(Held& held, const Storage& storage, uint32_t me, uint32_t* num_cut) 
     swept.any = true;
   }
   swept.any |= *num_cut > cut_before;
-  if (swept.any) {  // this hold may go on to check
+  if (swept.any) {  // this critical section may go on to check
     keep_to_most(held);
     Leaves::flush_all(held);
   }

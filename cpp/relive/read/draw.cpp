@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "relive/index/leaves.hpp"
-#include "relive/read/goals.hpp"
+#include "relive/read/hindsight.hpp"
 #include "relive/read/ranked.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/shuffle.hpp"
@@ -15,10 +15,10 @@ namespace relive {
 namespace {
 
 constexpr size_t kAimed = 128;                        // points that descend to their leaves together
-constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, below they draw
+constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, lower ones draw
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 
-// A round at work. Plain pointers: a thread's scratch costs a call each time it is named.
+// The working state of a round. Plain pointers, because each access to a thread's scratch costs a call.
 struct Round {
   const Region& r;
   const DrawRequest& request;
@@ -46,7 +46,7 @@ struct Round {
   void check(size_t begin, size_t end);
 };
 
-// One point a stratum, in order of rows, so that a batch is written from front to end.
+// One point for each stratum, in order of rows, so that a batch is written from front to end.
 void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, size_t count) {
   const uint32_t* const rows = missing;
   double* const points = this->points;
@@ -57,19 +57,19 @@ void Round::aim(const CounterRng& rng, const uint32_t* strata, double stratum, s
   descend(count);
 }
 
-// Of a draw with a condition: points over the whole total (rule G10).
+// For a draw with a condition: points over the whole total (rule G10).
 void Round::aim_freely(const CounterRng& rng, size_t count) {
   for (size_t k = 0; k < count; ++k) points[k] = rng.uniform(k) * total;
   descend(count);
 }
 
-// All points as far as the groups of leaves: by the time the first leaf is chosen, memory has brought the groups and
-// the words of their pages.
+// All points descend to the groups of leaves first: when the first leaf is chosen, memory has loaded the groups and the
+// words of their pages.
 void Round::descend(size_t count) {
   double* const points = this->points;
   uint64_t* const drawn = this->drawn;
   std::fill_n(drawn, count, uint64_t{0});
-  // Some at a time: memory brings the leaves of these while the next ones are still on their way down.
+  // In blocks: memory loads the leaves of one block while the next block descends.
   for (size_t begin = 0; begin < count; begin += kAimed)
     leaves.descend_to_groups(points + begin, drawn + begin, std::min(kAimed, count - begin));
   if (map.is_explicit) return ask_for_records(r, request.index, drawn, count, Leaves::kGroup);
@@ -77,14 +77,14 @@ void Round::descend(size_t count) {
     const uint64_t slot = drawn[k] * Leaves::kGroup;
     const uint64_t page = r.page_of(slot);
     if (request.plan != nullptr && r.offset_of(slot) + Leaves::kGroup - 1 + request.plan->after >= r.page_len)
-      __builtin_prefetch(&r.pages[page].next);  // a window may run over its end
+      __builtin_prefetch(&r.pages[page].next);  // a window may run over the end of the page
     __builtin_prefetch(&r.words[page]);
     __builtin_prefetch(&r.frames[page]);
   }
 }
 
-// Of a kind that draws the best items there are: the best one that the batch does not have yet for the first row, and so
-// on; where there are fewer than rows, once more from the best one on.
+// For samplers of the best items: the first row gets the best item that is not in the batch, and so on. If there are
+// fewer items than rows, the items repeat from the best one on.
 void Round::take_best(size_t count) {
   std::vector<uint64_t>& taken = scratch->taken;
   std::vector<Leaves::Node>& best = scratch->best;
@@ -107,9 +107,9 @@ void Round::choose(size_t begin, size_t end) {
   if (is_by_mass()) leaves.descend_to_leaves(points + begin, drawn + begin, end - begin);
 }
 
-// Word before leaf, and the mass returned is this leaf's: the descent's own look at it does not count (rule G2).
+// Reads the word before the leaf, and returns the mass of this read: the descent's own read does not count (rule G2).
 void Round::look(size_t begin, size_t end) {
-  // Copies: what is stored below could, for all the compiler knows, be what it was given.
+  // Local copies: the compiler must assume that the stores below change the originals.
   const std::atomic<uint64_t>* const words = map.words;
   const uint32_t shift = map.shift;
   int64_t* const keys = request.keys;
@@ -120,11 +120,11 @@ void Round::look(size_t begin, size_t end) {
   Window* const windows = this->windows;
   const Leaves leaves = this->leaves;
   const bool is_aimed = !is_best();
-  const double per_mass = 1.0 / total, at_least = is_aimed ? 0.0 : 1.0;  // the best one is certain
+  const double per_mass = 1.0 / total, at_least = is_aimed ? 0.0 : 1.0;  // the best item is certain
   const double least = least_probability(leaves);
   uint64_t empty = 0;
   const uint64_t slot_bits = r.geometry->slot_bits;
-  const uint64_t key_base = (r.geometry->shard << kLeafBits) + map.first;  // no sum of a key's parts carries
+  const uint64_t key_base = (r.geometry->shard << kLeafBits) + map.first;  // parts of a key add up without a carry
   choose(begin, end);
   for (size_t k = begin; k < end; ++k) {
     const uint32_t row = rows[k];
@@ -145,13 +145,13 @@ void Round::look(size_t begin, size_t end) {
     w.row = row;
     w.word = word;
     w.mass = mass;
-    // Of an order, what has another leaf by now would stand in the wrong place.
+    // In an order, an item whose leaf has changed would be at the wrong place.
     const double probability = mass * per_mass;
     const bool is_item =
         Leaves::is_mass(mass) && Region::is_used(word) && (is_aimed || mass == points[k]) && probability >= least;
     w.ok = is_item;
     empty += is_item ? 0 : 1;
-    // Should the window turn out gone, the redraw overwrites both.
+    // If the window turns out to be gone, the next draw overwrites both.
     keys[row] = static_cast<int64_t>(key_base + slot + (Region::generation_of(word) << slot_bits));
     probabilities[row] = std::max(at_least, std::min(1.0, probability));  // a mass may be younger than the total
   }
@@ -159,7 +159,7 @@ void Round::look(size_t begin, size_t end) {
   if (request.plan != nullptr) locate(r, *request.plan, windows, missing + begin, end - begin);
 }
 
-// Of items that were found before: their rows.
+// For items that were found before: prefetches their rows.
 void Round::ask(size_t begin, size_t end) {
   if (request.plan != nullptr) locate(r, *request.plan, windows, missing + begin, end - begin);
 }
@@ -176,14 +176,14 @@ void Round::check(size_t begin, size_t end) {
     acquire_fence();
     return recheck(r, *request.plan, windows, *runs, missing + begin, end - begin);
   }
-  for (size_t k = begin; k < end; ++k) {  // no bytes were read, but key and mass must be of one item
+  for (size_t k = begin; k < end; ++k) {  // no bytes were read, but key and mass must belong to one item
     Window& w = windows[missing[k]];
     if (w.ok && Region::generation_of(map.word(w.slot)) != Region::generation_of(w.word)) w.ok = false;
   }
 }
 
-// Memory fetches the rows of one block while the next one is drawn; then that block is copied and checked.
-// is_found: before any of their rows is asked for.
+// Memory loads the rows of one block while the next block is drawn; then the block is copied and checked. is_found: the
+// items were found before any of their rows is prefetched.
 void bring(Round& round, const CounterRng& rng, size_t count, bool is_found) {
   const DrawRequest& request = round.request;
   const bool has_goals = round.r.header->indexes[request.index].hindsight.is_set();
@@ -203,7 +203,7 @@ void bring(Round& round, const CounterRng& rng, size_t count, bool is_found) {
     if (request.plan != nullptr) round.read(begin, end);
     round.check(begin, end);
     const std::vector<uint32_t>& unfit = round.scratch->unfit;
-    size_t next = num_unfit;  // in the same order
+    size_t next = num_unfit;  // both lists have the same order
     for (size_t k = begin; k < end; ++k) {
       const uint32_t row = round.missing[k];
       if (round.windows[row].ok) continue;
@@ -216,12 +216,12 @@ void bring(Round& round, const CounterRng& rng, size_t count, bool is_found) {
   }
 }
 
-// Of a draw with a condition: other items for the rows whose first point brought nothing that passes.
+// For a draw with a condition: finds other items for the rows whose first point led to no item that passes.
 void bring_unfit(Round& round, const CounterRng& rng) {
   DrawScratch& s = *round.scratch;
   s.looks.num_unfilled = 0;
   if (s.unfit.empty()) return;
-  s.missing.swap(s.unfit);  // those alone, for now
+  s.missing.swap(s.unfit);  // these rows only, for this call
   round.missing = s.missing.data();
   round.num_empty += find_passing(round.r, round.request, rng, round.request.num_items, round.total, &s);
   bring(round, rng, s.missing.size(), true);
@@ -240,7 +240,8 @@ void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n) {
   for (size_t j = n; j-- > 1;) std::swap(rows[j], rows[rng.below(kPermutation + j, static_cast<uint32_t>(j + 1))]);
 }
 
-// The rows of the strata are shuffled and then turned round; regions of all versions draw the same batches.
+// Shuffles the rows of the strata and then inverts the permutation. Do not change this: regions of all versions must
+// draw the same batches.
 void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) {
   looks = {};
   windows.resize(std::max(windows.size(), n));
@@ -254,7 +255,7 @@ void DrawScratch::begin(const CounterRng& rng, size_t n, size_t pages_a_window) 
   points.resize(std::max(points.size(), n));
   drawn.resize(std::max(drawn.size(), n));
   taken.reserve(n);
-  turns.assign(turns.empty() ? 0 : n, 0);
+  shuffled.assign(shuffled.empty() ? 0 : n, 0);
   first_turn = end_turn = 0;
   is_one_run = true;
   best.reserve(2 * n);
@@ -276,7 +277,7 @@ void DrawScratch::begin_distinct(size_t n) {
 Status read_ragged(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
   RaggedBatch& ragged = *request.ragged;
   Window* const windows = scratch->windows.data();
-  for (uint32_t j : scratch->still_missing) ragged.forget(j);  // what was read of it may be torn
+  for (uint32_t j : scratch->still_missing) ragged.forget(j);  // the length may be torn
   RELIVE_RETURN_IF_ERROR(ragged.lay_out());
   std::vector<uint32_t>& rows = scratch->chosen;
   rows.clear();
@@ -328,7 +329,7 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
     bring_unfit(round, rng);
     return round.num_empty;
   }
-  const bool is_found = is_sifted || round.leaves.is_ranked();  // before any of their rows is asked for
+  const bool is_found = is_sifted || round.leaves.is_ranked();  // before their rows are prefetched
   if (is_sifted) {
     round.num_empty = find_passing(r, request, rng, 0, total, scratch);
   } else if (is_found) {
@@ -339,7 +340,7 @@ uint64_t draw_round(const Region& r, const DrawRequest& request, const CounterRn
     std::sort(scratch->missing.begin(), scratch->missing.end());
     round.take_best(count);
   } else {
-    take_turns(r, request.index, scratch, kPastTheEnd);
+    take_positions(r, request.index, scratch, kPastTheEnd);
   }
   bring(round, rng, count, is_found);
   if (round.is_best())

@@ -1,10 +1,10 @@
-// Copying the rows of resolved windows into the columns of a batch.
+// Copies the rows of resolved windows into the columns of a batch.
 #include "relive/read/gather.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "relive/read/goals.hpp"
+#include "relive/read/hindsight.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/rows.hpp"
 #include "relive/read/sequences.hpp"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kListed = 64;
 
-// The ok windows of a stretch of the batch, with what every column needs of them worked out once.
+// The ok windows of a part of the batch, with the values that every column needs computed once.
 struct Listed {
   size_t count = 0;
   size_t batch = 0;  // rows of the outputs
@@ -23,11 +23,11 @@ struct Listed {
   uint32_t rows[kListed];                  // of the outputs
   const std::byte* records[kListed];       // packed record of the first row
   RowPlace boots[kListed];                 // bootstrap row
-  const std::byte* boot_records[kListed];  // and its packed record
+  const std::byte* boot_records[kListed];  // its packed record
 };
 
 void list_windows(const Region& r, const Window* windows, const uint32_t* which, size_t count, Listed* listed) {
-  // In variables of its own: what is stored below may, for all that a compiler knows, change what `r` refers to.
+  // Local copies: the compiler must assume that the stores below change the objects that `r` refers to.
   const uint64_t stride = r.geometry->record_stride;
   const uint32_t page_len = r.page_len, steps_to_boot = r.geometry->has_state != 0 ? ~0u : 0;
   const Run* const runs = listed->runs;
@@ -48,7 +48,7 @@ void list_windows(const Region& r, const Window* windows, const uint32_t* which,
   listed->count = n;
 }
 
-// One column of every listed window, from its first row or its bootstrap row.
+// Copies one column of every listed window, from its first row or its bootstrap row.
 template <class Copy>
 void copy_each(const Region& r, const Listed& listed, const ColumnLayout& column, bool is_boot, std::byte* out,
                Copy&& copy) {
@@ -88,7 +88,7 @@ void copy_column(const Region& r, const Listed& listed, const ColumnLayout& colu
   run([num_bytes](std::byte* to, const std::byte* from) { copy_bytes(to, from, num_bytes); });
 }
 
-// Frames newest last; before the episode's first frame that frame again, or zeros.
+// The newest frame is last. Before the episode's first frame, the stack repeats that frame or has zeros.
 void copy_stack(const Region& r, const Window& w, const Run* runs, const Output& output, StackPad pad, size_t batch,
                 std::byte* out) {
   const ColumnLayout& column = r.columns[output.column];
@@ -173,7 +173,7 @@ void copy_listed(const Region& r, const GatherPlan& plan, const Listed& listed, 
   }
   if (plan.before == 0) return;
   const StackPad pad = r.header->indexes[plan.index].stack_pad;
-  for (size_t k = 0; k < listed.count; ++k)  // window by window: neighbouring stacks share their frames in the cache
+  for (size_t k = 0; k < listed.count; ++k)  // by window: neighbouring stacks share frames in the cache
     for (size_t o = 0; o < plan.outputs.size(); ++o)
       if (plan.outputs[o].stack > 1 && !plan.outputs[o].is_bulk)
         copy_stack(r, *listed.windows[k], listed.runs, plan.outputs[o], pad, listed.batch, out[o]);

@@ -1,4 +1,4 @@
-// Which outputs a list of names asks for: make_plan().
+// make_plan(): finds the outputs for a list of names.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,8 @@
 namespace relive {
 namespace {
 
-constexpr uint64_t kMostAhead = 512;  // bytes of a window asked for ahead; the processor runs on by itself behind that
+// Bytes of a window that are prefetched; the processor's own prefetcher loads the rest.
+constexpr uint64_t kMostAhead = 512;
 
 Output column_output(const Region& r, uint32_t index, uint32_t column, Source source) {
   const ColumnLayout& layout = r.columns[column];

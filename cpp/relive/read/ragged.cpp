@@ -6,7 +6,7 @@
 namespace relive {
 namespace {
 
-// The same windows, whole under the same conditions; of each its number of rows alone.
+// A plan of the same windows, which are whole under the same conditions, with the number of rows as its only output.
 GatherPlan lengths_of(const GatherPlan& rows) {
   GatherPlan plan = rows;
   plan.is_ragged = plan.needs_bulk = false;

@@ -1,12 +1,11 @@
-// Batches whose items lie end to end: the rows of one behind those of the other, and offsets [B + 1] between them.
+// Ragged batches: the rows of all items are concatenated, with offsets [B + 1]. The number of rows of an item is known
+// when its window is resolved, and memory is made for exactly the rows of all items. A batch is therefore read twice:
+// first the lengths, for which the heads of its steps suffice, then the rows. An item that changes in between, or that
+// another draw claims, is drawn again with another length, and the items after it move.
 //
-// How many rows an item shows is known when its window is resolved, and memory is made for exactly the rows of all. So
-// a batch is read twice: its lengths, which takes the heads of its steps and no more, then its rows. An item that goes
-// in between, or that is claimed by somebody else, is drawn anew: its length is another one, and what lies behind it
-// moves.
-//
-// Owner:   one batch, of the call that makes it; memory is the RowRoom's. Locking: none needed.
-// Cost:    a second walk over the heads of each window; where lengths change, one more copy of the batch.
+// Owns:    a RaggedBatch belongs to the call that makes it; the RowRoom owns the memory.
+// Locking: none.
+// Cost:    a second walk over the heads of each window; one more copy of the batch if lengths change.
 #pragma once
 
 #include <cstdint>
@@ -16,38 +15,38 @@
 
 namespace relive {
 
-// Who makes memory for the outputs of a plan, once it is known for how many rows.
+// Makes memory for the outputs of a plan when the number of rows is known.
 class RowRoom {
  public:
   virtual ~RowRoom() = default;
-  // One buffer an output, of so many rows in all, of the batch's items, of its offsets. What it made last stays valid
-  // until the next call but one. Null where there is no memory. Does not throw.
+  // One buffer for each output, for num_rows rows in total, the batch's items and its offsets. The memory of a call
+  // stays valid until the second call after it. Returns null if there is no memory. Does not throw.
   virtual std::byte* const* make(size_t num_rows) = 0;
 };
 
 class RaggedBatch final {
  public:
-  // plan: of items that lie end to end; it outlives the batch.
+  // plan: of ragged items; it outlives the batch.
   RaggedBatch(const GatherPlan& plan, RowRoom& room);
-  // So many items, none of them drawn yet. What was there is forgotten.
+  // Begins a batch of `count` items that are not drawn yet, and forgets the batch before.
   void begin(size_t count);
 
-  // What the first reading asks for: a number of rows for each item, in lengths_out()[0].
+  // The plan of the first reading: the number of rows of each item, in lengths_out()[0].
   const GatherPlan& lengths_plan() const { return lengths_plan_; }
   std::byte* const* lengths_out() { return &lengths_buffer_; }
-  // An item has no rows: it is drawn anew, or its key's is gone.
+  // An item has no rows: it is drawn again, or its key is gone.
   void forget(size_t item);
-  // Gives every item its place by the lengths that are there now; rows that were read move with it. Call it before
-  // rows are read, and where items were forgotten behind that. kSystemError where there is no memory.
+  // Places every item by the present lengths, and moves rows that were read. Call this before rows are read, and again
+  // after forget(). Returns kSystemError if there is no memory.
   Status lay_out();
 
-  // What the second reading asks for: rows into out(), of windows that have a place (Window::row says whose).
+  // Prepares the second reading, of rows into out(): sets the place of these windows. Window::row is the item.
   void place(Window* windows, const uint32_t* which, size_t count) const;
   bool has_rows(size_t item) const { return lengths_[item] > 0; }
   std::byte* const* out() const { return out_; }
-  // The rows of this item are read.
+  // Notes that the rows of this item are read.
   void note(size_t item) { is_read_[item] = 1; }
-  // All rows are read: writes the offsets.
+  // Call this after all rows are read: writes the offsets.
   Status finish();
   int64_t num_rows() const { return offsets_.empty() ? 0 : offsets_.back(); }
 
@@ -59,7 +58,7 @@ class RaggedBatch final {
   GatherPlan lengths_plan_;
   std::vector<int64_t> lengths_;  // rows of each item, 0: none yet
   std::byte* lengths_buffer_ = nullptr;
-  std::vector<int64_t> offsets_;  // where they lie in out_
+  std::vector<int64_t> offsets_;  // places in out_
   std::vector<uint8_t> is_read_;
   std::byte* const* out_ = nullptr;
 };

@@ -44,18 +44,19 @@ uint64_t RankedDraw::rank_at(double point) const {
   return law_ != nullptr ? law_->rank_at(point, num_items_) : static_cast<uint64_t>(point);
 }
 
-// The class that has the point, between low and high, the sums in front of it and behind it; in: of the class before.
+// Finds the class of a point. *low and *high receive the sums before the class and after it; on entry they belong to
+// the class before.
 void RankedDraw::place(double point, Chosen* one, double* low, double* high) const {
   const Ranks& ranks = leaves_.ranks();
   const auto of_rank = [&](uint64_t rank) {
     const uint64_t end = one->of.before + one->of.members;
     one->of = ranks.class_at(rank);
-    *low = one->of.before == end ? *high : sum(one->of.before);  // often the next one
+    *low = one->of.before == end ? *high : sum(one->of.before);  // the next class is the usual case
     *high = one->of.ordinal == 0 ? *low : sum(one->of.before + one->of.members);
     return *low <= point && point < *high;
   };
   if (of_rank(near(point)) || of_rank(rank_at(point))) return;
-  one->of = {0, 0, 0};  // past the end, by rounding; or others change it
+  one->of = {0, 0, 0};  // past the end by rounding, or because a process changes the classes
   *low = *high = 0.0;
 }
 
@@ -89,9 +90,9 @@ void RankedDraw::choose(const double* points, size_t count, Chosen* chosen) cons
 
 namespace {
 
-constexpr size_t kFew = 16;  // of so many rows one is missing: sorting costs less than asking all strata
+constexpr size_t kFew = 16;  // if fewer than one row in this many is missing, sorting is faster than a pass over strata
 
-// The missing rows in the order of their strata, the best ones first: points of one class stand side by side.
+// Lists the missing rows in the order of their strata, the best first, so that points of one class are neighbours.
 size_t sort_by_stratum(const DrawScratch& scratch, size_t num_items, uint32_t* row_of) {
   const std::vector<uint32_t>& missing = scratch.missing;
   const std::vector<uint32_t>& strata = scratch.strata;

@@ -1,11 +1,10 @@
-// Draws by the ranks of priorities: points to classes, classes to members.
-//
-// Of n items rank i, counted from 0 at the best, weighs what the sampler's law says: (i + 1)^-exponent; or 1 of the k best
-// and nothing of the others. The items of a class (words/ranks.hpp) share what its ranks weigh equally:
+// Draws by the ranks of priorities: points to classes, classes to members. Among n items, rank i (0 is the best) has
+// the weight of the sampler's law: (i + 1)^-exponent; or 1 for the k best items and 0 for all others. The items of a
+// class (words/ranks.hpp) share the weight of the class's ranks equally:
 //   p(item) = (sum(before + members) - sum(before)) / members / sum(n)
 //
-// Owner:   a RankedDraw is made for one batch, its law lives in the scratch of its thread.
-// Locking: none. Who is found is asked for its class (rule U2); exact under the table lock.
+// Owns:    a RankedDraw serves one batch; the scratch of the thread owns its law.
+// Locking: none. Each item that is found is checked for its class (rule U2). Exact under the table lock.
 // Cost:    about 150 ns an item.
 #pragma once
 
@@ -21,7 +20,7 @@ namespace relive {
 struct DrawRequest;  // draw.hpp
 struct DrawScratch;
 
-// The laws that a thread has drawn by, made once an exponent.
+// The laws that a thread has used, one for each exponent.
 class RankLaws final {
  public:
   const RankLaw& of(double exponent);
@@ -31,23 +30,24 @@ class RankLaws final {
   std::vector<std::unique_ptr<RankLaw>> laws_;
 };
 
-// Where one point of a batch fell.
+// The place where one point of a batch fell.
 struct Chosen {
   Ranks::Class of;
   uint64_t position;  // in its class
-  uint64_t slot;      // Leaves::kNoLeaf: on nothing
+  uint64_t slot;      // Leaves::kNoLeaf: no item
   double probability;
 };
 
 class RankedDraw final {
  public:
-  // law: of the index's exponent; not looked at where the sampler has none.
+  // law: for the index's exponent; ignored if the sampler has none.
   RankedDraw(const Region& r, uint32_t index, const RankLaw* law);
 
-  double total() const { return total_; }  // 0: of no items
-  // points in [0, total()); costs least where they rise.
+  double total() const { return total_; }  // 0: there are no items
+  // points in [0, total()); ascending points cost least.
   void choose(const double* points, size_t count, Chosen* chosen) const;
-  // Every item that may be drawn, the best first; some may be passed over where others change the order meanwhile.
+  // Calls each(item) for every drawable item, the best first. May miss some if other processes change the order at the
+  // same time.
   template <class Each>
   void each(Each&& each) const {
     for (uint64_t rank = 0; rank < num_items_;) {
@@ -55,7 +55,7 @@ class RankedDraw final {
       const uint64_t end = one.of.before + one.of.members;
       if (one.of.ordinal == 0 || end <= rank) return;
       one.probability = weight(one.of.before, end) / (static_cast<double>(one.of.members) * total_);
-      if (!(one.probability > 0.0)) return;  // nor has any that comes behind
+      if (!(one.probability > 0.0)) return;  // no later class has a probability either
       for (one.position = 0; one.position < one.of.members; ++one.position) {
         one.slot = leaves_.ranks().member(one.of, one.position);
         if (one.slot != Leaves::kNoLeaf) each(one);
@@ -63,7 +63,7 @@ class RankedDraw final {
       rank = end;
     }
   }
-  // The word of a chosen item's page (its record's), read before its leaf; 0 where it is not of that class now.
+  // The word of a chosen item's page or record, read before its leaf; 0 if the item is not of that class now.
   uint64_t look(const Chosen& one) const {
     if (one.slot == Leaves::kNoLeaf) return 0;
     const uint64_t word = map_.word(one.slot);
@@ -86,12 +86,13 @@ class RankedDraw final {
   const Leaves leaves_;
   const ItemMap map_;
   const uint64_t num_items_;
-  const RankLaw* law_;  // null: the k best
+  const RankLaw* law_;  // null: the k best items
   uint64_t num_best_ = 0;
   double total_ = 0.0;
 };
 
-// Of a round of a draw: the rows of scratch->missing, chosen and looked at. Returns how many fell on nothing.
+// Part of a round of a draw: chooses and checks an item for each row of scratch->missing. Returns the number of points
+// without an item.
 uint64_t find_ranked(const Region& r, const DrawRequest& request, const CounterRng& rng, DrawScratch* scratch);
 
 }  // namespace relive

@@ -1,4 +1,4 @@
-// The bytes of explicit items and of groups: rows of their windows, values of their members, columns of their own.
+// Copies the bytes of explicit items and of groups: rows of their windows, values of their members, own columns.
 #include <algorithm>
 #include <cstring>
 
@@ -10,11 +10,11 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// One output of one window of an item, on its way.
+// The copy of one output of one window of an item.
 struct Copy {
   const Region& r;
   const Output& output;
-  const Run* runs;  // of the item; those of one window follow each other
+  const Run* runs;  // of the item; the runs of one window are consecutive
   uint32_t num_runs;
   uint32_t window;
   uint32_t stride;  // of the window
@@ -28,7 +28,7 @@ struct Copy {
       if (runs[k].window == window) each(runs[k]);
   }
 
-  // value(run, row in its page) for every row of the window, zeros behind the last.
+  // Stores value(run, row in its page) for every row of the window, then zeros.
   template <class T, class Value>
   void fill_rows(Value&& value) const {
     std::byte* at = to;
@@ -41,8 +41,8 @@ struct Copy {
     std::memset(at, 0, static_cast<size_t>(to + num_bytes - at));
   }
 
-  // Whether the row behind one of a window is a tail: an end that came after its step. Only the last row of a window,
-  // which is of one episode, can have one; on the next page, where add_window() looked behind.
+  // Whether a tail follows the row: an end that came after its step. Only the last row of a window, which is of one
+  // episode, can have one. On the next page it is visible because add_window() added that page.
   bool has_tail(const Run& run, uint32_t row) const {
     const bool is_behind = row + 1 == r.page_len;
     if (is_behind && (&run + 1 == runs + num_runs || (&run)[1].window != window)) return false;
@@ -72,7 +72,7 @@ struct Copy {
     std::memset(at, 0, static_cast<size_t>(to + num_bytes - at));
   }
 
-  // What a member has one value of.
+  // Copies an output with one value for each member.
   void copy_member_value() const {
     int64_t num_rows = 0, lane = 0, lowest = INT64_MAX, highest = 0;
     each_run([&](const Run& run) {

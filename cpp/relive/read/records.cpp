@@ -10,7 +10,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// What a window has for each of its rows, beside their columns.
+// The values that each row of a window has in addition to its columns.
 struct RowValue {
   const char* name;
   const char* dtype;
@@ -47,7 +47,7 @@ Output column_output(const std::string& name, const ColumnLayout& column, uint32
   return out;
 }
 
-// One of a window's rows each: so many of them.
+// An output with one value for each of the window's `length` rows.
 Output with_rows(Output out, uint32_t window, uint32_t length) {
   out.window = window;
   out.item_bytes *= length;
@@ -55,7 +55,7 @@ Output with_rows(Output out, uint32_t window, uint32_t length) {
   return out;
 }
 
-// `rest`: the name without its window's.
+// `rest`: the name without the window's name.
 bool find_window_output(const Region& r, const Records& records, uint32_t window, const std::string& name,
                         const std::string& rest, Output* out) {
   const uint32_t length = records.shape(window).length;
@@ -75,7 +75,7 @@ bool find_window_output(const Region& r, const Records& records, uint32_t window
   return true;
 }
 
-// What a member of a group has one value of, beside columns: as of episodes alone.
+// The values that each member of a group has once, in addition to columns; indexes of episodes have the same.
 constexpr RowValue kMemberValues[] = {
     {"num_steps", "<i8", 8, Source::kNumSteps},
     {"lane", "<i8", 8, Source::kLane},
@@ -83,7 +83,7 @@ constexpr RowValue kMemberValues[] = {
     {"staleness", "<i8", 8, Source::kStaleness},
 };
 
-// One value of each member, or of each of its rows.
+// Finds an output with one value for each member, or for each of its rows.
 bool find_member_output(const Region& r, const Records& records, const std::string& name, Output* out) {
   bool found = false;
   for (const RowValue& value : kMemberValues) {
@@ -135,8 +135,9 @@ Status find_output(const Region& r, const Records& records, const std::string& n
       .with_text("got", name);
 }
 
-// The rows of one window. False where one of their pages is gone: the item has ended, or its record is being rewritten.
-// looks_behind: where its last row is the last of a page, the page behind is a run without rows, if it is there.
+// Adds the runs of one window. Returns false if one of the pages is gone: the item has ended, or its record is being
+// rewritten. looks_behind: if the last row is the last of its page, the next page is added as a run without rows, if it
+// exists.
 bool add_window(const Region& r, const WindowConfig& shape, uint32_t window, int64_t key, uint32_t num_rows,
                 bool looks_behind, Runs* runs) {
   if (!r.is_row_key(key)) return false;
@@ -153,7 +154,7 @@ bool add_window(const Region& r, const WindowConfig& shape, uint32_t window, int
     runs->push_back(run);
     num_rows -= run.count;
     if (num_rows == 0) break;
-    first += run.count * shape.stride - r.page_len;  // in the next page, all of which the stride may pass over
+    first += run.count * shape.stride - r.page_len;  // in the next page, which the stride may skip as a whole
     if (!follow(r, r.pages[run.page].next, &run)) return false;
   }
   const bool is_last_of_page = run.first + (run.count - 1) * shape.stride + 1 == r.page_len;
@@ -206,7 +207,7 @@ void ask_for_records(const Region& r, uint32_t index, const uint64_t* groups, si
 
 void locate_records(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count) {
   const Records& records = r.records[plan.index];
-  for (size_t k = 0; k < count; ++k) {  // nothing here is taken for true; resolve_records() looks again
+  for (size_t k = 0; k < count; ++k) {  // prefetches only; resolve_records() validates the values
     const Window& w = windows[which[k]];
     if (!w.ok) continue;
     if (records.geometry->num_columns != 0) __builtin_prefetch(records.values_of(w.slot));

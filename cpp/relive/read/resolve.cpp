@@ -1,11 +1,11 @@
-// Which rows a window needs: resolve() and the checks around it.
+// Finds the rows that a window needs: resolve() and the checks around it.
 #include <algorithm>
 #include <atomic>
 
-#include "relive/read/goals.hpp"
+#include "relive/read/hindsight.hpp"
 #include "relive/read/records.hpp"
 #include "relive/read/sequences.hpp"
-#include "relive/read/walk.hpp"
+#include "relive/read/window_walk.hpp"
 
 namespace relive {
 namespace {
@@ -22,8 +22,8 @@ RELIVE_ROW_COPY double load_reward(const ColumnLayout& column, RowPlace row) {
   return value;
 }
 
-// Walks the window's steps up to n or to the end of the episode, and sums the return on the way. An end is a mark in a
-// row or a tail, never a row that is missing: then the window is not whole any more.
+// Walks the window's steps up to n or to the end of the episode, and adds up the return. An end is a mark in a row or a
+// tail. A missing row is never an end: the window is no longer whole.
 bool walk(const Region& r, const IndexConfig& config, bool needs_end, Window& w, Runs* runs) {
   const Geometry& g = *r.geometry;
   const ColumnLayout* reward = g.reward_column >= 0 && config.n_step > 1 && r.columns[g.reward_column].num_dims == 0
@@ -77,8 +77,8 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs)
   return plan.before == 0 || add_before(r, w, std::min(plan.before, w.episode_step), runs);
 }
 
-// The first rows of the page after, for a window that runs over the end of its own: without this a batch waits for
-// memory three times for each of the few such windows. Nothing here is taken for true; resolve() looks again.
+// Prefetches the first rows of the next page for a window that runs over the end of its page. Without this, a batch
+// waits for memory three times for each of the few such windows. Nothing here is trusted; resolve() reads again.
 void ask_for_next(const Region& r, uint64_t page) {
   const uint64_t next = r.ref_page(r.pages[page].next.load(std::memory_order_relaxed));
   if (next >= r.geometry->num_pages) return;
@@ -114,7 +114,7 @@ void resolve(const Region& r, const GatherPlan& plan, Window* windows, const uin
   if (plan.max_rows != 0) return resolve_records(r, plan, windows, which, count, runs);
   if (plan.num_rows != 0) return resolve_sequences(r, plan, windows, which, count, runs);
   if (plan.has_goals) return resolve_with_goals(r, plan, windows, which, count, runs);
-  if (!plan.needs_walk && !plan.needs_end && plan.before == 0) {  // a row and the one after it
+  if (!plan.needs_walk && !plan.needs_end && plan.before == 0) {  // a row and the next one
     const uint32_t in_page = r.page_len - 1, last = r.geometry->has_state != 0 ? in_page : r.page_len;
     for (size_t k = 0; k < count; ++k) {
       Window& w = windows[which[k]];

@@ -1,4 +1,8 @@
-// Rows as windows see them, and copying their bytes. Shared by resolve.cpp, gather.cpp and records.cpp.
+// Copies the bytes of rows and follows links between pages. Used by resolve.cpp, gather.cpp and records.cpp.
+//
+// Owns:    nothing.
+// Locking: none; the caller checks the words again (rule G4).
+// Cost:    the bytes at the speed of memory.
 #pragma once
 
 #include <algorithm>
@@ -13,15 +17,15 @@
 
 namespace relive {
 
-// A size that stays the same over a batch: kWords whole words, the last one overlapping the one before it.
+// Copies a size that is constant over a batch: kWords whole words, of which the last overlaps the one before.
 template <size_t kWord, size_t kWords>
 RELIVE_ROW_COPY void copy_words(std::byte* to, const std::byte* from, size_t num_bytes) {
   for (size_t word = 0; word + 1 < kWords; ++word) copy_bytes(to + word * kWord, from + word * kWord, kWord);
   copy_bytes(to + num_bytes - kWord, from + num_bytes - kWord, kWord);
 }
 
-// For rows of a batch that no cache will hold: stores go past the caches, which saves reading what is overwritten (1.45
-// to 0.97 ms for 256 x 8 frames of 84 x 84). Call end_stream() before anybody else is told of the bytes.
+// For batches that fit no cache: stores bypass the caches, which saves reading the overwritten lines (1.45 to 0.97 ms
+// for 256 x 8 frames of 84 x 84). Call end_stream() before another thread learns of the bytes.
 RELIVE_ROW_COPY void stream_bytes(std::byte* to, const std::byte* from, size_t num_bytes) {
 #if defined(__AVX__) && !defined(RELIVE_TSAN)
   constexpr size_t kLine = 64, kAhead = 1024;
@@ -29,7 +33,7 @@ RELIVE_ROW_COPY void stream_bytes(std::byte* to, const std::byte* from, size_t n
   std::memcpy(to, from, head);
   size_t i = head;
   for (; i + kLine <= num_bytes; i += kLine) {
-    __builtin_prefetch(from + i + kAhead);  // the machine's own prefetcher stops at every 4 KiB
+    __builtin_prefetch(from + i + kAhead);  // the processor's prefetcher stops at every 4 KiB
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
     const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i + 32));
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), low);
@@ -41,10 +45,10 @@ RELIVE_ROW_COPY void stream_bytes(std::byte* to, const std::byte* from, size_t n
 #endif
 }
 
-// Whether a column of a batch goes past the caches.
+// Whether a column of a batch bypasses the caches.
 inline bool is_streamed(const ColumnLayout& column, size_t item_bytes, size_t batch) {
-  constexpr size_t kLeastRow = 2048;                // bytes: shorter rows are mostly ends
-  constexpr size_t kLeastColumn = size_t{4} << 20;  // of a whole batch: more than caches keep for its reader
+  constexpr size_t kLeastRow = 2048;                // bytes: shorter rows are mostly partial lines
+  constexpr size_t kLeastColumn = size_t{4} << 20;  // of a whole batch: more than caches keep for the reader
   return column.num_bytes >= kLeastRow && item_bytes * batch >= kLeastColumn;
 }
 
@@ -54,7 +58,7 @@ inline void end_stream() {
 #endif
 }
 
-// A page that a link leads to, as it is now. False where it is gone.
+// The page that a link names, as it is now. Returns false if the page is gone.
 inline bool follow(const Region& r, const std::atomic<uint64_t>& link, Run* run) {
   const uint64_t ref = link.load(std::memory_order_acquire);
   if (ref == 0) return false;

@@ -3,14 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
-#include "relive/read/walk.hpp"
+#include "relive/read/window_walk.hpp"
 
 namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// ---- which outputs -------------------------------------------------------------------------------------------------
+// ---- outputs
+// ---------------------------------------------------------------------------------------------------------
 
 struct Derived {
   const char* name;
@@ -36,7 +37,7 @@ constexpr Derived kDerived[] = {
     {"offsets", "<i8", 8, Source::kOffsets, false, 0},
 };
 
-// item_bytes: of as many rows as an item may have.
+// item_bytes: of the most rows that an item may have.
 void set_time(const GatherPlan& plan, uint64_t row_bytes, Output* out) {
   if (!plan.is_ragged) out->shape.insert(out->shape.begin(), plan.num_rows);
   out->row_bytes = row_bytes;
@@ -84,9 +85,10 @@ Status find_output(const Region& r, const GatherPlan& plan, const std::string& n
       .with_text("got", name);
 }
 
-// ---- which rows ----------------------------------------------------------------------------------------------------
+// ---- rows
+// ------------------------------------------------------------------------------------------------------------
 
-// Walks the steps of a window, up to as many as it has or to the end of the episode.
+// Walks the steps of a window, up to `most` or to the end of the episode.
 bool walk(const Region& r, const GatherPlan& plan, uint32_t most, Window& w, Runs* runs) {
   const bool has_state = r.geometry->has_state != 0;
   Walk steps(r, w, runs);
@@ -121,7 +123,8 @@ uint32_t lane_at(const Region& r, uint64_t page, uint32_t row) {
   return r.marks[r.slot_of(page, row)].lane.load(kRelaxed);
 }
 
-// The same over ends of episodes, up to the end of the lane: no row behind an end, or one of the lane after it.
+// The same over ends of episodes, up to the end of the lane. A window never includes a row of the next lane in the
+// page.
 bool walk_across(const Region& r, const GatherPlan& plan, uint32_t most, Window& w, Runs* runs) {
   const bool has_state = r.geometry->has_state != 0;
   const uint32_t lane = lane_at(r, r.page_of(w.slot), r.offset_of(w.slot));
@@ -134,9 +137,9 @@ bool walk_across(const Region& r, const GatherPlan& plan, uint32_t most, Window&
       return false;
     }
     if (steps.is_tail()) {
-      if (is_behind_end) break;  // an episode that was given up: the lane ends before it
+      if (is_behind_end) break;  // two tails: an abandoned episode, the lane ends before it
       is_behind_end = w.has_tail = has_state;
-      if (!has_state) break;  // the same, where ends have no tail
+      if (!has_state) break;  // a tail without state columns: the same
     } else {
       if (is_behind_end && lane_at(r, steps.at.page, steps.row) != lane) break;
       const uint32_t head = head_at(r, steps);
@@ -150,13 +153,14 @@ bool walk_across(const Region& r, const GatherPlan& plan, uint32_t most, Window&
     if (steps.row + 1 == r.page_len && is_behind_end && steps.is_last_page()) break;
     if (!steps.advance()) return false;
     if (w.num_steps < most) continue;
-    w.has_tail = steps.is_there() && steps.is_tail();  // it may be a frozen cell: what its bit says means nothing
+    w.has_tail = steps.is_there() && steps.is_tail();  // may be a frozen cell, whose bit means nothing
     break;
   }
   return w.num_steps > 0;
 }
 
-// Its burn-in, over ends of episodes back to the first step of the lane, and the rows that stacks of that reach back over.
+// Finds the burn-in, over ends of episodes back to the first step of the lane, and the rows that its stacks reach back
+// to.
 bool lead_across(const Region& r, const GatherPlan& plan, uint32_t burn_in, Window& w, Runs* runs) {
   uint64_t page = r.page_of(w.slot);
   const std::byte* base = w.base;
@@ -177,7 +181,7 @@ bool lead_across(const Region& r, const GatherPlan& plan, uint32_t burn_in, Wind
     }
     --row;
     if (r.is_tail(page, row)) {
-      if (was_tail || r.geometry->has_state == 0) break;  // of an episode that was given up: the lane begins behind it
+      if (was_tail || r.geometry->has_state == 0) break;  // an abandoned episode: the lane begins after it
       was_tail = true;
       continue;
     }
@@ -202,9 +206,10 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs)
   return add_before(r, w, std::min(plan.before, w.episode_step), runs);
 }
 
-// ---- their bytes ---------------------------------------------------------------------------------------------------
+// ---- bytes
+// -----------------------------------------------------------------------------------------------------------
 
-// One value a step.
+// One value for each step.
 template <class T, class Value>
 void fill(const SequenceRows& rows, const ItemPlace& place, Value&& value) {
   uint32_t t = rows.in_front;
@@ -231,8 +236,8 @@ void copy_cells(const SequenceRows& rows, const GatherPlan& plan, const Output& 
   run([num_bytes](std::byte* into, const std::byte* from) { copy_bytes(into, from, num_bytes); });
 }
 
-// Of kind start, where only some rows have one: that of the window's first row. A window whose row says none is not what
-// it was, which the look behind the copy finds (G4).
+// Copies the value of a start column that only some rows have: that of the window's first row. If the row has no cell,
+// the window has changed, and the check after the copy finds that (rule G4).
 void copy_start(const SequenceRows& rows, const Output& output, std::byte* to) {
   const Region& r = rows.r;
   const RowPlace row = row_at(r, rows.w, rows.runs, rows.first);
@@ -254,7 +259,7 @@ void fill_steps(const SequenceRows& rows, const GatherPlan& plan, const Output& 
       return fill<float>(rows, to, [&](uint32_t head, uint64_t slot) { return gamma * r.discount_of(slot, head); });
     case Source::kTerminated:
       return fill<uint8_t>(rows, to, [](uint32_t head, uint64_t) { return (head & kTerminatedBit) != 0; });
-    case Source::kTruncated:  // an end that came after its step is the tail behind it
+    case Source::kTruncated:  // an end that came after its step is the tail after it
       if (rows.crosses && r.geometry->has_state != 0) {
         const auto is_end = [&](int64_t at) { return at == rows.last ? rows.w.has_tail : rows.is_tail(at + 1); };
         rows.for_each_step([&](int64_t offset) {
@@ -284,7 +289,7 @@ void fill_steps(const SequenceRows& rows, const GatherPlan& plan, const Output& 
   }
 }
 
-// One value an item.
+// One value for each item.
 void fill_item(const SequenceRows& rows, const Output& output, std::byte* to) {
   const Region& r = rows.r;
   const auto store = [&to](int64_t number) {

@@ -1,19 +1,8 @@
-// Items with a time axis: sequences and episodes (rules S1 to S3 say which there are).
+// Items with a time axis: sequences and episodes (rules S1 to S6 say which rows are items).
 //
-// A window is `lead` rows of burn-in, the steps from the item's own on, and the state behind the last of them where the
-// episode ends before the window is full. Its T rows come as [T, ...], padded where there are none (in the
-// array of a batch together, or where the time axis comes first a batch apart; ItemPlace says where):
-//
-//   pad right   | padding: burn-in that the episode does not have | lead | steps | tail | padding |
-//   pad left    | padding | lead | steps | tail |
-//
-// Padding in front repeats the first state of the window (columns of kind state), all else of padding is zero; a tail
-// has its states and zeros. The mask is set for steps alone.
-//
-// Where items lie end to end (ragged.hpp) there is no padding: burn-in that the episode does not have is not there.
-//
-// Locking: none needed, as for transitions (gather.hpp, which calls these).
-// Cost:    the bytes of the rows at the speed of memory, and the head of each of its steps.
+// Owns:    nothing.
+// Locking: none, as for transitions (gather.hpp, which calls these functions).
+// Cost:    the bytes of the rows at the speed of memory, and the head of each step.
 #pragma once
 
 #include <algorithm>
@@ -26,10 +15,18 @@
 
 namespace relive {
 
-// Where windows cross ends they have steps alone, tails between them are passed over, and so is the one behind the last.
+// A window has `lead` rows of burn-in, the steps from the item's own on, and the state after the last step if the
+// episode ends before the window is full. A batch has T rows for each window; ItemPlace gives the place of a row, with
+// the time axis first or second:
 //
-// A window as its columns are copied: row t of it, t < num_rows, lies `first + t` rows behind row 0 of the item's page;
-// where windows cross ends it is the t-th of rows first, first + 1 ... last that is no tail.
+//   pad right   | padding: burn-in before the episode's start | lead | steps | tail | padding |
+//   pad left    | padding | lead | steps | tail |
+//
+// Padding in front repeats the window's first state (columns of kind state); all other padding is zero. A tail has its
+// states, and zeros. The mask is set for steps only. Ragged batches (ragged.hpp) have no padding.
+//
+// Row t of the window, t < num_rows, lies `first + t` rows after row 0 of the item's page. If windows cross ends, the
+// window has steps only: row t is the t-th row of first, first + 1 ... last that is no tail.
 struct SequenceRows {
   const Region& r;
   const Window& w;
@@ -38,7 +35,7 @@ struct SequenceRows {
   int64_t first, last;  // of the window's first row; crosses: of its last step
   uint32_t in_front;    // rows of padding
   uint32_t num_steps;   // rows that are steps, burn-in included
-  uint32_t num_rows;    // and the tail, where bootstrap leaves a row for it
+  uint32_t num_rows;    // plus the tail, if bootstrap has a row for it
   uint32_t end;         // rows of its place, padding included
 
   SequenceRows(const Region& region, const GatherPlan& plan, const Window& window, const Run* list)
@@ -57,7 +54,7 @@ struct SequenceRows {
     in_front = sequence.pad == PadSide::kLeft ? plan.num_rows - num_rows : sequence.burn_in - w.lead;
     if (plan.is_ragged) in_front = 0;
   }
-  // Crosses: rows of a step's episode in front of it, as far as the window's pages go.
+  // Crosses: the number of rows of a step's episode before the step, as far as the window's pages reach.
   uint32_t stackable(int64_t offset) const {
     const RowPlace row = row_at(r, w, runs, offset);
     const uint32_t step = load_head(row.base + row.offset * r.geometry->record_stride) & kStepMask;
@@ -87,8 +84,8 @@ struct SequenceRows {
   bool is_tail(int64_t offset) const {
     return r.is_tail(run_at(r, w, runs, offset).page, static_cast<uint32_t>(offset & (r.page_len - 1)));
   }
-  // Crosses: calls each(offset) for its steps in order. Rows that were written anew meanwhile are other steps, or fewer:
-  // never rows that the window does not have.
+  // Crosses: calls each(offset) for the steps in order. Rows that were rewritten at the same time may give other or
+  // fewer steps, but never rows outside the window.
   template <class Each>
   void for_each_step(Each&& each) const {
     uint32_t left = num_steps;
@@ -99,12 +96,12 @@ struct SequenceRows {
     }
   }
 
-  // Calls each(rows behind row 0 of the item's page, destination) for every cell of a column that the window has, padding
-  // in front among them; zeros where there is none. place: of the item, may be of none.
+  // Calls each(rows after row 0 of the item's page, destination) for every cell of a column in the window, padding in
+  // front included. Writes zeros for all other cells. place: of the item; its first may be null.
   template <class Each>
   void for_each_cell(const GatherPlan& plan, const Output& output, const ItemPlace& place, Each&& each) const {
     const ColumnLayout& column = r.columns[output.column];
-    // newest: rows behind row 0 of the page; before: rows of the episode before it; t: where it comes on the time axis
+    // newest: rows after row 0 of the page; before: rows of the episode before it; t: position on the time axis
     const auto copy_at = [&](int64_t newest, uint32_t before, uint32_t t) {
       std::byte* to = place.at(t);
       for (uint32_t back = output.stack; back-- > 0;) {
@@ -123,7 +120,7 @@ struct SequenceRows {
     const auto copy_step = [&](int64_t offset, uint32_t t) {
       copy_at(offset + next, output.stack > 1 ? stackable(offset) + static_cast<uint32_t>(next) : 0, t);
     };
-    if (output.row_bytes == 0) return copy_at(first, 0, 0);  // of kind start or episode
+    if (output.row_bytes == 0) return copy_at(first, 0, 0);  // kind start or episode
     const bool is_state = column.kind == ColumnKind::kState && next == 0;
     const uint32_t count = is_state ? num_rows : num_steps;
     if (!is_state) zero_rows(output, place, 0, in_front);
@@ -138,14 +135,13 @@ struct SequenceRows {
   }
 };
 
-// Names: declared columns (of kind start, and of kind episode but where windows cross ends: the first row's, no time
-// axis), next_<state>, discount, mask, loss_mask,
-// terminated, truncated, episode_step and first, one a row; lane, num_steps, policy_version (lowest and highest) and
-// staleness (of the lowest), one an item; offsets, where it is named the items of a batch lie end to end. kInvalidConfig
-// for any other, and for offsets where the time axis comes first.
+// Names, with one value for each row: declared columns, next_<state>, discount, mask, loss_mask, terminated, truncated,
+// episode_step, first. With one value for each item: columns of kind start, and of kind episode unless windows cross
+// ends (the first row's value); lane, num_steps, policy_version (lowest and highest), staleness (of the lowest).
+// offsets: makes the batch ragged. kInvalidConfig for any other name, and for offsets if the time axis comes first.
 Status make_sequence_plan(const Region& r, const std::vector<std::string>& names, GatherPlan* plan);
 
-// resolve() and copy_rows() of sequences.
+// resolve() and copy_rows() for sequences.
 void resolve_sequences(const Region& r, const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count,
                        Runs* runs);
 void copy_sequences(const Region& r, const GatherPlan& plan, const Window* windows, const Runs& runs,

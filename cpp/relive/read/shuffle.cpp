@@ -9,12 +9,12 @@
 namespace relive {
 namespace {
 
-constexpr uint64_t kShuffles = ~uint64_t{2};  // a stream of random numbers that is no participant's
-constexpr uint32_t kRounds = 8;               // of the network: small ones want more than large ones
-constexpr uint64_t kLooksARound = 16384;      // between two looks at the caller's deadline and signals
+constexpr uint64_t kShuffles = ~uint64_t{2};  // a stream of random numbers that no participant uses
+constexpr uint32_t kRounds = 8;               // of the network: few leaves need more rounds than many
+constexpr uint64_t kLooksARound = 16384;      // between two checks of the caller's deadline and signals
 
-// So many turns, nobody else's: one step, for which no lock is needed (rule O1). Returns the first.
-uint64_t claim_turns(std::atomic<uint64_t>& taken, uint64_t count) {
+// Takes the next `count` positions for this draw by one atomic addition, without a lock (rule O1). Returns the first.
+uint64_t claim_positions(std::atomic<uint64_t>& taken, uint64_t count) {
   if (RELIVE_RULE(O1_one_step)) return taken.fetch_add(count, std::memory_order_relaxed);
   const uint64_t first = taken.load(std::memory_order_relaxed);
   RELIVE_FAIL_POINT(shuffle_claimed);
@@ -31,7 +31,7 @@ Permutation::Permutation(uint64_t seed, uint32_t index, uint64_t epoch, uint64_t
   high_ = bits - low_;
 }
 
-// Halves of unlike width change places in each round; after an even number of rounds each has its own width again.
+// Halves of different width change places in each round; after an even number of rounds each has its own width again.
 uint64_t Permutation::once(uint64_t place) const {
   uint32_t right_bits = low_, left_bits = high_;
   uint64_t right = place & ((uint64_t{1} << low_) - 1), left = place >> low_;
@@ -51,38 +51,38 @@ uint64_t Permutation::at(uint64_t place) const {
   return place;
 }
 
-void take_turns(const Region& r, uint32_t index, DrawScratch* scratch, double none) {
+void take_positions(const Region& r, uint32_t index, DrawScratch* scratch, double none) {
   const Leaves leaves(r, index);
   const size_t count = scratch->missing.size();
   const uint64_t num_leaves = r.map(index).num_leaves;
-  std::vector<uint64_t>& turns = scratch->turns;
-  turns.resize(std::max(turns.size(), scratch->windows.size()));
+  std::vector<uint64_t>& shuffled = scratch->shuffled;
+  shuffled.resize(std::max(shuffled.size(), scratch->windows.size()));
   size_t found = 0;
-  // An item whose window changed while it was read has had its turn: it is read anew, or nobody has it (rule O2).
+  // An item whose window changed during the read keeps its position: the row reads the same leaf again (rule O2).
   std::vector<uint32_t>& rows = scratch->missing;
   for (size_t k = 0; k < count; ++k) {
-    const uint64_t before = turns[rows[k]];
+    const uint64_t before = shuffled[rows[k]];
     if (before == 0 || !leaves.has_mass(before - 1) || !RELIVE_RULE(O2_same_slot)) continue;
     std::swap(rows[k], rows[found++]);
   }
   for (size_t k = 0; k < found; ++k) {
-    scratch->drawn[k] = turns[rows[k]] - 1;
+    scratch->drawn[k] = shuffled[rows[k]] - 1;
     scratch->points[k] = 0.0;
   }
   for (uint64_t looks = 0; found < count && looks < kLooksARound && leaves.has_any();) {
     const uint64_t some = count - found;
-    uint64_t turn = claim_turns(*r.turns[index], some);
+    uint64_t position = claim_positions(*r.turns[index], some);
     RELIVE_FAIL_POINT(shuffle_claimed);
-    if (scratch->first_turn == scratch->end_turn) scratch->first_turn = scratch->end_turn = turn;
-    scratch->is_one_run &= scratch->end_turn == turn;
-    scratch->end_turn = turn + some;
-    for (const uint64_t end = turn + some; turn < end;) {
-      const Permutation order(r.geometry->seed, index, turn / num_leaves, num_leaves);
-      const uint64_t last = std::min(end, (turn / num_leaves + 1) * num_leaves);
-      for (; turn < last; ++turn) {
-        const uint64_t slot = order.at(turn % num_leaves);
+    if (scratch->first_turn == scratch->end_turn) scratch->first_turn = scratch->end_turn = position;
+    scratch->is_one_run &= scratch->end_turn == position;
+    scratch->end_turn = position + some;
+    for (const uint64_t end = position + some; position < end;) {
+      const Permutation order(r.geometry->seed, index, position / num_leaves, num_leaves);
+      const uint64_t last = std::min(end, (position / num_leaves + 1) * num_leaves);
+      for (; position < last; ++position) {
+        const uint64_t slot = order.at(position % num_leaves);
         if (!leaves.has_mass(slot)) continue;
-        turns[rows[found]] = slot + 1;
+        shuffled[rows[found]] = slot + 1;
         scratch->drawn[found] = slot;
         scratch->points[found++] = 0.0;
       }
@@ -91,7 +91,7 @@ void take_turns(const Region& r, uint32_t index, DrawScratch* scratch, double no
   }
   scratch->looks.num_unfilled = count - found;
   for (size_t k = found; k < count; ++k) {
-    turns[rows[k]] = 0;
+    shuffled[rows[k]] = 0;
     scratch->drawn[k] = 0;
     scratch->points[k] = none;
   }

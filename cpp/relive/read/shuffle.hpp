@@ -1,10 +1,12 @@
-// Draws without replacement: every leaf of an index once an epoch, in the order of a keyed permutation (rules O1, O2).
+// The draws of Shuffle: every leaf of an index once an epoch, in the order of a keyed permutation (rules O1, O2). A
+// position is a number that only rises: position / number of leaves is its epoch, the remainder its place in the
+// permutation of that epoch. A position without an item is skipped. The region stores only how many positions were
+// taken; a process takes some by one atomic addition.
 //
-// A turn is a number that only rises: turn / number of leaves is its epoch, the rest its place there. The permutation of
-// the epoch says which leaf that is; where no item is there the turn is over. All that the region keeps is how many turns
-// were taken: who takes some adds to it in one step, from whatever process.
-//
-// Locking: none. Cost: some rounds of mixing and a miss of memory a leaf, and as many leaves an item as there are to one.
+// Owns:    nothing.
+// Locking: none.
+// Cost:    some rounds of mixing and a cache miss for each leaf; for each item as many leaves as there are leaves to
+//          one item.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +16,12 @@
 
 namespace relive {
 
-// A permutation of the numbers below `count`: a Feistel network over the next power of two, walked until it is below.
+// A permutation of the numbers below `count`: a Feistel network over the next power of two, applied until the result is
+// below `count`.
 class Permutation final {
  public:
   Permutation(uint64_t seed, uint32_t index, uint64_t epoch, uint64_t count);
-  uint64_t at(uint64_t place) const;  // of a place below `count`
+  uint64_t at(uint64_t place) const;  // place: below `count`
 
  private:
   uint64_t once(uint64_t place) const;
@@ -28,8 +31,9 @@ class Permutation final {
   uint32_t low_, high_;  // bits of the two halves
 };
 
-// A leaf with an item for each row of scratch->missing, as far as the looks of one round go: drawn[k], and points[k], which
-// is `none` where there is none yet. A row whose turn fell on an item in an earlier round has it again while it is there.
-void take_turns(const Region& r, uint32_t index, DrawScratch* scratch, double none);
+// Finds a leaf with an item for each row of scratch->missing, within the looks of one round: drawn[k] and points[k],
+// which is `none` if no item was found yet. A row that found an item in an earlier round keeps that item while it is
+// drawable.
+void take_positions(const Region& r, uint32_t index, DrawScratch* scratch, double none);
 
 }  // namespace relive

@@ -4,19 +4,19 @@
 #include <cmath>
 
 #include "relive/index/leaves.hpp"
+#include "relive/read/candidates.hpp"
 #include "relive/read/distinct.hpp"
-#include "relive/read/sieve.hpp"
 #include "relive/words/config_check.hpp"
 
 namespace relive {
 namespace {
 
 constexpr size_t kWaves = 3;             // one is aimed, one looked at, one tested
-constexpr uint64_t kLooksARound = 4096;  // between two looks at the caller's deadline and signals
-constexpr size_t kLonger = 4;            // times as many of the best items, where too few of them passed
+constexpr uint64_t kLooksARound = 4096;  // between two checks of the caller's deadline and signals
+constexpr size_t kLonger = 4;            // factor for the list of best items if too few of them passed
 
-// Where fewer pass than are wanted, they come once more from the first one on, as they do without a condition. Not where
-// each draw of them counts.
+// If fewer items pass than rows are missing, the items repeat from the first one on, as they do without a condition.
+// The caller excludes indexes with use counts.
 void repeat_found(const DrawRequest& request, const std::vector<uint32_t>& rows, size_t found, DrawScratch* scratch) {
   for (size_t k = found; k < rows.size(); ++k) {
     const uint32_t from = rows[k % found], row = rows[k];
@@ -27,35 +27,35 @@ void repeat_found(const DrawRequest& request, const std::vector<uint32_t>& rows,
   }
 }
 
-// The best items that pass, in order. A list of them is of one moment, so a longer one is gone through from its first.
-// Where all there are were looked at, looking on would bring nothing.
-uint64_t find_in_order(const Region& r, const Sieve& sieve, DrawScratch* scratch) {
+// Finds the best items that pass, in order. A list of best items belongs to one moment, so a longer list is tested from
+// its beginning. Once all items were tested, further looks find nothing.
+uint64_t find_in_order(const Region& r, const CandidateFilter& filter, DrawScratch* scratch) {
   Looks& looks = scratch->looks;
   std::vector<uint32_t>& rows = scratch->missing;
   std::sort(rows.begin(), rows.end());
   std::sort(scratch->taken.begin(), scratch->taken.end());
-  const uint64_t most = kLeastLooks + kLooksAnItem * sieve.request().num_items;
+  const uint64_t most = kLeastLooks + kLooksAnItem * filter.request().num_items;
   size_t found = 0, looked = 0, passed = 0;
   bool is_all = false;
   Wave wave;
   for (size_t wanted = rows.size() + scratch->taken.size(); found < rows.size() && !is_all; wanted *= kLonger) {
-    sieve.leaves().best(wanted, &scratch->best, &scratch->open);
+    filter.leaves().best(wanted, &scratch->best, &scratch->open);
     is_all = scratch->best.size() < wanted || wanted > most;
     found = looked = passed = 0;
     for (size_t at = 0; found < rows.size() && at < scratch->best.size();) {
-      sieve.look_in_order(scratch->taken, &at, scratch->best, &wave);
-      sieve.test(&wave);
+      filter.look_in_order(scratch->taken, &at, scratch->best, &wave);
+      filter.test(&wave);
       for (size_t k = 0; k < wave.num_items; ++k) {
         if (!wave.items[k].is_there) continue;
         ++looked;
         passed += wave.passes[k] ? 1 : 0;
-        if (wave.passes[k] && found < rows.size()) sieve.keep(wave.items[k], rows[found++], 1.0, scratch);
+        if (wave.passes[k] && found < rows.size()) filter.keep(wave.items[k], rows[found++], 1.0, scratch);
       }
     }
   }
-  const bool is_counted = r.max_times(sieve.request().index) != 0;
+  const bool is_counted = r.max_times(filter.request().index) != 0;
   if (found > 0 && found < rows.size() && is_all && !is_counted) {
-    repeat_found(sieve.request(), rows, found, scratch);
+    repeat_found(filter.request(), rows, found, scratch);
     found = rows.size();
   }
   looks.looked = looked + scratch->taken.size();
@@ -66,17 +66,18 @@ uint64_t find_in_order(const Region& r, const Sieve& sieve, DrawScratch* scratch
   return 0;
 }
 
-// As many more candidates as will bring so many items, by what was seen so far, beside those that are under way.
+// The number of further candidates that should bring `missing` items, judged by the counts so far, minus those under
+// way.
 size_t candidates(const Looks& looks, size_t missing, size_t under_way) {
   const double share = static_cast<double>(looks.brought + 1) / static_cast<double>(looks.looked + 1);
   const double wanted = std::ceil(static_cast<double>(missing) / share) - static_cast<double>(under_way);
   return static_cast<size_t>(std::clamp<double>(wanted, 0.0, kWave));
 }
 
-// What the batch takes of a tested wave, for rows[*found] and those behind it; what is more than was needed is left.
-void take(const Sieve& sieve, bool is_distinct, const Wave& wave, const std::vector<uint32_t>& rows, size_t* found,
-          DrawScratch* scratch) {
-  const double per_mass = 1.0 / sieve.total();
+// Stores the items of a tested wave in rows[*found] and the following ones; surplus items are left.
+void take(const CandidateFilter& filter, bool is_distinct, const Wave& wave, const std::vector<uint32_t>& rows,
+          size_t* found, DrawScratch* scratch) {
+  const double per_mass = 1.0 / filter.total();
   const size_t num_rows = rows.size(), before = *found;
   size_t looked = 0, passed = 0, now = before;
   for (size_t k = 0; k < wave.num_items; ++k) {
@@ -86,7 +87,7 @@ void take(const Sieve& sieve, bool is_distinct, const Wave& wave, const std::vec
     ++passed;
     if (now == num_rows) continue;
     if (is_distinct && !scratch->has.add(one.slot) && RELIVE_RULE(G11_once)) continue;
-    sieve.keep(one, rows[now++], one.mass * per_mass, scratch);
+    filter.keep(one, rows[now++], one.mass * per_mass, scratch);
   }
   scratch->looks.looked += looked;
   scratch->looks.passed += passed;
@@ -94,7 +95,7 @@ void take(const Sieve& sieve, bool is_distinct, const Wave& wave, const std::vec
   *found = now;
 }
 
-// Those that the batch has beside the rows that are missing.
+// Notes the items that the batch has in its complete rows.
 void note_batch(const Region& r, const DrawRequest& request, DrawScratch* scratch) {
   scratch->has.begin(request.num_items + request.num_beside);
   for (size_t k = 0; k < request.num_beside; ++k) scratch->has.add(r.leaf_of_key(request.index, request.beside[k]));
@@ -102,26 +103,26 @@ void note_batch(const Region& r, const DrawRequest& request, DrawScratch* scratc
     if (const Window& w = scratch->windows[row]; w.ok) scratch->has.add(w.slot);
 }
 
-// One round of candidates. Returns how many points fell on nothing.
-uint64_t look_round(const Sieve& sieve, const CounterRng& rng, uint64_t first, bool is_distinct, size_t* found,
-                    DrawScratch* scratch) {
+// Runs one round of candidates. Returns the number of points without an item.
+uint64_t look_round(const CandidateFilter& filter, const CounterRng& rng, uint64_t first, bool is_distinct,
+                    size_t* found, DrawScratch* scratch) {
   Looks& looks = scratch->looks;
   const std::vector<uint32_t>& rows = scratch->missing;
   Wave waves[kWaves];
   uint64_t at = 0, empty = 0;
-  for (size_t turn = 0; *found < rows.size(); ++turn) {
-    Wave& aimed = waves[turn % kWaves];
-    Wave& looked = waves[(turn + 2) % kWaves];
-    Wave& tested = waves[(turn + 1) % kWaves];
+  for (size_t step = 0; *found < rows.size(); ++step) {
+    Wave& aimed = waves[step % kWaves];
+    Wave& looked = waves[(step + 2) % kWaves];
+    Wave& tested = waves[(step + 1) % kWaves];
     const size_t under_way = looked.num_points + tested.num_points;
     const size_t count = at < kLooksARound ? candidates(looks, rows.size() - *found, under_way) : 0;
     if (count + under_way == 0) break;
-    sieve.aim(rng, first + at, count, &aimed);
+    filter.aim(rng, first + at, count, &aimed);
     at += count;
-    sieve.look(&looked);
+    filter.look(&looked);
     empty += looked.num_points - looked.num_items;
-    sieve.test(&tested);
-    take(sieve, is_distinct, tested, rows, found, scratch);
+    filter.test(&tested);
+    take(filter, is_distinct, tested, rows, found, scratch);
   }
   looks.tried += at;
   return empty;
@@ -134,7 +135,7 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
   if (index >= r.num_indexes) return invalid("index", "one of the table's", index);
   const Choice choice = Leaves(r, index).kind().choice;
   if (choice == Choice::kInTurn)
-    return invalid("where of a draw", "an index whose sampler is another: Shuffle gives each item its turn, once",
+    return invalid("where of a draw", "an index whose sampler is another: Shuffle draws each item once an epoch",
                    static_cast<int64_t>(index));
   out->index = index;
   out->text = std::move(text);
@@ -145,13 +146,13 @@ Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOper
 
 namespace {
 
-// An item whose rows were asked for: where they lie is known.
+// An item whose rows were prefetched, so their place is known.
 Subject first_subject(const Region& r, const DrawRequest& request, const Window& w) {
   const bool is_located = request.plan != nullptr && request.plan->max_rows == 0;
   return is_located ? Subject{w.slot, w.base, r.offset_of(w.slot), 0} : subject_of(r, request.index, w.slot);
 }
 
-// Whether all that the condition reads is of the record that a gather asks for by itself.
+// Whether the gather's own prefetch covers all values that the condition reads.
 bool is_asked_for(const Region& r, const DrawRequest& request) {
   if (request.plan == nullptr || request.plan->max_rows != 0 || request.where->reads.has_marks) return false;
   const Reads& reads = request.where->reads;
@@ -181,7 +182,7 @@ void sift_first(const Region& r, const DrawRequest& request, const uint32_t* row
   const ItemMap& map = r.map(request.index);
   Window* const windows = scratch->windows.data();
   Looks& looks = scratch->looks;
-  const bool is_checked_later = request.plan != nullptr;  // of what passes, with its rows (rule G4)
+  const bool is_checked_later = request.plan != nullptr;  // passing items are checked later, with their rows (rule G4)
   Subject subjects[kWave];
   bool passes[kWave];
   uint32_t of[kWave];
@@ -221,18 +222,18 @@ uint64_t find_passing(const Region& r, const DrawRequest& request, const Counter
   Looks& looks = scratch->looks;
   const std::vector<uint32_t>& rows = scratch->missing;
   for (uint32_t row : rows) scratch->windows[row].ok = false;
-  const Sieve sieve(r, request, request.where, scratch, total);
-  if (sieve.leaves().kind().choice == Choice::kBest) return find_in_order(r, sieve, scratch);
+  const CandidateFilter filter(r, request, request.where, scratch, total);
+  if (filter.leaves().kind().choice == Choice::kBest) return find_in_order(r, filter, scratch);
   const bool once = is_distinct(r, request.index);
   size_t found = 0;
   uint64_t empty = 0;
   if (once) note_batch(r, request, scratch);
-  looks.is_short = once && sieve.leaves().num_live() < static_cast<int64_t>(rows.size());
+  looks.is_short = once && filter.leaves().num_live() < static_cast<int64_t>(rows.size());
   if (looks.is_short) return 0;
   if (once && looks.tried >= looks_before_race(r, request.index, request.num_items)) {
-    race(sieve, rng, rows, &found, scratch);
+    race(filter, rng, rows, &found, scratch);
   } else {
-    empty = look_round(sieve, rng, first, once, &found, scratch);
+    empty = look_round(filter, rng, first, once, &found, scratch);
   }
   looks.num_unfilled = rows.size() - found;
   RELIVE_FAIL_POINT(where_found);
@@ -243,7 +244,7 @@ void sift(const Region& r, const Where& where, const uint64_t* leaves, const uin
           DrawScratch* scratch, bool* passes) {
   DrawRequest request;
   request.index = where.index;
-  const Sieve sieve(r, request, &where, scratch, 0.0);
+  const CandidateFilter filter(r, request, &where, scratch, 0.0);
   Wave wave;
   for (size_t begin = 0; begin < count; begin += kWave) {
     wave.num_items = std::min(kWave, count - begin);
@@ -251,7 +252,7 @@ void sift(const Region& r, const Where& where, const uint64_t* leaves, const uin
       wave.items[k] = {leaves[begin + k], words[begin + k], 0.0, true};
       wave.subjects[k] = subject_of(r, where.index, leaves[begin + k]);
     }
-    sieve.test(&wave);
+    filter.test(&wave);
     for (size_t k = 0; k < wave.num_items; ++k) passes[begin + k] = wave.items[k].is_there && wave.passes[k];
   }
 }

@@ -1,12 +1,11 @@
-// Draws with a condition: items that do not pass are drawn again (rule G10).
+// Draws with a condition: items that do not pass are drawn again (rule G10). By mass: points are independent over the
+// whole total, because one point for each stratum would favour strata in which few items pass; so items come in
+// proportion to their mass among those that pass. By order: the best items are tested in order until enough pass.
 //
-// An index that draws by mass: points are independent over the whole total, not one a stratum: a stratum that few items
-// pass in would give as many as one where all do. So what comes is in proportion to mass among the items that pass.
-// One that draws its best items: they are gone through in order, from the best one on, until enough passed.
-//
-// Owner:   a Where is a value made once. Locking: none; never under the table lock, for rows are read.
-// Cost:    a draw of n items at a share s of the mass takes n / s looks; each costs about what a plain draw of a key does.
-//          Where all pass, a tenth more than a draw without a condition.
+// Owns:    a Where is an immutable value.
+// Locking: none; the functions never run under the table lock, because they read rows.
+// Cost:    a draw of n items that pass with a share s of the mass takes n / s looks, each about as much as a draw of a
+//          key. If all items pass, a tenth more than a draw without a condition.
 #pragma once
 
 #include <string>
@@ -22,34 +21,35 @@ struct Where {
   Predicate predicate{};
   Reads reads;
   std::string text;   // as the caller wrote it, for errors
-  GatherPlan length;  // where num_steps is asked for: of the window
+  GatherPlan length;  // if num_steps is used: the plan that finds it
 };
 
-// Of a draw with a condition: after so many looks, and so many an item, what is missing is rare.
+// After this many looks, plus this many for each item, a draw with a condition reports RareItems.
 inline constexpr uint64_t kLeastLooks = 1 << 16;
 inline constexpr uint64_t kLooksAnItem = 1 << 10;
 
-// kInvalidConfig where the program is none, or the index's sampler gives each item its turn.
+// Returns kInvalidConfig if the program is invalid, or if the index's sampler is Shuffle.
 Status make_where(const Region& r, uint32_t index, const std::vector<WrittenOperation>& written, std::string text,
                   Where* out);
 
-// Whether each row of a draw with a condition has a first point of its own, looked at as a draw without one does: where all
-// pass, that is all there is to do. Else all points are looked at in waves (sieve.hpp).
+// Whether each row of a draw with a condition has a first point of its own, as in a draw without one; if all items
+// pass, the draw is then complete. Otherwise all points are tested in waves (candidates.hpp).
 bool has_first_points(const Region& r, const DrawRequest& request);
-// Asks memory for what the condition reads of the windows of these rows, beside the rows themselves.
+// Prefetches the values that the condition reads for the windows of these rows, unless the rows' own prefetch covers
+// them.
 void ask_for_first(const Region& r, const DrawRequest& request, const uint32_t* rows, size_t count,
                    const Window* windows);
-// Of the windows of these rows, which first points led to: what does not pass is not ok any more, and its row stands in
-// scratch.unfit, as that of a point which led to nothing. Notes what was seen in scratch.looks.
+// Tests the windows of these rows, which first points led to. A window that does not pass is not ok any more, and its
+// row is added to scratch.unfit, like the row of a point without an item. Adds to scratch.looks.
 void sift_first(const Region& r, const DrawRequest& request, const uint32_t* rows, size_t count, DrawScratch* scratch);
 
-// Chooses an item that passes for each row of scratch.missing, as far as looks of one round go; the windows of the
-// others are not ok. Notes what was seen in scratch.looks; returns how many looks pointed at nothing.
-// first: the number of the first point; those below it are taken.
+// Chooses an item that passes for each row of scratch.missing, within the looks of one round; windows without one are
+// not ok. Adds to scratch.looks and returns the number of points without an item. first: number of the first point;
+// earlier numbers are used.
 uint64_t find_passing(const Region& r, const DrawRequest& request, const CounterRng& rng, uint64_t first, double total,
                       DrawScratch* scratch);
 
-// Which items of leaves pass, as they were when their words were read; what changed meanwhile does not.
+// Tests the items of these leaves, as they were when their words were read. An item that has changed does not pass.
 void sift(const Region& r, const Where& where, const uint64_t* leaves, const uint64_t* words, size_t count,
           DrawScratch* scratch, bool* passes);
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "relive/pages/hold.hpp"
+#include "relive/pages/pin_all.hpp"
 
 namespace relive {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "relive/read/ragged.hpp"
-#include "relive/read/source.hpp"
+#include "relive/read/row_source.hpp"
 #include "relive/table/table.hpp"
 
 namespace relive {

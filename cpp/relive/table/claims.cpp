@@ -1,7 +1,7 @@
 #include "relive/table/claims.hpp"
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/table/credits.hpp"
 

@@ -7,7 +7,7 @@
 
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
-#include "relive/pages/most.hpp"
+#include "relive/pages/max_items.hpp"
 #include "relive/table/table.hpp"
 #include "relive/tiers/tier.hpp"
 #include "relive/words/predicate.hpp"

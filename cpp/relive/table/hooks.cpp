@@ -1,6 +1,6 @@
 #include "relive/table/hooks.hpp"
 
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/table/by_key.hpp"
 #include "relive/tiers/tier.hpp"
 

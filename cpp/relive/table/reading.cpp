@@ -1,7 +1,7 @@
 // Where the rows of a call come from: frames, or, where its plan needs bulk, what is staged.
 #include "relive/table/reading.hpp"
 
-#include "relive/read/source.hpp"
+#include "relive/read/row_source.hpp"
 #include "relive/table/by_key.hpp"
 #include "relive/table/credits.hpp"
 #include "relive/table/draws.hpp"

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
-#include "relive/pages/hold.hpp"
+#include "relive/pages/eviction_order.hpp"
+#include "relive/pages/pin_all.hpp"
 #include "relive/read/where.hpp"
 #include "relive/table/claims.hpp"
 #include "relive/table/credits.hpp"

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <vector>
 
-#include "relive/read/source.hpp"
+#include "relive/read/row_source.hpp"
 #include "relive/tiers/tier.hpp"
 
 namespace relive {

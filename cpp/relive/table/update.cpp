@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/publish.hpp"
 #include "relive/table/by_key.hpp"
 

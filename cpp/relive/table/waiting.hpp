@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string>
 
-#include "relive/pages/overdue.hpp"
+#include "relive/pages/expiry.hpp"
 #include "relive/table/table.hpp"
 
 namespace relive {

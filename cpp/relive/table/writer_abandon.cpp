@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "relive/pages/abandon.hpp"
-#include "relive/pages/kept.hpp"
 #include "relive/pages/page_rows.hpp"
 #include "relive/pages/pages.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/table/writer.hpp"
 #include "relive/table/writer_cells.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pins.hpp"
 #include "relive/table/changing.hpp"
 #include "relive/table/waiting.hpp"
 #include "relive/table/writer_cells.hpp"

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <utility>
 
-#include "relive/pages/begins.hpp"
 #include "relive/pages/cells.hpp"
+#include "relive/pages/item_starts.hpp"
 #include "relive/table/writer.hpp"
 #include "relive/table/writer_cells.hpp"
 

@@ -1,9 +1,9 @@
-// The file of a tiered table's spilled bulk: a nameless file that nobody else can open and that a crash leaves nothing
-// of. page_file_linux.cpp is the one file that knows how; page_file_portable.cpp says that there is none.
+// The file with a tiered table's spilled bulk. The file has no name, so no other process can open it, and a crash
+// leaves nothing of it. page_file_linux.cpp implements the file; page_file_portable.cpp reports that there is none.
 //
-// Owner:   a PageFile belongs to one Tier.
-// Locking: read and write from any thread; two writes never touch the same bytes at a time, as positions have one owner.
-// Cost:    a system call each; direct I/O keeps the page cache out where the file system has it.
+// Owns:    a PageFile belongs to one Tier and owns its file descriptor.
+// Locking: read and write may run on any thread. Two writes never overlap, because each position has one owner.
+// Cost:    one system call each; direct I/O bypasses the page cache if the file system supports it.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace relive {
 
-// A stretch of memory, as one part of a scattered read or a gathered write.
+// A part of memory for a scattered read or a gathered write.
 struct Stretch {
   std::byte* memory;
   size_t num_bytes;
@@ -26,21 +26,22 @@ struct Stretch {
 
 class PageFile final {
  public:
-  // A nameless file in `directory`. kSystemError {what, errno} where the directory is not there or not writable.
+  // Creates a nameless file in `directory`. Returns kSystemError {what, errno} if the directory does not exist or is
+  // not writable.
   static Status create(const std::string& directory, std::unique_ptr<PageFile>* out);
   ~PageFile();
   PageFile(const PageFile&) = delete;
   PageFile& operator=(const PageFile&) = delete;
 
-  // Fills / writes the stretches, one after the other, from byte `at` on. Whole or not at all for the caller: an error
-  // leaves what was read undefined and what was written to be written again. kStorageFull, kSystemError.
+  // Reads or writes the stretches one after the other, from byte `at` on. After an error the caller treats the call as
+  // not done: bytes that were read are undefined, and a write must be repeated. Returns kStorageFull or kSystemError.
   Status read(uint64_t at, const std::vector<Stretch>& to);
   Status write(uint64_t at, const std::vector<Stretch>& from);
 
   bool is_direct() const { return is_direct_; }
   const std::string& directory() const { return directory_; }
 
-  // For tests: the errno that reads or writes fail with from now on, 0 for none.
+  // For tests: the errno of every read or write from now on, 0 for none.
   void fail_reads(int error) { read_error_ = error; }
   void fail_writes(int error) { write_error_ = error; }
 

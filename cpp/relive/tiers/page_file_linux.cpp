@@ -1,4 +1,4 @@
-// Nameless files, direct I/O, scattered reads and gathered writes.
+// Nameless files, direct I/O, scattered reads and gathered writes on Linux.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -21,7 +21,7 @@ Status failure(const std::string& what, int error) {
   return Status(Code::kSystemError).with_text("what", what).with_int("errno", error);
 }
 
-// A file that never had a name, or, where the file system has no such thing, one that loses it at once.
+// Opens a file without a name. If the file system does not support that, creates a file and removes its name at once.
 int open_nameless(const std::string& directory, int flags) {
   int fd = open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
   if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return fd;
@@ -33,7 +33,7 @@ int open_nameless(const std::string& directory, int flags) {
   return fd;
 }
 
-// Goes on after short transfers. move(fd, parts, count, at) is preadv or pwritev; returns an errno, 0 for done.
+// Continues after short transfers. move(fd, parts, count, at) is preadv or pwritev. Returns an errno, 0 for success.
 template <class Move>
 int move_all(int fd, uint64_t at, const std::vector<Stretch>& stretches, Move&& move) {
   std::vector<iovec> parts;
@@ -75,7 +75,7 @@ Status PageFile::create(const std::string& directory, std::unique_ptr<PageFile>*
   return {};
 }
 
-// Some file systems take the flag and refuse the transfer, or ask for more than 4 KiB of alignment.
+// Some file systems accept the flag and refuse the transfer, or require more than 4 KiB of alignment.
 Status PageFile::probe_direct() {
   if (!is_direct_) return {};
   void* block = std::aligned_alloc(kDirectAlign, kDirectAlign);

@@ -1,4 +1,4 @@
-// page_file.hpp where there is no Linux: tiered tables are absent and say so.
+// page_file.hpp without Linux: every call reports that tiered tables are not supported.
 #include "relive/tiers/page_file.hpp"
 
 namespace relive {

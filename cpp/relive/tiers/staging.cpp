@@ -1,4 +1,4 @@
-// The life of a unit: wanted, filed, made room for, read, forgotten. Delivery is in staging_deliver.cpp.
+// The life of a unit: requested, queued, given memory, read, forgotten. Delivery is in staging_deliver.cpp.
 #include "relive/tiers/staging.hpp"
 
 #include <algorithm>
@@ -8,7 +8,7 @@ namespace relive {
 namespace {
 
 constexpr uint64_t kMostRun = 8 << 20;  // bytes read in one call
-constexpr uint64_t kFreshPart = 3;      // of staging memory may hold what is read for its first use
+constexpr uint64_t kFreshPart = 3;      // 1 / this part of the memory may contain units before their first use
 
 }  // namespace
 
@@ -79,7 +79,8 @@ void Staging::unfile(Unit* unit) {
   unit->filed = Filed::kNowhere;
 }
 
-// Puts a unit where its state and its uses say it belongs. One that nobody wants and that is not here ceases to be.
+// Puts a unit into the list that its state and its uses require. Deletes a unit that no batch wants and that is not in
+// memory.
 void Staging::file(Unit* unit) {
   unfile(unit);
   const bool is_wanted = unit->waiters > 0 || !unit->uses.empty();
@@ -103,14 +104,14 @@ void Staging::file(Unit* unit) {
   if (unit->state != State::kAbsent) return;
   const uint64_t page = r_.ref_page(unit->id.ref);
   const BulkPlace place = r_.bulk.place(page);
-  if (!is_alive(unit)) {  // looked at after the place: a page of another generation has another place
+  if (!is_alive(unit)) {  // read after the place: another generation has another place
     unit->state = State::kGone;
     unit_came_.notify_all();
     return;
   }
-  if (place.kind != BulkKind::kDisk) return;  // in memory; spilled() will file it
+  if (place.kind != BulkKind::kDisk) return;  // in memory; spilled() will queue it
   unit->at = place.number * r_.bulk.geometry->frame_bytes + unit_offsets_[unit->id.unit];
-  // A page that has gone leaves its units filed until somebody looks: theirs may be this very place on disk.
+  // A freed page leaves its units queued until they are visited, and one of them may have this very place on disk.
   const auto [other, is_new] = pending_at_.try_emplace(unit->at, unit);
   if (!is_new) {
     Unit* gone = other->second;
@@ -165,7 +166,7 @@ void Staging::spilled(uint64_t ref) {
   wake_readers();
 }
 
-// Room for a unit, at the cost of what is wanted later than it or not at all.
+// Gives memory to a unit, at the cost of units that are wanted later or not at all.
 bool Staging::take_blocks(Unit* unit) {
   const size_t needed = blocks_of(unit->id.unit);
   while (free_blocks_.size() < needed) {
@@ -201,7 +202,7 @@ void Staging::set_fresh(Unit* unit, bool is_fresh) {
   fresh_blocks_ -= is_fresh ? 0 : blocks_of(unit->id.unit);
 }
 
-// What nobody waits for yet is read when others of its kind have been used.
+// A unit that no batch waits for is read only after other such units have been used.
 bool Staging::is_too_early(const Unit* unit) const {
   return unit->key != 0 && fresh_blocks_ + blocks_of(unit->id.unit) > most_fresh_;
 }
@@ -212,7 +213,7 @@ void Staging::begin_read(Unit* unit) {
   unit->state = State::kReading;
 }
 
-// Units that lie right behind or before the run on disk and are wanted too, sooner or later.
+// Adds wanted units that lie directly after or before the run on disk.
 void Staging::add_neighbours(std::vector<Unit*>* run) {
   uint64_t num_bytes = bytes_of(run->front());
   while (num_bytes < kMostRun) {
@@ -306,7 +307,7 @@ void Staging::read_loop() {
   }
 }
 
-uint64_t Staging::bytes_held() {
+uint64_t Staging::bytes_staged() {
   const std::lock_guard<std::mutex> guard(mutex_);
   return (r_.bulk.geometry->num_blocks - free_blocks_.size()) * block_bytes_;
 }

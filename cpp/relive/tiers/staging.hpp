@@ -1,18 +1,10 @@
-// Rows of spilled pages on their way into batches: what is wanted, what is being read, what is here.
+// Staging: units of spilled pages on their way from disk into batches. Batches are drawn before their gather and have a
+// ticket each, so staging knows which units will be wanted, and in which order.
 //
-// Batches are drawn ahead of their gather, so it is known which units will be wanted and in which order (each batch
-// has a ticket). Reads follow the tickets, inside a ticket the position on disk; neighbours on disk are read together.
-// What is here stays until its last planned use: room is made of units without a planned use first (least recently
-// used), then of the one whose next use is farthest, and only if that is farther than the use room is made for
-// (Belady's rule over the planned part of the future). Only a part of the memory is given to units that were read for
-// their first use: read much earlier than needed, they would push out what was used and will be wanted sooner again. A batch that somebody waits for goes before everything.
-//
-// Owner:   a Staging borrows the region, the page file and its memory from the Tier; it owns its reading threads.
-// Locking: one mutex of this process, never held during a read or a copy and never taken under the table lock.
-// Truth:   a unit belongs to a page of one generation. Rows of a CLOSED page do not change within a generation, so
-//          staged bytes stay true as long as the generation does; a read is only believed if the generation is the
-//          same after it (the position may have changed hands meanwhile), and gather looks once more (rule G4).
-// Cost:    O(log n) a unit in each step of its life.
+// Owns:    a Staging owns its reading threads, and borrows the region, the page file and its memory from the Tier.
+// Locking: one mutex of this process. The mutex is free during each read and copy, and is never taken under the table
+//          lock.
+// Cost:    O(log n) for each step in the life of a unit.
 #pragma once
 
 #include <atomic>
@@ -31,7 +23,9 @@
 
 namespace relive {
 
-// A unit of a page of one generation.
+// A unit of a page of one generation. Rows of a CLOSED page do not change within a generation, so staged bytes are
+// valid as long as the generation. A read counts only if the generation is the same after it, because the position may
+// have a new owner; gather checks once more (rule G4).
 struct UnitId {
   uint64_t ref;   // of the page
   uint32_t unit;  // of the page's bulk
@@ -39,7 +33,7 @@ struct UnitId {
   auto operator<=>(const UnitId&) const = default;
 };
 
-// Bytes of one unit and where a batch wants them.
+// Bytes of one unit, and the memory of the batch that receives them.
 struct Piece {
   UnitId id;
   uint64_t offset;  // in the unit
@@ -54,27 +48,34 @@ struct StagingCounters {
 
 class Staging final {
  public:
+  // Order of reads: a unit with a waiting batch first, then by ticket, then by position on disk; neighbours on disk are
+  // read together. Order of the units that give up memory for a read: units without a planned use, least recently used
+  // first; then the unit whose next use is farthest, if that use is later than the new one (Belady's rule over the
+  // planned uses). Units before their first use may fill only a part of the memory: otherwise units that are read too
+  // early would push out units that are wanted again sooner.
   // memory: num_blocks x block_bytes of the region's bulk geometry.
   Staging(const Region& region, PageFile& file, std::byte* memory, uint32_t num_threads);
   ~Staging() { stop(); }
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
-  void stop();  // reads under way are finished, everybody who waits gets kTableClosed
+  void stop();  // finishes reads under way; every waiter gets kTableClosed
 
   uint64_t take_ticket() { return next_ticket_.fetch_add(1, std::memory_order_relaxed); }
-  // The batch of this ticket will want these units (pages in memory too: they may be spilled before). Each once.
+  // Announces that the batch of this ticket will want these units, each listed once. Pages in memory are included,
+  // because they may be spilled before.
   void expect(uint64_t ticket, const std::vector<UnitId>& units);
-  // It does not want them any more. What deliver() delivered is forgotten already; twice is harmless.
+  // Takes the announcement back. deliver() has done so for delivered units; a second call is harmless.
   void forget(uint64_t ticket, const std::vector<UnitId>& units);
-  // Copies the pieces, in whatever order their units come in. Sorts them. stale[window] = 1 where a page has gone.
-  // kDeadlineExceeded, kTableClosed, kInterrupted (cancelled or a signal), or what a read said; then some are copied.
+  // Copies the pieces, in the order in which their units arrive. Sorts the pieces. Sets stale[window] = 1 if a page was
+  // freed. Returns kDeadlineExceeded, kTableClosed, kInterrupted (cancelled or a signal), or the error of a read; some
+  // pieces are then copied.
   Status deliver(uint64_t ticket, std::vector<Piece>* pieces, const Deadline& deadline,
                  const std::atomic<bool>* cancelled, uint8_t* stale);
-  // The page was spilled: what was expected of it is to be read now.
+  // Call this after the page was spilled: queues its announced units for reading.
   void spilled(uint64_t ref);
 
   const StagingCounters& counters() const { return counters_; }
-  uint64_t bytes_held();
+  uint64_t bytes_staged();
 
  private:
   enum class State : uint32_t { kAbsent, kReading, kReady, kGone, kFailed };
@@ -90,7 +91,7 @@ class Staging final {
     uint32_t waiters = 0;        // batches that are being gathered and want it now
     uint32_t pins = 0;           // copies under way
     bool is_fresh = false;       // read, not used yet
-    uint64_t key = 0;            // the ticket it is filed under; 0 = now
+    uint64_t key = 0;            // the ticket of its place in the queue; 0 = now
     uint64_t at = 0;             // byte in the page file
     std::vector<uint64_t> uses;  // tickets, ascending
     std::vector<uint32_t> blocks;
@@ -102,7 +103,8 @@ class Staging final {
   struct Group {
     Unit* unit;
     size_t first, count;
-    bool began_before;  // its read was under way when the call came: should that fail, it is read once more
+    // The read was under way when the call began. If that read fails, the unit is read once more.
+    bool began_before;
   };
 
   void read_loop();
@@ -140,9 +142,9 @@ class Staging final {
   uint32_t sleeping_ = 0;
   std::unordered_map<UnitId, Unit, Hash> units_;
   std::set<Unit*, Earlier> pending_;      // to be read
-  std::map<uint64_t, Unit*> pending_at_;  // the same, by their place on disk
-  std::set<Unit*, Earlier> ready_;        // here, with a planned use
-  std::list<Unit*> idle_;                 // here, without one; least recently used first
+  std::map<uint64_t, Unit*> pending_at_;  // the same, by place on disk
+  std::set<Unit*, Earlier> ready_;        // in memory, with a planned use
+  std::list<Unit*> idle_;                 // in memory, without one; least recently used first
   std::vector<uint32_t> free_blocks_;
   uint64_t fresh_blocks_ = 0;  // of units that were read and not used yet
   uint64_t most_fresh_ = 0;

@@ -1,4 +1,4 @@
-// From staged units to a batch.
+// Delivers staged units to a batch.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -9,11 +9,11 @@
 namespace relive {
 namespace {
 
-constexpr double kSlice_s = 0.1;  // between looks at the deadline, the caller's cancel and signals
+constexpr double kSlice_s = 0.1;  // between checks of the deadline, the caller's cancel and signals
 
 }  // namespace
 
-// One group whose unit has come in, has gone or could not be read. Lets go of the lock while it copies.
+// Processes one group whose unit has arrived, was freed or could not be read. Releases the mutex during the copy.
 Status Staging::settle(std::unique_lock<std::mutex>& lock, uint64_t ticket, Group& group,
                        const std::vector<Piece>& pieces, uint8_t* stale, bool* is_done) {
   Unit* unit = group.unit;

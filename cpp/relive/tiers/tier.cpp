@@ -9,14 +9,15 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr uint64_t kSpillBytes = 8 << 20;  // written at a time
+constexpr uint64_t kSpillBytes = 8 << 20;  // bytes of one write
 constexpr size_t kMostPages = 256;
 constexpr double kIdle_s = 0.5;
-constexpr double kNothingToSpill_s = 0.02;  // every page in memory is open: the writer that closes one wakes us
+// Every page in memory is open. A writer that closes a page wakes the thread.
+constexpr double kNothingToSpill_s = 0.02;
 constexpr double kAfterError_s = 0.05;
 constexpr double kWait_s = 0.02;
 
-// Counts a writer in while it waits, whichever way it leaves.
+// Counts a waiting writer for as long as the object lives.
 class Waiting {
  public:
   explicit Waiting(std::atomic<uint32_t>* count) : count_(count) { count_->fetch_add(1); }
@@ -75,7 +76,8 @@ Status Tier::spill_some(size_t most, const Deadline& deadline, size_t* count) {
   {
     Locked locked(door_, deadline);
     RELIVE_RETURN_IF_ERROR(locked.status());
-    // A page may be parked, or a frame be taken by somebody faster, while a writer waits: it can not look again itself.
+    // A page may be parked, or another writer may take the frame, while a writer waits; the waiting writer cannot check
+    // again.
     const bool is_short = num_waiting_.load() > 0 && r.bulk.state->num_free_frames.load(kRelaxed) == 0;
     if (is_short && r.bulk.state->list_head == kNoPage) (void)close_oldest_parked(locked.held());
     pages.resize(pick_for_spill(locked.held(), pages.size(), pages.data()));
@@ -115,7 +117,7 @@ void Tier::spill_loop() {
     if (!wait_slice(&low_event_, idle, kIdle_s, [this] { return is_stopping_.load() || is_low(); })) continue;
     if (is_stopping_.load()) return;
     size_t count = 0;
-    // Its own thread has all the time until the handle closes.
+    // the spill thread has no deadline until the handle closes
     const Status status = spill_some(at_once, Deadline::after(std::numeric_limits<double>::infinity()), &count);
     if (status.ok() && count > 0) continue;
     low_event_.waiters.store(1);
@@ -152,7 +154,7 @@ void Tier::stats(TierStats* out) {
   const StagingCounters& staging = staging_->counters();
   out->staging_bytes = geometry_.num_blocks * geometry_.block_bytes;
   out->ram_bytes = geometry_.num_frames * geometry_.frame_bytes + out->staging_bytes;
-  out->staged_bytes = staging_->bytes_held();
+  out->staged_bytes = staging_->bytes_staged();
   out->page_bytes = geometry_.frame_bytes;
   out->pages_in_ram = state.pages_in_ram.load(kRelaxed);
   out->pages_on_disk = state.pages_on_disk.load(kRelaxed);

@@ -1,8 +1,11 @@
-// What a tiered table has beside its region: bulk frames and staging in memory, a page file, and the spill thread.
+// A Tier is the part of a tiered table outside its region: bulk frames and staging in memory, a page file, and the
+// spill thread. A tiered table is not usable in a forked child; the threads do not exist there, and the child leaves
+// the Tier alone.
 //
-// Owner:   a Table owns its Tier; the Tier owns the memory, the file and all threads, and ends them in stop().
-// Locking: pages are picked under the table lock, written without it, and changed hands under it again (rules C4, D6).
-// Forks:   a tiered table is not usable in a forked child; there the threads do not exist and the Tier is left alone.
+// Owns:    the memory, the page file and all threads, which stop() ends. A Table owns its Tier.
+// Locking: a spill picks pages under the table lock, writes them without it, and stores their place under it again
+//          (rules C4, D6). error_mutex_ protects last_error_.
+// Cost:    spill_some: one write, and two critical sections of O(pages).
 #pragma once
 
 #include <atomic>
@@ -36,7 +39,7 @@ struct TierCounters {
 
 class Tier final {
  public:
-  // Makes the page file and the memory, binds the region's bulk and starts the threads.
+  // Makes the page file and the memory, binds the region's bulk, and starts the threads.
   static Status create(const TierConfig& config, const BulkGeometry& geometry, Door& door, std::unique_ptr<Tier>* out);
   ~Tier() { stop(); }
   Tier(const Tier&) = delete;
@@ -48,13 +51,13 @@ class Tier final {
   TierCounters& counters() { return counters_; }
   const BulkGeometry& geometry() const { return geometry_; }
 
-  // A bulk frame is free, or why none will be: what the disk said since this call began, kDeadlineExceeded,
-  // kTableClosed, kInterrupted.
+  // Waits until a bulk frame is free. Returns the error if none will be: a write error since the call began,
+  // kDeadlineExceeded, kTableClosed or kInterrupted.
   Status wait_for_frame(const Deadline& deadline);
-  // Called without the table lock, after frames were taken.
+  // Call this without the table lock, after frames were taken.
   void wake_if_low();
-  // Spills up to `most` pages in one write. *count: how many left memory. Where a writer waits for a frame and no page
-  // is CLOSED in memory, the oldest parked one is closed and goes (rule E5).
+  // Spills up to `most` pages in one write. *count: the pages of this spill. If a writer waits for a frame and no page
+  // in memory is CLOSED, the oldest parked page is closed and spilled (rule E5).
   Status spill_some(size_t most, const Deadline& deadline, size_t* count);
   void stats(TierStats* out);
 
@@ -75,31 +78,30 @@ class Tier final {
   std::atomic<uint32_t> num_waiting_{0};  // writers in wait_for_frame
   std::atomic<bool> is_stopping_{false};
   EventWords low_event_{};     // frames were taken
-  EventWords frames_event_{};  // frames came free, or the disk failed
+  EventWords frames_event_{};  // frames became free, or a write failed
   TierCounters counters_;
   std::thread spill_thread_;
 };
 
 struct Where;  // read/where.hpp
 
-// A batch that was drawn and is being read ahead.
-//
-// Owner:   whoever planned it; drop_batch() or gather_batch() before its end. cancel() from any thread.
+// A batch that was drawn and whose rows are being read in advance. The caller that planned the batch owns it, and calls
+// gather_batch() or drop_batch() before the end of the batch. cancel() may run on any thread.
 struct Claimed;  // read/draw.hpp
 class PlannedBatch final {
  public:
   void cancel() { cancelled.store(true); }
 
   uint32_t index = 0;
-  const Where* where = nullptr;  // what its items must pass
+  const Where* where = nullptr;  // condition of its items
   uint64_t ticket = 0;
   int64_t num_live_items = 0;
-  int64_t num_held = 0;                    // in flight: what commit_held or return_held is to be told
-  std::vector<Claimed>* claims = nullptr;  // of the caller: where uses are noted, and who holds them; may be null
+  int64_t num_held = 0;                    // in flight: the number for commit_held or return_held
+  std::vector<Claimed>* claims = nullptr;  // of the caller: receives the uses in flight; may be null
   bool has_claims = false;
   std::vector<int64_t> keys;
   std::vector<double> probabilities;
-  std::vector<double> picks;  // of hindsight
+  std::vector<double> picks;  // for hindsight
   std::vector<UnitId> expected;
   std::atomic<bool> cancelled{false};
 };

@@ -1,6 +1,7 @@
-// Where the rows of a gather come from: the frames of the region, or what a tier has staged (table/tiered.hpp).
+// The source of the rows of a gather: the frames of the region, or the staged rows of a tier (table/tiered.hpp).
 //
-// Owner:   a source lives for one call. Locking: none (rules G2 to G4); the caller looks at the words again.
+// Owns:    a source lives for one call.
+// Locking: none (rules G2 to G4); the caller checks the words again.
 // Cost:    one virtual call a round, none an item.
 #pragma once
 
@@ -11,8 +12,8 @@ namespace relive {
 class RowSource {
  public:
   virtual ~RowSource() = default;
-  // Resolves windows[which[0 .. count)], which stand for items, and copies their rows: out[o] has room for `batch` rows.
-  // A window of which something is gone or not to be had now is not ok.
+  // Resolves windows[which[0 .. count)], which stand for items, and copies their rows; out[o] has room for `batch`
+  // rows. A window is not ok if a part of it is gone or unavailable now.
   virtual Status read(const GatherPlan& plan, Window* windows, const uint32_t* which, size_t count, size_t batch,
                       Runs* runs, std::byte* const* out) = 0;
 };
@@ -27,8 +28,8 @@ class FrameSource final : public RowSource {
   const Region& r_;
 };
 
-// Which of windows[which[0 .. count)] stand for an item now, by their keys: the page's word before the leaf's state
-// (rule G2). Those come to the front of which; returns how many they are.
+// Finds out by key which of windows[which[0 .. count)] stand for an item now; reads the page's word before the leaf's
+// state (rule G2). Moves these to the front of which and returns their number.
 size_t look_up(const Region& r, uint32_t index, const int64_t* keys, Window* windows, uint32_t* which, size_t count);
 
 }  // namespace relive

@@ -1,12 +1,12 @@
-#include "relive/pages/most.hpp"
+#include "relive/pages/max_items.hpp"
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/pages.hpp"
 
 namespace relive {
 
-// The step stays: it may be an item of other indexes, and a row that windows of its neighbours need.
+// The step stays: it may be an item of other indexes, and windows of neighbours may need its row.
 void end_beyond_most(Held& held) {
   Region& r = held.region;
   for (const uint32_t i : r.bounded_indexes()) {

@@ -1,16 +1,16 @@
-#include "relive/read/goals.hpp"
+#include "relive/read/hindsight.hpp"
 
 #include <algorithm>
 
 #include "relive/read/rows.hpp"
-#include "relive/read/walk.hpp"
+#include "relive/read/window_walk.hpp"
 
 namespace relive {
 namespace {
 
-constexpr uint64_t kGoals = uint64_t{1} << 41;  // random numbers from here on choose goals, below they draw and permute
+constexpr uint64_t kGoals = uint64_t{1} << 41;  // random numbers from here on select goals, lower ones draw and permute
 
-// Rows before the item's, of its episode, that are there still: at most episode_step. Notes their pages.
+// The number of existing rows of the episode before the item's row, at most episode_step. Adds their pages to the runs.
 uint32_t rows_before(const Region& r, Window& w, Runs* runs) {
   uint64_t page = r.page_of(w.slot);
   uint32_t found = std::min(r.offset_of(w.slot), w.episode_step);
@@ -25,7 +25,7 @@ uint32_t rows_before(const Region& r, Window& w, Runs* runs) {
   return found;
 }
 
-// The step itself, as of a transition of one step, then on to its episode's end, whose row is a tail.
+// Resolves the step like a one-step transition, then walks to the end of its episode, whose row is a tail.
 bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs) {
   const IndexConfig& config = r.header->indexes[plan.index];
   Walk steps(r, w, runs);
@@ -51,7 +51,7 @@ bool resolve_one(const Region& r, const GatherPlan& plan, Window& w, Runs* runs)
     case Goals::kFinal:
       w.goal = static_cast<int32_t>(after);
       break;
-    default: {  // the state behind any step that is there
+    default: {  // the state after any step that still exists
       const uint32_t before = rows_before(r, w, runs);
       w.goal = 1 + static_cast<int32_t>(one_of(before + after)) - static_cast<int32_t>(before);
     }

@@ -1,4 +1,4 @@
-// Deaths at every point and passage of a call, each in a table of its own.
+// Deaths at every passage of every fail point of a call, each in a table of its own.
 #pragma once
 
 #include "core_deaths.hpp"
@@ -6,8 +6,8 @@
 
 namespace rig {
 
-// Makes `prepare`, then `call` and dies in it, at every point and passage of it in turn; each time others clean up, once
-// more dying in that at each point of `again`, and `judge` looks at what is left.
+// For every passage of every fail point: runs `prepare`, stops `call` there, recovers and ends the writers, and lets
+// `judge` inspect the table. Returns the number of deaths.
 template <class Prepare, class Call, class Judge>
 int die_everywhere(const Spec& spec, Prepare&& prepare, Call&& call, Judge&& judge) {
   int deaths = 0;

@@ -1,4 +1,4 @@
-#include "relive/read/source.hpp"
+#include "relive/read/row_source.hpp"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
-// Threads on one table of this process, their windows verified in every byte: what concurrent.cpp and
-// concurrent_tiered.cpp share.
+// The rig of concurrent.cpp and concurrent_tiered.cpp: threads on one table of this process, with windows that are
+// verified in every byte.
 #pragma once
 
 #include <thread>
@@ -14,14 +14,14 @@ inline double seconds() {
   return text == nullptr ? 1.0 : std::atof(text);
 }
 
-struct Hall {
-  explicit Hall(const Options& with) : options(with), control(make_control()) {
+struct ThreadRig {
+  explicit ThreadRig(const Options& with) : options(with), control(make_control()) {
     judge = control;
     relive::testing::most_rounds = options.rounds;
     relive::testing::broken_promise_hook = [](const char* what) { judge->found_violation(what); };
     CHECK(Table::create(make_config(options), "", &table).ok());
   }
-  ~Hall() {
+  ~ThreadRig() {
     relive::testing::broken_promise_hook = nullptr;
     relive::testing::most_rounds = ~0u;
     munmap(control, sizeof(Control));
@@ -33,15 +33,15 @@ struct Hall {
     workers.push_back(std::make_unique<Kind>(options, control, position, 77 + position, table.get()));
     threads.emplace_back([worker = workers.back().get()] { worker->run(); });
   }
-  // Until the seconds are over and everything to be seen was seen: a machine under load, or a sanitizer's build, has a
-  // minute more for the first of each.
+  // Runs until the seconds are over and each expected event was seen. A busy machine or a sanitizer's build has one
+  // minute more for the first event of each kind.
   template <class Seen>
   bool goes_on(double end, Seen&& all_seen) const {
     if (control->num_bad() > 0) return false;
     const bool has_begun = control->windows.load() > 0 && control->steps.load() > 0 && all_seen();
     return now_s() < end + (has_begun ? 0.0 : 60.0);
   }
-  // Lets them run, ends them, and looks at what is left.
+  // Runs the workers, ends them, and checks the table that is left.
   template <class Seen>
   void run(Seen&& all_seen) {
     const double end = now_s() + seconds();
@@ -75,26 +75,26 @@ struct Hall {
   std::vector<std::thread> threads;
 };
 
-// 2 writers, 2 samplers, 1 updater that also deletes and moves pages.
-inline void run_everybody(Options options) {
+// 2 writers, 2 samplers, 1 updater that also deletes and moves pages, 1 checker.
+inline void run_all_workers(Options options) {
   options.capacity = 300;
-  Hall hall(options);
-  hall.start<WriterWorker>();
-  hall.start<WriterWorker>();
-  hall.start<SamplerWorker>();
-  hall.start<SamplerWorker>();
-  hall.start<UpdaterWorker>();
-  hall.start<CheckerWorker>();
+  ThreadRig rig(options);
+  rig.start<WriterWorker>();
+  rig.start<WriterWorker>();
+  rig.start<SamplerWorker>();
+  rig.start<SamplerWorker>();
+  rig.start<UpdaterWorker>();
+  rig.start<CheckerWorker>();
   if (options.explicit_items) {
-    hall.start<InserterWorker>();
-    hall.start<ItemSamplerWorker>();
+    rig.start<InserterWorker>();
+    rig.start<ItemSamplerWorker>();
   }
-  hall.run([&] {
-    return (hall.control->updates_applied.load() > 0 || options.uniform) &&
-           (hall.control->items_known.load() > 0 || !options.explicit_items);
+  rig.run([&] {
+    return (rig.control->updates_applied.load() > 0 || options.uniform) &&
+           (rig.control->items_known.load() > 0 || !options.explicit_items);
   });
-  CHECK(hall.control->updates_applied.load() > 0 || options.uniform);
-  CHECK(hall.control->items_known.load() > 0 || !options.explicit_items);
+  CHECK(rig.control->updates_applied.load() > 0 || options.uniform);
+  CHECK(rig.control->items_known.load() > 0 || !options.explicit_items);
 }
 
 }  // namespace stress

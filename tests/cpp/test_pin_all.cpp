@@ -1,9 +1,10 @@
-// Pages that somebody holds: they stay, what waited for them goes on, and no row is copied under the lock (rules C4, D7).
+// Pins of all pages: pinned pages stay, waiting calls continue after the pin, and no row is copied under the lock
+// (rules C4, D7).
 #include <thread>
 
 #include "core_rig.hpp"
-#include "relive/pages/hold.hpp"
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pin_all.hpp"
+#include "relive/pages/pins.hpp"
 
 using namespace rig;
 
@@ -21,10 +22,10 @@ void fill(Rig& rig, size_t steps) {
   CHECK(rig.write({0}, steps, std::vector<int>(steps, 0), NextGiven::kYes) == Code::kOk);
 }
 
-void begin(Hold& hold, Rig& rig) {
+void begin(Hold& pin, Rig& rig) {
   Locked locked(rig.table->door(), Deadline::after(1.0));
   CHECK(locked.status().ok());
-  hold.begin(locked);
+  pin.begin(locked);
 }
 
 uint32_t count_kept(Rig& rig) {
@@ -39,7 +40,7 @@ void check(Rig& rig) {
   if (!checked.ok()) harness::fail(__FILE__, __LINE__, checked.fields()[0].text);
 }
 
-// What the core told of what cannot be, counted while one exists.
+// Counts the broken promises that the core reports while the object lives.
 struct Promises {
   Promises() {
     broken = 0;
@@ -54,7 +55,7 @@ struct Promises {
 
 }  // namespace
 
-TEST(what_is_evicted_while_somebody_holds_stays_until_the_last_one_ends) {
+TEST(an_evicted_page_stays_until_the_last_pin_of_all_pages_ends) {
   Rig rig(small_spec());
   fill(rig, 40);
   const uint32_t free_before = header(rig).num_free_pages.load();
@@ -68,7 +69,7 @@ TEST(what_is_evicted_while_somebody_holds_stays_until_the_last_one_ends) {
       CHECK(relive::clear(*rig.table).ok());
       CHECK_EQ(relive::num_steps(*rig.table), 0u);
       CHECK_EQ(header(rig).num_free_pages.load(), free_before);
-      CHECK_EQ(count_kept(rig), 5u);  // 40 steps on pages of 8; the page behind them is open
+      CHECK_EQ(count_kept(rig), 5u);  // 40 steps on pages of 8; the next page is open
       CHECK_EQ(rig.table->region().words[0].load(), word);
       uint64_t moved = 1;
       CHECK(relive::move_all_pages(*rig.table, &moved).ok());
@@ -84,13 +85,13 @@ TEST(what_is_evicted_while_somebody_holds_stays_until_the_last_one_ends) {
   check(rig);
 }
 
-TEST(a_pin_outlives_a_hold) {
+TEST(a_pin_of_one_page_outlives_a_pin_of_all) {
   Rig rig(small_spec());
   fill(rig, 40);
   CHECK(relive::pin_page(*rig.table, rig.keys[0], true).ok());
   {
-    Hold hold(rig.table->door(), Deadline::after(1.0));
-    begin(hold, rig);
+    Hold pin(rig.table->door(), Deadline::after(1.0));
+    begin(pin, rig);
     CHECK(relive::clear(*rig.table).ok());
   }
   CHECK_EQ(count_kept(rig), 1u);
@@ -100,7 +101,7 @@ TEST(a_pin_outlives_a_hold) {
   check(rig);
 }
 
-TEST(more_pages_than_one_hold_of_the_lock_frees_all_go) {
+TEST(more_pages_than_one_critical_section_frees_are_all_freed) {
   Spec spec = small_spec();
   spec.capacity = 4096;
   spec.max_lanes = 64;  // pages of 8 rows
@@ -110,8 +111,8 @@ TEST(more_pages_than_one_hold_of_the_lock_frees_all_go) {
   const uint32_t pages = 4096 / page_len;
   CHECK(pages > kKeptPerHold);
   {
-    Hold hold(rig.table->door(), Deadline::after(1.0));
-    begin(hold, rig);
+    Hold pin(rig.table->door(), Deadline::after(1.0));
+    begin(pin, rig);
     CHECK(relive::clear(*rig.table).ok());
     CHECK_EQ(count_kept(rig), pages);
   }
@@ -119,12 +120,13 @@ TEST(more_pages_than_one_hold_of_the_lock_frees_all_go) {
   check(rig);
 }
 
-TEST(a_writer_without_a_free_page_waits_for_who_holds_them) {
+TEST(a_writer_without_a_free_page_waits_for_the_last_unpin) {
   Rig rig(small_spec());
   const Promises promises;
-  Hold hold(rig.table->door(), Deadline::after(1.0));
-  begin(hold, rig);
-  Code code = Code::kOk;  // with timeout 1 s each: the last one comes to its end without a page
+  Hold pin(rig.table->door(), Deadline::after(1.0));
+  begin(pin, rig);
+  // Each write has a timeout of 1 s. The last one ends without a page.
+  Code code = Code::kOk;
   for (int block = 0; code == Code::kOk && block < 100; ++block)
     code = rig.write({0}, 8, std::vector<int>(8, 0), NextGiven::kYes);
   CHECK(code == Code::kDeadlineExceeded);
@@ -132,7 +134,7 @@ TEST(a_writer_without_a_free_page_waits_for_who_holds_them) {
   check(rig);
   std::thread other([&] {
     while (header(rig).room_event.waiters.load() == 0) std::this_thread::yield();
-    hold.end();
+    pin.end();
   });
   CHECK(rig.write({0}, 8, std::vector<int>(8, 0), NextGiven::kYes) == Code::kOk);
   other.join();
@@ -140,13 +142,13 @@ TEST(a_writer_without_a_free_page_waits_for_who_holds_them) {
   CHECK_EQ(Promises::broken, 0);
 }
 
-TEST(the_holds_of_a_dead_participant_end) {
+TEST(the_pins_of_a_dead_participant_end) {
   Rig rig(small_spec());
   fill(rig, 40);
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
-    raise_hold(locked.held(), 3);
-    raise_hold(locked.held(), 3);
+    pin_all_pages(locked.held(), 3);
+    pin_all_pages(locked.held(), 3);
   }
   CHECK(relive::clear(*rig.table).ok());
   CHECK_EQ(count_kept(rig), 5u);
@@ -160,13 +162,13 @@ TEST(the_holds_of_a_dead_participant_end) {
   check(rig);
 }
 
-TEST(recovery_counts_holds_anew_and_keeps_what_they_hold) {
+TEST(recovery_counts_pins_again_and_keeps_the_pages) {
   Rig rig(small_spec());
   fill(rig, 40);
-  Hold hold(rig.table->door(), Deadline::after(1.0));
-  begin(hold, rig);
+  Hold pin(rig.table->door(), Deadline::after(1.0));
+  begin(pin, rig);
   CHECK(relive::clear(*rig.table).ok());
-  header(rig).num_holding.fetch_add(1);  // who raised its hold died between the sum and its own word
+  header(rig).num_holding.fetch_add(1);  // a death between the sum and the participant's word
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
     recover(locked.held(), rig.table->door().scratch);
@@ -174,20 +176,20 @@ TEST(recovery_counts_holds_anew_and_keeps_what_they_hold) {
   CHECK_EQ(header(rig).num_holding.load(), 1u);
   CHECK_EQ(count_kept(rig), 5u);
   check(rig);
-  hold.end();
+  pin.end();
   CHECK_EQ(count_kept(rig), 0u);
   check(rig);
 }
 
-TEST(a_hold_that_does_not_get_the_lock_ends_with_the_next_that_does) {
+TEST(a_pin_that_ends_without_the_lock_goes_with_the_next_lock) {
   Rig rig(small_spec());
   fill(rig, 40);
-  Hold hold(rig.table->door(), Deadline::after(0.0));
-  begin(hold, rig);
+  Hold pin(rig.table->door(), Deadline::after(0.0));
+  begin(pin, rig);
   CHECK(relive::clear(*rig.table).ok());
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
-    std::thread([&] { hold.end(); }).join();
+    std::thread([&] { pin.end(); }).join();
     CHECK_EQ(header(rig).num_holding.load(), 1u);
   }
   {
@@ -198,8 +200,8 @@ TEST(a_hold_that_does_not_get_the_lock_ends_with_the_next_that_does) {
   check(rig);
 }
 
-// What was chosen under the lock is delivered, whatever is evicted, deleted or moved before it is read.
-TEST(what_is_chosen_is_read_though_its_page_is_emptied) {
+// Items that were chosen under the lock are delivered, even if they are evicted, deleted or moved before they are read.
+TEST(chosen_items_are_read_after_their_page_is_emptied) {
   Spec spec = small_spec();
   spec.indexes = {{.n_step = 3, .stack = 2}};
   Rig rig(spec);
@@ -224,8 +226,8 @@ TEST(what_is_chosen_is_read_though_its_page_is_emptied) {
   check(rig);
 }
 
-// A recovery gives every closed page a new word: what was chosen is read once more, and no claim is lost.
-TEST(what_is_chosen_is_read_again_after_a_recovery) {
+// Recovery gives every closed page a new word: chosen items are read once more, and no claim is lost.
+TEST(chosen_items_are_read_again_after_a_recovery) {
   Spec spec = small_spec();
   spec.indexes = {{.n_step = 1, .max_times = 1}};
   Rig rig(spec);

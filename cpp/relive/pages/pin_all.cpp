@@ -1,19 +1,19 @@
-#include "relive/pages/hold.hpp"
+#include "relive/pages/pin_all.hpp"
 
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pins.hpp"
 
 namespace relive {
 
 void Hold::begin(Locked& locked) {
   if (has_begun_) return;
-  raise_hold(locked.held(), door_.me);
+  pin_all_pages(locked.held(), door_.me);
   has_begun_ = true;
 }
 
 void Hold::end() {
   if (!has_begun_) return;
   has_begun_ = false;
-  if (process_id() != process_) return;  // the child of a fork made in the call: the hold is the parent's
+  if (process_id() != process_) return;  // a fork during the call made this child: the pin belongs to the parent
   RELIVE_FAIL_POINT(hold_read);
   bool is_more = false;
   {
@@ -22,11 +22,11 @@ void Hold::end() {
       door_.owed_holds.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    lower_holds(locked.held(), door_.me, 1);
+    unpin_all_pages(locked.held(), door_.me, 1);
     is_more = free_kept(locked.held(), kKeptPerHold);
     locked.room_came();
   }
-  while (is_more) {  // what is left where the lock is not to be had goes with the next hold, or when a page is needed
+  while (is_more) {  // pages still on the kept list go with the next end() or with a writer that needs a page
     Locked locked(door_, deadline_);
     if (!locked.status().ok()) return;
     is_more = free_kept(locked.held(), kKeptPerHold);

@@ -1,5 +1,6 @@
-// What one hold of the table lock does at most (rule C3): lanes are cut and episodes end so many at a time, whoever does
-// it, and who waits in between gets his turn. Holds are seen by the hook of a test build; nothing here looks at a clock.
+// Bounds of one critical section (rule C3): the number of lanes that are cut and of episodes that end, in every call,
+// and that waiting calls get the lock in between. A hook of the test build sees critical sections; no test depends on a
+// clock.
 #include <array>
 
 #include "core_rig.hpp"
@@ -9,18 +10,18 @@ using namespace rig;
 
 namespace {
 
-// Lanes cut, and rows or ends of episodes committed, in the holds of this process since the last look.
+// Lanes cut, and rows or ends of episodes committed, in critical sections of this process since the last read.
 struct Seen {
-  uint32_t holds = 0, cut = 0, ended = 0, most_cut = 0, most_ended = 0, written = 0, written_in_hold = 0;
+  uint32_t sections = 0, cut = 0, ended = 0, most_cut = 0, most_ended = 0, written = 0, written_in_section = 0;
 };
 Seen seen;
 uint32_t cut_now = 0, ended_now = 0;
-bool is_holding = false;
+bool is_in_section = false;
 
-void on_hold(bool begins) {
-  is_holding = begins;
+void on_section(bool begins) {
+  is_in_section = begins;
   if (begins) {
-    ++seen.holds;
+    ++seen.sections;
     cut_now = ended_now = 0;
     return;
   }
@@ -31,13 +32,13 @@ void on_hold(bool begins) {
 void on_point(testing::FailPoint point) {
   if (point == testing::FailPoint::close_lane) ++seen.cut, ++cut_now;
   if (point == testing::FailPoint::commit_begin) ++seen.ended, ++ended_now;
-  if (point == testing::FailPoint::cells_written) ++(is_holding ? seen.written_in_hold : seen.written);
+  if (point == testing::FailPoint::cells_written) ++(is_in_section ? seen.written_in_section : seen.written);
 }
 
 struct Watched {
   Watched() {
     seen = Seen{};
-    testing::hold_hook = on_hold;
+    testing::hold_hook = on_section;
     testing::fail_point_hook = on_point;
   }
   ~Watched() {
@@ -59,7 +60,7 @@ Spec many_lanes() {
 }
 
 std::string shared_path(const char* name) {
-  return "/dev/shm/relive-test-holds-" + std::string(name) + "-" + std::to_string(process_id());
+  return "/dev/shm/relive-test-sections-" + std::string(name) + "-" + std::to_string(process_id());
 }
 
 const std::array<std::byte, 64> kZeros{};  // any cell of these tables
@@ -80,7 +81,7 @@ void write_rows(Writer& writer, const Region& r, size_t num_rows, bool has_next 
   CHECK(writer.write(zeros_for(writer, r, num_rows, has_next), 5.0, keys.data()).ok());
 }
 
-// A process that opens all lanes of the table, writes rows, does what is asked, and dies with its lanes open.
+// A process that opens all lanes of the table, writes rows, calls `before`, and dies with its lanes open.
 template <class Before>
 void die_with_lanes(const std::string& path, Before&& before) {
   processes::Signal ready;
@@ -117,7 +118,7 @@ void nothing(Table&) {}
 
 }  // namespace
 
-TEST(the_lanes_of_the_dead_are_cut_in_several_holds) {
+TEST(the_lanes_of_the_dead_are_cut_in_several_critical_sections) {
   Shared shared("sweep");
   die_with_lanes(shared.path, nothing);
   CHECK_EQ(shared.open_lanes(), kLanes);
@@ -128,12 +129,12 @@ TEST(the_lanes_of_the_dead_are_cut_in_several_holds) {
   }
   CHECK_EQ(seen.cut, kLanes);
   CHECK_EQ(seen.most_cut, kShare);
-  CHECK(seen.holds >= kLanes / kShare + 1);
+  CHECK(seen.sections >= kLanes / kShare + 1);
   CHECK(relive::check(*shared.table).ok());
   CHECK_EQ(shared.table->region().header->counters.swept.load(), 1u);
 }
 
-TEST(who_attaches_sweeps_in_several_holds) {
+TEST(an_attach_sweeps_in_several_critical_sections) {
   Shared shared("attach");
   die_with_lanes(shared.path, nothing);
   std::unique_ptr<Table> other;
@@ -147,24 +148,24 @@ TEST(who_attaches_sweeps_in_several_holds) {
   CHECK(other->close().ok());
 }
 
-TEST(who_recovers_sweeps_in_the_holds_that_follow) {
+TEST(recovery_leaves_the_sweep_to_the_next_critical_sections) {
   Shared shared("recover");
   die_with_lanes(shared.path, [](Table& table) {
-    new Locked(table.door(), Deadline::after(5.0));  // for ever: it dies as the holder
+    new Locked(table.door(), Deadline::after(5.0));  // never released: the process dies as the owner
   });
   const Watched watched;
-  for (uint32_t hold = 1; hold <= kLanes / kShare + 1; ++hold) {
+  for (uint32_t section = 1; section <= kLanes / kShare + 1; ++section) {
     Locked locked(shared.table->door(), Deadline::after(5.0));
     CHECK(locked.status().ok());
     const uint32_t cut = seen.cut;
-    CHECK_EQ(cut, hold * kShare < kLanes ? hold * kShare : kLanes);
+    CHECK_EQ(cut, section * kShare < kLanes ? section * kShare : kLanes);
   }
   CHECK_EQ(seen.most_cut, kShare);
   CHECK_EQ(shared.open_lanes(), 0u);
   CHECK(!shared.table->door().has_dead);
 }
 
-TEST(a_sweep_that_stops_in_the_middle_is_gone_on_with_by_anybody) {
+TEST(any_handle_continues_a_sweep_that_stopped_in_the_middle) {
   Shared shared("half");
   die_with_lanes(shared.path, nothing);
   uint32_t num_cut = 0;
@@ -178,7 +179,7 @@ TEST(a_sweep_that_stops_in_the_middle_is_gone_on_with_by_anybody) {
   CHECK(relive::check(*shared.table).ok());
   TableStats stats;
   CHECK(relive::stats(*shared.table, &stats).ok());
-  CHECK_EQ(stats.num_participants, 2u);  // its slot is given out once its last lane is cut
+  CHECK_EQ(stats.num_participants, 2u);  // its slot is free once its last lane is cut
   std::unique_ptr<Table> other;
   CHECK(Table::attach(shared.path, Access::kReadWrite, std::nullopt, 5.0, &other).ok());
   CHECK_EQ(shared.open_lanes(), 0u);
@@ -186,7 +187,7 @@ TEST(a_sweep_that_stops_in_the_middle_is_gone_on_with_by_anybody) {
   CHECK(other->close().ok());
 }
 
-TEST(a_handle_that_closes_ends_its_lanes_in_several_holds) {
+TEST(a_closing_handle_ends_its_lanes_in_several_critical_sections) {
   Shared shared("close");
   std::unique_ptr<Table> other;
   CHECK(Table::attach(shared.path, Access::kReadWrite, std::nullopt, 5.0, &other).ok());
@@ -203,7 +204,7 @@ TEST(a_handle_that_closes_ends_its_lanes_in_several_holds) {
   CHECK(relive::check(*shared.table).ok());
 }
 
-TEST(a_writer_that_closes_cuts_its_lanes_in_several_holds) {
+TEST(a_closing_writer_cuts_its_lanes_in_several_critical_sections) {
   Rig rig(many_lanes());
   std::vector<int32_t> all;
   for (uint32_t m = 0; m < kLanes; ++m) all.push_back(static_cast<int32_t>(m));
@@ -214,11 +215,11 @@ TEST(a_writer_that_closes_cuts_its_lanes_in_several_holds) {
   }
   CHECK_EQ(seen.cut, kLanes);
   CHECK_EQ(seen.most_cut, kShare);
-  CHECK_EQ(seen.written_in_hold, 0u);
+  CHECK_EQ(seen.written_in_section, 0u);
   rig.verify();
 }
 
-TEST(lanes_that_a_dropped_writer_left_are_cut_in_several_holds) {
+TEST(the_lanes_of_a_dropped_writer_are_cut_in_several_critical_sections) {
   Shared shared("left");
   std::unique_ptr<Writer> writer;
   CHECK(Writer::open(shared.table.get(), kLanes, &writer).ok());
@@ -226,7 +227,7 @@ TEST(lanes_that_a_dropped_writer_left_are_cut_in_several_holds) {
   {
     std::unique_ptr<Table> other;
     CHECK(Table::attach(shared.path, Access::kReadWrite, std::nullopt, 5.0, &other).ok());
-    Locked locked(other->door(), Deadline::after(5.0));  // so the writer that is dropped does not get the lock
+    Locked locked(other->door(), Deadline::after(5.0));  // the dropped writer then does not get the lock
     CHECK(locked.status().ok());
     writer.reset();
   }
@@ -240,7 +241,7 @@ TEST(lanes_that_a_dropped_writer_left_are_cut_in_several_holds) {
   CHECK(relive::check(*shared.table).ok());
 }
 
-TEST(episodes_end_in_several_holds) {
+TEST(episodes_end_in_several_critical_sections) {
   Rig rig(many_lanes());
   std::vector<int32_t> all;
   for (uint32_t m = 0; m < kLanes; ++m) all.push_back(static_cast<int32_t>(m));
@@ -252,7 +253,7 @@ TEST(episodes_end_in_several_holds) {
   CHECK_EQ(seen.ended, kLanes);
   CHECK_EQ(seen.most_ended, kShare);
   CHECK_EQ(seen.written, kLanes);  // the state after each last step
-  CHECK_EQ(seen.written_in_hold, 0u);
+  CHECK_EQ(seen.written_in_section, 0u);
   rig.verify();
 }
 
@@ -261,16 +262,17 @@ namespace {
 Table* thief = nullptr;
 std::unique_ptr<Locked> stolen;
 
-// After the second hold another handle has the lock, and keeps it.
+// After the second critical section another handle has the lock, and keeps it.
 void steal(testing::FailPoint point) {
-  if (point != testing::FailPoint::commit_unlocked || seen.holds != 2 || stolen != nullptr) return;
+  if (point != testing::FailPoint::commit_unlocked || seen.sections != 2 || stolen != nullptr) return;
   stolen = std::make_unique<Locked>(thief->door(), Deadline::after(5.0));
 }
 
 }  // namespace
 
-// A call that meets its deadline between two holds has ended the first lanes; called again it ends the others.
-TEST(an_end_of_episodes_that_met_its_deadline_goes_on) {
+// A call that meets its deadline between two critical sections has ended the first lanes. The next call ends the
+// others.
+TEST(an_end_of_episodes_that_met_its_deadline_continues) {
   Shared shared("again");
   std::unique_ptr<Table> other;
   CHECK(Table::attach(shared.path, Access::kReadWrite, std::nullopt, 5.0, &other).ok());
@@ -302,7 +304,7 @@ TEST(an_end_of_episodes_that_met_its_deadline_goes_on) {
     const Watched watched;
     CHECK(writer->end_episode(block, false, 5.0).ok());
     CHECK_EQ(seen.ended, kLanes - ended_first);
-    CHECK(writer->end_episode(block, false, 5.0).ok());  // none is open: nothing is done twice
+    CHECK(writer->end_episode(block, false, 5.0).ok());  // none is open: nothing happens twice
     CHECK_EQ(seen.ended, kLanes - ended_first);
   }
   CHECK_EQ(relive::num_steps(*shared.table), 7u * kLanes);
@@ -318,11 +320,11 @@ TEST(an_end_of_episodes_that_met_its_deadline_goes_on) {
 
 namespace {
 
-// Rows evicted in the holds of the table that is watched.
+// Rows evicted in the critical sections of the watched table.
 const Region* pressed = nullptr;
 uint64_t evicted_at_begin = 0, most_evicted = 0;
 
-void on_pressed_hold(bool begins) {
+void on_pressed_section(bool begins) {
   const uint64_t evicted = pressed->header->counters.evicted.load();
   if (begins) evicted_at_begin = evicted;
   most_evicted = std::max(most_evicted, evicted - evicted_at_begin);
@@ -330,9 +332,9 @@ void on_pressed_hold(bool begins) {
 
 }  // namespace
 
-TEST(pool_pressure_takes_so_many_rows_a_hold) {
-  // Episodes of one step take two rows each, so the pages of this table run out before its capacity does; each of them
-  // has more rows than one hold may take.
+TEST(pool_pressure_takes_a_bounded_number_of_rows) {
+  // Episodes of one step take two rows each, so this table runs out of pages before it is full. Each page has more rows
+  // than one critical section may evict.
   Spec spec;
   spec.capacity = 40000;
   spec.max_lanes = spec.num_lanes = 1;
@@ -343,7 +345,7 @@ TEST(pool_pressure_takes_so_many_rows_a_hold) {
   std::vector<int64_t> keys(100);
   pressed = &r;
   most_evicted = 0;
-  testing::hold_hook = on_pressed_hold;
+  testing::hold_hook = on_pressed_section;
   for (int round = 0; round < 500; ++round) {
     StepBlock block = zeros_for(*rig.writer, r, keys.size(), true);
     block.terminated = Cells{reinterpret_cast<const std::byte*>(ones.data()), 1, 0};
@@ -351,7 +353,7 @@ TEST(pool_pressure_takes_so_many_rows_a_hold) {
   }
   testing::hold_hook = nullptr;
   CHECK(r.header->counters.pool_pressure.load() > 0);
-  CHECK(most_evicted > 100 && most_evicted <= 256 + 100);  // and what the commit of a block takes for itself
+  CHECK(most_evicted > 100 && most_evicted <= 256 + 100);  // plus the rows for the commit of a block
   CHECK(relive::check(*rig.table).ok());
 }
 

@@ -1,4 +1,4 @@
-#include "relive/pages/kept.hpp"
+#include "relive/pages/pins.hpp"
 
 #include <algorithm>
 
@@ -48,8 +48,8 @@ uint32_t count_holding(const Region& r) {
   return sum;
 }
 
-// The sum goes up first and down last: whoever dies in between leaves it too high, never too low.
-void raise_hold(Held& held, uint32_t participant) {
+// The sum rises first and falls last: a death between the two stores leaves the sum too high, never too low.
+void pin_all_pages(Held& held, uint32_t participant) {
   Region& r = held.region;
   r.header->num_holding.fetch_add(1, kRelaxed);
   RELIVE_FAIL_POINT(hold_counted);
@@ -57,7 +57,7 @@ void raise_hold(Held& held, uint32_t participant) {
   RELIVE_FAIL_POINT(hold_raised);
 }
 
-void lower_holds(Held& held, uint32_t participant, uint32_t count) {
+void unpin_all_pages(Held& held, uint32_t participant, uint32_t count) {
   Region& r = held.region;
   std::atomic<uint32_t>& holding = r.participants[participant].holding;
   count = std::min(count, holding.load(kRelaxed));

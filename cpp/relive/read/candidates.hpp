@@ -1,10 +1,10 @@
-// Candidates of a draw that does not take every item it meets: it has a condition (rule G10), or has none twice (G11).
+// Candidates of a draw that rejects some items: it has a condition (rule G10), or draws without replacement (rule G11).
+// Candidates pass in waves through three steps: aim (points to groups of leaves), look (leaves), test (the condition).
+// While memory loads the data for the next step of one wave, the other waves work.
 //
-// Some of them go together, a wave: they are aimed as far as groups of leaves, then looked at, then tested, and while
-// memory brings what the next step of one wave needs the other waves are at work.
-//
-// Owner:   a wave lives for one call, on the stack. Locking: none; never under the table lock where a condition is asked.
-// Cost:    about 20 ns a candidate whose memory is warm.
+// Owns:    a Wave lives on the stack of one call; a CandidateFilter refers to the scratch of its thread.
+// Locking: none. With a condition, the functions never run under the table lock.
+// Cost:    about 20 ns for each candidate whose memory is in the cache.
 #pragma once
 
 #include <optional>
@@ -19,29 +19,29 @@ namespace relive {
 
 inline constexpr size_t kWave = 64;
 
-// What is known of an item before it is somebody's row: a Window is four times as large.
+// An item before it belongs to a row of the batch; a Window is four times as large.
 struct Candidate {
   uint64_t slot, word;
   double mass;
   bool is_there;
 };
 
-// None of what it is made of has a value of its own: a draw does not pay for what it does not use.
+// The members have no initial values, so a draw does not pay for the arrays that it does not use.
 struct Wave {
   size_t num_points = 0;
-  size_t num_items = 0;  // that they led to, in the same order
+  size_t num_items = 0;  // items that the points found, in the same order
   double points[kWave];
   uint64_t drawn[kWave];
-  Chosen places[kWave];  // of an index that is drawn from by ranks
+  Chosen places[kWave];  // for an index that draws by rank
   Candidate items[kWave];
   Subject subjects[kWave];
   bool passes[kWave];
 };
 
-class Sieve final {
+class CandidateFilter final {
  public:
-  // where: null where every item passes. total: of the masses; of an index drawn from by ranks it is not looked at.
-  Sieve(const Region& r, const DrawRequest& request, const Where* where, DrawScratch* scratch, double total);
+  // where: null if every item passes. total: the sum of masses; not used by an index that draws by rank.
+  CandidateFilter(const Region& r, const DrawRequest& request, const Where* where, DrawScratch* scratch, double total);
 
   const Leaves& leaves() const { return leaves_; }
   double total() const { return total_; }
@@ -50,18 +50,18 @@ class Sieve final {
   uint64_t num_leaves() const { return map_.num_leaves; }
   bool has_condition() const { return where_ != nullptr; }
 
-  // Points number first, first + 1, ... of this draw, independent over the whole total.
+  // Generates points number first, first + 1, ... of this draw, independent over the whole total.
   void aim(const CounterRng& rng, uint64_t first, size_t count, Wave* wave) const;
   void look(Wave* wave) const;
-  // The same of leaves that are chosen already: wave->drawn, or wave->places.
+  // The same for leaves that were chosen before: wave->drawn, or wave->places.
   void look_at_chosen(Wave* wave) const;
-  // The next of the best items from best[*at] on, but for those in `taken`, which is sorted.
+  // Fills the wave with the next of the best items, from best[*at] on, without those in `taken`, which is sorted.
   void look_in_order(const std::vector<uint64_t>& taken, size_t* at, const std::vector<Leaves::Node>& best,
                      Wave* wave) const;
-  // One item more of the wave; what the condition reads of it is asked for.
+  // Adds an item to the wave, and prefetches the values that the condition reads.
   void add(uint64_t slot, uint64_t word, double mass, Wave* wave) const;
   void test(Wave* wave) const;
-  // An item that passed, as what a row of the batch is of.
+  // Stores an item that passed as the item of a row of the batch.
   void keep(const Candidate& one, uint32_t row, double probability, DrawScratch* scratch) const;
 
  private:

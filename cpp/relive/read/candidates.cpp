@@ -1,4 +1,4 @@
-#include "relive/read/sieve.hpp"
+#include "relive/read/candidates.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -9,13 +9,14 @@
 namespace relive {
 namespace {
 
-constexpr size_t kResolved = 32;  // windows whose runs fit the room that a scratch has
+constexpr size_t kResolved = 32;  // windows whose runs fit into the scratch
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 static_assert(kWave <= kEvaluatedTogether);
 
 }  // namespace
 
-Sieve::Sieve(const Region& r, const DrawRequest& request, const Where* where, DrawScratch* scratch, double total)
+CandidateFilter::CandidateFilter(const Region& r, const DrawRequest& request, const Where* where, DrawScratch* scratch,
+                                 double total)
     : r_(r),
       request_(request),
       where_(where),
@@ -26,7 +27,7 @@ Sieve::Sieve(const Region& r, const DrawRequest& request, const Where* where, Dr
   if (leaves_.is_ranked()) total_ = ranked_.emplace(r, request.index, scratch->law).total();
 }
 
-void Sieve::aim(const CounterRng& rng, uint64_t first, size_t count, Wave* wave) const {
+void CandidateFilter::aim(const CounterRng& rng, uint64_t first, size_t count, Wave* wave) const {
   wave->num_points = count;
   for (size_t k = 0; k < count; ++k) {
     wave->points[k] = rng.uniform(first + k) * total_;
@@ -42,7 +43,7 @@ void Sieve::aim(const CounterRng& rng, uint64_t first, size_t count, Wave* wave)
   }
 }
 
-void Sieve::add(uint64_t slot, uint64_t word, double mass, Wave* wave) const {
+void CandidateFilter::add(uint64_t slot, uint64_t word, double mass, Wave* wave) const {
   const size_t k = wave->num_items++;
   wave->items[k] = {slot, word, mass, true};
   if (where_ == nullptr) return;
@@ -50,13 +51,13 @@ void Sieve::add(uint64_t slot, uint64_t word, double mass, Wave* wave) const {
   prefetch(r_, where_->reads, wave->subjects[k]);
 }
 
-void Sieve::look(Wave* wave) const {
+void CandidateFilter::look(Wave* wave) const {
   if (!ranked_) leaves_.descend_to_leaves(wave->points, wave->drawn, wave->num_points);
   look_at_chosen(wave);
 }
 
-// Word before leaf (rule G2).
-void Sieve::look_at_chosen(Wave* wave) const {
+// Reads the word before the leaf (rule G2).
+void CandidateFilter::look_at_chosen(Wave* wave) const {
   wave->num_items = 0;
   if (ranked_) {
     for (size_t k = 0; k < wave->num_points; ++k) {
@@ -80,9 +81,9 @@ void Sieve::look_at_chosen(Wave* wave) const {
   }
 }
 
-// What has another leaf by now would stand in the wrong place.
-void Sieve::look_in_order(const std::vector<uint64_t>& taken, size_t* at, const std::vector<Leaves::Node>& best,
-                          Wave* wave) const {
+// An item whose leaf has changed would be at a wrong place in the order, so it is skipped.
+void CandidateFilter::look_in_order(const std::vector<uint64_t>& taken, size_t* at,
+                                    const std::vector<Leaves::Node>& best, Wave* wave) const {
   wave->num_items = 0;
   for (size_t k = 0; k < kWave && *at < best.size(); ++*at) {
     const Leaves::Node& node = best[*at];
@@ -96,8 +97,8 @@ void Sieve::look_in_order(const std::vector<uint64_t>& taken, size_t* at, const 
   }
 }
 
-// How many steps the windows have. One that is not whole any more is not there.
-void Sieve::measure(Wave* wave) const {
+// Finds the number of steps of the windows. An item whose window is no longer whole is not there.
+void CandidateFilter::measure(Wave* wave) const {
   Window windows[kResolved];
   uint32_t which[kResolved];
   for (size_t begin = 0; begin < wave->num_items; begin += kResolved) {
@@ -121,7 +122,7 @@ void Sieve::measure(Wave* wave) const {
   }
 }
 
-void Sieve::test(Wave* wave) const {
+void CandidateFilter::test(Wave* wave) const {
   if (where_ == nullptr) {
     std::fill_n(wave->passes, wave->num_items, true);
     return;
@@ -131,13 +132,13 @@ void Sieve::test(Wave* wave) const {
   RELIVE_FAIL_POINT(where_tested);
   acquire_fence();
   if (!RELIVE_RULE(G4_recheck)) return;
-  for (size_t k = 0; k < wave->num_items; ++k) {  // what was read is the item's if it is there still (rule G4)
+  for (size_t k = 0; k < wave->num_items; ++k) {  // the values belong to the item if its word is the same (rule G4)
     Candidate& one = wave->items[k];
     one.is_there = one.is_there && map_.word(one.slot) >> kStateBits == one.word >> kStateBits;
   }
 }
 
-void Sieve::keep(const Candidate& one, uint32_t row, double probability, DrawScratch* scratch) const {
+void CandidateFilter::keep(const Candidate& one, uint32_t row, double probability, DrawScratch* scratch) const {
   Window& w = scratch->windows[row];
   w.slot = one.slot;
   w.word = one.word;

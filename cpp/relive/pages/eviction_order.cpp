@@ -1,4 +1,4 @@
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -12,9 +12,10 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint32_t kFirst = 0;        // the index whose remover chooses
-constexpr uint32_t kMostRows = 8192;  // that whoever chooses looks at (rule C3)
-constexpr double kAges = 0x1.0p40;    // an age is below it
-// Of what windows need that are not whole yet: else the newest pages, where the fewest items are, went before all.
+constexpr uint32_t kMostRows = 8192;  // rows that one choice reads (rule C3)
+constexpr double kAges = 0x1.0p40;    // every age is below this
+// Weight of one item that is pending. With a weight of 1, the newest pages, which have the fewest items, would be
+// evicted first.
 constexpr uint32_t kMostWeight = 8191;
 
 bool is_ranked(const Region& r, uint64_t page) {
@@ -38,7 +39,7 @@ void set_rank(Held& held, uint64_t page, double rank) {
   ranks.refresh(&page, 1);
 }
 
-// What the items of rows [begin, end) of a page weigh that live, or may come to.
+// The weight of the live and pending items of rows [begin, end) of a page.
 uint32_t weigh_rows(const Region& r, uint64_t page, uint32_t begin, uint32_t end) {
   const Leaves leaves(r, kFirst);
   const Range range = range_of(r, page);
@@ -51,7 +52,7 @@ uint32_t weigh_rows(const Region& r, uint64_t page, uint32_t begin, uint32_t end
   return weight;
 }
 
-// each(page, rows between): the pages before (or after) one as far as windows of so many rows reach.
+// Calls each(page, rows) for the pages before (or after) a page, as far as windows of num_rows rows reach.
 template <class Each>
 void walk(const Region& r, uint64_t page, bool back, uint32_t num_rows, Each&& each) {
   for (int64_t left = num_rows; left > 0; left -= r.page_len) {
@@ -61,7 +62,7 @@ void walk(const Region& r, uint64_t page, bool back, uint32_t num_rows, Each&& e
   }
 }
 
-// Whether rows that a lane has yet to write may reach back into the page.
+// Whether rows that a lane has not written yet may reach back into the page.
 bool is_awaited(const Region& r, uint64_t page) {
   bool is_it = r.shape(kFirst).before > 0 && is_named_by_its_lane(r, page);
   walk(r, page, false, r.shape(kFirst).before, [&](uint64_t next, uint32_t) {

@@ -1,4 +1,5 @@
-// Of items that were chosen under the lock: what is noted there, and their rows, read behind it.
+// The last round of a draw: notes the items that were chosen under the lock, and reads their rows after the unlock
+// while all pages are pinned (rules G5, D7).
 #include "relive/read/draw.hpp"
 #include "relive/read/records.hpp"
 #include "relive/words/testing.hpp"
@@ -6,11 +7,11 @@
 namespace relive {
 namespace {
 
-constexpr size_t kNotedBytes = size_t{128} << 10;  // of items' own columns, copied in one hold of the lock
-constexpr uint32_t kReadings = 16;                 // of rows that cannot go: each one more is a recovery's doing
+constexpr size_t kNotedBytes = size_t{128} << 10;  // of items' own columns that one critical section copies
+constexpr uint32_t kReadings = 16;                 // of rows that cannot go: each further reading means a recovery
 
-// Windows of a block that a recovery touched meanwhile, which gives every closed page a new word (rule D6): they are to
-// be read once more. Those that are whole are read again beside them. False where there is none.
+// Gives the present words to windows of a block that recovery touched (recovery gives every CLOSED page a new word,
+// rule D6). The caller reads the whole block again. Returns false if there is no such window.
 bool look_again(const Region& r, Window* windows, const uint32_t* rows, size_t count, bool* is_gone) {
   bool any = false;
   for (size_t k = 0; k < count; ++k) {
@@ -66,7 +67,7 @@ bool read_chosen(const Region& r, const DrawRequest& request, DrawScratch* scrat
         is_left = look_again(r, windows, rows, count, &is_gone);
       }
     }
-    RELIVE_PROMISE(!is_left && !is_gone, "what was chosen went while every page was held");
+    RELIVE_PROMISE(!is_left && !is_gone, "a chosen row is gone although all pages are pinned");
     if (is_left || is_gone) return false;
   }
   return true;

@@ -1,7 +1,7 @@
-// What happens while the table lock is held (rule C4): nothing is allocated or freed, and the system is asked for nothing
-// but whose lock byte is free. Every call of a table and a writer is made here, the rounds included that only others'
-// changes bring about; malloc and its kin are this programme's, and system calls of a thread that holds the lock come
-// back as a signal (Syscall User Dispatch). Not seen: pages that memory faults in.
+// Critical sections of the table lock (rule C4): they allocate and free no memory, and their only system call asks
+// which lock byte is free. The test makes every call of a table and a writer, including the rounds that only other
+// processes' changes cause. The test replaces malloc and its relatives; system calls of a thread that owns the lock
+// arrive as a signal (Syscall User Dispatch). Page faults are not seen.
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -27,8 +27,8 @@
 
 namespace {
 
-constinit thread_local int depth = 0;  // holds of this thread
-std::atomic<uint64_t> allocations{0}, holds{0};
+constinit thread_local int depth = 0;  // critical sections of this thread
+std::atomic<uint64_t> allocations{0}, sections{0};
 std::array<std::atomic<uint64_t>, 1024> system_calls{};
 
 void on_allocation() {
@@ -91,10 +91,10 @@ namespace {
 #ifdef RELIVE_COUNTS_SYSTEM_CALLS
 constexpr char kAllow = 0, kBlock = 1;
 thread_local volatile char selector = kAllow;
-thread_local pid_t watched_thread = 0;  // of this process, where it is watched
+thread_local pid_t watched_thread = 0;  // of this process, if the thread is watched
 bool can_watch = true;
 
-// Makes the call that was caught, and lets further ones of this hold pass: one report a hold is enough.
+// Makes the intercepted call, and does not intercept further ones of this critical section: one report is enough.
 void on_system_call(int, siginfo_t* info, void* context) {
   selector = kAllow;
   system_calls[static_cast<size_t>(info->si_syscall) % system_calls.size()].fetch_add(1);
@@ -131,29 +131,30 @@ void watch_system_calls(bool) {}
 void install() {}
 #endif
 
-void on_hold(bool begins) {
+void on_section(bool begins) {
   if (!begins) watch_system_calls(false);
   depth += begins ? 1 : -1;
   if (!begins) return;
-  holds.fetch_add(1);
+  sections.fetch_add(1);
   watch_system_calls(true);
 }
 
-// Everything inside is watched; at its end nothing may have been seen, but what asks for lock bytes where that is said.
+// Watches critical sections while it lives. At its end none may have allocated or called the system, except to ask for
+// lock bytes if `asks_for_bytes`.
 struct Quiet {
   explicit Quiet(bool asks_for_bytes = false) : asks_(asks_for_bytes) {
 #ifndef RELIVE_COUNTS_MALLOC
     SKIP("the allocator is a sanitizer's, or not glibc's");
 #endif
     install();
-    allocations = holds = 0;
+    allocations = sections = 0;
     for (auto& count : system_calls) count = 0;
-    testing::hold_hook = on_hold;
+    testing::hold_hook = on_section;
   }
   ~Quiet() {
     testing::hold_hook = nullptr;
     testing::fail_point_hook = nullptr;
-    CHECK(holds.load() > 0);
+    CHECK(sections.load() > 0);
     CHECK_EQ(allocations.load(), 0u);
 #ifdef RELIVE_COUNTS_SYSTEM_CALLS
     if (!can_watch) std::printf("  system calls are not watched: this kernel cannot\n");
@@ -173,7 +174,7 @@ std::vector<int32_t> all_of(uint32_t lanes) {
   return all;
 }
 
-// Rows, ends, draws, priorities, deletions, moves: what an actor and a learner do, and a model that looks at all of it.
+// The calls of an actor and a learner: rows, ends, draws, priorities, deletions, moves. The model checks the results.
 void live(Rig& rig, const Spec& spec, int rounds) {
   const std::vector<int32_t> all = all_of(spec.num_lanes);
   for (int round = 0; round < rounds; ++round) {
@@ -211,17 +212,17 @@ void live(Rig& rig, const Spec& spec, int rounds) {
 }
 
 Table* moving = nullptr;
-uint32_t reads_held = 0;
+uint32_t pinned_reads = 0;
 
-// Between copy and check all pages go elsewhere, so that nothing is brought before they are held.
+// Moves all pages between copy and check, so that no round succeeds before all pages are pinned.
 void move_meanwhile(testing::FailPoint point) {
   if (point != testing::FailPoint::sample_gathered) return;
   CHECK_EQ(depth, 0);
-  const bool is_held = moving->region().header->num_holding.load() > 0;
-  reads_held += is_held ? 1 : 0;
+  const bool is_pinned = moving->region().header->num_holding.load() > 0;
+  pinned_reads += is_pinned ? 1 : 0;
   uint64_t moved = 0;
   CHECK(relive::move_all_pages(*moving, &moved).ok());
-  CHECK(moved == 0 || !is_held);
+  CHECK(moved == 0 || !is_pinned);
 }
 
 std::string shared_path(const char* name) {
@@ -287,7 +288,7 @@ TEST(start_values_where_windows_begin) {
   }
 }
 
-TEST(late_columns_and_who_completes_them) {
+TEST(late_columns_and_their_completers) {
   const Quiet quiet;
   Spec spec{.capacity = 300, .has_late = true};
   spec.indexes = {{.n_step = 3, .stack = 4, .prioritized = true}, {.max_times = 2}};
@@ -316,10 +317,10 @@ TEST(a_limiter_that_lets_in_by_parts_and_refuses) {
   CHECK(rig.write(all, 10, std::vector<int>(30, 0), NextGiven::kYes) == Code::kOk);
   CHECK(rig.sample(0, 90).empty());  // refused, and noted
   CHECK(rig.write(all, 30, std::vector<int>(90, 0), NextGiven::kYes) == Code::kDeadlineExceeded);
-  CHECK(relive::check(*rig.table).ok());  // the first rows of the block are there, and the model knows nothing of it
+  CHECK(relive::check(*rig.table).ok());  // the first rows of the block are stored, and the model does not have them
 }
 
-TEST(reading_while_all_pages_are_held) {
+TEST(reading_while_all_pages_are_pinned) {
   const Quiet quiet;
   Spec spec{.capacity = 300};
   spec.indexes = {{.n_step = 12, .stack = 4}, {.n_step = 12, .max_times = 1}};
@@ -331,14 +332,14 @@ TEST(reading_while_all_pages_are_held) {
     CHECK_EQ(rig.sample(0, 50).size(), 50u);
     CHECK_EQ(rig.sample(1, 50).size(), 50u);
   }
-  CHECK(rig.sample(1, 150).empty());  // claims that are given back
+  CHECK(rig.sample(1, 150).empty());  // the claims are given back
   rig.has_holes = true;
   rig.verify();  // gathers by key
-  CHECK(reads_held > 0);
+  CHECK(pinned_reads > 0);
 }
 
-// Over pages, with explicit items at the rows; the writer's list of its episode's pages grows outside of the lock.
-TEST(episodes_that_are_given_up) {
+// Over pages, with explicit items at the rows. The writer's list of its episode's pages grows outside the lock.
+TEST(abandoned_episodes) {
   const Quiet quiet;
   Spec spec{.capacity = 600, .num_lanes = 2, .max_lanes = 3};
   spec.indexes = {{.n_step = 3, .stack = 4, .prioritized = true}, {}};
@@ -388,8 +389,9 @@ TEST(a_table_on_disk) {
   CHECK(rig.table->close().ok());
 }
 
-TEST(handles_that_come_and_go_and_what_the_dead_leave) {
-  const Quiet quiet(true);  // whose byte is free is asked under the lock (rules E1, E4)
+TEST(handles_that_come_and_go_and_the_lanes_of_the_dead) {
+  // The lock allows one question to the system: whose byte is free (rules E1, E4).
+  const Quiet quiet(true);
   constexpr uint32_t kLanes = 200;
   Spec spec{.capacity = 8000, .num_lanes = kLanes, .max_lanes = kLanes};
   spec.indexes = {{.n_step = 3, .prioritized = true}};
@@ -453,7 +455,7 @@ TEST(the_first_to_attach_after_all_others_died) {
   CHECK(table->close().ok());
 }
 
-// The watch itself: what it must see, it sees.
+// Proves that the watch itself sees allocations and system calls.
 TEST(the_watch_sees) {
   Spec spec;
   Rig rig(spec);
@@ -461,7 +463,7 @@ TEST(the_watch_sees) {
   install();
   allocations = 0;
   for (auto& count : system_calls) count = 0;
-  testing::hold_hook = on_hold;
+  testing::hold_hook = on_section;
   {
     Locked locked(rig.table->door(), Deadline::after(1.0));
     delete new std::vector<int>(100);

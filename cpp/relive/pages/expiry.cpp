@@ -1,19 +1,19 @@
-#include "relive/pages/overdue.hpp"
+#include "relive/pages/expiry.hpp"
 
 #include <algorithm>
 #include <limits>
 
 #include "relive/index/leaves.hpp"
-#include "relive/pages/choice.hpp"
+#include "relive/pages/eviction_order.hpp"
 #include "relive/pages/pages.hpp"
 #include "relive/pages/records.hpp"
 
 namespace relive {
 namespace {
 
-constexpr uint32_t kDropsAHold = 256;  // rule C3
+constexpr uint32_t kMostDrops = 256;  // in one critical section (rule C3)
 
-// What goes by max_staleness may be used up: then it is no item any more, and not counted.
+// An item that max_staleness drops may be used up. A used-up item is no item any more, and is not counted.
 void drop(Held& held, uint32_t index, Due due, uint64_t leaf) {
   Region& r = held.region;
   const Leaves leaves(r, index);
@@ -29,7 +29,8 @@ void drop(Held& held, uint32_t index, Due due, uint64_t leaf) {
   RELIVE_FAIL_POINT(wait_dropped);
 }
 
-// Drops what was due `since + allowed` by now, the first due first, up to what is left of this hold's share.
+// Drops the items with `since + allowed` not after `now`, the earliest first, up to the rest of this critical section's
+// bound.
 void drop_due(Held& held, uint32_t index, Due due, double allowed, double now, uint32_t* left) {
   const Region& r = held.region;
   double since = 0.0;
@@ -47,7 +48,7 @@ double present_version(const Region& r) { return r.header->policy_version.load(s
 
 bool drop_overdue(Held& held) {
   const Region& r = held.region;
-  uint32_t left = kDropsAHold;
+  uint32_t left = kMostDrops;
   if (RELIVE_RULE(Z2_expired))
     for (const uint32_t i : r.aged_indexes()) {
       const auto kept = static_cast<double>(Leaves(r, i).config().versions_kept);
@@ -56,7 +57,7 @@ bool drop_overdue(Held& held) {
   if (RELIVE_RULE(T2_overdue))
     for (const uint32_t i : r.timed_indexes())
       if (Leaves(r, i).is_timed()) drop_due(held, i, Due::kWait, Leaves(r, i).config().max_wait_s, held.now_s(), &left);
-  return left < kDropsAHold;
+  return left < kMostDrops;
 }
 
 bool has_expired(const Region& r) {

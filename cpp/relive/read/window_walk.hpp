@@ -1,4 +1,8 @@
-// The runs of a window, found page by page. Shared by resolve.cpp and sequences.cpp.
+// Finds the runs of a window page by page. Used by resolve.cpp, sequences.cpp and hindsight.cpp.
+//
+// Owns:    a Walk lives on the stack of its caller.
+// Locking: none; the caller checks the words again (rule G4).
+// Cost:    one page word and one frame for each page.
 #pragma once
 
 #include "relive/read/rows.hpp"
@@ -11,12 +15,12 @@ inline void begin_window(Window& w, const Runs& runs) {
   w.num_steps = 1;
 }
 
-// The page that a window's runs end with on the side after it.
+// The last page of a window's runs on the side after the item.
 inline Run last_page(const Region& r, const Window& w, const Runs& runs) {
   return w.pages_after == 0 ? Run{r.page_of(w.slot), w.word, w.base} : runs[w.first_run + w.pages_after - 1];
 }
 
-// One more page after those the window has. No page before it is noted yet.
+// Adds the next page after those that the window has. Call this before any page before the item is added.
 inline bool add_next(const Region& r, Window& w, Runs* runs) {
   Run next;
   if (!follow(r, r.pages[last_page(r, w, *runs).page].next, &next)) return false;
@@ -25,7 +29,7 @@ inline bool add_next(const Region& r, Window& w, Runs* runs) {
   return true;
 }
 
-// The pages before `page`, the first that the window has yet, as far as `rows` rows before row 0 of that reach.
+// Adds the pages before `page`, the window's first page so far, as far as `rows` rows before its row 0 reach.
 inline bool add_pages_before(const Region& r, Window& w, uint64_t page, int64_t rows, Runs* runs) {
   for (int64_t left = rows; left > 0; left -= r.page_len) {
     Run prev;
@@ -37,26 +41,26 @@ inline bool add_pages_before(const Region& r, Window& w, uint64_t page, int64_t 
   return true;
 }
 
-// The same before the item's own page, as far as `rows` rows before the item reach.
+// Adds the pages before the item's own page, as far as `rows` rows before the item reach.
 inline bool add_before(const Region& r, Window& w, int64_t rows, Runs* runs) {
   return add_pages_before(r, w, r.page_of(w.slot), rows - r.offset_of(w.slot), runs);
 }
 
-// A walk along the steps of a window, page by page.
+// A cursor over the rows of a window, page by page.
 struct Walk {
   const Region& r;
   Window& w;
   Runs* runs;
   Run at;             // the page
-  uint32_t row;       // in it
-  uint32_t step_end;  // of the page
+  uint32_t row;       // in that page
+  uint32_t step_end;  // of that page
 
   Walk(const Region& region, Window& window, Runs* list)
       : r(region), w(window), runs(list), at{r.page_of(w.slot), w.word, w.base}, row(r.offset_of(w.slot)) {
     look();
   }
   void look() { step_end = Range::unpack(r.pages[at.page].range.load(std::memory_order_acquire)).step_end; }
-  // Goes on to the next row, on the next page where it must. False where that page is gone.
+  // Moves to the next row, on the next page if necessary. Returns false if that page is gone.
   bool advance() {
     if (++row < r.page_len) return true;
     if (!add_next(r, w, runs)) return false;
@@ -65,7 +69,7 @@ struct Walk {
     look();
     return true;
   }
-  // Whether no page comes behind the one it is at.
+  // Whether no page follows the current one.
   bool is_last_page() const { return r.pages[at.page].next.load(std::memory_order_acquire) == 0; }
   bool is_there() const { return row < step_end; }
   bool is_tail() const { return r.is_tail(at.page, row); }
