@@ -1,1 +1,1 @@
-"""Reverb's semantics as a measure: cases that run on dm-reverb and on relive, and what each of them does."""
+"""Conformance with Reverb's semantics: cases that run on dm-reverb and on relive, and the result of each case."""

@@ -1,4 +1,4 @@
-"""The verbs of programmes, short enough for a case to read as a sentence; `system.System` says what they mean."""
+"""The verbs of programs, short enough for a case to read as a sentence; `system.System` defines their meaning."""
 
 from __future__ import annotations
 

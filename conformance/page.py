@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.cases import TOPICS
+from conformance.system import NO_WORD
 from conformance.verdicts import DIFFERS, FAILED, MET, TO_COME
 from conformance.words import SAME, Case, in_words
 
@@ -53,22 +54,25 @@ def as_markdown(values: Mapping[str, Any]) -> str:
     rows = table(values)
     total = dict(zip(COLUMNS, rows[-1], strict=True))
     parts = [
-        "# Reverb's semantics as a measure",
+        "# Conformance with Reverb's semantics",
         _prose(
-            f"`make conformance` runs {total['cases']} cases on {values['reverb']} and on relive: small programmes that"
-            " insert, draw, update, delete and wait, derived from Reverb's published documentation, and from running it"
-            " where the documentation is silent. Each case (`conformance/cases`) says its rule in a sentence, where it"
-            " is written, and what every call is to give. Both systems are spoken to through their public interface"
-            " only, one item being one row where nothing else is said. The steps of an episode, which Reverb's patterns"
-            " count by themselves, relive's are given as a column; a condition with several rests is as many patterns."
+            f"`make conformance` runs {total['cases']} cases on {values['reverb']} and on relive. A case is a small"
+            " program that inserts, draws, updates, deletes and waits. The cases come from Reverb's published"
+            " documentation, and from running Reverb where the documentation is silent."
         ),
-        _prose(
-            "Values and orders are compared exactly, draws by chance by a chi-square that a fair sampler"
-            " exceeds once in"
-            " 100,000 runs. The command fails where a system gives anything but what its case says, or where the two"
-            " differ in a case that calls them the same. This page and `conformance/verdicts.json` are written by it;"
-            " `python -m conformance.run --relive-only` does relive's side again without dm-reverb, and the tests hold"
-            " relive to these verdicts."
+        _list(
+            "Each case (`conformance/cases`) states its rule in a sentence, the source of the rule, and the expected"
+            " result of every call.",
+            "Both systems are called through their public interface only. One item is one row, unless the case says"
+            " otherwise.",
+            "Reverb's patterns count the steps of an episode themselves. relive's patterns read this count from a"
+            " column. A condition with several remainders becomes several patterns in relive.",
+            "Values and orders are compared exactly. Random draws are compared by a chi-square that a fair sampler"
+            " exceeds once in 100,000 runs.",
+            "The command fails if a system's result differs from the expected result of its case, or if the results"
+            " of the two systems differ in a case that calls them the same.",
+            "The command writes this page and `conformance/verdicts.json`. `python -m conformance.run --relive-only`"
+            " runs only relive's side, without dm-reverb. The tests compare relive with these verdicts.",
         ),
         "\n".join(
             [
@@ -78,17 +82,24 @@ def as_markdown(values: Mapping[str, Any]) -> str:
             ]
         ),
         "## Where relive differs on purpose",
+        _prose(
+            "Each entry states the rule of Reverb's documentation, then the difference and its reason, and then the"
+            " calls with different results. A result is `done`, `refused`, a value, `waits` (the call would have to"
+            " wait and had no effect) or `no equivalent` (the system has no such call or option)."
+        ),
         _differences(values),
         "## What is to come",
-        _prose("The cases stand and run on Reverb; on relive they say what they wait for."),
+        _prose("These cases run on Reverb. On relive, each case names the feature that it waits for."),
         _to_come(values),
         "## How it is run",
-        _prose(
-            "dm-reverb lives in an environment of its own under `benchmarks/.venvs/reverb` (tensorflow 2.15.1, numpy"
-            " below 2; pinned whole in `benchmarks/constraints/reverb.txt`), made by the first run. Its server runs in"
-            " the process of the cases; where a case ends that process the others go on in another. `python -m"
-            " conformance.run WORDS` runs the cases whose names hold these words, prints what every call gave, and"
-            " writes nothing. `--seed` is of relive's draws; Reverb takes no seed from Python."
+        _list(
+            "dm-reverb has an environment of its own under `benchmarks/.venvs/reverb` (tensorflow 2.15.1, numpy below"
+            " 2). `benchmarks/constraints/reverb.txt` pins all its packages. The first run makes this environment.",
+            "Reverb's server runs in the process of the cases. If a case ends that process, the other cases continue"
+            " in a new process.",
+            "`python -m conformance.run WORDS` runs the cases whose names contain one of these words, prints the"
+            " result of every call, and writes nothing.",
+            "`--seed` sets the seed of relive's draws. Reverb takes no seed from Python.",
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -107,11 +118,12 @@ def _differences(values: Mapping[str, Any]) -> str:
 def _difference(case: Case) -> str:
     apart = [call for call in case.calls if call.relive is not SAME]
     shown = [f"`{call}`: Reverb {_short(call.expected)}, relive {_short(call.relive)}" for call in apart]
-    return _item(f"**{case.name}.** {case.says} {case.differs} ({'; '.join(dict.fromkeys(shown))})")
+    parts = f"*Rule:* {case.says} *Difference:* {case.differs} *Calls:* {'; '.join(dict.fromkeys(shown))}"
+    return _item(f"**{case.name}.** {parts}")
 
 
 def _short(expected: Any) -> str:
-    words = in_words(expected)
+    words = "no equivalent" if expected == NO_WORD else in_words(expected)
     return words if len(words) <= MOST_SHOWN else words[: MOST_SHOWN - 3] + "..."
 
 
@@ -128,6 +140,10 @@ def _to_come(values: Mapping[str, Any]) -> str:
 
 def _prose(text: str) -> str:
     return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+
+
+def _list(*texts: str) -> str:
+    return "\n".join(map(_item, texts))
 
 
 def _item(text: str) -> str:

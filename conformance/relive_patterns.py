@@ -1,7 +1,7 @@
 """Patterns in relive's words: relive.Pattern, its conditions, and one column more, which counts an episode's steps.
 
-relive's conditions look at columns that a step brings. What Reverb's writer counts by itself, the writer of relive's
-steps gives as a column.
+relive's conditions read columns of a step. Reverb's writer counts the steps of an episode itself; here a column of the
+step contains this count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cases' verbs in relive's words: one table, its indexes named as Reverb's tables, an item a row.
 
-What relive decided on and does not have yet raises NotYet: in relive_tables, in relive_trajectories, and here in
-`read`, `open` and `save_and_load`. Those are the places to change when it comes.
+A planned feature of relive that is not built yet raises NotYet: in relive_tables, in relive_trajectories, and here in
+`read`, `open` and `save_and_load`. Change these places when the feature is built.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class ReliveSystem(System):
         return sorted(int(label) for label in batch["label"][batch.present])
 
     def _written_items(self, table: str) -> list[Any]:
-        """Items that patterns made: their keys are known to those who draw them."""
+        """Items that patterns made. A draw returns their keys."""
         found: dict[int, Any] = {}
         while len(found) < self.size(table):
             batch = self._live.sample(16, timeout_s=0.0, index=table)

@@ -1,6 +1,6 @@
 """Reverb's tables in relive's words: an index for each, and the spec of their rows.
 
-A selector further is a line in SELECTORS.
+To add a selector, add a line to SELECTORS.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WITH_PRIORITIES = ("prioritized", "min_heap", "max_heap")
 
 
 class NoWord(Exception):
-    """What the case asks for has no word in relive, on purpose."""
+    """relive has no equivalent of a part of the case, on purpose."""
 
 
 def index_of(setup: TableSetup, items: Any, max_items: int | None = None) -> relive.Index:

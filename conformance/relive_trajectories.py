@@ -1,7 +1,7 @@
 """Trajectories in relive's words: rows of one lane, and explicit items of windows over them, named by the rows' keys.
 
-Reverb's history lies in its writer; relive's rows lie in the table, and whoever has their keys may make an item of
-them. Here the keys of a lane stand in a list, which takes Python's indexes and slices as Reverb's history does.
+Reverb's history is in its writer. relive's rows are in the table, and a caller with their keys can make an item of
+them. Here the keys of a lane are in a list, which takes Python's indexes and slices as Reverb's history does.
 """
 
 from __future__ import annotations

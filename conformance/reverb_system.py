@@ -1,4 +1,4 @@
-"""The cases' verbs in dm-reverb's words: a server in this process, spoken to as a client on localhost does.
+"""The cases' verbs in dm-reverb's words: a server in this process, called as a client on localhost calls it.
 
 Only the environment of dm-reverb can import this (benchmarks/constraints/reverb.txt).
 """
@@ -132,8 +132,8 @@ class ReverbSystem(System):
     def _draw_or_wait(self, table: str) -> Any:
         """A draw, or None where it would wait.
 
-        A server that was loaded has tables of its own, which answer nobody here: then the draw is tried, and goes on
-        waiting beside the rest of the case.
+        A loaded server has tables of its own, which do not answer this process. The draw is then tried, and continues
+        to wait during the rest of the case.
         """
         if self._loaded:
             answer = self._begin(lambda: self._draw(table))

@@ -1,8 +1,8 @@
 """Runs every case on dm-reverb and on relive: `make conformance`, `python -m conformance.run [--relive-only] [WORDS]`.
 
 dm-reverb runs in an environment of its own (benchmarks/peers.py). The verdicts go to conformance/verdicts.json and to
-docs/conformance.md; a run of named cases prints them and writes nothing. Ends with status 1 where a system does not
-meet what is expected of it, or where the two differ in a case that says that they do not.
+docs/conformance.md. A run of named cases prints the verdicts and writes nothing. The exit status is 1 if a result of a
+system differs from the expected result, or if the two systems differ in a case that calls them the same.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _reverb_process(results: Path, names: Sequence[str]) -> str:
 def put_together(
     reverb: dict[str, dict[str, Any]], relive: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What is written down, and what is wrong in it."""
+    """The values to write, and the faults in them."""
     cases, topics = by_name(), topic_of()
     wrong, rows = [], {}
     for name, case in cases.items():
@@ -79,13 +79,17 @@ def put_together(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the cases of Reverb's semantics on dm-reverb and on relive.")
-    parser.add_argument("names", nargs="*", help="cases, or words that their names hold; all of them unless given")
-    parser.add_argument("--relive-only", action="store_true", help="what dm-reverb did is read from the last whole run")
-    parser.add_argument("--seed", type=int, default=0, help="of relive's draws; Reverb's have seeds of their own")
+    parser.add_argument("names", nargs="*", help="names of cases, or words in their names; default: all cases")
+    parser.add_argument(
+        "--relive-only", action="store_true", help="read dm-reverb's results from the last complete run"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of relive's draws; Reverb's draws have their own seeds"
+    )
     arguments = parser.parse_args()
     asked = [name for name in by_name() if not arguments.names or any(word in name for word in arguments.names)]
     if not asked:
-        parser.error(f"no case's name holds {' or '.join(map(repr, arguments.names))}")
+        parser.error(f"no case's name contains {' or '.join(map(repr, arguments.names))}")
     if arguments.relive_only:
         known = json.loads(VERDICTS.read_text())["cases"]
         asked = [name for name in asked if name in known]
@@ -108,12 +112,12 @@ def main() -> int:
     for sentence in wrong:
         print(f"WRONG {sentence}", file=sys.stderr)
     if wrong and not arguments.names:
-        print("nothing was written down", file=sys.stderr)
+        print("nothing was written", file=sys.stderr)
     return 1 if wrong else 0
 
 
 def _without_notes(values: dict[str, Any]) -> dict[str, Any]:
-    """The same without the sentences of refusals, in which numbers of processes and memory stand."""
+    """The same without the sentences of refusals, which contain numbers of processes and memory."""
     rows = {
         name: {
             part: {key: value for key, value in outcome.items() if key != "notes"} if part != "topic" else outcome

@@ -1,4 +1,4 @@
-"""Where Reverb's documentation says what a case is about."""
+"""The places in Reverb's documentation that the cases cite."""
 
 _FILES = "https://github.com/google-deepmind/reverb/blob/v0.14.0/reverb/"
 _README = "https://github.com/google-deepmind/reverb/blob/v0.14.0/README.md"

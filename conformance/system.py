@@ -1,8 +1,8 @@
-"""What a case asks of a system: the verbs of programmes, what they mean and what they give.
+"""The interface of a system to the cases: the verbs of programs, their meaning and their results.
 
-Two systems answer: reverb_system.ReverbSystem, in dm-reverb's environment, and relive_system.ReliveSystem. What a call
-gives is plain JSON: "done"; "waits" where it would have to wait (nothing has then happened); "refused" where it is told
-that this cannot be; "no word" where a system has, on purpose, no way to say it; else the values that the verb names.
+There are two systems: reverb_system.ReverbSystem, in dm-reverb's environment, and relive_system.ReliveSystem. A call
+returns plain JSON: "done"; "waits" if the call would have to wait (the call then had no effect); "refused" if the
+system refuses the call; "no word" if the system has no equivalent, on purpose; else the values that the verb names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATIENCE_S = 10.0  # what was released comes back by then
 
 
 class NotYet(Exception):
-    """What the case needs is decided for relive and not built yet; the message names it."""
+    """The case needs a feature that is planned for relive and not built yet; the message names the feature."""
 
 
 def in_order(item: Any) -> Any:
@@ -53,7 +53,7 @@ class System(ABC):
     # ---- tables ----------------------------------------------------------------------------------------------------
 
     def read(self, calls: Sequence[Call]) -> None:
-        """The whole programme, before it begins: for a system whose tables are told what they will hold."""
+        """The whole program, before it begins: for a system whose tables must know their content in advance."""
         return
 
     @abstractmethod
@@ -157,7 +157,7 @@ class System(ABC):
 
     @abstractmethod
     def mutate_key(self, key: int, priority: float | None) -> str:
-        """A new priority for a key that nobody was given, or (None) its removal."""
+        """A new priority for a key that was never returned, or (None) its removal."""
 
     # ---- what waits ------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class System(ABC):
         def run() -> None:
             try:
                 pending.set_result(call())
-            except Exception as error:  # goes to whoever asks for the answer
+            except Exception as error:  # raised when the answer is read
                 pending.set_exception(error)
 
         # A daemon: a system that never answers must not keep the process.
@@ -194,7 +194,7 @@ class System(ABC):
         return self._pending.result() if done else WAITS
 
     def end_waits(self) -> None:
-        """After close: what was begun ends, or is left behind."""
+        """After close: a pending call ends, or is abandoned."""
         if self._thread is not None:
             self._thread.join(SETTLED_S)
 

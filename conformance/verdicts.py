@@ -1,4 +1,4 @@
-"""What a case came to on a system, and both systems beside each other."""
+"""The outcome of a case on a system, and the comparison of both systems."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a case is made of: tables as both systems can make them, calls on them, and what each call is to give.
+"""The parts of a case: tables that both systems can make, calls on them, and the expected result of each call.
 
-A case is a value. Nothing here knows either system; `system.System` says what the verbs mean.
+A case is a value. Nothing here knows either system; `system.System` defines the meaning of the verbs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs cases on one system, in that system's environment: `python -m conformance.worker SYSTEM SEED RESULTS NAME...`.
 
-A line of JSON for each case goes to the file RESULTS as soon as the case is through: what kills this process leaves the
-lines before. A case that takes longer than CASE_LIMIT_S ends the process.
+The worker writes a line of JSON for each case to the file RESULTS as soon as the case ends. If a case kills this
+process, the earlier lines remain. A case that takes longer than CASE_LIMIT_S ends the process.
 """
 
 from __future__ import annotations

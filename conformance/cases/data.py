@@ -1,4 +1,4 @@
-"""What an item holds, and what a table's signature says of it."""
+"""The content of an item, and the table's signature for this content."""
 
 from __future__ import annotations
 
@@ -97,24 +97,25 @@ CASES = (
     ),
     Case(
         "float64 for a column of float32",
-        "Items are checked against the table's signature before they are sent; types must be equal.",
+        "Items are checked against the table's signature before they are sent. Types must be equal.",
         TRAJECTORY_WRITER,
         NUMBER,
         (put({"x": ("float64", 0.5)}).gives("refused", relive="done"), size().gives(0, relive=1)),
-        differs="Python's numbers and environments' observations are float64 mostly. Reverb refuses every other type;"
-        " relive casts as numpy's same_kind allows, and refuses what would lose a fraction or an integer.",
+        differs="Python's numbers and most observations of environments are float64. Reverb refuses every type except"
+        " the column's type. relive casts as numpy's same_kind allows, and refuses a cast that would lose a fraction"
+        " or an integer.",
     ),
     Case(
         "int32 for a column of int64",
-        "Items are checked against the table's signature before they are sent; types must be equal.",
+        "Items are checked against the table's signature before they are sent. Types must be equal.",
         TRAJECTORY_WRITER,
         one(signature={"x": ("int64", ())}),
         (put({"x": ("int32", 5)}).gives("refused", relive="done"), size().gives(0, relive=1)),
-        differs="An int32 fits an int64 whole. Reverb refuses every other type; relive casts as numpy's"
-        " same_kind allows.",
+        differs="An int64 can represent every int32. Reverb refuses every type except the column's type. relive casts"
+        " as numpy's same_kind allows.",
     ),
     Case(
-        "texts",
+        "strings",
         "Tensors of strings can be stored, of any length.",
         TABLE,
         one(signature={"x": ("str", ())}),
@@ -124,9 +125,9 @@ CASES = (
             put({"x": ("str", "some more text")}),
             size().gives(2),
         ),
-        differs="Reverb stores strings as any tensor. A row of relive's has a fixed size, from which it is found and"
-        " gathered without a pointer; data of variable size is refused, to be kept as bytes of a fixed length, or"
-        " beside the table by a number.",
+        differs="Reverb stores strings as it stores any tensor. In relive, a row has a fixed size, so that relive"
+        " finds and gathers rows without pointers. relive refuses data of variable size. Store such data as bytes of"
+        " a fixed length, or outside the table, with a number in the table.",
     ),
     Case(
         "arrays may be written over after they were put",
@@ -161,6 +162,7 @@ CASES = (
             put({"x": ("float32", []), "y": ("float32", 1.0)}),
             take().gives({"x": ["float32", [0], []], "y": ["float32", [], 1.0]}),
         ),
-        differs="Reverb stores any tensor. In relive a column without a byte is a mistake of the spec, and said so.",
+        differs="Reverb stores any tensor. In relive, a column without bytes is an error of the spec, and relive says"
+        " so.",
     ),
 )

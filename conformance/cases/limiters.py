@@ -1,4 +1,4 @@
-"""MinSize, and queues and stacks: when draws and inserts may go on."""
+"""MinSize, queues and stacks: when draws and inserts are allowed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CASES = (
     ),
     Case(
         "min size never makes an insert wait",
-        "MinSize blocks sample calls; inserts always go on.",
+        "MinSize blocks sample calls. Inserts are never blocked.",
         LIMITER,
         one(limit=min_size(2), max_size=500),
         (fill(200).gives(200), can_insert(100).gives(True)),
@@ -67,14 +67,14 @@ CASES = (
     ),
     Case(
         "a draw from an empty table waits for the first insert",
-        "A generator of samples blocks until another writes to the table.",
+        "A generator of samples blocks until a client writes to the table.",
         LIMITERS,
         one(),
         (begin_sample().gives("waits"), insert(4), settle().gives([4])),
     ),
     Case(
         "deletion below min size stops draws again",
-        "MinSize looks at what the table contains now.",
+        "MinSize counts the items that the table contains now.",
         LIMITER,
         one(limit=min_size(2)),
         (
@@ -88,7 +88,7 @@ CASES = (
     ),
     Case(
         "eviction does not bring a table below min size",
-        "An eviction makes room for an insert: the number of items stays.",
+        "An eviction makes room for an insert, so the number of items stays the same.",
         LIMITER,
         one(limit=min_size(3), max_size=3),
         (insert_all([1, 2, 3, 4, 5]), size().gives(3), can_sample(1).gives(True)),
@@ -102,7 +102,7 @@ CASES = (
     ),
     Case(
         "an update is neither an insert nor a draw",
-        "Only inserts and deletions change the size, and only draws the number of samples.",
+        "Only inserts and deletions change the size. Only draws change the number of samples.",
         LIMITER,
         one(sampler="prioritized", limit=min_size(1)),
         (insert(1, 1.0), sample(1).gives([1]), update({1: 3.0}), size().gives(1), counts().gives([1, 1])),
@@ -116,12 +116,12 @@ CASES = (
     ),
     Case(
         "a min size larger than the table",
-        "Draws wait until min_size_to_sample items are there; the table holds max_size at most.",
+        "Draws wait until the table has min_size_to_sample items. The table has at most max_size items.",
         LIMITER,
         one(limit=min_size(10), max_size=5),
         (opens().gives("done", relive="refused"), fill(20).gives(20), can_sample(1).gives(False)),
-        differs="No draw can ever pass. Reverb makes the table, whose sample calls then block for good; relive refuses"
-        " it with the arithmetic.",
+        differs="No draw can ever pass. Reverb makes the table, and its sample calls then block forever. relive"
+        " refuses the table and shows the arithmetic.",
     ),
     Case(
         "inserts and draws are counted one by one",
@@ -132,7 +132,7 @@ CASES = (
     ),
     Case(
         "a draw that waited counts once",
-        "A sample is counted when it is completed.",
+        "A sample counts when the sample is completed.",
         TABLE_STATE,
         one(limit=min_size(1)),
         (begin_sample(2).gives("waits"), insert(1), settle().gives([1, 1]), counts().gives([1, 2])),
@@ -147,14 +147,14 @@ CASES = (
     ),
     Case(
         "a full queue makes inserts wait",
-        "If the queue is full then insert calls are blocked until it is no longer full.",
+        "If the queue is full, insert calls block until the queue is no longer full.",
         TABLES,
         queue(2),
         (fill(5).gives(2), can_insert(1).gives(False)),
     ),
     Case(
         "a draw from a full queue releases the insert that waits",
-        "If the queue is full then insert calls are blocked until it is no longer full.",
+        "If the queue is full, insert calls block until the queue is no longer full.",
         TABLES,
         queue(2),
         (
@@ -167,28 +167,28 @@ CASES = (
     ),
     Case(
         "a draw from an empty queue waits for an insert",
-        "If the queue is empty then sample calls are blocked until there is at least one item.",
+        "If the queue is empty, sample calls block until the queue has at least one item.",
         TABLES,
         queue(2),
         (begin_sample().gives("waits"), insert(8), settle().gives([8]), size().gives(0)),
     ),
     Case(
         "an insert that waits does not push an item out of a full queue",
-        "A full queue blocks; nothing is removed but by a draw.",
+        "A full queue blocks inserts. Only a draw removes an item.",
         TABLES,
         queue(2),
         (insert_all([1, 2]), insert(3).gives("waits"), sample(2).gives([1, 2])),
     ),
     Case(
         "a queue can be filled again after it was emptied",
-        "The window of a queue is on inserts less samples, not on either alone.",
+        "The window of a queue limits inserts minus samples, and neither of the two alone.",
         LIMITER,
         queue(3),
         (fill(9).gives(3), drain(9).gives(3), fill(9).gives(3), drain(9).gives(3), counts().gives([6, 6])),
     ),
     Case(
         "a queue takes as many as its size at once, and no more",
-        "min_diff 0 and max_diff size: inserts less samples stays within them.",
+        "Inserts minus samples stays between min_diff (0) and max_diff (the size).",
         LIMITER,
         queue(3),
         (
@@ -201,7 +201,7 @@ CASES = (
     ),
     Case(
         "a deletion makes no room in the window of a queue",
-        "The limiter of a queue counts inserts and samples; a deletion is neither.",
+        "The limiter of a queue counts inserts and samples. A deletion is neither.",
         LIMITER,
         one(sampler="fifo", limit=Limit("queue", 2)),
         (
@@ -212,19 +212,20 @@ CASES = (
             fill(5).gives(1),
             size().gives(2),
         ),
-        differs="Reverb's limiter counts inserts less samples. relive's queue counts what lies in it, so whatever"
-        " leaves makes room, and it asks for max_times_sampled: without, a draw takes nothing out.",
+        differs="Reverb's limiter counts inserts minus samples. relive's queue counts the items in the queue, so"
+        " every item that leaves makes room. relive's queue also requires max_times_sampled, because without a use"
+        " count a draw removes no item.",
     ),
     # ---- Stack -----------------------------------------------------------------------------------------------------
     Case(
         "a stack hands every item out once, newest first",
-        "Table.stack: a Lifo sampler and remover, and a use count of one.",
+        "Table.stack is a Lifo sampler and remover with one use per item.",
         TABLE,
         stack(5),
         (insert_all([4, 2, 9]), sample(5).gives([9, 2, 4, "waits"])),
     ),
     Case(
-        "a stack goes on with what is pushed between two draws",
+        "a stack continues with an item that is pushed between two draws",
         "Lifo selects the newest data.",
         TABLE,
         stack(5),
@@ -232,7 +233,7 @@ CASES = (
     ),
     Case(
         "a full stack makes inserts wait",
-        "The limiter of a stack of n keeps inserts less samples at n or below.",
+        "The limiter of a stack of n keeps inserts minus samples at n or below.",
         LIMITER,
         stack(2),
         (fill(5).gives(2), drain(1).gives(1), fill(5).gives(1)),
@@ -240,12 +241,13 @@ CASES = (
     # ---- requests of several ---------------------------------------------------------------------------------------
     Case(
         "a request for more than the limiter lets through now",
-        "A generator of samples blocks when an item past the sampling limit is requested; those before"
-        " were handed out.",
+        "A generator of samples blocks when the client requests an item past the sampling limit. The earlier items"
+        " were already returned.",
         TABLE_STATE,
         one(limit=min_size(1), max_times_sampled=1),
         (insert_all([1]), batch(3).gives([1, "waits"], relive="waits"), contents().gives([], relive=[1])),
-        differs="A batch of relive's is whole or not there, as a learner's step needs it: it waits for all of its items"
-        " and takes none before. Reverb hands single samples out as the limiter lets them through.",
+        differs="relive returns a complete batch or no batch, because a learner's step needs a complete batch. A"
+        " waiting draw takes no item before the limiter allows all items. Reverb returns single samples as the"
+        " limiter allows them.",
     ),
 )

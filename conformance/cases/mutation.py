@@ -20,21 +20,22 @@ from conformance.sources import CLIENT, PRIORITIZED, TABLE_STATE
 from conformance.words import Case, Shares
 
 NEVER_GIVEN = (
-    " Reverb ignores a key that is not there, whoever made it up. relive tells two things apart: a key of an item that"
-    " is gone is counted as stale and ignored, one that this table never gave out is a mistake and refused."
+    " Reverb ignores every key that is not in the table. relive distinguishes two kinds of key. A key of a removed"
+    " item is ignored and counted as stale. A key that this table never returned is a mistake, and relive refuses the"
+    " key."
 )
 
 CASES = (
     Case(
         "an update takes an item out of the draws by priority zero",
-        "The probability is proportional to the priority; zero is none.",
+        "The probability is proportional to the priority. Priority zero has probability zero.",
         PRIORITIZED,
         one(sampler="prioritized"),
         (insert_all({1: 1.0, 2: 1.0}), learn([1, 2]), update({1: 0.0}), sample(6).gives([2] * 6), size().gives(2)),
     ),
     Case(
         "an update brings an item of priority zero back",
-        "The probability is proportional to the priority given last.",
+        "The probability is proportional to the last priority given.",
         PRIORITIZED,
         one(sampler="prioritized"),
         (
@@ -48,8 +49,8 @@ CASES = (
         ),
     ),
     Case(
-        "the last of several updates holds",
-        "Actions are executed in the order in which they come.",
+        "the last of several updates counts",
+        "Actions are executed in the order of their arrival.",
         CLIENT,
         one(sampler="prioritized"),
         (
@@ -110,21 +111,21 @@ CASES = (
     ),
     Case(
         "a second deletion of an item is ignored",
-        "If a key cannot be found then it is ignored.",
+        "A key that cannot be found is ignored.",
         CLIENT,
         one(),
         (insert_all([1, 2]), learn([1, 2]), delete([1]), delete([1]), contents().gives([2])),
     ),
     Case(
         "an update of a deleted item is ignored",
-        "If a key cannot be found then it is ignored.",
+        "A key that cannot be found is ignored.",
         CLIENT,
         one(sampler="prioritized"),
         (insert_all({1: 1.0, 2: 1.0}), learn([1, 2]), delete([1]), update({1: 5.0}), size().gives(1)),
     ),
     Case(
-        "an update of an item that is gone does not stop those beside it",
-        "If a key cannot be found then it is ignored.",
+        "an update of an item that is gone does not stop the other updates",
+        "A key that cannot be found is ignored.",
         CLIENT,
         one(sampler="prioritized"),
         (
@@ -136,16 +137,16 @@ CASES = (
         ),
     ),
     Case(
-        "an update of a key that nobody was given",
-        "If a key cannot be found then it is ignored.",
+        "an update of a key that was never returned",
+        "A key that cannot be found is ignored.",
         CLIENT,
         one(sampler="prioritized"),
         (insert(1, 1.0), mutate_key(123_456_789, 5.0).gives("done", relive="refused"), size().gives(1)),
         differs=NEVER_GIVEN.strip(),
     ),
     Case(
-        "a deletion of a key that nobody was given",
-        "If a key cannot be found then it is ignored.",
+        "a deletion of a key that was never returned",
+        "A key that cannot be found is ignored.",
         CLIENT,
         one(),
         (insert(1), mutate_key(123_456_789, None).gives("done", relive="refused"), size().gives(1)),
@@ -159,7 +160,7 @@ CASES = (
         (insert(1, 1.0), learn([1]), update({1: -1.0}).gives("refused"), sample(1).gives([1])),
     ),
     Case(
-        "an update to what is no number",
+        "an update to a value that is no number",
         "The priority must not be NaN.",
         PRIORITIZED,
         one(sampler="prioritized"),
@@ -180,12 +181,12 @@ CASES = (
             update({2: 0.0}),
             sample(1).gives([1], relive=["waits"]),
         ),
-        differs="Reverb applies what came before the bad priority. relive checks all of a call before the first is"
-        " applied: bad input changes nothing.",
+        differs="Reverb applies the updates before the bad priority. relive checks all updates of a call before it"
+        " applies the first update, so bad input changes nothing.",
     ),
     Case(
         "the same data inserted twice is two items",
-        "An item is what is in the table; its data may be what another item has, too.",
+        "An item belongs to its table. Its data may also be the data of another item.",
         TABLE_STATE,
         one(),
         (insert(7), insert(7), size().gives(2), learn([7]), delete([7]), size().gives(1), contents().gives([7])),

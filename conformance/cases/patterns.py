@@ -1,4 +1,4 @@
-"""Structured writing: items that write themselves as steps come, by patterns and conditions."""
+"""Structured writing: patterns and conditions that make items as steps arrive."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from conformance.words import Call, Case, Column, Condition, Pattern, TdError
 a, b = Column("a"), Column("b")
 NEWEST = {"x": a[-1]}
 OF_AN_EPISODE = (
-    "Reverb's patterns look at the writer's buffer, which may be kept over an end. relive's are of an episode; whoever"
-    " wants rows of two makes the item by their keys."
+    "Reverb's patterns read the writer's buffer, which may be kept over the end of an episode. relive's patterns stay"
+    " inside an episode. To make an item of the rows of two episodes, use the keys of the rows."
 )
 BEGINS = (
-    "Reverb reads it as an index. In relive a slice is Python's own: this one would begin with the episode and grow"
-    " with it, and is refused, as an item's windows have a length."
+    "Reverb reads this slice as an index. relive reads it as Python does: the slice begins with the episode and grows"
+    " with the episode. relive refuses the slice, because the windows of an item have a fixed length."
 )
 
 
@@ -50,21 +50,21 @@ CASES = (
     ),
     shaped(
         "a pattern of a slice makes an item once there are so many steps",
-        "x[-3:] are the last three steps; before there are three it does not apply.",
+        "x[-3:] are the last three steps. The pattern does not apply before there are three steps.",
         {"x": a[-3:]},
         5,
         [{"x": [0, 1, 2]}, {"x": [1, 2, 3]}, {"x": [2, 3, 4]}],
     ),
     shaped(
         "a pattern that ends before the newest step",
-        "x[-3:-1] are the two steps before the most recent one.",
+        "x[-3:-1] are the two steps before the most recent step.",
         {"x": a[-3:-1]},
         4,
         [{"x": [0, 1]}, {"x": [1, 2]}],
     ),
     shaped(
         "a pattern with a stride",
-        "x[-5::2] is every second one of the last five steps.",
+        "x[-5::2] is every second step of the last five steps.",
         {"x": a[-5::2]},
         7,
         [{"x": [0, 2, 4]}, {"x": [1, 3, 5]}, {"x": [2, 4, 6]}],
@@ -99,7 +99,7 @@ CASES = (
     when("a condition on the step: just one", "left == eq.", Condition("step_index", "==", 3), [3], PATTERNS),
     when(
         "a condition on the step: all but one",
-        "inverse: whether the condition's result is turned round.",
+        "inverse: whether the condition's result is negated.",
         Condition("step_index", "!=", 3),
         [0, 1, 2, 4, 5, 6, 7, 8, 9],
         PATTERNS,
@@ -125,7 +125,7 @@ CASES = (
     ),
     when(
         "a condition on the step: all but every third",
-        "left % mod == eq, turned round.",
+        "left % mod == eq, negated.",
         Condition("step_index", "!=", 0, modulo=3),
         [1, 2, 4, 5, 7, 8],
         PATTERNS,
@@ -156,7 +156,7 @@ CASES = (
     ),
     Case(
         "a condition on a bool",
-        "A bool is 1 where it is true and 0 where it is not.",
+        "A true bool is 1, and a false bool is 0.",
         PATTERNS,
         one(),
         (
@@ -167,7 +167,7 @@ CASES = (
         ),
     ),
     Case(
-        "all of several conditions must hold",
+        "all of several conditions must be met",
         "conditions: which must be fulfilled for the configuration to be applied at the current step.",
         PATTERNS,
         one(),
@@ -209,7 +209,7 @@ CASES = (
         differs=OF_AN_EPISODE,
     ),
     Case(
-        "the index of steps begins anew with an episode",
+        "the index of steps begins again with an episode",
         "step_index is the index within the episode.",
         STRUCTURED_WRITER,
         one(),
@@ -231,7 +231,7 @@ CASES = (
     ),
     Case(
         "a pattern for the end that needs more steps than there are",
-        "Patterns conditioned on the end are applied there, all other conditions being fulfilled.",
+        "A pattern with a condition on the end is applied at the end, if all its other conditions are fulfilled.",
         STRUCTURED_WRITER,
         one(),
         (
@@ -247,7 +247,7 @@ CASES = (
     # ---- several ---------------------------------------------------------------------------------------------------
     Case(
         "patterns for two tables",
-        "table: the one that the generated trajectories are inserted into.",
+        "table: the table that the generated trajectories are inserted into.",
         PATTERNS,
         two(),
         (
@@ -292,8 +292,9 @@ CASES = (
             end_episode(),
             fields(["priority"]).gives([[2.5]], relive="no word"),
         ),
-        differs="A fifo selector ignores priorities and Reverb keeps them for the samples. In relive an index that does"
-        " not look at priorities has none, and a pattern that gives one is refused.",
+        differs="A fifo selector ignores priorities, and Reverb keeps priorities for the samples. In relive, an index"
+        " whose sampler ignores priorities stores no priorities. relive refuses a pattern with a priority for such an"
+        " index.",
     ),
     Case(
         "a pattern whose priority is a mixture of errors",
@@ -306,13 +307,13 @@ CASES = (
             end_episode(),
             fields(["priority"]).gives([[4.5]], relive="no word"),
         ),
-        differs="A pattern's priority is a number in relive: what is learned of an item comes as its priority later,"
-        " where sequence_priority has this mixture.",
+        differs="In relive, a pattern's priority is a number. A learner updates the priority of an item later, and"
+        " sequence_priority computes this mixture.",
     ),
     # ---- steps by parts --------------------------------------------------------------------------------------------
     Case(
         "a pattern of the columns that came first applies to a part of a step",
-        "Partial steps let trajectories be made of the fields that are available first.",
+        "With partial steps, trajectories can be made of the fields that are available first.",
         STRUCTURED_WRITER,
         one(),
         (
@@ -326,7 +327,7 @@ CASES = (
     ),
     Case(
         "a column that a step leaves out keeps its pattern from applying",
-        "Leaves of a step may be None; a pattern that needs one of them cannot be made.",
+        "Leaves of a step may be None. A pattern that needs such a leaf makes no item.",
         STRUCTURED_WRITER,
         one(),
         (
@@ -346,7 +347,7 @@ CASES = (
     refused("a pattern backwards is refused", "step must be > 0.", Pattern({"x": a[-3::-1]})),
     Case(
         "a pattern's slice without a beginning is one step",
-        "x[:-2] is written down as x[-2] is: without a start, the stop is an index.",
+        "x[:-2] is stored in the same form as x[-2]: without a start, the stop is an index.",
         PATTERNS,
         one(),
         (

@@ -1,4 +1,4 @@
-"""What a priority may be."""
+"""The allowed values of a priority."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CASES = (
         SAMPLE_INFO,
         one(sampler="prioritized"),
         (insert(1, 2.5), fields(["label", "priority"]).gives([[1, 2.5]], relive="no word")),
-        differs="Reverb sends the priority with every sample. A batch of relive's has what its weights need, the"
-        " probability and the number of live items.",
+        differs="Reverb sends the priority with every sample. A batch of relive contains the probability and the"
+        " number of live items, which its weights need.",
     ),
     Case(
         "a priority is a double",
@@ -22,12 +22,12 @@ CASES = (
         PRIORITIZED,
         one(sampler="prioritized"),
         (insert(1, 1e300).gives("done", relive="refused"), size().gives(1, relive=0)),
-        differs="relive keeps priorities as float32: one larger than its range is refused, and nothing is stored.",
+        differs="relive stores priorities as float32. relive refuses a priority beyond the range of float32, and"
+        " stores nothing.",
     ),
     Case(
         "priorities far apart in size",
-        "Rounding errors may be introduced where the relative size of probabilities is large; the larger"
-        " ones dominate.",
+        "Rounding errors may appear if the relative size of probabilities is large. The larger probabilities dominate.",
         PRIORITIZED,
         one(sampler="prioritized"),
         (insert_all({1: 1e-12, 2: 1e12}), tally(500).gives(Shares({1: 0.0, 2: 1.0}))),
@@ -59,8 +59,8 @@ CASES = (
         CLIENT,
         one(sampler="prioritized"),
         (insert(1, None).gives("refused", relive="done"), size().gives(0, relive=1)),
-        differs="In Reverb a priority is what puts data into a table. In relive it may be left to the index: the"
-        " largest given so far, a number, or none until update_priorities gives one.",
+        differs="In Reverb, data enters a table by its priority. In relive, the index may choose the first priority:"
+        " the largest priority so far, a number, or no priority until update_priorities gives one.",
     ),
     Case(
         "a priority given to a uniform table",
@@ -68,8 +68,8 @@ CASES = (
         UNIFORM,
         one(),
         (insert(1, 5.0), learn([1]), update({1: 2.0}).gives("done", relive="refused")),
-        differs="A uniform table has no priorities. Reverb keeps one with each item all the same; relive refuses the"
-        " update, since a learner that sends priorities expects them to count.",
+        differs="A uniform table does not use priorities. Reverb still stores a priority with each item. relive"
+        " refuses the update, because a learner that sends priorities expects them to count.",
     ),
     Case(
         "a negative priority of a new item",
@@ -81,8 +81,8 @@ CASES = (
             insert(2, -1.0).gives("waits", relive="refused"),
             insert(3, 1.0).gives("waits", relive="done"),
         ),
-        differs="Reverb's worker of the table ends with an error that reaches nobody: the insert, and all that come"
-        " after it, wait for good. relive refuses the one row and goes on.",
+        differs="Reverb's worker of the table ends with an error that no client sees. This insert and all later"
+        " inserts wait forever. relive refuses the one row and continues.",
     ),
     Case(
         "a new item whose priority is no number",
@@ -93,7 +93,7 @@ CASES = (
     ),
     Case(
         "a table goes on after an insert that was refused",
-        "A refused insert is no insert.",
+        "A refused insert does not count as an insert.",
         PRIORITIZED,
         one(sampler="prioritized"),
         (

@@ -29,12 +29,12 @@ from conformance.sources import LIMITER, LIMITER_STATE, TABLE_STATE
 from conformance.words import Case
 
 SMALLEST_WINDOW = (
-    "relive's smallest window is samples_per_insert + 1: the least in which a draw of one and an insert of one fit"
-    " together, so that neither side can come to wait for the other."
+    "relive's smallest window is samples_per_insert + 1. A draw of one item and an insert of one item fit into this"
+    " window together, so the two sides can never wait for each other."
 )
 WINDOW_AROUND = (
-    "relive's window lies around samples_per_insert x min_size, where the first fill ends; it has a width and no place"
-    " of its own, so that no window can be given that blocks for good."
+    "relive's window always lies around samples_per_insert x min_size, where the first fill ends. The caller sets the"
+    " width of the window and not its place, so no window can block forever."
 )
 
 CASES = (
@@ -55,14 +55,16 @@ CASES = (
     ),
     Case(
         "inserts end at the upper edge of the window",
-        "An operation that would move inserts x ratio - samples outside of the range is blocked; the edge is inside.",
+        "An operation that would move inserts x ratio - samples out of the range is blocked. The edges belong to the"
+        " range.",
         LIMITER,
         one(limit=ratio(1.0, 5, 3.0)),
         (fill(20).gives(8), can_insert(1).gives(False)),
     ),
     Case(
         "draws end at the lower edge of the window",
-        "An operation that would move inserts x ratio - samples outside of the range is blocked; the edge is inside.",
+        "An operation that would move inserts x ratio - samples out of the range is blocked. The edges belong to the"
+        " range.",
         LIMITER,
         one(limit=ratio(1.0, 5, 3.0)),
         (insert_all(range(5)), drain(20).gives(3), can_sample(1).gives(False)),
@@ -97,13 +99,14 @@ CASES = (
     ),
     Case(
         "a fractional ratio counts its fractions",
-        "samples_per_insert is the average number of times an item should be sampled; it need not be whole.",
+        "samples_per_insert is the average number of times that an item should be sampled. This number may be"
+        " fractional.",
         LIMITER,
         one(limit=ratio(1.5, 2, 3.0)),
         (insert_all([1, 2]), drain(9).gives(3), insert(3), drain(9).gives(1), insert(4), drain(9).gives(2)),
     ),
     Case(
-        "a ratio holds over many turns",
+        "a ratio is kept over many inserts and draws",
         "A target ratio between samples and inserts is kept over the life of the table.",
         LIMITER,
         one(limit=ratio(2.0, 1, 4.0), max_size=8),
@@ -131,7 +134,7 @@ CASES = (
     ),
     Case(
         "can_insert counts all that are asked for",
-        "can_insert(n): (inserts + n) x ratio - samples <= max_diff, or all of them below min_size.",
+        "can_insert(n): (inserts + n) x ratio - samples <= max_diff, or all n inserts stay below min_size.",
         LIMITER_STATE,
         one(limit=ratio(2.0, 4, 6.0)),
         (
@@ -145,14 +148,14 @@ CASES = (
     ),
     Case(
         "a can_insert over the end of the first fill is one question",
-        "can_insert(n): inserts + n - deletes <= min_size, or the whole of them inside the window.",
+        "can_insert(n): inserts + n - deletes <= min_size, or all n inserts stay inside the window.",
         LIMITER_STATE,
         one(limit=ratio(1.0, 10, 1.0)),
         (insert_all(range(8)), can_insert(2).gives(True), can_insert(3).gives(True), can_insert(4).gives(False)),
     ),
     Case(
         "asking changes nothing",
-        "can_sample and can_insert tell whether an operation is permitted at the current state.",
+        "can_sample and can_insert report whether an operation is permitted in the current state.",
         LIMITER_STATE,
         one(limit=ratio(1.0, 2, 2.0)),
         (
@@ -167,7 +170,7 @@ CASES = (
     # ---- waiting ---------------------------------------------------------------------------------------------------
     Case(
         "an insert that waits at the upper edge is released by a draw",
-        "The call is blocked until it can proceed without violating the constraints.",
+        "A call is blocked until the call can proceed without violating the constraints.",
         LIMITER_STATE,
         one(limit=ratio(1.0, 1, 1.0)),
         (
@@ -180,7 +183,7 @@ CASES = (
     ),
     Case(
         "a draw that waits at the lower edge is released by an insert",
-        "The call is blocked until it can proceed without violating the constraints.",
+        "A call is blocked until the call can proceed without violating the constraints.",
         LIMITER_STATE,
         one(limit=ratio(1.0, 2, 1.0)),
         (
@@ -194,19 +197,20 @@ CASES = (
     ),
     Case(
         "a draw that waits at the lower edge is not released by a deletion",
-        "The error counts inserts and samples; deletions only count against min_size.",
+        "The error counts inserts and samples. Deletions count against min_size only.",
         LIMITER_STATE,
         one(limit=ratio(1.0, 1, 1.0)),
         (insert(1), drain(9).gives(1), delete([1]), can_sample(1).gives(False), size().gives(0)),
     ),
     Case(
         "a request for more than the window",
-        "Inserts less samples may only move inside the window; a request that waits goes on as inserts come.",
+        "Inserts minus samples may move inside the window only. A waiting request continues as inserts arrive.",
         LIMITER,
         one(limit=ratio(1.0, 2, 2.0)),
         (insert_all([1, 1]), batch(9).gives([1, 1, "waits"], relive="refused")),
-        differs="A batch of relive's is drawn whole, and one larger than the window could never be: it is refused at"
-        " once with the arithmetic. Reverb hands out what fits and waits for inserts with the rest.",
+        differs="relive draws a complete batch. A batch larger than the window could never be drawn, so relive"
+        " refuses the batch at once and shows the arithmetic. Reverb returns the samples that fit, and waits for"
+        " inserts before it returns the others.",
     ),
     # ---- removal and the two stages --------------------------------------------------------------------------------
     Case(
@@ -225,7 +229,7 @@ CASES = (
     ),
     Case(
         "deletion below min size lets inserts in although the window is full",
-        "can_insert(n): inserts + n - deletes <= min_size passes whatever the error.",
+        "can_insert(n) passes if inserts + n - deletes <= min_size, whatever the error is.",
         LIMITER_STATE,
         one(sampler="prioritized", limit=ratio(3.0, 2, 3.0)),
         (
@@ -241,7 +245,7 @@ CASES = (
     ),
     Case(
         "several inserts at once over the end of a first fill whose window is full",
-        "can_insert(n): inserts + n - deletes <= min_size, or the whole of them inside the window.",
+        "can_insert(n): inserts + n - deletes <= min_size, or all n inserts stay inside the window.",
         LIMITER_STATE,
         one(sampler="prioritized", limit=ratio(3.0, 2, 3.0)),
         (
@@ -253,20 +257,21 @@ CASES = (
             delete([1, 3]),
             can_insert(2).gives(False, relive=True),
         ),
-        differs="Reverb inserts one item at a time. relive's writers bring a step of many lanes at once: below"
-        " min_size, where no draw can pass, such a block could wait for good, and one that is worth no more than the"
-        " window is let in; it exceeds the edge once, by less than a window.",
+        differs="Reverb inserts one item at a time. A writer of relive inserts one step of many lanes at once. Below"
+        " min_size no draw can pass, so a waiting block of steps could wait forever. relive therefore admits a block"
+        " that is worth no more than the window. The block exceeds the edge once, by less than a window.",
     ),
     Case(
         "eviction is a deletion to min size and nothing to the error",
-        "Inserts into a full table count on, and so do the deletions that make room for them.",
+        "Inserts into a full table still count, and the deletions that make room for them count too.",
         LIMITER_STATE,
         one(limit=ratio(1.0, 3, 10.0), max_size=3),
         (fill(30).gives(13), size().gives(3), counts().gives([13, 0]), drain(50).gives(20), fill(50).gives(20)),
     ),
     Case(
         "use counts and a ratio stop draws on whichever comes first",
-        "A used-up item counts as deleted, so that the table may fall below min_size with samples left in the window.",
+        "A used-up item counts as deleted. The table may therefore fall below min_size while the window still allows"
+        " samples.",
         TABLE_STATE,
         one(limit=ratio(1.0, 2, 4.0), max_times_sampled=1),
         (insert_all([1, 2, 3]), drain(9).gives(2), can_sample(1).gives(False), size().gives(1)),
@@ -292,7 +297,7 @@ CASES = (
         LIMITER,
         one(limit=ratio(4.0, 2, 3.0)),
         (opens().gives("refused", relive="done"),),
-        differs="Reverb asks for a window of 2 x max(1, samples_per_insert). " + SMALLEST_WINDOW,
+        differs="Reverb requires a window of at least 2 x max(1, samples_per_insert). " + SMALLEST_WINDOW,
     ),
     Case(
         "a ratio of zero is refused",
@@ -317,18 +322,18 @@ CASES = (
     ),
     Case(
         "a range around the middle is the same as a buffer",
-        "A pair is the allowed range itself, without any offset.",
+        "A pair is the allowed range itself, without an offset.",
         LIMITER,
         one(limit=ratio(2.0, 5, (6.0, 14.0))),
         (insert_all(range(5)), can_insert(2).gives(True), can_insert(3).gives(False), drain(9).gives(4)),
     ),
     Case(
         "a range that begins at zero",
-        "A pair is the allowed range itself, without any offset.",
+        "A pair is the allowed range itself, without an offset.",
         LIMITER,
         one(limit=ratio(1.0, 2, (0.0, 5.0))),
         (opens().gives("done", relive="no word"), fill(9).gives(5), drain(9).gives(5), fill(9).gives(5)),
-        differs="Reverb takes any range. " + WINDOW_AROUND,
+        differs="Reverb accepts any range. " + WINDOW_AROUND,
     ),
     Case(
         "a range above the first fill is refused",
@@ -336,12 +341,13 @@ CASES = (
         LIMITER,
         one(limit=ratio(1.0, 2, (3.0, 9.0))),
         (opens().gives("refused", relive="no word"),),
-        differs="Neither makes the table: Reverb refuses this range, relive has none to give. " + WINDOW_AROUND,
+        differs="Neither system makes the table: Reverb refuses this range, and relive has no option for a range. "
+        + WINDOW_AROUND,
     ),
     Case(
         "a range below the first fill",
-        "A range below min_size x ratio is a deadlock where the sampler cannot sample concurrently; a"
-        " warning is logged.",
+        "A range below min_size x ratio is a deadlock if the sampler cannot sample concurrently. Reverb logs a"
+        " warning.",
         LIMITER,
         one(limit=ratio(1.0, 5, (0.0, 3.0))),
         (opens().gives("done", relive="no word"), fill(9).gives(5), drain(9).gives(5), fill(9).gives(3)),

@@ -1,4 +1,4 @@
-"""Removers and max_size: what goes when a table is full."""
+"""Removers and max_size: which item goes when a table is full."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.words import Case, Other
 
 CASES = (
     Case(
-        "a table never holds more than its size",
+        "a table never has more items than its size",
         "The size of a table is limited to max_size.",
         TABLE,
         one(max_size=4),
@@ -47,8 +47,8 @@ CASES = (
         (insert_all({1: 1.0, 2: 1.0}), learn([1, 2]), update({1: 9.0}), insert(3), contents().gives([2, 3])),
     ),
     Case(
-        "a table of one item holds the newest under a fifo remover",
-        "The size of a table is limited to max_size; 1 is one.",
+        "a table of one item keeps the newest under a fifo remover",
+        "The size of a table is limited to max_size, which may be 1.",
         TABLE,
         one(max_size=1),
         (insert_all([1, 2, 3]), contents().gives([3]), sample(3).gives([3, 3, 3])),
@@ -62,17 +62,17 @@ CASES = (
     ),
     Case(
         "a deleted item makes room",
-        "An item is removed where an insert would make the number of items exceed max_size.",
+        "An item is removed if an insert would make the number of items exceed max_size.",
         TABLES,
         one(max_size=3),
         (insert_all([1, 2, 3]), learn([2]), delete([2]), insert(4), contents().gives([1, 3, 4], relive=[3, 4])),
-        differs="Reverb's max_size counts the items that are there. relive's capacity counts rows, which lie in their"
-        " order of time: one that was deleted keeps its place until those before it have gone, so that a row is found"
-        " by where it lies and none is ever moved.",
+        differs="Reverb's max_size counts the items in the table. relive's capacity counts rows, which lie in the"
+        " order of time. The row of a deleted item keeps its place until all earlier rows have gone. A row is"
+        " therefore found by its place, and no row is ever moved.",
     ),
     Case(
-        "the oldest goes next when what was older is deleted",
-        "The remover chooses among the items that are there.",
+        "the oldest goes next when an older item is deleted",
+        "The remover chooses among the items in the table.",
         TABLES,
         one(max_size=3),
         (
@@ -102,7 +102,7 @@ CASES = (
     ),
     Case(
         "a lifo remover takes the newest, which is the item just inserted",
-        "The new item is inserted before the remover runs, and may itself be the one that goes.",
+        "The new item is inserted before the remover runs, so the remover may choose the new item.",
         TABLE_STATE,
         one(remover="lifo", max_size=2),
         (insert_all([1, 2, 3, 4]), contents().gives([1, 2])),
@@ -116,21 +116,21 @@ CASES = (
     ),
     Case(
         "a min heap remover refuses room to a new item of the lowest priority",
-        "The new item is inserted before the remover runs, and may itself be the one that goes.",
+        "The new item is inserted before the remover runs, so the remover may choose the new item.",
         TABLE_STATE,
         one(remover="min_heap", max_size=2),
         (insert_all({1: 5.0, 2: 4.0, 3: 1.0}), contents().gives([1, 2])),
     ),
     Case(
         "a min heap remover follows updates",
-        "Updates of a priority reach the remover as they reach the sampler.",
+        "Updates of a priority reach both the remover and the sampler.",
         TABLE_STATE,
         one(remover="min_heap", max_size=2),
         (insert_all({1: 5.0, 2: 4.0}), learn([1, 2]), update({1: 1.0}), insert(3, 2.0), contents().gives([2, 3])),
     ),
     Case(
         "a min heap remover breaks a tie for the item inserted longest ago",
-        "Of items that share a priority the one that was inserted or updated least recently is selected.",
+        "Among items that share a priority, the selector takes the item that was inserted or updated least recently.",
         HEAP,
         one(remover="min_heap", max_size=2),
         (insert_all({1: 2.0, 2: 2.0, 3: 2.0}), contents().gives([2, 3])),
@@ -143,8 +143,8 @@ CASES = (
         (insert_all({1: 5.0, 2: 1.0, 3: 3.0}), contents().gives([2, 3])),
     ),
     Case(
-        "a prioritized remover never takes an item of priority zero beside others",
-        "Any selector can remove; a Prioritized one takes in proportion to priority.",
+        "a prioritized remover never takes an item of priority zero if others have more",
+        "Any selector can remove. A Prioritized remover removes in proportion to priority.",
         PRIORITIZED,
         one(remover="prioritized", max_size=3),
         (
@@ -157,7 +157,7 @@ CASES = (
     ),
     Case(
         "a uniform remover takes any item",
-        "Any selector can remove; a Uniform one takes every item with the same probability.",
+        "Any selector can remove. A Uniform remover removes every item with the same probability.",
         SELECTORS,
         one(remover="uniform", max_size=30),  # 30 survivors that happen to be the newest: once in five million
         (insert_all(range(200)), size().gives(30), contents().gives(Other(list(range(170, 200))))),

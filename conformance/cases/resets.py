@@ -1,4 +1,4 @@
-"""Emptying a table, and writing one down."""
+"""Emptying a table, and saving a table."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from conformance.sources import CHECKPOINTS, CLIENT, TABLE_STATE
 from conformance.words import Case, Shares
 
 COUNTS_GO_ON = (
-    " relive's clear removes all steps as delete would: its counters say what happened since the table was made, so"
-    " that a replay ratio is of the whole run."
+    " relive's clear removes all steps, as delete does. relive's counters count since the table was made, so a replay"
+    " ratio describes the whole run."
 )
 
 CASES = (
@@ -62,7 +62,7 @@ CASES = (
     ),
     Case(
         "keys from before a reset are ignored",
-        "If a key cannot be found then it is ignored.",
+        "A key that cannot be found is ignored.",
         CLIENT,
         one(sampler="prioritized"),
         (insert(1, 1.0), learn([1]), reset(), insert(2, 1.0), update({1: 4.0}), delete([1]), size().gives(1)),
@@ -73,7 +73,7 @@ CASES = (
         CLIENT,
         one(),
         (insert_all([1, 2]), drain(3).gives(3), reset(), insert(3), counts().gives([1, 0], relive=[3, 3])),
-        differs="Reverb's limiter begins at zero." + COUNTS_GO_ON,
+        differs="Reverb's limiter begins at zero again." + COUNTS_GO_ON,
     ),
     Case(
         "the window of a ratio after a reset",
@@ -105,7 +105,7 @@ CASES = (
     ),
     Case(
         "a saved limiter goes on where it was when it is loaded",
-        "A checkpoint stores the metadata that are needed to go on.",
+        "A checkpoint stores the metadata that the server needs to continue.",
         CHECKPOINTS,
         one(limit=ratio(1.0, 2, 2.0)),
         (insert_all([1, 1]), drain(1).gives(1), save_and_load(), drain(9).gives(1)),
@@ -126,11 +126,11 @@ CASES = (
     ),
     Case(
         "resetting one table of two",
-        "reset is of the table that it names.",
+        "reset affects only the table that the call names.",
         CLIENT,
         two(),
         (insert_all([1, 2]), reset("left"), size("left").gives(0), size("right").gives(2, relive=0)),
-        differs="Reverb's tables hold items of their own over shared data. relive's indexes are views of the same"
-        " steps: clear removes the steps, and with them the items of every index.",
+        differs="Reverb's tables have their own items over shared data. relive's indexes are views of the same steps."
+        " clear removes the steps, and with them the items of every index.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Selectors that leave nothing to chance: which item is drawn."""
+"""Deterministic selectors: which item is drawn."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from conformance.sources import FIFO, HEAP, LIFO, SAMPLE_INFO, SELECTORS
 from conformance.words import Case, Near
 
 NO_PRIORITIES = (
-    "An index that does not look at priorities has none in relive, which refuses their update: a learner that sends"
-    " them expects them to count. The item's place is the same."
+    "In relive, an index whose sampler ignores priorities stores no priorities and refuses their update, because a"
+    " learner that sends priorities expects them to count. The item's place is the same in both systems."
 )
 
 CASES = (
@@ -40,7 +40,7 @@ CASES = (
     ),
     Case(
         "fifo goes on to the next item when the oldest is evicted",
-        "Removal by the remover is a removal from the sampler, too.",
+        "An item that the remover removes also leaves the sampler.",
         FIFO,
         one(sampler="fifo", max_size=2),
         (insert_all([1, 2]), sample(1).gives([1]), insert(3), sample(1).gives([2])),
@@ -74,7 +74,8 @@ CASES = (
     ),
     Case(
         "a fifo draw reports probability 1",
-        "A sample tells the probability of its item at the time; a deterministic selector has no other choice.",
+        "A sample reports the probability of its item at the time of sampling. A deterministic selector has one"
+        " choice, so the probability is 1.",
         SAMPLE_INFO,
         one(sampler="fifo"),
         (insert_all([1, 2]), fields(["label", "probability"]).gives(Near([[1, 1.0]]))),
@@ -103,7 +104,7 @@ CASES = (
     ),
     Case(
         "lifo skips a deleted item in the middle",
-        "A deleted item is no item of the selector any more, wherever it stood.",
+        "A deleted item leaves the selector, whatever its place was.",
         LIFO,
         one(sampler="lifo"),
         (
@@ -133,7 +134,7 @@ CASES = (
     ),
     Case(
         "lifo with one use each hands items out in reverse",
-        "Lifo and a use count of one make a stack.",
+        "A Lifo selector with one use per item makes a stack.",
         SELECTORS,
         one(sampler="lifo", max_times_sampled=1),
         (insert_all([3, 1, 2]), sample(3).gives([2, 1, 3])),
@@ -169,43 +170,43 @@ CASES = (
     ),
     Case(
         "max heap breaks a tie for the item inserted longest ago",
-        "Of items that share a priority the one that was inserted or updated least recently is selected.",
+        "Among items that share a priority, the selector takes the item that was inserted or updated least recently.",
         HEAP,
         one(sampler="max_heap"),
         (insert_all({1: 1.0, 2: 7.0, 3: 7.0}), sample(2).gives([2, 2])),
     ),
     Case(
         "max heap counts an update as recent when it breaks a tie",
-        "Of items that share a priority the one that was inserted or updated least recently is selected.",
+        "Among items that share a priority, the selector takes the item that was inserted or updated least recently.",
         HEAP,
         one(sampler="max_heap"),
         (insert_all({1: 7.0, 2: 7.0}), sample(1).gives([1]), update({1: 7.0}), sample(1).gives([2])),
     ),
     Case(
         "max heap goes on to the second highest when the highest is deleted",
-        "A deleted item is no item of the selector any more.",
+        "A deleted item leaves the selector.",
         HEAP,
         one(sampler="max_heap"),
         (insert_all({1: 1.0, 2: 3.0, 3: 2.0}), sample(1).gives([2]), delete([2]), sample(1).gives([3])),
     ),
     Case(
         "max heap with one use each hands items out by falling priority",
-        "MaxHeap and a use count of one make a priority queue.",
+        "A MaxHeap selector with one use per item makes a priority queue.",
         SELECTORS,
         one(sampler="max_heap", max_times_sampled=1),
         (insert_all({1: 2.0, 2: 9.0, 3: 4.0, 4: 3.0}), sample(4).gives([2, 3, 4, 1])),
     ),
     Case(
         "max heap orders negative priorities, too",
-        "A heap compares priorities; nothing is said of their sign.",
+        "A heap compares priorities. The documentation does not restrict their sign.",
         HEAP,
         one(sampler="max_heap"),
         (
             insert_all({1: -3.0, 2: -1.0, 3: -2.0}).gives("done", relive="refused"),
             sample(1).gives([2], relive=["waits"]),
         ),
-        differs="Reverb leaves it to the selector what a priority may be. In relive it is a finite number"
-        " >= 0 in every index.",
+        differs="In Reverb, the selector decides which priorities are allowed. In relive, a priority is a finite"
+        " number >= 0 in every index.",
     ),
     # ---- MinHeap ---------------------------------------------------------------------------------------------------
     Case(
@@ -231,21 +232,21 @@ CASES = (
     ),
     Case(
         "min heap breaks a tie for the item inserted longest ago",
-        "Of items that share a priority the one that was inserted or updated least recently is selected.",
+        "Among items that share a priority, the selector takes the item that was inserted or updated least recently.",
         HEAP,
         one(sampler="min_heap"),
         (insert_all({1: 3.0, 2: 1.0, 3: 1.0}), sample(1).gives([2]), delete([2]), sample(1).gives([3])),
     ),
     Case(
         "min heap with one use each hands items out by rising priority",
-        "MinHeap and a use count of one make a priority queue.",
+        "A MinHeap selector with one use per item makes a priority queue.",
         SELECTORS,
         one(sampler="min_heap", max_times_sampled=1),
         (insert_all({1: 2.0, 2: 9.0, 3: 4.0, 4: 3.0}), sample(4).gives([1, 4, 3, 2])),
     ),
     Case(
         "a zero priority is the lowest for a min heap, and is drawn",
-        "Zero means never only to a Prioritized selector; a heap compares.",
+        'Priority zero means "never" to a Prioritized selector only. A heap compares priorities.',
         HEAP,
         one(sampler="min_heap"),
         (insert_all({1: 1.0, 2: 0.0}), sample(1).gives([2])),
@@ -260,7 +261,7 @@ CASES = (
     ),
     Case(
         "a deleted item has left the remover, too",
-        "Insertions, updates and deletions reach the sampler and the remover both.",
+        "Insertions, updates and deletions reach both the sampler and the remover.",
         SELECTORS,
         one(max_size=2),
         (

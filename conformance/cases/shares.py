@@ -1,4 +1,4 @@
-"""Selectors by chance: how often each item is drawn. Each tally is held to a chi-square."""
+"""Random selectors: how often each item is drawn. A chi-square tests each tally."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CASES = (
     ),
     Case(
         "a uniform draw reports one over the number of items",
-        "A sample tells the probability of its item and the number of items at the time.",
+        "A sample reports the probability of its item, and the number of items, at the time of sampling.",
         SAMPLE_INFO,
         one(),
         (
@@ -50,7 +50,7 @@ CASES = (
     ),
     Case(
         "uniform shares a deleted item's draws out among the rest",
-        "Uniform samples uniformly among all items; a deleted one is none.",
+        "Uniform samples uniformly among all items. A deleted item is not among them.",
         SELECTORS,
         one(),
         (
@@ -61,31 +61,32 @@ CASES = (
         ),
     ),
     Case(
-        "uniform draws what the remover left",
-        "A set of the most recent max_size items is kept, and drawn from with equal probabilities.",
+        "uniform draws the items that the remover left",
+        "The table keeps the most recent max_size items, and draws from them with equal probabilities.",
         SELECTORS,
         one(max_size=4),
         (insert_all(range(10)), tally(DRAWS).gives(Shares({label: 1.0 for label in (6, 7, 8, 9)}))),
     ),
     Case(
         "items are drawn with replacement",
-        "Nothing but a use count takes a drawn item out of the table.",
+        "A drawn item stays in the table unless a use count removes it.",
         SELECTORS,
         one(),
         (insert(7), sample(20).gives([7] * 20)),
     ),
     Case(
         "how often equal items come in one batch",
-        "Every draw selects among all items, whatever the draws before it selected.",
+        "Every draw selects among all items, independently of the earlier draws.",
         UNIFORM,
         one(),
         (
             insert_all(range(10)),
             tally(1000).gives(Other(EACH_100_TIMES), relive=EACH_100_TIMES),  # by chance: once in 10 ** 12
         ),
-        differs="Reverb's draws are independent of each other. A batch of relive's is one draw from each of n equal"
-        " parts of the total mass, at permuted positions: the same expectation for every item, with less variance; of"
-        " n items with equal probabilities a batch of n has each once.",
+        differs="Reverb's draws are independent of each other. relive draws a batch of n from n equal parts of the"
+        " total mass, one item from each part, at permuted positions. Every item has the same expectation as with"
+        " independent draws, with less variance. A batch of n from n items with equal probabilities contains each"
+        " item once.",
     ),
     # ---- Prioritized -----------------------------------------------------------------------------------------------
     Case(
@@ -125,45 +126,45 @@ CASES = (
             insert_all({1: 0.0, 2: 1.0, 3: 9.0}),
             tally(DRAWS).gives(Shares({1: 0.0, 2: 1.0, 3: 1.0}), relive=Shares({1: 1.0, 2: 1.0, 3: 1.0})),
         ),
-        differs="Reverb makes an exception for priority zero. In relive the mass of an item is priority ** exponent, as"
-        " numpy and Python compute it, and 0 ** 0 is 1: exponent 0 is uniform over every live item.",
+        differs="Reverb makes an exception for priority zero. In relive, the mass of an item is priority ** exponent,"
+        " as numpy and Python compute it. 0 ** 0 is 1, so exponent 0 is uniform over all live items.",
     ),
     Case(
-        "an item of priority zero is never drawn beside others",
-        "Samples are proportional to stored priorities, and zero is no share.",
+        "an item of priority zero is never drawn if others have more",
+        "Samples are proportional to stored priorities. An item of priority zero has no share.",
         SELECTORS,
         one(sampler="prioritized"),
         (insert_all({1: 0.0, 2: 1.0, 3: 3.0}), tally(DRAWS).gives(Shares({1: 0.0, 2: 1.0, 3: 3.0}))),
     ),
     Case(
         "a table whose priorities are all zero",
-        "Where all keys have priority zero the draw is as if uniform.",
+        "If all keys have priority zero, the draw is uniform.",
         PRIORITIZED,
         one(sampler="prioritized"),
         (
             insert_all({1: 0.0, 2: 0.0}),
             tally(DRAWS).gives(Shares({1: 1.0, 2: 1.0}), relive="waits"),
         ),
-        differs="A priority of zero says that an item is not to be drawn. Reverb draws such items once nothing else is"
-        " there, uniformly; relive waits, as for an empty table, until one has a priority above zero.",
+        differs="A priority of zero means that an item must not be drawn. Reverb draws such items uniformly if the"
+        " table has no other items. relive waits, as for an empty table, until an item has a priority above zero.",
     ),
     Case(
         "a prioritized draw reports its mass over the total",
-        "A sample tells the probability of its item at the time of sampling.",
+        "A sample reports the probability of its item at the time of sampling.",
         SAMPLE_INFO,
         one(sampler="prioritized", exponent=0.5, max_times_sampled=1),
         (insert_all({1: 4.0}), fields(["label", "probability", "table_size"]).gives(Near([[1, 1.0, 1]]))),
     ),
     Case(
         "probabilities follow the exponent and the items that are there",
-        "A sample tells the probability of its item at the time of sampling.",
+        "A sample reports the probability of its item at the time of sampling.",
         SAMPLE_INFO,
         one(sampler="prioritized", exponent=0.5),
         (insert_all({1: 0.0, 2: 9.0}), fields(["label", "probability", "table_size"]).gives(Near([[2, 1.0, 2]]))),
     ),
     Case(
         "an updated priority changes the shares at once",
-        "A priority is what was given last.",
+        "The priority of an item is the last priority that was given.",
         PRIORITIZED,
         one(sampler="prioritized"),
         (
@@ -175,7 +176,7 @@ CASES = (
     ),
     Case(
         "prioritized shares a deleted item's draws out in proportion",
-        "Probabilities are shares of the priorities that are there.",
+        "Probabilities are shares of the priorities of the items in the table.",
         PRIORITIZED,
         one(sampler="prioritized"),
         (
@@ -187,7 +188,7 @@ CASES = (
     ),
     Case(
         "prioritized shares an evicted item's draws out in proportion",
-        "Removal by the remover is a removal from the sampler, too.",
+        "An item that the remover removes also leaves the sampler.",
         PRIORITIZED,
         one(sampler="prioritized", max_size=3),
         (
@@ -196,8 +197,8 @@ CASES = (
         ),
     ),
     Case(
-        "prioritized keeps small shares beside large ones",
-        "Priorities are numbers; a share may be a thousandth.",
+        "prioritized keeps small shares next to large shares",
+        "Priorities are numbers. A share may be as small as a thousandth.",
         PRIORITIZED,
         one(sampler="prioritized"),
         (insert_all({1: 0.01, 2: 1.0, 3: 2.0}), tally(20000).gives(Shares({1: 0.01, 2: 1.0, 3: 2.0}))),
@@ -212,7 +213,7 @@ CASES = (
             insert_all({1: 2.0, 2: 4.0}),
             tally(DRAWS).gives(Shares({1: 2.0, 2: 1.0})),
         ),
-        differs="An exponent below zero is no use of priorities that the documentation knows. Reverb takes it without a"
-        " word; relive refuses it when the index is made.",
+        differs="The documentation gives a negative exponent no meaning. Reverb accepts a negative exponent silently."
+        " relive refuses the exponent when the index is made.",
     ),
 )

@@ -25,7 +25,7 @@ from conformance.calls import (
 from conformance.sources import CLIENT, TABLE, TABLES
 from conformance.words import Case, Setup, Shares, TableSetup
 
-VIEWS = "relive's indexes are views of the same steps, none of which is stored twice: "
+VIEWS = "relive's indexes are views of the same steps, and every step is stored once. "
 
 CASES = (
     Case(
@@ -68,7 +68,7 @@ CASES = (
     ),
     Case(
         "an update in one table leaves the other's priority",
-        "An update is of the table that it names.",
+        "An update affects only the table that the call names.",
         CLIENT,
         two({"sampler": "prioritized"}, {"sampler": "prioritized"}),
         (
@@ -91,12 +91,12 @@ CASES = (
             drain(1, "right").gives(1),
             fill(9).gives(1),
         ),
-        differs="Reverb's tables are filled each by itself: the left one lets the item in while the right one makes its"
-        " own wait. " + VIEWS + "a step is let in when all of their limiters let it in.",
+        differs="Reverb fills each table separately: the left table admits its item while the right table makes its"
+        " item wait. " + VIEWS + "A step is admitted when the limiters of all indexes admit the step.",
     ),
     Case(
         "an insert into one of two tables",
-        "An item is inserted into the tables that it names.",
+        "An item is inserted into the tables that the call names.",
         CLIENT,
         two(),
         (
@@ -104,12 +104,12 @@ CASES = (
             size("left").gives(1, relive=0),
             size("right").gives(0),
         ),
-        differs=VIEWS + "a step is an item of every index. Which items an index has is said by its items, not by each"
-        " write.",
+        differs=VIEWS + "A step is an item of every index. The index's configuration, and not each write, says which"
+        " items the index has.",
     ),
     Case(
         "a deletion from one of two tables",
-        "Keys are of the table that is named; a data element lives while an item of any table references it.",
+        "Keys belong to the table that the call names. A data element lives while an item of any table references it.",
         TABLES,
         two(),
         (
@@ -119,7 +119,7 @@ CASES = (
             contents("left").gives([2]),
             contents("right").gives([1, 2], relive=[2]),
         ),
-        differs=VIEWS + "delete removes the step, and with it the items of every index.",
+        differs=VIEWS + "delete removes the step, and with the step the items of every index.",
     ),
     Case(
         "tables of different sizes over the same data",
@@ -130,7 +130,7 @@ CASES = (
     ),
     Case(
         "tables with different removers over the same data",
-        "Two tables with unlike removers would come to hold different data.",
+        "Two tables with different removers come to contain different data.",
         TABLE,
         two({"max_size": 2}, {"max_size": 2, "remover": "lifo"}),
         (insert_all(range(4)), contents("left").gives([2, 3]), contents("right").gives([0, 1])),

@@ -16,8 +16,8 @@ from conformance.words import Case, Column
 
 a, b = Column("a"), Column("b")
 IN_ORDER_OF_TIME = (
-    "A window of relive's is rows in their order of time, a stride apart, which are copied as runs of memory."
-    " Another order, or the same row again, is made of the batch by an index."
+    "A window of relive consists of rows in the order of time, a stride apart, which are copied as runs of memory."
+    " Index the batch to get another order or repeated rows."
 )
 
 CASES = (
@@ -30,7 +30,7 @@ CASES = (
     ),
     Case(
         "a slice of one value has a time axis",
-        "A slice of the history is stacked, however long it is.",
+        "A slice of the history is stacked, whatever its length is.",
         TRAJECTORY_WRITER,
         one(),
         (write(), *counted(3), item({"x": a[-1:]}), contents().gives([{"x": [2]}])),
@@ -44,7 +44,7 @@ CASES = (
     ),
     Case(
         "a trajectory of everything so far",
-        "History takes Python's slices: [:] is all of it.",
+        "History takes Python's slices: [:] is the whole history.",
         TRAJECTORY_WRITER,
         one(),
         (write(), *counted(4), item({"x": a[:]}), contents().gives([{"x": [0, 1, 2, 3]}])),
@@ -58,7 +58,7 @@ CASES = (
     ),
     Case(
         "a slice from the front that takes in the newest step is refused",
-        "History takes Python's slices; 0.14.0 understands a stop that equals the number of steps as none at all.",
+        "History takes Python's slices. Version 0.14.0 treats a stop that equals the number of steps as no stop.",
         TRAJECTORY_WRITER,
         one(),
         (
@@ -68,11 +68,11 @@ CASES = (
             item({"x": a[1:]}),
             contents().gives([{"x": [1, 2, 3]}], relive=[{"x": [1, 2, 3]}] * 2),
         ),
-        differs="In relive the slice is Python's own, of a list of keys.",
+        differs="In relive, the slice is Python's own slice of a list of keys.",
     ),
     Case(
         "a trajectory that ends before the newest step",
-        "History takes Python's slices: [-4:-1] leaves the last one out.",
+        "History takes Python's slices: [-4:-1] omits the last step.",
         TRAJECTORY_WRITER,
         one(),
         (write(), *counted(6), item({"x": a[-4:-1]}), contents().gives([{"x": [2, 3, 4]}])),
@@ -93,7 +93,7 @@ CASES = (
     ),
     Case(
         "a trajectory backwards",
-        "History takes Python's slices: a negative step turns the order round.",
+        "History takes Python's slices: a negative step reverses the order.",
         TRAJECTORY_WRITER,
         one(),
         (
@@ -113,7 +113,7 @@ CASES = (
     ),
     Case(
         "a step may stand in a trajectory twice",
-        "A column is a list of references to data, and may hold one of them again.",
+        "A column is a list of references to data, and may contain a reference twice.",
         TRAJECTORY_WRITER,
         one(),
         (
@@ -169,7 +169,7 @@ CASES = (
     ),
     Case(
         "a stack of frames and one action",
-        "Frames -4 to -1 beside the newest action make the input of a DQN.",
+        "Frames -4 to -1 and the newest action make the input of a DQN.",
         TRAJECTORY_WRITER,
         one(),
         (
@@ -198,7 +198,7 @@ CASES = (
     ),
     Case(
         "several items of one step",
-        "create_item may be called as often as is liked between two appends.",
+        "create_item may be called any number of times between two appends.",
         TRAJECTORY_WRITER,
         one(),
         (
@@ -213,7 +213,7 @@ CASES = (
     ),
     Case(
         "items of different lengths in one table",
-        "The length of a trajectory is the item's, where no signature says otherwise.",
+        "Each item has its own length, unless the signature sets one.",
         TABLE,
         one(),
         (
@@ -227,7 +227,7 @@ CASES = (
     ),
     Case(
         "transitions in one table and sequences in another, of the same steps",
-        "One table as prioritized replay for transitions, another as a queue of sequences of length 3.",
+        "One table is prioritized replay for transitions, and another table is a queue of sequences of length 3.",
         TABLES,
         two(),
         (
@@ -241,7 +241,7 @@ CASES = (
     ),
     Case(
         "windows of 20 steps, one every 5",
-        "A trajectory may start at every step, or at some.",
+        "A trajectory may start at every step, or at some steps.",
         TRAJECTORY_WRITER,
         one(),
         (
@@ -255,7 +255,7 @@ CASES = (
     ),
     Case(
         "an item that is given no data after all",
-        "Steps alone make no item: it is create_item that puts data into a table.",
+        "Steps alone make no item. create_item puts data into a table.",
         CLIENT,
         one(),
         (write(), *counted(5), size().gives(0)),

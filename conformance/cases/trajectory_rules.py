@@ -1,4 +1,4 @@
-"""The writer of trajectories: what it keeps, where it ends, what it refuses, and when it waits."""
+"""The writer of trajectories: its buffer, its end, its refusals and its waits."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ from conformance.words import Case, Column
 
 a, b = Column("a"), Column("b")
 NO_BUFFER = (
-    "Reverb's items are made of a buffer in the writer. relive's rows lie in the table, and an item may be made of any"
-    " that are still there, by their keys and from any process; there is no buffer to give a length."
+    "Reverb makes items from a buffer in the writer. relive's rows are in the table. Any process can make an item of"
+    " any rows that are still in the table, by their keys. relive has no buffer, and no option for the length of a"
+    " buffer."
 )
 LANES_GO_ON = (
-    "Reverb's history is of an episode unless its steps are kept. In relive whoever makes an item names its rows: a"
-    " lane goes on over the end of an episode, and `first` of a window's rows says where one begins."
+    "Reverb's history ends with the episode, unless the steps are kept. In relive, the call that makes an item names"
+    " its rows. A lane continues over the end of an episode, and `first` of a window's rows marks where an episode"
+    " begins."
 )
 WHOLE_ROWS = (
-    "A row of relive's has every column of its spec, from which its place is known; a step that lacks one is refused."
-    " What may be missing is said by a column of its own."
+    "A row of relive has every column of its spec, and the spec gives the place of each column. relive refuses a step"
+    " without one of the columns. To mark a value as missing, use another column."
 )
 WAITS_ITSELF = (
-    "Reverb's create_item queues the item, whose fate flush tells. relive's create_items waits for the limiter itself,"
-    " and a call that met its deadline has made nothing that could come later."
+    "Reverb's create_item queues the item, and flush reports the result. relive's create_items itself waits for the"
+    " limiter. A call that reached its deadline has made no item, and no item appears later."
 )
 NO_COUNT = (
-    "A writer of relive's has no count of its own: rows know their episode_step, and a batch has it by that name."
+    "A writer of relive has no such count. Each row stores its episode_step, and a batch contains this column under"
+    " that name."
 )
 BY_KEYS = (
-    "What is given later belongs to a step by its key, not by its turn: late columns of a spec, which table.complete()"
-    " takes in any order. A value of any other column is another step's."
+    "In relive, later values of a step are late columns of the spec. table.complete() takes them by the step's key,"
+    " in any order. A second value of any other column belongs to the next step."
 )
 
 CASES = (
@@ -84,7 +87,7 @@ CASES = (
     ),
     Case(
         "a writer goes on after an item that was refused",
-        "An invalid trajectory is refused when it is made; nothing of it is sent.",
+        "An invalid trajectory is refused when the trajectory is made. No part of the trajectory is sent.",
         TRAJECTORY_WRITER,
         one(),
         (
@@ -97,7 +100,7 @@ CASES = (
     ),
     # ---- episodes --------------------------------------------------------------------------------------------------
     Case(
-        "history begins anew with an episode",
+        "history begins again with an episode",
         "end_episode clears the buffers, so that history is empty again.",
         TRAJECTORY_WRITER,
         one(),
@@ -113,7 +116,7 @@ CASES = (
     ),
     Case(
         "an item over the end of an episode is refused",
-        "end_episode clears the buffers; what was before cannot be referenced.",
+        "end_episode clears the buffers. Earlier steps cannot be referenced.",
         TRAJECTORY_WRITER,
         one(),
         (
@@ -172,7 +175,7 @@ CASES = (
     # ---- steps by parts --------------------------------------------------------------------------------------------
     Case(
         "a step in two parts",
-        "With partial_step the step is not done with this call; the next fills in the fields that are left.",
+        "With partial_step, the call does not complete the step. The next call fills in the remaining fields.",
         TRAJECTORY_WRITER,
         one(),
         (
@@ -216,7 +219,7 @@ CASES = (
     ),
     # ---- columns that come and go ----------------------------------------------------------------------------------
     Case(
-        "a column that begins later keeps its steps beside the others'",
+        "a column that begins later keeps its steps aligned with the others",
         "New fields are padded in all preceding steps, so that equal positions are equal steps.",
         TRAJECTORY_WRITER,
         one(),
@@ -298,7 +301,7 @@ CASES = (
     # ---- waiting ---------------------------------------------------------------------------------------------------
     Case(
         "making an item does not wait for the limiter, flushing does",
-        "create_item does not block and is not impacted by the rate limiter; flush waits until items are confirmed.",
+        "create_item does not block and does not wait for the rate limiter. flush waits until items are confirmed.",
         TRAJECTORY_WRITER,
         one(limit=ratio(1.0, 1, 1.0)),
         (
@@ -314,7 +317,7 @@ CASES = (
     ),
     Case(
         "an item whose flush timed out is stored when the limiter lets it in",
-        "Although the block is interrupted, the insertion of the items proceeds in the background.",
+        "Although flush stops waiting, the insertion of the items continues in the background.",
         TRAJECTORY_WRITER,
         one(limit=ratio(1.0, 1, 1.0)),
         (

@@ -28,14 +28,14 @@ CASES = (
     # ---- what a table does with them -------------------------------------------------------------------------------
     Case(
         "a table counts items, not steps",
-        "The size of a table is in items, whatever they reference.",
+        "The size of a table counts items, whatever data the items reference.",
         TABLE,
         one(),
         (write(), *counted(9), item({"x": a[-9:]}), item({"x": a[-2:]}), size().gives(2)),
     ),
     Case(
         "max_size counts items, not steps",
-        "The size of a table is in items, whatever they reference.",
+        "The size of a table counts items, whatever data the items reference.",
         TABLE,
         one(max_size=2),
         (
@@ -69,8 +69,8 @@ CASES = (
         (write(), *counted(3), item({"x": a[0:2]}), item({"x": a[-2:]}), contents().gives([{"x": [1, 2]}])),
     ),
     Case(
-        "an item of old steps is kept whole beside many newer ones",
-        "An item holds its data for as long as it is in the table.",
+        "an item of old steps is kept whole next to many newer items",
+        "An item's data stays as long as the item is in the table.",
         TABLES,
         one(sampler="max_heap", remover="min_heap", max_size=2),
         (
@@ -83,7 +83,7 @@ CASES = (
     ),
     Case(
         "an item of steps that very many newer ones followed",
-        "An item holds its data for as long as it is in the table.",
+        "An item's data stays as long as the item is in the table.",
         TABLES,
         one(),
         (
@@ -93,8 +93,9 @@ CASES = (
             walk(1200),
             contents().gives([{"x": [0, 1]}], relive=[]),
         ),
-        differs="Reverb keeps the data that items hold, however old. relive's capacity is of steps: the oldest go, and"
-        " an item ends with the first row that it needs, so that memory is bounded by the capacity and nothing else.",
+        differs="Reverb keeps the data of items, however old the data is. relive's capacity counts steps. The oldest"
+        " steps go, and an item ends when the first row that the item needs has gone. The capacity alone therefore"
+        " bounds the memory.",
     ),
     Case(
         "trajectories have priorities of their own",
@@ -141,7 +142,7 @@ CASES = (
     ),
     Case(
         "a trajectory of one table is deleted there alone",
-        "Keys are of the items of the table that is named.",
+        "Keys belong to the items of the table that the call names.",
         CLIENT,
         two(),
         (
@@ -157,7 +158,7 @@ CASES = (
     ),
     Case(
         "trajectories have use counts of their own",
-        "max_times_sampled is of an item, not of its steps.",
+        "max_times_sampled counts the uses of an item, and not of its steps.",
         TABLE,
         one(max_times_sampled=1),
         (
@@ -170,7 +171,7 @@ CASES = (
     ),
     Case(
         "a queue of trajectories",
-        "A queue of whole sequences, as IMPALA and PPO use it.",
+        "A queue of whole sequences, as in IMPALA and PPO.",
         TABLES,
         one(sampler="fifo", max_size=2, max_times_sampled=1, limit=Limit("queue", 2)),
         (

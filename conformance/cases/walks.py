@@ -1,6 +1,6 @@
-"""The limiter's two formulas over programmes by chance: at every state what may be inserted and drawn, and how much.
+"""The limiter's two formulas over random programs: in every state, how many inserts and draws are allowed.
 
-The numbers here follow from the formulas alone; the seeds are fixed, so that a case is the same programme every time.
+The numbers here follow from the formulas alone. The seeds are fixed, so a case is the same program every time.
 """
 
 from __future__ import annotations
