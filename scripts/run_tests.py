@@ -23,6 +23,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import crashes
+
 ROOT = Path(__file__).resolve().parent.parent
 CORE_TESTS = [
     folder for folder in ("tests/unit", "tests/core", "tests/contract", "tests/cpp") if (ROOT / folder).is_dir()
@@ -57,10 +59,17 @@ def place_of_death(lines: list[str]) -> str:
     return "; ".join(frames)
 
 
-def run_command(name: str, command: list[str], environment: dict[str, str] | None = None, niceness: int = 0) -> Outcome:
-    """Runs a command; pytest's closing line, if there is one, gives the counts.
+def run_command(
+    name: str,
+    command: list[str],
+    environment: dict[str, str] | None = None,
+    niceness: int = 0,
+    folder: Path = ROOT,
+) -> Outcome:
+    """Runs a command in a folder; pytest's closing line, if there is one, gives the counts.
 
-    Its output is shown as it comes, or, where it runs beside others, at its end.
+    The output is shown as it comes; a command that runs on another thread shows its output at its end. After a death
+    by a signal the output ends with a native backtrace of every thread.
     """
     is_beside = threading.current_thread() is not threading.main_thread()
     shown: list[str] = []
@@ -77,9 +86,10 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
     start = time.monotonic()
     counts: dict[str, int] = {}
     last_words: list[str] = []
+    watch = crashes.Watch(folder)
     with subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=folder,
         env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -87,6 +97,7 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
         text=True,
         errors="replace",
     ) as process:
+        crashes.allow(process.pid)
         assert process.stdout is not None
         for line in process.stdout:
             show(line)
@@ -98,6 +109,8 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
                 failed, total = (int(number or 0) for number in found.groups())
                 counts = {"passed": total - failed, "failed": failed}
         status = process.wait()
+    backtraces, native_place = watch.report(status)
+    show(backtraces)
     print("".join(shown), end="", flush=True)
     outcome = Outcome(name, seconds=time.monotonic() - start)
     outcome.passed, outcome.skipped = counts.get("passed", 0), counts.get("skipped", 0)
@@ -107,6 +120,7 @@ def run_command(name: str, command: list[str], environment: dict[str, str] | Non
     if status not in (0, NO_TESTS_COLLECTED) and outcome.failed == 0:
         outcome.failed = 1
         outcome.remark = f"exit status {status} {place_of_death(last_words)}".rstrip()
+        outcome.remark += f"; native frame: {native_place}" if native_place else ""
     return outcome
 
 

@@ -1,6 +1,7 @@
 // The system layer between processes: files and their names, lock bytes, the table lock under SIGKILL and SIGSTOP.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -146,7 +147,9 @@ TEST(a_read_only_mapping_is_read_only) {
     std::unique_ptr<Storage> reader = open_again(name.path, Access::kReadOnly);
     if (!reader->try_lock_byte(0, false)) return 2;
     if (reader->try_lock_byte(64, true)) return 3;
-    signal(SIGSEGV, SIG_DFL);          // otherwise the sanitizers catch it
+    signal(SIGSEGV, SIG_DFL);  // otherwise the sanitizers catch it
+    const rlimit none{0, 0};   // a core dump is for deaths that no test asked for
+    setrlimit(RLIMIT_CORE, &none);
     reader->base()[0] = std::byte{1};  // must die here
     return 0;
   });

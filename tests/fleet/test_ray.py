@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -172,8 +171,17 @@ def test_a_file_that_is_no_fleet_names_the_part(tmp_path: Path) -> None:
             load_config(path)
 
 
-def test_there_is_an_unshare_or_a_reason() -> None:
-    assert shutil.which("unshare") is not None or why_not()
+@pytest.mark.parametrize("program", ["", "#!/bin/sh\nexit 1\n", "#!/bin/sh\necho not permitted >&2\nexit 1\n"])
+def test_a_machine_without_namespaces_gives_a_reason(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No unshare at all, one that fails in silence, and one that says why. With this machine's own there is none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if program:
+        (tmp_path / "unshare").write_text(program)
+        (tmp_path / "unshare").chmod(0o755)
+    reason = why_not()
+    assert reason and ("not permitted" in program) == (reason == "not permitted")
 
 
 ENDS = """

@@ -111,7 +111,7 @@ def test_publications_cost_both_sides() -> None:
     costs = with_(publish_s=2500e-6, take_s=1000e-6)
     assert predict(costs, ONE, EACH).steps_per_s == pytest.approx(1 / (1000e-6 + 100e-6))
     acting = predict(costs, ONE, Work(1 / 64, 1), cores=4)
-    assert acting.limit is Limit.ACTING or acting.limit is Limit.LEARNING
+    assert acting.limit is Limit.ACTING
     assert acting.steps_per_s == pytest.approx(min(1 / (40e-6 + 1000e-6 / 64), 64 / 3500e-6))
 
 
