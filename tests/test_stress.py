@@ -1,7 +1,7 @@
-"""The stress programme of tests/cpp, in short: `make soak` runs it at length, `make mutants` shows that it bites.
+"""The stress program of tests/cpp, in short: `make soak` runs it at length, `make mutants` shows that it bites.
 
-Every window that a sampler gets is verified in every byte, while processes are killed at random, stopped, and made to
-die behind each store that the protocol orders.
+The program verifies every byte of every window that a sampler gets. Meanwhile processes are killed at random, stopped,
+and made to die after each store that the protocol orders.
 """
 
 from __future__ import annotations
@@ -49,6 +49,62 @@ QUICK_MUTANTS = (
     "U3_rebuild",
 )
 
+KILLS = "--seconds 3 --random-kills 30 --stops 20 --self-kills 60"
+# Each option at least once, next to an option that it meets in the code.
+PAIRED = (
+    "--seconds 3",
+    "--seconds 2 --threads-only --samples-per-insert 8",
+    f"{KILLS} --max-times 3 --short-lanes",
+    f"{KILLS} --explicit --late --abandon --two-indexes",
+    f"{KILLS} --groups --abandon --weigh --late --stateless",
+    f"{KILLS} --groups --late --max-items 100 --max-wait 0.003 --two-indexes",
+    f"{KILLS} --explicit --groups --max-items 100 --remover min_priority --max-times 3",
+    f"{KILLS} --explicit --groups --late --remover uniform --max-wait 0.005 --max-staleness 500000000",
+    f"{KILLS} --where --late --rounds 1 --two-indexes",
+    f"{KILLS} --distinct --sampler rank_based --where --rounds 0 --two-indexes",
+    f"{KILLS} --abandon --sequences cross --sampler shuffle --max-times 2",
+    f"{KILLS} --sequences head --ragged --late --max-times 3 --two-indexes",
+    f"{KILLS} --max-items 150 --remover min_priority --sampler fading --where --two-indexes",
+    f"{KILLS} --max-items 150 --remover prioritized --sampler max_priority --where --max-times 2",
+    f"{KILLS} --max-items 150 --remover lifo --sampler top_k --max-times 3",
+    f"{KILLS} --sampler latest --late --distinct --max-times 3",
+    f"{KILLS} --sampler fifo --max-times 1 --updaters 0",
+    "--fail-points 1 --seconds-a-point 10 --max-times 3",
+    "--fail-points 2 --seconds-a-point 5 --point raise_",
+)
+# Each option alone, and further combinations: part of `make soak`.
+ALONE = (
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --max-times 3",
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --two-indexes",
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --short-lanes",
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --explicit",
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --late",
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --abandon",
+    "--seconds 3 --random-kills 30 --self-kills 60 --abandon --explicit --late",
+    "--seconds 3 --random-kills 30 --self-kills 60 --groups",
+    "--seconds 3 --random-kills 30 --self-kills 60 --where --late --rounds 1",
+    "--seconds 3 --random-kills 30 --self-kills 60 --weigh --late",
+    "--seconds 3 --random-kills 30 --self-kills 60 --distinct --two-indexes --max-times 3",
+    "--seconds 3 --random-kills 30 --self-kills 60 --distinct --sampler rank_based --where --rounds 0",
+    "--seconds 3 --random-kills 30 --self-kills 60 --groups --abandon --late --stateless",
+    "--seconds 3 --random-kills 30 --self-kills 60 --abandon --sequences cross",
+    "--seconds 3 --random-kills 30 --self-kills 60 --sequences head --ragged --max-times 3",
+    "--seconds 3 --random-kills 30 --self-kills 60 --late --groups --max-items 100 --max-wait 0.003 --two-indexes",
+    "--seconds 3 --random-kills 30 --self-kills 60 --max-items 150 --remover min_priority --two-indexes",
+    "--seconds 3 --random-kills 30 --self-kills 60 --max-items 150 --remover prioritized --sampler max_priority",
+    "--seconds 3 --random-kills 30 --self-kills 60 --explicit --groups --remover min_priority --max-times 3",
+    "--seconds 3 --random-kills 30 --self-kills 60 --explicit --groups --remover uniform --late --max-wait 0.005",
+    "--seconds 3 --random-kills 30 --self-kills 60 --sampler fifo --max-times 1 --updaters 0",
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --sampler rank_based --two-indexes",
+    "--seconds 3 --random-kills 30 --self-kills 60 --sampler top_k --max-items 150 --remover lifo --max-times 3",
+    "--seconds 3 --random-kills 30 --self-kills 60 --sampler max_priority --where --max-times 2",
+    "--seconds 3 --random-kills 30 --self-kills 60 --sampler latest --late --max-times 3",
+    "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --sampler fading --where --two-indexes",
+    "--seconds 3 --random-kills 30 --self-kills 60 --sampler shuffle --max-times 2 --sequences cross",
+    "--seconds 3 --random-kills 30 --self-kills 60 --max-staleness 500000000 --explicit --groups --late",
+)
+
+
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("cmake") is None or shutil.which("ninja") is None,
     reason="needs Linux, cmake and ninja",
@@ -71,43 +127,7 @@ def run(stress: Path, options: str) -> tuple[int, str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--seconds 3",
-        "--seconds 2 --threads-only --samples-per-insert 8",
-        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --max-times 3",
-        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --two-indexes",
-        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --short-lanes",
-        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --explicit",
-        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --late",
-        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --abandon",
-        "--seconds 3 --random-kills 30 --self-kills 60 --abandon --explicit --late",
-        "--seconds 3 --random-kills 30 --self-kills 60 --groups",
-        "--seconds 3 --random-kills 30 --self-kills 60 --where --late --rounds 1",
-        "--seconds 3 --random-kills 30 --self-kills 60 --weigh --late",
-        "--seconds 3 --random-kills 30 --self-kills 60 --distinct --two-indexes --max-times 3",
-        "--seconds 3 --random-kills 30 --self-kills 60 --distinct --sampler rank_based --where --rounds 0",
-        "--seconds 3 --random-kills 30 --self-kills 60 --groups --abandon --late --stateless",
-        "--seconds 3 --random-kills 30 --self-kills 60 --abandon --sequences cross",
-        "--seconds 3 --random-kills 30 --self-kills 60 --sequences head --ragged --max-times 3",
-        "--seconds 3 --random-kills 30 --self-kills 60 --late --groups --max-items 100 --max-wait 0.003 --two-indexes",
-        "--seconds 3 --random-kills 30 --self-kills 60 --max-items 150 --remover min_priority --two-indexes",
-        "--seconds 3 --random-kills 30 --self-kills 60 --max-items 150 --remover prioritized --sampler max_priority",
-        "--seconds 3 --random-kills 30 --self-kills 60 --explicit --groups --remover min_priority --max-times 3",
-        "--seconds 3 --random-kills 30 --self-kills 60 --explicit --groups --remover uniform --late --max-wait 0.005",
-        "--seconds 3 --random-kills 30 --self-kills 60 --sampler fifo --max-times 1 --updaters 0",
-        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --sampler rank_based --two-indexes",
-        "--seconds 3 --random-kills 30 --self-kills 60 --sampler top_k --max-items 150 --remover lifo --max-times 3",
-        "--seconds 3 --random-kills 30 --self-kills 60 --sampler max_priority --where --max-times 2",
-        "--seconds 3 --random-kills 30 --self-kills 60 --sampler latest --late --max-times 3",
-        "--seconds 3 --random-kills 30 --stops 20 --self-kills 60 --sampler fading --where --two-indexes",
-        "--seconds 3 --random-kills 30 --self-kills 60 --sampler shuffle --max-times 2 --sequences cross",
-        "--seconds 3 --random-kills 30 --self-kills 60 --max-staleness 500000000 --explicit --groups --late",
-        "--fail-points 1 --seconds-a-point 10 --max-times 3",
-        "--fail-points 2 --seconds-a-point 5 --point raise_",
-    ],
-)
+@pytest.mark.parametrize("options", [*PAIRED, *(pytest.param(one, marks=pytest.mark.soak) for one in ALONE)])
 def test_nothing_is_torn_lost_or_stuck(stress: Path, options: str) -> None:
     status, output = run(stress, options)
     assert status == 0, output
