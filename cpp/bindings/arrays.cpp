@@ -123,39 +123,6 @@ nb::object stored_keys(const nb::handle& keys, int64_t stored) {
 void raise_if_error(const Status& status, const nb::handle& keys) {
   if (status.ok()) return;
   if (PyErr_Occurred() || status.code() == Code::kInterrupted) raise_of_signal(status, keys);
-  static const char* const kNames[] = {"Ok",
-                                       "DeadlineExceeded",
-                                       "WaitsForItself",
-                                       "RequestTooLarge",
-                                       "CapacityTooSmall",
-                                       "SeamMismatch",
-                                       "MissingNext",
-                                       "AlreadyPublished",
-                                       "ForeignKey",
-                                       "InvalidPriority",
-                                       "NoPriorities",
-                                       "StorageFull",
-                                       "NameTaken",
-                                       "NoSuchTable",
-                                       "NotARegion",
-                                       "FormatMismatch",
-                                       "TooManyLanes",
-                                       "TooManyParticipants",
-                                       "TableClosed",
-                                       "WriterClosed",
-                                       "ForkedHandle",
-                                       "ReadOnly",
-                                       "InUse",
-                                       "CheckFailed",
-                                       "SystemError",
-                                       "Interrupted",
-                                       "InvalidConfig",
-                                       "RowGone",
-                                       "EpisodeTooLong",
-                                       "AlreadyCompleted",
-                                       "RowsApart",
-                                       "EpisodeMismatch",
-                                       "RareItems"};
   nb::dict fields;
   for (const Field& field : status.fields()) {
     nb::object value;
@@ -170,8 +137,7 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
   }
   if (keys.is_valid() && fields.contains("stored"))
     fields["keys"] = stored_keys(keys, nb::cast<int64_t>(fields["stored"]));
-  nb::object error =
-      nb::module_::import_("relive.errors").attr("from_core")(kNames[static_cast<uint32_t>(status.code())], fields);
+  nb::object error = nb::module_::import_("relive.errors").attr("from_core")(name_of(status.code()), fields);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
 }
