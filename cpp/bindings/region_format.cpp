@@ -67,8 +67,8 @@ void add_rows(nb::dict* format) {
   d["discount_bit"] = kDiscountBit;
   d["late_bit"] = kLateBit;
   d["step_mask"] = kStepMask;
-  d["cell_number_at"] = kRecordHead;  // of a table with start cells: right behind the head
-  d["cell_number_bytes"] = kCellWord;
+  d["cell_number_at"] = kCellWord;  // in a record, of a table that has start cells
+  d["cell_number_bytes"] = sizeof kNoCell;
   d["no_cell"] = kNoCell;
 }
 

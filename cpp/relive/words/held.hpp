@@ -22,7 +22,7 @@ class Dirty final {
   static constexpr size_t kRoom = 1024;
 
  private:
-  friend class Leaves;
+  friend class IndexView;
   std::array<std::array<uint64_t, kRoom>, kMaxIndexes> slots_;
   std::array<size_t, kMaxIndexes> count_{};
 };

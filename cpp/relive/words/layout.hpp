@@ -177,7 +177,7 @@ inline constexpr uint32_t kIsOrdered = 2;      // its sampler draws by an order 
 inline constexpr uint32_t kIsBounded = 4;      // it has a remover's tree: max_items, and of records a choice
 inline constexpr uint32_t kIsTimed = 8;        // max_wait_s
 inline constexpr uint32_t kIsRanked = 16;      // its sampler draws by the ranks of priorities; follows from its kind
-inline constexpr uint32_t kHasTurns = 256;     // of records, its remover is not Fifo: no ring, but turns (rule R5)
+inline constexpr uint32_t kHasQueue = 256;     // of records whose remover is not Fifo: a queue, no ring (rule R5)
 inline constexpr uint32_t kIsAged = 32;        // max_staleness
 inline constexpr uint32_t kIsLatest = 64;     // its sampler draws among the items that came last; follows from its kind
 inline constexpr uint32_t kFades = 128;       // its sampler's masses are of versions; follows from its kind
@@ -339,7 +339,7 @@ struct Geometry {
   uint64_t slabs_offset;
   uint64_t region_bytes;
   CellGeometry cells;
-  uint64_t orders_offset[kMaxIndexes];  // the remover's tree, behind it turns of records or ranks of pages; 0: none
+  uint64_t orders_offset[kMaxIndexes];  // the remover's tree, behind it the queue of records or ranks of pages; 0: none
   uint64_t waits_offset[kMaxIndexes];   // since when items wait, of indexes that have max_wait_s; 0: none
   // Pending priorities, of indexes of rows that have priorities; 0: none, or those of the marks, as the first of them.
   uint64_t given_offset[kMaxIndexes];

@@ -117,8 +117,8 @@ void Region::bind_index(uint32_t index) {
       if (index == 0 && header->indexes[0].chooses_pages())
         ranks.bind(base + g.orders_offset[0] + Tree::num_bytes(num_leaves), g.num_pages, Reduction::kMin);
     } else {
-      traits[index] |= kHasTurns;
-      turns_[index].bind(base + g.orders_offset[index] + Tree::num_bytes(num_leaves), num_leaves, Reduction::kMin);
+      traits[index] |= kHasQueue;
+      queues_[index].bind(base + g.orders_offset[index] + Tree::num_bytes(num_leaves), num_leaves, Reduction::kMin);
     }
   }
   if (g.ranks_offset[index] != 0) {
@@ -169,10 +169,10 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
     h->index_state[i].limiter.store(config.indexes[i].limiter);
     for (uint64_t record = 0; record < geometry->records[i].max_items; ++record)
       records[i].words[record].store(first << kGenerationShift);
-    if ((traits[i] & kHasTurns) == 0) continue;
-    turns_[i].clear();
-    for (uint64_t record = 0; record < turns_[i].num_leaves(); ++record) turns_[i].set_leaf(record, kFreeTurn);
-    turns_[i].rebuild();
+    if ((traits[i] & kHasQueue) == 0) continue;
+    queues_[i].clear();
+    for (uint64_t record = 0; record < queues_[i].num_leaves(); ++record) queues_[i].set_leaf(record, kFreePlace);
+    queues_[i].rebuild();
   }
   h->ring_head.store(kNoPage);
   h->ring_tail.store(kNoPage);

@@ -28,8 +28,8 @@ enum class LaneState : uint32_t { kClosed = 0, kLive = 1 };
 
 inline constexpr uint32_t kNoPage = ~0u;
 
-// The turn of a record that is free, where a remover chooses which one goes (rule R5): below every other one's.
-inline constexpr double kFreeTurn = -0x1.0p54;
+// The place of a free record in the queue of an index whose remover chooses records (rule R5): below every other place.
+inline constexpr double kFreePlace = -0x1.0p54;
 
 // The state of a leaf, PRIMARY, 16 bits: what the step of that slot is to the index. Mass 0 is not a state.
 inline constexpr uint16_t kMostUses = 0xfff9;  // 0 .. this: published, and drawn so many times
@@ -430,12 +430,12 @@ struct Region {
   LimiterCounts inserted_counts(uint32_t index, const LimiterConfig& limiter, int64_t reserved) const;
 
  private:
-  friend class Leaves;  // nobody else names a tree or a leaf's state
+  friend class IndexView;  // the index room alone names a tree or a leaf's state
 
   Tree trees_[kMaxIndexes];
-  Tree orders_[kMaxIndexes];          // of the bounded indexes: which of their items goes first
-  Ranks ranks_[kMaxIndexes];          // of those that draw by ranks: classes of their leaves
-  Tree turns_[kMaxIndexes];           // of records that a remover chooses from: when one goes that it does not see
+  Tree orders_[kMaxIndexes];  // of the bounded indexes: which of their items goes first
+  Ranks ranks_[kMaxIndexes];  // of those that draw by ranks: classes of their leaves
+  Tree queues_[kMaxIndexes];  // of records that a remover chooses from: which goes first of those that it does not see
   Tree dues_[kNumDues][kMaxIndexes];  // of the timed, the aged, and those that draw among the items that came last
   std::atomic<uint16_t>* states_[kMaxIndexes] = {};
   std::atomic<uint32_t>* given_[kMaxIndexes] = {};
