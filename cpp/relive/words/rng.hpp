@@ -8,8 +8,11 @@
 //   uniform(i)  = (bits(i) >> 11) * 2^-53, in [0, 1)
 //   below(i, n) = ((bits(i) >> 32) * n) >> 32, in [0, n)
 //
-// So within a call the numbers are the SplitMix64 sequence that starts at base; a redraw (the next attempt) or another
-// stream does not shift anybody else's numbers. No state: any thread may use one object at once, loops vectorise.
+// So the numbers of a call are the SplitMix64 sequence that starts at base. A redraw (the next attempt) or another
+// stream does not shift the numbers of any other call.
+//
+// Owner:   plain values. Locking: none; they have no state, so threads may share one, and loops vectorise.
+// Cost:    O(1).
 #pragma once
 
 #include <cstdint>
