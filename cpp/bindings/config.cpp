@@ -1,5 +1,5 @@
-// The dict of create_table into the core's TableConfig. The Python side has checked its values; here a name that the
-// core does not know, of a key or of a kind, is refused, and so is a value of another type.
+// Makes the core's TableConfig from the dict of create_table. The Python side has checked its values. An unknown name
+// of a key or of a kind is refused here, and so is a value of the wrong type.
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
@@ -25,7 +25,7 @@ namespace {
 
 std::string shown(nb::handle value) { return nb::cast<std::string>(nb::repr(value)); }
 
-// The name of a kind, as one of those that the core has.
+// The kind of this name, of the kinds that the core knows.
 template <class Kind>
 Kind kind_of(const std::string& what, const std::string& name,
              std::initializer_list<std::pair<const char*, Kind>> known) {
@@ -39,7 +39,7 @@ Kind kind_of(const std::string& what, const std::string& name,
 
 using Names = std::vector<const char*>;
 
-// One dict of the configuration: every key known, every value of its type.
+// One dict of the configuration. Every key is checked against the known names, every value against its type.
 class Part final {
  public:
   Part(nb::handle from, std::string what, const Names& known) : what_(std::move(what)) {
@@ -110,9 +110,9 @@ ColumnConfig column_config(nb::handle row) {
   return column;
 }
 
-// ---- an index, part by part; each reads what the class of its name says in core_config() ---------------------------
+// ---- an index, part by part; each function reads the options that the Python class of its name writes --------------
 
-// Windows as (name, length, stride), columns as a table's.
+// Windows are (name, length, stride), columns are as those of a table.
 void read_explicit(const Part& from, IndexConfig* index, std::vector<ColumnConfig>* item_columns) {
   index->n_step = 1;
   index->gamma = 1.0;
@@ -144,7 +144,7 @@ uint32_t column_of(const std::string& what, const std::vector<ColumnConfig>& col
   return static_cast<uint32_t>(found - columns.begin());
 }
 
-// Of every member one window; which column says whose they are, by its name.
+// A member of a group has one window. group_by names the column by which groups form.
 void read_groups(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index) {
   index->n_step = 1;
   index->gamma = from.get<double>("gamma");
@@ -259,10 +259,11 @@ void read_limiter(const Part& from, IndexConfig* index) {
     index->limiter = make_min_size(from.get<int64_t>("min_size"));
 }
 
-// ---- the options of an index -----------------------------------------------------------------------------------------
+// ---- the options of an index
+// -----------------------------------------------------------------------------------------
 
-// An index has the options of a part if its items are of one of these kinds. Unknown kinds are read as rows, and refused
-// by read_items().
+// An index has the options of a part if its items are of one of these kinds. Unknown kinds count as rows here, and are
+// refused by read_items().
 enum Items : uint32_t { kRowItems = 1, kExplicitItems = 2, kGroupItems = 4, kAllItems = 7 };
 
 struct OptionsOfPart {

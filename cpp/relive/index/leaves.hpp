@@ -13,14 +13,14 @@
 //               +-----> unfilled -------+-+ (or awaiting) when the last of its rows has them
 //   any of them: deleted -> removed; a row that it needs goes -> ended; the oldest of too many (max_items) -> dropped
 //
-// What an item has besides its value and its state is kept by the other views of this room: its leaf in a remover's tree
-// (bounds.hpp), its place in a queue (record_queue.hpp), its times (due_times.hpp), a mass that follows from its version
-// (fresh_masses.hpp).
+// The other views of this room have the rest of an item: its leaf in a remover's tree (bounds.hpp), its place in a
+// queue (record_queue.hpp), its times (due_times.hpp), a mass that follows from its version (fresh_masses.hpp).
 //
 // Owner:   a view of one index (index_view.hpp).
 // Locking: everything under "the lock" below takes a Held and runs under the table lock.
-// Order:   an item comes alive by its leaf in the remover's tree, its own leaf, then its state. It goes by its state, its
-//          leaf, then the remover's. If a process dies between these stores, recovery can tell which were made (F3, F4).
+// Order:   an item comes alive by its leaf in the remover's tree, its own leaf, then its state. It goes by its state,
+//          its leaf, then the remover's. If a process dies between these stores, recovery can tell which were made (F3,
+//          F4).
 // Cost:    O(1) each. Ancestors are recomputed once, when the lock is released (flush).
 #pragma once
 
@@ -39,9 +39,10 @@ class Leaves final : public IndexView {
  public:
   using IndexView::IndexView;
 
-  // ---- draws, at any time --------------------------------------------------------------------------------------------
-  // A descent in two parts, for a caller that asks for other memory in between: points to groups of kGroup leaves, and
-  // from there to leaves. nodes[i] and points[i] as in Tree::descend. Of kinds that choose by mass.
+  // ---- draws, at any time
+  // -------------------------------------------------------------------------------------------- A descent in two
+  // parts, for a caller that prefetches other memory in between: from points to groups of kGroup leaves, and from there
+  // to leaves. nodes[i] and points[i] are those of Tree::descend. Only for kinds that choose by mass.
   static constexpr uint32_t kGroup = Tree::kFanout;
   void descend_to_groups(double* points, uint64_t* nodes, size_t count) const {
     if (tree().num_levels() > 1) tree().descend(tree().num_levels(), 1, points, nodes, count);
@@ -51,53 +52,57 @@ class Leaves final : public IndexView {
   }
   // The leaves that points fall on, kNoLeaf past the end.
   void draw(const double* points, size_t count, uint64_t* slots) const { tree().draw(points, count, slots); }
-  // The best `count`, or all there are, of kinds that choose the best; the best first.
+  // The best `count` leaves, or all leaves, the best first. Only for kinds that choose the best.
   using Node = Tree::Node;
   void best(size_t count, std::vector<Node>* found, std::vector<Node>* open) const { tree().best(count, found, open); }
 
-  // ---- under the lock: an item comes alive ----------------------------------------------------------------------------
-  // A page opened: its slots may become items, the first num_ended of them never.
+  // ---- under the lock: an item comes alive
+  // ---------------------------------------------------------------------------- A page opened: its slots may become
+  // items, except the first num_ended, which never do.
   static void open(Held& held, uint32_t index, uint64_t first_slot, uint32_t count, uint32_t num_ended);
-  // The window is complete, late columns of its rows are still to come.
+  // The window is complete, but late columns of its rows are still to come.
   static void keep_unfilled(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
     DueTimes::begin_wait(held, index, slot);
     leaves.set_state(slot, kStateUnfilled);
     held.add(leaves.counts().pending, 1);
   }
-  // The late columns of an unfilled item's rows are all there. True where it is an item now, as complete() says.
+  // All late columns of an unfilled item's rows are there. Returns the result of complete().
   static bool fill(Held& held, uint32_t index, uint64_t slot);
   static bool fill(Held& held, uint32_t index, uint64_t record, float given);
-  // The window is complete. True where the leaf is an item now, false where its priority has still to come.
+  // The window is complete. True if the leaf is an item now, false if its priority is still to come.
   static bool complete(Held& held, uint32_t index, uint64_t slot);
-  // The same for an explicit item: its priority comes with it, or not (NaN).
+  // The same for an explicit item. `given` is the priority that comes with it, NaN if none does.
   static bool complete(Held& held, uint32_t index, uint64_t record, float given);
   // An awaiting leaf becomes an item of this priority and mass.
   static void publish(Held& held, uint32_t index, uint64_t slot, float priority, double mass);
   static void count_published(Held& held, uint32_t index, int64_t count);
 
-  // ---- under the lock: an item has another priority, or is used -------------------------------------------------------
+  // ---- under the lock: an item has another priority, or is used
+  // -------------------------------------------------------
   static void revalue(Held& held, uint32_t index, uint64_t slot, float priority, double mass) {
     const Leaves leaves(held.region, index);
     leaves.revalue_as(held, slot, priority, mass, leaves.keeps_order());
   }
-  // The same for a caller that has asked keeps_order(), once for many.
+  // The same for a caller that has called keeps_order() once for many items.
   void revalue_as(Held& held, uint64_t slot, float priority, double mass, bool keeps_order) const {
     set_mass(held, slot, keeps_order ? renew_order(held, slot, priority, mass) : mass);
   }
-  // The item was drawn once more. True where that was the last time.
+  // The item was drawn once more. True if that was its last use.
   static bool use(Held& held, uint32_t index, uint64_t slot);
-  // A use is given back, with the leaf and the order (bounds.hpp) that the item had. True where the item can be drawn again.
+  // A draw gives a use back, with the mass and the order (bounds.hpp) that the item had. True if the item can be drawn
+  // again.
   static bool give_back(Held& held, uint32_t index, uint64_t slot, double mass, double order);
 
-  // ---- under the lock: an item goes -----------------------------------------------------------------------------------
-  // The item is deleted (kStateRemoved), or a row that it needs is gone (kStateEnded): it never is an item again. True
-  // where the leaf had life. An item that ends unfilled is counted.
+  // ---- under the lock: an item goes
+  // ----------------------------------------------------------------------------------- The item is deleted
+  // (kStateRemoved), dropped (kStateDropped), or ends because a row that it needs is gone (kStateEnded). It never is an
+  // item again. True if the leaf had life. An item that ends unfilled is counted.
   static bool retire(Held& held, uint32_t index, uint64_t slot, uint16_t final_state);
   // The index's condition keeps out a pending leaf, unless the item passes: the step stays, for the other indexes.
   void keep_out_unless(bool passes, uint64_t slot) const { set_state(slot, passes ? kStatePending : kStateDropped); }
-  // A leaf that a condition kept out, or that went from this index alone, ends with its step. Such a leaf has no mass and
-  // is in no tree, so its state is all there is to change. True where it was such a leaf; without a branch.
+  // The step of a leaf goes. A leaf that a condition kept out, or that was dropped, ends: it has no mass and is in no
+  // tree, so only its state changes. True if it was such a leaf; without a branch.
   bool end_kept_out(uint64_t slot) const {
     const uint16_t state = this->state(slot);
     const bool is_out = state == kStateDropped && !keeps(kHasDues);
@@ -108,7 +113,7 @@ class Leaves final : public IndexView {
     std::atomic<uint64_t>& filtered = held.region.header->index_state[index].filtered;
     held.add(filtered, count);
   }
-  // The episode is given up, so the number of steps before a row changes: a leaf that ended counts as deleted, too.
+  // The episode is given up, so the number of steps before a row changes: a leaf that ended counts as deleted too.
   static void remove_ended(Held& held, uint32_t index, uint64_t slot) {
     const Leaves leaves(held.region, index);
     if (leaves.state(slot) == kStateEnded) leaves.set_state(slot, kStateRemoved);
@@ -119,15 +124,17 @@ class Leaves final : public IndexView {
   bool enter(Held& held, uint64_t slot, float given) const;
   void count_first_use(Held& held, int64_t change) const;
   void set_state(uint64_t slot, uint16_t state) const { states()[slot].store(state, std::memory_order_release); }
-  // Of an index that keeps an order: an item comes alive, or has a new priority. Returns its leaf, `mass` where it is one.
+  // For an index that keeps an order: an item comes alive, or has a new priority. Returns its leaf, `mass` if leaves
+  // are masses.
   double begin_order(Held& held, uint64_t slot, float given, double mass) const;
   double renew_order(Held& held, uint64_t slot, float priority, double mass) const;
 };
 
-// ---- These functions are inline because each of them is called once for every row that is written. --------------------
+// ---- These functions are inline because each of them is called once for every row that is written.
+// --------------------
 
-// The mass with which a complete item enters the index, or false where its priority has still to come.
-// given: NaN where none came with it or before it.
+// The mass with which a complete item enters the index. False if its priority is still to come. given: NaN if no
+// priority came with the item or before it.
 inline bool Leaves::initial_mass(float given, double* mass) const {
   const IndexConfig& config = this->config();
   if (!has_priorities()) {

@@ -170,13 +170,13 @@ Status check_limiter(const IndexConfig& index, const LimiterConfig& limiter, uin
   if (limiter.kind > LimiterConfig::kStalenessBudget) return wrong_limit("limiter", "0 to 3", limiter.kind);
   const bool has_fill = limiter.kind == LimiterConfig::kMinSize || limiter.kind == LimiterConfig::kSamplesPerInsert;
   if (has_fill && !(at_least >= 1.0 && at_least <= most))
-    return wrong_limit("min_size", "1 to what the index can hold", at_least);
+    return wrong_limit("min_size", "1 to the most items of the index", at_least);
   if (limiter.kind == LimiterConfig::kSamplesPerInsert &&
       !(limiter.samples_per_insert > 0.0 && std::isfinite(limiter.samples_per_insert) &&
         std::isfinite(limiter.tolerance) && 2.0 * limiter.tolerance >= limiter.samples_per_insert + 1.0))
     return wrong_limit("tolerance", "at least (samples_per_insert + 1) / 2, both finite", limiter.tolerance);
   if (limiter.kind == LimiterConfig::kQueue && !(limiter.hi >= 1.0 && limiter.hi <= most))
-    return wrong_limit("max_size", "1 to what the index can hold", limiter.hi);
+    return wrong_limit("max_size", "1 to the most items of the index", limiter.hi);
   if (limiter.kind == LimiterConfig::kStalenessBudget && !(limiter.eta >= 0.0 && std::isfinite(limiter.eta)))
     return wrong_limit("eta", "a finite number >= 0", limiter.eta);
   if (limiter.kind == LimiterConfig::kStalenessBudget &&
@@ -224,7 +224,7 @@ Status check_config(const TableConfig& config) {
         !(index.initial_number >= 0.0 && index.initial_number <= std::numeric_limits<float>::max()))
       return Status(Code::kInvalidConfig)
           .with_text("what", "initial priority")
-          .with_text("expected", "a number >= 0 that float32 holds")
+          .with_text("expected", "a number >= 0 in the range of float32")
           .with_double("got", index.initial_number);
     RELIVE_RETURN_IF_ERROR(check_map(index));
     RELIVE_RETURN_IF_ERROR(check_group(config, index));
