@@ -1,10 +1,10 @@
 // The times by which items go: since when an item waits (max_wait_s, rules T), the version of its oldest row
 // (max_staleness, rules Z1 and Z2), and its place among the items that came last (Fresh(last=), rule Z4).
 //
-// Owner:   a view of one index (index_view.hpp). Each kind of time has a tree of minima, so the item that is due first is
-//          its best leaf. The identity says that the item is not timed.
+// Owner:   a view of one index (index_view.hpp). Each kind of time has a tree of minima, so the item that is due first
+//          is its best leaf. The identity says that the item is not timed.
 // Locking: functions that take a Held run under the table lock.
-// Cost:    O(1), but first: O(log8 n) and the flush of what the critical section changed.
+// Cost:    O(1). first: O(log8 n), and the flush of the leaves that the critical section changed.
 #pragma once
 
 #include "relive/index/index_view.hpp"
@@ -16,7 +16,7 @@ class DueTimes final : public IndexView {
   using IndexView::IndexView;
   explicit DueTimes(const IndexView& index) : IndexView(index) {}
 
-  // The least time of the index, infinity where no item has one.
+  // The least time of the index, infinity if no item has one.
   double soonest(Due due) const { return dues(due).total(); }
   bool has(Due due, uint64_t slot) const { return dues(due).leaf(slot) != dues(due).identity(); }
   // Whether a leaf of this state may have such a time. is_there: its step is there, or its record in use.
@@ -31,7 +31,7 @@ class DueTimes final : public IndexView {
     times.set_due(held, Due::kWait, slot, held.now_s());
     RELIVE_FAIL_POINT(wait_begun);
   }
-  // The item that is due first and its time, kNoLeaf where there is none.
+  // The item that is due first and its time, kNoLeaf if there is none.
   static uint64_t first(Held& held, uint32_t index, Due due, double* time) {
     flush(held, index);
     const DueTimes times(held.region, index);

@@ -1,5 +1,5 @@
-// A view of one index of a region: its configuration, its leaves and its trees. Every class of this room is such a view,
-// and this room is the only one that names a tree or the word of a leaf state.
+// A view of one index of a region: its configuration, its leaves and its trees. Every class of this room is such a
+// view, and this room is the only one that names a tree or the word of a leaf state.
 //
 // Owner:   the region owns all words. A view refers to them: it is made where it is used and is cheap to copy.
 // Locking: a function that takes a Held runs under the table lock; every other one may be called at any time. A reader
@@ -31,7 +31,8 @@ class IndexView {
 
   static constexpr uint64_t kNoLeaf = Tree::kNone;
 
-  // ---- what the index is ---------------------------------------------------------------------------------------------
+  // ---- the traits of the index
+  // ---------------------------------------------------------------------------------------
   const IndexConfig& config() const { return r_.header->indexes[index_]; }
   const Kind& kind() const { return kind_of(config().sampling); }
   const ItemMap& map() const { return r_.map(index_); }
@@ -53,17 +54,19 @@ class IndexView {
   // Whether an item has more than its mass: a leaf in a remover's tree, a place in an order, a version.
   bool keeps_order() const { return keeps(kIsBounded | kIsOrdered | kIsAged | kIsLatest | kFades); }
 
-  // ---- the value of a leaf -------------------------------------------------------------------------------------------
+  // ---- the value of a leaf
+  // -------------------------------------------------------------------------------------------
   double mass(uint64_t slot) const { return tree().leaf(slot); }  // acquire
   double total() const { return tree().total(); }                 // the reduction of all leaves
   double nothing() const { return tree().identity(); }            // the value of a leaf that cannot be drawn
   bool has_mass(uint64_t slot) const { return is_mass(mass(slot)); }
   bool has_any() const { return is_mass(total()); }
-  // nothing() is no mass, whatever the reduction: it is 0 or an infinity.
+  // For every reduction nothing() is no mass: it is 0 or an infinity.
   static bool is_mass(double value) { return value > 0.0 && value <= std::numeric_limits<double>::max(); }
   void prefetch(uint64_t slot) const { tree().prefetch(slot); }
 
-  // ---- the state of a leaf -------------------------------------------------------------------------------------------
+  // ---- the state of a leaf
+  // -------------------------------------------------------------------------------------------
   uint16_t state(uint64_t slot) const { return states()[slot].load(std::memory_order_acquire); }
   // Whether a key still leads to the item's rows: the item was published, and has neither been deleted nor ended.
   bool is_published(uint64_t slot) const { return state(slot) <= kMostUses; }
@@ -76,13 +79,15 @@ class IndexView {
   bool has_life(uint16_t state) const { return (state == kStatePending) | is_waiting(state) | is_drawable(state); }
   // Whether an item of this state was admitted and is complete, and waits for late columns or for its priority.
   static bool is_waiting(uint16_t state) { return (state == kStateUnfilled) | (state == kStateAwaiting); }
-  // Whether an item of this state waits, of a step that is there or a record in use. A record may also wait for members.
+  // Whether an item of this state waits, of a step that is there or a record in use. A record may also wait for
+  // members.
   bool may_wait(uint16_t state) const {
     return is_waiting(state) || (r_.map(index_).is_explicit && state == kStatePending);
   }
   void prefetch_state(uint64_t slot) const { __builtin_prefetch(states() + slot); }
 
-  // ---- counts --------------------------------------------------------------------------------------------------------
+  // ---- counts
+  // --------------------------------------------------------------------------------------------------------
   int64_t num_live() const { return counts().live_items.load(std::memory_order_relaxed); }
   // Adds `number` leaves of one state to the counts. is_there: their steps are there, or their records in use.
   void count_leaves(uint16_t state, bool is_there, int64_t number, ItemCounts* counts) const {
@@ -92,8 +97,9 @@ class IndexView {
     counts->unused += is_item && state == 0 && counts_uses() ? number : 0;
   }
 
-  // ---- under the lock: inner nodes -----------------------------------------------------------------------------------
-  // Recomputes the ancestors of the leaves that this critical section changed. The lock does so when it is released.
+  // ---- under the lock: inner nodes
+  // ----------------------------------------------------------------------------------- Recomputes the ancestors of the
+  // leaves that this critical section changed. The lock does so when it is released.
   // Cost: O(leaves x log8 n).
   static void flush(Held& held, uint32_t index);
   static void flush_all(Held& held);
@@ -139,7 +145,8 @@ class IndexView {
   Tree& orders(Held& held) const { return held.region.orders_[index_]; }
   Tree& dues(Held& held, Due due) const { return held.region.dues_[static_cast<uint32_t>(due)][index_]; }
 
-  // What an item's leaves follow from, with the next ticket. Tickets only rise; a death loses the one that it took.
+  // The facts from which an item's leaves follow, with the next ticket. Tickets only rise. If a process dies, its last
+  // ticket may be lost.
   Standing next_standing(float priority) const {
     const uint64_t ticket = counts().tickets.load(std::memory_order_relaxed) + 1;
     counts().tickets.store(ticket, std::memory_order_relaxed);

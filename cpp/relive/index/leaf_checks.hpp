@@ -1,4 +1,4 @@
-// What check() asks of the leaves of an index: each function returns a sentence on what is wrong, null if nothing is.
+// The checks of an index's leaves, for check(). Each function returns a sentence on the first fault, or null.
 //
 // Owner:   a view of one index (index_view.hpp). It changes nothing.
 // Locking: under the table lock.
@@ -16,8 +16,8 @@ class LeafChecks final : public IndexView {
 
   // The index's counts, against counts of its leaves.
   const char* wrong_count(const ItemCounts& counted) const;
-  // The version and the place that are noted of an item, and the mass that follows from them. is_there: its step is there,
-  // or its record in use.
+  // The version and the place that are noted of an item, and the mass that follows from them. is_there: its step is
+  // there, or its record in use.
   const char* wrong_freshness(uint64_t slot, bool is_there, bool is_item) const;
   // Inner nodes and classes of priorities, against the leaves.
   const char* broken_node() const;

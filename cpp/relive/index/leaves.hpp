@@ -2,7 +2,7 @@
 // (recover_leaves.hpp) change the state of a leaf.
 //
 // A leaf stands for the item that begins at its slot, or for the item of its record (Region::map). The state of a leaf
-// (words/region.hpp) says what the leaf is to the index. Its value says how it is drawn: the value differs from the
+// (words/region.hpp) says where the item is in its life. The value of a leaf says how it is drawn: it differs from the
 // identity of the reduction only while the item is published and can be drawn.
 //
 //   page opens          window complete            last use

@@ -5,7 +5,7 @@
 //          then; a record whose item waits, by how many records had been taken before it. An item that can be drawn has
 //          no place: the remover sees it.
 // Locking: functions that take a Held run under the table lock.
-// Cost:    O(1), but the two that look for a record: O(log8 n) and the flush of what the critical section changed.
+// Cost:    O(1). first_free and next_to_go: O(log8 n), and the flush of the leaves that the critical section changed.
 #pragma once
 
 #include "relive/index/index_view.hpp"
@@ -17,10 +17,11 @@ class RecordQueue final : public IndexView {
   using IndexView::IndexView;
   explicit RecordQueue(const IndexView& index) : IndexView(index) {}
 
-  // A free record, kNoLeaf where there is none.
+  // A free record, kNoLeaf if there is none.
   static uint64_t first_free(Held& held, uint32_t index);
-  // The record whose item goes next, kNoLeaf where there is none: one that was used up; else one that has waited while
-  // as many records were taken as there may be; else the one that the remover chooses; else the one that waited longest.
+  // The record whose item goes next, kNoLeaf if there is none: one that was used up; else one that has waited while
+  // as many records were taken as there may be; else the one that the remover chooses; else the one that waited
+  // longest.
   static uint64_t next_to_go(Held& held, uint32_t index);
   // The `number`-th record that was taken waits from now on. No effect in an index without a queue, as note_free().
   static void begin_wait(Held& held, uint32_t index, uint64_t record, uint64_t number) {
@@ -32,7 +33,7 @@ class RecordQueue final : public IndexView {
     const RecordQueue queue(held.region, index);
     if (queue.has_queue()) queue.set_place(held, record, queue.is_free(record) ? kFreePlace : queue.no_place());
   }
-  // A sentence on what is wrong with the place of a record; null if nothing is.
+  // A sentence, if the place of a record is wrong; else null.
   const char* wrong_place(uint64_t record, bool is_used) const;
 
  private:

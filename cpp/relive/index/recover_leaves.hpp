@@ -2,8 +2,8 @@
 //
 // Owner:   a view of one index (index_view.hpp).
 // Locking: under the table lock. Idempotent: if a process dies in here, the next one starts again.
-// Cost:    1 to 3 ns a leaf where neighbours have one state, as nearly all have: whatever follows from a state is computed
-//          once for a run of them. Inner nodes are not recomputed here: call rebuild() afterwards.
+// Cost:    1 to 3 ns a leaf if neighbours have one state, as nearly all have: a run of such leaves is examined once.
+//          Inner nodes are not recomputed here: call rebuild() afterwards.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@ struct SettledRows {
   uint64_t with_life = 0, removed = 0;
 };
 
-// `has(traits)` in the functions below says which of kKept the index keeps of its items. If a caller knows that when it is
-// compiled, nothing is asked of a leaf about traits that the index does not have. Recovery looks at every leaf.
+// `has(traits)` in the functions below says which of kKept the index keeps of its items. If a caller knows that when it
+// is compiled, nothing is asked of a leaf about traits that the index does not have. Recovery looks at every leaf.
 class LeafRecovery final : public IndexView {
  public:
   using IndexView::IndexView;
@@ -81,9 +81,9 @@ void LeafRecovery::settle(Held& held, uint64_t slot, uint16_t state, bool is_the
   tree(held).set_leaf(slot, nothing());
 }
 
-// Says of leaves of one state that they are settled already (but for their priorities: settle_priorities()). Whatever does
-// not change from leaf to leaf is looked up once, into fields that no store can change as far as a compiler knows.
-// It changes nothing: settle() would leave a leaf that is settled here as it is.
+// Finds the leaves of one state that settle() would not change (except for priorities: settle_priorities()). Values
+// that do not differ from leaf to leaf are looked up once, into fields that a compiler knows to be constant. It changes
+// nothing.
 template <class Has>
 class SettledLeaves final {
  public:

@@ -10,8 +10,8 @@
 
 namespace relive {
 
-// The version from which batch.staleness is counted: of a transition that of its own row, of other items the lowest of
-// all rows that have one of their steps. `leaf`: a slot, or a record.
+// The version from which batch.staleness is counted. A transition has the version of its own row, every other item the
+// lowest version of the rows of its steps. `leaf`: a slot, or a record.
 uint32_t oldest_version(const Region& r, uint32_t index, uint64_t leaf);
 
 }  // namespace relive

@@ -20,8 +20,8 @@ uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple 
 }  // namespace
 
 bool is_bulk(const TableConfig& config, const ColumnConfig& column, uint64_t num_bytes) {
-  // Scalars stay packed, whatever their size, because returns are summed from the records. Late columns stay packed,
-  // because they are written under the lock, into memory.
+  // A scalar of any size stays packed, because returns are summed from the records. A late column stays packed, because
+  // it is written under the lock, into memory.
   return config.tier.is_tiered() && column.kind != ColumnKind::kLate && !column.shape.empty() &&
          num_bytes > config.tier.min_column_bytes;
 }

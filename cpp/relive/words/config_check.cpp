@@ -97,7 +97,8 @@ Status check_group_weight(const TableConfig& config, const IndexConfig& index) {
   return {};
 }
 
-// Goals that a drawn transition may get instead of its own. They come from rows of its episode that a state follows.
+// Goals that a drawn transition may get instead of its own. Such goals come from rows of its episode that a state
+// follows.
 Status check_hindsight(const TableConfig& config, const IndexConfig& index) {
   const HindsightConfig& hindsight = index.hindsight;
   const SequenceConfig& sequence = index.sequence;

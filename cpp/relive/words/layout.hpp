@@ -1,4 +1,5 @@
-// Where every byte of a table lies, as plain values: a remote peer or a GPU kernel computes addresses from them.
+// The place of every byte of a table, as plain values: a remote peer or a GPU kernel computes addresses from these
+// values.
 //
 // A region is: header | columns | participants | credits | lanes | page words | page frames | page records | tails |
 // marks | free frames | areas of each index | areas of start cells | metadata | slabs | start cells.
@@ -15,7 +16,7 @@
 //                        + (frame & frames_per_slab_mask) * frame_bytes + column.offset + row * column.stride
 //
 // Owner:   none of these values owns memory. Geometry and IndexConfig lie in the region's header.
-// Locking: none. They never change after the table was made, except the priority_exponent of an index (rule H2).
+// Locking: none. The values never change after the table was made, except an index's priority_exponent (rule H2).
 // Cost:    making a layout is O(columns + indexes).
 #pragma once
 
@@ -114,8 +115,8 @@ struct SequenceConfig {
   // Whether the number of a row's step (kCross: in its lane) and the end of its episode decide that the row is the
   // first row of an item.
   bool knows_starts() const { return is_set() && !draws_one(); }
-  // If they do: whether a row of this step may be the first row of an item. Burn-in lies before the step where loss
-  // begins.
+  // If knows_starts(): whether a row of this step may be the first row of an item. Burn-in lies before the step at
+  // which loss begins.
   bool starts_at(uint64_t step) const { return step == 0 || (period != 0 && (step + burn_in) % period == 0); }
   // If ends move windows back (kShift): the first row of the window that ends with an episode of num_steps steps. 0: it
   // is the first row of the episode.
@@ -218,7 +219,7 @@ struct IndexConfig {
   uint32_t max_times_sampled;   // 0: no limit
   uint32_t stack[kMaxColumns];  // frames of each state column, 1 = no stack
   SequenceConfig sequence;      // of items with a time axis
-  LeafMap map;                  // what its leaves stand for
+  LeafMap map;                  // whether its leaves stand for slots or records
   uint64_t max_items;           // the most items that live at a time; 0: any number (never where they are explicit)
   uint32_t num_windows;         // kExplicit, 0 else
   uint32_t time_major;          // 1: columns of items with a time axis come as [T, B, ...]; 0: as [B, T, ...]
@@ -235,7 +236,7 @@ struct IndexConfig {
 
   // Whether items are explicit and the remover chooses the item that goes, possibly the newcomer: one record more (R5).
   bool chooses_records() const { return map == LeafMap::kExplicit && removal != Removal::kFifo; }
-  // Of the first index: whether its remover, and not their age, decides which pages go at capacity (rule D8).
+  // For the first index: whether its remover, and not the age of pages, decides which pages go at capacity (rule D8).
   bool chooses_pages() const { return map == LeafMap::kImplicit && removal != Removal::kFifo; }
   uint64_t num_records() const { return max_items + (chooses_records() ? 1 : 0); }
 };

@@ -8,11 +8,11 @@
 // 32 more items may be worth more than the tolerance: without the clause both sides would wait for ever. With it d
 // exceeds hi by less than a window, once, because rows that other writers have reserved also count as live.
 //
-//   kind              | counts                                     | corridor
-//   kMinSize          | live                                       | none: draws wait for live >= min_size, inserts pass
-//   kSamplesPerInsert | inserted, sampled                          | as above
-//   kQueue            | inserted: live items; sampled: 0           | [0, max_size], with samples_per_insert 1, min_size 0
-//   kStalenessBudget  | inserted: drawn ever, or live and not drawn | lo = -infinity, hi of the policy version: at_version()
+//   kind              | counts                           | corridor
+//   kMinSize          | live                             | none: draws wait for live >= min_size, inserts pass
+//   kSamplesPerInsert | inserted, sampled                | as above
+//   kQueue            | inserted: live items; sampled: 0 | [0, max_size]; samples_per_insert 1, min_size 0
+//   kStalenessBudget  | inserted: drawn once, or live    | lo = -infinity, hi of the version: at_version()
 //
 // So in a queue a draw of n waits for n items, and an insert of n for room for n. It has no first fill, in which
 // writers would be admitted in spite of the rows that other writers have reserved. kStalenessBudget bounds inserts
@@ -173,7 +173,7 @@ inline bool sample_can_ever_pass(const LimiterConfig& config, int64_t n) {
 
 // After the first fill an insert passes if d <= hi - n * spi, and samplers stop at d = lo: an insert worth more samples
 // than the window never passes. Ask can_insert() first: an insert that fits the first fill (live + n <= min_size)
-// passes, whatever its size.
+// passes at any size.
 inline bool insert_can_ever_pass(const LimiterConfig& config, int64_t n) {
   return config.kind == LimiterConfig::kMinSize || static_cast<double>(n) * config.samples_per_insert <= window(config);
 }

@@ -39,7 +39,7 @@ class RankLaw final {
     return n <= kExact ? sums_[n - 1] : sums_[kExact - 1] + tail(n);
   }
 
-  // The sum of the weights of ranks first to end - 1. If they weigh next to nothing compared with the first ranks, a
+  // The sum of the weights of ranks first to end - 1. If these weigh next to nothing compared with the first ranks, a
   // difference of sums has no correct digits. Then the first kExact of them are added up, and the others are integrated
   // between the middles of the ranks.
   double weight(uint64_t first, uint64_t end) const {

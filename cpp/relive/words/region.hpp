@@ -34,7 +34,7 @@ inline constexpr uint32_t kNoPage = ~0u;
 // The place of a free record in the queue of an index whose remover chooses records (rule R5): below every other place.
 inline constexpr double kFreePlace = -0x1.0p54;
 
-// The state of a leaf, PRIMARY, 16 bits: what the step of that slot is to the index. Mass 0 is not a state.
+// The state of a leaf, PRIMARY, 16 bits: the part that the step of that slot plays in the index. Mass 0 is not a state.
 inline constexpr uint16_t kMostUses = 0xfff9;  // 0 .. this: published, and drawn so many times
 // Dropped from this index: by max_items, by max_wait_s or by a condition. The step stays, and may be an item of others.
 inline constexpr uint16_t kStateDropped = 0xfffa;
@@ -83,10 +83,10 @@ struct Cursor {
 };
 static_assert(sizeof(Cursor) == 16);
 
-// The words of a step that few batches need. They lie apart from its row: a row of 60 bytes is one line of memory with
-// its head. A mark is written before its step is published, as the row is. It is found by slot, so it does not move
-// with its page. All lanes that wrote into one page had one lane slot, in the order of their uids, so the low half of a
-// uid names the lane (lane_of).
+// The words of a step that few batches need. These words lie apart from its row: a row of 60 bytes is one line of
+// memory with its head. A mark is written before its step is published, as the row is. It is found by slot, so it does
+// not move with its page. All lanes that wrote into one page had one lane slot, in the order of their uids, so the low
+// half of a uid names the lane (lane_of).
 struct Mark {
   std::atomic<uint32_t> policy_version;
   std::atomic<float> discount;             // valid if the head has kDiscountBit
@@ -178,7 +178,7 @@ struct IndexState {
   std::atomic<int64_t> used;       // PRIMARY, of the same: items drawn at least once; only a draw given back lowers it
   LimiterCell limiter;             // the present limiter
 
-  // Of the first index, if it is of rows: items that went because every page had some (rule D8). Such an index has no
+  // For the first index, if it is of rows: items that went because every page had some (rule D8). Such an index has no
   // ring.
   std::atomic<uint64_t>& crowded_out() { return next_item; }
   // PRIMARY. Of an index that draws among the items that came last, whose masses do not fade: the tickets that went to
@@ -383,7 +383,7 @@ struct Region {
     tails[page * geometry->tail_words + offset / 64].fetch_or(uint64_t{1} << (offset & 63), std::memory_order_release);
   }
   uint32_t num_tails(uint64_t page, uint32_t begin, uint32_t end) const;
-  // The bits of rows that are not there yet mean nothing. They are cleared before another lane writes those rows.
+  // The bits of rows that are not there yet mean nothing. The bits are cleared before another lane writes those rows.
   void clear_tails_from(uint64_t page, uint32_t offset);
 
   // ---- items: the room index/ alone has their leaves (index/index_view.hpp) ----------------------------------

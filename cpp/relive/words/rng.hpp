@@ -11,7 +11,7 @@
 // So the numbers of a call are the SplitMix64 sequence that starts at base. A redraw (the next attempt) or another
 // stream does not shift the numbers of any other call.
 //
-// Owner:   plain values. Locking: none; they have no state, so threads may share one, and loops vectorise.
+// Owner:   plain values. Locking: none; a generator has no state, so threads may share it, and loops vectorise.
 // Cost:    O(1).
 #pragma once
 
