@@ -12,7 +12,7 @@
 //   kMinSize          | live                             | none: draws wait for live >= min_size, inserts pass
 //   kSamplesPerInsert | inserted, sampled                | as above
 //   kQueue            | inserted: live items; sampled: 0 | [0, max_size]; samples_per_insert 1, min_size 0
-//   kStalenessBudget  | inserted: drawn once, or live    | lo = -infinity, hi of the version: at_version()
+//   kStalenessBudget  | ever drawn + live, not drawn yet | lo = -infinity, hi of the version: at_version()
 //
 // So in a queue a draw of n waits for n items, and an insert of n for room for n. It has no first fill, in which
 // writers would be admitted in spite of the rows that other writers have reserved. kStalenessBudget bounds inserts
