@@ -12,8 +12,8 @@
 namespace relive::bindings {
 namespace {
 
-constexpr size_t kKeptBytes = size_t{1} << 30;  // of all blocks that wait to be used again
-constexpr size_t kKeptEach = 16;                // of one size
+constexpr size_t kKeptBytes = size_t{1} << 30;  // the most bytes of all free blocks
+constexpr size_t kKeptEach = 16;                // the most free blocks of one size
 constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Pool {
@@ -24,7 +24,7 @@ struct Pool {
 };
 
 Pool& pool() {
-  static Pool* const one = new Pool;  // outlives every array, also at interpreter exit
+  static Pool* const one = new Pool;  // never freed: it outlives every array, also at interpreter exit
   return *one;
 }
 
@@ -98,13 +98,13 @@ size_t kept_batch_bytes() {
 
 namespace {
 
-// Keys of the rows that are stored: the first ones.
+// The keys of the stored rows, which are the first ones.
 nb::object stored_keys(const nb::handle& keys, int64_t stored) {
   return keys.attr("reshape")(-1)[nb::slice(nb::none(), nb::int_(stored), nb::none())];
 }
 
-// What a signal's handler raised, while the call waited or came to its own error, or KeyboardInterrupt. It is not ours:
-// of a block that stopped half way it is told what is stored, where it takes attributes.
+// Raises the error of a signal handler that ran during the call, or KeyboardInterrupt. If a block stopped half way, the
+// error gets the attributes stored and keys, unless its class takes no attributes.
 [[noreturn]] void raise_of_signal(const Status& status, const nb::handle& keys) {
   if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
   nb::python_error raised;
@@ -123,39 +123,6 @@ nb::object stored_keys(const nb::handle& keys, int64_t stored) {
 void raise_if_error(const Status& status, const nb::handle& keys) {
   if (status.ok()) return;
   if (PyErr_Occurred() || status.code() == Code::kInterrupted) raise_of_signal(status, keys);
-  static const char* const kNames[] = {"Ok",
-                                       "DeadlineExceeded",
-                                       "WaitsForItself",
-                                       "RequestTooLarge",
-                                       "CapacityTooSmall",
-                                       "SeamMismatch",
-                                       "MissingNext",
-                                       "AlreadyPublished",
-                                       "ForeignKey",
-                                       "InvalidPriority",
-                                       "NoPriorities",
-                                       "StorageFull",
-                                       "NameTaken",
-                                       "NoSuchTable",
-                                       "NotARegion",
-                                       "FormatMismatch",
-                                       "TooManyLanes",
-                                       "TooManyParticipants",
-                                       "TableClosed",
-                                       "WriterClosed",
-                                       "ForkedHandle",
-                                       "ReadOnly",
-                                       "InUse",
-                                       "CheckFailed",
-                                       "SystemError",
-                                       "Interrupted",
-                                       "InvalidConfig",
-                                       "RowGone",
-                                       "EpisodeTooLong",
-                                       "AlreadyCompleted",
-                                       "RowsApart",
-                                       "EpisodeMismatch",
-                                       "RareItems"};
   nb::dict fields;
   for (const Field& field : status.fields()) {
     nb::object value;
@@ -170,8 +137,7 @@ void raise_if_error(const Status& status, const nb::handle& keys) {
   }
   if (keys.is_valid() && fields.contains("stored"))
     fields["keys"] = stored_keys(keys, nb::cast<int64_t>(fields["stored"]));
-  nb::object error =
-      nb::module_::import_("relive.errors").attr("from_core")(kNames[static_cast<uint32_t>(status.code())], fields);
+  nb::object error = nb::module_::import_("relive.errors").attr("from_core")(name_of(status.code()), fields);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
 }
@@ -229,7 +195,7 @@ nb::object BatchBuffer::array(PyArray_Descr* descr, int num_dims, const npy_intp
   return nb::steal(made);
 }
 
-// The value of a numpy scalar whose type was checked. The stable ABI hides the scalars' structs.
+// The value of a numpy scalar whose type was checked. The stable ABI hides the structs of scalars.
 #ifdef Py_LIMITED_API
 #define RELIVE_SCALAR(value, kind, out) PyArray_ScalarAsCtype(value, out)
 #else

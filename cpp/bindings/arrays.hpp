@@ -1,5 +1,9 @@
-// numpy arrays of the bindings: buffers that return to a pool when the last array on them dies, and quick looks at
-// what a caller gave. The GIL is held in all of it.
+// numpy arrays of the bindings: buffers that return to a pool when their last array dies, and fast checks of a caller's
+// values.
+//
+// Owner:   the pool owns free blocks; a block that is in use belongs to a BatchBlock, then to the arrays over it.
+// Locking: callers have the GIL, except for BatchBlock. The pool has a mutex of its own.
+// Cost:    O(log sizes) to take a block; no allocation if a block of that size is free.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -21,18 +25,18 @@ namespace relive::bindings {
 
 namespace nb = nanobind;
 
-// Raises the relive.errors exception of a status; does nothing where it is ok. keys, where given: those of all rows of
-// a block; the error of a block that stopped half way gets the ones that are stored.
+// Raises the relive.errors exception of a status, unless the status is ok. keys: those of all rows of a block, if
+// given. The error of a block that stopped half way gets the keys of the stored rows.
 void raise_if_error(const Status& status, const nb::handle& keys = nb::handle());
 
-// A dtype from numpy's str ("<f4"); new reference.
+// A dtype from numpy's str ("<f4"); a new reference.
 PyArray_Descr* descr_of(const std::string& dtype);
-// Those of keys and probabilities, made once; borrowed.
+// The dtypes of keys and probabilities, made once; borrowed references.
 PyArray_Descr* descr_of_int64();
 PyArray_Descr* descr_of_float64();
 
-// An open handle. While there is one, blocks that no array uses are kept to be handed out again; the last one frees them,
-// and a block whose arrays outlive it is freed with them.
+// Stands for an open handle. While there is one, the pool keeps blocks that no array uses. The last handle frees them;
+// a block whose arrays outlive that handle is freed with the arrays.
 class BatchMemory final {
  public:
   BatchMemory();
@@ -46,10 +50,10 @@ class BatchMemory final {
 };
 size_t kept_batch_bytes();
 
-// Memory of the pool that no array has yet. Needs no GIL.
+// A block of the pool that no array uses yet. Needs no GIL.
 class BatchBlock final {
  public:
-  explicit BatchBlock(size_t num_bytes);  // std::bad_alloc where there is none
+  explicit BatchBlock(size_t num_bytes);  // throws std::bad_alloc
   ~BatchBlock();
   BatchBlock(const BatchBlock&) = delete;
   BatchBlock& operator=(const BatchBlock&) = delete;
@@ -61,18 +65,18 @@ class BatchBlock final {
   size_t num_bytes_;
 };
 
-// Of blocks whose size is another one each time: few sizes, each at most an eighth more than what is asked for.
+// Rounds the size of a block that differs from call to call: few sizes remain, each at most an eighth larger.
 size_t size_class(size_t num_bytes);
 
-// One block of memory for the arrays of one batch. A fresh 7 MB array a batch would cost its page faults each time:
-// blocks are kept by size and handed out again once no array uses them.
+// One block of memory for the arrays of one batch. A new array of 7 MB for every batch would cost its page faults each
+// time, so blocks are kept by size and used again once no array uses them.
 class BatchBuffer final {
  public:
   explicit BatchBuffer(size_t num_bytes) : BatchBuffer(BatchBlock(room_for(num_bytes == 0 ? 1 : num_bytes))) {}
   explicit BatchBuffer(BatchBlock&& block);
-  // Room for num_bytes, 64-byte aligned, from the front of what is left.
+  // The next num_bytes of the block, 64-byte aligned.
   std::byte* take(size_t num_bytes);
-  // An array over memory of this buffer that keeps it alive. Steals nothing of descr.
+  // An array over memory of this buffer, which it keeps alive. Takes a reference of its own to descr.
   nb::object array(PyArray_Descr* descr, int num_dims, const npy_intp* dims, std::byte* data) const;
   static size_t room_for(size_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
 
@@ -84,10 +88,10 @@ class BatchBuffer final {
 // A plain new array.
 nb::object new_array(int type_number, int num_dims, const npy_intp* dims, void** data);
 
-// A C-contiguous array of exactly this type; a new reference, converted only where needed. Raises numpy's errors.
+// A C-contiguous array of this type: a new reference, converted only if necessary. Raises numpy's errors.
 nb::object as_contiguous(nb::handle value, int type_number);
 
-// Room for one value of any column's kind.
+// One value of any column.
 union ScalarRoom {
   double f8;
   float f4;
@@ -96,7 +100,7 @@ union ScalarRoom {
   uint8_t u1;
 };
 
-// A Python or numpy scalar of exactly the column's kind, into `room`. False: let normalise decide.
+// Copies a Python or numpy scalar of exactly the column's type into `room`. False: let normalise decide.
 bool take_scalar(PyObject* value, int type_number, ScalarRoom* room);
 
 }  // namespace relive::bindings

@@ -1,11 +1,12 @@
-// Counts in memory that processes share: one side rings, the other waits, spinning at first (sync.hpp: EventWords).
+// Bells: events in memory that processes share. One process rings, another waits, spinning at first (sync.hpp:
+// EventWords).
 #include "module.hpp"
 #include "relive/words/sync.hpp"
 
 namespace relive::bindings {
 namespace {
 
-// Two words of four bytes that whoever gave them keeps mapped for the call: uint32[2], writable, aligned.
+// The two words of a bell, uint32[2], writable and aligned. The caller keeps the memory mapped during the call.
 EventWords* words_of(nb::handle value) {
   auto* const array = reinterpret_cast<PyArrayObject*>(value.ptr());
   if (!PyArray_Check(value.ptr()) || PyArray_TYPE(array) != NPY_UINT32 || PyArray_SIZE(array) != 2 ||

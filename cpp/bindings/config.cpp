@@ -1,11 +1,12 @@
-// The dict of create_table into the core's TableConfig. The Python side has checked its values; here a name that the
-// core does not know, of a key or of a kind, is refused, and so is a value of another type.
+// Makes the core's TableConfig from the dict of create_table. The Python side has checked its values. An unknown name
+// of a key or of a kind is refused here, and so is a value of the wrong type.
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <iterator>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -24,7 +25,7 @@ namespace {
 
 std::string shown(nb::handle value) { return nb::cast<std::string>(nb::repr(value)); }
 
-// The name of a kind, as one of those that the core has.
+// The kind of this name, of the kinds that the core knows.
 template <class Kind>
 Kind kind_of(const std::string& what, const std::string& name,
              std::initializer_list<std::pair<const char*, Kind>> known) {
@@ -36,10 +37,12 @@ Kind kind_of(const std::string& what, const std::string& name,
   refuse(what, names + " (what this core knows)", name);
 }
 
-// One dict of the configuration: every key known, every value of its type.
+using Names = std::vector<const char*>;
+
+// One dict of the configuration. Every key is checked against the known names, every value against its type.
 class Part final {
  public:
-  Part(nb::handle from, std::string what, std::initializer_list<const char*> known) : what_(std::move(what)) {
+  Part(nb::handle from, std::string what, const Names& known) : what_(std::move(what)) {
     if (!nb::isinstance<nb::dict>(from)) refuse(what_, "a dict", shown(from));
     from_ = nb::borrow<nb::dict>(from);
     std::string names;
@@ -107,9 +110,9 @@ ColumnConfig column_config(nb::handle row) {
   return column;
 }
 
-// ---- an index, part by part; each reads what the class of its name says in core_config() ---------------------------
+// ---- an index, part by part; each function reads the options that the Python class of its name writes --------------
 
-// Windows as (name, length, stride), columns as a table's.
+// Windows are (name, length, stride), columns are as those of a table.
 void read_explicit(const Part& from, IndexConfig* index, std::vector<ColumnConfig>* item_columns) {
   index->n_step = 1;
   index->gamma = 1.0;
@@ -141,7 +144,7 @@ uint32_t column_of(const std::string& what, const std::vector<ColumnConfig>& col
   return static_cast<uint32_t>(found - columns.begin());
 }
 
-// Of every member one window; which column says whose they are, by its name.
+// A member of a group has one window. group_by names the column by which groups form.
 void read_groups(const Part& from, const std::vector<ColumnConfig>& columns, IndexConfig* index) {
   index->n_step = 1;
   index->gamma = from.get<double>("gamma");
@@ -256,11 +259,55 @@ void read_limiter(const Part& from, IndexConfig* index) {
     index->limiter = make_min_size(from.get<int64_t>("min_size"));
 }
 
-// What an index says differs with its items.
-bool has_items(nb::handle row, const char* items) {
-  if (!nb::isinstance<nb::dict>(row)) return false;
+// ---- the options of an index
+// -----------------------------------------------------------------------------------------
+
+// An index has the options of a part if its items are of one of these kinds. Unknown kinds count as rows here, and are
+// refused by read_items().
+enum Items : uint32_t { kRowItems = 1, kExplicitItems = 2, kGroupItems = 4, kAllItems = 7 };
+
+struct OptionsOfPart {
+  uint32_t items;  // kinds that have this part, of Items
+  Names names;     // in the order that a refusal lists them
+};
+
+// Every option of an index, by part. A new option is one name in the line of its part.
+const std::vector<OptionsOfPart>& index_parts() {
+  static const auto& parts = *new std::vector<OptionsOfPart>{
+      {kAllItems, {"name", "items"}},
+      {kGroupItems, {"length", "group_by", "group_size", "max_groups", "too_long", "gamma"}},
+      {kExplicitItems, {"windows", "columns", "max_items"}},
+      {kRowItems, {"n_step", "gamma", "stack", "stack_pad"}},
+      {kAllItems, {"sampler", "priority_exponent", "best_items", "best_share", "initial"}},
+      {kAllItems, {"limiter", "min_size", "samples_per_insert", "tolerance", "max_size", "eta", "items_per_version"}},
+      {kAllItems, {"remover", "removal_exponent", "max_times_sampled"}},
+      {kRowItems, {"max_items"}},
+      {kAllItems, {"max_wait_s", "versions_kept", "last", "decay", "distinct"}},
+      {kGroupItems, {"weight", "weighed"}},
+      {kRowItems, {"where"}},
+      {kRowItems,
+       {"length", "burn_in", "bootstrap", "period", "at_end", "pad", "only_ended", "only_the_last", "one_at_random",
+        "longest", "time_major"}},
+      {kRowItems, {"hindsight"}},
+  };
+  return parts;
+}
+
+Names options_of(Items items) {
+  Names names;
+  for (const OptionsOfPart& part : index_parts())
+    if ((part.items & items) != 0) names.insert(names.end(), part.names.begin(), part.names.end());
+  return names;
+}
+
+// The kind of items that the dict of an index names.
+Items items_of(nb::handle row) {
+  if (!nb::isinstance<nb::dict>(row)) return kRowItems;
   const auto from = nb::borrow<nb::dict>(row);
-  return from.contains("items") && nb::object(from["items"]).equal(nb::str(items));
+  if (!from.contains("items")) return kRowItems;
+  const nb::object items = from["items"];
+  if (items.equal(nb::str("groups"))) return kGroupItems;
+  return items.equal(nb::str("explicit")) ? kExplicitItems : kRowItems;
 }
 
 IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& columns,
@@ -270,104 +317,7 @@ IndexConfig index_config(nb::handle row, const std::vector<ColumnConfig>& column
     const auto from = nb::borrow<nb::dict>(row);
     if (from.contains("name")) name = " " + shown(from["name"]);
   }
-  const Part from = has_items(row, "groups")     ? Part(row, "index" + name,
-                                                        {"name",
-                                                         "items",
-                                                         "length",
-                                                         "group_by",
-                                                         "group_size",
-                                                         "max_groups",
-                                                         "too_long",
-                                                         "gamma",
-                                                         "sampler",
-                                                         "priority_exponent",
-                                                         "best_items",
-                                                         "best_share",
-                                                         "initial",
-                                                         "limiter",
-                                                         "min_size",
-                                                         "samples_per_insert",
-                                                         "tolerance",
-                                                         "max_size",
-                                                         "eta",
-                                                         "items_per_version",
-                                                         "remover",
-                                                         "removal_exponent",
-                                                         "max_times_sampled",
-                                                         "max_wait_s",
-                                                         "versions_kept",
-                                                         "last",
-                                                         "decay",
-                                                         "distinct",
-                                                         "weight",
-                                                         "weighed"})
-                    : has_items(row, "explicit") ? Part(row, "index" + name,
-                                                        {"name",
-                                                         "items",
-                                                         "windows",
-                                                         "columns",
-                                                         "max_items",
-                                                         "sampler",
-                                                         "priority_exponent",
-                                                         "best_items",
-                                                         "best_share",
-                                                         "initial",
-                                                         "limiter",
-                                                         "min_size",
-                                                         "samples_per_insert",
-                                                         "tolerance",
-                                                         "max_size",
-                                                         "eta",
-                                                         "items_per_version",
-                                                         "remover",
-                                                         "removal_exponent",
-                                                         "max_times_sampled",
-                                                         "max_wait_s",
-                                                         "versions_kept",
-                                                         "last",
-                                                         "decay",
-                                                         "distinct"})
-                                                 : Part(row, "index" + name,
-                                                        {"name",
-                                                         "items",
-                                                         "n_step",
-                                                         "gamma",
-                                                         "stack",
-                                                         "stack_pad",
-                                                         "sampler",
-                                                         "priority_exponent",
-                                                         "best_items",
-                                                         "best_share",
-                                                         "initial",
-                                                         "limiter",
-                                                         "min_size",
-                                                         "samples_per_insert",
-                                                         "tolerance",
-                                                         "max_size",
-                                                         "eta",
-                                                         "items_per_version",
-                                                         "remover",
-                                                         "removal_exponent",
-                                                         "max_times_sampled",
-                                                         "max_items",
-                                                         "max_wait_s",
-                                                         "versions_kept",
-                                                         "last",
-                                                         "decay",
-                                                         "distinct",
-                                                         "where",
-                                                         "length",
-                                                         "burn_in",
-                                                         "bootstrap",
-                                                         "period",
-                                                         "at_end",
-                                                         "pad",
-                                                         "only_ended",
-                                                         "only_the_last",
-                                                         "one_at_random",
-                                                         "longest",
-                                                         "time_major",
-                                                         "hindsight"});
+  const Part from(row, "index" + name, options_of(items_of(row)));
   IndexConfig index;
   std::memset(&index, 0, sizeof index);
   const auto text = from.get<std::string>("name");

@@ -1,8 +1,8 @@
-// What the core asks of Python while it waits, and the end of the interpreter, after which nothing may be asked any more.
+// The hooks by which a waiting core call asks Python, and the end of the interpreter, when no call may ask any more.
 //
-// A thread that asks a finalizing interpreter for the GIL is unwound by it, through C++ frames, which aborts the process.
-// So from end_of_process() on no thread but the one that called it takes the GIL here: waits of others are ended, and
-// the threads stay where they are.
+// If a thread asks a finalizing interpreter for the GIL, the interpreter unwinds the thread through C++ frames, which
+// aborts the process. So after end_of_process() only the thread that called it takes the GIL here. The waits of other
+// threads end, and those threads never return.
 #include <atomic>
 #include <utility>
 #include <vector>
@@ -13,16 +13,17 @@ namespace relive::bindings {
 namespace {
 
 std::atomic<bool> is_exiting{false};
-std::atomic<uint64_t> main_thread{0};  // signals' handlers run there only; 0: not known
-std::atomic<int> num_coming_back{0};   // threads that were let through to the GIL and do not have it yet
+std::atomic<uint64_t> main_thread{0};  // signal handlers run on this thread only; 0: not known
+std::atomic<int> num_coming_back{0};   // threads that may take the GIL and do not have it yet
 
-// Handles that the process may still have open at its end. Under the GIL.
+// Handles that the process may still have open at its end. Guarded by the GIL.
 std::vector<std::weak_ptr<Table>>& handles() {
   static auto& made = *new std::vector<std::weak_ptr<Table>>;
   return made;
 }
 
-// One thread's way back to the GIL: refused once the process ends, waited for where it was let through before.
+// A thread's way back to the GIL. It is refused when the process ends; end_of_process() waits for threads that were let
+// through before.
 class WayBack final {
  public:
   WayBack() {
@@ -54,7 +55,7 @@ void sleep_for_ever() {
   }
 }
 
-// Closes what is open. relive._ending calls it where the process ends.
+// Closes every open table. relive._ending calls it at the end of the process.
 void end_of_process() {
   main_thread.store(thread_id());
   is_exiting.store(true);
@@ -70,7 +71,7 @@ void end_of_process() {
   }
 }
 
-// Set where is_only_thread left an error set: hear_signals, asked next, says so on any thread.
+// is_only_thread() left a Python error set. The next hear_signals() on this thread, on any thread, returns true for it.
 thread_local bool raised_in_hook = false;
 
 bool is_this_the_main_thread() {
@@ -86,27 +87,27 @@ ReleasedGil::~ReleasedGil() {
   PyEval_RestoreThread(state_);
 }
 
-// Whether a signal handler raised while a call waited. The error stays set for the call to raise.
+// Whether a signal handler raised an error during a wait. The error stays set, and the call raises it.
 bool hear_signals() {
   if (std::exchange(raised_in_hook, false)) return true;
   const uint64_t main = main_thread.load(std::memory_order_relaxed);
-  if (main != 0 && thread_id() != main) return is_exiting.load();  // no handler runs on this thread
+  if (main != 0 && thread_id() != main) return is_exiting.load();  // no signal handler runs on this thread
   const WayBack way;
   if (way.is_refused()) return true;
   const nb::gil_scoped_acquire acquire;
   return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
 }
 
-// Whether this is the only Python thread: then nobody in the process can end the wait it is about to begin. Counting
-// them runs Python, and so perhaps a signal's handler: what that raises stays set, as in hear_signals. Thrown from here
-// it would leave a call that is half done without its way of saying so.
+// Whether this is the only Python thread, so that no thread of the process can end the wait that begins. Counting
+// threads runs Python, and perhaps a signal handler. If the handler raises, its error stays set, as in hear_signals():
+// thrown from here, it would end a call that is half done and could not report the stored rows.
 bool is_only_thread() {
   const WayBack way;
   if (way.is_refused()) return false;
   const nb::gil_scoped_acquire acquire;
   try {
     return nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) == 1;
-  } catch (nb::python_error& raised) {  // of a handler, or thrown into this thread, which need not be the main one
+  } catch (nb::python_error& raised) {  // from a handler, or thrown into this thread, which may not be the main one
     raised.restore();
     raised_in_hook = true;
     return false;

@@ -1,4 +1,4 @@
-// What a table says of itself: geometry, layout, statistics.
+// The geometry, the layout and the statistics of a table, as dicts and lists.
 #include <cstddef>
 
 #include <nanobind/stl/string.h>
@@ -15,7 +15,7 @@ const char* kind_name(ColumnKind kind) {
   return kNames[static_cast<uint32_t>(kind)];
 }
 
-// Where the words lie inside the structs of docs/format.md, for readers that share no code with the core.
+// The offsets inside the structs of docs/format.md, for readers that share no code with the core.
 nb::dict structs() {
   nb::dict page, lane, mark, header, all;
   page["num_bytes"] = sizeof(PageRecord);

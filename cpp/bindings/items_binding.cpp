@@ -1,4 +1,4 @@
-// create_items: arrays of windows, priorities and own columns in, keys out.
+// create_items: from arrays of windows, priorities and own columns to keys.
 #include <utility>
 #include <vector>
 
@@ -8,12 +8,12 @@
 namespace relive::bindings {
 namespace {
 
-// The arrays of create_items, read in place: each must have as many bytes as the core will read.
+// The arrays of create_items, read in place. Each is checked to have as many bytes as the core will read.
 class GivenItems final {
  public:
   GivenItems(const Region& r, uint32_t index, nb::handle windows, const nb::list& rows, nb::handle priorities,
              const nb::list& columns) {
-    if (index >= r.num_indexes || !r.map(index).is_explicit) return;  // the core refuses it in its own words
+    if (index >= r.num_indexes || !r.map(index).is_explicit) return;  // the core refuses such an index
     const Records& records = r.records[index];
     const uint32_t num_windows = records.geometry->max_windows;
     const auto* pairs = static_cast<const int64_t*>(keep(windows, NPY_INT64));
@@ -55,7 +55,7 @@ class GivenItems final {
     return PyArray_DATA(raw);
   }
 
-  // Keys [items, rows] of one window: as many of each item as its number of rows says, from the front.
+  // Keys [items, rows] of one window. An item uses the first keys of its row, as many as its window has rows.
   void name_rows(nb::handle keys, uint32_t window, uint32_t num_windows) {
     const auto* data = static_cast<const int64_t*>(keep(keys, NPY_INT64));
     const size_t each = items_.num_items == 0 ? 0 : size_ / items_.num_items;
@@ -92,8 +92,8 @@ nb::object create_items(const CoreTable& self, uint32_t index, nb::handle window
 
 }  // namespace
 
-// windows int64[N, windows, 2]: a key and a number of rows each, as WindowRows has them. rows: of each window its keys
-// int64[N, R], or None. priorities: float32[N] or None. columns: of each own column its bytes.
+// windows: int64[N, windows, 2], a key and a number of rows each, as in WindowRows. rows: for each window its keys
+// int64[N, R], or None. priorities: float32[N] or None. columns: the bytes of each own column.
 void bind_items(nb::class_<CoreTable>& table) {
   table.def("create_items", &create_items, nb::arg("index"), nb::arg("windows"), nb::arg("rows"),
             nb::arg("priorities").none(), nb::arg("columns"), nb::arg("timeout_s"));

@@ -1,4 +1,4 @@
-// Batches of several tables as one: what each drew, at positions of one permutation, in one pooled buffer.
+// Mixes the batches of several tables into one pooled buffer, at the positions of one permutation.
 #include <cstring>
 #include <optional>
 
@@ -13,14 +13,14 @@
 namespace relive::bindings {
 namespace {
 
-constexpr uint64_t kMixes = ~uint64_t{3};  // an attempt that no draw has: mixing shifts nobody's numbers
+constexpr uint64_t kMixes = ~uint64_t{3};  // an attempt that no draw has: mixing does not shift the numbers of draws
 
 [[noreturn]] void refuse(const char* what) {
   PyErr_Format(PyExc_ValueError, "mix_batches: %s", what);
   throw nb::python_error();
 }
 
-// A C-contiguous array of num_bytes in all, which whoever gave it keeps alive.
+// The bytes of a C-contiguous array, num_bytes in all. The caller keeps the array alive.
 const std::byte* bytes_of(PyObject* value, size_t num_bytes) {
   auto* const array = reinterpret_cast<PyArrayObject*>(value);
   if (!PyArray_Check(value) || !PyArray_IS_C_CONTIGUOUS(array) ||
@@ -29,7 +29,7 @@ const std::byte* bytes_of(PyObject* value, size_t num_bytes) {
   return static_cast<const std::byte*>(PyArray_DATA(array));
 }
 
-// What one table drew: (arrays, keys, probabilities, share).
+// The batch of one table: (arrays, keys, probabilities, share).
 struct Part {
   size_t num_items = 0;
   std::vector<const std::byte*> arrays;
@@ -55,7 +55,7 @@ Part part_of(nb::handle given, const CoreSelection* selection) {
   return part;
 }
 
-// Items of one column to their positions; `num_blocks` times, where an axis of time stands before that of items.
+// Copies the items of one column to their positions; num_blocks times if an axis of time comes before that of items.
 void scatter(const std::byte* from, std::byte* to, size_t item_bytes, size_t num_blocks, const uint32_t* positions,
              size_t num_items, size_t batch) {
   for (size_t block = 0; block < num_blocks; ++block, to += batch * item_bytes)

@@ -5,7 +5,7 @@
 namespace relive::bindings {
 namespace {
 
-// One block of the batch pool as uint8[num_bytes], for batches that come from elsewhere; it returns as others do.
+// One block of the batch pool as uint8[num_bytes], for batches that come from another process. It returns to the pool.
 nb::object new_buffer(size_t num_bytes) {
   BatchBuffer buffer(BatchBlock(size_class(num_bytes)));
   const npy_intp dims[1] = {static_cast<npy_intp>(num_bytes)};
@@ -24,16 +24,17 @@ int import_numpy() {
 
 NB_MODULE(_core, module) {
   if (relive::bindings::import_numpy() < 0) throw nanobind::python_error();
-  nanobind::set_leak_warnings(false);  // arrays may outlive the interpreter's last look
+  nanobind::set_leak_warnings(false);  // arrays may outlive the interpreter's last check
   relive::interrupt_hook = &relive::bindings::hear_signals;
   relive::only_thread_hook = &relive::bindings::is_only_thread;
   relive::bindings::bind_exit(module);
   relive::bindings::bind_table(module);
   relive::bindings::bind_writer(module);
-  relive::bindings::bind_device(module);
+  relive::bindings::bind_region(module);
   relive::bindings::bind_row_block(module);
   relive::bindings::bind_mixing(module);
   relive::bindings::bind_bells(module);
+  relive::bindings::bind_region_format(module);
   nanobind::class_<relive::bindings::BatchMemory>(module, "BatchMemory")
       .def(nanobind::init<>())
       .def("close", &relive::bindings::BatchMemory::close);

@@ -1,4 +1,9 @@
-// The classes behind relive._core, shared between the binding files.
+// The classes of relive._core that the binding files share.
+//
+// Owner:   a CoreTable, its writers and its plans share one Table. A CoreSelection owns its dtypes.
+// Locking: the GIL guards everything here. A core call runs without it (without_gil), and OpenRegion keeps the region
+//          mapped while a function reads it.
+// Cost:    releasing and taking the GIL, once a call.
 #pragma once
 
 #include <memory>
@@ -15,8 +20,8 @@
 
 namespace relive::bindings {
 
-// The GIL let go for one core call. A daemon thread that comes back while the interpreter ends stays where it is: taking
-// the GIL then would unwind the thread through C++ and abort the process.
+// Releases the GIL for one core call. A daemon thread that comes back while the interpreter ends never returns: the
+// interpreter would unwind the thread through C++ frames and abort the process.
 class ReleasedGil final {
  public:
   ReleasedGil() : state_(PyEval_SaveThread()) {}
@@ -28,13 +33,13 @@ class ReleasedGil final {
   PyThreadState* state_;
 };
 
-// The end of the process, seen by the bindings (exit.cpp): hooks of the core that ask Python, and what is closed at last.
+// Signals and the end of the process (exit.cpp): hooks by which the core asks Python, and tables to close at the end.
 bool hear_signals();                                      // interrupt_hook
 bool is_only_thread();                                    // only_thread_hook
-void close_at_exit(const std::shared_ptr<Table>& table);  // if it still lives then
+void close_at_exit(const std::shared_ptr<Table>& table);  // if the table is still open then
 void bind_exit(nb::module_& module);
 
-// Runs a core call without the GIL; raises what it says. keys: raise_if_error's.
+// Runs a core call without the GIL and raises its error. keys: as in raise_if_error().
 template <class Call>
 void without_gil(Call&& call, const nb::handle& keys = nb::handle()) {
   Status status;
@@ -45,23 +50,23 @@ void without_gil(Call&& call, const nb::handle& keys = nb::handle()) {
   raise_if_error(status, keys);
 }
 
-// What a plan's outputs look like to numpy.
+// The outputs of a plan as numpy sees them.
 struct CoreSelection {
   GatherPlan plan;
   std::vector<PyArray_Descr*> descrs;       // owned
-  std::vector<std::vector<npy_intp>> dims;  // [B, ...], [T, B, ...] or [rows, ...], which are filled in a call
-  size_t axis(size_t o) const { return item_axis(plan, plan.outputs[o]); }  // where B stands
+  std::vector<std::vector<npy_intp>> dims;  // [B, ...], [T, B, ...] or [rows, ...]; B and rows are filled in by a call
+  size_t axis(size_t o) const { return item_axis(plan, plan.outputs[o]); }  // of B
   ~CoreSelection() {
     for (PyArray_Descr* descr : descrs) Py_DECREF(descr);
   }
 };
 
-// A condition on the items of a draw, as the core runs it; of one table and index.
+// A condition on the items of a draw, of one table and index, as the core runs it.
 struct CoreWhere {
   Where where;
 };
 
-// The arrays of a plan's outputs for n items, in one pooled buffer; `extra` bytes more behind them.
+// The arrays of a plan's outputs for n items, in one pooled buffer that has `extra` more bytes.
 struct Outputs {
   Outputs(const CoreSelection& selection, size_t n, size_t extra);
   nb::list arrays(const CoreSelection& selection, size_t n) const;
@@ -69,17 +74,18 @@ struct Outputs {
   std::vector<std::byte*> data;
 };
 
-// The array of one output over memory of a buffer; num_rows: where items lie end to end.
+// The array of one output over memory of a buffer. num_rows: of ragged outputs, whose items lie end to end.
 nb::object output_array(const CoreSelection& selection, size_t o, const BatchBuffer& buffer, std::byte* data, size_t n,
                         size_t num_rows);
 
-// The same where items lie end to end (ragged_outputs.cpp): memory for n items, their keys and probabilities, which the
-// core asks for when it knows how many rows they have.
+// The outputs of n items that lie end to end, with their keys and probabilities (ragged_outputs.cpp). The core asks for
+// the memory when it knows the number of rows.
 class RaggedOutputs final : public RowRoom {
  public:
   RaggedOutputs(const CoreSelection& selection, size_t n) : selection_(selection), n_(n) {}
   std::byte* const* make(size_t num_rows) override;
-  // Runs a core call that fills it, without the GIL. std::bad_alloc where there was no memory.
+  // Runs a core call that fills the outputs, without the GIL. raise_if_error() throws std::bad_alloc if memory was
+  // short.
   template <class Call>
   Status run(Call&& call) {
     const ReleasedGil released;
@@ -87,7 +93,7 @@ class RaggedOutputs final : public RowRoom {
   }
   void raise_if_error(const Status& status) const;
   nb::list arrays();  // once
-  // Behind arrays(), in the same block.
+  // After arrays(); in the same block.
   nb::object keys(const std::vector<int64_t>& from) const;
   nb::object probabilities(const std::vector<double>& from) const;
 
@@ -105,19 +111,19 @@ class RaggedOutputs final : public RowRoom {
   std::unique_ptr<BatchBuffer> buffer_;
 };
 
-// The uses that a held draw took, to be committed or given back with it.
+// The uses that a draw in flight has claimed. They are committed or given back with the draw.
 struct CoreClaims {
   std::vector<Claimed> items;
 };
 
-// A table handle shared by its Python object, its writers and its plans.
+// A table handle, which its Python object, its writers and its plans share.
 struct CoreTable {
   explicit CoreTable(std::shared_ptr<Table> one) : table(std::move(one)) {}
   std::shared_ptr<Table> table;
   BatchMemory memory;
 };
 
-// The region of a table that is open; TableClosed otherwise. It stays mapped while the guard lives.
+// The region of an open table, which stays mapped as long as this object lives. Raises TableClosed.
 class OpenRegion final {
  public:
   explicit OpenRegion(const CoreTable& self) : entered_(*self.table, false) {
@@ -132,11 +138,11 @@ class OpenRegion final {
   const Region* region_ = nullptr;
 };
 
-// A program as relive.where gives it: (code, column, number, whole number) of each operation.
+// A program from relive.where: (code, column, number, whole number) of each operation.
 std::vector<WrittenOperation> written_operations(const nb::list& operations);
-// The condition of a draw from this index; null where there is none.
+// The condition of a draw from this index; null if the draw has none.
 const Where* where_of(const CoreWhere* where, uint32_t index);
-// The draw is held, and its uses are noted there. Null: nothing.
+// The draw stays in flight, and its uses are noted in `claims`. No effect if `claims` is null.
 void note_claims(CoreClaims* claims, DrawRequest* request);
 nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
                         const Where* where, CoreClaims* claims);
@@ -145,17 +151,18 @@ TableConfig table_config(const nb::dict& from);
 nb::dict geometry(const CoreTable& self);
 nb::list layout(const CoreTable& self);
 nb::dict stats(const CoreTable& self);
-nb::list limiter_list(const LimiterConfig& limiter);  // its numbers, its kind first
+nb::list limiter_list(const LimiterConfig& limiter);  // the numbers of the limiter, its kind first
 nb::dict tier_stats(const CoreTable& self);
 void bind_tier(nb::module_& module, nb::class_<CoreTable>& table);
 void bind_items(nb::class_<CoreTable>& table);
 void bind_where(nb::module_& module, nb::class_<CoreTable>& table);
 void bind_table(nb::module_& module);
 void bind_writer(nb::module_& module);
-void bind_device(nb::module_& module);
+void bind_region(nb::module_& module);
 void bind_row_block(nb::module_& module);
 void bind_mixing(nb::module_& module);
 void bind_bells(nb::module_& module);
+void bind_region_format(nb::module_& module);
 nb::object open_writer(const CoreTable& table, uint32_t num_lanes, bool single, nb::object normalise);
 
 }  // namespace relive::bindings

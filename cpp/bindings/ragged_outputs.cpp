@@ -1,4 +1,4 @@
-// Batches whose items lie end to end, as numpy sees them.
+// Ragged batches, whose items lie end to end, as numpy sees them.
 #include <cstring>
 #include <new>
 

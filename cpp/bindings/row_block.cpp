@@ -1,8 +1,8 @@
-// RowBlock: rows on their way to another process, gathered column by column until they are sent.
+// RowBlock: rows that are collected, column by column, until they are sent to another process.
 //
-// Owner:   a block owns one pooled buffer; arrays of it keep the buffer alive after the block.
-// Locking: the GIL, and none of its own: put() may run Python (normalise), so callers that share a block lock it.
-// Cost:    0.1 us a call and about 30 ns a column, where values are exact; no allocation.
+// Owner:   a block owns one pooled buffer. Its arrays keep the buffer alive after the block.
+// Locking: the GIL only. put() may run Python (normalise), so callers that share a block need a lock of their own.
+// Cost:    0.1 us a call and about 30 ns a column if values are exact; no allocation.
 #include <cstring>
 
 #include "module.hpp"
@@ -19,7 +19,7 @@ struct Cell {
   size_t num_bytes = 0;        // of a row
   std::byte* rows = nullptr;
 
-  bool is_held_by(PyArrayObject* array) const {
+  bool fits(PyArrayObject* array) const {
     if (PyArray_TYPE(array) != type_number || !PyArray_IS_C_CONTIGUOUS(array) || !PyArray_ISNOTSWAPPED(array))
       return false;
     if (PyArray_NDIM(array) != static_cast<int>(dims.size())) return false;
@@ -32,7 +32,8 @@ struct Cell {
 
 class RowBlock final {
  public:
-  // cells: (name, dtype, shape of a row). normalise(name, value, leading): what is not exact becomes so, or raises.
+  // cells: (name, dtype, shape of a row). normalise(name, value, leading) makes an exact array of any other value, or
+  // raises.
   RowBlock(const nb::list& cells, size_t capacity, nb::object normalise, nb::object leading)
       : capacity_(capacity), normalise_(std::move(normalise)), leading_(std::move(leading)) {
     size_t num_bytes = 0;
@@ -56,7 +57,8 @@ class RowBlock final {
     for (Cell& cell : cells_) cell.rows = buffer_->take(cell.num_bytes * capacity);
   }
 
-  // One row; counted once all its cells are in, so a column that is refused leaves the block as it was.
+  // Adds one row. The row counts after all its cells are copied, so a column that is refused leaves the block
+  // unchanged.
   size_t put(const nb::dict& columns) {
     if (num_rows_ == capacity_) {
       PyErr_Format(PyExc_IndexError, "a block of %zu rows is full", capacity_);
@@ -91,7 +93,7 @@ class RowBlock final {
     std::byte* const to = cell.rows + num_rows_ * cell.num_bytes;
     if (PyArray_Check(value)) {
       auto* array = reinterpret_cast<PyArrayObject*>(value);
-      if (cell.is_held_by(array)) {
+      if (cell.fits(array)) {
         std::memcpy(to, PyArray_DATA(array), cell.num_bytes);
         return;
       }
@@ -102,11 +104,11 @@ class RowBlock final {
         return;
       }
     }
-    const nb::object kept = nb::borrow(value);  // Python may drop it from the dict meanwhile
+    const nb::object kept = nb::borrow(value);  // Python code may remove it from the dict meanwhile
     const nb::object array = normalise_(cell.name, kept, leading_);
     auto* made = reinterpret_cast<PyArrayObject*>(array.ptr());
-    if (!PyArray_Check(array.ptr()) || !cell.is_held_by(made)) {
-      PyErr_Format(PyExc_TypeError, "normalise(%R) returned what the column does not hold", cell.name.ptr());
+    if (!PyArray_Check(array.ptr()) || !cell.fits(made)) {
+      PyErr_Format(PyExc_TypeError, "normalise(%R) returned an array that does not fit the column", cell.name.ptr());
       throw nb::python_error();
     }
     std::memcpy(to, PyArray_DATA(made), cell.num_bytes);

@@ -1,4 +1,4 @@
-// CoreTable and CoreSelection: configuration in, batches out.
+// CoreTable and CoreSelection: a table is made from its configuration, and read and changed by arrays.
 #include <algorithm>
 #include <cstring>
 
@@ -55,7 +55,7 @@ void note_claims(CoreClaims* claims, DrawRequest* request) {
 
 namespace {
 
-// Two CoreTables never share a Table, but a Table outlives its CoreTable while writers borrow it.
+// A Table has one CoreTable, but it outlives that CoreTable while writers use it.
 CoreTable* own(std::unique_ptr<Table> table) {
   auto made = std::make_unique<CoreTable>(std::shared_ptr<Table>(std::move(table)));
   close_at_exit(made->table);
@@ -164,8 +164,8 @@ Given given(nb::handle value, int type_number) {
   return {array, PyArray_DATA(raw), static_cast<size_t>(PyArray_SIZE(raw))};
 }
 
-// Priorities are float32: such an array is read in place, anything else is narrowed (what does not fit becomes infinite
-// and is refused by the core).
+// Priorities are float32. An array of float32 is read in place, every other value is narrowed. A number that does not
+// fit becomes infinite, which the core refuses.
 Given given_floats(nb::handle value, std::vector<float>* narrowed) {
   if (PyArray_Check(value.ptr()) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(value.ptr())) == NPY_FLOAT)
     return given(value, NPY_FLOAT);
@@ -176,7 +176,7 @@ Given given_floats(nb::handle value, std::vector<float>* narrowed) {
   return {nb::object(), narrowed->data(), wide.size};
 }
 
-// Caller's own arrays in place of pooled ones: exact dtype, shape and C order, or a ValueError says so.
+// Takes the caller's arrays instead of pooled ones. ValueError unless dtype and shape are exact and the order is C.
 void take_out(const CoreSelection& selection, size_t n, const nb::list& out, std::vector<std::byte*>* data) {
   const auto refuse = [](const char* what) {
     PyErr_Format(PyExc_ValueError, "out: %s", what);
@@ -235,7 +235,7 @@ int64_t update_priorities(const CoreTable& self, uint32_t index, nb::handle keys
   return applied;
 }
 
-// Which of the keys were claimed, and how many items live: of a draw that the caller made.
+// For a draw whose keys the caller chose: which of the keys were claimed, and the number of live items.
 nb::tuple claim(const CoreTable& self, uint32_t index, nb::handle keys, double timeout_s) {
   const Given wanted = given(keys, NPY_INT64);
   std::vector<int64_t> chosen(static_cast<const int64_t*>(wanted.data),
@@ -281,7 +281,7 @@ int64_t complete_rows(const CoreTable& self, nb::handle keys, nb::handle cells) 
   return applied;
 }
 
-// w_i = (N p_i)^-beta, over the batch's maximum where asked (Schaul et al. 2016, section 3.4). float32[B].
+// w_i = (N p_i)^-beta, divided by the batch's maximum if normalize (Schaul et al. 2016, section 3.4). float32[B].
 nb::object importance_weights(nb::handle probabilities, int64_t num_items, double beta, bool normalize) {
   const Given from = given(probabilities, NPY_DOUBLE);
   const auto* p = static_cast<const double*>(from.data);
@@ -295,14 +295,15 @@ nb::object importance_weights(nb::handle probabilities, int64_t num_items, doubl
   return array;
 }
 
-// A forked child joins first: what it then draws with is not its parent's stream. A closed handle says what it had.
+// A forked child joins the table first, because its stream is not that of its parent. A closed handle returns its last
+// one.
 uint64_t stream_of(const CoreTable& self) {
   const ReleasedGil released;
   const Entered entered(*self.table, false);
   return self.table->stream();
 }
 
-// What a draw over several tables asks of each: mass, live items, largest priority, inserted, sampled, pending, version.
+// For a draw over several tables: mass, live items, largest priority, inserted, sampled, pending, policy version.
 nb::tuple root(const CoreTable& self, uint32_t index) {
   const OpenRegion open(self);
   const IndexState& state = open->header->index_state[index];
@@ -317,7 +318,7 @@ uint64_t move_all_pages(const CoreTable& self) {
   return moved;
 }
 
-// Where the row of a key lies in the region: bytes from its start to the row's packed record.
+// The offset of the packed record of a key's row, in bytes from the start of the region.
 uint64_t address_of(const CoreTable& self, int64_t key) {
   const OpenRegion open(self);
   const Region& r = *open;
@@ -327,7 +328,7 @@ uint64_t address_of(const CoreTable& self, int64_t key) {
   return static_cast<uint64_t>(record - r.base);
 }
 
-// The whole mapping, read-only; valid until close().
+// The whole mapping, read-only. It is valid until close().
 nb::object region_bytes(const CoreTable& self) {
   const OpenRegion open(self);
   const Region& r = *open;
@@ -431,7 +432,7 @@ void bind_core_table(nb::module_& module) {
            })
       .def("priority_exponent",
            [](const CoreTable& self, uint32_t index) { return exponent_of(OpenRegion(self)->header->indexes[index]); })
-      // Twice the changes of exponents so far; odd while one is under way.
+      // Twice the changes of exponents so far; odd during a change.
       .def_prop_ro("num_raised", [](const CoreTable& self) { return OpenRegion(self)->header->num_raised.load(); })
       .def("limiter",
            [](const CoreTable& self, uint32_t index) {

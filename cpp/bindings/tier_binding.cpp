@@ -1,4 +1,4 @@
-// Tiered tables: batches planned and gathered later, statistics of the tiers, hooks for tests.
+// Tiered tables: batches that are planned first and gathered later, statistics of the tiers, hooks for tests.
 #include <algorithm>
 #include <limits>
 
@@ -9,7 +9,7 @@
 namespace relive::bindings {
 namespace {
 
-// A batch that is being read ahead, with the table it belongs to.
+// A planned batch whose rows are read ahead, and its table.
 struct CorePlannedBatch {
   std::shared_ptr<Table> table;
   std::unique_ptr<PlannedBatch> batch;
@@ -27,7 +27,7 @@ CorePlannedBatch* plan_batch(const CoreTable& self, const CoreSelection& selecti
   const Where* const where = where_of(asked, selection.plan.index);
   auto planned = std::make_unique<CorePlannedBatch>();
   planned->table = self.table;
-  planned->is_over = true;  // until there is one
+  planned->is_over = true;  // there is no batch yet
   without_gil(
       [&] { return StagedReader(*self.table).plan_batch(selection.plan, n, where, timeout_s, &planned->batch); });
   planned->is_over = false;
@@ -52,7 +52,7 @@ nb::object gather_planned_ragged(const CoreTable& self, CorePlannedBatch& planne
                         batch.num_live_items);
 }
 
-// None where it was cancelled. The batch is over either way.
+// None if the batch was cancelled. The batch is over in both cases.
 nb::object gather_planned(const CoreTable& self, CorePlannedBatch& planned, const CoreSelection& selection) {
   if (selection.plan.is_ragged) return gather_planned_ragged(self, planned, selection);
   PlannedBatch& batch = *planned.batch;

@@ -1,4 +1,4 @@
-// Conditions of draws: programs that relive/where.py wrote, read once by the core.
+// Conditions of draws: the core reads a program of relive/where.py once, and runs it for every draw.
 #include <nanobind/stl/string.h>
 
 #include "module.hpp"

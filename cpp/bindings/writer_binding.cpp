@@ -1,5 +1,10 @@
-// CoreWriter: arrays and scalars in, rows out. Exact C-contiguous arrays and Python or numpy scalars are taken as they
-// are; everything else goes through the normalise callable, which converts or raises.
+// CoreWriter: writes rows from arrays and scalars. Exact C-contiguous arrays and Python or numpy scalars are read in
+// place; every other value goes through the normalise callable, which converts it or raises.
+//
+// Owner:   a CoreWriter owns its Writer, and shares the Table.
+// Locking: the GIL guards its fields. The core call runs without it; another thread that comes meanwhile makes its own
+//          Call.
+// Cost:    no allocation for exact values.
 #include <cstring>
 
 #include "module.hpp"
@@ -16,7 +21,7 @@ struct Input {
   size_t num_bytes = 0;
   bool is_state = false;
   bool is_late = false;  // comes later, by table.complete
-  size_t slot = 0;       // its value's place among those given to a call; of `next`: next_slot
+  size_t slot = 0;       // place of its value in Call::given
   size_t next_slot = 0;  // state columns only
 };
 
@@ -84,8 +89,8 @@ class CoreWriter final {
     return write(columns, lanes, priority, timeout_s, true);
   }
 
-  void end_episode(const nb::dict& columns, bool terminated, bool truncated, nb::object lanes, double timeout_s) {
-    (void)truncated;
+  // An end that is not terminated is truncated: the core asks for no second flag.
+  void end_episode(const nb::dict& columns, bool terminated, nb::object lanes, double timeout_s) {
     std::unique_ptr<Call> call = take_call();
     take_lanes(lanes, call.get());
     call->block.num_rows = 1;
@@ -112,8 +117,8 @@ class CoreWriter final {
   uint32_t num_lanes() const { return writer_->num_lanes(); }
 
  private:
-  // What one call holds: cells, the arrays they point into, room for scalars. The writer keeps one between calls, as
-  // five allocations are a tenth of an append; who comes while it is away makes another.
+  // The values of one call: cells, the arrays into which they point, and scalars. The writer keeps one Call between
+  // calls, because five allocations are a tenth of an append. A call that comes while it is in use makes another one.
   struct Call {
     void begin(size_t num_columns) {
       StepBlock fresh;
@@ -135,7 +140,7 @@ class CoreWriter final {
     std::vector<nb::object> kept;
     std::vector<float> priorities;
   };
-  // A name as a call gave it. It is kept, so that no other name can come to lie at its address.
+  // A name that a call gave. The name is kept alive, so that no other name can get its address.
   struct Name {
     nb::object name;
     size_t slot;
@@ -182,10 +187,11 @@ class CoreWriter final {
     return slot;
   }
 
-  // Puts what a call gives in order of slots. Calls mostly name the same columns in the same order by the same strings,
-  // so each name is compared with the one at its place in the last call: a look-up for every input cost 0.1 us a row.
-  // Returns whether all of them were the same. A look-up may run Python (a subclass of str with a hash of its own), and
-  // so come back here: nothing is held over it, and such a name is never the same as the last one.
+  // Puts the values of a call in the order of slots. Calls mostly name the same columns in the same order by the same
+  // strings, so each name is compared with the name at its place in the last call; look-ups for every input cost 0.1 us
+  // a row. Returns whether all names were the same. A look-up may run Python (a subclass of str with its own hash),
+  // which may call this function again: no reference is kept across a look-up, and such a name never equals the last
+  // one.
   bool take_given(const nb::dict& columns, std::vector<Name>* names, Call* call) {
     PyObject *name, *value;
     Py_ssize_t at = 0;
@@ -209,7 +215,7 @@ class CoreWriter final {
     return slot == nullptr ? kNoSlot : nb::cast<size_t>(nb::handle(slot));
   }
 
-  // The cells of one input; rows: how many it has along time.
+  // The cells of one input. rows: its length along time.
   Cells take(PyObject* value, const Input& input, const nb::object& name, npy_intp rows, Call* call) {
     const auto num_bytes = static_cast<int64_t>(input.num_bytes);
     const int64_t lanes = call->shape.num_lanes;
@@ -228,7 +234,7 @@ class CoreWriter final {
     nb::object array = normalise_(name, nb::handle(value), call->shape.leading(rows));
     auto* made = reinterpret_cast<PyArrayObject*>(array.ptr());
     if (!PyArray_Check(array.ptr()) || !matches(made, input, call->shape, rows)) {
-      PyErr_Format(PyExc_TypeError, "normalise(%R) returned what the column does not hold", name.ptr());
+      PyErr_Format(PyExc_TypeError, "normalise(%R) returned an array that does not fit the column", name.ptr());
       throw nb::python_error();
     }
     call->kept.push_back(array);
@@ -252,7 +258,7 @@ class CoreWriter final {
     call->block.num_lanes = static_cast<size_t>(call->shape.num_lanes);
   }
 
-  // Steps along time, from an input that has exactly one value a step.
+  // The number of steps along time, from an input that has one value a step.
   npy_intp count_rows(const Call& call) const {
     const auto length = [](PyObject* value) -> npy_intp {
       if (PyArray_Check(value)) {
@@ -303,7 +309,7 @@ class CoreWriter final {
       }
       npy_intp rows = call->shape.num_rows;
       if (input.is_state) {
-        // All state columns carry the same number of rows; the first one says how many.
+        // All state columns have the same number of rows; the first column decides.
         if (state_rows < 0) state_rows = rows_of_state(value, *call);
         rows = state_rows;
       }
@@ -350,7 +356,7 @@ class CoreWriter final {
                             static_cast<int64_t>(lanes * sizeof(float)), sizeof(float)};
   }
 
-  // With names that the caller has checked: all that must be there are, none is unknown.
+  // The caller has checked the names: none is missing, and none is unknown.
   nb::object write(const nb::dict& columns, nb::object& lanes, nb::object& priority, double timeout_s, bool extend) {
     std::unique_ptr<Call> call = take_call();
     call->shape.extend = extend;
@@ -390,11 +396,11 @@ class CoreWriter final {
   nb::object normalise_;
   std::vector<Input> inputs_;
   Input terminated_, truncated_, discount_, priority_;
-  nb::dict slots_;                // of every name that a call may give
-  std::vector<Name> step_names_;  // as the last append or extend gave them
-  std::vector<Name> end_names_;   // as the last end_episode did
-  bool are_checked_ = false;      // step_names_ are all that must be there, and no other
-  std::unique_ptr<Call> spare_;   // changes hands under the GIL only
+  nb::dict slots_;                // by name, of every input that a call may give
+  std::vector<Name> step_names_;  // of the last append or extend
+  std::vector<Name> end_names_;   // of the last end_episode
+  bool are_checked_ = false;      // whether step_names_ were checked: none is missing, and none is unknown
+  std::unique_ptr<Call> spare_;   // taken and returned under the GIL
 };
 
 }  // namespace
@@ -414,8 +420,13 @@ void bind_writer(nb::module_& module) {
       .def("append_alike", &CoreWriter::append_alike, nb::arg("columns"), nb::arg("timeout_s"))
       .def("extend", &CoreWriter::extend, nb::arg("columns"), nb::arg("lanes").none(), nb::arg("priority").none(),
            nb::arg("timeout_s"))
-      .def("end_episode", &CoreWriter::end_episode, nb::arg("columns"), nb::arg("terminated"), nb::arg("truncated"),
-           nb::arg("lanes").none(), nb::arg("timeout_s"))
+      .def(
+          "end_episode",  // relive.table_core.WriterCore names both ends, as a service sends both; this core needs one
+          [](CoreWriter& self, const nb::dict& columns, bool terminated, bool, nb::object lanes, double timeout_s) {
+            self.end_episode(columns, terminated, std::move(lanes), timeout_s);
+          },
+          nb::arg("columns"), nb::arg("terminated"), nb::arg("truncated"), nb::arg("lanes").none(),
+          nb::arg("timeout_s"))
       .def("abandon", &CoreWriter::abandon, nb::arg("lanes").none(), nb::arg("timeout_s"))
       .def("set_policy_version", &CoreWriter::set_policy_version, nb::arg("version").none())
       .def("close", &CoreWriter::close)

@@ -12,8 +12,8 @@
 namespace relive {
 namespace {
 
-constexpr uint64_t kTags = ~uint64_t{0};  // a stream of random numbers that is no participant's
-constexpr double kLeastMass = 1e-300;     // of a remover: among priorities of 0 any may go, beside others never
+constexpr uint64_t kTags = ~uint64_t{0};  // a stream of random numbers that no participant has
+constexpr double kLeastMass = 1e-300;     // for removers: an item of priority 0 goes only if all have priority 0
 
 void ones(double, const float*, size_t count, double* masses) { std::fill(masses, masses + count, 1.0); }
 
@@ -26,7 +26,7 @@ void powers(double exponent, const float* priorities, size_t count, double* mass
   }
 }
 
-// Where ranks count, a leaf is the priority itself; 0 is none's, so that priorities of 0 stand a hair above it.
+// If ranks count, a leaf is the priority itself. A leaf of 0 is no item, so a priority of 0 becomes kLeastMass.
 void themselves(double, const float* priorities, size_t count, double* masses) {
   for (size_t i = 0; i < count; ++i) masses[i] = std::max(static_cast<double>(priorities[i]), kLeastMass);
 }
@@ -45,8 +45,8 @@ constexpr Kind kSamplers[] = {
     {"shuffle", LeafKind::kMass, Reduction::kSum, Choice::kInTurn, false, &ones},
 };
 
-// Which item goes where there are more than max_items. Steps go in the order of their pages' tickets (rule D3).
-// Reservoir: those of the smallest tags stay, so each item that ever came is there with the same probability.
+// Removers: which item goes if there are more than max_items. (Steps go in the order of their pages' tickets, rule D3.)
+// Reservoir: the items of the smallest tags stay, so every item that ever came is there with the same probability.
 constexpr Kind kRemovers[] = {
     {"fifo", LeafKind::kTicket, Reduction::kMin, Choice::kBest, false, nullptr},
     {"lifo", LeafKind::kTicket, Reduction::kMax, Choice::kBest, false, nullptr},
@@ -65,9 +65,10 @@ double mass_of(const Kind& kind, double exponent, float priority) {
   return mass;
 }
 
-// The bits of positive floats and doubles are ordered as they are: a double of which the upper half is the priority and
-// the lower half the place, low in the order of minima and high in that of maxima where it came long ago. Tickets that lie
-// 2^32 apart tie wrongly. The upper half is kept from where doubles are subnormal: threads may flush these to 0.
+// Positive floats and doubles are ordered as their bits are. The upper half of this double is the priority, the lower
+// half the place in the order of arrival: the items that came first are low among minima and high among maxima. Tickets
+// that are 2^32 apart compare wrongly. The upper half is never that of a subnormal double, which threads may flush to
+// 0.
 double by_priority(const Kind& kind, const Standing& standing) {
   const auto came = static_cast<uint32_t>(standing.ticket);
   const uint32_t rank = kind.reduction == Reduction::kMax ? ~came : came;
@@ -75,7 +76,7 @@ double by_priority(const Kind& kind, const Standing& standing) {
   return std::bit_cast<double>(uint64_t{priority} << 32 | rank);
 }
 
-// Undone; of the ticket its lower half.
+// The inverse; of the ticket only the lower half.
 Standing standing_of(const Kind& kind, double leaf) {
   const auto bits = std::bit_cast<uint64_t>(leaf);
   const auto rank = static_cast<uint32_t>(bits);
@@ -196,7 +197,7 @@ void raise_masses(double from, double to, double* masses, size_t count) {
     } else {
       powers_of(masses + begin, size, 1.0, 1.0 / from, rooted);
     }
-    for (size_t i = 0; i < size; ++i) {  // a mass above 0 came of a priority above 0, whatever the root is rounded to
+    for (size_t i = 0; i < size; ++i) {  // a mass above 0 has a priority above 0, even if the root rounds to 0
       const double least = masses[begin + i] > 0.0 ? std::numeric_limits<float>::denorm_min() : 0.0;
       priorities[i] =
           static_cast<float>(std::clamp(rooted[i], least, static_cast<double>(std::numeric_limits<float>::max())));

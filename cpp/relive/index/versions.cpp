@@ -9,7 +9,7 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 
 uint32_t version_of(const Region& r, uint64_t slot) { return r.marks[slot].policy_version.load(kRelaxed); }
 
-// A row of a lane and its way along the lane's rows, tails among them.
+// A position among the rows of a lane, tails included, that can move in both directions.
 struct Walk {
   const Region& r;
   uint64_t page;
@@ -58,7 +58,7 @@ uint32_t oldest_of_record(const Region& r, uint32_t index, uint64_t record) {
   return lowest == ~0u ? 0 : lowest;
 }
 
-// Rows in front of the item's own, its burn-in: as many steps as there are of its episode (of its lane).
+// The rows before the item's own, its burn-in: no further than its episode (kCross: its lane) begins.
 uint32_t oldest_before(const Region& r, const SequenceConfig& sequence, uint64_t slot) {
   const uint64_t uid = r.lane_of(slot);
   uint32_t lowest = version_of(r, slot);
@@ -74,7 +74,7 @@ uint32_t oldest_before(const Region& r, const SequenceConfig& sequence, uint64_t
   return lowest;
 }
 
-// The rows from the item's own on, up to the end of its episode (kCross: of its lane).
+// The rows from the item's own on, no further than its episode (kCross: its lane) ends.
 uint32_t oldest_from(const Region& r, const SequenceConfig& sequence, uint64_t slot) {
   const uint64_t uid = r.lane_of(slot);
   uint32_t lowest = version_of(r, slot);

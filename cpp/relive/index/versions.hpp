@@ -1,7 +1,7 @@
-// How old an item is, in versions of the policy: an item's version is the lowest of its rows' (docs/samplers.md).
+// The version of an item: the lowest policy version of its rows (docs/samplers.md).
 //
-// Locking: under the table lock, of an item that is whole: all its rows are there.
-// Cost:    a look at the mark of each row that the item shows; of a transition at its own.
+// Owner:   none. Locking: under the table lock, for an item whose rows are all there.
+// Cost:    one mark for a transition, else one mark for each row of the item.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace relive {
 
-// What batch.staleness is counted from: the version of a transition's own row, of other items the lowest of all rows that
-// carry a step of them. `leaf`: a slot, or a record.
+// The version from which batch.staleness is counted. A transition has the version of its own row, every other item the
+// lowest version of the rows of its steps. `leaf`: a slot, or a record.
 uint32_t oldest_version(const Region& r, uint32_t index, uint64_t leaf);
 
 }  // namespace relive

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "relive/index/leaf_checks.hpp"
 #include "relive/index/leaves.hpp"
 #include "relive/pages/cells.hpp"
 #include "relive/pages/eviction_order.hpp"
@@ -57,14 +58,14 @@ Broken check_leaves(const Region& r, uint32_t i, uint64_t page, ItemCounts* coun
     if (mass != leaves.nothing() && (!std::isfinite(mass) || mass < 0.0))
       return at_page("a leaf is not a finite mass >= 0", page);
     if (mass != leaves.nothing() && !is_item) return at_page("a leaf that stands for no live item has mass", page);
-    if (leaves.is_bounded() && leaves.has_order(slot) != is_item)
+    if (leaves.is_bounded() && Bounds(leaves).has_order(slot) != is_item)
       return at_page(is_item ? "an item that no remover can find" : "a remover's leaf of a slot without a live item",
                      page);
-    if (is_item && !leaves.is_of_one_priority(slot))
+    if (is_item && !Bounds(leaves).is_of_one_priority(slot))
       return at_page("an item is drawn by another priority than it is removed by", page);
-    if (leaves.is_timed() && leaves.has_wait(slot) != (is_step && Leaves::is_waiting(state)))
+    if (leaves.is_timed() && DueTimes(leaves).has(Due::kWait, slot) != (is_step && Leaves::is_waiting(state)))
       return at_page("an item that waits has no start of its wait, or another one has it", page);
-    if (const char* wrong = leaves.wrong_freshness(slot, is_step, is_item)) return at_page(wrong, page);
+    if (const char* wrong = LeafChecks(leaves).wrong_freshness(slot, is_step, is_item)) return at_page(wrong, page);
     if (is_used && !is_step && state <= kMostUses) return at_page("an item stands where no step is", page);
     if (is_step && offset < first_item && leaves.has_life(state))
       return at_page("an item outlives a row it needs", page);
@@ -235,10 +236,10 @@ Broken broken_invariant(const Region& r, RecoverScratch& scratch) {
       if (!broken && Region::is_used(r.words[page].load(kRelaxed))) broken = check_reach(r, i, page);
       if (broken) return broken;
     }
-    if (const char* wrong = Leaves(r, i).wrong_count(counted)) return {wrong};
+    if (const char* wrong = LeafChecks(r, i).wrong_count(counted)) return {wrong};
     if (Leaves(r, i).is_bounded() && counted.live_items > static_cast<int64_t>(h.indexes[i].max_items))
       return {"an index has more than max_items"};
-    broken = {Leaves(r, i).broken_node()};
+    broken = {LeafChecks(r, i).broken_node()};
     if (broken) return broken;
   }
   for (uint32_t lane = 0; lane < r.geometry->max_lanes; ++lane) {

@@ -1,7 +1,9 @@
 // The invariants of records: every item has its rows and is linked to each page of them, and no other node is linked.
 #include <cmath>
 
+#include "relive/index/leaf_checks.hpp"
 #include "relive/index/leaves.hpp"
+#include "relive/index/record_queue.hpp"
 #include "relive/pages/late.hpp"
 #include "relive/pages/records.hpp"
 
@@ -71,14 +73,14 @@ const char* check_leaf(const Region& r, uint32_t index, uint64_t record, ItemCou
   if (is_used && !Leaves::is_waiting(state) && !leaves.is_published(record) && !is_open_group(r, index, record))
     return "a record in use stands for no item";
   const bool waits = is_used && (Leaves::is_waiting(state) || is_open_group(r, index, record));
-  if (leaves.is_timed() && leaves.has_wait(record) != waits)
+  if (leaves.is_timed() && DueTimes(leaves).has(Due::kWait, record) != waits)
     return "an explicit item that waits has no start of its wait, or another one has it";
-  if (const char* wrong = leaves.wrong_turn(record, is_used)) return wrong;
-  if (leaves.is_bounded() && leaves.has_order(record) != is_item)
+  if (const char* wrong = RecordQueue(leaves).wrong_place(record, is_used)) return wrong;
+  if (leaves.is_bounded() && Bounds(leaves).has_order(record) != is_item)
     return "the remover sees an explicit item that cannot be drawn, or misses one that can";
-  if (is_item && !leaves.is_of_one_priority(record))
+  if (is_item && !Bounds(leaves).is_of_one_priority(record))
     return "an explicit item is drawn by one priority and removed by another";
-  if (const char* wrong = leaves.wrong_freshness(record, is_used, is_item)) return wrong;
+  if (const char* wrong = LeafChecks(leaves).wrong_freshness(record, is_used, is_item)) return wrong;
   if (mass == leaves.nothing()) return nullptr;
   if (!is_item) return "a leaf that stands for no live explicit item has mass";
   return std::isfinite(mass) && mass >= 0.0 ? nullptr : "a leaf is not a finite mass >= 0";
@@ -106,11 +108,11 @@ const char* check_index(const Region& r, uint32_t index) {
       broken = check_filled(r, index, record, Leaves(r, index).state(record));
     if (broken != nullptr) return broken;
   }
-  if (Leaves(r, index).has_turns() && num_free == 0 && num_retired < records.geometry->max_items)
+  if (Leaves(r, index).has_queue() && num_free == 0 && num_retired < records.geometry->max_items)
     return "no record is free for the next explicit item";
-  if (const char* wrong = Leaves(r, index).wrong_count(counted)) return wrong;
+  if (const char* wrong = LeafChecks(r, index).wrong_count(counted)) return wrong;
   const char* const broken = check_heads(r, records, num_hanging);
-  return broken != nullptr ? broken : Leaves(r, index).broken_node();
+  return broken != nullptr ? broken : LeafChecks(r, index).broken_node();
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "relive/index/fresh_masses.hpp"
 #include "relive/index/leaves.hpp"
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/pages.hpp"
@@ -17,7 +18,7 @@ constexpr uint32_t kMostDrops = 256;  // in one critical section (rule C3)
 void drop(Held& held, uint32_t index, Due due, uint64_t leaf) {
   Region& r = held.region;
   const Leaves leaves(r, index);
-  if (due == Due::kWait || leaves.is_drawable(leaves.state(leaf))) Leaves::note_drop(held, index, due, leaf);
+  if (due == Due::kWait || leaves.is_drawable(leaves.state(leaf))) DueTimes::note_drop(held, index, due, leaf);
   if (r.map(index).is_explicit) {
     end_record(held, index, leaf, kStateDropped);
   } else {
@@ -35,7 +36,7 @@ void drop_due(Held& held, uint32_t index, Due due, double allowed, double now, u
   const Region& r = held.region;
   double since = 0.0;
   while (*left > 0) {
-    const uint64_t leaf = Leaves::first_due(held, index, due, &since);
+    const uint64_t leaf = DueTimes::first(held, index, due, &since);
     if (leaf == Leaves::kNoLeaf || (since >= 0.0 && since + allowed > now)) break;
     drop(held, index, due, leaf);
     *left -= std::min(*left, r.map(index).is_explicit ? cost_of_end(r, index) : 1u);
@@ -63,7 +64,7 @@ bool drop_overdue(Held& held) {
 bool has_expired(const Region& r) {
   if (!RELIVE_RULE(Z2_expired)) return false;
   for (const uint32_t i : r.aged_indexes()) {
-    const double soonest = Leaves(r, i).soonest(Due::kAge);
+    const double soonest = DueTimes(r, i).soonest(Due::kAge);
     if (soonest < 0.0 || soonest + static_cast<double>(Leaves(r, i).config().versions_kept) <= present_version(r))
       return true;
   }
@@ -72,14 +73,14 @@ bool has_expired(const Region& r) {
 
 void keep_masses_near(Held& held) {
   for (const uint32_t i : held.region.fading_indexes())
-    if (Leaves(held.region, i).is_base_far() && RELIVE_RULE(Z3_base)) Leaves::move_base(held, i);
+    if (FreshMasses(held.region, i).is_base_far() && RELIVE_RULE(Z3_base)) FreshMasses::move_base(held, i);
 }
 
 double next_due_s(const Region& r) {
   double due_s = std::numeric_limits<double>::infinity();
   if (!RELIVE_RULE(T2_overdue)) return due_s;
   for (const uint32_t i : r.timed_indexes())
-    due_s = std::min(due_s, Leaves(r, i).waits_since() + Leaves(r, i).config().max_wait_s);
+    due_s = std::min(due_s, DueTimes(r, i).soonest(Due::kWait) + Leaves(r, i).config().max_wait_s);
   return due_s;
 }
 

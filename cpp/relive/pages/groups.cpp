@@ -145,7 +145,7 @@ uint64_t open_group(Held& held, uint32_t index, int64_t value, const FoundWindow
   std::memcpy(records.values_of(record), &value, sizeof value);
   RELIVE_FAIL_POINT(group_windows);
   hang_window(held, index, record, 0);
-  Leaves::begin_wait(held, index, record);
+  DueTimes::begin_wait(held, index, record);
   records.words[record].store(used_word(records.words[record].load(kRelaxed)), std::memory_order_release);
   RELIVE_FAIL_POINT(group_opened);
   return record;

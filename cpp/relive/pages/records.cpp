@@ -4,7 +4,8 @@
 #include <cstring>
 
 #include "relive/index/leaves.hpp"
-#include "relive/index/settle.hpp"
+#include "relive/index/record_queue.hpp"
+#include "relive/index/recover_leaves.hpp"
 #include "relive/pages/group_weight.hpp"
 #include "relive/pages/late.hpp"
 
@@ -236,7 +237,7 @@ void end_record(Held& held, uint32_t index, uint64_t record, uint16_t final_stat
   release_fence();
   take_record_down(r, index, record);
   RELIVE_FAIL_POINT(record_unhung);
-  Leaves::note_free(held, index, record);
+  RecordQueue::note_free(held, index, record);
 }
 
 namespace {
@@ -249,7 +250,7 @@ uint32_t cost_of_item(const Region& r, uint32_t index) {
 // For an index whose remover is not Fifo: the free record that every critical section leaves.
 uint64_t take_free_record(Held& held, uint32_t index) {
   if (held.ends_left == 0) return kNoRecord;
-  const uint64_t record = Leaves::free_record(held, index);
+  const uint64_t record = RecordQueue::first_free(held, index);
   if (record == Leaves::kNoLeaf) return kNoRecord;
   held.ends_left -= std::min(held.ends_left, cost_of_item(held.region, index));
   std::atomic<uint64_t>& taken = held.region.header->index_state[index].next_item;
@@ -262,14 +263,14 @@ uint64_t take_free_record(Held& held, uint32_t index) {
 
 void begin_record(Held& held, uint32_t index, uint64_t record) {
   Leaves::open(held, index, record, 1, 0);
-  Leaves::begin_turn(held, index, record, held.region.header->index_state[index].next_item.load(kRelaxed) - 1);
+  RecordQueue::begin_wait(held, index, record, held.region.header->index_state[index].next_item.load(kRelaxed) - 1);
   RELIVE_FAIL_POINT(record_turn);
 }
 
 void keep_a_record_free(Held& held, uint32_t index) {
-  if (!Leaves(held.region, index).has_turns() || !RELIVE_RULE(R5_room)) return;
-  while (Leaves::free_record(held, index) == Leaves::kNoLeaf) {
-    const uint64_t record = Leaves::next_record_to_go(held, index);
+  if (!Leaves(held.region, index).has_queue() || !RELIVE_RULE(R5_room)) return;
+  while (RecordQueue::first_free(held, index) == Leaves::kNoLeaf) {
+    const uint64_t record = RecordQueue::next_to_go(held, index);
     if (record == Leaves::kNoLeaf) return;  // every record has used up its generations
     end_record(held, index, record, kStateEnded);
     RELIVE_FAIL_POINT(record_chosen);
@@ -280,7 +281,7 @@ void keep_a_record_free(Held& held, uint32_t index) {
 // between wastes one place of the ring.
 uint64_t take_record(Held& held, uint32_t index) {
   const Region& r = held.region;
-  if (Leaves(r, index).has_turns()) return take_free_record(held, index);
+  if (Leaves(r, index).has_queue()) return take_free_record(held, index);
   const Records& records = r.records[index];
   const uint64_t max_items = records.geometry->max_items;
   std::atomic<uint64_t>& next = r.header->index_state[index].next_item;
@@ -360,7 +361,7 @@ void recover_records(Held& held) {
   Region& r = held.region;
   for (const uint32_t i : r.record_indexes()) {
     const Records& records = r.records[i];
-    const Leaves leaves(r, i);
+    const LeafRecovery leaves(r, i);
     const uint64_t max_items = records.geometry->max_items;
     if (RELIVE_RULE(X6_hang)) {
       std::fill_n(records.heads, r.geometry->num_slots, 0u);
@@ -381,8 +382,8 @@ void recover_records(Held& held) {
       leaves.count_leaves(state, is_there, 1, &counted);
       RELIVE_FAIL_POINT(recover_records);
     }
-    Leaves::store_counts(held, i, counted);
-    if (!leaves.has_turns()) continue;
+    LeafRecovery::store_counts(held, i, counted);
+    if (!leaves.has_queue()) continue;
     Leaves::rebuild(held, i);  // the rest of this critical section may take a record
     keep_a_record_free(held, i);
   }

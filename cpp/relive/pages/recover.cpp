@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "relive/index/settle.hpp"
+#include "relive/index/exponent_change.hpp"
+#include "relive/index/leaves.hpp"
+#include "relive/index/recover_leaves.hpp"
 #include "relive/pages/cells.hpp"
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/groups.hpp"
@@ -66,7 +68,7 @@ void settle_items(Held& held) {
 
 // Returns the live rows as this index sees them, and stores the live pairs of each page.
 template <class Has>
-Living settle_leaves(Held& held, const Leaves& leaves, ItemCounts* counted, Has has) {
+Living settle_leaves(Held& held, const LeafRecovery& leaves, ItemCounts* counted, Has has) {
   Region& r = held.region;
   Living all;
   SettledRows rows;
@@ -107,7 +109,7 @@ std::optional<Living> settle_leaves(Held& held) {
   Living living;
   for (const uint32_t i : r.row_indexes()) {
     ItemCounts counted;
-    const Leaves leaves(r, i);
+    const LeafRecovery leaves(r, i);
     if (leaves.keeps_just(0)) {
       living = settle_leaves(held, leaves, &counted, KeepsJust<0>{});
     } else if (leaves.keeps_just(kIsLatest)) {
@@ -121,7 +123,7 @@ std::optional<Living> settle_leaves(Held& held) {
     } else {
       living = settle_leaves(held, leaves, &counted, Keeps{leaves.kept()});
     }
-    Leaves::store_counts(held, i, counted);
+    LeafRecovery::store_counts(held, i, counted);
   }
   return r.row_indexes().size() == 1 ? std::optional(living) : std::nullopt;
 }
@@ -193,7 +195,7 @@ void count_keepers(Held& held) {
 void recover(Held& held, RecoverScratch& scratch) {
   Region& r = held.region;
   RELIVE_FAIL_POINT(recover_begin);
-  Leaves::finish_raise(held);
+  finish_exponent_change(held);
   count_keepers(held);
   if (RELIVE_RULE(F2_pages)) settle_pages(held);
   RELIVE_FAIL_POINT(recover_pass1);

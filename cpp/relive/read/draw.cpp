@@ -14,8 +14,7 @@
 namespace relive {
 namespace {
 
-constexpr size_t kAimed = 128;                        // points that descend to their leaves together
-constexpr uint64_t kPermutation = uint64_t{1} << 40;  // random numbers from here on permute, lower ones draw
+constexpr size_t kAimed = 128;  // points that descend to their leaves together
 constexpr double kPastTheEnd = std::numeric_limits<double>::infinity();
 
 // The working state of a round. Plain pointers, because each access to a thread's scratch costs a call.

@@ -99,6 +99,9 @@ struct DrawScratch {
 // sum. A point only meets a smaller share if heavier items ended after the total was read.
 double least_probability(const Leaves& leaves);
 
+// The random numbers of a call permute from this one on; the numbers below it draw.
+inline constexpr uint64_t kPermutation = uint64_t{1} << 40;
+
 // Stores the row of the batch for each stratum: rows[j], j < n.
 void shuffle_rows(const CounterRng& rng, uint32_t* rows, size_t n);
 

@@ -17,7 +17,7 @@ void claim_use(Held& held, uint32_t index, uint64_t slot, uint64_t word, std::ve
   Region& r = held.region;
   const Leaves leaves(r, index);
   // Its mass now: a priority may have come since the draw.
-  claimed->push_back({slot, word, leaves.mass(slot), leaves.order(slot), exponent_of(leaves.config())});
+  claimed->push_back({slot, word, leaves.mass(slot), Bounds(leaves).order(slot), exponent_of(leaves.config())});
   const bool is_of_row = !r.map(index).is_explicit;
   const uint64_t page = is_of_row ? r.page_of(slot) : 0;
   if (counts_claims(r, index)) note_claim(held, page);

@@ -1,7 +1,8 @@
 // The exponent of priorities is changed while the index is in use (rules H2 to H5).
 #include <cmath>
 
-#include "relive/index/leaves.hpp"
+#include "relive/index/exponent_change.hpp"
+#include "relive/index/kinds.hpp"
 #include "relive/table/changing.hpp"
 
 namespace relive {
@@ -26,7 +27,7 @@ Status set_priority_exponent(Table& table, uint32_t index, double exponent) {
     return refused("0, as it is: all masses are 1, and the priorities that they came of are not kept")
         .with_double("got", exponent);
   }
-  Leaves::raise(locked.held(), index, exponent);
+  change_exponent(locked.held(), index, exponent);
   locked.items_came();  // a priority of 0 can be drawn where the exponent is 0
   return {};
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "relive/index/fresh_masses.hpp"
 #include "relive/index/leaves.hpp"
 #include "relive/pages/eviction_order.hpp"
 #include "relive/pages/pin_all.hpp"
@@ -222,7 +223,7 @@ bool Draw::is_behind(const Leaves& leaves, uint64_t num_wanted) const {
 // One attempt at every draw that is still missing. False where the index has nothing to draw.
 bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   const Leaves leaves(r_, request.index);
-  const uint64_t base = leaves.base();
+  const uint64_t base = FreshMasses(leaves).base();
   const uint64_t changes = has_exponent_ ? r_.header->num_raised.load(std::memory_order_acquire) : 0;
   if (s_.missing.size() == request_.num_items) first_raised_ = changes;
   last_raised_ = changes;
@@ -233,7 +234,7 @@ bool Draw::draw_missing(const DrawRequest& request, uint32_t attempt) {
   const uint64_t empty = draw_round(r_, request, rng, total, &s_);
   if (is_by_order() && is_behind(leaves, num_wanted)) forget_round();
   // Where masses are moved to another base meanwhile, nobody knows by which of them an item was drawn (rule Z3).
-  if (leaves.base() != base || (base & 1) != 0) forget_round();
+  if (FreshMasses(leaves).base() != base || (base & 1) != 0) forget_round();
   if (has_exponent_ && RELIVE_RULE(H3_draw)) {
     acquire_fence();
     if ((changes & 1) != 0 || r_.header->num_raised.load(kRelaxed) != changes) forget_round();

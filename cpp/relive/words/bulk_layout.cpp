@@ -1,4 +1,3 @@
-// The bulk's part of a table's layout.
 #include <algorithm>
 #include <bit>
 
@@ -9,9 +8,9 @@ namespace relive {
 namespace {
 
 constexpr uint64_t kMostBlock = 64 << 10;
-constexpr uint64_t kRowsOfBlock = 8;   // a row is about so many blocks: what is read beyond it is small
-constexpr uint64_t kMostPadding = 8;   // rows fill whole blocks where that costs an eighth at most
-constexpr uint64_t kLeastFrames = 4;   // one open, one opened ahead, one on its way out, one for the next writer
+constexpr uint64_t kRowsOfBlock = 8;   // a row is about so many blocks, so a read fetches few bytes of other rows
+constexpr uint64_t kMostPadding = 8;   // rows are padded to whole blocks if that costs at most an eighth
+constexpr uint64_t kLeastFrames = 4;   // one open, one opened ahead, one being written out, one for the next writer
 constexpr uint64_t kLeastUnits = 2;    // in staging
 constexpr uint64_t kReservePart = 16;  // of the bulk frames are kept free
 constexpr uint64_t kReserveBytes = 64 << 20;
@@ -21,8 +20,8 @@ uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple 
 }  // namespace
 
 bool is_bulk(const TableConfig& config, const ColumnConfig& column, uint64_t num_bytes) {
-  // Scalars stay packed, whatever their size: returns are summed from the records. So do late columns: under the lock
-  // they are written where memory is.
+  // A scalar of any size stays packed, because returns are summed from the records. A late column stays packed, because
+  // it is written under the lock, into memory.
   return config.tier.is_tiered() && column.kind != ColumnKind::kLate && !column.shape.empty() &&
          num_bytes > config.tier.min_column_bytes;
 }

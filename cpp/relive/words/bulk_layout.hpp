@@ -1,11 +1,13 @@
 // The bulk of a tiered table: the areas of its large columns, apart from the packed records, as plain values.
 //
-// A page's records stay in its frame of the region. Its bulk (every large column's rows of that page) lies in a bulk
-// frame in memory while the page is young, and at a position of the page file after it was spilled:
+// A page's records stay in its frame of the region. Its bulk (the rows of every large column of that page) lies in a
+// bulk frame in memory while the page is young, and at a position of the page file after the page was spilled:
 //   in memory: address(row, column) = bulk base + frame * frame_bytes + column.offset + row * column.stride
 //   on disk:   byte(row, column)    = position * frame_bytes + column.offset + row * column.stride
-// Bulk is read in *units*: one row where a row fills whole blocks, else one block of rows. Blocks are the grain of
-// staging memory and of direct reads: block_bytes is a multiple of 4 KiB, and every column's area begins on one.
+// Bulk is read in *units*: one row if a row fills whole blocks, else one block of rows. Staging memory and direct reads
+// are divided into blocks: block_bytes is a multiple of 4 KiB, and the area of every column begins at a block.
+//
+// Owner:   these values own nothing. Locking: none, they never change. Cost: O(columns).
 #pragma once
 
 #include <cstdint>
@@ -23,18 +25,18 @@ class Status;
 inline constexpr uint32_t kMaxBulkColumns = 128;
 inline constexpr uint64_t kDirectAlign = 4096;  // of files, memory and lengths of a read past the page cache
 
-// What a user asks of a tiered table. An empty directory: not tiered.
+// The configuration of a tiered table. An empty directory: the table is not tiered.
 struct TierConfig {
   std::string directory;          // of the page file
   uint64_t ram_bytes = 0;         // bulk frames and staging together
   double staging_fraction = 0.5;  // of ram_bytes
-  uint32_t min_column_bytes = 0;  // columns of more bytes a row than this are bulk
+  uint32_t min_column_bytes = 0;  // a column of more bytes a row than this is bulk
   uint32_t num_io_threads = 8;
 
   bool is_tiered() const { return !directory.empty(); }
 };
 
-// Sizes and offsets of the bulk of one table. frame_bytes == 0: no column is large, there is no bulk.
+// Sizes and offsets of the bulk of one table. frame_bytes == 0: no column is large, so there is no bulk.
 struct BulkGeometry {
   uint64_t frame_bytes;    // of one page's bulk
   uint64_t num_frames;     // in memory
@@ -46,11 +48,11 @@ struct BulkGeometry {
   uint32_t num_columns;
   uint32_t first_unit[kMaxBulkColumns];   // of each column; ~0 where it is not bulk
   uint32_t unit_blocks[kMaxBulkColumns];  // blocks of one unit
-  uint64_t places_offset;                 // page -> where its bulk is
-  uint64_t links_offset;                  // page -> neighbours on the list of those that can be spilled
+  uint64_t places_offset;                 // page -> the place of its bulk
+  uint64_t links_offset;                  // page -> neighbours on the list of pages that can be spilled
   uint64_t positions_offset;              // position -> page + 1, 0 = free
   uint64_t free_offset;                   // a stack of free bulk frames
-  uint64_t leaving_offset;                // bulk frame -> it is being written out
+  uint64_t leaving_offset;                // bulk frame -> 1 while the frame is written out
   uint64_t state_offset;
 
   uint64_t unit_bytes(uint32_t column) const { return unit_blocks[column] * block_bytes; }

@@ -1,8 +1,9 @@
-// A page's bulk as readers see it: where it is, and the lists that the pages' room keeps of it.
+// The bulk of a page as readers see it, and the lists of bulk frames that the room pages/ keeps.
 //
-// Owner:   a Bulk is a view over areas of the region and over the tier's memory; both belong to the table's handle.
+// Owner:   a Bulk is a view of areas of the region and of the tier's memory; the table's handle owns both.
 // Locking: everything is written under the table lock. Readers use place() and frame() only: they read the page's word
-//          first, then its place, and look at the word again when they have read (rules D6, G4).
+//          first, then its place, and read the word again after the rows (rules D6, G4).
+// Cost:    O(1).
 #pragma once
 
 #include <atomic>
@@ -24,7 +25,7 @@ struct BulkPlace {
   uint64_t pack() const { return number << 2 | static_cast<uint64_t>(kind); }
 };
 
-// Pages whose bulk is in memory and which are CLOSED, oldest first: the spill thread takes them from the front.
+// The list of CLOSED pages whose bulk is in memory, oldest first: the spill thread takes them from the front.
 struct BulkLink {
   uint32_t prev, next;
   uint32_t is_listed;
@@ -32,13 +33,13 @@ struct BulkLink {
 
 struct BulkState {
   std::atomic<uint64_t> num_free_frames;
-  std::atomic<uint64_t> next_position;  // the ring's hand
+  std::atomic<uint64_t> next_position;  // of the page file, which is used as a ring
   std::atomic<uint64_t> pages_in_ram, pages_on_disk;
   uint32_t list_head, list_tail;
 };
 
 struct Bulk {
-  const BulkGeometry* geometry = nullptr;  // null: frames hold whole rows, there is no bulk
+  const BulkGeometry* geometry = nullptr;  // null: whole rows lie in the frames, so there is no bulk
   std::byte* base = nullptr;               // of the bulk frames
   BulkState* state = nullptr;
   std::atomic<uint64_t>* places = nullptr;

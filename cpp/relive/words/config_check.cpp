@@ -14,7 +14,7 @@ constexpr uint64_t kMaxValueBytes = uint64_t{1} << 32;
 constexpr uint64_t kMaxRowBytes = uint64_t{1} << 36;  // a page of rows: 2^48 bytes at most
 constexpr uint64_t kMaxRecords = uint64_t{1} << 31;
 
-// The bytes of one value, which must not wrap round to few; of all columns they make up a row.
+// Adds the bytes of one value to the bytes of a row. The product of its sizes must not overflow.
 Status check_column(const ColumnConfig& column, uint64_t* row_bytes, uint64_t* late_bytes) {
   if (column.name.empty() || column.name.size() > 127) return invalid("column name", "1 to 127 bytes", 0);
   if (column.shape.size() > kMaxDims)
@@ -34,7 +34,7 @@ Status check_column(const ColumnConfig& column, uint64_t* row_bytes, uint64_t* l
   return {};
 }
 
-// What an explicit item is, is said when it is inserted; the index says how much of it there may be.
+// The bounds of an index's items. An explicit item itself is checked when it is inserted.
 Status check_map(const IndexConfig& index) {
   if (index.map == LeafMap::kImplicit) {
     if (index.num_windows != 0) return invalid("windows", "none where items are not explicit", index.num_windows);
@@ -62,7 +62,7 @@ Status check_map(const IndexConfig& index) {
   return {};
 }
 
-// Groups of episodes: one window of stride 1, which all members have, and a column that says whose they are.
+// Groups of episodes: one window of stride 1, which all members have, and the column by which groups form.
 Status check_group(const TableConfig& config, const IndexConfig& index) {
   const GroupConfig& group = index.group;
   if (!group.is_set())
@@ -81,7 +81,7 @@ Status check_group(const TableConfig& config, const IndexConfig& index) {
   return {};
 }
 
-// Numbers that a group's priority is computed of: one float a row, or an episode.
+// The column from which a group's priority is computed: one float a row, or an episode.
 Status check_group_weight(const TableConfig& config, const IndexConfig& index) {
   const GroupConfig& group = index.group;
   if (group.weight == GroupWeight::kNone)
@@ -97,7 +97,8 @@ Status check_group_weight(const TableConfig& config, const IndexConfig& index) {
   return {};
 }
 
-// Goals that a drawn transition may get instead of its own, from rows of its episode behind which a state stands.
+// Goals that a drawn transition may get instead of its own. Such goals come from rows of its episode that a state
+// follows.
 Status check_hindsight(const TableConfig& config, const IndexConfig& index) {
   const HindsightConfig& hindsight = index.hindsight;
   const SequenceConfig& sequence = index.sequence;
@@ -123,7 +124,7 @@ Status check_hindsight(const TableConfig& config, const IndexConfig& index) {
   return {};
 }
 
-// The columns that items of an explicit index have of their own.
+// The items' own columns, of explicit indexes.
 Status check_item_columns(const TableConfig& config) {
   size_t count = 0;
   for (size_t i = 0; i < config.item_columns.size(); ++i) {
@@ -170,13 +171,13 @@ Status check_limiter(const IndexConfig& index, const LimiterConfig& limiter, uin
   if (limiter.kind > LimiterConfig::kStalenessBudget) return wrong_limit("limiter", "0 to 3", limiter.kind);
   const bool has_fill = limiter.kind == LimiterConfig::kMinSize || limiter.kind == LimiterConfig::kSamplesPerInsert;
   if (has_fill && !(at_least >= 1.0 && at_least <= most))
-    return wrong_limit("min_size", "1 to what the index can hold", at_least);
+    return wrong_limit("min_size", "1 to the most items of the index", at_least);
   if (limiter.kind == LimiterConfig::kSamplesPerInsert &&
       !(limiter.samples_per_insert > 0.0 && std::isfinite(limiter.samples_per_insert) &&
         std::isfinite(limiter.tolerance) && 2.0 * limiter.tolerance >= limiter.samples_per_insert + 1.0))
     return wrong_limit("tolerance", "at least (samples_per_insert + 1) / 2, both finite", limiter.tolerance);
   if (limiter.kind == LimiterConfig::kQueue && !(limiter.hi >= 1.0 && limiter.hi <= most))
-    return wrong_limit("max_size", "1 to what the index can hold", limiter.hi);
+    return wrong_limit("max_size", "1 to the most items of the index", limiter.hi);
   if (limiter.kind == LimiterConfig::kStalenessBudget && !(limiter.eta >= 0.0 && std::isfinite(limiter.eta)))
     return wrong_limit("eta", "a finite number >= 0", limiter.eta);
   if (limiter.kind == LimiterConfig::kStalenessBudget &&
@@ -188,7 +189,7 @@ Status check_limiter(const IndexConfig& index, const LimiterConfig& limiter, uin
   return {};
 }
 
-// What is asked of versions, and of the order in which items came.
+// max_staleness, and the options of Fresh.
 Status check_freshness(const IndexConfig& index) {
   constexpr uint64_t kMost = uint64_t{1} << 52;  // leaves are doubles
   if (index.versions_kept > kMost)
@@ -224,7 +225,7 @@ Status check_config(const TableConfig& config) {
         !(index.initial_number >= 0.0 && index.initial_number <= std::numeric_limits<float>::max()))
       return Status(Code::kInvalidConfig)
           .with_text("what", "initial priority")
-          .with_text("expected", "a number >= 0 that float32 holds")
+          .with_text("expected", "a number >= 0 in the range of float32")
           .with_double("got", index.initial_number);
     RELIVE_RETURN_IF_ERROR(check_map(index));
     RELIVE_RETURN_IF_ERROR(check_group(config, index));

@@ -1,4 +1,4 @@
-// What a configuration must be before a table is laid out: the first thing that it cannot be, as kInvalidConfig.
+// Checks of a configuration, before a table is laid out. Each returns kInvalidConfig on the first value at fault.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@ inline Status invalid(const std::string& what, const std::string& expected, int6
   return Status(Code::kInvalidConfig).with_text("what", what).with_text("expected", expected).with_int("got", got);
 }
 
-// A limiter of an index of a table of so many steps: numbers that can be, and under which both sides can move.
+// The limiter of an index of a table with this capacity: its numbers are in range, and neither draws nor inserts wait
+// for ever.
 Status check_limiter(const IndexConfig& index, const LimiterConfig& limiter, uint64_t capacity);
 Status check_config(const TableConfig& config);
 

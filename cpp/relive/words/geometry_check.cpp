@@ -1,7 +1,9 @@
-// Whether a header that was read can be bound to: every size and offset within the file, counts that agree.
+// Whether a region may be bound to a header that was read: every size and offset lies within the file, and counts
+// agree.
 //
-// The header's checksum tells damage; this comes before it, for the checksum itself reads columns and metadata by these
-// offsets. Everything is computed in 128 bits, where no product of what a header holds overflows.
+// This check comes before the header's checksum, because the checksum itself reads columns and metadata by these
+// offsets. All sums are computed in 128 bits, where no product of the header's words overflows. Cost: O(columns +
+// indexes).
 #include <algorithm>
 #include <cstring>
 
@@ -38,7 +40,7 @@ bool are_slabs_sound(const Geometry& g, size_t num_bytes) {
              num_bytes;
 }
 
-// Start cells: as many as rows, behind the slabs.
+// Start cells: as many as row slots, after the slabs.
 bool are_cells_sound(const Geometry& g, size_t num_bytes) {
   const CellGeometry& cells = g.cells;
   if (cells.stride == 0) return true;
@@ -48,7 +50,7 @@ bool are_cells_sound(const Geometry& g, size_t num_bytes) {
          Wide{cells.cells_offset} + Wide{cells.num_cells} * cells.stride <= num_bytes;
 }
 
-// Records: as many as keys have numbers for, above every row's slot, and areas that hold all of them.
+// Records: no more than keys have numbers for, above every row's slot, in areas that are large enough.
 template <class Lies>
 bool are_records_sound(const Geometry& g, const RecordGeometry& records, Wide first_leaf, const Lies& lies) {
   if (!is_in(records.max_items, 1, (Wide{1} << 31) + 1) ||
@@ -151,7 +153,8 @@ std::string unsound_part(const Geometry& g, const std::byte* memory, size_t num_
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
     const uint64_t num_leaves = g.records[i].max_items != 0 ? g.records[i].max_items : g.num_slots;
     const Wide end = Wide{g.trees_offset[i]} + Tree::num_bytes(num_leaves) + kTurnBytes;
-    if ((indexes[i].traits & kIsShuffled) && end > g.slabs_offset) return "turns that lie outside of their place";
+    if ((indexes[i].traits & kIsShuffled) && end > g.slabs_offset)
+      return "a count of visited leaves outside of its place";
   }
   const auto* columns = reinterpret_cast<const ColumnLayout*>(memory + g.columns_offset);
   for (uint32_t c = 0; c < g.num_columns; ++c)

@@ -1,8 +1,9 @@
-// "Under the lock" as a type: whoever changes what the lock protects is handed a Held.
+// "Under the lock" as a type: a function that changes words which the table lock protects takes a Held.
 //
-// Owner:   a Held lives on the stack of a Locked (pages/lock.hpp) or of whoever is alone with a region at birth; it is
-//          never kept. Its list of touched leaves belongs to the handle and is empty whenever the lock is free.
-// Locking: this is the lock. No allocation, no system call and no Python while one exists (rule C4).
+// Owner:   a Held lives on the stack of a Locked (pages/lock.hpp), or of the process that is alone with a region at
+//          birth. It is never stored. Its list of changed leaves belongs to the handle and is empty whenever the lock
+//          is free.
+// Locking: a Held stands for the table lock. While it exists there is no allocation, no system call and no Python (C4).
 #pragma once
 
 #include <array>
@@ -16,13 +17,13 @@
 
 namespace relive {
 
-// Leaves touched in one critical section, whose ancestors are recomputed at its end. One a handle.
+// The leaves that one critical section changed: their ancestors are recomputed at its end. A handle has one list.
 class Dirty final {
  public:
   static constexpr size_t kRoom = 1024;
 
  private:
-  friend class Leaves;
+  friend class IndexView;
   std::array<std::array<uint64_t, kRoom>, kMaxIndexes> slots_;
   std::array<size_t, kMaxIndexes> count_{};
 };
@@ -34,12 +35,14 @@ class Held final {
 
   Region& region;
   Dirty& dirty;
-  // Explicit items that may still end in this hold before their rows go (rule X7), each as many as eight of its nodes.
+  // Explicit items that may still end in this critical section before their rows go (rule X7); eight nodes count as
+  // one.
   uint32_t ends_left = kEndsAHold;
-  // Rows that it may still look at for explicit items that have all their late columns now (rule L6).
+  // Rows that this critical section may still look at, for explicit items that have all their late columns now (rule
+  // L6).
   uint32_t looks_left = kLooksAHold;
-  // Counts that nobody changes without the lock, but everybody may read: a load and a store, since a locked instruction
-  // waits for all stores before it, which cost a written step a tenth of its time.
+  // Change a count that is written under the lock only, and read at any time. A load and a store suffice. A locked
+  // instruction would wait for all stores before it, which cost a written step a tenth of its time.
   template <class T>
   static void add(std::atomic<T>& count, std::type_identity_t<T> change) {
     count.store(count.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
@@ -48,7 +51,7 @@ class Held final {
   static void subtract(std::atomic<T>& count, std::type_identity_t<T> change) {
     count.store(count.load(std::memory_order_relaxed) - change, std::memory_order_relaxed);
   }
-  // The time of this hold, asked for once.
+  // The time of this critical section; the clock is read once.
   double now_s() {
     if (now_s_ == 0.0) now_s_ = clock_s();
     return now_s_;
@@ -58,7 +61,7 @@ class Held final {
   static constexpr uint32_t kEndsAHold = 256;
   static constexpr uint32_t kLooksAHold = 4096;
   friend class Locked;  // the table lock
-  friend class Alone;   // nobody else is attached: birth, and the first to attach after all others died
+  friend class Alone;   // no other process is attached: at birth, or after all others died
   Held(Region& r, Dirty& d) : region(r), dirty(d) {}
   double now_s_ = 0.0;
 };

@@ -18,19 +18,20 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kSlabBytes = 256 * kMiB;
 constexpr uint64_t kSlabAlign = 2 * kMiB;
 constexpr uint64_t kFrameAlign = 64;
-// Rows that lie multiples of this apart share one set of a first cache, whose few ways hold as many lines. Lanes are
-// written in step, each at the same row of a page of its own: more of them than ways would push each other out.
+// Rows that lie multiples of this apart share one set of a first-level cache, which has room for as many lines as it
+// has ways. Lanes are written together, each at the same row of its own page: more lanes than ways would evict each
+// other.
 constexpr uint64_t kAliasBytes = 4096;
 constexpr uint32_t kMostWays = 16;
 constexpr uint64_t kGrowBytes = 32 * kMiB;
-constexpr uint64_t kGrowCellBytes = kMiB / 16;  // they are few
+constexpr uint64_t kGrowCellBytes = kMiB / 16;  // most tables use few cells
 constexpr uint64_t kMaxPageLen = 4096;
 constexpr uint32_t kGroupValueBytes = 16;
-constexpr long double kMaxRegionBytes = 0x1p62L;  // offsets are added up in 64 bits
+constexpr long double kMaxRegionBytes = 0x1p62L;  // sums of offsets must fit 64 bits
 
 uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// All of a column that does not depend on where it lies.
+// A column without its position.
 ColumnLayout described(const ColumnConfig& from) {
   ColumnLayout to;
   std::memset(&to, 0, sizeof to);
@@ -47,7 +48,7 @@ ColumnLayout described(const ColumnConfig& from) {
   return to;
 }
 
-// The order in which columns are packed: by alignment, so that each lies on its natural boundary.
+// The order in which columns are packed: largest elements first, so that each column lies on its natural boundary.
 std::vector<size_t> packing_order(const std::vector<ColumnConfig>& columns) {
   std::vector<size_t> order(columns.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -60,7 +61,7 @@ uint64_t aligned_at(uint64_t offset, const ColumnConfig& column) {
   return round_up(offset, std::clamp<uint64_t>(std::bit_floor(column.item_bytes), 1, 16));
 }
 
-// Whether large columns of kind start are kept in cells: where no index may ask for them at any row.
+// Whether large columns of kind start are stored in cells: only if every index knows at which rows its windows begin.
 bool has_cells(const TableConfig& config) {
   const auto is_large = [](const ColumnConfig& column) {
     return column.kind == ColumnKind::kStart && described(column).num_bytes > kLargeColumn;
@@ -72,7 +73,7 @@ bool has_cells(const TableConfig& config) {
          std::any_of(config.columns.begin(), config.columns.end(), is_large);
 }
 
-// Packed columns first by alignment, so that each lies on its natural boundary; large ones in areas of their own.
+// Packed columns go into the record in packing_order(); large columns get areas of their own.
 void place_columns(const TableConfig& config, Layout* out) {
   Geometry& g = out->geometry;
   out->columns.resize(config.columns.size());
@@ -108,12 +109,12 @@ void place_columns(const TableConfig& config, Layout* out) {
   }
 }
 
-// The largest power of the fanout that keeps a page small against 1 MiB and against the capacity (lanes must not
-// strand memory). How far windows reach has no part in it: they run over as many pages as they need.
+// The largest power of the fanout at which a page is small: at most 1 MiB, and max_lanes pages at most an eighth of the
+// capacity, since every lane may keep a page open. The reach of windows does not matter: they run over several pages.
 uint32_t choose_page_len(const TableConfig& config, const Geometry& g, bool has_bulk) {
-  // A page of one row is whole where no window reaches over it; bulk of one row is then spilled and freed alone.
+  // If no window reaches over one row, a page may have one row: its bulk is then spilled and freed by itself.
   uint64_t least = has_bulk && g.has_state == 0 && g.history + g.max_n_step <= 1 ? 1 : Tree::kFanout;
-  if (config.indexes.front().chooses_pages()) return static_cast<uint32_t>(least);  // the fewer dead rows a page keeps
+  if (config.indexes.front().chooses_pages()) return static_cast<uint32_t>(least);  // a short page keeps few dead rows
   uint64_t len = least;
   while (len * Tree::kFanout <= kMaxPageLen && len * Tree::kFanout * g.row_bytes <= kMiB &&
          len * Tree::kFanout * config.max_lanes <= config.capacity / 8)
@@ -131,7 +132,7 @@ void place_frames(uint32_t max_lanes, Layout* out) {
   }
   g.frame_bytes = round_up(offset, kFrameAlign);
   if (max_lanes > kMostWays && g.frame_bytes % kAliasBytes == 0) g.frame_bytes += kFrameAlign;
-  g.num_frames = g.num_pages + 1;  // one to move pages through
+  g.num_frames = g.num_pages + 1;  // one frame is spare, to move pages
   const uint64_t wanted = std::max<uint64_t>(1, kSlabBytes / g.frame_bytes);
   const uint64_t per_slab = std::min(std::bit_ceil(wanted), std::bit_ceil(g.num_frames));
   g.frames_per_slab_shift = static_cast<uint32_t>(std::bit_width(per_slab) - 1);
@@ -139,7 +140,7 @@ void place_frames(uint32_t max_lanes, Layout* out) {
   g.grow_frames = std::max<uint64_t>(1, kGrowBytes / g.frame_bytes);
 }
 
-// Records: how many nodes each has follows from the page length, and which keys are theirs from the slots.
+// Numbers the records: the nodes of a record follow from the page length, its key from the number of slots.
 Status number_records(const TableConfig& config, Geometry* g) {
   uint64_t next_leaf = g->num_slots;
   for (uint32_t i = 0; i < g->num_indexes; ++i) {
@@ -154,7 +155,7 @@ Status number_records(const TableConfig& config, Geometry* g) {
     for (uint32_t w = 0; w < index.num_windows; ++w)
       records.max_rows = std::max(records.max_rows, index.windows[w].span(index.windows[w].length));
     records.pages_a_window = (records.max_rows + g->page_len - 2) / g->page_len + 1;
-    if (records.max_items * records.nodes_a_record() >= ~uint32_t{0})  // nodes are named by 32 bits, 0 is none
+    if (records.max_items * records.nodes_a_record() >= ~uint32_t{0})  // the name of a node has 32 bits, 0 is none
       return invalid("max_items", "fewer than 2^32 times pages that their windows can touch",
                      static_cast<int64_t>(index.max_items));
     next_leaf += records.max_items;
@@ -166,7 +167,7 @@ Status number_records(const TableConfig& config, Geometry* g) {
   return {};
 }
 
-// Items' own columns, packed as those of rows are, behind them in the list of columns.
+// The items' own columns, packed as the columns of rows are, and after them in the list of columns.
 void place_item_columns(const TableConfig& config, Layout* out) {
   for (size_t i = 0; i < config.item_columns.size(); ++i) {
     const std::vector<ColumnConfig>& columns = config.item_columns[i];
@@ -228,7 +229,7 @@ Status place_areas(const TableConfig& config, Layout* out) {
   g.marks_offset = take(sizeof(Mark) * g.num_slots);
   g.free_frames_offset = take(sizeof(uint32_t) * g.num_frames);
   if (has_bulk(out->bulk)) place_bulk_areas(take, g.num_pages, &out->bulk);
-  bool are_marks_taken = false;  // by the first index of rows with priorities
+  bool are_marks_taken = false;  // the first index of rows with priorities keeps pending ones in the marks
   for (uint32_t i = 0; i < g.num_indexes; ++i) {
     const bool has_records = g.records[i].max_items != 0;
     const uint64_t num_leaves = has_records ? g.records[i].max_items : g.num_slots;
@@ -295,7 +296,8 @@ Status make_layout(const TableConfig& config, Layout* out) {
     for (uint32_t c = 0; c < g.num_columns; ++c)
       shape.before = std::max(shape.before, std::max(config.indexes[i].stack[c], 1u) - 1);
     shape.before += sequence.burn_in;
-    // Rows: where windows cross ends each of their steps may be an episode's last, with a tail behind it.
+    // These are rows: if windows cross ends, each of their steps may be the last of an episode, and be followed by a
+    // tail.
     if (sequence.is_set() && sequence.crosses() && g.has_state != 0) {
       shape.before += sequence.burn_in;
       shape.spanned += shape.spanned - 1;

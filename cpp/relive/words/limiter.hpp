@@ -1,22 +1,28 @@
-// The rate limiter as arithmetic on counters; waiting is another piece.
+// The rate limiter as arithmetic on counters. Waiting is elsewhere (table/waiting.hpp).
 //
-// Units: items published (inserted), items sampled. The difference d = inserted * samples_per_insert - sampled is kept
-// in the corridor [lo, hi], which is spi * min_size -/+ tolerance; its width is the window.
+// Units are items: published (inserted), and sampled. The difference d = inserted * samples_per_insert - sampled is
+// kept in the corridor [lo, hi], which is spi * min_size -/+ tolerance. The width of the corridor is the window.
 //   can_sample(n): live >= min_size  and  d - n >= lo
 //   can_insert(n): live + n <= min_size  or  d + n * spi <= hi  or  (live < min_size and n * spi <= window)
-// The last clause: inserts of 32 into min_size 100 stand at 96, where no draw passes yet and the 32 more may be worth
-// more than the tolerance. Without it nobody would ever move; with it d exceeds hi by less than a window, once: rows that
-// other writers have reserved count as live, too.
-// kMinSize knows no corridor: can_sample is live >= min_size, can_insert is always true.
-// kQueue is that corridor over other counts: of what is there, not of what ever came. inserted is live, sampled is 0,
-// samples_per_insert 1, [lo, hi] is [0, max_size]: a draw of n asks for n items, an insert for room for n. min_size is
-// 0: there is no first fill, in which writers would be let in beside what others have reserved.
-// kStalenessBudget bounds inserts alone, by the policy version: inserted is what was ever drawn, and what lives and was
-// not, and hi is (eta + version + 1) x items_per_version. at_version() makes it of the version; lo is -infinity.
+// The last clause lets a table fill up. Inserts of 32 items into min_size 100 reach 96, where no draw passes yet, and
+// 32 more items may be worth more than the tolerance: without the clause both sides would wait for ever. With it d
+// exceeds hi by less than a window, once, because rows that other writers have reserved also count as live.
 //
-// Owner: what the table was made with lies in IndexConfig and never changes; the present one in a LimiterCell
-// (limiter_cell.hpp), which anybody reads and who holds the table lock writes (rule P1). Locking: none here; who acts
-// upon an answer holds the table lock, who waits asks without it and asks again under it.
+//   kind              | counts                           | corridor
+//   kMinSize          | live                             | none: draws wait for live >= min_size, inserts pass
+//   kSamplesPerInsert | inserted, sampled                | as above
+//   kQueue            | inserted: live items; sampled: 0 | [0, max_size]; samples_per_insert 1, min_size 0
+//   kStalenessBudget  | ever drawn + live, not drawn yet | lo = -infinity, hi of the version: at_version()
+//
+// So in a queue a draw of n waits for n items, and an insert of n for room for n. It has no first fill, in which
+// writers would be admitted in spite of the rows that other writers have reserved. kStalenessBudget bounds inserts
+// only: hi = (eta + version + 1) x items_per_version.
+//
+// Owner:   the limiter that a table was made with lies in IndexConfig and never changes; the present one lies in a
+//          LimiterCell (limiter_cell.hpp, rule P1).
+// Locking: none here. A caller that acts on an answer asks under the table lock; a caller that waits may ask without
+//          the lock, and asks again under it.
+// Cost:    O(1).
 #pragma once
 
 #include <algorithm>
@@ -45,7 +51,8 @@ struct LimiterConfig {
 };
 static_assert(sizeof(LimiterConfig) == 64 && std::is_trivially_copyable_v<LimiterConfig>, "lies in the region");
 
-// What a limiter counts: items that live (and wait to), items inserted, items sampled, as its kind has it.
+// The counts of a limiter, as its kind defines them: items that live (or wait to be published), items inserted,
+// sampled.
 struct LimiterCounts {
   int64_t live;
   int64_t inserted;
@@ -76,7 +83,7 @@ inline LimiterConfig make_queue(int64_t max_size) {
   return {LimiterConfig::kQueue, 0, 0, 1.0, 0.0, static_cast<double>(max_size), 0.0, 0.0, 0.0};
 }
 
-// Until at_version() says of which: of version 0.
+// The budget of version 0; at_version() gives that of another version.
 inline LimiterConfig make_staleness_budget(double eta, double items_per_version) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return {LimiterConfig::kStalenessBudget,
@@ -97,8 +104,9 @@ inline LimiterConfig at_version(LimiterConfig config, uint32_t version) {
   return config;
 }
 
-// The limiter as it begins anew in a table where so much was counted: as though the table had been filled by it until
-// now, up to min_size at most, and nothing drawn. The totals of a corridor run since the table was made, so it moves.
+// A limiter that replaces another one in a table with these counts. It begins as if the live items, at most min_size of
+// them, had just been inserted and none had been drawn. The totals run since the table was made, so the corridor is
+// moved.
 inline LimiterConfig begun_at(LimiterConfig config, const LimiterCounts& counts) {
   if (config.kind != LimiterConfig::kSamplesPerInsert) return config;
   const double spi = config.samples_per_insert;
@@ -109,7 +117,7 @@ inline LimiterConfig begun_at(LimiterConfig config, const LimiterCounts& counts)
   return config;
 }
 
-// Whether draws wait for more than live items, and whether inserts wait at all.
+// Whether draws wait for more than min_size live items; whether inserts wait at all.
 inline bool paces_draws(const LimiterConfig& config) {
   return config.kind == LimiterConfig::kSamplesPerInsert || config.kind == LimiterConfig::kQueue;
 }
@@ -118,7 +126,7 @@ inline bool paces_inserts(const LimiterConfig& config) { return config.kind != L
 // Width of the corridor in samples; infinite for kMinSize and kStalenessBudget.
 inline double window(const LimiterConfig& config) { return config.hi - config.lo; }
 
-// live: published items that can be drawn now; inserted, sampled: totals since creation, in flight included.
+// live: published items that can be drawn now. inserted, sampled: totals since the table was made, in flight included.
 inline bool can_sample(const LimiterConfig& config, int64_t live, int64_t inserted, int64_t sampled, int64_t n) {
   if (live < config.min_size) return false;
   if (config.kind == LimiterConfig::kMinSize) return true;
@@ -132,7 +140,7 @@ inline bool can_insert(const LimiterConfig& config, int64_t live, int64_t insert
   return static_cast<double>(inserted + n) * config.samples_per_insert - static_cast<double>(sampled) <= config.hi;
 }
 
-// The most items that can_insert lets in now, at most `most`: each of its clauses is a bound on n.
+// The most items, up to `most`, that can_insert() admits now: each clause of can_insert() is a bound on n.
 inline int64_t most_insertable(const LimiterConfig& config, int64_t live, int64_t inserted, int64_t sampled,
                                int64_t most) {
   if (can_insert(config, live, inserted, sampled, most)) return most;
@@ -144,7 +152,7 @@ inline int64_t most_insertable(const LimiterConfig& config, int64_t live, int64_
   int64_t n = std::max(config.min_size - live, worth(config.hi - difference));
   if (live < config.min_size) n = std::max(n, worth(window(config)));
   n = std::clamp<int64_t>(n, 0, most);
-  while (n > 0 && !can_insert(config, live, inserted, sampled, n)) --n;  // what the division rounded up
+  while (n > 0 && !can_insert(config, live, inserted, sampled, n)) --n;  // the division may have rounded up
   return n;
 }
 
@@ -158,22 +166,22 @@ inline int64_t most_insertable(const LimiterConfig& config, const LimiterCounts&
   return most_insertable(config, counts.live, counts.inserted, counts.sampled, most);
 }
 
-// A draw passes once d >= lo + n, and writers stop at d = hi: no draw larger than the window ever passes.
+// A draw passes if d >= lo + n, and writers stop at d = hi: a draw larger than the window never passes.
 inline bool sample_can_ever_pass(const LimiterConfig& config, int64_t n) {
   return static_cast<double>(n) <= window(config);
 }
 
-// Beyond the first fill an insert passes once d <= hi - n * spi, and samplers stop at d = lo: no insert worth more
-// samples than the window ever passes. Ask can_insert first: what still fits the first fill (live + n <= min_size)
-// passes whatever its size.
+// After the first fill an insert passes if d <= hi - n * spi, and samplers stop at d = lo: an insert worth more samples
+// than the window never passes. Ask can_insert() first: an insert that fits the first fill (live + n <= min_size)
+// passes at any size.
 inline bool insert_can_ever_pass(const LimiterConfig& config, int64_t n) {
   return config.kind == LimiterConfig::kMinSize || static_cast<double>(n) * config.samples_per_insert <= window(config);
 }
 
-// True where writers that only insert `insert_size` at a time and samplers that only draw `draw_size` can never block
-// each other for good: both wait while hi - insert_size * spi < d < lo + draw_size, which is empty exactly if the two
-// fit the window together. What a version's budget leaves must be let in to its last item, for draws may ask for all of
-// it before the next version comes: more than one item at a time need not fit.
+// Whether writers that always insert `insert_size` items and samplers that always draw `draw_size` can never block each
+// other for good. Both wait while hi - insert_size * spi < d < lo + draw_size, which is empty exactly if the two fit
+// the window together. With kStalenessBudget the last item of a version's budget must be admitted, because draws may
+// ask for all of the budget before the next version comes: inserts of more than one item at a time may not fit.
 inline bool always_moves(const LimiterConfig& config, int64_t insert_size, int64_t draw_size) {
   if (config.kind == LimiterConfig::kStalenessBudget) return insert_size <= 1;
   return config.kind == LimiterConfig::kMinSize ||
@@ -181,9 +189,9 @@ inline bool always_moves(const LimiterConfig& config, int64_t insert_size, int64
              window(config);
 }
 
-// True where a draw of n and writers that insert as few as one item at a time can never block each other for good: a
-// draw, unlike a block of rows, can not be had in parts. Where samples_per_insert is whole so is d, and
-// hi - spi < d < lo + n is empty of whole numbers a little earlier.
+// Whether a draw of n and writers that may insert one item at a time can never block each other for good. A draw cannot
+// be divided, as a block of rows can. If samples_per_insert is a whole number so is d, and hi - spi < d < lo + n
+// contains no whole number for slightly larger draws.
 inline bool draw_always_moves(const LimiterConfig& config, int64_t n) {
   const double spi = config.samples_per_insert;
   if (!paces_draws(config) || spi != std::floor(spi)) return always_moves(config, 1, n);

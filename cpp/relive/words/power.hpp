@@ -1,7 +1,8 @@
-// Powers of priorities and probabilities, sixteen at a time: they are taken by the batch, where the library's function
-// costs more than all the memory an update touches.
+// Powers of priorities and probabilities, sixteen at a time. A batch needs many of them, and the library's function
+// would cost more than all the memory that an update touches.
 //
-// Cost: about 3 ns a number on 256-bit registers. Relative error below 1e-9: exact enough for what is stored as float32.
+// Owner:   none. Locking: none.
+// Cost:    about 3 ns a number on 256-bit registers. The relative error is below 1e-9, enough for float32 priorities.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,8 @@ using FourWords = uint64_t __attribute__((vector_size(32)));
 
 inline constexpr size_t kFour = 4;
 
-// A power is some forty steps, each of which waits for the one before. Groups of four numbers go side by side, every
-// step for all of them before the next one, so that the processor has others to work on: 1.8 times the speed of one.
+// A power takes some forty steps, each of which waits for the step before. So several groups of four numbers take each
+// step together, and the processor works on one group while another waits: 1.8 times the speed of one group.
 template <size_t kGroups>
 struct Fours {
   Four at[kGroups];
@@ -36,7 +37,7 @@ inline __attribute__((always_inline)) Fours<kGroups> each(const Step& step) {
 
 inline __attribute__((always_inline)) Four all(double value) { return Four{value, value, value, value}; }
 
-// The polynomial of x with these coefficients, that of the highest power first.
+// The polynomial of x with these coefficients, the one of the highest power first.
 template <size_t kGroups, size_t kTerms>
 inline __attribute__((always_inline)) Fours<kGroups> polynomial(const Fours<kGroups>& x,
                                                                 const double (&coefficients)[kTerms]) {
@@ -84,7 +85,7 @@ inline __attribute__((always_inline)) Fours<kGroups> exp2_of(const Fours<kGroups
   });
 }
 
-// x^exponent. 0^0 = 1, 0^e = 0 for e > 0 and a huge number for e < 0, as the limit demands.
+// x^exponent. 0^0 = 1, 0^e = 0 for e > 0, and a huge number for e < 0, as in the limit.
 template <size_t kGroups>
 inline __attribute__((always_inline)) Fours<kGroups> raised(const Fours<kGroups>& x, double exponent) {
   const Four least = all(0x1p-1000), most = all(1000.0);
@@ -98,7 +99,7 @@ inline __attribute__((always_inline)) Fours<kGroups> raised(const Fours<kGroups>
   return each<kGroups>([&](size_t k) { return x.at[k] == 0.0 ? Four{} : powers.at[k]; });
 }
 
-// The powers of the next kGroups fours, every one of them there.
+// The powers of the next kGroups groups of four, all of which are complete.
 template <size_t kGroups, class From, class To>
 inline __attribute__((always_inline)) void powers_of_next(const From* from, double scale, double exponent, To* to) {
   Fours<kGroups> x;
@@ -111,7 +112,7 @@ inline __attribute__((always_inline)) void powers_of_next(const From* from, doub
 
 }  // namespace power
 
-// The least of them, +inf of none. Four at a time: a single minimum would wait for the one before it.
+// The least of these numbers, +inf of none. Four minima run together, because a single one would wait for each step.
 inline double least_of(const double* from, size_t count) {
   const double infinity = std::numeric_limits<double>::infinity();
   power::Four least = {infinity, infinity, infinity, infinity};
@@ -126,7 +127,7 @@ inline double least_of(const double* from, size_t count) {
   return result;
 }
 
-// to[i] = (from[i] * scale)^exponent for finite from[i] * scale >= 0; every number as if it were alone.
+// to[i] = (from[i] * scale)^exponent for finite from[i] * scale >= 0. A result does not depend on its neighbours.
 template <class From, class To>
 void powers_of(const From* from, size_t count, double scale, double exponent, To* to) {
   constexpr size_t kMany = power::kSideBySide * power::kFour;

@@ -13,9 +13,9 @@ namespace relive {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr size_t kFew = 8;  // items for which little memory is made
+constexpr size_t kFew = 8;  // up to so many items get a small stack
 
-// How each code is written, and how many values it takes and leaves.
+// The name of each code, in the order of OpCode, and the values that it takes. Each leaves one value.
 struct CodeRow {
   const char* name;
   uint32_t takes;
@@ -61,11 +61,12 @@ Status find_loaded(const ColumnLayout& column, Loaded* loaded) {
   return not_a_program(std::string("a plain number in column ") + column.name, 0);
 }
 
-// The columns that a program may name: of rows; of records, or, of groups, the record's first word under its name.
+// The columns that a program may name: those of rows; those of records; or, of groups, the column by which groups form,
+// whose value is the first word of the record.
 struct Known {
   const ColumnLayout* columns;
   uint32_t num_columns;
-  const char* group_column;  // null where the items are no groups
+  const char* group_column;  // null if the items are no groups
   bool is_explicit;
 };
 
@@ -93,7 +94,7 @@ bool is_truncated(const Region& r, const Subject& item) {
   const uint32_t head = load_head(item.base + item.row * r.geometry->record_stride);
   if ((head & (kTerminatedBit | kTruncatedBit)) != 0) return (head & kTruncatedBit) != 0;
   if (r.geometry->has_state == 0) return false;
-  uint64_t page = r.page_of(item.slot);  // an end that came after the step is a tail behind it
+  uint64_t page = r.page_of(item.slot);  // if the end came after the step, the next row is a tail
   uint32_t row = item.row + 1;
   if (row == r.page_len) {
     page = r.alive(r.pages[page].next.load(std::memory_order_acquire));
@@ -104,14 +105,14 @@ bool is_truncated(const Region& r, const Subject& item) {
   return row < range.step_end && r.is_tail(page, row);
 }
 
-// A number of either kind. No union: loops over those are not vectorised.
+// A whole or a real number. Not a union, because compilers do not vectorise loops over unions.
 struct Value {
   int64_t whole;
   double real() const { return std::bit_cast<double>(whole); }
   void set(double real) { whole = std::bit_cast<int64_t>(real); }
 };
 
-// Rows of one page, one behind the other.
+// Consecutive rows of one page.
 struct Rows {
   Subject first;
   Subject operator[](size_t k) const { return {first.slot + k, first.base, first.row + static_cast<uint32_t>(k), 0}; }
@@ -128,11 +129,11 @@ bool is_constant(const Operation& operation) {
 }
 Value constant_of(const Operation& operation) {
   Value value;
-  std::memcpy(&value, &operation.whole, sizeof value);  // of either kind: they lie in the same place
+  std::memcpy(&value, &operation.whole, sizeof value);  // whole and real constants lie in the same place
   return value;
 }
 
-// The values of one operation for all items: any number of them, or one, for which no loop is left.
+// Computes one operation for all items. If there is one item, no loop is left.
 template <bool kIsOne, class Items>
 struct Evaluation {
   const Region& r;
@@ -234,10 +235,11 @@ struct Evaluation {
 
   template <class A, class B, class Each>
   void pairs(const A& a, const B& b, Value* out, Each&& each) const {
-    const size_t size = count();  // once: what is stored might be thought to change it
+    const size_t size = count();  // once: a compiler may think that the stores below change it
     for (size_t k = 0; k < size; ++k) out[k] = each(a[k], b[k]);
   }
-  // each: of two real numbers; of two real ones, whether it is so; of two whole ones.
+  // The result of `each` is: a real number from two real numbers; a truth from two real numbers; any whole number from
+  // two.
   template <class A, class B, class Each>
   void reals(const A& a, const B& b, Value* out, Each each) const {
     pairs(a, b, out, [each](Value x, Value y) { return Value{std::bit_cast<int64_t>(each(x.real(), y.real()))}; });
@@ -250,7 +252,7 @@ struct Evaluation {
   void both(const A& a, const B& b, Value* out, Each each) const {
     pairs(a, b, out, [each](Value x, Value y) { return Value{each(x.whole, y.whole)}; });
   }
-  // a[k] and b[k]: the values of the first and the second one; out may be either of them.
+  // a[k] and b[k]: the first and the second value. out may be either of them.
   template <class A, class B>
   void of_two(OpCode code, const A& a, const B& b, Value* out) const {
     switch (code) {
@@ -350,7 +352,7 @@ void PassingRows::look_ahead(uint64_t page, uint32_t offset, uint32_t end) {
   evaluate_rows(r_, r_.header->indexes[index_].where, first, count, passes_);
   first_ = offset;
   end_ = offset + count;
-  are_all_ = std::memchr(passes_, 0, count) == nullptr;  // quicker than to count them
+  are_all_ = std::memchr(passes_, 0, count) == nullptr;  // faster than a count
 }
 
 bool passes_condition(const Region& r, uint32_t index, uint64_t slot) {
@@ -400,15 +402,15 @@ Reads reads_of(const Region& r, const Predicate& predicate) {
 
 namespace {
 
-// Whether the constant that stands there, what is loaded behind it and an operation of both follow each other: such a
-// constant needs no memory of its own.
+// Whether operation k is a constant that is followed by a load and by an operation of both: such a constant needs no
+// place on the stack.
 bool is_pair_with_load(const Predicate& predicate, uint32_t k) {
   if (k + 2 >= predicate.num_operations) return false;
   const Operation& loaded = predicate.operations[k + 1];
   return loaded.code < OpCode::kToReal && !is_constant(loaded) && predicate.operations[k + 2].code >= OpCode::kAdd;
 }
 
-// Not where it is called: what asks of one item alone must not pay for memory of many.
+// Not inlined: a caller with one item must not get a stack frame for many.
 template <size_t kMost, class Items>
 [[gnu::noinline]] void run_program(const Region& r, const Predicate& predicate, const Items& items, size_t count,
                                    bool* passes) {

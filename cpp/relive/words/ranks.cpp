@@ -10,14 +10,14 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr uint64_t kALine = 16;   // members
-constexpr size_t kTogether = 64;  // leaves whose memory is asked for before the first of them is worked on
+constexpr size_t kTogether = 64;  // leaves that are prefetched before the first of them is worked on
 
 constexpr uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 }  // namespace
 
-// Members fill all blocks of a class but its last. A class has a directory of a level only where it has more members than
-// a block of the level below holds, so that few classes have one.
+// Members fill all blocks of a class but the last. A class has a directory of a level only if it has more members than
+// one block of the level below, so few classes have a directory.
 uint64_t Ranks::num_blocks(uint64_t num_leaves) {
   uint64_t blocks = num_leaves / kRoom + std::min<uint64_t>(num_leaves, kClasses) + 1;
   for (uint64_t below = kRoom; below < num_leaves; below *= kRoom)
@@ -59,7 +59,7 @@ void Ranks::free_block(uint32_t block) {
   head_->free = block + 1;
 }
 
-// num_blocks_ where others change the class.
+// May be num_blocks_ or more while another process changes the class.
 uint32_t Ranks::block_of(uint32_t root, uint64_t position, uint32_t levels) const {
   uint32_t block = root;
   for (uint32_t level = levels; level > 0 && block < num_blocks_; --level)
@@ -101,10 +101,10 @@ void Ranks::push(uint32_t ordinal, uint32_t slot) {
   change_counts(ordinal, 1);
 }
 
-// The last block of a class with so many members is empty by now, and so may be directories above it.
+// Frees the last block of a class that now has so many members, and the directories above it that are empty.
 void Ranks::drop_tail(uint32_t ordinal, uint32_t members) {
   Chain& chain = this->chain(ordinal);
-  const uint32_t position = members;  // that of the one which went
+  const uint32_t position = members;  // of the member that went
   const uint32_t root = chain.root.load(kRelaxed), levels = height(uint64_t{position} + 1);
   uint32_t block = root;
   bool is_empty = position == 0;
@@ -137,7 +137,8 @@ void Ranks::remove(uint32_t slot) {
 }
 
 void Ranks::follow(const Tree& tree, const uint64_t* slots, size_t count) {
-  // Recovery ends items before it comes to rebuild(): what the dead left half linked is no ground to go on from.
+  // A process died in a change. Recovery ends items before it calls rebuild(), and blocks may be half linked until
+  // then.
   if (head_->is_changing.load(kRelaxed) != 0) return;
   head_->is_changing.store(1, kRelaxed);
   release_fence();
@@ -151,7 +152,7 @@ void Ranks::follow(const Tree& tree, const uint64_t* slots, size_t count) {
       if (ordinal != 0) __builtin_prefetch(&this->count(ordinal), 1);
       if (place.ordinal == 0) continue;
       __builtin_prefetch(&entries_[place.at], 1);
-      // Its last one takes its place. Others of the same class may come before this one: a guess that is nearly right.
+      // The last member will take the place. Others of the class may go first, so this prefetch is a good guess.
       const uint32_t left = this->count(place.ordinal).load(kRelaxed) - 1;
       __builtin_prefetch(&places_[entry(chain(place.ordinal).tail, left % kRoom).load(kRelaxed)], 1);
     }
@@ -166,7 +167,7 @@ void Ranks::follow(const Tree& tree, const uint64_t* slots, size_t count) {
   head_->is_changing.store(0, std::memory_order_release);
 }
 
-// Directories above blocks that stand side by side from `first` on, where its members are.
+// Builds the directories of a class whose members lie in consecutive blocks from `first` on.
 void Ranks::link_blocks(uint32_t ordinal, uint32_t first, uint32_t members) {
   Chain& chain = this->chain(ordinal);
   uint32_t begin = first, blocks = (members - 1) / kRoom + 1;
@@ -193,7 +194,8 @@ void Ranks::rebuild(const Tree& tree) {
     if (ordinal != 0) counts[ordinal - 1].store(counts[ordinal - 1].load(kRelaxed) + 1, kRelaxed);
   }
   head_->free = head_->made = 0;
-  for (uint32_t ordinal = 1; ordinal <= kClasses; ++ordinal) {  // tail: where its next member goes, for now
+  // Until link_blocks() runs, tail is the place of the next member.
+  for (uint32_t ordinal = 1; ordinal <= kClasses; ++ordinal) {
     chain(ordinal).tail = head_->made * kRoom;
     head_->made += (count(ordinal).load(kRelaxed) + kRoom - 1) / kRoom;
   }
@@ -264,7 +266,7 @@ uint64_t Ranks::blocks_below(uint64_t members) const {
 }
 
 const char* Ranks::broken(const Tree& tree) const {
-  if (head_->is_changing.load(kRelaxed) != 0) return "somebody died while classes changed, and nobody built them anew";
+  if (head_->is_changing.load(kRelaxed) != 0) return "a process died while classes changed, and they were not rebuilt";
   uint64_t blocks = 0, members = 0;
   for (uint32_t level = 1; level < kLevels; ++level)
     for (uint32_t node = 0; node < kSizes[level]; ++node) {

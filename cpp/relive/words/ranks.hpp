@@ -1,18 +1,20 @@
-// The items of an index in classes of like priority: how many stand in each, and which is the j-th of one.
+// The items of an index in classes of like priority: the number of items in each class, and the j-th item of a class.
 //
-// Two priorities are of one class where the exponents and the first kBits bits behind the point agree: classes are at most
-// 1/128 apart. Priorities below 2^-126, 0 among them, are one class, the last. Ordinals count classes from 1, the best
-// one; 0 is none. A class has its members in blocks of 64, found by a radix directory of the same blocks:
+// Two priorities are of one class if their exponents and the first kBits bits of their fractions agree: neighbouring
+// classes are at most 1/128 apart. The last class has all priorities below 2^-126, and 0. Ordinals count classes from
+// 1, the best; 0 is no class. The members of a class lie in blocks of 64, which a radix directory of such blocks finds:
 //   position -> directory of 64 -> ... -> block of 64 leaves
-// A member that goes leaves its place to the class's last one, so that blocks are only ever given back from the end, and
-// where a member stands changes only then. Sums of counts stand in a tree of 32 a node.
+// If a member goes, the last member of the class takes its place. So blocks are freed from the end only, and a member
+// moves only then. Sums of counts are in a tree with 32 children a node.
 //
-// Owner:   the region owns the memory; a Ranks is a view of it, cheap to copy. Memory of zeros is an empty one.
-// Locking: follow, rebuild, broken: only under the table lock. The rest at any time, without: what it says may be half
-//          changed, never outside of the memory; a caller asks the leaf that it was given for its class (rule U2).
-// Cost:    follow() about 50 ns a leaf that changed its class; rebuild() some ns a leaf; a look O(1), about 50 ns.
+// Owner:   the region owns the memory; a Ranks is a view of it, cheap to copy. Zeroed memory is a Ranks without
+//          members.
+// Locking: follow, rebuild and broken run under the table lock. Every other function may be called at any time, without
+//          the lock: its answer may be half changed, but never lies outside of the memory. The caller checks the class
+//          of the leaf that it was given (rule U2).
+// Cost:    follow() takes about 50 ns a leaf that changed its class, rebuild() some ns a leaf, a look-up about 50 ns.
 //
-// Counts are whole numbers: they do not drift. DERIVED: recovery makes all of it anew from the leaves (rule U3).
+// Counts are whole numbers, so they do not drift. DERIVED: recovery builds all of it from the leaves (rule U3).
 #pragma once
 
 #include <atomic>
@@ -30,7 +32,8 @@ class Ranks final {
   static constexpr uint64_t kMostLeaves = uint64_t{1} << 31;
   static constexpr uint64_t kNoLeaf = ~uint64_t{0};
 
-  // The class of a leaf's value, by its bits alone: no mode of a thread's arithmetic changes it. 0: of a value below 0.
+  // The class of a leaf's value, 0 for a value below 0. Only bits are compared, so no floating-point mode of a thread
+  // changes the class.
   static uint32_t ordinal_of(double leaf) {
     const auto bits = std::bit_cast<uint64_t>(leaf);
     const uint64_t top = bits >> (52 - kBits);
@@ -38,14 +41,14 @@ class Ranks final {
     return top < kLowest ? kClasses : top > kHighest ? 1 : static_cast<uint32_t>(kHighest - top) + 1;
   }
 
-  // Bytes for so many leaves, at most kMostLeaves; a multiple of 64.
+  // Bytes for num_leaves leaves, at most kMostLeaves; a multiple of 64.
   static size_t num_bytes(uint64_t num_leaves);
   // Binds to `memory` (64-byte aligned, num_bytes(num_leaves) long). Does not touch it.
   void bind(void* memory, uint64_t num_leaves);
 
-  // The leaves of these slots have changed. A slot may come twice. Nothing where somebody died in here before.
+  // Follows the leaves of these slots, which have changed. A slot may come twice. No effect if a process died in here.
   void follow(const Tree& tree, const uint64_t* slots, size_t count);
-  // Everything anew from the leaves.
+  // Builds everything from the leaves.
   void rebuild(const Tree& tree);
 
   uint64_t size() const;
@@ -54,19 +57,19 @@ class Ranks final {
     uint32_t members;
     uint64_t before;  // members of better classes
   };
-  // The class that the item of a rank stands in; 0 is the best one. None where others change it, or rank >= size().
+  // The class of the item of a rank, 0 for the best item. None if rank >= size(), or while another process changes it.
   Class class_at(uint64_t rank) const;
-  // A member's leaf by its position, below `members`; kNoLeaf where others change the class.
+  // The leaf of a member by its position, below `members`. May be kNoLeaf while another process changes the class.
   uint64_t member(const Class& of, uint64_t position) const;
 
   void prefetch(const Class& of) const { __builtin_prefetch(&chain(of.ordinal)); }
 
-  // What does not follow from the leaves, in words; null if all does.
+  // A sentence on the first part that does not follow from the leaves; null if all does.
   const char* broken(const Tree& tree) const;
 
  private:
   static constexpr uint64_t kLowest = uint64_t{1023 - 126} << kBits;         // of the least normal float32
-  static constexpr uint64_t kHighest = (uint64_t{1023 + 128} << kBits) - 1;  // of the largest one
+  static constexpr uint64_t kHighest = (uint64_t{1023 + 128} << kBits) - 1;  // of the largest float32
   static constexpr uint32_t kClasses = static_cast<uint32_t>(kHighest - kLowest) + 2;
   static constexpr uint32_t kFan = 32, kLevels = 3;
   static constexpr uint32_t kSizes[kLevels] = {kFan * kFan * kFan, kFan* kFan, kFan};
@@ -75,23 +78,23 @@ class Ranks final {
 
   struct Head {
     uint32_t free;                      // first free block + 1
-    uint32_t made;                      // blocks that were ever taken
-    std::atomic<uint32_t> is_changing;  // 1: or whoever changed them died; nobody goes on from there but rebuild()
+    uint32_t made;                      // blocks taken so far
+    std::atomic<uint32_t> is_changing;  // 1 during a change. If a process died in one, only rebuild() may go on
     uint32_t unused[13];
   };
   struct Chain {
-    std::atomic<uint32_t> root;  // block that a position is looked for from
-    uint32_t tail;               // block of the last member
+    std::atomic<uint32_t> root;  // the block at which a search for a position begins
+    uint32_t tail;               // the block of the last member
   };
   struct Place {
-    uint32_t ordinal;  // 0: of no class
-    uint32_t at;       // block * kRoom + place in it
+    uint32_t ordinal;  // 0: no class
+    uint32_t at;       // block * kRoom + place in the block
   };
   using Entry = std::atomic<uint32_t>;
   static_assert(sizeof(Head) == 64 && sizeof(Chain) == 8 && sizeof(Place) == 8 && sizeof(Entry) == 4);
 
   static uint64_t num_blocks(uint64_t num_leaves);
-  // Levels of directories above the blocks of so many members.
+  // The levels of directories above the blocks of a class of so many members.
   static uint32_t height(uint64_t members) {
     return members <= kRoom ? 0 : (static_cast<uint32_t>(std::bit_width(members - 1)) - 1) / kShift;
   }

@@ -1,13 +1,15 @@
-// Records: what an index whose items are explicit keeps of each item, and where each hangs (rules X1 to X7).
+// Records: the words of explicit items, and the rows at which the records hang (rules X1 to X7).
 //
-// A record has a place for each window that the index declares, and the values of the item's own columns; an item's leaf
-// is its record's number. The word of a record has the same bits as a page's:
-// used while the item is there, its generation moves when the item goes. A record *hangs*, for every page that each of
-// its windows touches, at the first row that the window has in that page. Rows go in order from the front of a page, so
-// what hangs at the row that goes is all that has to end with it.
+// A record has a place for each window that the index declares, and the values of the item's own columns. The leaf of
+// an item is the number of its record. The word of a record has the bits of a page word: it is used while the item is
+// there, and its generation rises when the item goes. A record *hangs* at the first row that each of its windows has in
+// each page. Rows go in order from the front of a page, so the records that hang at a row are all records that must end
+// with it.
 //
 // Owner:   the region owns the bytes; Records and ItemMap are views.
-// Locking: written under the table lock only. Words and windows are read at any time, nodes and heads under it alone.
+// Locking: written under the table lock only. Words and windows may be read at any time, nodes and heads under the
+//          lock.
+// Cost:    O(1).
 #pragma once
 
 #include <atomic>
@@ -18,32 +20,32 @@
 
 namespace relive {
 
-// One window of a record, PRIMARY, as its own columns are. Written while the record is free, before its word says
-// otherwise (rule X2). How far its rows lie apart is the window's declaration, not the item's.
+// One window of a record, PRIMARY, as its own columns are. Written while the record is free, before its word changes
+// (rule X2). The index declares how far the rows of a window lie apart.
 struct ItemWindow {
   std::atomic<int64_t> key;                // of its first row
   std::atomic<uint32_t> num_rows;          // 0: the item has no such window
-  std::atomic<uint32_t> pending_priority;  // of an item's first one: bits of a float32 that waits for late columns
+  std::atomic<uint32_t> pending_priority;  // first window only: the priority of an item that waits for late columns
 };
 static_assert(sizeof(ItemWindow) == 16);
 
-// One place where a record hangs, DERIVED. Nodes are named by number + 1, so that zeroed memory hangs nowhere.
+// One place where a record hangs, DERIVED. The name of a node is its number + 1, so a zeroed node hangs nowhere.
 struct RecordNode {
-  uint64_t place;       // row slot + 1; 0: it does not hang
-  uint32_t prev, next;  // at the same row
+  uint64_t place;       // row slot + 1; 0: nowhere
+  uint32_t prev, next;  // nodes at the same row
 };
 static_assert(sizeof(RecordNode) == 16);
 
 struct Records {
   const RecordGeometry* geometry = nullptr;
-  const WindowConfig* shapes = nullptr;   // of the windows, as they were declared
+  const WindowConfig* shapes = nullptr;   // of the windows, as declared
   const ColumnLayout* columns = nullptr;  // the items' own
   std::atomic<uint64_t>* words = nullptr;
   ItemWindow* windows = nullptr;
   RecordNode* nodes = nullptr;
   uint32_t* heads = nullptr;  // of each row slot: the first node there, + 1
   std::byte* values = nullptr;
-  std::atomic<uint64_t>* joined = nullptr;  // of groups: of each lane the key of its last episode that was looked at
+  std::atomic<uint64_t>* joined = nullptr;  // of groups, by lane: the key of the last episode that was looked at
 
   bool are_groups() const { return geometry->group_size != 0; }
   const WindowConfig& shape(uint64_t window) const { return shapes[are_groups() ? 0 : window]; }
@@ -55,23 +57,23 @@ struct Records {
   uint64_t record_of(uint64_t node) const { return node / geometry->nodes_a_record(); }
 };
 
-// How the leaves of an index stand to keys and to the words that hold their generations: row slots, a page's word for
-// all of its rows (implicit), or records, each with a word of its own (explicit).
+// The keys of an index's leaves, and the words that have their generations. Implicit: leaves are row slots, and one
+// page word serves all rows of the page. Explicit: leaves are records, each with its own word.
 struct ItemMap {
   const std::atomic<uint64_t>* words = nullptr;
-  uint64_t first = 0;  // what the key of leaf 0 holds in a slot's place
+  uint64_t first = 0;  // the key of leaf 0 has this number in the place of a slot
   uint64_t num_leaves = 0;
-  uint32_t shift = 0;  // leaves of one word, as a power of two
+  uint32_t shift = 0;  // log2 of the leaves of one word
   bool is_explicit = false;
 
   uint64_t word(uint64_t leaf) const { return words[leaf >> shift].load(std::memory_order_acquire); }
-  // The word of a leaf's page or record; 0 where that is not in use any more, or by another generation.
+  // The word of a leaf's page or record; 0 if it is no longer in use, or has another generation.
   uint64_t word_of(uint64_t leaf, uint64_t generation) const {
     const uint64_t now = word(leaf);
     const bool is_used = (now & 3) == 1 || (now & 3) == 2;
     return is_used && now >> kGenerationShift == generation ? now : 0;
   }
-  // Whether it is of the generation that it had when `then` was read. Exact under the lock.
+  // Whether the leaf still has the generation that it had when `then` was read. Exact under the lock.
   bool is_same(uint64_t leaf, uint64_t then) const {
     return word(leaf) >> kGenerationShift == then >> kGenerationShift;
   }

@@ -11,20 +11,21 @@
 namespace relive {
 namespace {
 
-// Word size, byte order and the sizes of the shared structs: a region made by another ABI is refused, not misread.
+// Byte order, word size and the sizes of the shared structs: a region of another ABI is refused, not misread.
 uint32_t abi_tag() {
   const uint32_t order = std::endian::native == std::endian::little ? 1 : 2;
   return order | sizeof(PageRecord) << 8 | sizeof(void*) << 4 | static_cast<uint32_t>(sizeof(Header)) << 16;
 }
 
-// Over what never changes: the words before `clean` but the magic, geometry, indexes, columns and metadata.
+// The sum of all that never changes: the words before `clean` except the magic, geometry, indexes, columns and
+// metadata.
 uint32_t checksum_of(const std::byte* memory) {
   const auto* h = reinterpret_cast<const Header*>(memory);
   const Geometry& g = h->geometry;
   Crc32 sum;
   sum.add(memory + sizeof h->magic, offsetof(Header, clean) - sizeof h->magic);
   sum.add(&h->geometry, sizeof h->geometry);
-  for (const IndexConfig& index : h->indexes) {  // but the sampler's exponent, which may be changed (rule H2)
+  for (const IndexConfig& index : h->indexes) {  // except the sampler's exponent, which may be changed (rule H2)
     constexpr size_t kAt = offsetof(IndexConfig, priority_exponent), kBehind = kAt + sizeof index.priority_exponent;
     const auto* const bytes = reinterpret_cast<const std::byte*>(&index);
     sum.add(bytes, kAt);
@@ -117,8 +118,8 @@ void Region::bind_index(uint32_t index) {
       if (index == 0 && header->indexes[0].chooses_pages())
         ranks.bind(base + g.orders_offset[0] + Tree::num_bytes(num_leaves), g.num_pages, Reduction::kMin);
     } else {
-      traits[index] |= kHasTurns;
-      turns_[index].bind(base + g.orders_offset[index] + Tree::num_bytes(num_leaves), num_leaves, Reduction::kMin);
+      traits[index] |= kHasQueue;
+      queues_[index].bind(base + g.orders_offset[index] + Tree::num_bytes(num_leaves), num_leaves, Reduction::kMin);
     }
   }
   if (g.ranks_offset[index] != 0) {
@@ -169,10 +170,10 @@ void Region::create(std::byte* memory, const TableConfig& config, const Layout& 
     h->index_state[i].limiter.store(config.indexes[i].limiter);
     for (uint64_t record = 0; record < geometry->records[i].max_items; ++record)
       records[i].words[record].store(first << kGenerationShift);
-    if ((traits[i] & kHasTurns) == 0) continue;
-    turns_[i].clear();
-    for (uint64_t record = 0; record < turns_[i].num_leaves(); ++record) turns_[i].set_leaf(record, kFreeTurn);
-    turns_[i].rebuild();
+    if ((traits[i] & kHasQueue) == 0) continue;
+    queues_[i].clear();
+    for (uint64_t record = 0; record < queues_[i].num_leaves(); ++record) queues_[i].set_leaf(record, kFreePlace);
+    queues_[i].rebuild();
   }
   h->ring_head.store(kNoPage);
   h->ring_tail.store(kNoPage);
@@ -282,7 +283,7 @@ int64_t Region::sampled(uint32_t index) const {
   int64_t sum = 0;
   for (uint32_t p = 0; p < geometry->max_participants; ++p) {
     const Credit& c = credit(p, index);
-    // in_flight first: whoever commits adds to done before it takes from in_flight, so no item is ever missed.
+    // in_flight is read first: a commit adds to `done` before it takes from `in_flight`, so no item is missed.
     sum += c.in_flight.load(std::memory_order_acquire);
     sum += c.done.load(std::memory_order_relaxed);
   }

@@ -1,8 +1,11 @@
-// The words of a region and a view over them. Owner: the Storage of a handle owns the bytes; a Region is a view.
+// The words of a region, and a view over them.
 //
-// Locking, word by word (rule B): page words, ranges, links, leaves, use counts, lanes, participants, lists: written
-// under the table lock only; row bytes at or above step_end of an OPEN page: the lane's owner only, without a lock;
-// event words: anybody. PRIMARY words are the truth, DERIVED ones are rebuilt from them by recover().
+// Owner:   the Storage of a handle owns the bytes; a Region is a view of them.
+// Locking: word by word (rule B). Page words, ranges, links, leaves, use counts, lanes, participants and lists are
+//          written under the table lock only. Row bytes at or above step_end of an OPEN page are written by the lane's
+//          owner only, without a lock. Event words may be written by every process. recover() rebuilds DERIVED words
+//          from PRIMARY ones.
+// Cost:    O(1) for each function but the sums over participants; create and open are O(region).
 #pragma once
 
 #include <atomic>
@@ -28,18 +31,18 @@ enum class LaneState : uint32_t { kClosed = 0, kLive = 1 };
 
 inline constexpr uint32_t kNoPage = ~0u;
 
-// The turn of a record that is free, where a remover chooses which one goes (rule R5): below every other one's.
-inline constexpr double kFreeTurn = -0x1.0p54;
+// The place of a free record in the queue of an index whose remover chooses records (rule R5): below every other place.
+inline constexpr double kFreePlace = -0x1.0p54;
 
-// The state of a leaf, PRIMARY, 16 bits: what the step of that slot is to the index. Mass 0 is not a state.
+// The state of a leaf, PRIMARY, 16 bits: the part that the step of that slot plays in the index. Mass 0 is not a state.
 inline constexpr uint16_t kMostUses = 0xfff9;  // 0 .. this: published, and drawn so many times
-// Its index holds no more (max_items), or it waited too long (max_wait_s): the step stays, as others' item.
+// Dropped from this index: by max_items, by max_wait_s or by a condition. The step stays, and may be an item of others.
 inline constexpr uint16_t kStateDropped = 0xfffa;
-inline constexpr uint16_t kStateUnfilled = 0xfffb;  // its window is complete, late columns of its rows still to come
+inline constexpr uint16_t kStateUnfilled = 0xfffb;  // the window is complete, late columns are still to come
 inline constexpr uint16_t kStatePending = 0xfffc;   // the step is there, or will be; its window is not complete yet
-inline constexpr uint16_t kStateAwaiting = 0xfffd;  // its window is complete, its priority still to come
+inline constexpr uint16_t kStateAwaiting = 0xfffd;  // the window is complete, its priority is still to come
 inline constexpr uint16_t kStateRemoved = 0xfffe;   // deleted: never an item again
-inline constexpr uint16_t kStateEnded = 0xffff;     // no item, or none any more: a row that it needs is gone, or a tail
+inline constexpr uint16_t kStateEnded = 0xffff;     // no item, or no longer: a row that it needs is gone; or a tail
 
 // range: step_begin | step_end << 32; one store commits both (rule A3).
 struct Range {
@@ -49,8 +52,8 @@ struct Range {
   uint64_t pack() const { return uint64_t{step_begin} | uint64_t{step_end} << 32; }
 };
 
-inline constexpr uint32_t kHistoryFree = 1;  // the page's first row begins an episode or is a tail: no item in it
-                                             // needs a row of the page before
+// Flag of a page: its first row begins an episode or is a tail, so no item in it needs a row of the page before.
+inline constexpr uint32_t kHistoryFree = 1;
 
 struct PageRecord {
   std::atomic<uint64_t> range;               // PRIMARY
@@ -61,30 +64,32 @@ struct PageRecord {
   uint64_t ticket;                           // PRIMARY: order of sealing
   std::atomic<uint32_t> lane_slot;           // PRIMARY
   std::atomic<uint32_t> flags;               // PRIMARY
-  uint32_t ring_prev, ring_next, free_next;  // DERIVED; the ring's two are the kept list's while the page is on it
+  uint32_t ring_prev, ring_next, free_next;  // DERIVED; of a page on the kept list the first two link that list
   uint32_t live;                             // DERIVED: (step, index) pairs still live or pending
   std::atomic<uint32_t> first_cell;          // PRIMARY: start cells of its rows, + 1; 0: none (rule B4)
-  uint32_t undecided;   // uses claimed by draws that may yet give them back, or read them (rule G7)
+  uint32_t undecided;                        // uses that draws have claimed and may still give back, or read (rule G7)
   uint64_t first_step;  // PRIMARY where steps are counted (rules S4, S6): steps that its first lane had before row 0
 };
 static_assert(sizeof(PageRecord) == 96);
 
-// Of one lane and index, DERIVED, under the lock only: where publication goes on. No row of the lane before it is
-// pending. Page ref and offset in one word, stored when what lies before it is done: a death leaves it behind the truth,
-// never ahead of it, and whoever goes on from there finds the rest done already. So recovery need not look at it. 0, or
-// where the page is gone: the oldest page that a walk back from the lane's open one comes to.
+// The place at which publication goes on, of one lane and index. DERIVED, under the lock only. No row of the lane
+// before this place is pending. The word has page ref and offset, and is stored after all before the place is done: a
+// death leaves the place too early, never too late. The next process goes on from there, and finds the rest done
+// already, so recovery does not look at this word. 0, or a page that is gone: publication goes on at the oldest page
+// that a walk back from the lane's open page reaches.
 struct Cursor {
   std::atomic<uint64_t> place;  // ref << (page_shift + 1) | offset; the offset may be the page's length
   uint64_t reserved;
 };
 static_assert(sizeof(Cursor) == 16);
 
-// What few batches ask of a step, out of the way of its row: a row of 60 bytes is one line of memory with its head.
-// Written before the step is published, as its row is; found by slot, so it stays where it is when its page moves. The
-// lanes of a page are those of one slot, in the order of their uids: the low half of each says which (lane_of).
+// The words of a step that few batches need. These words lie apart from its row: a row of 60 bytes is one line of
+// memory with its head. A mark is written before its step is published, as the row is. It is found by slot, so it does
+// not move with its page. All lanes that wrote into one page had one lane slot, in the order of their uids, so the low
+// half of a uid names the lane (lane_of).
 struct Mark {
   std::atomic<uint32_t> policy_version;
-  std::atomic<float> discount;             // counts where the head has kDiscountBit
+  std::atomic<float> discount;             // valid if the head has kDiscountBit
   std::atomic<uint32_t> pending_priority;  // of one index (Region::given)
   std::atomic<uint32_t> lane;              // low half of the uid of the lane that wrote it
 
@@ -97,15 +102,15 @@ struct Mark {
 };
 static_assert(sizeof(Mark) == 16);
 
-// A CLOSED lane whose open page still is OPEN is parked: the next one of its slot goes on in that page (rule E5).
+// A CLOSED lane whose open page is still OPEN is parked: the next lane of its slot continues in that page (rule E5).
 struct Lane {
   std::atomic<LaneState> state;
   std::atomic<uint32_t> owner;  // participant
   std::atomic<uint64_t> uid;    // of the present lane of this slot, or the last one; never reused
-  std::atomic<uint64_t> open;   // ref of the page the next row goes to, or of a full one; 0 = none yet
-  std::atomic<uint64_t> ahead;  // ref of the page after `open`, opened before a cell must be written into it
-  std::atomic<uint64_t> seam;   // key of the row whose state cell is written and frozen ahead of its step, 0 = none
-  uint64_t num_steps;           // where windows cross ends: that it had when its last full page was full
+  std::atomic<uint64_t> open;   // ref of the page to which the next row goes, or of a full page; 0 = none yet
+  std::atomic<uint64_t> ahead;  // ref of the page after `open`, which is opened before a cell is written into it
+  std::atomic<uint64_t> seam;   // key of the row whose state cell is written and frozen before its step, 0 = none
+  uint64_t num_steps;           // where windows cross ends: steps of the lane when its last full page became full
   uint64_t reserved[2];
 };
 static_assert(sizeof(Lane) == 64);
@@ -113,39 +118,39 @@ static_assert(sizeof(Lane) == 64);
 struct alignas(64) Participant {
   std::atomic<uint32_t> live;
   std::atomic<uint32_t> epoch;
-  std::atomic<int64_t> pid;  // with the namespace: for messages only
+  std::atomic<int64_t> pid;  // as the namespace, for messages only
   std::atomic<uint64_t> pid_namespace;
   std::atomic<uint64_t> pins[kPins];  // page refs
-  std::atomic<uint32_t> holding;      // its threads that hold all pages where they are (rule D7)
+  std::atomic<uint32_t> holding;      // its threads that have pinned all pages (rule D7)
   uint32_t reserved;
 };
 static_assert(sizeof(Participant) == 64);
 
-// Who of a participant waits for an index's limiter now, for others to read (rule P3). Threads count themselves in and
-// out of each slice of their wait; the longest and the largest are those of a participant that waits with several threads
-// once the next slice of each has begun.
+// The threads of a participant that wait for an index's limiter now, for other processes to read (rule P3). Threads
+// count themselves in and out of each slice of their wait. If several threads wait, `largest` and `since_s` are right
+// once the next slice of each thread has begun.
 struct WaitWords {
   std::atomic<uint32_t> count;    // threads
-  std::atomic<uint32_t> largest;  // items that one of them asks for
-  std::atomic<double> since_s;    // where count is above 0: by the clock of T1
+  std::atomic<uint32_t> largest;  // the most items that one of these threads asks for
+  std::atomic<double> since_s;    // if count is above 0: when the longest wait began, by the clock of T1
 };
 static_assert(sizeof(WaitWords) == 16);
 
-// A line of its own: each is written by one participant with every batch.
+// Each credit has a line of its own, because one participant writes it with every batch.
 struct alignas(64) Credit {
   std::atomic<int64_t> in_flight;  // items drawn, not yet handed out
-  std::atomic<int64_t> done;       // items handed out, cumulative over incarnations of the slot
+  std::atomic<int64_t> done;       // items handed out by all participants that had this slot
   std::atomic<int64_t> reserved;   // rows admitted by the limiter, not yet committed
-  // The largest draw that the limiter has refused this participant so far: a block of rows that does not fit the window
-  // beside it is let in by parts.
+  // The largest draw that the limiter has refused this participant so far. A block of rows that does not fit the window
+  // together with it is admitted in parts.
   std::atomic<int64_t> refused_draw;
   WaitWords sampler_wait, writer_wait;
 };
 static_assert(sizeof(Credit) == 64);
 
-// Start cells, by CellGeometry. A cell is free, or hangs at the page that took it.
+// Start cells, placed by CellGeometry. A cell is free, or hangs at the page that took it.
 struct CellState {
-  std::atomic<uint64_t> committed;  // PRIMARY: cells below this number really have memory behind them
+  std::atomic<uint64_t> committed;  // PRIMARY: cells below this number have committed memory
   std::atomic<uint64_t> num_free;   // DERIVED
 };
 
@@ -162,28 +167,29 @@ struct IndexState {
   std::atomic<int64_t> live_items;   // DERIVED
   std::atomic<double> max_priority;  // PRIMARY: running maximum of given priorities
   std::atomic<double> max_mass;      // its mass
-  std::atomic<uint64_t> next_item;   // PRIMARY, of a ring: records ever taken; the next is that modulo their number
-  std::atomic<uint64_t> tickets;     // PRIMARY: ever given, of an index that keeps an order (rule R1)
-  std::atomic<int64_t> pending;      // DERIVED: items, unfilled or awaiting: let in, and neither published nor over
+  std::atomic<uint64_t> next_item;   // PRIMARY: records ever taken; a ring goes on at that modulo its length
+  std::atomic<uint64_t> tickets;     // PRIMARY: tickets ever given, of an index that keeps an order (rule R1)
+  std::atomic<int64_t> pending;      // DERIVED: unfilled or awaiting items: admitted, and neither published nor gone
   std::atomic<uint64_t> timed_out;   // items that waited too long
-  std::atomic<uint64_t> expired;     // items that went as their versions were too old
-  std::atomic<uint64_t> base;        // PRIMARY: the version whose items have mass 1 where masses fade, x 2; odd: moving
-  std::atomic<uint64_t> filtered;    // steps whose items the index's condition kept out
-  std::atomic<int64_t> unused;  // DERIVED, as the next of an index with use counts: live items that were never drawn
-  std::atomic<int64_t> used;    // PRIMARY: items that were drawn at least once, never lowered but by a draw given back
-  LimiterCell limiter;          // the present one
+  std::atomic<uint64_t> expired;     // items that went because their versions were too old
+  std::atomic<uint64_t> base;      // PRIMARY, where masses fade: twice the version whose items have mass 1; odd: moving
+  std::atomic<uint64_t> filtered;  // steps that the index's condition kept out
+  std::atomic<int64_t> unused;     // DERIVED, of an index with use counts: live items that were never drawn
+  std::atomic<int64_t> used;       // PRIMARY, of the same: items drawn at least once; only a draw given back lowers it
+  LimiterCell limiter;             // the present limiter
 
-  // Of the first index, of rows: items that went because no page was without any (rule D8). It has no ring.
+  // For the first index, if it is of rows: items that went because every page had some (rule D8). Such an index has no
+  // ring.
   std::atomic<uint64_t>& crowded_out() { return next_item; }
-  // PRIMARY. Of an index that draws among the items that came last, whose masses do not fade: tickets that newcomers did
-  // not take, but items that were revalued (rule Z4).
+  // PRIMARY. Of an index that draws among the items that came last, whose masses do not fade: the tickets that went to
+  // items that were revalued, and not to newcomers (rule Z4).
   std::atomic<uint64_t>& tickets_renewed() { return base; }
   const std::atomic<uint64_t>& tickets_renewed() const { return base; }
   uint64_t arrivals() const {
     return tickets.load(std::memory_order_relaxed) - tickets_renewed().load(std::memory_order_relaxed);
   }
 
-  // What the limiter's insert side counts: what is pending, too, until it is published or over.
+  // The insert side of the limiter also counts pending items, until they are published or gone.
   int64_t inserted_or_pending() const {
     return inserted.load(std::memory_order_relaxed) + pending.load(std::memory_order_relaxed);
   }
@@ -192,20 +198,20 @@ struct IndexState {
   }
 };
 
-// Where late columns came and explicit items have still to be looked at, PRIMARY, under the lock only (rule L6): a place
-// to go on at, row by row downwards to `stop`, of each row index by index and node by node.
+// The rows whose late columns came and whose explicit items have still to be looked at. PRIMARY, under the lock only
+// (rule L6). The work goes on at `slot`, row by row downwards to `stop`; at each row index by index and node by node.
 struct LateRest {
   std::atomic<uint64_t> slot;  // row slot + 1; 0: nothing is left
   std::atomic<uint64_t> stop;  // the last row slot to look at
   std::atomic<uint32_t> index;
-  std::atomic<uint32_t> node;  // the next one there, + 1; 0: none
+  std::atomic<uint32_t> node;  // the next node there, + 1; 0: none
 };
 
-// A change of a sampler's exponent under way, PRIMARY, under the lock only (rule H2): all zero but while one is made, in
-// one hold. A leaf below 0 has its new value, negated.
+// A change of a sampler's exponent that is under way. PRIMARY, under the lock only (rule H2). A change takes one
+// critical section; all words are zero at any other time. A leaf below 0 has its new value, negated.
 struct Raising {
-  std::atomic<uint32_t> index;  // + 1; 0: none is under way. Stored last, cleared when all is done
-  std::atomic<uint32_t> phase;  // 0: leaves are raised; 1: all are, and lose their signs
+  std::atomic<uint32_t> index;  // + 1; 0: no change is under way. Stored last, cleared when all is done
+  std::atomic<uint32_t> phase;  // 0: leaves are raised; 1: all leaves are raised, and lose their signs
   std::atomic<double> from, to;
 };
 
@@ -216,7 +222,7 @@ struct Header {
   uint8_t uuid[16];
   char boot_id[40];
   uint64_t layout_hash;
-  std::atomic<uint32_t> clean;  // closed by its last user
+  std::atomic<uint32_t> clean;  // 1: the last user closed the table
   uint32_t checksum;            // CRC-32 over all that never changes
   Geometry geometry;
   IndexConfig indexes[kMaxIndexes];
@@ -224,9 +230,9 @@ struct Header {
   alignas(64) std::atomic<uint32_t> lock;
   alignas(64) EventWords items_event;            // something to draw may have come
   alignas(64) EventWords room_event;             // room to insert may have come
-  Raising raising;                               // in what is left of this line
+  Raising raising;                               // in the rest of this line
   alignas(64) std::atomic<uint64_t> live_steps;  // DERIVED
-  std::atomic<uint64_t> removed_steps;           // DERIVED: of these, deleted ones
+  std::atomic<uint64_t> removed_steps;           // DERIVED: the deleted ones of these steps
   std::atomic<uint64_t> next_order, next_ticket, next_uid;
   std::atomic<uint64_t> frames_committed;                      // PRIMARY
   std::atomic<uint64_t> num_free_frames;                       // DERIVED
@@ -234,33 +240,33 @@ struct Header {
   std::atomic<uint32_t> ring_head, ring_tail;                  // DERIVED
   std::atomic<uint32_t> num_pins;                              // DERIVED
   std::atomic<uint32_t> policy_version;
-  std::atomic<uint32_t> num_holding;  // DERIVED: the sum of holding over all participants
-  std::atomic<uint32_t> kept_head;    // DERIVED: CLOSED pages without rows, kept for who holds or pins them
+  std::atomic<uint32_t> num_holding;  // DERIVED: the sum of `holding` over all participants
+  std::atomic<uint32_t> kept_head;    // DERIVED: the list of CLOSED pages without rows that are pinned
   LateRest late_rest;                 // PRIMARY
-  std::atomic<uint64_t> num_raised;   // twice the changes of exponents ever made, odd while one is under way (rule H3)
+  std::atomic<uint64_t> num_raised;   // twice the changes of exponents so far, odd during a change (rule H3)
   alignas(64) IndexState index_state[kMaxIndexes];
   alignas(64) Counters counters;
 };
 
 inline constexpr char kMagic[8] = {'r', 'e', 'l', 'i', 'v', 'e', '\n', '\0'};
 
-// What of a geometry cannot be true of a file of num_bytes, its columns included; empty where it is sound.
+// Names the part of a geometry, or of its columns, that cannot be true of a file of num_bytes. Empty if all is sound.
 std::string unsound_part(const Geometry& geometry, const std::byte* memory, size_t num_bytes);
 
-// A table's start cells; empty where it has none.
+// The start cells of a table; empty if it has none.
 struct StartCells {
   const CellGeometry* geometry = nullptr;
   std::byte* first = nullptr;
   CellState* state = nullptr;
-  std::atomic<uint32_t>* links = nullptr;  // PRIMARY: of one that hangs at a page, the next one, + 1; 0: it is the last
+  std::atomic<uint32_t>* links = nullptr;  // PRIMARY: of a cell that hangs at a page, the next cell + 1; 0: the last
   std::atomic<uint32_t>* free = nullptr;   // DERIVED
 
   explicit operator bool() const { return geometry != nullptr; }
   std::byte* at(uint64_t cell) const { return first + cell * geometry->stride; }
 };
 
-// What an item is timed by, each in a tree of minima: since when it waits, how old its versions are, its place among those
-// that came last. What has the least is the first due.
+// The kinds of times by which items go, each in a tree of minima (index/due_times.hpp): since when the item waits, the
+// version of its oldest row, its place among the items that came last. The item with the least time is due first.
 enum class Due : uint32_t { kWait = 0, kAge = 1, kPlace = 2 };
 inline constexpr uint32_t kNumDues = 3;
 
@@ -279,21 +285,21 @@ struct Region {
   Mark* marks = nullptr;
   Cursor* cursors[kMaxIndexes] = {};               // of the row indexes
   Records records[kMaxIndexes] = {};               // of the record indexes
-  std::atomic<uint64_t>* turns[kMaxIndexes] = {};  // PRIMARY, of shuffled indexes: turns ever taken (rule O1)
+  std::atomic<uint64_t>* turns[kMaxIndexes] = {};  // PRIMARY, of shuffled indexes: leaves visited so far (rule O1)
   std::atomic<uint32_t>* free_frames = nullptr;
   uint32_t num_indexes = 0;
   uint32_t page_shift = 0;
   uint32_t page_len = 0;
   uint32_t page_bits = 0;
   uint32_t late_bytes = 0;            // of a row's late columns; 0: there are none
-  Tree ranks;                         // of the pages, DERIVED, where chooses_pages(); else without leaves
-  uint16_t traits[kMaxIndexes] = {};  // of each index, what most do not do (words/layout.hpp)
-  Bulk bulk;                          // of a tiered table; empty in all others
+  Tree ranks;                         // of pages, DERIVED, if chooses_pages(); else without leaves
+  uint16_t traits[kMaxIndexes] = {};  // of each index (words/layout.hpp)
+  Bulk bulk;                          // of a tiered table; empty in every other table
   StartCells cells;
 
-  // Fills a fresh, zeroed region of layout.geometry.region_bytes and binds to it.
+  // Fills a new, zeroed region of layout.geometry.region_bytes and binds to it.
   void create(std::byte* memory, const TableConfig& config, const Layout& layout);
-  // Binds to a region that exists; checks magic, version, ABI, size, geometry and checksum first.
+  // Binds to a region that exists. Checks magic, version, ABI, size, geometry and checksum first.
   Status open(std::byte* memory, size_t num_bytes);
 
   // ---- names of things ---------------------------------------------------------------------------------------
@@ -302,21 +308,21 @@ struct Region {
   uint64_t slot_of(uint64_t page, uint32_t offset) const { return page << page_shift | offset; }
   static uint64_t generation_of(uint64_t word) { return word >> kGenerationShift; }
 
-  // Where the generations of a new region begin: in the lower half of those that a key has bits for, so that as many
-  // are left as it would ever use. A region made anew in place of a lost one has another epoch, and keys of the lost
-  // one name nothing there, but by a chance of one in as many as the half is (2^22 for ten million rows).
+  // The first generation of a new region. It lies in the lower half of the generations that a key has bits for, so that
+  // enough are left. If a region replaces a lost one, it has another epoch: keys of the lost region lead to nothing,
+  // except by a chance of one in the size of that half (2^22 for ten million rows).
   uint64_t first_generation(uint64_t epoch) const {
     return 1 + epoch % (uint64_t{1} << (kLeafBits - geometry->slot_bits - 1));
   }
   static PageState state_of(uint64_t word) { return static_cast<PageState>(word & 3); }
   static bool is_used(uint64_t word) { return (word & 3) == 1 || (word & 3) == 2; }
-  // The word of a page that ends its generation: free again, or retired where the next one has no number.
+  // The word of a page whose generation ends: free again, or retired if there is no number for the next generation.
   uint64_t freed_word(uint64_t word) const {
     const uint64_t generation = generation_of(word) + 1;
     const bool overflows = generation >> (kLeafBits - geometry->slot_bits) != 0;
     return generation << kGenerationShift | static_cast<uint64_t>(overflows ? PageState::kRetired : PageState::kFree);
   }
-  // The word of a page whose bytes lie elsewhere now (rule D6).
+  // The word of a page whose bytes were moved (rule D6).
   static uint64_t moved_word(uint64_t word) {
     const uint64_t moves = ((word >> kStateBits) + 1) & ((uint64_t{1} << kMoveBits) - 1);
     return generation_of(word) << kGenerationShift | moves << kStateBits | (word & 3);
@@ -333,19 +339,19 @@ struct Region {
   uint64_t key_generation(int64_t key) const {
     return (static_cast<uint64_t>(key) & ((uint64_t{1} << kLeafBits) - 1)) >> geometry->slot_bits;
   }
-  // Whether a row is a step: committed, not evicted, no tail. Exact under the lock.
+  // Whether a row is a step: committed, not evicted, not a tail. Exact under the lock.
   bool is_step(uint64_t page, uint32_t offset) const {
     const Range range = Range::unpack(pages[page].range.load(std::memory_order_relaxed));
     return offset >= range.step_begin && offset < range.step_end && !is_tail(page, offset);
   }
-  // Whether the key could ever have come from this region: of a row, or of an explicit item.
+  // Whether the key may have come from this region, as the key of a row or of an explicit item.
   bool is_own_key(int64_t key) const;
   bool is_row_key(int64_t key) const { return is_key_in(0, geometry->num_slots, key); }
-  // Whether it could be of an item of this index.
+  // Whether the key may be that of an item of this index.
   bool is_item_key(uint32_t index, int64_t key) const {
     return is_key_in(maps_[index].first, maps_[index].num_leaves, key);
   }
-  // The page of a ref if it still is that very page and in use, else kNoPage.
+  // The page of a ref if that page is in use and still has the generation of the ref, else kNoPage.
   uint64_t alive(uint64_t ref) const;
 
   // ---- rows --------------------------------------------------------------------------------------------------
@@ -355,17 +361,17 @@ struct Region {
            (frame & ((1u << shift) - 1)) * geometry->frame_bytes;
   }
   std::byte* page_base(uint64_t page) const { return frame_base(frames[page].load(std::memory_order_acquire)); }
-  // The head of a row, for those who change one that others may be reading.
+  // The head of a row, for a writer whose change others may read at the same time.
   std::atomic_ref<uint32_t> head_of(uint64_t slot) const {
     std::byte* record = page_base(page_of(slot)) + offset_of(slot) * geometry->record_stride;
     return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(record));
   }
-  // What the step of a slot multiplies those after it with, before gamma.
+  // The discount of the step of a slot, without gamma.
   float discount_of(uint64_t slot, uint32_t head) const {
     if (head & kDiscountBit) return marks[slot].discount.load(std::memory_order_relaxed);
     return head & kTerminatedBit ? 0.0f : 1.0f;
   }
-  // The uid of the lane that the step of a slot belongs to.
+  // The uid of the lane of the step of a slot.
   uint64_t lane_of(uint64_t slot) const {
     const uint64_t first = pages[page_of(slot)].lane_uid.load(std::memory_order_relaxed);
     return first + (marks[slot].lane.load(std::memory_order_relaxed) - static_cast<uint32_t>(first));
@@ -377,37 +383,38 @@ struct Region {
     tails[page * geometry->tail_words + offset / 64].fetch_or(uint64_t{1} << (offset & 63), std::memory_order_release);
   }
   uint32_t num_tails(uint64_t page, uint32_t begin, uint32_t end) const;
-  // Bits of rows that are not there yet mean nothing; before others write those rows they go.
+  // The bits of rows that are not there yet mean nothing. The bits are cleared before another lane writes those rows.
   void clear_tails_from(uint64_t page, uint32_t offset);
 
-  // ---- items: their leaves are the index room's (index/leaves.hpp) -------------------------------------------
-  // The indexes whose leaves are row slots, and those whose leaves are records. Most tables have none of these.
+  // ---- items: the room index/ alone has their leaves (index/index_view.hpp) ----------------------------------
+  // The indexes whose leaves are row slots, and those whose leaves are records. Most tables have no records.
   std::span<const uint32_t> row_indexes() const { return {row_indexes_, num_row_indexes_}; }
   std::span<const uint32_t> record_indexes() const { return {record_indexes_, num_indexes - num_row_indexes_}; }
   bool has_records() const { return num_row_indexes_ < num_indexes; }
-  // Those to which a row that is appended may bring an item: of rows, and of groups of episodes.
+  // The indexes that an appended row may give an item: those of rows, and those of groups of episodes.
   std::span<const uint32_t> appended_indexes() const { return {appended_indexes_, num_appended_indexes_}; }
-  bool has_groups() const { return has_groups_; }  // of episodes: some of the records are theirs
+  bool has_groups() const { return has_groups_; }  // whether an index has groups of episodes
   const ItemMap& map(uint32_t index) const { return maps_[index]; }
   uint64_t leaf_of_key(uint32_t index, int64_t key) const { return key_slot(key) - maps_[index].first; }
   int64_t key_of_leaf(uint32_t index, uint64_t leaf, uint64_t word) const {
     return key_of(maps_[index].first + leaf, word);
   }
-  // The priority that the item of a row came with, or was given since, in one index of rows that has priorities: bits of
-  // a float32, NaN where none came. PRIMARY; its writer's as the row's mark is, then under the lock (rule H1).
+  // The priority with which the item of a row came, or that it was given since, in one index of rows that has
+  // priorities: bits of a float32, NaN if none came. PRIMARY. The writer of the row writes it first, as the row's mark;
+  // later it is written under the lock (rule H1).
   std::atomic<uint32_t>& given(uint32_t index, uint64_t slot) const {
     const bool is_the_marks = given_[index] == nullptr || !RELIVE_RULE(H1_index);
     return is_the_marks ? marks[slot].pending_priority : given_[index][slot];
   }
-  // The indexes whose pending priorities stand apart from the marks: all but the first of rows that has some.
+  // The indexes whose pending priorities are not in the marks: all indexes of rows with priorities but the first.
   std::span<const uint32_t> given_apart() const { return {given_apart_, num_given_apart_}; }
-  // Those of rows that hold no more than max_items.
+  // The indexes of rows with max_items.
   std::span<const uint32_t> bounded_indexes() const { return {bounded_indexes_, num_bounded_indexes_}; }
-  // Whether the remover of the first index chooses which page goes where the table is full (pages/choice.hpp).
+  // Whether the remover of the first index chooses which page goes when the table is full (pages/eviction_order.hpp).
   bool chooses_pages() const { return ranks.num_leaves() != 0; }
-  // Those whose items wait no longer than max_wait_s.
+  // The indexes with max_wait_s.
   std::span<const uint32_t> timed_indexes() const { return {timed_indexes_, num_timed_indexes_}; }
-  // Those whose items go by max_staleness, whose draws are among the items that came last, and whose masses fade.
+  // The indexes with max_staleness; with Fresh(last=); with Fresh(decay=).
   std::span<const uint32_t> aged_indexes() const { return {aged_indexes_, num_aged_indexes_}; }
   std::span<const uint32_t> latest_indexes() const { return {latest_indexes_, num_latest_indexes_}; }
   std::span<const uint32_t> fading_indexes() const { return {fading_indexes_, num_fading_indexes_}; }
@@ -423,20 +430,20 @@ struct Region {
   int64_t sampled(uint32_t index) const;
   int64_t reserved_rows() const;
   int64_t refused_draw(uint32_t index) const;  // the largest over all participants
-  // The present limiter of an index, at the present policy version; and what it counts on the side of draws, and on that
-  // of inserts: what is pending, and rows that are reserved, count there, too. Exact under the lock.
+  // The present limiter of an index, at the present policy version. Then its counts on the side of draws and on the
+  // side of inserts, which includes pending items and reserved rows. Exact under the lock.
   LimiterConfig limiter(uint32_t index) const;
   LimiterCounts drawn_counts(uint32_t index, const LimiterConfig& limiter) const;
   LimiterCounts inserted_counts(uint32_t index, const LimiterConfig& limiter, int64_t reserved) const;
 
  private:
-  friend class Leaves;  // nobody else names a tree or a leaf's state
+  friend class IndexView;  // the room index/ alone names a tree or a leaf state
 
   Tree trees_[kMaxIndexes];
   Tree orders_[kMaxIndexes];          // of the bounded indexes: which of their items goes first
-  Ranks ranks_[kMaxIndexes];          // of those that draw by ranks: classes of their leaves
-  Tree turns_[kMaxIndexes];           // of records that a remover chooses from: when one goes that it does not see
-  Tree dues_[kNumDues][kMaxIndexes];  // of the timed, the aged, and those that draw among the items that came last
+  Ranks ranks_[kMaxIndexes];          // of the indexes that draw by ranks: classes of their leaves
+  Tree queues_[kMaxIndexes];          // of records that a remover chooses from
+  Tree dues_[kNumDues][kMaxIndexes];  // of the timed, the aged and the latest indexes
   std::atomic<uint16_t>* states_[kMaxIndexes] = {};
   std::atomic<uint32_t>* given_[kMaxIndexes] = {};
   ItemMap maps_[kMaxIndexes] = {};
@@ -460,7 +467,7 @@ struct Region {
   bool has_groups_ = false;
   bool is_key_in(uint64_t first, uint64_t count, int64_t key) const {
     return key >= 0 && static_cast<uint64_t>(key) >> kLeafBits == geometry->shard && key_slot(key) - first < count &&
-           key_generation(key) >= 1;  // below `first` wraps to above
+           key_generation(key) >= 1;  // a slot below `first` wraps to a number above `count`
   }
   void bind(std::byte* memory);
   void bind_index(uint32_t index);

@@ -1,7 +1,8 @@
-// Bytes of rows that their writer may be writing again meanwhile: whoever reads them looks at the page's word afterwards.
+// Copies of row bytes that a writer may overwrite at the same time: the reader looks at the page's word again
+// afterwards.
 //
-// Locking: none. gcc's ThreadSanitizer ignores fences: row bytes are read outside its sight there, the generation checks
-//          stay in it.
+// Locking: none. gcc's ThreadSanitizer ignores fences, so in its build the row bytes are read unobserved, and the
+//          checks of generations are observed.
 #pragma once
 
 #include <cstddef>

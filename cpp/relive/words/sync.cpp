@@ -1,5 +1,5 @@
-// The half of sync.hpp that is the same on every system: deadlines, events and the table lock, built on futex_wait,
-// futex_wake and the lock bytes of a Storage.
+// The part of sync.hpp that is the same on every system: deadlines, events and the table lock. It is built on
+// futex_wait, futex_wake and the lock bytes of a Storage.
 #include "relive/words/sync.hpp"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ std::atomic<double> clock_ahead_s{0.0};
 
 thread_local int hooks_running = 0;  // on this thread
 
-constexpr int kSpins = 100;  // a hold is about 1 us between threads of one process
+constexpr int kSpins = 100;  // a critical section is about 1 us between threads of one process
 constexpr double kFirstSlice_s = 0.0002;
 constexpr double kLastSlice_s = 0.005;
 
@@ -36,26 +36,27 @@ void cpu_relax() {
 #endif
 }
 
-uint32_t holder_of(uint32_t word) { return word & ~TableLock::kWaiters; }  // id + 1, 0 = nobody
+uint32_t owner_of(uint32_t word) { return word & ~TableLock::kWaiters; }  // id + 1, 0 = the lock is free
 
-// Replaces `seen` by me, keeping the waiters' flag. acquire on success.
+// Replaces `seen` by `me` and keeps the waiters' flag. acquire on success.
 bool take(std::atomic<uint32_t>* word, uint32_t seen, uint32_t me) {
   return word->compare_exchange_strong(seen, me | (seen & TableLock::kWaiters), std::memory_order_acquire,
                                        std::memory_order_relaxed);
 }
 
-// Takes the lock from a holder whose life byte is free. The byte is held over the exchange: a slot is only given out
-// anew with its byte, so the word can not come to name a living owner of the same slot in between.
+// Takes the lock from an owner whose life byte is free. This process locks that byte for the exchange: a slot is given
+// to a new participant only with its byte, so the word cannot name a living owner of the same slot in between.
 bool take_from_dead(std::atomic<uint32_t>* word, uint32_t seen, uint32_t me, uint32_t max_participants,
                     const Storage& storage) {
-  const uint32_t holder = holder_of(seen) - 1;
-  const bool is_attacher = holder == max_participants;
-  // My own byte never conflicts with me. A slot is shared by the threads of one handle, so its word may be a sibling's.
-  // Byte 1 is held by one attacher at a time: if that is me, the attacher in the word is gone.
-  const bool is_mine = holder + 1 == me;
+  const uint32_t owner = owner_of(seen) - 1;
+  const bool is_attacher = owner == max_participants;
+  // A lock of this open file never conflicts with itself. The threads of a handle share its slot, so the owner may be
+  // another thread of this handle. One attacher at a time has byte 1: if it is this process, the attacher in the word
+  // died.
+  const bool is_mine = owner + 1 == me;
   if (is_mine && !is_attacher) return false;
   if (!RELIVE_RULE(E2_lock_byte)) return take(word, seen, me);
-  const uint64_t byte = is_attacher ? 1 : 64 + uint64_t{holder};
+  const uint64_t byte = is_attacher ? 1 : 64 + uint64_t{owner};
   if (!storage.is_byte_free(byte)) return false;
   if (is_mine) return take(word, seen, me);
   if (!storage.try_lock_byte(byte, true)) return false;
@@ -127,7 +128,7 @@ double Deadline::waited_s() const { return static_cast<double>(now_ns() - start_
 
 void notify(EventWords* event) {
   event->count.fetch_add(1, std::memory_order_seq_cst);
-  if (event->waiters.load(std::memory_order_seq_cst) == 0) return;  // keeps the line shared where nobody waits
+  if (event->waiters.load(std::memory_order_seq_cst) == 0) return;  // the line stays shared if nothing waits
   if (event->waiters.exchange(0, std::memory_order_seq_cst) != 0) {
     futex_wake(&event->count, std::numeric_limits<int>::max());
   }
@@ -160,14 +161,14 @@ LockResult TableLock::lock(std::atomic<uint32_t>* word, uint32_t id, uint32_t ma
   for (int spin = 0; spin < kSpins; ++spin) {
     cpu_relax();
     seen = word->load(std::memory_order_relaxed);
-    if (holder_of(seen) == 0 && take(word, seen, me)) return LockResult::kTaken;
+    if (owner_of(seen) == 0 && take(word, seen, me)) return LockResult::kTaken;
   }
   double slice_s = kFirstSlice_s;
   Hearing hearing(deadline, is_over);
   seen = word->load(std::memory_order_relaxed);
   for (;;) {
-    if (holder_of(seen) == 0) {
-      // Others may sleep beside me: whoever came through the wait leaves the flag behind, at worst for one idle wake.
+    if (owner_of(seen) == 0) {
+      // Other threads may still sleep, so a thread that has waited sets the flag; at worst that costs one idle wake.
       if (take(word, seen, me | kWaiters)) return LockResult::kTaken;
       seen = word->load(std::memory_order_relaxed);
       continue;
@@ -181,8 +182,8 @@ LockResult TableLock::lock(std::atomic<uint32_t>* word, uint32_t id, uint32_t ma
     slice_s = std::min(2.0 * slice_s, kLastSlice_s);
     const uint32_t after = word->load(std::memory_order_relaxed);
     if (after == seen && take_from_dead(word, seen, me, max_participants, storage)) return LockResult::kTakenFromDead;
-    if (holder_of(after) != 0 && deadline.passed()) return LockResult::kTimeout;
-    if (holder_of(after) != 0 && hearing.ends()) return LockResult::kEnded;
+    if (owner_of(after) != 0 && deadline.passed()) return LockResult::kTimeout;
+    if (owner_of(after) != 0 && hearing.ends()) return LockResult::kEnded;
     seen = after;
   }
 }

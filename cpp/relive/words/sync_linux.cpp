@@ -1,4 +1,4 @@
-// The one file that knows Linux: mappings, nameless files, open-file-description locks, futexes.
+// The only file of sync.hpp that knows Linux: mappings, nameless files, open-file-description locks, futexes.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -64,7 +64,7 @@ class Descriptor final {
   int fd_;
 };
 
-// Maps with the base on a huge page boundary (where the size is worth it), by cutting a wider reservation.
+// Maps memory with the base on a huge page boundary, if the size is worth it, by cutting a wider reservation.
 // fd < 0: anonymous private memory. nullptr with errno set on failure.
 std::byte* map_aligned(size_t num_bytes, int fd, int protection) {
   const size_t slack = num_bytes >= kHugePage ? kHugePage : 0;
@@ -112,7 +112,7 @@ void futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
 Status Storage::create_local(size_t num_bytes, std::unique_ptr<Storage>* out) {
   std::byte* base = map_aligned(num_bytes, -1, PROT_READ | PROT_WRITE);
   if (base == nullptr) return system_error("reserving " + std::to_string(num_bytes) + " bytes of memory", errno);
-  madvise(base, num_bytes, MADV_HUGEPAGE);  // a wish: systems without huge pages refuse it, and all is well
+  madvise(base, num_bytes, MADV_HUGEPAGE);  // a hint: it fails on a system without huge pages, which is fine
   std::unique_ptr<Storage> storage(new Storage());
   storage->base_ = base;
   storage->num_bytes_ = num_bytes;
@@ -180,7 +180,7 @@ Status Storage::open_file(const std::string& path, Access access, size_t min_byt
         .with_text("path", path)
         .with_text("what", std::to_string(facts.st_size) + " bytes, too short for a region");
   }
-  // Through the descriptor, not the name: the name may lead to another file by now.
+  // Opened through the descriptor, because the name may lead to another file by now.
   Descriptor locks(open(descriptor_name(file.get()).c_str(), flags));
   if (locks.get() < 0) return system_error("opening " + descriptor_name(file.get()), errno);
   std::unique_ptr<Storage> storage(new Storage());
@@ -244,7 +244,7 @@ bool Storage::is_byte_free(uint64_t byte) const {
   lock.l_whence = SEEK_SET;
   lock.l_start = static_cast<off_t>(byte);
   lock.l_len = 1;
-  return fcntl(lock_fd_, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;  // on error: nobody is called dead
+  return fcntl(lock_fd_, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;  // after an error no process is dead
 }
 
 bool Storage::become_last(uint64_t byte) {
@@ -312,7 +312,7 @@ void random_bytes(void* out, size_t num_bytes) {
   char* next = static_cast<char*>(out);
   while (num_bytes > 0) {
     const ssize_t got = getrandom(next, num_bytes, 0);
-    if (got < 0 && errno != EINTR) std::abort();  // present since Linux 3.17; uniqueness of regions rests on it
+    if (got < 0 && errno != EINTR) std::abort();  // Linux has it since 3.17; without it a region would not be unique
     if (got <= 0) continue;
     next += got;
     num_bytes -= static_cast<size_t>(got);

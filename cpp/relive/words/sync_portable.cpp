@@ -23,7 +23,7 @@ void sleep_s(double seconds) { std::this_thread::sleep_for(std::chrono::duration
 }  // namespace
 
 Status Storage::create_local(size_t num_bytes, std::unique_ptr<Storage>* out) {
-  // calloc gives large blocks as untouched zero pages; the address to free stands right in front of the base.
+  // calloc returns large blocks as zero pages that were not touched. The address to free lies right before the base.
   void* block = std::calloc(num_bytes + kAlignment + sizeof(void*), 1);
   if (block == nullptr) {
     return Status(Code::kSystemError)

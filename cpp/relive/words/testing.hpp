@@ -1,12 +1,15 @@
 // Fail points and switchable rules of a test build (RELIVE_TESTING); nothing at all in a release build.
 //
-// A fail point stands behind each store the protocol orders; the kill programme lets a process die there.
-// A rule is one numbered sentence of docs/design/protocol.md that a mutant run removes to see the programme go red.
+// A fail point follows each store that the protocol orders: the kill programme lets a process die there.
+// A rule is one numbered sentence of docs/design/protocol.md: a run of mutants switches it off to see the programme
+// fail.
+//
+// Owner:   the hooks are set once, before threads start, by the test programme.
 #pragma once
 
 #include <cstdint>
 
-// clang-format off: it breaks these lists anew every time it sees them
+// clang-format off: it would break these lists differently every time
 #define RELIVE_FAIL_POINTS(X) \
   X(open_popped) X(open_fields) X(open_word) X(open_linked) X(open_lane) X(open_ring) X(commit_begin) \
   X(commit_evicted) X(commit_tail_bit) X(commit_range) X(commit_seam) X(commit_counted) X(commit_closed) X(commit_next_page) \
@@ -63,18 +66,18 @@ enum class Rule : uint32_t {
 };
 
 #ifdef RELIVE_TESTING
-// What happens at a fail point; null means nothing. Set once, before threads start, by the test programme.
+// Called at every fail point; may be null.
 extern void (*fail_point_hook)(FailPoint);
 extern bool rule_switched_off[static_cast<uint32_t>(Rule::kCount)];
-// Called when a hold of the table lock begins and when it ends, on the thread that holds it; as fail_point_hook.
+// Called when a critical section of the table lock begins and when it ends, on its thread; may be null.
 extern void (*hold_hook)(bool begins);
-// Lanes that one hold may cut; fewer let a small table be swept in many holds.
+// Lanes that one critical section may cut. With fewer lanes a small table is swept in many critical sections.
 extern uint32_t lanes_per_hold;
-// Told of what the protocol rules out and the code survives all the same; null: nobody. Must not come back to the core.
+// Called if a state occurs that the protocol rules out and the code survives; may be null. It must not call the core.
 extern void (*broken_promise_hook)(const char* what);
-// Rounds that a draw or a gather tries before it holds pages still; lower, and every call comes there.
+// Rounds that a draw or a gather tries before it pins all pages. With fewer rounds every call reaches that point.
 extern uint32_t most_rounds;
-// How many table locks this thread has.
+// The number of table locks that this thread has taken.
 extern thread_local uint32_t locks_held;
 const char* fail_point_name(uint32_t position);
 const char* rule_name(uint32_t position);

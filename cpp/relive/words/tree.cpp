@@ -10,12 +10,12 @@ namespace relive {
 namespace {
 
 constexpr uint64_t kFan = Tree::kFanout;
-constexpr size_t kChunk = 256;           // points a draw handles at once: two kilobytes of stack a buffer
+constexpr size_t kChunk = 256;           // points that a draw handles at once: two kilobytes of stack a buffer
 constexpr uint64_t kBitmapNodes = 4096;  // levels up to this size are deduplicated by a bitmap on the stack
 constexpr size_t kBitmapWords = kBitmapNodes / 64;
 constexpr size_t kFewNodes = 8;  // below this a bitmap costs more than a few repeated parents
 constexpr size_t kPrefetchAhead = 8;
-constexpr uint64_t kCachedNodes = 1024;  // a level this small is always at hand
+constexpr uint64_t kCachedNodes = 1024;  // a level of at most so many nodes stays in the cache
 
 using Vec = double __attribute__((vector_size(32)));
 using IntVec = int64_t __attribute__((vector_size(32)));
@@ -40,9 +40,9 @@ double identity_of(Reduction reduction) {
   return 0.0;
 }
 
-// Children are combined from left to right. draw() adds in the same order, so its last running sum is the parent, and a
-// zero child leaves the running sum bit for bit as it was: it can never be the first sum beyond a point.
-// Plain loads: only the holder of the table lock stores, and it is the one who calls this on nodes of the tree.
+// Children are combined from left to right. draw() adds in the same order, so its last running sum equals the parent. A
+// child of 0 leaves the running sum bit for bit as it was, so it can never be the first sum beyond a point.
+// Plain loads suffice: only the owner of the table lock stores, and only the owner calls this on nodes of the tree.
 template <Reduction kReduction>
 double reduce_group(const double* group) {
   double value = group[0];
@@ -65,8 +65,8 @@ void refresh_parent(const double* children, double* parents, uint64_t parent) {
   store(parents + parent, reduce_group<kReduction>(children + parent * kFan));
 }
 
-// One level of refresh: `nodes` holds `count` positions of the level below and receives their parents. Small levels are
-// deduplicated exactly, and leave `nodes` sorted; large ones only where neighbours in `nodes` share a parent.
+// One level of refresh: `nodes` has `count` positions of the level below and receives their parents. On small levels
+// every parent comes once, in order. On large levels a parent may come again, unless it is that of the node before.
 template <Reduction kReduction>
 size_t refresh_level(const double* children, double* parents, uint64_t num_parents, uint64_t* nodes, size_t count) {
   if (num_parents <= kBitmapNodes && count > kFewNodes) {
@@ -79,7 +79,7 @@ size_t refresh_level(const double* children, double* parents, uint64_t num_paren
       for (uint64_t bits = touched[w]; bits != 0; bits &= bits - 1) {
         const uint64_t parent = w * 64 + static_cast<uint64_t>(__builtin_ctzll(bits));
         refresh_parent<kReduction>(children, parents, parent);
-        nodes[kept++] = parent;  // kept <= parents so far <= count: never ahead of what was read
+        nodes[kept++] = parent;  // kept <= parents so far <= count: all of `nodes` was read before
       }
     }
     return kept;
@@ -119,8 +119,8 @@ void rebuild_all(double* const* levels, const uint64_t* level_sizes, uint32_t nu
   }
 }
 
-// The eight children of a group in two registers. Every 8-byte part of an aligned vector load is read whole on the
-// supported machines, which is all a relaxed load promises; the empty asm keeps the compiler from reading twice.
+// The eight children of a group in two registers. The supported machines read every 8-byte part of an aligned vector
+// load whole, as a relaxed load would. The empty asm keeps the compiler from reading twice.
 inline __attribute__((always_inline)) void load_group(const double* group, Vec& low, Vec& high) {
 #if defined(RELIVE_TSAN) || defined(__SANITIZE_THREAD__)
   for (int i = 0; i < 4; ++i) {
@@ -150,11 +150,11 @@ inline __attribute__((always_inline)) void transpose(Vec& a, Vec& b, Vec& c, Vec
   d = __builtin_shufflevector(ab_odd, cd_odd, 2, 3, 6, 7);
 }
 
-// Descends four points by one level. rest: what is left of each point inside its node; +inf once it has passed the end,
-// which stays past the end on every level below. first: position of the first child of each node on the way in, of the
-// chosen child's first child on the way out (0 for a lost point, so that the next load stays inside the tree).
+// Descends four points by one level. rest: the rest of each point inside its node; +inf past the end, where it stays on
+// every level below. first: on entry the position of the first child of each node; on return that of the first child of
+// the chosen child (0 for a point past the end, so that the next load stays inside the tree).
 inline __attribute__((always_inline)) void descend_four(const double* level, double* rests, uint64_t* firsts) {
-  Vec a, b, c, d, e, f, g, h;  // by point as loaded, then by child; variables, as an array would live in memory
+  Vec a, b, c, d, e, f, g, h;  // by point as loaded, then by child. An array would live in memory
   load_group(level + firsts[0], a, e);
   load_group(level + firsts[1], b, f);
   load_group(level + firsts[2], c, g);
@@ -166,7 +166,7 @@ inline __attribute__((always_inline)) void descend_four(const double* level, dou
   std::memcpy(&rest, rests, sizeof rest);
   std::memcpy(&first, firsts, sizeof first);
   Vec running = a;
-  IntVec beyond = running <= rest;  // -1 where the point lies behind this child
+  IntVec beyond = running <= rest;  // -1 if the point lies after this child
   IntVec chosen = first - beyond;
   Vec base = beyond ? running : Vec{0.0, 0.0, 0.0, 0.0};
   for (const Vec& child : {b, c, d, e, f, g, h}) {

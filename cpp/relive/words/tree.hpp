@@ -1,11 +1,13 @@
-// The K-ary tree of an index: leaves and, per level, ceil(n / 8) reductions of their eight children.
+// The 8-ary tree of an index: leaves and, on each level above, the reductions of eight children.
 //
 // Owner:   the region owns the memory; a Tree is a view (two pointers a level), cheap to copy.
-// Locking: set_leaf, refresh, rebuild: only under the table lock. leaf, draw, total, best: any time, without a lock;
-//          they may see a half-updated tree, so a caller re-reads the leaf it was given (rule G2).
-// Cost:    draw O(log8 n) cache lines a point, interleaved over the batch; refresh O(touched x log8 n).
+// Locking: set_leaf, refresh and rebuild run under the table lock. leaf, draw, total and best may be called at any
+//          time, without the lock: they may see a half-updated tree, so a caller reads the leaf that it was given again
+//          (G2).
+// Cost:    draw O(log8 n) cache lines a point, interleaved over the batch; refresh O(changed leaves x log8 n).
 //
-// A parent is recomputed from its children in their stored order, never incremented: no drift, idempotent.
+// A parent is recomputed from its children in their stored order, and never incremented: sums do not drift, and a
+// repeated refresh changes nothing.
 #pragma once
 
 #include <array>
@@ -38,8 +40,8 @@ class Tree final {
   double identity() const;
 
   double leaf(uint64_t slot) const { return std::atomic_ref<double>(levels_[0][slot]).load(std::memory_order_acquire); }
-  // All of them, for who holds the table lock and looks at many: compilers read what stands around an atomic load anew
-  // each time, this tree's own fields too.
+  // All leaves, for a caller that has the table lock and reads many. It saves the fields of this tree, which a compiler
+  // would otherwise read again after every atomic load.
   class HeldLeaves final {
    public:
     explicit HeldLeaves(double* leaves) : leaves_(leaves) {}
@@ -55,8 +57,8 @@ class Tree final {
   void prefetch(uint64_t slot) const { __builtin_prefetch(levels_[0] + slot); }
   double node(uint32_t level, uint64_t position) const;
 
-  // Recomputes the ancestors of the given leaves, level by level, each distinct parent about once.
-  // `slots` need not be sorted nor distinct; it is used as scratch and holds rubbish afterwards.
+  // Recomputes the ancestors of these leaves, level by level, each distinct parent about once. `slots` need not be
+  // sorted or distinct; it is scratch, with undefined contents afterwards.
   void refresh(uint64_t* slots, size_t count);
 
   // Recomputes every inner node from the leaves, bottom-up.
@@ -64,23 +66,24 @@ class Tree final {
 
   double total() const;  // reduction of the top group
 
-  // Sum only. points[i] in [0, total) -> slots[i], or kNone where rounding or a concurrent update led past the end.
-  // Only children with point < running sum are taken, so a zero-mass child never is.
+  // Sum only. points[i] in [0, total) -> slots[i], or kNone if rounding or a concurrent update led past the end. Only a
+  // child with point < running sum is taken, so a child without mass never is.
   void draw(const double* points, size_t count, uint64_t* slots) const;
 
-  // draw() in parts, for a caller that fetches more while memory brings the nodes: from level `from` (num_levels(), above
-  // the top one, where nodes[i] = 0) down to level `to` < from. points[i] is what is left of a point inside nodes[i],
-  // +inf once it lies past the end: no level below takes it back. Asks for the group of each chosen node when to > 0.
+  // draw() in parts, for a caller that prefetches other memory meanwhile: from level `from` down to level `to` < from.
+  // It begins at num_levels(), above the top level, where nodes[i] = 0. points[i] is the rest of a point inside
+  // nodes[i]; it becomes +inf past the end, and stays so on every level below. If to > 0, the group of each chosen node
+  // is prefetched.
   void descend(uint32_t from, uint32_t to, double* points, uint64_t* nodes, size_t count) const;
 
   // Min / max only: a leaf that attains total(), the lowest slot among equals; kNone when all are the identity.
   uint64_t best() const;
-  // Min / max only: the best `count` leaves, or all there are, the best first, the lowest slot first among equals. Where
-  // others change the tree meanwhile, by the values that were seen. O(count x log8 n): only nodes above a leaf that is
-  // returned are opened. `open` is scratch.
+  // Min / max only: the best `count` leaves, or all leaves, the best first, the lowest slot first among equals. If the
+  // tree changes meanwhile, the order is that of the values that were seen. O(count x log8 n): only nodes above a leaf
+  // that is returned are opened. `open` is scratch.
   struct Node {
     double value;
-    uint64_t place;  // of a leaf its slot
+    uint64_t place;  // the slot, if level is 0
     uint32_t level;
   };
   void best(size_t count, std::vector<Node>* found, std::vector<Node>* open) const;

@@ -1,5 +1,5 @@
-// What a reader of the region outside of the core needs: the mapping held still for the length of a call, the order of
-// a batch's rows, and the core's own descent to compare with.
+// For readers of the region outside of the core: a region that stays mapped during a call, the order of a batch's rows,
+// and the core's own descent for comparison.
 #include <optional>
 
 #include <nanobind/stl/string.h>
@@ -11,7 +11,8 @@
 namespace relive::bindings {
 namespace {
 
-// One call of somebody who reads the region by himself, counted in: close() waits for it, the mapping stays until then.
+// One call of a reader outside of the core. It is counted as a call of the table: close() waits for it, and the region
+// stays mapped until then.
 class RegionHold final {
  public:
   explicit RegionHold(const CoreTable& self) : table_(self.table) {}
@@ -28,7 +29,7 @@ class RegionHold final {
   }
   void leave() { inside_.reset(); }
   uint64_t address() const {
-    return inside_ ? reinterpret_cast<uint64_t>(table_->region().base) : 0;  // another one after a fork
+    return inside_ ? reinterpret_cast<uint64_t>(table_->region().base) : 0;  // a fork maps the region elsewhere
   }
   uint64_t frames_committed() const { return inside_ ? table_->region().header->frames_committed.load() : 0; }
   uint64_t cells_committed() const {
@@ -40,7 +41,7 @@ class RegionHold final {
   std::optional<Entered> inside_;
 };
 
-// rows[j]: where the j-th draw of that call goes, int32[n].
+// int32[n]: the row of the batch to which the j-th draw of that call goes.
 nb::object permutation(uint64_t seed, uint64_t stream, uint64_t call, size_t n) {
   const npy_intp dims[1] = {static_cast<npy_intp>(n)};
   void* out = nullptr;
@@ -49,7 +50,7 @@ nb::object permutation(uint64_t seed, uint64_t stream, uint64_t call, size_t n) 
   return array;
 }
 
-// The leaves that points in [0, total) fall on, int64[n]; -1 where a point lies behind the last one.
+// int64[n]: the leaves that points in [0, total) fall on, -1 for a point after the last leaf.
 nb::object descend(const CoreTable& self, uint32_t index, nb::handle points) {
   const OpenRegion open(self);
   nb::object array = as_contiguous(points, NPY_DOUBLE);
@@ -65,7 +66,7 @@ nb::object descend(const CoreTable& self, uint32_t index, nb::handle points) {
 
 }  // namespace
 
-void bind_device(nb::module_& module) {
+void bind_region(nb::module_& module) {
   nb::class_<RegionHold>(module, "RegionHold")
       .def(nb::init<const CoreTable&>(), nb::arg("table"))
       .def("__enter__",
