@@ -12,6 +12,7 @@ import numpy.typing as npt
 from relive.config.explicit import Explicit
 from relive.config.items import Episodes
 from relive.config.limiters import MinSize
+from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import ForeignKey, InvalidConfig
 from relive.fleet.draws.placement import MAX_SHARDS, Root
@@ -43,13 +44,10 @@ class Missed(Exception):
 
 
 class Asked(NamedTuple):
-    """What a draw asks of one shard."""
+    """What a draw asks of one shard: a request to the shard's core, and how the draw is made and counted."""
 
-    index_number: int
-    selection: Any  # of the shard; None: keys alone
-    num_items: int
+    request: DrawRequest
     timeout_s: float
-    where: Any
     counts_nowhere: bool  # a reader's
     is_read: bool  # its rows are, when it is handed out; else they are still to be gathered
     is_only: bool  # the table has no other shard: nobody goes on without it

@@ -23,6 +23,7 @@ from relive.config.table_config import TableConfig
 from relive.config.where import where_of
 from relive.core.closing import Closing
 from relive.core.loadable import Loadable
+from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import InvalidConfig, ReliveError, RequestTooLarge, ShapeMismatch, UnknownColumn
 from relive.reading.batch import Batch, Columns, Selection, TimeAxis
@@ -54,7 +55,7 @@ class TableHandle(Closing, Loadable):
 
     def _bind(self, core: TableCore, config: TableConfig, timeout_s: float) -> None:
         self._core = core
-        self._core_sample = core.sample
+        self._core_draw = core.draw
         self._config = config
         self._spec = config.spec
         self._index_names = tuple(config.index)
@@ -112,15 +113,14 @@ class TableHandle(Closing, Loadable):
                 refuse_unknown(self.sample, unknown)
             num_items = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
-        core, shown, number, goals = selection
+        _, shown, _, goals, plain = selection
         if goals is not reward:
             _check_reward(selection, reward)
+        request = plain.get(num_items) if where is None else None
+        if request is None:
+            request = self._request(selection, num_items, where)
         try:
-            if where is None:
-                arrays, keys, probabilities, num_live = self._core_sample(core, num_items, seconds)
-            else:
-                condition = self.condition(number, where)
-                arrays, keys, probabilities, num_live = self._core_sample(core, num_items, seconds, where=condition)
+            arrays, keys, probabilities, num_live = self._core_draw(request, seconds)
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
         batch = Batch(shown, arrays, keys, probabilities, num_live)
@@ -134,9 +134,9 @@ class TableHandle(Closing, Loadable):
         number = self.index_number(index)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
-        condition = None if where is None else self.condition(number, where)
+        request = DrawRequest(number, count, None, None if where is None else self.condition(number, where))
         try:
-            keys, probabilities, num_live = self._core.draw(number, count, seconds, where=condition)
+            _, keys, probabilities, num_live = self._core_draw(request, seconds)
         except RequestTooLarge as error:
             raise self._explained(error, index) from None
         return Draw(keys, probabilities, num_live, self._index_names[number])
@@ -243,8 +243,8 @@ class TableHandle(Closing, Loadable):
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         if selection.goals is not reward:
             _check_reward(selection, reward)
-        condition = None if where is None else self.condition(selection.number, where)
-        source, ready = self._batch_source(selection, count, integer("prefetch", prefetch, 1), seconds, condition)
+        request = self._request(selection, count, where)
+        source, ready = self._batch_source(request, selection.columns, integer("prefetch", prefetch, 1), seconds)
         if selection.goals is not None:
             source = RelabelledSource(source, selection.goals, reward)
         return Batches(source, count, ready, device, seconds)
@@ -453,7 +453,7 @@ class TableHandle(Closing, Loadable):
                     items.is_grouped,
                 )
                 shown = Columns(names, self._spec, axis)
-            selection = Selection(self._core.select(number, list(names)), shown, number, goals_of(sampler, names))
+            selection = Selection(self._core.select(number, list(names)), shown, number, goals_of(sampler, names), {})
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[index, asked] = selection
         return selection
@@ -485,6 +485,14 @@ class TableHandle(Closing, Loadable):
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
+    def _request(self, selection: Selection, num_items: int, where: str | None) -> DrawRequest:
+        """A draw of a selection. Without a condition it is remembered: making one takes 0.2 us, finding it 0.04."""
+        condition = None if where is None else self.condition(selection.number, where)
+        request = DrawRequest(selection.number, num_items, selection.core, condition)
+        if where is None and len(selection.plain) < _MAX_SELECTIONS:
+            selection.plain[num_items] = request
+        return request
+
     def _exponent_index(self, index: str | None) -> int:
         number = self.index_number(index)
         name = self._index_names[number]
@@ -495,14 +503,14 @@ class TableHandle(Closing, Loadable):
         return number
 
     @abstractmethod
-    def held_draws(self, number: int) -> HeldDraws:
-        """Draws from an index that are counted when they are handed out, or given back whole."""
+    def held_draws(self) -> HeldDraws:
+        """Draws that are counted when they are handed out, or given back whole."""
 
     @abstractmethod
     def _batch_source(
-        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
+        self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        """Where batches come from, and how many of them wait here ready to be handed out."""
+        """Where batches of such draws come from, and how many of them wait here ready to be handed out."""
 
     def _default_columns(self, items: Items) -> tuple[str, ...]:
         spec = self._spec
