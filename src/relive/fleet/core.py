@@ -409,7 +409,7 @@ class FleetCore:
         """What acts on totals."""
         if self.closed:
             raise TableClosed()
-        return list(self._paces[index].limiter.core_numbers())
+        return list(self._paces[index].core_numbers())
 
     def set_limiter(self, index: int, numbers: npt.NDArray[np.float64]) -> NoReturn:
         """Refused: it would have to reach every handle."""

@@ -9,8 +9,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.config.explicit import Explicit
-from relive.config.items import Episodes
 from relive.config.limiters import MinSize
 from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
@@ -250,18 +248,9 @@ class Shards:
 
 def _check_indexes(table: TableHandle) -> None:
     for name, index in table.config.index.items():
-        if isinstance(index.items, Explicit):
-            raise NotOverShards(
-                f"index {name!r} with Explicit items",
-                "an item's windows would have to lie in one shard",
-                "make such items in a table of their own",
-            )
-        if isinstance(index.items, Episodes) and index.items.is_grouped:
-            raise NotOverShards(
-                f"index {name!r} with groups of episodes",
-                "members in different shards would not meet",
-                "write all groups to one table",
-            )
+        if index.items.one_table_only is not None:
+            what, reason, instead = index.items.one_table_only
+            raise NotOverShards(f"index {name!r} with {what}", reason, instead)
         if not index.replacement:
             raise NotOverShards(
                 f"replacement=False of index {name!r}",

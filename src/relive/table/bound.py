@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from relive.config.limiters import Limiter, Queue, SamplesPerInsert, limiter_of
-from relive.config.samplers import Prioritized
+from relive.config.limiters import Limiter, limiter_of
 from relive.config.table_config import TableConfig
 from relive.config.where import where_of
 from relive.core.closing import Closing
@@ -103,7 +102,7 @@ class Bound(Closing, Loadable):
         number = self.index_number(index)
         name = self._index_names[number]
         sampler = self._config.index[name].drawn_by
-        if not isinstance(sampler, Prioritized):
+        if not sampler.has_exponent:
             expected = "an index whose sampler is Prioritized(...)"
             raise InvalidConfig(f"priority_exponent of index {name!r}", expected, type(sampler).__name__)
         return number
@@ -114,11 +113,11 @@ class Bound(Closing, Loadable):
             return error
         names = self._index_names if index is None else (index,)
         limiters = [self._index_limiter(self.index_number(name)) for name in names]
-        paced = [limiter for limiter in limiters if isinstance(limiter, (SamplesPerInsert, Queue))]
+        paced = [(limiter.window, limiter.arithmetic()) for limiter in limiters if limiter.window is not None]
         if not paced:
             return error
-        narrowest = min(paced, key=lambda limiter: limiter.window)
-        return RequestTooLarge(error.requested, error.window, narrowest.arithmetic())
+        _, arithmetic = min(paced, key=lambda pair: pair[0])
+        return RequestTooLarge(error.requested, error.window, arithmetic)
 
     @abstractmethod
     def held_draws(self) -> HeldDraws:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from relive.checks.names import MISSING, names_arguments, refuse_unknown, refuses_unknown
 from relive.checks.values import integer, timeout
 from relive.config.casting import as_buffers, as_keys
-from relive.config.limiters import Queue, SamplesPerInsert
 from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, RequestTooLarge
 from relive.reading.batch import Batch, Selection
@@ -193,7 +192,7 @@ class Reading(Bound):
         selection = self.select(index, columns)
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         limiter = self._index_limiter(selection.number)
-        if isinstance(limiter, (SamplesPerInsert, Queue)) and count > limiter.window:
+        if limiter.window is not None and count > limiter.window:
             raise RequestTooLarge(count, limiter.window, limiter.arithmetic())
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         if selection.goals is not reward:
