@@ -142,10 +142,19 @@ class OpenRegion final {
 std::vector<WrittenOperation> written_operations(const nb::list& operations);
 // The condition of a draw from this index; null if the draw has none.
 const Where* where_of(const CoreWhere* where, uint32_t index);
+// A DrawRequest of relive/core/request.py, whose fields are read by their order.
+struct AskedDraw {
+  uint32_t index = 0;
+  size_t num_items = 0;
+  const CoreSelection* selection = nullptr;  // null: keys alone
+  const Where* where = nullptr;              // null: every item passes
+};
+AskedDraw asked_draw(nb::handle request);  // TypeError for anything else
+// The same for the core. The caller sets outputs, keys and probabilities.
+DrawRequest draw_request(const AskedDraw& asked);
 // The draw stays in flight, and its uses are noted in `claims`. No effect if `claims` is null.
 void note_claims(CoreClaims* claims, DrawRequest* request);
-nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
-                        const Where* where, CoreClaims* claims);
+nb::tuple draw_ragged(const CoreTable& self, const AskedDraw& asked, double timeout_s, bool hold, CoreClaims* claims);
 nb::tuple gather_ragged(const CoreTable& self, const CoreSelection& selection, const int64_t* keys, size_t n);
 TableConfig table_config(const nb::dict& from);
 nb::dict geometry(const CoreTable& self);

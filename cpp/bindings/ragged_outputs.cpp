@@ -57,18 +57,15 @@ nb::object RaggedOutputs::probabilities(const std::vector<double>& from) const {
   return buffer_->array(descr_of_float64(), 1, dims, to);
 }
 
-nb::tuple sample_ragged(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
-                        const Where* where, CoreClaims* claims) {
+nb::tuple draw_ragged(const CoreTable& self, const AskedDraw& asked, double timeout_s, bool hold, CoreClaims* claims) {
+  const CoreSelection& selection = *asked.selection;
+  const size_t n = asked.num_items;
   RaggedOutputs outputs(selection, n);
   RaggedBatch batch(selection.plan, outputs);
   std::vector<int64_t> keys(n);
   std::vector<double> probabilities(n);
   int64_t num_live = 0;
-  DrawRequest request;
-  request.index = selection.plan.index;
-  request.num_items = n;
-  request.where = where;
-  request.plan = &selection.plan;
+  DrawRequest request = draw_request(asked);
   request.ragged = &batch;
   request.keys = keys.data();
   request.probabilities = probabilities.data();

@@ -46,6 +46,30 @@ nb::list Outputs::arrays(const CoreSelection& selection, size_t n) const {
   return made;
 }
 
+AskedDraw asked_draw(nb::handle request) {
+  constexpr Py_ssize_t kFields = 4;
+  AskedDraw asked;
+  const CoreWhere* condition = nullptr;
+  const bool is_tuple = PyTuple_Check(request.ptr()) && PyTuple_Size(request.ptr()) == kFields;
+  const auto field = [&](Py_ssize_t at) { return nb::handle(PyTuple_GetItem(request.ptr(), at)); };
+  if (!is_tuple || !nb::try_cast(field(0), asked.index) || !nb::try_cast(field(1), asked.num_items) ||
+      !(field(2).is_none() || nb::try_cast(field(2), asked.selection)) ||
+      !(field(3).is_none() || nb::try_cast(field(3), condition)))
+    throw nb::type_error("a DrawRequest is expected");
+  if (asked.selection != nullptr) asked.index = asked.selection->plan.index;
+  asked.where = where_of(condition, asked.index);
+  return asked;
+}
+
+DrawRequest draw_request(const AskedDraw& asked) {
+  DrawRequest request;
+  request.index = asked.index;
+  request.num_items = asked.num_items;
+  request.where = asked.where;
+  if (asked.selection != nullptr) request.plan = &asked.selection->plan;
+  return request;
+}
+
 void note_claims(CoreClaims* claims, DrawRequest* request) {
   if (claims == nullptr) return;
   claims->items.clear();
@@ -90,19 +114,14 @@ CoreSelection* make_selection(const CoreTable& self, uint32_t index, const std::
   return made.release();
 }
 
-nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s, bool hold,
-                 const CoreWhere* asked, CoreClaims* claims) {
-  const Where* const where = where_of(asked, selection.plan.index);
-  if (selection.plan.is_ragged) return sample_ragged(self, selection, n, timeout_s, hold, where, claims);
+nb::tuple draw_rows(const CoreTable& self, const AskedDraw& asked, double timeout_s, bool hold, CoreClaims* claims) {
+  const CoreSelection& selection = *asked.selection;
+  const size_t n = asked.num_items;
   Outputs outputs(selection, n, 2 * BatchBuffer::room_for(8 * n));
   std::byte* keys = outputs.buffer.take(8 * n);
   std::byte* probabilities = outputs.buffer.take(8 * n);
   int64_t num_live = 0;
-  DrawRequest request;
-  request.index = selection.plan.index;
-  request.num_items = n;
-  request.where = where;
-  request.plan = &selection.plan;
+  DrawRequest request = draw_request(asked);
   request.out = outputs.data.data();
   request.keys = reinterpret_cast<int64_t*>(keys);
   request.probabilities = reinterpret_cast<double*>(probabilities);
@@ -115,24 +134,28 @@ nb::tuple sample(const CoreTable& self, const CoreSelection& selection, size_t n
                         outputs.buffer.array(descr_of_float64(), 1, dims, probabilities), num_live);
 }
 
-nb::tuple draw(const CoreTable& self, uint32_t index, size_t n, double timeout_s, const CoreWhere* where,
-               CoreClaims* claims) {
-  const npy_intp dims[1] = {static_cast<npy_intp>(n)};
+nb::tuple draw_keys(const CoreTable& self, const AskedDraw& asked, double timeout_s, bool hold, CoreClaims* claims) {
+  const npy_intp dims[1] = {static_cast<npy_intp>(asked.num_items)};
   void* keys = nullptr;
   void* probabilities = nullptr;
   nb::object key_array = new_array(NPY_INT64, 1, dims, &keys);
   nb::object probability_array = new_array(NPY_DOUBLE, 1, dims, &probabilities);
   int64_t num_live = 0;
-  DrawRequest request;
-  request.index = index;
-  request.num_items = n;
-  request.where = where_of(where, index);
+  DrawRequest request = draw_request(asked);
   request.keys = static_cast<int64_t*>(keys);
   request.probabilities = static_cast<double*>(probabilities);
   request.num_live_items = &num_live;
+  request.hold = hold;
   note_claims(claims, &request);
   without_gil([&] { return relive::sample(*self.table, request, timeout_s); });
-  return nb::make_tuple(key_array, probability_array, num_live);
+  return nb::make_tuple(nb::list(), key_array, probability_array, num_live);
+}
+
+nb::tuple draw(const CoreTable& self, nb::handle request, double timeout_s, bool hold, CoreClaims* claims) {
+  const AskedDraw asked = asked_draw(request);
+  if (asked.selection == nullptr) return draw_keys(self, asked, timeout_s, hold, claims);
+  if (asked.selection->plan.is_ragged) return draw_ragged(self, asked, timeout_s, hold, claims);
+  return draw_rows(self, asked, timeout_s, hold, claims);
 }
 
 template <class From>
@@ -374,10 +397,8 @@ void bind_core_table(nb::module_& module) {
                    [](const CoreTable& self) { return OpenRegion(self)->header->policy_version.load(); })
       .def("open_writer", &open_writer, nb::arg("num_lanes"), nb::arg("single"), nb::arg("normalise"))
       .def("select", &make_selection, nb::arg("index"), nb::arg("names"), nb::rv_policy::take_ownership)
-      .def("sample", &sample, nb::arg("selection"), nb::arg("num_items"), nb::arg("timeout_s"), nb::arg("hold") = false,
-           nb::arg("where").none() = nb::none(), nb::arg("claims").none() = nb::none())
-      .def("draw", &draw, nb::arg("index"), nb::arg("num_items"), nb::arg("timeout_s"),
-           nb::arg("where").none() = nb::none(), nb::arg("claims").none() = nb::none())
+      .def("draw", &draw, nb::arg("request"), nb::arg("timeout_s"), nb::arg("hold") = false,
+           nb::arg("claims").none() = nb::none())
       .def("claim", &claim, nb::arg("index"), nb::arg("keys"), nb::arg("timeout_s"))
       .def("list_items", &list_items, nb::arg("index"), nb::arg("first"), nb::arg("count"),
            nb::arg("where").none() = nb::none())

@@ -22,14 +22,16 @@ struct CorePlannedBatch {
   ~CorePlannedBatch() { drop(); }
 };
 
-CorePlannedBatch* plan_batch(const CoreTable& self, const CoreSelection& selection, size_t n, double timeout_s,
-                             const CoreWhere* asked) {
-  const Where* const where = where_of(asked, selection.plan.index);
+CorePlannedBatch* plan_batch(const CoreTable& self, nb::handle request, double timeout_s) {
+  const AskedDraw asked = asked_draw(request);
+  if (asked.selection == nullptr) throw nb::type_error("plan_batch: a DrawRequest with a selection is expected");
   auto planned = std::make_unique<CorePlannedBatch>();
   planned->table = self.table;
   planned->is_over = true;  // there is no batch yet
-  without_gil(
-      [&] { return StagedReader(*self.table).plan_batch(selection.plan, n, where, timeout_s, &planned->batch); });
+  without_gil([&] {
+    return StagedReader(*self.table)
+        .plan_batch(asked.selection->plan, asked.num_items, asked.where, timeout_s, &planned->batch);
+  });
   planned->is_over = false;
   return planned.release();
 }
@@ -121,8 +123,8 @@ void bind_tier(nb::module_& module, nb::class_<CoreTable>& table) {
       .def("cancel", [](CorePlannedBatch& self) { self.batch->cancel(); })
       .def("drop", &CorePlannedBatch::drop, nb::call_guard<nb::gil_scoped_release>());
   table.def_prop_ro("is_tiered", [](const CoreTable& self) { return self.table->is_tiered(); })
-      .def("plan_batch", &plan_batch, nb::arg("selection"), nb::arg("num_items"), nb::arg("timeout_s"),
-           nb::arg("where").none() = nb::none(), nb::rv_policy::take_ownership, nb::keep_alive<0, 5>())
+      .def("plan_batch", &plan_batch, nb::arg("request"), nb::arg("timeout_s"), nb::rv_policy::take_ownership,
+           nb::keep_alive<0, 2>())
       .def("gather_planned", &gather_planned, nb::arg("planned"), nb::arg("selection"))
       .def("note_late_batch", [](const CoreTable& self) { relive::note_late_batch(*self.table); })
       .def("spill_all_pages", &spill_all_pages)

@@ -8,7 +8,8 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.core.table_core import Normalise, SelectedColumns, TableCore
+from relive.core.request import DrawRequest
+from relive.core.table_core import DrawnItems, Normalise, SelectedColumns, TableCore
 
 Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
@@ -44,10 +45,11 @@ def mix_batches(
 def permutation(seed: int, stream: int, call: int, num_items: int) -> npt.NDArray[np.int32]: ...
 def descend(table: CoreTable, index: int, points: Masses) -> Keys: ...
 
-# The numbers of docs/format.md, by name: sizes in bytes (_bytes), places in a struct (_at), bits, shifts, masks, states.
+# The numbers of docs/format.md, by name: sizes in bytes (_bytes), places in a struct (_at), bits, shifts, masks,
+# states.
 def region_format() -> dict[str, int]: ...
 
-# SplitMix64. random_format: its numbers, and where a call's shuffle begins. splitmix64: the number that follows a state.
+# SplitMix64. random_format: its numbers, and where a call's shuffle begins. splitmix64: the number after a state.
 # random_base: the state of an attempt of a call, whose i-th number is the finaliser of state + (i + 1) * golden, modulo
 # 2^64. mix_words: the finaliser of each word, in a new array of the same shape.
 def random_format() -> dict[str, int]: ...
@@ -153,23 +155,10 @@ class CoreTable(TableCore, metaclass=ABCMeta):  # abstract to a checker alone: w
     def where(self, index: int, text: str, operations: list[Any]) -> CoreWhere: ...
     # Mass, live items, largest priority, inserted, sampled, pending, policy version: a microsecond, no lock.
     def root(self, index: int) -> tuple[float, int, float, int, int, int, int]: ...
-    def sample(
-        self,
-        selection: SelectedColumns,
-        num_items: int,
-        timeout_s: float,
-        hold: bool = False,
-        where: CoreWhere | None = None,
-        claims: Claims | None = None,
-    ) -> tuple[Arrays, Keys, Masses, int]: ...
+    # hold: the items are in flight until commit_held or return_held. claims: until commit_batch or give_back_batch.
     def draw(
-        self,
-        index: int,
-        num_items: int,
-        timeout_s: float,
-        where: CoreWhere | None = None,
-        claims: Claims | None = None,
-    ) -> tuple[Keys, Masses, int]: ...
+        self, request: DrawRequest, timeout_s: float, hold: bool = False, claims: Claims | None = None
+    ) -> DrawnItems: ...
     def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]: ...
     def list_items(
         self, index: int, first: int, count: int, where: CoreWhere | None = None
@@ -193,12 +182,8 @@ class CoreTable(TableCore, metaclass=ABCMeta):  # abstract to a checker alone: w
     # Tiered tables.
     @property
     def is_tiered(self) -> bool: ...
-    def plan_batch(
-        self, selection: SelectedColumns, num_items: int, timeout_s: float, where: CoreWhere | None = None
-    ) -> PlannedBatch: ...
-    def gather_planned(
-        self, planned: PlannedBatch, selection: SelectedColumns
-    ) -> tuple[Arrays, Keys, Masses, int] | None: ...
+    def plan_batch(self, request: DrawRequest, timeout_s: float) -> PlannedBatch: ...
+    def gather_planned(self, planned: PlannedBatch, selection: SelectedColumns) -> DrawnItems | None: ...
     def note_late_batch(self) -> None: ...
     def spill_all_pages(self) -> int: ...
     def fail_disk(self, read_error: int, write_error: int) -> None: ...

@@ -11,6 +11,7 @@ from processes.tools import eventually
 import relive
 from contract.tools import MakeTable, Suite, plain_spec, prioritized, transitions, write_steps
 from relive import errors
+from relive.core.request import DrawRequest
 
 PRIORITIES = np.array([0.0, 1e-6, 0.3, 1.0, 2.5, 7.0, 1e3, 3e7], np.float32)
 
@@ -77,8 +78,8 @@ class ExponentsSuite(Suite):
         with table.writer() as writer:
             keys = write_steps(writer, 0, 3)
         table.update_priorities(keys, [1.0, 4.0, 9.0])
-        held = table.held_draws(0)
-        held.draw(None, 3, 1.0)
+        held = table.held_draws()
+        held.draw(DrawRequest(0, 3), 1.0)
         assert table.num_items() == 0
         table.set_priority_exponent(0.5)
         held.give_back()

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from core.tools import COLUMNS, NAMES, gather, last_of, make_core, make_index, refuse, rows  # noqa: E402
 from relive import _core  # noqa: E402
+from relive.core.request import DrawRequest  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 REGION, EXPECTED = HERE / "golden.region.xz", HERE / "golden.npz"
@@ -66,7 +67,7 @@ def read_region(path: str, keys: np.ndarray) -> dict[str, np.ndarray]:
         for name, values in gather(table, keys, names, index).items():
             said[f"gather{index}/{name}"] = values
         for call, size in enumerate(CALLS):
-            drawn, probabilities, live = table.draw(index, size, 1.0)
+            _, drawn, probabilities, live = table.draw(DrawRequest(index, size), 1.0)
             said[f"draw{index}/{call}/keys"], said[f"draw{index}/{call}/probabilities"] = drawn, probabilities
             said[f"draw{index}/{call}/live"] = np.asarray(live)
     said["layout"] = np.asarray(str([sorted(column.items()) for column in table.layout]))

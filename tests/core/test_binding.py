@@ -13,6 +13,7 @@ import pytest
 
 from core.tools import NAMES, gather, make_core, make_index, refuse, rows, write_rows
 from relive import _core, errors
+from relive.core.request import DrawRequest
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_the_interpreter_runs_on_while_a_call_waits(table: Any) -> None:
     """A blocked sample holds no lock of the interpreter: this thread writes what it waits for."""
     got: list[Any] = []
     plan = table.select(0, ["action"])
-    thread = threading.Thread(target=lambda: got.append(table.sample(plan, 8, 30.0, False)))
+    thread = threading.Thread(target=lambda: got.append(table.draw(DrawRequest(0, 8, plan), 30.0)))
     thread.start()
     time.sleep(0.1)
     start = time.monotonic()
@@ -109,7 +110,7 @@ def test_threads_of_one_handle(table: Any) -> None:
     plan = table.select(0, ["action", "observation"])
 
     def sample() -> None:
-        (action, observation), keys, _, _ = table.sample(plan, 64, 10.0, False)
+        (action, observation), keys, _, _ = table.draw(DrawRequest(0, 64, plan), 10.0)
         assert (observation[:, 0] == action).all()
         table.update_priorities(0, keys, np.random.default_rng().random(64) + 0.1)
 
@@ -133,7 +134,7 @@ def test_a_sampler_that_waits_is_told_of_the_close() -> None:
 
     def wait() -> None:
         try:
-            core.draw(0, 4, 30.0)
+            core.draw(DrawRequest(0, 4), 30.0)
         except errors.ReliveError as error:
             said.append(error)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from core.tools import last_of, make_core, make_index
+from relive.core.request import DrawRequest
 
 NUM_STEPS = 400
 BATCH = 2200
@@ -27,7 +28,7 @@ def test_a_batch_too_large_for_caches_is_the_same_batch(num_bytes: int, stack: i
     writer.extend({**step, "terminated": np.zeros(NUM_STEPS, bool)}, None, None, 10.0)
     names = ["picture", "next_picture", "action"]
     plan = table.select(0, names)
-    many, keys, _, _ = table.sample(plan, BATCH, 1.0, False)
+    many, keys, _, _ = table.draw(DrawRequest(0, BATCH, plan), 1.0)
     assert many[0].nbytes >= 4 * 2**20
     for begin in range(0, BATCH, 100):
         few, present = table.gather(plan, keys[begin : begin + 100], None)

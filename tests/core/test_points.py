@@ -21,6 +21,7 @@ from core.tools import (
     write_rows,
 )
 from relive import errors
+from relive.core.request import DrawRequest
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_point_1_every_page_moves_while_samplers_run() -> None:
 
     def sample() -> None:
         while not stop.is_set():
-            arrays, its_keys, _, _ = table.sample(plan, 512, 10.0, False)
+            arrays, its_keys, _, _ = table.draw(DrawRequest(0, 512, plan), 10.0)
             check(order[np.searchsorted(keys[order], its_keys)], arrays)
             drawn[0] += 512
 
@@ -171,10 +172,12 @@ def test_point_4_draw_and_gather_are_apart_and_randomness_is_counted() -> None:
     for table in (fused, apart):
         write_rows(table, 0, 800)
     plan = fused.select(0, NAMES)
-    direct = [fused.sample(plan, 32, 1.0, False) for _ in range(6)]
-    drawn = [apart.draw(0, 32, 1.0) for _ in range(6)]
+    direct = [fused.draw(DrawRequest(0, 32, plan), 1.0) for _ in range(6)]
+    drawn = [apart.draw(DrawRequest(0, 32), 1.0) for _ in range(6)]
     plan = apart.select(0, NAMES)
-    for (arrays, keys, probabilities, live), (its_keys, its_probabilities, its_live) in zip(direct, drawn, strict=True):
+    for (arrays, keys, probabilities, live), (_, its_keys, its_probabilities, its_live) in zip(
+        direct, drawn, strict=True
+    ):
         np.testing.assert_array_equal(keys, its_keys)
         np.testing.assert_array_equal(probabilities, its_probabilities)
         assert live == its_live == 800
@@ -196,7 +199,7 @@ def test_point_4_same_seed_same_bytes() -> None:
         plan = table.select(0, NAMES)
         said = []
         for size in (1, 7, 64, 255):
-            arrays, keys, probabilities, _ = table.sample(plan, size, 1.0, False)
+            arrays, keys, probabilities, _ = table.draw(DrawRequest(0, size, plan), 1.0)
             said += [array.tobytes() for array in arrays] + [keys.tobytes(), probabilities.tobytes()]
         table.close()
         return said

@@ -21,6 +21,7 @@ from core.tools import (
     write_rows,
 )
 from relive import _core, errors
+from relive.core.request import DrawRequest
 
 
 @pytest.fixture
@@ -148,14 +149,14 @@ def test_point_9_the_limiter_is_arithmetic_on_counters() -> None:
     writer.extend(rows(0, 100), None, None, 10.0)
     plan = table.select(0, ["action"])
     for _ in range(4):
-        table.sample(plan, 25, 0.0, True)
+        table.draw(DrawRequest(0, 25, plan), 0.0, hold=True)
     with pytest.raises(errors.DeadlineExceeded):
-        table.draw(0, 1, 0.0)
+        table.draw(DrawRequest(0, 1), 0.0)
     table.return_held(0, 50)
     table.commit_held(0, 50)
-    table.draw(0, 50, 0.0)
+    table.draw(DrawRequest(0, 50), 0.0)
     with pytest.raises(errors.DeadlineExceeded):
-        table.draw(0, 1, 0.0)
+        table.draw(DrawRequest(0, 1), 0.0)
     writer.close()
     table.close()
 
@@ -169,7 +170,7 @@ def test_point_9_a_read_only_handle_draws_and_gathers(path: str) -> None:
     assert reader.read_only and reader.path == path and reader.metadata == b"{}"
     assert_rows(gather(reader, keys), np.arange(400))
     plan = reader.select(0, NAMES)
-    arrays, drawn, probabilities, live = reader.sample(plan, 64, 1.0, False)
+    arrays, drawn, probabilities, live = reader.draw(DrawRequest(0, 64, plan), 1.0)
     assert live == 400 and set(drawn.tolist()) <= set(keys.tolist())
     np.testing.assert_allclose(probabilities, 1 / 400)
     assert (arrays[2] == arrays[0][:, 0]).all()

@@ -10,6 +10,7 @@ from contract.tools import plain_spec, write_steps
 
 import relive
 from relive import _core
+from relive.core.request import DrawRequest
 
 SIZES = (5, 0, 12, 1)
 
@@ -23,7 +24,7 @@ def parts_of(items: Any, columns: list[str]) -> tuple[Any, list[tuple[Any, Any, 
     parts = []
     for number, size in enumerate(SIZES):
         if size:
-            arrays, keys, masses, _ = table.core.sample(selection, size, 1.0)
+            arrays, keys, masses, _ = table.core.draw(DrawRequest(0, size, selection), 1.0)
             parts.append((arrays, keys, masses, 0.25 + number))
     return selection, parts
 

@@ -17,6 +17,7 @@ from contract.tools import write_steps
 
 from fleet.fake_nixl import Pair
 from fleet.tools import config_of
+from relive.core.request import DrawRequest
 from relive.fleet.onesided.faster_path import AGAIN, TURN, WARM, Quicker, Turn
 from relive.fleet.onesided.peer import BY_OWNER, HERE, PeerShard
 from relive.fleet.shards import Asked
@@ -86,7 +87,8 @@ def shard(pair: Pair, shm_name: Any) -> Iterator[tuple[PeerShard, np.ndarray]]:
 
 def drawn(shard: PeerShard, num_items: int) -> Any:
     """Rewards and keys of a draw."""
-    part = shard.begin(Asked(0, shard.select(0, ["reward"]), num_items, 10.0, None, False, False, True))
+    request = DrawRequest(0, num_items, shard.select(0, ["reward"]))
+    part = shard.begin(Asked(request, 10.0, counts_nowhere=False, is_read=False, is_only=True))
     arrays, keys, _ = part.take()
     part.commit()
     return arrays[0], keys

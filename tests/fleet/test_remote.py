@@ -20,6 +20,7 @@ import relive
 from fleet.owning import Owners
 from fleet.tools import config_of, fill
 from relive import errors
+from relive.core.request import DrawRequest
 from relive.fleet import ShardOwner, attach
 from relive.fleet.remote.shard import RemoteShard
 from relive.fleet.shards import Asked
@@ -181,7 +182,7 @@ def test_what_became_of_a_draw_may_ride_with_the_next_request(start: Any, shm_na
     try:
         with shard.table.writer() as writer:
             write_steps(writer, 0, 20)
-        asked = Asked(0, None, 4, 5.0, None, counts_nowhere=False, is_read=True, is_only=True)
+        asked = Asked(DrawRequest(0, 4), 5.0, counts_nowhere=False, is_read=True, is_only=True)
         parts = [shard.begin(asked) for _ in range(1)]
         parts[0].take()
         line = parts[0]._line
@@ -268,7 +269,7 @@ def test_an_answer_that_is_here_is_read_however_long_another_shard_was_waited_fo
         try:
             with shard.table.writer() as writer:
                 write_steps(writer, 0, 20)
-            asked = Asked(0, None, 4, 0.2, None, counts_nowhere=False, is_read=True, is_only=False)
+            asked = Asked(DrawRequest(0, 4), 0.2, counts_nowhere=False, is_read=True, is_only=False)
             answer, part = shard.ask_root(0), shard.begin(asked)
             time.sleep(1.3)  # longer than either may take
             assert answer().num_items == 20 and len(part.take()[1]) == 4 and shard.is_live

@@ -225,7 +225,7 @@ def test_nobody_is_asked_for_items_that_cannot_be_drawn(over: Any, monkeypatch: 
         for shard in table._fleet.shards:
 
             def begin(one: Any, begin: Any = shard.begin, number: int = shard.number) -> Any:
-                asked.append((number, one.num_items))
+                asked.append((number, one.request.num_items))
                 return begin(one)
 
             monkeypatch.setattr(shard, "begin", begin)

@@ -13,6 +13,7 @@ pytest.importorskip("pyarrow.flight", reason="pyarrow is not installed here (pip
 
 import relive
 from relive import errors
+from relive.core.request import DrawRequest
 from relive.service import RemoteTable, connect
 from service.hosts import Host
 
@@ -44,9 +45,9 @@ def until(holds: Callable[[], bool]) -> None:
 
 def test_a_client_that_goes_leaves_no_use(host: Host, shm_name: Any) -> None:
     with served(host, shm_name()) as remote:
-        draws = remote.held_draws(0)
-        draws.draw(None, 8, 1.0, None)
-        draws.draw(remote.select(None, None), 4, 1.0, None)
+        draws = remote.held_draws()
+        draws.draw(DrawRequest(0, 8), 1.0)
+        draws.draw(DrawRequest(0, 4, remote.select(None, None).core), 1.0)
         assert remote.num_items() == 8
         draws.give_back()
         assert remote.num_items() == 12
@@ -55,7 +56,7 @@ def test_a_client_that_goes_leaves_no_use(host: Host, shm_name: Any) -> None:
         until(lambda: remote.num_items() == 20)
         with pytest.raises(errors.ServiceUnavailable):
             draws.commit()
-        draws.draw(None, 2, 1.0, None)
+        draws.draw(DrawRequest(0, 2), 1.0)
         draws.commit()
         draws.close()
         assert remote.num_items() == 18

@@ -18,6 +18,7 @@ import pytest
 
 import relive
 from relive import errors
+from relive.core.request import DrawRequest
 from tiered.tools import needs_tiers, pattern
 
 pytestmark = needs_tiers
@@ -499,7 +500,7 @@ def test_what_is_drawn_keeps_the_pages_that_its_window_runs_into(tmp_path: Path)
         writer.extend(picture=np.broadcast_to(np.arange(101, dtype=np.uint8)[:, None], (101, 600)))
         assert table.core.is_tiered
         selection = table.select(None, None).core
-        planned = [table.core.plan_batch(selection, 1, 0.0) for _ in range(98)]
+        planned = [table.core.plan_batch(DrawRequest(0, 1, selection), 0.0) for _ in range(98)]
         for batch in reversed(planned):
             table.core.gather_planned(batch, selection)
         assert tiers(table).replaced_items == 0

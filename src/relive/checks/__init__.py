@@ -1,1 +1,1 @@
-"""Checks of the values, names and parts of a configuration that callers give; no check of arrays."""
+"""Checks of the values, names and parts of configurations, and of header fields; no check of arrays."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from relive.checks.names import names_arguments
 from relive.checks.values import integer, is_text
+from relive.config.kinds import ItemsKind, OneTableOnly
 from relive.config.spec import DERIVED_NAMES, RESERVED_NAMES, ArraySpec, StepSpec
-from relive.errors import InvalidConfig, SpecError
+from relive.errors import InvalidConfig, SpecError, UnknownColumn
 
 __all__ = ["Explicit", "Window", "WindowColumn"]
 
@@ -74,7 +75,7 @@ class WindowColumn:
 @names_arguments
 @final
 @dataclass(frozen=True, init=False, repr=False)
-class Explicit:
+class Explicit(ItemsKind):
     """Items are what create_items() makes them: rows of one or more windows, and values of their own.
 
     windows: {name: Window(length, columns, stride)}; a number stands for a Window of that length. In a batch they are
@@ -85,6 +86,14 @@ class Explicit:
     comes. An item ends with its first row, too.
     Items need no next state: what follows a window's last row is not part of it. Raises InvalidConfig, SpecError.
     """
+
+    one_table_only: ClassVar[OneTableOnly] = OneTableOnly(
+        "Explicit items", "an item's windows would have to lie in one shard", "make such items in a table of their own"
+    )
+    keys_are_steps: ClassVar[bool] = False
+    is_explicit: ClassVar[bool] = True
+    steps_apart: ClassVar[int] = 0  # any number of items may stand on one step
+    index_condition: ClassVar[str] = "None: items of this index are what create_items() is asked for"
 
     windows: Mapping[str, Window] = field(hash=False)
     columns: Mapping[str, ArraySpec] = field(default_factory=dict, hash=False)
@@ -113,6 +122,33 @@ class Explicit:
         tops = {name.partition("/")[0] for name in spec.columns}
         for name in () if self.is_named else sorted(tops & {"mask", *self.columns}):
             raise SpecError(f"column {name!r}", "another name: items of one window without a name have their own", name)
+
+    @property
+    def most(self) -> int:
+        """The option `max_items`."""
+        return self.max_items
+
+    @property
+    def window_names(self) -> tuple[str, ...]:
+        """The names of the windows, where they have names."""
+        return tuple(self.windows) if self.is_named else ()
+
+    def condition_columns(self, spec: StepSpec) -> Mapping[str, ArraySpec]:
+        """The items' own columns: their rows may be of many steps, of several lanes."""
+        return self.columns
+
+    def batch_names(self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]) -> tuple[str, ...]:
+        """The columns that are named. A window's name stands for the columns that it has when none is named."""
+        known = {column.name: column.is_usual for column in self.batch_columns(spec)}
+        if asked is None:
+            return tuple(name for name, is_usual in known.items() if is_usual)
+        flat: dict[str, None] = {}
+        for name in asked:
+            below = [one for one, is_usual in known.items() if is_usual and one.startswith(f"{name}/")]
+            if name not in known and not below:
+                raise UnknownColumn(str(name), known)
+            flat.update(dict.fromkeys([name] if name in known else below))
+        return tuple(flat)
 
     def batch_columns(self, spec: StepSpec) -> Iterator[WindowColumn]:
         """Every column that a batch of these items can have."""

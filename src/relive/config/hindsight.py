@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, final, get_args
+from typing import Any, ClassVar, Literal, final, get_args
 
 from relive.checks.names import names_arguments
 from relive.checks.parts import from_parts, to_parts
 from relive.checks.values import finite, integer, is_text
 from relive.config.items import MAX_ROWS, Transitions
+from relive.config.kinds import DrawsBy, InitialPriority, OneTableOnly, SamplerKind
 from relive.config.samplers import SAMPLERS, Sampler, Uniform
 from relive.config.spec import StepSpec
 from relive.errors import InvalidConfig, SpecError, UnknownColumn
@@ -22,7 +23,7 @@ HindsightStrategy = Literal["future", "final", "episode"]
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Hindsight:
+class Hindsight(SamplerKind):
     """Sampler of Transitions: some of those drawn get a goal that their episode reached (Andrychowicz et al. 2017).
 
     goal: the column that says what was wanted, achieved: the state column of the same dtype and shape that says what
@@ -43,6 +44,8 @@ class Hindsight:
     Cost: an item O(steps to its episode's end).
     Raises InvalidConfig; the table checks the columns it names.
     """
+
+    replaces_goals: ClassVar[bool] = True
 
     goal: str
     achieved: str
@@ -66,6 +69,26 @@ class Hindsight:
         if not isinstance(sampler, SAMPLERS):
             names = " or ".join(f"{kind.__name__}(...)" for kind in SAMPLERS)
             raise InvalidConfig("sampler of Hindsight", names, sampler)
+
+    @property
+    def drawn_by(self) -> SamplerKind:
+        """The option `sampler`."""
+        return self.sampler
+
+    @property
+    def draws_by(self) -> DrawsBy:
+        """As its sampler."""
+        return self.sampler.draws_by
+
+    @property
+    def initial_priority(self) -> InitialPriority | None:
+        """As its sampler."""
+        return self.sampler.initial_priority
+
+    @property
+    def one_table_only(self) -> OneTableOnly | None:
+        """As its sampler."""
+        return self.sampler.one_table_only
 
     def sampler_config(self) -> dict[str, Any]:
         """The sampler below as the core reads it; what is of the items says items_config."""

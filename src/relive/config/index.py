@@ -12,24 +12,11 @@ from relive.checks.parts import from_parts, refuse_unknown, to_parts
 from relive.checks.values import finite, integer, is_text
 from relive.config.explicit import MAX_ITEMS, Explicit
 from relive.config.hindsight import Hindsight
-from relive.config.items import ITEMS, Episodes, Items, Transitions
-from relive.config.limiters import LIMITERS, Limiter, MinSize, Queue, SamplesPerInsert, StalenessBudget
+from relive.config.items import ITEMS, Items, Transitions
+from relive.config.kinds import InitialPriority, SamplerKind
+from relive.config.limiters import LIMITERS, Limiter, MinSize
 from relive.config.prompt_groups import PromptGroups
-from relive.config.samplers import (
-    REMOVERS,
-    SAMPLERS,
-    Fifo,
-    Fresh,
-    InitialPriority,
-    Lifo,
-    Prioritized,
-    RankBased,
-    Remover,
-    Sampler,
-    TopK,
-    Uniform,
-    initial_of,
-)
+from relive.config.samplers import REMOVERS, SAMPLERS, Fifo, Remover, Sampler, Uniform
 from relive.config.spec import StepSpec
 from relive.config.where import Operation, check_text, where_of
 from relive.errors import CapacityTooSmall, InvalidConfig
@@ -116,12 +103,10 @@ class Index:
                 raise InvalidConfig(
                     f"{what} of an Index", names + (f"; this one is given as {part}=" if part else ""), value
                 )
-        if isinstance(self.sampler, (Hindsight, PromptGroups)):
-            self.sampler.check_items(self.items)
+        self.sampler.check_items(self.items)
         if self.max_times_sampled is not None:
             times = integer("max_times_sampled", self.max_times_sampled, 1, MAX_TIMES_SAMPLED)
             object.__setattr__(self, "max_times_sampled", times)
-            self._check_uses(times)
         if self.max_items is not None:
             object.__setattr__(self, "max_items", self._checked_max_items(self.max_items))
         if self.max_wait_s is not None:
@@ -133,10 +118,9 @@ class Index:
             check_text(self.where)
         self._check_replacement()
         self._check_most()
-        self._check_counted()
+        self.limiter.check_uses(self.max_times_sampled)
         self._check_remover()
-        grouped = isinstance(self.items, Episodes) and self.items.is_grouped
-        if grouped and self._initial == "given":
+        if self.items.is_grouped and self._initial == "given":
             raise InvalidConfig(
                 "initial priority of groups of episodes", "'max' or a number: none comes with a step", "given"
             )
@@ -144,38 +128,26 @@ class Index:
     def _check_replacement(self) -> None:
         if not isinstance(self.replacement, bool):
             raise InvalidConfig("replacement of an Index", "True or False", self.replacement)
-        if not self.replacement and not (self.draws_by_mass or isinstance(self.drawn_by, (RankBased, TopK))):
+        if not self.replacement and self.sampler.draws_by == "order":
             expected = f"left out: {type(self.drawn_by).__name__} brings each item once before any comes again"
             raise InvalidConfig("replacement of an Index", expected, False)
 
     def _checked_max_items(self, max_items: int) -> int:
-        if getattr(self.items, self._name_of_most, None) is not None:
+        if self.items.most is not None:
             raise InvalidConfig(
                 "max_items of an Index",
-                f"none: these items have their own, {type(self.items).__name__}({self._name_of_most}=)",
+                f"none: these items have their own, {type(self.items).__name__}({self.items.most_name}=)",
                 max_items,
             )
         return integer("max_items", max_items, 1, MAX_ITEMS)
 
-    @property
-    def _name_of_most(self) -> str:
-        return "max_groups" if isinstance(self.items, Episodes) else "max_items"
-
     def _check_most(self) -> None:
-        name = self._name_of_most
-        most = getattr(self.items, name, None) or self.max_items
+        most = self.items.most or self.max_items
         if most is not None and self.limiter.num_items > most:
-            what = "max_size" if isinstance(self.limiter, Queue) else "min_size"
             raise InvalidConfig(
-                what, f"at most {name} = {most}: the oldest item ends where one more comes", self.limiter.num_items
-            )
-
-    def _check_counted(self) -> None:
-        if self.max_times_sampled is None and isinstance(self.limiter, (Queue, StalenessBudget)):
-            raise InvalidConfig(
-                "max_times_sampled",
-                f"a number, for {self.limiter} counts which items were drawn; 1: each of them once",
-                self.max_times_sampled,
+                self.limiter.size_name,
+                f"at most {self.items.most_name} = {most}: the oldest item ends where one more comes",
+                self.limiter.num_items,
             )
 
     @property
@@ -186,22 +158,17 @@ class Index:
     @property
     def draws_by_mass(self) -> bool:
         """Whether items are drawn by masses that are their own; else the sampler goes by an order or by ranks."""
-        sampler = self.drawn_by
-        if isinstance(sampler, PromptGroups):
-            return sampler.is_weighed
-        if isinstance(sampler, Fresh):
-            return sampler.last is not None or sampler.decay is not None
-        return isinstance(sampler, (Uniform, Prioritized))
+        return self.sampler.draws_by == "mass"
 
     @property
     def draws_by_priority(self) -> bool:
         """Whether its sampler looks at priorities; its remover may, whether or not."""
-        return self._drawn_initial is not None
+        return self.sampler.initial_priority is not None
 
     @property
-    def drawn_by(self) -> Sampler | PromptGroups:
+    def drawn_by(self) -> SamplerKind:
         """What chooses its items: of Hindsight, which chooses their goals, its own sampler."""
-        return self.sampler.sampler if isinstance(self.sampler, Hindsight) else self.sampler
+        return self.sampler.drawn_by
 
     @property
     def steps_to_hold(self) -> int | None:
@@ -213,55 +180,32 @@ class Index:
         max_items. And some pages for each open lane, and 256 steps for which room is made at once. None: the oldest
         steps go whatever comes (Fifo, Explicit, groups of episodes).
         """
-        if self.max_items is None or isinstance(self.remover, Fifo):
+        rows = _PAGE_ROWS + max(self.items.kept_back, self.items.num_rows)
+        an_item = self.remover.steps_per_item(rows)
+        if self.max_items is None or an_item is None:
             return None
-        items = self.items
-        reach = 1 if isinstance(items, Explicit) else max(items.kept_back, getattr(items, "num_rows", 1))
-        rows = _PAGE_ROWS + reach
-        if isinstance(self.remover, Lifo):
-            return self.max_items + 2 * rows + _ROWS_OF_A_HOLD
-        a_step = sum(1 / k for k in range(1, rows + 1)) * 1.1 if isinstance(self.remover, Uniform) else rows
-        return math.ceil(self.max_items * a_step) + 2 * rows + _ROWS_OF_A_HOLD
+        return math.ceil(self.max_items * an_item) + 2 * rows + _ROWS_OF_A_HOLD
 
     @property
     def _initial(self) -> InitialPriority | None:
         """Of items that came without a priority; None where nothing looks at them."""
-        return initial_of(self.remover) if self._drawn_initial is None else self._drawn_initial
-
-    @property
-    def _drawn_initial(self) -> InitialPriority | None:
-        by = self.drawn_by
-        if isinstance(by, PromptGroups):
-            return 0.0 if by.is_weighed else None  # never used: each has its own when it is published
-        return initial_of(by)
+        drawn = self.sampler.initial_priority
+        return self.remover.initial_priority if drawn is None else drawn
 
     def _check_remover(self) -> None:
-        if isinstance(self.remover, Fifo):
+        if self.remover.steps_per_item(_PAGE_ROWS) is None:  # the oldest go, with or without max_items
             return
         name = type(self.remover).__name__
-        if self.max_items is None and getattr(self.items, self._name_of_most, None) is None:
+        if self.max_items is None and self.items.most is None:
             raise InvalidConfig("max_items", f"a number where the remover is {name}: what it removes goes by it", None)
-        given, initial = initial_of(self.remover), self._drawn_initial
+        given, initial = self.remover.initial_priority, self.sampler.initial_priority
         if initial is not None and given not in (None, "max", initial):
             raise InvalidConfig("initial of the remover", f"the sampler's, {initial!r}, or none", given)
-
-    def _check_uses(self, times: int) -> None:
-        if not isinstance(self.limiter, SamplesPerInsert) or self.limiter.samples_per_insert <= times:
-            return
-        ratio = self.limiter.samples_per_insert
-        raise InvalidConfig(
-            "samples_per_insert",
-            f"at most max_times_sampled = {times}: an item goes after {times} draws, so inserted x {ratio:g} - sampled"
-            f" grows by at least {ratio - times:g} with every item, and writers come to wait for draws of items that"
-            " are used up",
-            ratio,
-        )
 
     def check_against(self, spec: StepSpec) -> None:
         """Raises SpecError or UnknownColumn where the spec lacks what this index needs."""
         self.items.check_against(spec)
-        if isinstance(self.sampler, (Hindsight, PromptGroups)):
-            self.sampler.check_against(spec)
+        self.sampler.check_against(spec)
         self._program(spec)
         if self.max_wait_s is None or self._may_wait(spec):
             return
@@ -275,11 +219,8 @@ class Index:
         """The condition as the core reads it. Raises InvalidConfig, UnknownColumn."""
         if self.where is None:
             return []
-        if isinstance(self.items, Explicit):
-            expected = "None: items of this index are what create_items() is asked for"
-            raise InvalidConfig("where of an Index", expected, self.where)
-        if isinstance(self.items, Episodes) and self.items.is_grouped:
-            raise InvalidConfig("where of an Index", "None for groups of episodes", self.where)
+        if self.items.index_condition is not None:
+            raise InvalidConfig("where of an Index", self.items.index_condition, self.where)
         checked = where_of(self.where, spec, self.items)
         for name in checked.changes:
             why = "changes while an item stands" if name == "staleness" else "is known when the item is read"
@@ -289,15 +230,14 @@ class Index:
 
     def _may_wait(self, spec: StepSpec) -> bool:
         is_given = self._initial == "given"
-        is_grouped = isinstance(self.items, Episodes) and self.items.is_grouped
-        return is_given or is_grouped or any(column.late for column in spec.columns.values())
+        return is_given or self.items.is_grouped or any(column.late for column in spec.columns.values())
 
     def core_config(self, name: str, spec: StepSpec) -> dict[str, Any]:
         """The index as the core reads it: what each of its parts says."""
         return {
             "name": name,
             **self.items.core_config(spec),
-            **self._chosen_config(),
+            **self.sampler.items_config(),
             **self.sampler.sampler_config(),
             **self.limiter.core_config(),
             **self.remover.remover_config(),
@@ -309,9 +249,6 @@ class Index:
             **({} if self.where is None else {"where": self._program(spec)}),
             **({} if self.replacement else {"distinct": True}),
         }
-
-    def _chosen_config(self) -> dict[str, Any]:
-        return self.sampler.items_config() if isinstance(self.sampler, (Hindsight, PromptGroups)) else {}
 
     def _initial_config(self) -> dict[str, Any]:
         initial = self._initial
@@ -368,12 +305,9 @@ def check_min_sizes(capacity: int, indexes: Mapping[str, Index]) -> None:
     """
     for name, one in indexes.items():
         items, min_size = one.items, one.limiter.num_items
-        if isinstance(items, Explicit):
-            continue
         needed = 1 + (min_size - 1) * items.steps_apart + items.kept_back
         if needed > capacity:
             apart = f", {items.steps_apart} steps apart" if items.steps_apart > 1 else ""
             kept = f"{items.kept_back} steps that no item begins at ({items})"
-            what = "max_size" if isinstance(one.limiter, Queue) else "min_size"
-            arithmetic = f"index {name!r}: {what} {min_size}{apart}, and of one lane {kept}"
+            arithmetic = f"index {name!r}: {one.limiter.size_name} {min_size}{apart}, and of one lane {kept}"
             raise CapacityTooSmall(capacity, needed, arithmetic=arithmetic)

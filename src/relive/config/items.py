@@ -10,7 +10,8 @@ import numpy as np
 
 from relive.checks.names import names_arguments
 from relive.checks.values import finite, flag, integer
-from relive.config.spec import StepSpec
+from relive.config.kinds import ItemsKind, OneTableOnly, WindowShape
+from relive.config.spec import DERIVED_NAMES, ArraySpec, StepSpec
 from relive.errors import InvalidConfig, SpecError, UnknownColumn
 
 __all__ = ["ITEMS", "AtEnd", "Episodes", "Items", "Layout", "Pad", "Sequences", "StackPad", "TooLong", "Transitions"]
@@ -61,6 +62,43 @@ def _check_timed(items: Any, spec: StepSpec) -> None:
         raise SpecError("column 'offsets'", "another name: ragged items have offsets of their own", "offsets")
 
 
+class _OverLanes(ItemsKind):
+    """Items that follow from the steps of a lane: their columns are those of the steps."""
+
+    def batch_names(self, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]) -> tuple[str, ...]:
+        """The columns that are named, groups expanded, and those without which a batch could not be read."""
+        if asked is None:
+            return (*self._usual_names(spec), *more)
+        states = () if self.is_grouped else tuple(f"next_{name}" for name in spec.state_columns)
+        known = (*spec.columns, *states, "discount", *self._masks, "terminated", "truncated", *DERIVED_NAMES, *more)
+        flat: dict[str, None] = {}
+        for name in asked:
+            matches = [one for one in known if one == name or one.startswith(f"{name}/")]
+            if not matches:
+                raise UnknownColumn(str(name), known)
+            flat.update(dict.fromkeys(matches))
+        if self.is_trimmed:
+            flat["mask"] = None  # says how long the longest is
+        if self.is_ragged:
+            flat["offsets"] = None  # says whose the rows are
+        return tuple(flat)
+
+    def _usual_names(self, spec: StepSpec) -> tuple[str, ...]:
+        if self.has_time:
+            return (*spec.columns, "discount", "mask", *self._offsets)
+        return (*spec.columns, *(f"next_{name}" for name in spec.state_columns), "discount")
+
+    @property
+    def _masks(self) -> tuple[str, ...]:
+        if self.is_grouped:  # what records know of their rows
+            return ("mask",)
+        return ("mask", "loss_mask", *self._offsets) if self.has_time else ()
+
+    @property
+    def _offsets(self) -> tuple[str, ...]:
+        return ("offsets",) if self.is_ragged else ()
+
+
 def _window_config(items: Any, spec: StepSpec) -> dict[str, Any]:
     return {"gamma": items.gamma, "stack": spec.expand_stack(items.stack), "stack_pad": items.stack_pad}
 
@@ -68,7 +106,7 @@ def _window_config(items: Any, spec: StepSpec) -> dict[str, Any]:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Transitions:
+class Transitions(_OverLanes):
     """Items are transitions: a step, its n-step return and the state after it.
 
     n_step: steps a return spans at most; m = min(n_step, steps to the end of the episode or lane), never across an end.
@@ -78,15 +116,6 @@ class Transitions:
     stack_pad: what stands before the episode's first value: 'repeat' it, or 'zeros'.
     Raises InvalidConfig; the table checks the columns it names.
     """
-
-    has_time: ClassVar[bool] = False  # no time axis
-    is_trimmed: ClassVar[bool] = False
-    is_ragged: ClassVar[bool] = False
-    is_grouped: ClassVar[bool] = False
-    crosses: ClassVar[bool] = False  # no window is of several episodes
-    time_major: ClassVar[bool] = False
-    rows_behind: ClassVar[int] = 0
-    steps_apart: ClassVar[int] = 1
 
     n_step: int = 1
     gamma: float = 1.0
@@ -104,6 +133,16 @@ class Transitions:
         """
         return max(self.stack.values(), default=1) - 1 + self.n_step - 1
 
+    @property
+    def shape(self) -> WindowShape:
+        """n_step steps."""
+        return WindowShape(0, self.n_step, self.n_step)
+
+    @property
+    def sums_rewards(self) -> bool:
+        """Over n_step steps."""
+        return self.n_step > 1
+
     def check_against(self, spec: StepSpec) -> None:
         """Raises SpecError or UnknownColumn where the spec lacks what these items need."""
         spec.expand_stack(self.stack)
@@ -119,7 +158,7 @@ class Transitions:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Sequences:
+class Sequences(_OverLanes):
     """Items are windows of one episode with a time axis, T = burn_in + length + bootstrap rows (as in R2D2, IMPALA).
 
     length: steps that carry loss. Loss begins at episode_step = k * period, period None: length, so that windows do not
@@ -143,11 +182,7 @@ class Sequences:
     The key of an item is that of its first step that carries loss. Raises InvalidConfig.
     """
 
-    has_time: ClassVar[bool] = True  # columns come with a time axis
-    is_trimmed: ClassVar[bool] = False
-    is_ragged: ClassVar[bool] = False
-    is_grouped: ClassVar[bool] = False
-    rows_behind: ClassVar[int] = 0
+    has_time: ClassVar[bool] = True
 
     length: int
     burn_in: int = 0
@@ -187,6 +222,16 @@ class Sequences:
         return self.burn_in + self.length + self.bootstrap
 
     @property
+    def pads_left(self) -> bool:
+        """By the option `pad`."""
+        return self.pad == "left"
+
+    @property
+    def shape(self) -> WindowShape:
+        """burn_in + length + bootstrap steps."""
+        return WindowShape(self.burn_in, self.length, self.length + self.bootstrap)
+
+    @property
     def kept_back(self) -> int:
         """Steps that no item begins at whatever the episodes are: none, as each may be an episode."""
         return 0 if self.at_end != "drop" else self.length - 1
@@ -223,7 +268,7 @@ class Sequences:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Episodes:
+class Episodes(_OverLanes):
     """Items are whole episodes, T = max_length + bootstrap rows (as for PPO, decision transformers, rollouts).
 
     An episode is an item when it has ended. One that its lane's end cuts off (the writer closes, or dies) is dropped.
@@ -250,7 +295,7 @@ class Episodes:
     """
 
     has_time: ClassVar[bool] = True
-    crosses: ClassVar[bool] = False
+    most_name: ClassVar[str] = "max_groups"
 
     max_length: int
     bootstrap: int = 0
@@ -327,6 +372,49 @@ class Episodes:
     def num_rows(self) -> int:
         """T, before it is trimmed; where episodes are ragged the most rows that one has."""
         return self.max_length + self.bootstrap
+
+    @property
+    def pads_left(self) -> bool:
+        """By the option `pad`."""
+        return self.pad == "left"
+
+    @property
+    def shape(self) -> WindowShape:
+        """max_length + bootstrap steps."""
+        return WindowShape(0, self.max_length, self.num_rows)
+
+    @property
+    def one_table_only(self) -> OneTableOnly | None:
+        """Of groups."""
+        if not self.is_grouped:
+            return None
+        return OneTableOnly(
+            "groups of episodes", "members in different shards would not meet", "write all groups to one table"
+        )
+
+    @property
+    def keys_are_steps(self) -> bool:
+        """Not of groups."""
+        return not self.is_grouped
+
+    @property
+    def most(self) -> int | None:
+        """The option `max_groups`."""
+        return self.max_groups
+
+    @property
+    def in_words(self) -> str:
+        """The items in words, for messages."""
+        return "groups of episodes"
+
+    @property
+    def index_condition(self) -> str | None:
+        """None for groups."""
+        return "None for groups of episodes" if self.is_grouped else None
+
+    def condition_columns(self, spec: StepSpec) -> Mapping[str, ArraySpec] | None:
+        """Of groups the column that they form by."""
+        return None if self.group_by is None else {self.group_by: spec.columns[self.group_by]}
 
     @property
     def kept_back(self) -> int:

@@ -5,22 +5,53 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, ClassVar, Protocol, TypeAlias, final
 
 from relive.checks.names import names_arguments
 from relive.checks.values import finite, integer
-from relive.errors import InvalidConfig
+from relive.config.kinds import LimiterKind, OneTableOnly
+from relive.errors import InvalidConfig, RequestTooLarge
 
-__all__ = ["LIMITERS", "Limiter", "MinSize", "Queue", "SamplesPerInsert", "StalenessBudget", "limiter_of"]
+__all__ = ["LIMITERS", "Limiter", "MinSize", "Queue", "SamplesPerInsert", "StalenessBudget", "Totals", "limiter_of"]
 
 _MOST = 2**53  # what a float64 holds exactly: limiters travel as such
+_EXACT = "it counts items exactly, under a lock that shards do not share"
+_INSTEAD = "use MinSize or SamplesPerInsert, or one table"
+
+
+class Totals(Protocol):
+    """The counters of all shards of an index, by which a limiter acts over shards."""
+
+    @property
+    def num_items(self) -> int:
+        """Live items."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """Items that wait for late columns or a priority."""
+        ...
+
+    @property
+    def inserted(self) -> int:
+        """Items published."""
+        ...
+
+    @property
+    def sampled(self) -> int:
+        """Items drawn."""
+        ...
 
 
 @names_arguments
 @final
 @dataclass(frozen=True)
-class MinSize:
+class MinSize(LimiterKind):
     """A draw waits until min_size items are live; writers never wait. Raises InvalidConfig."""
+
+    num_numbers: ClassVar[int] = 1
+    one_table_only: ClassVar[None] = None
+    holds_inserts: ClassVar[bool] = False
 
     min_size: int = 1
 
@@ -32,6 +63,28 @@ class MinSize:
         """Items that the index must be able to hold."""
         return self.min_size
 
+    # ---- over shards -----------------------------------------------------------------------------------------------
+
+    def check_draw(self, num_items: int) -> None:
+        """Any draw can pass."""
+
+    def can_sample(self, totals: Totals, num_items: int) -> bool:
+        """live >= min_size."""
+        return totals.num_items >= self.min_size
+
+    def check_insert(self, num_steps: int) -> None:
+        """Any insert can pass."""
+
+    def can_insert(self, totals: Totals, num_steps: int) -> bool:
+        """Writers never wait."""
+        return True
+
+    def needs(self, num_items: int) -> str:
+        """The live items."""
+        return f"{self.min_size} live items"
+
+    # ---- for the core ----------------------------------------------------------------------------------------------
+
     def core_config(self) -> dict[str, Any]:
         """The limiter as the core reads it."""
         return {"limiter": "min_size", "min_size": self.min_size}
@@ -40,11 +93,16 @@ class MinSize:
         """The same as numbers, its kind first."""
         return 0, self.min_size
 
+    @classmethod
+    def of_numbers(cls, min_size: float) -> MinSize:
+        """The limiter that core_numbers() gave."""
+        return cls(int(min_size))
+
 
 @names_arguments
 @final
 @dataclass(frozen=True)
-class SamplesPerInsert:
+class SamplesPerInsert(LimiterKind):
     """Keeps items sampled / items inserted near samples_per_insert, making whichever side is ahead wait.
 
     (Items sampled over all batches: samples_per_insert = replay ratio x batch size at one item a step.)
@@ -57,6 +115,10 @@ class SamplesPerInsert:
     the draws that wait is let in by parts.
     Raises InvalidConfig, also where the window is so small that no insert or no draw could ever pass.
     """
+
+    num_numbers: ClassVar[int] = 3
+    one_table_only: ClassVar[None] = None
+    holds_inserts: ClassVar[bool] = True
 
     samples_per_insert: float
     min_size: int
@@ -102,6 +164,56 @@ class SamplesPerInsert:
             f" {self.half_window:g}: window [{middle - self.half_window:g}, {middle + self.half_window:g}]"
         )
 
+    def check_uses(self, max_times_sampled: int | None) -> None:
+        """Raises InvalidConfig where items are used up before they are sampled samples_per_insert times."""
+        if max_times_sampled is None or self.samples_per_insert <= max_times_sampled:
+            return
+        times, ratio = max_times_sampled, self.samples_per_insert
+        raise InvalidConfig(
+            "samples_per_insert",
+            f"at most max_times_sampled = {times}: an item goes after {times} draws, so inserted x {ratio:g} - sampled"
+            f" grows by at least {ratio - times:g} with every item, and writers come to wait for draws of items that"
+            " are used up",
+            ratio,
+        )
+
+    # ---- over shards: what passes on totals that somebody saw is not taken back ------------------------------------
+
+    def check_draw(self, num_items: int) -> None:
+        """Raises RequestTooLarge where a draw and one row do not fit the window together."""
+        if num_items > self.window - self.samples_per_insert:
+            raise RequestTooLarge(num_items, self.window)
+
+    def can_sample(self, totals: Totals, num_items: int) -> bool:
+        """live >= min_size and d - n >= low."""
+        return totals.num_items >= self.min_size and self._balance(totals) - num_items >= self._low
+
+    def check_insert(self, num_steps: int) -> None:
+        """Raises RequestTooLarge where a block is worth more than the window."""
+        if num_steps * self.samples_per_insert > self.window:
+            raise RequestTooLarge(num_steps, self.window, self.arithmetic())
+
+    def can_insert(self, totals: Totals, num_steps: int) -> bool:
+        """The first fill, or d + n x samples_per_insert <= high, with items that wait counted as inserted."""
+        live = totals.num_items + totals.pending
+        if live + num_steps <= self.min_size or live < self.min_size:
+            return True
+        worth = (totals.pending + num_steps) * self.samples_per_insert
+        return self._balance(totals) + worth <= self._low + self.window
+
+    def needs(self, num_items: int) -> str:
+        """The live items and the corridor."""
+        return f"{self.min_size} live items, and {num_items} samples above {self._low:g}"
+
+    def _balance(self, totals: Totals) -> float:
+        return totals.inserted * self.samples_per_insert - totals.sampled
+
+    @property
+    def _low(self) -> float:
+        return self.samples_per_insert * self.min_size - self.half_window
+
+    # ---- for the core ----------------------------------------------------------------------------------------------
+
     def core_config(self) -> dict[str, Any]:
         """The limiter as the core reads it."""
         return {
@@ -115,11 +227,16 @@ class SamplesPerInsert:
         """The same as numbers, its kind first."""
         return 1, self.samples_per_insert, self.min_size, self.half_window
 
+    @classmethod
+    def of_numbers(cls, samples_per_insert: float, min_size: float, tolerance: float) -> SamplesPerInsert:
+        """The limiter that core_numbers() gave."""
+        return cls(samples_per_insert, int(min_size), tolerance)
+
 
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Queue:
+class Queue(LimiterKind):
     """At most max_size items live at a time: an insert waits for room, a draw of n for n live items.
 
     Nothing makes room but a draw that takes the last use of an item, so the index needs max_times_sampled (1: every
@@ -128,6 +245,9 @@ class Queue:
     and a block of steps of more items; a block that does not fit beside the draws that wait is let in by parts.
     Raises InvalidConfig.
     """
+
+    num_numbers: ClassVar[int] = 1
+    one_table_only: ClassVar[OneTableOnly] = OneTableOnly("the limiter Queue", _EXACT, _INSTEAD)
 
     max_size: int
 
@@ -145,6 +265,11 @@ class Queue:
         return self.max_size
 
     @property
+    def size_name(self) -> str:
+        """max_size."""
+        return "max_size"
+
+    @property
     def window(self) -> float:
         """Items that a draw, or a block of steps, may ask for."""
         return float(self.max_size)
@@ -152,6 +277,10 @@ class Queue:
     def arithmetic(self) -> str:
         """The window and how it came about, for messages."""
         return f"a queue of {self.max_size} items"
+
+    def check_uses(self, max_times_sampled: int | None) -> None:
+        """Raises InvalidConfig where the index does not count uses."""
+        _check_counted(self, max_times_sampled)
 
     def core_config(self) -> dict[str, Any]:
         """The limiter as the core reads it."""
@@ -161,11 +290,16 @@ class Queue:
         """The same as numbers, its kind first."""
         return 2, self.max_size
 
+    @classmethod
+    def of_numbers(cls, max_size: float) -> Queue:
+        """The limiter that core_numbers() gave."""
+        return cls(int(max_size))
+
 
 @names_arguments
 @final
 @dataclass(frozen=True)
-class StalenessBudget:
+class StalenessBudget(LimiterKind):
     """Inserts wait for the learner's version: no more items than eta versions ahead of it can use.
 
     An insert of n passes while inserted + pending + n - removed unused <= (eta + version + 1) x items_per_version.
@@ -177,6 +311,9 @@ class StalenessBudget:
     (Staleness control of asynchronous RL for language models: Fu et al. 2025, AReaL, arXiv 2505.24298.)
     Raises InvalidConfig.
     """
+
+    num_numbers: ClassVar[int] = 2
+    one_table_only: ClassVar[OneTableOnly] = OneTableOnly("the limiter StalenessBudget", _EXACT, _INSTEAD)
 
     eta: float
     items_per_version: int
@@ -196,6 +333,10 @@ class StalenessBudget:
         """Items that the index must be able to hold."""
         return 1
 
+    def check_uses(self, max_times_sampled: int | None) -> None:
+        """Raises InvalidConfig where the index does not count uses."""
+        _check_counted(self, max_times_sampled)
+
     def core_config(self) -> dict[str, Any]:
         """The limiter as the core reads it."""
         return {
@@ -208,9 +349,23 @@ class StalenessBudget:
         """The same as numbers, its kind first."""
         return 3, self.eta, self.items_per_version
 
+    @classmethod
+    def of_numbers(cls, eta: float, items_per_version: float) -> StalenessBudget:
+        """The limiter that core_numbers() gave."""
+        return cls(eta, int(items_per_version))
+
 
 Limiter: TypeAlias = MinSize | SamplesPerInsert | Queue | StalenessBudget
 LIMITERS = (MinSize, SamplesPerInsert, Queue, StalenessBudget)
+
+
+def _check_counted(limiter: Limiter, max_times_sampled: int | None) -> None:
+    if max_times_sampled is None:
+        raise InvalidConfig(
+            "max_times_sampled",
+            f"a number, for {limiter} counts which items were drawn; 1: each of them once",
+            max_times_sampled,
+        )
 
 
 def limiter_of(numbers: Sequence[float]) -> Limiter:
@@ -218,11 +373,9 @@ def limiter_of(numbers: Sequence[float]) -> Limiter:
 
     Raises InvalidConfig where they are of none: the words of a region that was damaged.
     """
-    kind, first, *more = numbers
-    if not all(map(math.isfinite, numbers)) or len(more) != {0: 0, 1: 2, 2: 0, 3: 1}.get(int(kind)):
+    number, *values = numbers
+    kind: Any = LIMITERS[int(number)] if 0 <= number < len(LIMITERS) else None
+    if kind is None or not all(map(math.isfinite, values)) or len(values) != kind.num_numbers:
         raise InvalidConfig("limiter of a table", "numbers that are of one; its memory was damaged", list(numbers))
-    if kind == 0:
-        return MinSize(int(first))
-    if kind == 1:
-        return SamplesPerInsert(first, int(more[0]), more[1])
-    return Queue(int(first)) if kind == 2 else StalenessBudget(first, int(more[0]))
+    limiter: Limiter = kind.of_numbers(*values)
+    return limiter

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, final, get_args
+from typing import Any, ClassVar, Literal, final, get_args
 
 import numpy as np
 
 from relive.checks.names import names_arguments
 from relive.checks.values import finite
 from relive.config.items import Episodes
+from relive.config.kinds import DrawsBy, SamplerKind
 from relive.config.spec import StepSpec
 from relive.errors import InvalidConfig, SpecError, UnknownColumn
 
@@ -21,7 +22,7 @@ GroupChoice = Literal["recency", "mean", "variance"]
 @names_arguments
 @final
 @dataclass(frozen=True)
-class PromptGroups:
+class PromptGroups(SamplerKind):
     """Sampler of groups, Episodes(group_by=...): whole groups by recency, or by the rewards of their members.
 
     by 'recency': the newest groups first, as Lifo draws them. 'variance', 'mean': with probability mass / total, mass =
@@ -35,6 +36,8 @@ class PromptGroups:
     Cost: at publication a look at each row of the group ('episode': at one of each member).
     Raises InvalidConfig; the table checks the column.
     """
+
+    one_table_only: ClassVar[None] = None  # its items say so
 
     by: GroupChoice = "variance"
     of: str = "reward"
@@ -52,6 +55,16 @@ class PromptGroups:
     def is_weighed(self) -> bool:
         """Whether groups have priorities."""
         return self.by != "recency"
+
+    @property
+    def draws_by(self) -> DrawsBy:
+        """By mass, but for recency."""
+        return "mass" if self.is_weighed else "order"
+
+    @property
+    def initial_priority(self) -> float | None:
+        """0 where groups have priorities: never used, as each group has its own when it is published."""
+        return 0.0 if self.is_weighed else None
 
     def sampler_config(self) -> dict[str, Any]:
         """The sampler as the core reads it; what is of the groups says items_config."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
 
 from relive.checks.names import names_arguments
 from relive.checks.values import MAX_FLOAT32, finite, integer
+from relive.config.kinds import DrawsBy, InitialPriority, OneTableOnly, RemoverKind, SamplerKind
 from relive.errors import InvalidConfig
 
 __all__ = [
@@ -16,7 +18,6 @@ __all__ = [
     "SAMPLERS",
     "Fifo",
     "Fresh",
-    "InitialPriority",
     "Lifo",
     "MaxPriority",
     "MinPriority",
@@ -28,13 +29,21 @@ __all__ = [
     "Shuffle",
     "TopK",
     "Uniform",
-    "initial_of",
 ]
 
 _MAX_RANK_EXPONENT = 10.0
 _MAX_K = 2**31
 
-InitialPriority: TypeAlias = Literal["max", "given"] | float
+
+class _LooksAtPriorities:
+    """A sampler or remover whose option `initial` is the priority of items that came without one."""
+
+    initial: InitialPriority
+
+    @property
+    def initial_priority(self) -> InitialPriority:
+        """The option `initial`."""
+        return self.initial
 
 
 def _checked_initial(initial: Any) -> InitialPriority:
@@ -46,15 +55,23 @@ def _checked_initial(initial: Any) -> InitialPriority:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(SamplerKind, RemoverKind):
     """Sampler: every live item with the same probability, with replacement.
 
     Remover: any of the items there are, the one that came last among them, each as likely to go.
     """
 
+    draws_by: ClassVar[DrawsBy] = "mass"
+    initial_priority: ClassVar[None] = None
+    one_table_only: ClassVar[None] = None
+
     def sampler_config(self) -> dict[str, Any]:
         """The sampler as the core reads it."""
         return {"sampler": "uniform"}
+
+    def steps_per_item(self, rows: int) -> float:
+        """The steps of kept items thin out evenly: the sum of 1 / k over the rows, and a tenth for chance."""
+        return 1.1 * sum(1 / k for k in range(1, rows + 1))
 
     def remover_config(self) -> dict[str, Any]:
         """The remover as the core reads it."""
@@ -64,7 +81,7 @@ class Uniform:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Prioritized:
+class Prioritized(_LooksAtPriorities, SamplerKind, RemoverKind):
     """Sampler: items with probability mass / total, mass = priority ** priority_exponent, with replacement.
 
     table.set_priority_exponent changes the sampler's exponent while it is in use.
@@ -74,6 +91,10 @@ class Prioritized:
     float32 holds.
     Raises InvalidConfig.
     """
+
+    draws_by: ClassVar[DrawsBy] = "mass"
+    one_table_only: ClassVar[None] = None
+    has_exponent: ClassVar[bool] = True
 
     priority_exponent: float = 0.6
     initial: InitialPriority = "max"
@@ -94,7 +115,7 @@ class Prioritized:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Fifo:
+class Fifo(SamplerKind, RemoverKind):
     """Sampler: the items that came first. Remover: the item that came first goes.
 
     A batch of n is the n first ones, in order; where there are fewer, they come again from the first on. With
@@ -102,9 +123,17 @@ class Fifo:
     Steps of a table without max_items go page by page: within page length x open lanes steps of exact order.
     """
 
+    draws_by: ClassVar[DrawsBy] = "order"
+    initial_priority: ClassVar[None] = None
+    one_table_only: ClassVar[None] = None
+
     def sampler_config(self) -> dict[str, Any]:
         """The sampler as the core reads it."""
         return {"sampler": "fifo"}
+
+    def steps_per_item(self, rows: int) -> None:
+        """None: the item that came first goes, with its steps."""
+        return None
 
     def remover_config(self) -> dict[str, Any]:
         """The remover as the core reads it."""
@@ -114,12 +143,20 @@ class Fifo:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Lifo:
+class Lifo(SamplerKind, RemoverKind):
     """Sampler: the items that came last, the newest first (see Fifo). Remover: the newcomer goes, older items stay."""
+
+    draws_by: ClassVar[DrawsBy] = "order"
+    initial_priority: ClassVar[None] = None
+    one_table_only: ClassVar[None] = None
 
     def sampler_config(self) -> dict[str, Any]:
         """The sampler as the core reads it."""
         return {"sampler": "lifo"}
+
+    def steps_per_item(self, rows: int) -> int:
+        """Kept items are the oldest ones, in a row."""
+        return 1
 
     def remover_config(self) -> dict[str, Any]:
         """The remover as the core reads it."""
@@ -129,7 +166,7 @@ class Lifo:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class MaxPriority:
+class MaxPriority(_LooksAtPriorities, SamplerKind, RemoverKind):
     """Sampler: the items of the highest priorities. Remover: the item of the highest priority goes.
 
     A batch of n is the n best ones, the best first; where there are fewer, they come again from the best on. Among
@@ -138,6 +175,9 @@ class MaxPriority:
     initial: as Prioritized has it.
     Raises InvalidConfig.
     """
+
+    draws_by: ClassVar[DrawsBy] = "order"
+    one_table_only: ClassVar[None] = None
 
     initial: InitialPriority = "max"
 
@@ -156,8 +196,11 @@ class MaxPriority:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class MinPriority:
+class MinPriority(_LooksAtPriorities, SamplerKind, RemoverKind):
     """As MaxPriority, of the lowest priorities: the best items of a remover stay."""
+
+    draws_by: ClassVar[DrawsBy] = "order"
+    one_table_only: ClassVar[None] = None
 
     initial: InitialPriority = "max"
 
@@ -176,7 +219,7 @@ class MinPriority:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Shuffle:
+class Shuffle(SamplerKind):
     """Sampler: without replacement, epoch by epoch, each epoch in an order of its own, shared by all processes.
 
     What lives through an epoch comes exactly once in it, what comes or goes meanwhile at most once; what a process had
@@ -188,6 +231,12 @@ class Shuffle:
     much emptier than its capacity, or with far more lanes than it needs, is slow.
     """
 
+    draws_by: ClassVar[DrawsBy] = "order"
+    initial_priority: ClassVar[None] = None
+    one_table_only: ClassVar[OneTableOnly] = OneTableOnly(
+        "the sampler Shuffle", "shards do not know what others gave of an epoch", "use another sampler, or one table"
+    )
+
     def sampler_config(self) -> dict[str, Any]:
         """The sampler as the core reads it."""
         return {"sampler": "shuffle"}
@@ -196,7 +245,7 @@ class Shuffle:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class RankBased:
+class RankBased(_LooksAtPriorities, SamplerKind):
     """Sampler: by rank, with replacement: of n items the i-th best has mass (1 / i) ** priority_exponent.
 
     How large a priority is does not matter, only which are larger: outliers draw no more than their rank gives them
@@ -214,6 +263,9 @@ class RankBased:
     Raises InvalidConfig.
     """
 
+    draws_by: ClassVar[DrawsBy] = "rank"
+    one_table_only: ClassVar[None] = None
+
     priority_exponent: float = 0.7
     initial: InitialPriority = "max"
 
@@ -230,7 +282,7 @@ class RankBased:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class TopK:
+class TopK(_LooksAtPriorities, SamplerKind):
     """Sampler: uniformly among the k items of the highest priorities, with replacement; the others are never drawn.
 
     k: how many, an int >= 1, or a float in (0, 1]: that share of the items there are, rounded, at least one. Where
@@ -241,12 +293,20 @@ class TopK:
     Raises InvalidConfig.
     """
 
+    draws_by: ClassVar[DrawsBy] = "rank"
+    one_table_only: ClassVar[None] = None
+
     k: int | float
     initial: InitialPriority = "max"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", _checked_k(self.k))
         object.__setattr__(self, "initial", _checked_initial(self.initial))
+
+    def shard_part(self, mass: float, num_items: int) -> float:
+        """The k best of each shard."""
+        k = self.k if isinstance(self.k, int) else max(1, math.floor(self.k * num_items + 0.5))
+        return float(min(num_items, k))
 
     def sampler_config(self) -> dict[str, Any]:
         """The sampler as the core reads it."""
@@ -265,12 +325,14 @@ def _checked_k(k: Any) -> int | float:
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Reservoir:
+class Reservoir(RemoverKind):
     """Remover: what stays is a sample, drawn without replacement, of all items that ever came, each as likely.
 
     Each item has a random number of its own, which follows from the table's seed and its place among those that came;
     the items of the smallest numbers stay (a reservoir, Vitter 1985, by random keys, Efraimidis and Spirakis 2006).
     """
+
+    initial_priority: ClassVar[None] = None
 
     def remover_config(self) -> dict[str, Any]:
         """The remover as the core reads it."""
@@ -283,7 +345,7 @@ _MOST_LAST = 2**52
 @names_arguments
 @final
 @dataclass(frozen=True)
-class Fresh:
+class Fresh(SamplerKind):
     """Sampler: what is new. Fresh(): the items that came last, the newest first, which is Lifo().
 
     last: any of the `last` items that came last and are there still, each with the same probability, with replacement;
@@ -298,6 +360,8 @@ class Fresh:
     Raises InvalidConfig: both are given, or one of them is no such number.
     """
 
+    initial_priority: ClassVar[None] = None
+
     last: int | None = None
     decay: float | None = None
 
@@ -308,6 +372,28 @@ class Fresh:
             object.__setattr__(self, "last", integer("last", self.last, 1, _MOST_LAST))
         if self.decay is not None:
             object.__setattr__(self, "decay", finite("decay", self.decay, 0.0, 1.0, above=True))
+
+    @property
+    def draws_by(self) -> DrawsBy:
+        """By mass with `last` or `decay`, else the newest first."""
+        return "order" if self.last is None and self.decay is None else "mass"
+
+    @property
+    def one_table_only(self) -> OneTableOnly | None:
+        """With `decay`."""
+        if self.decay is None:
+            return None
+        reason = "each shard counts staleness from a version of its own, so masses of two do not compare"
+        return OneTableOnly("Fresh(decay=)", reason, "use Fresh(last=n), or one table")
+
+    @property
+    def moves_masses(self) -> bool:
+        """With `decay`, whose masses fade with the learner's versions."""
+        return self.decay is not None
+
+    def shard_room(self, mass: float, num_items: int) -> int:
+        """With `last` the items that may be drawn have the mass 1, and the others none."""
+        return num_items if self.last is None else int(mass)
 
     def sampler_config(self) -> dict[str, Any]:
         """The sampler as the core reads it."""
@@ -323,8 +409,3 @@ Sampler: TypeAlias = (
 Remover: TypeAlias = Fifo | Lifo | MinPriority | MaxPriority | Uniform | Prioritized | Reservoir
 SAMPLERS = (Uniform, Prioritized, Fifo, Lifo, MaxPriority, MinPriority, RankBased, TopK, Fresh, Shuffle)
 REMOVERS = (Fifo, Lifo, MinPriority, MaxPriority, Uniform, Prioritized, Reservoir)
-
-
-def initial_of(kind: Sampler | Remover) -> InitialPriority | None:
-    """The priority of items that came without one; None of what looks at no priorities."""
-    return kind.initial if isinstance(kind, Prioritized | MaxPriority | MinPriority | RankBased | TopK) else None

@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn, final
 
 from relive.checks.values import is_text
 from relive.config.explicit import Explicit
-from relive.config.items import Episodes, Items, Transitions
+from relive.config.items import Items
 from relive.config.spec import ArraySpec, StepSpec
 from relive.errors import InvalidConfig, UnknownColumn
 
@@ -125,10 +125,9 @@ class _Names:
         self._spec, self._items = spec, items
         self._own: Mapping[str, ArraySpec] = spec.columns
         self._derived = tuple(_DERIVED)
-        if isinstance(items, Explicit):  # they may have rows of many steps, of several lanes
-            self._own, self._derived = items.columns, ()
-        elif isinstance(items, Episodes) and items.group_by is not None:
-            self._own, self._derived = {items.group_by: spec.columns[items.group_by]}, ()
+        own = items.condition_columns(spec)
+        if own is not None:
+            self._own, self._derived = own, ()
         self.known = (*(name for name, one in self._own.items() if _refusal(one) is None), *self._derived)
 
     def is_column(self, path: str) -> bool:
@@ -140,7 +139,7 @@ class _Names:
     def load(self, name: str) -> _Part:
         """The operation that brings a column. Raises UnknownColumn, InvalidConfig."""
         if name in self._derived:
-            if name == "num_steps" and isinstance(self._items, Transitions) and self._items.n_step == 1:
+            if name == "num_steps" and not self._items.has_time and not self._items.sums_rewards:
                 return _constant(1)
             return _Part((Operation(name),), _DERIVED[name])
         column = self._own.get(name)
@@ -152,8 +151,7 @@ class _Names:
             value_type = _TRUTH if kind == "b" else _REAL if kind == "f" else _WHOLE
             return _Part((Operation("column", name),), value_type)
         if name in self._spec.columns or name in _DERIVED:
-            what = "groups of episodes" if isinstance(self._items, Episodes) else "Explicit items"
-            expected = f"what {what} have one value of: {self._listed or 'these have none'}"
+            expected = f"what {self._items.in_words} have one value of: {self._listed or 'these have none'}"
             raise InvalidConfig(f"column {name!r} of where", expected, "a column of their rows")
         if self.is_group(name):
             below = next(one for one in self._spec.columns if one.startswith(f"{name}/"))

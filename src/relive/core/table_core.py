@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeVar, final
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
+from relive.core.request import DrawRequest
+
 __all__ = [
+    "DrawnItems",
     "InBody",
     "IndexOf",
     "Normalise",
@@ -34,6 +37,7 @@ __all__ = [
 Keys = npt.NDArray[np.int64]
 Masses = npt.NDArray[np.float64]
 Arrays = list[npt.NDArray[Any]]
+DrawnItems: TypeAlias = tuple[Arrays, Keys, Masses, int]  # arrays of a selection, keys, probabilities, live items
 Normalise = Callable[[str, object, tuple[int, ...]], npt.NDArray[Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -260,17 +264,11 @@ class TableCore(SimpleCalls, OpensWriters, Protocol):
         ...
 
     def where(self, index: int, text: str, operations: list[Any]) -> Any:
-        """A condition (relive.config.where) on the items of an index, as sample and draw of this core take it."""
+        """A condition (relive.config.where) on the items of an index, as requests to this core have it."""
         ...
 
-    def sample(
-        self, selection: Any, num_items: int, timeout_s: float, *, where: Any = None
-    ) -> tuple[Arrays, Keys, Masses, int]:
-        """Arrays of a selection of this core, keys, probabilities, live items; drawn and counted."""
-        ...
-
-    def draw(self, index: int, num_items: int, timeout_s: float, *, where: Any = None) -> tuple[Keys, Masses, int]:
-        """Keys, probabilities, live items."""
+    def draw(self, request: DrawRequest, timeout_s: float) -> DrawnItems:
+        """Draws items, gathers their columns where the request has a selection, and counts them as sampled."""
         ...
 
     def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relive._core import CoreSelection, CoreTable
-from relive.core.table_core import Normalise, WriterCore
+from relive.core.request import DrawRequest
+from relive.core.table_core import DrawnItems, Normalise, WriterCore
 from relive.errors import InvalidPriority, ReadOnly, TableClosed
 from relive.fleet.agreement import Agreement, Exchange
 from relive.fleet.draws.mixing import Outputs, empty, mixed, scatter
@@ -35,7 +36,6 @@ _LEAVES_BITS = 48  # of the position of a listing: the shard stands above
 class FleetSelection(NamedTuple):
     """Columns of an index: what each shard's core made of them, and how their arrays look, the same of every shard."""
 
-    number: int
     parts: list[Any]
     outputs: Outputs
 
@@ -43,7 +43,6 @@ class FleetSelection(NamedTuple):
 class Drawn(NamedTuple):
     """A draw that is in flight in its shards until it is committed or given back."""
 
-    index_number: int
     call: int
     arrays: Arrays
     item_keys: Keys
@@ -52,15 +51,12 @@ class Drawn(NamedTuple):
     held: list[Part]
 
 
-class _Request(NamedTuple):
-    """A draw to be made."""
+class _Making(NamedTuple):
+    """A draw to be made: its number, and how long it may take."""
 
-    index_number: int
-    selection: FleetSelection | None
+    request: DrawRequest
     call: int
     wait: Wait
-    where: Any
-    is_read: bool  # its rows are, when it is handed out
 
 
 @final
@@ -95,7 +91,7 @@ class FleetCore:
             raise NotOverShards(
                 "a ragged batch", "rows of several shards are not put end to end yet", "use layout='padded'"
             )
-        return FleetSelection(index, parts, outputs)
+        return FleetSelection(parts, outputs)
 
     def where(self, index: int, text: str, operations: list[Any]) -> list[Any]:
         """The condition, as each shard takes it."""
@@ -110,57 +106,41 @@ class FleetCore:
                 "give the condition to an index, Index(where=...), which draws from what passes",
             )
 
-    def sample(
-        self, selection: FleetSelection, num_items: int, timeout_s: float, *, where: Any = None
-    ) -> tuple[Arrays, Keys, Masses, int]:
+    def draw(self, request: DrawRequest, timeout_s: float) -> DrawnItems:
         """One batch, drawn and counted."""
-        drawn = self.hold(selection.number, selection, num_items, timeout_s, where)
+        drawn = self.hold(request, timeout_s)
         self.commit(drawn)
         return drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items
 
-    def draw(self, index: int, num_items: int, timeout_s: float, *, where: Any = None) -> tuple[Keys, Masses, int]:
-        """Keys, probabilities, live items."""
-        drawn = self.hold(index, None, num_items, timeout_s, where, is_read=False)
-        self.commit(drawn)
-        return drawn.item_keys, drawn.probabilities, drawn.num_live_items
-
-    def hold(
-        self,
-        index: int,
-        selection: FleetSelection | None,
-        num_items: int,
-        timeout_s: float,
-        where: Any = None,
-        is_read: bool = True,
-    ) -> Drawn:
-        """Draws num_items, in flight until commit or give_back. is_read: whether the rows are, when it is handed out;
-        if not, those that are drawn for the last time stay until they are gathered.
+    def hold(self, request: DrawRequest, timeout_s: float) -> Drawn:
+        """Draws items, in flight until commit or give_back. Those of a draw of keys alone that are drawn for the last
+        time stay until they are gathered.
 
         A shard whose items went, or that does not answer within STALL_S, is left out: the draw is made again by the
         same roots without it. Raises DeadlineExceeded, RequestTooLarge, TableClosed; NotOverShards for a condition.
         """
-        self.check_condition(where)
-        wait, pace = Wait(timeout_s), self._paces[index]
+        self.check_condition(request.condition)
+        wait, pace = Wait(timeout_s), self._paces[request.index_number]
         if self.closed:
             raise TableClosed()
-        pace.check_draw(num_items)
-        roots, call = self._begin(index, num_items, pace, wait)
-        request = _Request(index, selection, call, wait, where, is_read)
+        pace.check_draw(request.num_items)
+        roots, call = self._begin(request.index_number, request.num_items, pace, wait)
         try:
-            return self._drawn(request, num_items, roots)
+            return self._drawn(_Making(request, call, wait), roots)
         except BaseException:
             self._return_number(call)
             raise
 
-    def _drawn(self, request: _Request, num_items: int, roots: Roots) -> Drawn:
+    def _drawn(self, making: _Making, roots: Roots) -> Drawn:
         """By these roots, then by what is read anew, until it is there or the deadline has come."""
-        index, call, wait = request.index_number, request.call, request.wait
+        call, wait = making.call, making.wait
+        index, num_items = making.request.index_number, making.request.num_items
         attempt, is_anew = 0, False  # at first these may be the roots of draws before
         while True:
             placed = self._placed(index, roots, num_items, call, attempt) if roots.bounds[-1] > 0.0 else None
             if placed is not None:
                 try:
-                    return self._descend(request, *placed, roots.num_items)
+                    return self._descend(making, *placed, roots.num_items)
                 except Missed as missed:
                     roots = roots.without({missed.shard.number})
                     self.agreement.forget(index)  # what it said of itself does not hold any more
@@ -261,14 +241,14 @@ class FleetCore:
             return None
         return cut, (roots.shares if cut == counts else [count / num_items for count in cut])
 
-    def _descend(self, request: _Request, counts: list[int], shares: Sequence[float], num_live_items: int) -> Drawn:
-        held: list[Part] = []
+    def _descend(self, making: _Making, counts: list[int], shares: Sequence[float], num_live_items: int) -> Drawn:
+        request, held = making.request, list[Part]()
         parts: list[tuple[Arrays, Keys, Masses, float]] = []
         drawn_from = [at for at, count in enumerate(counts) if count]
         is_certain = bool(self.shards.sharings) and self.shards.sharings[request.index_number].is_certain
         try:
             for at in drawn_from:  # all are asked before one is waited for
-                held.append(self.shards[at].begin(self._asked(request, at, counts[at])))
+                held.append(self.shards[at].begin(self._asked(making, at, counts[at])))
             for at, part in zip(drawn_from, held, strict=True):
                 parts.append((*part.take(), 1.0 if is_certain else shares[at]))
         except BaseException:
@@ -281,15 +261,18 @@ class FleetCore:
         else:  # at permuted positions, so that any slice of the batch is a fair one
             outputs = [] if request.selection is None else request.selection.outputs
             shown = None if request.selection is None else request.selection.parts
-            arrays, keys, probabilities = mixed(shown, outputs, parts, (self._seed, self.stream, request.call))
-        return Drawn(request.index_number, request.call, arrays, keys, probabilities, num_live_items, held)
+            arrays, keys, probabilities = mixed(shown, outputs, parts, (self._seed, self.stream, making.call))
+        return Drawn(making.call, arrays, keys, probabilities, num_live_items, held)
 
-    def _asked(self, request: _Request, at: int, count: int) -> Asked:
-        is_only = len(self.shards) == 1
-        seconds = request.wait.left_s if is_only else min(request.wait.left_s, STALL_S)
-        selection = None if request.selection is None else request.selection.parts[at]
-        where = None if request.where is None else request.where[at]
-        return Asked(request.index_number, selection, count, seconds, where, self.read_only, request.is_read, is_only)
+    def _asked(self, making: _Making, at: int, count: int) -> Asked:
+        whole, is_only = making.request, len(self.shards) == 1
+        seconds = making.wait.left_s if is_only else min(making.wait.left_s, STALL_S)
+        request = whole._replace(
+            num_items=count,
+            selection=None if whole.selection is None else whole.selection.parts[at],
+            condition=None if whole.condition is None else whole.condition[at],
+        )
+        return Asked(request, seconds, self.read_only, whole.selection is not None, is_only)
 
     # ---- items by key ----------------------------------------------------------------------------------------------
 
@@ -426,7 +409,7 @@ class FleetCore:
         """What acts on totals."""
         if self.closed:
             raise TableClosed()
-        return list(self._paces[index].limiter.core_numbers())
+        return list(self._paces[index].core_numbers())
 
     def set_limiter(self, index: int, numbers: npt.NDArray[np.float64]) -> NoReturn:
         """Refused: it would have to reach every handle."""

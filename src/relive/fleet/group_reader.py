@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.checks.values import integer, timeout
+from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, InvalidConfig, ReliveError, TableClosed
 from relive.fleet.agreement import Exchange
 from relive.fleet.draws.pace import Wait
@@ -137,9 +138,9 @@ class GroupReader:
         with ExitStack() as stack:
             with self._telling(asked, wait):
                 table, selection = self._selected(asked)
-                draws = stack.enter_context(closing(table.held_draws(selection.number)))
+                draws = stack.enter_context(closing(table.held_draws()))
                 held = _Held(table, selection, asked, draws)
-                drawn = held.draw(None if self._by_keys else selection, asked.num_items, wait)
+                drawn = held.draw(asked.num_items, wait, self._by_keys)
             if self._by_keys:
                 batch = self._gathered(held, self._gives_keys(asked, drawn, wait), wait)
             else:
@@ -215,7 +216,7 @@ class GroupReader:
         if not self.is_leader:
             return _unpacked_keys(self._hears(held.asked, wait))
         with self._telling(held.asked, wait):
-            drawn = held.draw(None, num_items, wait)
+            drawn = held.draw(num_items, wait, keys_only=True)
         return self._gives_keys(held.asked, drawn, wait)
 
     def _heads(self, asked: _Asked, wait: Wait, num_bytes: int = 0, error: ReliveError | None = None) -> int:
@@ -256,14 +257,15 @@ class _Held:
         self._draws = draws
         self._num_draws = 0
 
-    def draw(self, selection: Selection | None, num_items: int, wait: Wait) -> HeldDraw:
+    def draw(self, num_items: int, wait: Wait, keys_only: bool) -> HeldDraw:
         """One more draw, of the leader."""
         assert self._draws is not None
-        asked, number = self.asked.where, self.selection.number
-        where = None if asked is None else self._table.condition(number, asked)
+        where, number = self.asked.where, self.selection.number
+        condition = None if where is None else self._table.condition(number, where)
+        request = DrawRequest(number, num_items, None if keys_only else self.selection.core, condition)
         # The end of a deadline is for telling: or the others would give up before they hear that nothing came.
         seconds = wait.left_s - min(_LEAST_S, wait.left_s / 4)
-        drawn = self._draws.draw(selection, num_items, seconds, where)
+        drawn = self._draws.draw(request, seconds)
         self._num_draws += 1
         return drawn
 

@@ -126,16 +126,7 @@ class _MappedPart:
         core, asked = self._shard.core, self._asked
         number = DrawNumber(core)
         try:
-            if asked.selection is None:
-                keys, masses, _ = core.draw(
-                    asked.index_number, asked.num_items, asked.timeout_s, where=asked.where, claims=self._claims
-                )
-                drawn: tuple[Arrays, Keys, Masses] = [], keys, masses
-            else:
-                arrays, keys, masses, _ = core.sample(
-                    asked.selection, asked.num_items, asked.timeout_s, where=asked.where, claims=self._claims
-                )
-                drawn = arrays, keys, masses
+            arrays, keys, masses, _ = core.draw(asked.request, asked.timeout_s, claims=self._claims)
         except DeadlineExceeded as error:
             if asked.is_only:
                 raise
@@ -144,17 +135,17 @@ class _MappedPart:
             raise Missed(self._shard) from None
         number.taken()
         self._number = number
-        return drawn
+        return arrays, keys, masses
 
     def commit(self) -> None:
         if self._claims is not None:
-            asked = self._asked
-            self._shard.core.commit_batch(asked.index_number, asked.num_items, self._claims, asked.is_read)
+            request, is_read = self._asked.request, self._asked.is_read
+            self._shard.core.commit_batch(request.index_number, request.num_items, self._claims, is_read)
 
     def give_back(self) -> None:
         if self._number is None:
             return
-        core = self._shard.core
+        core, request = self._shard.core, self._asked.request
         if self._claims is not None and not core.closed:
-            core.give_back_batch(self._asked.index_number, self._asked.num_items, self._claims)
+            core.give_back_batch(request.index_number, request.num_items, self._claims)
         self._number.give_back()

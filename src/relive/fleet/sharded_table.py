@@ -15,14 +15,15 @@ from relive.checks.names import names_arguments
 from relive.checks.values import integer, timeout
 from relive.config.storage import SharedMemory
 from relive.core.protocol import ReplayTable
+from relive.core.request import DrawRequest
 from relive.core.table_core import Normalise, WriterCore
 from relive.errors import InvalidConfig, NotShareable, ReliveError
 from relive.fleet.agreement import Alone, Exchange
-from relive.fleet.core import Drawn, FleetCore, FleetSelection
+from relive.fleet.core import Drawn, FleetCore
 from relive.fleet.mapped import MappedShard
 from relive.fleet.owner import OwnerWatch
 from relive.fleet.shards import Shard, Shards
-from relive.reading.batch import Batch, Selection
+from relive.reading.batch import Batch, Columns
 from relive.reading.batches import SLICE_S, BatchSource
 from relive.reading.held_draws import HeldDraw
 from relive.table.handle import TableHandle
@@ -196,14 +197,14 @@ class ShardedTable(TableHandle):
 
     # ---- drawing ahead ---------------------------------------------------------------------------------------------
 
-    def held_draws(self, number: int) -> FleetDraws:
+    def held_draws(self) -> FleetDraws:
         """Draws that the shards hold."""
-        return FleetDraws(self._fleet, number)
+        return FleetDraws(self._fleet)
 
     def _batch_source(
-        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
+        self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        return FleetSource(self._fleet, selection, num_items, where), prefetch
+        return FleetSource(self._fleet, request, columns), prefetch
 
     # ---- the handle ------------------------------------------------------------------------------------------------
 
@@ -279,17 +280,15 @@ class _Opens:
 
 @final
 class FleetDraws:
-    """Draws from one index of a sharded table, as HeldDraws says. Owner of what they hold."""
+    """Draws from a sharded table, as HeldDraws says. Owner of what they hold."""
 
-    def __init__(self, fleet: FleetCore, number: int) -> None:
+    def __init__(self, fleet: FleetCore) -> None:
         self._fleet = fleet
-        self._number = number
         self._held: deque[Drawn] = deque()  # the oldest first
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
+    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
         """One held draw."""
-        chosen = None if selection is None else cast(FleetSelection, selection.core)
-        drawn = self._fleet.hold(self._number, chosen, num_items, timeout_s, where, is_read=chosen is not None)
+        drawn = self._fleet.hold(request, timeout_s)
         self._held.append(drawn._replace(arrays=[], item_keys=_NONE, probabilities=np.empty(0)))
         return HeldDraw(drawn.arrays, drawn.item_keys, drawn.probabilities, drawn.num_live_items)
 
@@ -314,20 +313,19 @@ _NONE = np.empty(0, np.int64)
 class FleetSource:
     """Batches drawn and gathered in one step, in flight until they are handed out."""
 
-    def __init__(self, fleet: FleetCore, selection: Selection, num_items: int, where: Any) -> None:
+    def __init__(self, fleet: FleetCore, request: DrawRequest, columns: Columns) -> None:
         """Raises NotOverShards."""
-        fleet.check_condition(where)
-        self._draws = FleetDraws(fleet, selection.number)
-        self._selection = selection
-        self._num_items = num_items
-        self._where = where
+        fleet.check_condition(request.condition)
+        self._draws = FleetDraws(fleet)
+        self._request = request
+        self._columns = columns
 
     def ask(self, num_batches: int) -> None:
         """Nothing begins before take(), and that is short."""
 
     def take(self) -> Batch:
         """Draws and gathers."""
-        return Batch(self._selection.columns, *self._draws.draw(self._selection, self._num_items, SLICE_S, self._where))
+        return Batch(self._columns, *self._draws.draw(self._request, SLICE_S))
 
     def commit(self, was_late: bool) -> None:
         """Counts a batch as sampled."""

@@ -9,9 +9,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.config.explicit import Explicit
-from relive.config.items import Episodes
 from relive.config.limiters import MinSize
+from relive.core.request import DrawRequest
 from relive.core.table_core import TableCore
 from relive.errors import ForeignKey, InvalidConfig
 from relive.fleet.draws.placement import MAX_SHARDS, Root
@@ -43,13 +42,10 @@ class Missed(Exception):
 
 
 class Asked(NamedTuple):
-    """What a draw asks of one shard."""
+    """What a draw asks of one shard: a request to the shard's core, and how the draw is made and counted."""
 
-    index_number: int
-    selection: Any  # of the shard; None: keys alone
-    num_items: int
+    request: DrawRequest
     timeout_s: float
-    where: Any
     counts_nowhere: bool  # a reader's
     is_read: bool  # its rows are, when it is handed out; else they are still to be gathered
     is_only: bool  # the table has no other shard: nobody goes on without it
@@ -252,18 +248,9 @@ class Shards:
 
 def _check_indexes(table: TableHandle) -> None:
     for name, index in table.config.index.items():
-        if isinstance(index.items, Explicit):
-            raise NotOverShards(
-                f"index {name!r} with Explicit items",
-                "an item's windows would have to lie in one shard",
-                "make such items in a table of their own",
-            )
-        if isinstance(index.items, Episodes) and index.items.is_grouped:
-            raise NotOverShards(
-                f"index {name!r} with groups of episodes",
-                "members in different shards would not meet",
-                "write all groups to one table",
-            )
+        if index.items.one_table_only is not None:
+            what, reason, instead = index.items.one_table_only
+            raise NotOverShards(f"index {name!r} with {what}", reason, instead)
         if not index.replacement:
             raise NotOverShards(
                 f"replacement=False of index {name!r}",

@@ -26,7 +26,7 @@ def totals(told: Sequence[tuple[Shard, dict[str, Any]]], paces: Sequence[Pace]) 
     versions = [raw["policy_version"] for raw, is_live in zip(raws, live, strict=True) if is_live or not any(live)]
     whole["policy_version"] = min(versions)
     whole["indexes"] = [
-        _merged([raw["indexes"][number] for raw in raws], live) | {"limiter": list(pace.limiter.core_numbers())}
+        _merged([raw["indexes"][number] for raw in raws], live) | {"limiter": list(pace.core_numbers())}
         for number, pace in enumerate(paces)
     ]
     whole["tiers"] = None

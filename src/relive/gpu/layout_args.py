@@ -10,12 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, cast, final
 
-from relive.config.hindsight import Hindsight
 from relive.config.index import Index
 from relive.config.items import Episodes, Sequences, Transitions
-from relive.config.samplers import Fresh
 from relive.errors import DtypeMismatch, InvalidConfig
 
 __all__ = [
@@ -145,12 +143,12 @@ def step_items_of(indexes: Mapping[str, Index], number: int) -> StepItems:
     Raises InvalidConfig of groups and explicit items, and of Hindsight, which kernels neither draw nor read.
     """
     name, index = list(indexes.items())[number]
-    if isinstance(index.sampler, Hindsight):
+    if index.sampler.replaces_goals:
         expected = "one without Hindsight: devices replace no goals; use Table.sample"
         raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)
     items = index.items
-    if isinstance(items, (Transitions, Sequences)) or (isinstance(items, Episodes) and items.group_by is None):
-        return items
+    if items.keys_are_steps:
+        return cast(StepItems, items)
     expected = "Transitions, Sequences or Episodes without group_by: devices read no others yet; use Table.sample"
     raise InvalidConfig(f"items of index {name!r}", expected, items)
 
@@ -164,7 +162,7 @@ def check_sampler(indexes: Mapping[str, Index], number: int) -> None:
     if not index.replacement:
         expected = "replacement=True: kernels draw each item by itself; gather keys that Table.draw chose"
         raise InvalidConfig(f"replacement of index {name!r} on a device", expected, False)
-    if isinstance(index.sampler, Fresh) and index.sampler.decay is not None:
+    if index.sampler.moves_masses:
         expected = "a sampler whose masses are not moved while kernels read them; gather keys that Table.draw chose"
         raise InvalidConfig(f"sampler of index {name!r} on a device", expected, index.sampler)
 
@@ -192,13 +190,13 @@ class IndexLayout:
     def from_facts(cls, facts: Mapping[str, Any], number: int, items: StepItems) -> IndexLayout:
         """Of the number-th index of the region, whose items are these."""
         page_len = int(facts["page_len"])
-        most_steps, length, burn_in = _rows_of(items)
+        burn_in, length, most_steps = items.shape
         return cls(
             most_steps=most_steps,
             length=length,
             burn_in=burn_in,
             has_time=items.has_time,
-            pads_left=not isinstance(items, Transitions) and items.pad == "left",
+            pads_left=items.pads_left,
             time_major=items.time_major,
             crosses=items.crosses,
             gamma=items.gamma,
@@ -232,15 +230,6 @@ class IndexLayout:
         window.append(self.crosses)
         reach = [self.pages_before, self.pages_after, self.num_pages, len(self.levels)]
         return [*map(int, window), gamma_bits, self.tree_offset, self.states_offset, *reach, *self.levels]
-
-
-def _rows_of(items: StepItems) -> tuple[int, int, int]:
-    """(most steps from the item's own on, those of them that carry loss, most rows before it) of a window."""
-    if isinstance(items, Transitions):
-        return items.n_step, items.n_step, 0
-    if isinstance(items, Sequences):
-        return items.length + items.bootstrap, items.length, items.burn_in
-    return items.num_rows, items.max_length, 0
 
 
 INDEX_NAMES = (

@@ -9,7 +9,6 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from relive.config.items import Sequences, Transitions
 from relive.errors import DtypeMismatch, InvalidConfig, ShapeMismatch, UnknownColumn
 from relive.gpu.kernels.words import PRESENT, READY
 from relive.gpu.layout_args import (
@@ -99,10 +98,10 @@ class OutputPlan:
         Raises DtypeMismatch where torch has no such dtype, InvalidConfig for columns that kernels cannot find.
         """
         outputs = []
-        burn_in = items.burn_in if isinstance(items, Sequences) else 0
+        burn_in = items.shape.before
         needs: dict[str, Any] = {"before": burn_in, "needs_next": not items.has_time}
         for (name, dtype, shape, axis, per), timed in zip(selection.core.outputs, selection.columns.timed, strict=True):
-            is_return = name == "reward" and isinstance(items, Transitions) and items.n_step > 1
+            is_return = name == "reward" and items.sums_rewards
             column = None if is_return else column_named(columns, name)
             base = None
             if column is None and not is_return and name.startswith("next_"):
@@ -121,8 +120,7 @@ class OutputPlan:
                 needs["reward_is_double"] = np.dtype(dtype).itemsize == 8
             needs["needs_next"] |= base is not None or (column is None and name == "truncated")
             outputs.append(Output(name, torch_dtype(name, dtype), tuple(shape), axis, per, copy))
-        num_rows = 1 if isinstance(items, Transitions) else items.num_rows
-        return cls(tuple(outputs), WindowNeeds(**needs), num_rows, items.has_time, selection.columns.is_ragged)
+        return cls(tuple(outputs), WindowNeeds(**needs), items.num_rows, items.has_time, selection.columns.is_ragged)
 
     def room(self, num_items: int, out: Mapping[str, torch.Tensor] | None, device: torch.device) -> BatchRoom:
         """Where the columns of a batch go: fresh tensors, or the caller's own, each exactly what is to be filled."""

@@ -16,6 +16,7 @@ from relive.checks.names import names_arguments, refuses_attributes
 from relive.checks.values import integer, timeout
 from relive.config.casting import as_array, as_keys
 from relive.core.closing import Closing
+from relive.core.request import DrawRequest
 from relive.errors import (
     DeadlineExceeded,
     InvalidConfig,
@@ -43,13 +44,6 @@ class _Source(NamedTuple):
     name: str
     table: TableHandle
     index_name: str
-
-
-class _Read(NamedTuple):
-    """What is asked of a source: columns, or keys alone, and a condition as its table has it."""
-
-    selection: Selection | None
-    where: Any
 
 
 class _Taken(NamedTuple):
@@ -123,9 +117,9 @@ class Mixture(Closing):
         """
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         selections = self._select(columns)
-        reads = self._reads(selections, where)
+        requests = self._requests(selections, where)
         with self._turn(timeout_s) as ends:
-            taken = self._take(self._draws, reads, count, ends)
+            taken = self._take(self._draws, requests, count, ends)
             self._commit(self._draws, taken)
             return self._batch(taken, selections[0].columns)
 
@@ -135,9 +129,9 @@ class Mixture(Closing):
     ) -> Draw:
         """Draws without moving data; blocks, counts and raises as sample does. gather(draw) brings the rows."""
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
-        reads = self._reads(None, where)
+        requests = self._requests(None, where)
         with self._turn(timeout_s) as ends:
-            taken = self._take(self._draws, reads, count, ends)
+            taken = self._take(self._draws, requests, count, ends)
             self._commit(self._draws, taken)
             places, source = self._places(taken)
             keys, probabilities = np.empty(count, np.int64), np.empty(count, np.float64)
@@ -194,7 +188,8 @@ class Mixture(Closing):
         count = integer("num_items", num_items, 1, _MAX_ITEMS)
         seconds = self._timeout_s if timeout_s is None else timeout(timeout_s)
         ready = integer("prefetch", prefetch, 1)
-        source = _MixedSource(self, self._reads(self._select(columns), where), count)
+        selections = self._select(columns)
+        source = _MixedSource(self, self._requests(selections, where), selections[0].columns, count)
         return Batches(source, count, ready, device, seconds)
 
     # ---- changing what is there ------------------------------------------------------------------------------------
@@ -265,11 +260,13 @@ class Mixture(Closing):
     # ---- parts -----------------------------------------------------------------------------------------------------
 
     def _held_draws(self) -> list[HeldDraws]:
-        pairs = zip(self._sources, self._numbers, strict=True)
-        return [one.table.held_draws(number) for one, number in pairs]
+        return [one.table.held_draws() for one in self._sources]
 
-    def _reads(self, selections: list[Selection] | None, where: str | Mapping[str, str] | None) -> list[_Read]:
-        """What is asked of each source. Raises InvalidConfig, UnknownColumn where one cannot have its condition."""
+    def _requests(self, selections: list[Selection] | None, where: str | Mapping[str, str] | None) -> list[DrawRequest]:
+        """The request to each source, with the number of items left open.
+
+        Raises InvalidConfig or UnknownColumn where a source cannot have its condition.
+        """
         if isinstance(where, Mapping):
             unknown = [name for name in where if name not in self.names]
             if unknown:
@@ -277,8 +274,9 @@ class Mixture(Closing):
         texts = [where.get(name) if isinstance(where, Mapping) else where for name in self.names]
         tables = zip(self._sources, self._numbers, texts, strict=True)
         conditions = [None if text is None else one.table.condition(number, text) for one, number, text in tables]
-        chosen: Sequence[Selection | None] = [None] * len(conditions) if selections is None else selections
-        return [_Read(selection, condition) for selection, condition in zip(chosen, conditions, strict=True)]
+        chosen = [None] * len(conditions) if selections is None else [selection.core for selection in selections]
+        asked = zip(self._numbers, chosen, conditions, strict=True)
+        return [DrawRequest(number, 0, selection, condition) for number, selection, condition in asked]
 
     def _select(self, columns: Sequence[str] | None) -> list[Selection]:
         """The same columns of every source. Raises InvalidConfig where they differ, UnknownColumn."""
@@ -309,7 +307,7 @@ class Mixture(Closing):
         finally:
             self._lock.release()
 
-    def _take(self, draws: list[HeldDraws], reads: list[_Read], num_items: int, ends: float) -> _Taken:
+    def _take(self, draws: list[HeldDraws], requests: list[DrawRequest], num_items: int, ends: float) -> _Taken:
         """All parts of a batch, held. Who waits holds nothing: it waits for the source that refused, alone."""
         start = time.monotonic()
         parts, after = self._shares.parts(self._at, num_items)
@@ -320,8 +318,7 @@ class Mixture(Closing):
             try:
                 for number in wanted:
                     left_s = 0.0 if drawn else max(ends - time.monotonic(), 0.0)
-                    asked = reads[number]
-                    drawn[number] = draws[number].draw(asked.selection, parts[number], left_s, asked.where)
+                    drawn[number] = draws[number].draw(requests[number]._replace(num_items=parts[number]), left_s)
             except DeadlineExceeded as problem:
                 self._give_back(draws, drawn)
                 if not drawn or time.monotonic() >= ends:
@@ -397,9 +394,10 @@ class _MixedSource:
     Owner of draws of its own. Beside sample() it takes its turn.
     """
 
-    def __init__(self, mixture: Mixture, reads: list[_Read], num_items: int) -> None:
+    def __init__(self, mixture: Mixture, requests: list[DrawRequest], columns: Columns, num_items: int) -> None:
         self._mixture = mixture
-        self._reads = reads
+        self._requests = requests
+        self._columns = columns
         self._num_items = num_items
         self._draws = mixture._held_draws()
         self._turn = threading.Lock()  # over the draws: what is handed out is committed while the next one is drawn
@@ -412,10 +410,8 @@ class _MixedSource:
         """Draws and gathers."""
         mixture = self._mixture
         with mixture._turn(SLICE_S) as ends, self._turn:
-            taken = mixture._take(self._draws, self._reads, self._num_items, ends)
-            selection = self._reads[0].selection
-            assert selection is not None
-            batch = mixture._batch(taken, selection.columns)
+            taken = mixture._take(self._draws, self._requests, self._num_items, ends)
+            batch = mixture._batch(taken, self._columns)
             self._taken.append(taken)
             return batch
 

@@ -26,7 +26,8 @@ from relive.errors import (
     RowGone,
     UnknownColumn,
 )
-from relive.table.handle import TableHandle, explicit_index
+from relive.table.changing import explicit_index
+from relive.table.handle import TableHandle
 
 __all__ = ["Condition", "Pattern", "PatternWriter"]
 

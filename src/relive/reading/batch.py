@@ -25,6 +25,7 @@ from relive.checks.names import (
 )
 from relive.checks.values import finite
 from relive.config.spec import DERIVED_NAMES, PER_ITEM_NAMES, StepSpec, nest
+from relive.core.request import DrawRequest
 from relive.core.table_core import SelectedColumns
 from relive.errors import InvalidConfig, MissingPackage, NoProbabilities, UnknownAttribute, UnknownColumn
 from relive.errors.base import plain
@@ -214,7 +215,8 @@ class Selection(NamedTuple):
     core: SelectedColumns
     columns: Columns
     number: int  # of the index
-    goals: Any = None  # of Hindsight: how its batches are rewarded (relive.config.hindsight)
+    goals: Any  # of Hindsight: how its batches are rewarded (relive.config.hindsight)
+    plain: dict[int, DrawRequest]  # draws of so many items without a condition, remembered
 
 
 def unknown_in_batch(batch: Any, name: str) -> AttributeError:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from relive.reading.batch import Selection
+from relive.core.request import DrawRequest
 
 __all__ = ["HeldDraw", "HeldDraws"]
 
@@ -22,13 +22,10 @@ class HeldDraw(NamedTuple):
 
 
 class HeldDraws(Protocol):
-    """Draws of an index, each in flight for the limiter until it is committed or given back. One thread at a time."""
+    """Draws of a table, each in flight for the limiter until it is committed or given back. One thread at a time."""
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
-        """Draws, and gathers where there is a selection. Blocks and raises as sample does; 0 tries once.
-
-        where: the table's own form of a condition, None for none.
-        """
+    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
+        """Draws, and gathers where the request has a selection. Blocks and raises as sample does; 0 tries once."""
         ...
 
     def commit(self) -> None:

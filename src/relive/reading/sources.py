@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, final
+from typing import final
 
-from relive._core import Claims, CoreTable, CoreWhere, PlannedBatch
+from relive._core import Claims, CoreTable, PlannedBatch
+from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, RareItems, TableClosed
-from relive.reading.batch import Batch, Selection
+from relive.reading.batch import Batch, Columns
 from relive.reading.batches import SLICE_S
 from relive.reading.held_draws import HeldDraw
 
@@ -40,34 +41,30 @@ class DrawNumber:
 
 @final
 class LocalDraws:
-    """Draws from one index of a local table, as HeldDraws says. Owner of what they hold."""
+    """Draws from a local table, as HeldDraws says. Owner of what they hold."""
 
-    def __init__(self, core: CoreTable, number: int) -> None:
+    def __init__(self, core: CoreTable) -> None:
         self._core = core
-        self._number = number
-        self._held: deque[tuple[int, Claims, DrawNumber, bool]] = deque()  # the oldest first; whether rows are read
+        self._held: deque[tuple[DrawRequest, Claims, DrawNumber]] = deque()  # the oldest first
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
+    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
         """One held draw."""
         claims, number = Claims(), DrawNumber(self._core)
-        if selection is not None:
-            drawn = HeldDraw(*self._core.sample(selection.core, num_items, timeout_s, where=where, claims=claims))
-        else:
-            drawn = HeldDraw([], *self._core.draw(self._number, num_items, timeout_s, where=where, claims=claims))
+        drawn = HeldDraw(*self._core.draw(request, timeout_s, claims=claims))
         number.taken()
-        self._held.append((num_items, claims, number, selection is not None))
+        self._held.append((request, claims, number))
         return drawn
 
     def commit(self) -> None:
         """Counts the oldest as sampled. Raises TableClosed: closing took everything back that was in flight."""
-        num_items, claims, _, is_read = self._held.popleft()
-        self._core.commit_batch(self._number, num_items, claims, is_read)
+        request, claims, _ = self._held.popleft()
+        self._core.commit_batch(request.index_number, request.num_items, claims, request.selection is not None)
 
     def give_back(self) -> None:
         """Takes the newest back."""
-        num_items, claims, number, _ = self._held.pop()
+        request, claims, number = self._held.pop()
         if not self._core.closed:
-            self._core.give_back_batch(self._number, num_items, claims)
+            self._core.give_back_batch(request.index_number, request.num_items, claims)
             number.give_back()
 
     def close(self) -> None:
@@ -80,11 +77,10 @@ class LocalDraws:
 class SampledSource:
     """Batches drawn and gathered in one step."""
 
-    def __init__(self, core: CoreTable, selection: Selection, num_items: int, where: CoreWhere | None) -> None:
+    def __init__(self, core: CoreTable, request: DrawRequest, columns: Columns) -> None:
         self._core = core
-        self._selection = selection
-        self._num_items = num_items
-        self._where = where
+        self._request = request
+        self._columns = columns
         self._taken: deque[DrawNumber] = deque()  # of the batches that are in flight, the oldest first
 
     def ask(self, num_batches: int) -> None:
@@ -92,19 +88,17 @@ class SampledSource:
 
     def take(self) -> Batch:
         """Draws and gathers."""
-        selection, number = self._selection, DrawNumber(self._core)
-        arrays, keys, probabilities, num_live = self._core.sample(
-            selection.core, self._num_items, SLICE_S, True, self._where
-        )
+        number = DrawNumber(self._core)
+        drawn = self._core.draw(self._request, SLICE_S, hold=True)
         number.taken()
         self._taken.append(number)
-        return Batch(selection.columns, arrays, keys, probabilities, num_live)
+        return Batch(self._columns, *drawn)
 
     def commit(self, was_late: bool) -> None:
         """Counts a batch as sampled."""
         if self._core.closed:
             raise TableClosed()  # closing took everything back that was in flight
-        self._core.commit_held(self._selection.number, self._num_items)
+        self._core.commit_held(self._request.index_number, self._request.num_items)
         self._taken.popleft()
 
     def give_back(self, num_batches: int) -> None:
@@ -112,7 +106,7 @@ class SampledSource:
         for _ in range(num_batches):
             self._taken.pop().give_back()
         if num_batches and not self._core.closed:
-            self._core.return_held(self._selection.number, num_batches * self._num_items)
+            self._core.return_held(self._request.index_number, num_batches * self._request.num_items)
 
 
 @final
@@ -122,13 +116,10 @@ class PlannedSource:
     Owner of the planned batches, which are in flight for the limiter until commit or give_back. depth: how many.
     """
 
-    def __init__(
-        self, core: CoreTable, selection: Selection, num_items: int, depth: int, where: CoreWhere | None
-    ) -> None:
+    def __init__(self, core: CoreTable, request: DrawRequest, columns: Columns, depth: int) -> None:
         self._core = core
-        self._selection = selection
-        self._num_items = num_items
-        self._where = where
+        self._request = request
+        self._columns = columns
         self._depth = depth
         self._planned: deque[tuple[PlannedBatch, DrawNumber]] = deque()
         self._taken: deque[DrawNumber] = deque()  # of the batches that take() gave and nobody has yet, the oldest first
@@ -153,7 +144,7 @@ class PlannedSource:
             self._current = planned
         made = None
         try:
-            made = self._core.gather_planned(planned, self._selection.core)
+            made = self._core.gather_planned(planned, self._request.selection)
         finally:
             with self._lock:
                 self._current = None
@@ -162,7 +153,7 @@ class PlannedSource:
                 self._return(planned.num_held)
             else:
                 self._taken.append(number)
-        return None if made is None else Batch(self._selection.columns, *made)
+        return None if made is None else Batch(self._columns, *made)
 
     def commit(self, was_late: bool) -> None:
         """Counts a batch as sampled, and as late where it was."""
@@ -170,7 +161,7 @@ class PlannedSource:
             raise TableClosed()  # closing took everything back that was in flight
         if was_late:
             self._core.note_late_batch()
-        self._core.commit_held(self._selection.number, self._num_items)
+        self._core.commit_held(self._request.index_number, self._request.num_items)
         self._taken.popleft()
 
     def give_back(self, num_batches: int) -> None:
@@ -182,14 +173,14 @@ class PlannedSource:
             number.give_back()
         for _ in range(num_batches):
             self._taken.pop().give_back()
-        self._return(num_batches * self._num_items)
+        self._return(num_batches * self._request.num_items)
 
     def _draw_ahead(self) -> None:
         while len(self._planned) < self._depth:
             timeout_s = 0.0 if self._planned else SLICE_S
             number = DrawNumber(self._core)
             try:
-                planned = self._core.plan_batch(self._selection.core, self._num_items, timeout_s, self._where)
+                planned = self._core.plan_batch(self._request, timeout_s)
             except (DeadlineExceeded, RareItems):
                 if not self._planned:
                     raise
@@ -199,4 +190,4 @@ class PlannedSource:
 
     def _return(self, num_items: int) -> None:
         if num_items and not self._core.closed:  # closing the table gives everything back
-            self._core.return_held(self._selection.number, num_items)
+            self._core.return_held(self._request.index_number, num_items)

@@ -17,8 +17,9 @@ from relive.config.storage import SharedMemory, Storage, Tiered
 from relive.config.table_config import TableConfig
 from relive.core.holders import holders
 from relive.core.protocol import ReplayTable
+from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig, NameTaken, NotShareable
-from relive.reading.batch import Selection
+from relive.reading.batch import Columns
 from relive.reading.batches import BatchSource
 from relive.reading.sources import LocalDraws, PlannedSource, SampledSource
 from relive.table.handle import TableHandle
@@ -85,18 +86,18 @@ class Table(TableHandle):
         """
         return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
 
-    def held_draws(self, number: int) -> LocalDraws:
+    def held_draws(self) -> LocalDraws:
         """Draws of this table, held in its region."""
-        return LocalDraws(self._local, number)
+        return LocalDraws(self._local)
 
     def _batch_source(
-        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
+        self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
         storage = self._config.storage
         if isinstance(storage, Tiered) and self._local.is_tiered:
             ready = min(prefetch, storage.gathered_batches)
-            return PlannedSource(self._local, selection, num_items, prefetch - ready + 1, where), ready
-        return SampledSource(self._local, selection, num_items, where), prefetch
+            return PlannedSource(self._local, request, columns, prefetch - ready + 1), ready
+        return SampledSource(self._local, request, columns), prefetch
 
     @property
     def core(self) -> _core.CoreTable:

@@ -8,75 +8,43 @@ gives its first ones, as many as its share of the live items.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import replace
+from typing import final
 
-from relive.config.samplers import Fifo, Fresh, Lifo, MaxPriority, MinPriority, Prioritized, RankBased, TopK, Uniform
+from relive.config.kinds import SamplerKind
 from relive.fleet.draws.placement import Root
 from relive.fleet.errors import NotOverShards
 
 __all__ = ["Sharing", "sharing_of"]
 
-_SUMS = (Uniform, Prioritized)
-_ORDERS = (Fifo, Lifo, MaxPriority, MinPriority)
-
-
-def _mass(root: Root) -> float:
-    return root.mass
-
-
-def _items(root: Root) -> float:
-    return float(root.num_items)
-
 
 @final
-@dataclass(frozen=True)
 class Sharing:
-    """part: of a root, what a shard's part of a draw is in proportion to. is_certain: an order leaves nothing to
-    chance, so that every item of a draw has the probability 1; otherwise it is the shard's share of that in its shard.
-    only_part: nothing but the part is drawn, however much lives; else what is best next takes a place that is left.
-    """
+    """How draws of an index are shared out, by its sampler."""
 
-    part: Callable[[Root], float]
-    is_certain: bool = False
-    only_part: bool = False
+    def __init__(self, sampler: SamplerKind) -> None:
+        self._sampler = sampler
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether an order leaves nothing to chance: then every item of a draw has the probability 1, and otherwise the
+        shard's share of the probability in its shard.
+        """
+        return self._sampler.draws_by == "order"
 
     def room(self, root: Root) -> int:
         """Of a root that `of` made: items that may be drawn one after another."""
-        return int(root.mass) if self.only_part else root.num_items
+        return self._sampler.shard_room(root.mass, root.num_items)
 
     def of(self, root: Root) -> Root:
-        """The same root, with the part as its mass."""
-        part = self.part(root)
+        """The same root, with what a shard's part of a draw is in proportion to as its mass."""
+        part = self._sampler.shard_part(root.mass, root.num_items)
         return root if part == root.mass else replace(root, mass=part)
 
 
-def sharing_of(name: str, sampler: Any) -> Sharing:
+def sharing_of(name: str, sampler: SamplerKind) -> Sharing:
     """Of an index of this name. Raises NotOverShards for samplers that would have to know what other shards gave."""
-    if isinstance(sampler, _SUMS):
-        return Sharing(_mass)
-    if isinstance(sampler, Fresh) and sampler.last is not None:
-        return Sharing(_mass, only_part=True)
-    if isinstance(sampler, _ORDERS) or isinstance(sampler, Fresh) and sampler.decay is None:
-        return Sharing(_items, is_certain=True)
-    if isinstance(sampler, RankBased):
-        return Sharing(_items)
-    if isinstance(sampler, TopK):
-        k = sampler.k
-        return Sharing(
-            lambda root: float(min(root.num_items, k if isinstance(k, int) else _rounded(k * root.num_items)))
-        )
-    if isinstance(sampler, Fresh):
-        reason = "each shard counts staleness from a version of its own, so masses of two do not compare"
-        raise NotOverShards(f"Fresh(decay=) of index {name!r}", reason, "use Fresh(last=n), or one table")
-    raise NotOverShards(
-        f"the sampler {type(sampler).__name__} of index {name!r}",
-        "shards do not know what others gave of an epoch",
-        "use another sampler, or one table",
-    )
-
-
-def _rounded(share: float) -> int:
-    return max(1, math.floor(share + 0.5))
+    if sampler.one_table_only is not None:
+        what, reason, instead = sampler.one_table_only
+        raise NotOverShards(f"{what} of index {name!r}", reason, instead)
+    return Sharing(sampler)

@@ -174,12 +174,12 @@ class PeerShard(RemoteShard):
 
     def begin(self, asked: Asked) -> Part:
         """Keys and masses by its owner; the rows when they are taken."""
-        selection = cast("LazySelection | None", asked.selection)
-        if selection is None or asked.where is not None or not self.is_read_here(asked.index_number):
+        request, selection = asked.request, cast("LazySelection | None", asked.request.selection)
+        if selection is None or request.condition is not None or not self.is_read_here(request.index_number):
             return super().begin(asked)
         if not self.is_live:
             raise Missed(self)
-        choice, turn = self._turn("draw", selection, asked.num_items)
+        choice, turn = self._turn("draw", selection, request.num_items)
         started = time.monotonic()
         part = super().begin(asked) if turn.way == BY_OWNER else self._begun_here(asked, selection)
         if choice is None or not turn.is_tried:
@@ -187,7 +187,7 @@ class PeerShard(RemoteShard):
         return _TimedPart(part, partial(choice.took, turn), time.monotonic() - started)
 
     def _begun_here(self, asked: Asked, selection: LazySelection) -> Part:
-        return _PeerPart(self, asked, selection, self.part(asked, None, None))
+        return _PeerPart(self, asked, selection, self.part(asked._replace(request=asked.request.keys_only)))
 
     def _turn(self, call: str, selection: LazySelection, num_items: int) -> tuple[Quicker | None, Turn]:
         if self._quickers is None:
@@ -321,9 +321,8 @@ class _PeerPart:
             left_s = max(ends - time.monotonic(), 0.0)
             # The last has its rows with it, of one moment with its keys.
             is_last = turn == _REDRAWS
-            selection, names = (self._selection, self._selection.names) if is_last else (None, None)
-            asked = self._asked._replace(num_items=len(gone), timeout_s=left_s, selection=selection)
-            self._parts.append(self._shard.part(asked, names, selection))
+            request = self._asked.request._replace(num_items=len(gone), selection=self._selection if is_last else None)
+            self._parts.append(self._shard.part(self._asked._replace(request=request, timeout_s=left_s)))
             some, keys[gone], masses[gone] = self._parts[-1].take()
             if not is_last:
                 some, present[gone] = self._shard.rows(self._selection, keys[gone], are_drawn=True)

@@ -31,8 +31,6 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.config.explicit import Explicit
-from relive.config.hindsight import Hindsight
 from relive.config.table_config import TableConfig
 from relive.errors import InvalidConfig
 from relive.fleet.draws.mixing import empty
@@ -98,11 +96,11 @@ class OneSidedReader:
     def refusal(config: TableConfig, index: int) -> str:
         """Why items of an index go by their owner; "": they do not."""
         one = list(config.index.values())[index]
-        if isinstance(one.items, Explicit) or getattr(one.items, "group_by", None) is not None:
+        if not one.items.keys_are_steps:
             return "explicit items and groups"
-        if isinstance(one.sampler, Hindsight):
+        if one.sampler.replaces_goals:
             return "goals of Hindsight"
-        if getattr(one.items, "layout", "padded") == "ragged":
+        if one.items.is_ragged:
             return "ragged batches"
         return ""
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol, final
 import numpy as np
 import numpy.typing as npt
 
-from relive.config.items import Transitions
 from relive.config.table_config import TableConfig
 from relive.fleet.draws.mixing import Outputs
 from relive.fleet.onesided.mirror import Mirror
@@ -234,7 +233,7 @@ class Plan:
         whole = mirror.select(index, names)
         outputs: Outputs = whole.outputs
         items = list(config.index.values())[index].items
-        is_step = isinstance(items, Transitions)
+        is_step = not items.has_time
         shown = columns_named(layout, [output[0] for output in outputs])
         direct = _direct(config, index, outputs, shown) if is_step else ()
         by_core = tuple(number for number in range(len(outputs)) if all(number != one.output for one in direct))
@@ -243,7 +242,6 @@ class Plan:
         # The shape bounds what a window may look at; one of a time axis also looks at what stands behind its last row.
         after = shape.spanned - 1 + shape.bootstrap + (not is_step)
         pages_before, pages_after = -(-shape.before // page_len), (page_len - 1 + after) // page_len
-        crosses = getattr(items, "crosses", False)
         # The core makes an array of something, also where all that was asked for is large.
         core_names = [outputs[number][0] for number in by_core] or ["episode_step" if is_step else "num_steps"]
         return cls(
@@ -261,7 +259,7 @@ class Plan:
             most_items=max(1, mirror.num_pages // (pages_before + 1 + pages_after)),
             reads_next=any(one.is_next for one in direct),
             is_plain=bool(direct) and not by_core and not _depends(items, direct),
-            needs_marks=crosses or any(output[0] in _OF_MARKS for output in outputs),
+            needs_marks=items.crosses or any(output[0] in _OF_MARKS for output in outputs),
             needs_version=any(output[0] == "staleness" for output in outputs),
         )
 

@@ -214,20 +214,16 @@ class RemoteShard(Shard):
         """Asks its owner for keys and masses, 16 bytes an item, and the columns where there are some."""
         if not self.is_live:
             raise Missed(self)
-        selection = cast("LazySelection | None", asked.selection)
-        names = None if selection is None else selection.names
-        return self.part(asked, names, selection)
+        return self.part(asked)
 
-    def part(self, asked: Asked, names: list[str] | None, selection: LazySelection | None) -> RemotePart:
+    def part(self, asked: Asked) -> RemotePart:
         """A draw by its owner, with columns or without. Raises Missed."""
-        seconds = asked.timeout_s
-        header: dict[str, Any] = {"op": "draw", "index": asked.index_number, "n": asked.num_items}
+        seconds, selection = asked.timeout_s, cast("LazySelection | None", asked.request.selection)
+        header = {"op": "draw", **asked.request.to_header()}
         header |= {"timeout_s": server_wait(seconds), "is_read": asked.is_read}
-        header |= {} if names is None else {"names": names}
-        header |= {} if asked.where is None else {"where": asked.where}
 
         def ask() -> tuple[Pending, Any]:
-            packing = DRAWN if selection is None or names is None else selection.resolved.sampled
+            packing = DRAWN if selection is None else selection.resolved.sampled
             after = self.core.after()
             return self._lines.ask(header | ({"after": after} if after else {}), cutoff(seconds)), packing
 
@@ -314,7 +310,7 @@ class RemotePart:
     def take(self) -> tuple[Arrays, Keys, Masses]:
         """Waits for the answer."""
         self._is_taken = True
-        count = self._asked.num_items
+        count = self._asked.request.num_items
         try:
             told = self._shard.answered(lambda: self._pending.take(self._packing, count), None)
         except DeadlineExceeded:
@@ -336,7 +332,7 @@ class RemotePart:
         if self._ticket is None:
             return
         ticket = (self._ticket, self._num_lost) if self._num_lost else self._ticket
-        if not self._line.settle("done", ticket) and self._shard.counts_uses(self._asked.index_number):
+        if not self._line.settle("done", ticket) and self._shard.counts_uses(self._asked.request.index_number):
             raise ServiceUnavailable(self._shard.address, 0.0, "the stream that held the batch is over")
 
     def give_back(self) -> None:

@@ -6,8 +6,9 @@ import threading
 import time
 from typing import cast, final
 
+from relive.core.request import DrawRequest
 from relive.errors import DeadlineExceeded, ReliveError, TableClosed
-from relive.reading.batch import Batch, Selection
+from relive.reading.batch import Batch, Columns
 from relive.reading.batches import SLICE_S
 from relive.service.client.connection import MIN_REPLY_S, cutoff
 from relive.service.client.exchange import Exchange, StreamBroken
@@ -28,15 +29,13 @@ class RemoteSource:
     it, and is held while requests are sent.
     """
 
-    def __init__(
-        self, core: RemoteCore, selection: Selection, num_items: int, timeout_s: float, where: str | None
-    ) -> None:
+    def __init__(self, core: RemoteCore, request: DrawRequest, columns: Columns, timeout_s: float) -> None:
         self._core = core
-        self._columns = selection.columns
-        self._remote = cast(RemoteSelection, selection.core)
-        self._num_items = num_items
+        self._columns = columns
+        self._remote = cast(RemoteSelection, request.selection)
+        self._num_items = request.num_items
         self._timeout_s = timeout_s
-        self._where = {} if where is None else {"where": where}
+        self._header = {"op": "sample", **request.to_header(), "timeout_s": SLICE_S}
         self._lock = threading.Lock()
         self._stream: Exchange | None = None
         self._num_wanted = 0
@@ -127,13 +126,11 @@ class RemoteSource:
         if stream is None or self._cut is not None:
             return
         most = 1 if self._is_starved else _MAX_ASKED
-        header = {"op": "sample", "index": self._remote.number, "names": self._remote.names, "n": self._num_items}
-        header |= {"timeout_s": SLICE_S, **self._where}
         try:
             for _ in range(min(self._num_wanted, most) - self._num_sent):
                 after = self._core.after()
                 more = {"after": after} if after else {}
-                stream.send(framing.encode({**header, **more, "handed_out": self._num_handed_out}))
+                stream.send(framing.encode({**self._header, **more, "handed_out": self._num_handed_out}))
                 self._num_handed_out = 0
                 self._num_sent += 1
         except StreamBroken as problem:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast, final
+from typing import Any, final
 
+from relive.core.request import DrawRequest
 from relive.errors import ServiceUnavailable, TableClosed
-from relive.reading.batch import Selection
 from relive.reading.held_draws import HeldDraw
 from relive.service.client.connection import cutoff, server_wait
 from relive.service.client.exchange import Exchange, StreamBroken
@@ -21,41 +21,37 @@ __all__ = ["RemoteDraws"]
 
 @final
 class RemoteDraws:
-    """Draws from one index of a remote table (relive.reading.held_draws.HeldDraws); each call is one round trip.
+    """Draws from a remote table (relive.reading.held_draws.HeldDraws); each call is one round trip.
 
     Owner of a stream, which is opened by the first draw. Where it ends, the server gives back what it holds, with the
     uses that were taken: also where this process dies.
     """
 
-    def __init__(self, core: RemoteCore, number: int) -> None:
+    def __init__(self, core: RemoteCore) -> None:
         self._core = core
-        self._number = number
         self._stream: Exchange | None = None
         self._held: deque[Exchange] = deque()  # of each draw that is held its stream, the oldest first
 
-    def draw(self, selection: Selection | None, num_items: int, timeout_s: float, where: Any = None) -> HeldDraw:
+    def draw(self, request: DrawRequest, timeout_s: float) -> HeldDraw:
         """One held draw. Raises ServiceUnavailable, too; then all that was held is given back."""
-        remote = None if selection is None else cast(RemoteSelection, selection.core)
-        packing = DRAWN if remote is None else remote.sampled
-        header: dict[str, Any] = {"op": "draw", "index": self._number, "n": num_items, "claims": True}
-        if remote is not None:
-            header |= {"op": "sample", "names": remote.names}
-        header |= {} if where is None else {"where": where}
+        selection: RemoteSelection | None = request.selection
+        op, packing = ("draw", DRAWN) if selection is None else ("sample", selection.sampled)
         after = self._core.after()
-        header |= {"timeout_s": server_wait(timeout_s)} | ({"after": after} if after else {})
+        header = {"op": op, **request.to_header(), "claims": True, "timeout_s": server_wait(timeout_s)}
+        header |= {"after": after} if after else {}
         stream = self._stream or self._open(timeout_s)
 
         def receive() -> tuple[dict[str, Any], Any]:
             told, body = stream.receive()
             if "error" in told:
                 return told, None
-            return told, stream.receive_block(told, body, packing.num_bytes(num_items, packing.num_rows(told)))
+            return told, stream.receive_block(told, body, packing.num_bytes(request.num_items, packing.num_rows(told)))
 
         told, block = self._exchange(stream, framing.encode(header | {"handed_out": 0}), cutoff(timeout_s), receive)
         if "error" in told:
             raise framing.error_from(told["error"])
         self._held.append(stream)
-        *arrays, keys, probabilities = packing.arrays(block, num_items, packing.num_rows(told))
+        *arrays, keys, probabilities = packing.arrays(block, request.num_items, packing.num_rows(told))
         return HeldDraw(arrays, keys, probabilities, told["live"])
 
     def commit(self) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.config.table_config import TableConfig
-from relive.core.table_core import Normalise, SimpleCalls, TableCore
+from relive.core.request import DrawRequest
+from relive.core.table_core import DrawnItems, Normalise, SimpleCalls, TableCore
 from relive.errors import TableClosed, Unacknowledged
 from relive.service.client.connection import Answer, Connection, cutoff, server_wait
 from relive.service.client.remote_writer import RemoteWriterCore, SyncWriterCore
@@ -23,18 +24,18 @@ __all__ = ["RemoteCore", "RemoteSelection", "remote_core"]
 Keys = npt.NDArray[np.int64]
 Arrays = list[npt.NDArray[Any]]
 
-_MAX_REQUESTS = 16  # of a selection, remembered as they are sent
+_MAX_MESSAGES = 16  # of a selection, remembered as they are sent
 
 
 class RemoteSelection(NamedTuple):
-    """Columns of an index, and how answers lie. requests: messages by number of items and timeout_s."""
+    """Columns of an index, and how answers lie. messages: of draws by request, without its columns, and timeout_s."""
 
     number: int
     names: list[str]
     outputs: list[tuple[str, str, tuple[int, ...], int, str]]
     sampled: Packing
     gathered: Packing
-    requests: dict[tuple[int, float], bytes]
+    messages: dict[tuple[DrawRequest, float], bytes]
 
 
 @answered_by_messages
@@ -70,32 +71,26 @@ class RemoteCore(SimpleCalls):
         """The text: the server makes its own program of it."""
         return text
 
-    def sample(
-        self, selection: RemoteSelection, num_items: int, timeout_s: float, *, where: str | None = None
-    ) -> tuple[Arrays, Keys, npt.NDArray[np.float64], int]:
-        """One batch."""
-        after = self._after()
-        message = None if after or where is not None else selection.requests.get((num_items, timeout_s))
-        if message is None:
-            header = {"op": "sample", "index": selection.number, "names": selection.names, "n": num_items}
-            message = self._encode(header | _asked(where), (), timeout_s, after)
-            if not after and where is None and len(selection.requests) < _MAX_REQUESTS:
-                selection.requests[num_items, timeout_s] = message
-        told, block = self.connection.call("sample", message, cutoff(timeout_s), selection.sampled, num_items)
+    def draw(self, request: DrawRequest, timeout_s: float) -> DrawnItems:
+        """One batch, or keys and probabilities alone."""
+        selection: RemoteSelection | None = request.selection
+        op, packing = ("draw", DRAWN) if selection is None else ("sample", selection.sampled)
+        message = self._draw_message(op, request, timeout_s)
+        told, block = self.connection.call(op, message, cutoff(timeout_s), packing, request.num_items)
         assert block is not None
-        packing = selection.sampled
-        *arrays, keys, probabilities = packing.arrays(block, num_items, packing.num_rows(told))
+        *arrays, keys, probabilities = packing.arrays(block, request.num_items, packing.num_rows(told))
         return arrays, keys, probabilities, told["live"]
 
-    def draw(
-        self, index: int, num_items: int, timeout_s: float, *, where: str | None = None
-    ) -> tuple[Keys, npt.NDArray[np.float64], int]:
-        """Keys and probabilities."""
-        header = {"op": "draw", "index": index, "n": num_items} | _asked(where)
-        told, block = self._call(header, (), timeout_s, DRAWN, num_items)
-        assert block is not None
-        keys, probabilities = DRAWN.arrays(block, num_items)
-        return keys, probabilities, told["live"]
+    def _draw_message(self, op: str, request: DrawRequest, timeout_s: float) -> bytes:
+        after = self._after()
+        known = None if after or request.selection is None else request.selection.messages
+        asked = request.keys_only, timeout_s
+        message = None if known is None else known.get(asked)
+        if message is None:
+            message = self._encode({"op": op} | request.to_header(), (), timeout_s, after)
+            if known is not None and len(known) < _MAX_MESSAGES:
+                known[asked] = message
+        return message
 
     def claim(self, index: int, keys: Keys, timeout_s: float) -> tuple[npt.NDArray[np.bool_], int]:
         """Which of the keys were claimed, live items."""
@@ -109,7 +104,8 @@ class RemoteCore(SimpleCalls):
         self, index: int, first: int, count: int, where: str | None = None
     ) -> tuple[Keys, npt.NDArray[np.uint64], npt.NDArray[np.float64], int]:
         """Items of some leaves; the server may look at fewer than asked."""
-        header = {"op": "list", "index": index, "first": first, "n": count} | _asked(where)
+        header = {"op": "list", "index": index, "first": first, "n": count}
+        header |= {} if where is None else {"where": where}
         told, block = self._call(header, (), None, LISTED, 0)
         assert block is not None
         keys, ages, ranks = LISTED.arrays(block, 0, LISTED.num_rows(told))
@@ -225,10 +221,6 @@ class RemoteCore(SimpleCalls):
         if after:
             header["after"] = after
         return framing.encode(header, *parts)
-
-
-def _asked(where: str | None) -> dict[str, Any]:
-    return {} if where is None else {"where": where}
 
 
 def remote_core(connection: Connection, hello: dict[str, Any], timeout_s: float | None) -> RemoteCore:

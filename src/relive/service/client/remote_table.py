@@ -10,8 +10,9 @@ from relive.checks.names import names_arguments
 from relive.checks.values import timeout
 from relive.config.spec import StepSpec
 from relive.core.protocol import ReplayTable
+from relive.core.request import DrawRequest
 from relive.errors import InvalidConfig
-from relive.reading.batch import Selection
+from relive.reading.batch import Columns
 from relive.reading.batches import BatchSource
 from relive.service.client.batches import RemoteSource
 from relive.service.client.connection import Connection, cutoff
@@ -89,14 +90,14 @@ class RemoteTable(TableHandle):
             return Writer(self._core, self._spec, num_lanes, self._timeout_s, self._explained, self.create_items)
         return StreamingWriter(self._remote, self._spec, num_lanes, streaming, self.create_items)
 
-    def held_draws(self, number: int) -> RemoteDraws:
+    def held_draws(self) -> RemoteDraws:
         """Draws that the server holds."""
-        return RemoteDraws(self._remote, number)
+        return RemoteDraws(self._remote)
 
     def _batch_source(
-        self, selection: Selection, num_items: int, prefetch: int, timeout_s: float, where: Any
+        self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
     ) -> tuple[BatchSource, int]:
-        return RemoteSource(self._remote, selection, num_items, timeout_s, where), prefetch
+        return RemoteSource(self._remote, request, columns, timeout_s), prefetch
 
     @property
     def core(self) -> RemoteCore:

@@ -198,7 +198,7 @@ class Hosted:
                 for name, dtype, shape, axis, per in core.outputs
             ]
             packing = Packing(outputs)
-            item_bytes = packing.item_bytes(getattr(items, "num_rows", 0))
+            item_bytes = packing.item_bytes(items.num_rows)
             selection = HostedSelection(core, packing, sampled(outputs), item_bytes)
             if len(self._selections) < _MAX_SELECTIONS:
                 self._selections[key] = selection

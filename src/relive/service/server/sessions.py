@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 
 from relive._core import Claims
+from relive.core.request import DrawRequest
+from relive.core.table_core import DrawnItems
 from relive.errors import BadMessage, InvalidConfig, ReliveError
 from relive.reading.sources import DrawNumber
 from relive.service.server.hosting import Hosted, HostedSelection
@@ -20,7 +22,7 @@ from relive.service.wire.options import ServerOptions
 from relive.service.wire.packing import CREATED, DRAWN, LISTED, PRESENT
 from relive.service.wire.verbs import VERBS, Verb, arguments
 
-__all__ = ["CallSession", "HoldSession", "Session", "bound"]
+__all__ = ["AskedDraw", "CallSession", "HoldSession", "Session", "bound", "send_drawn"]
 
 Header = dict[str, Any]
 
@@ -33,6 +35,13 @@ def bound(num_items: int, item_bytes: int, options: ServerOptions) -> int:
     return num_items
 
 
+class AskedDraw(NamedTuple):
+    """A draw that a message asks for: the request to the core, and how its columns travel; None: keys alone."""
+
+    request: DrawRequest
+    selection: HostedSelection | None
+
+
 class Session(ABC):
     """One stream from its handshake to its end. Owner of what the client holds through it: gives it back at the end."""
 
@@ -40,8 +49,8 @@ class Session(ABC):
         self.pipe = pipe
         self.hosted = hosted
         self.options = options
-        self._selected_for: Header | None = None
-        self._selected: tuple[HostedSelection, int]
+        self._asked_by: Header | None = None
+        self._asked: AskedDraw
 
     def run(self) -> None:
         """Until the client ends the stream or is gone. An error is an answer, not an end."""
@@ -84,19 +93,19 @@ class Session(ABC):
     def handle(self, header: Header, body: Bytes) -> None:
         """Answers one message, or raises."""
 
-    def _where(self, header: Header, number: int) -> Any:
-        """The condition of a draw, None where it has none. Raises BadMessage, InvalidConfig, UnknownColumn."""
-        if "where" not in header:
-            return None
-        return self.hosted.table.condition(number, framing.field(header, "where", str))
+    def _asked_draw(self, header: Header, has_columns: bool) -> AskedDraw:
+        """The draw of a header. One that came again was read already.
 
-    def _selection(self, header: Header) -> tuple[HostedSelection, int]:
-        """The selection of a header, and the number of its index. One that came again was looked up already."""
-        if header is not self._selected_for:
-            number = framing.whole(header, "index", 0, 1 << 16)
-            self._selected = self.hosted.select(number, header.get("names")), number
-            self._selected_for = header
-        return self._selected
+        Raises BadMessage, InvalidConfig (also where the reply would be too large), UnknownColumn.
+        """
+        if header is not self._asked_by:
+            table, select = self.hosted.table, self.hosted.select if has_columns else None
+            request = DrawRequest.from_header(header, len(table.config.index), select, table.condition)
+            selection: HostedSelection | None = request.selection
+            bound(request.num_items, 0 if selection is None else selection.item_bytes, self.options)
+            core = None if selection is None else selection.core
+            self._asked, self._asked_by = AskedDraw(request._replace(selection=core), selection), header
+        return self._asked
 
 
 @final
@@ -118,26 +127,12 @@ class CallSession(Session):
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    def _sample(self, header: Header, body: Bytes) -> None:
-        selection, number = self._selection(header)
-        count = bound(framing.whole(header, "n", 1, 2**31 - 1), selection.item_bytes, self.options)
-        core, where = self.hosted.table.core, self._where(header, number)
-        arrays, keys, probabilities, num_live = self.hosted.wait(
-            lambda slice_s: core.sample(selection.core, count, slice_s, where=where),
-            framing.seconds(header),
-            self.pipe.gone,
-        )
-        send_sample(self.pipe, selection, arrays, keys, probabilities, {"live": num_live})
-
     def _draw(self, header: Header, body: Bytes) -> None:
-        number = framing.whole(header, "index", 0, 1 << 16)
-        self.hosted.index_name(number)
-        count = bound(framing.whole(header, "n", 1, 2**31 - 1), 0, self.options)
-        core, where = self.hosted.table.core, self._where(header, number)
-        keys, probabilities, num_live = self.hosted.wait(
-            lambda slice_s: core.draw(number, count, slice_s, where=where), framing.seconds(header), self.pipe.gone
+        core, asked = self.hosted.table.core, self._asked_draw(header, header["op"] == "sample")
+        drawn = self.hosted.wait(
+            lambda slice_s: core.draw(asked.request, slice_s), framing.seconds(header), self.pipe.gone
         )
-        self.pipe.send_buffers({"live": num_live}, packed(DRAWN, [keys, probabilities], count))
+        send_drawn(self.pipe, asked, drawn, {})
 
     def _claim(self, header: Header, body: Bytes) -> None:
         number = framing.whole(header, "index", 0, 1 << 16)
@@ -155,13 +150,14 @@ class CallSession(Session):
         self.hosted.index_name(number)
         most = max(self.options.max_reply_bytes // LISTED.item_bytes(1), 1)
         first, count = framing.whole(header, "first", 0, 1 << 48), framing.whole(header, "n", 1, 1 << 48)
-        where = self._where(header, number)
+        text = framing.field(header, "where", str) if "where" in header else None
+        where = None if text is None else self.hosted.table.condition(number, text)
         *found, next_leaf = self.hosted.table.core.list_items(number, first, min(count, most, 1 << 20), where)
         rows = len(found[0])
         self.pipe.send_buffers({"rows": rows, "next": next_leaf}, packed(LISTED, found, 0, rows))
 
     def _gather(self, header: Header, body: Bytes) -> None:
-        selection, _ = self._selection(header)
+        selection = self._selection(header)
         count = bound(framing.whole(header, "n", 0, 2**31 - 1), selection.item_bytes, self.options)
         (keys,) = framing.arrays_of(body, (np.int64, (count,)))
         arrays, present = self.hosted.table.core.gather(selection.core, keys, None)
@@ -171,7 +167,7 @@ class CallSession(Session):
         self.pipe.send_buffers(told, [*columns, *packed(PRESENT, [present], count)])
 
     def _describe(self, header: Header, body: Bytes) -> None:
-        selection, _ = self._selection(header)
+        selection = self._selection(header)
         outputs = selection.gathered.outputs
         self.pipe.send({"outputs": [[one.name, one.dtype.str, one.shape, one.item_axis, one.per] for one in outputs]})
 
@@ -187,6 +183,9 @@ class CallSession(Session):
         told["made"] = creation.made
         self.pipe.send_buffers(told, packed(CREATED, [creation.keys], count))
 
+    def _selection(self, header: Header) -> HostedSelection:
+        return self.hosted.select(framing.whole(header, "index", 0, 1 << 16), header.get("names"))
+
     def _ask(self, verb: Verb, header: Header, body: Bytes) -> None:
         """A simple call: whatever the core returns is the answer."""
         core = self.hosted.table.core
@@ -197,7 +196,7 @@ class CallSession(Session):
     # Of the class, not bound: a session that held itself would keep its stream's ends, and the table, until the
     # collector comes round, long after Arrow has let go of the stream.
     _CALLS: ClassVar[dict[str, Callable[[CallSession, Header, Bytes], None]]] = {
-        "sample": _sample,
+        "sample": _draw,
         "draw": _draw,
         "claim": _claim,
         "list": _list,
@@ -208,15 +207,11 @@ class CallSession(Session):
 
 
 class _Lent(NamedTuple):
-    """A batch that was drawn and is not handed out. claims: the uses it took, where they are given back with it.
-    is_read: its rows were sent with it; else they are still to be gathered.
-    """
+    """A batch that was drawn and is not handed out. claims: the uses it took, where they are given back with it."""
 
-    number: int  # of its index
-    num_items: int
-    draw: DrawNumber
+    request: DrawRequest
+    number: DrawNumber
     claims: Claims | None
-    is_read: bool = True
 
 
 @final
@@ -237,10 +232,8 @@ class HoldSession(Session):
         for _ in range(framing.whole(header, "handed_out", 0, len(self._held))):
             self._commit(self._held.pop(0))
         op = framing.field(header, "op", str)
-        if op == "sample":
-            self._sample(header)
-        elif op == "draw":
-            self._draw(header)
+        if op in ("sample", "draw"):
+            self._draw(header, op == "sample")
         elif op in ("count", "back"):
             if op == "back" and self._held:
                 self._give_back(self._held.pop())
@@ -248,50 +241,31 @@ class HoldSession(Session):
         else:
             raise BadMessage("op", "sample, draw, back or count", op[:40])
 
-    def _sample(self, header: Header) -> None:
-        core, draw = self.hosted.table.core, DrawNumber(self.hosted.table.core)
-        selection, number = self._selection(header)
-        count = bound(framing.whole(header, "n", 1, 2**31 - 1), selection.item_bytes, self.options)
-        claims = Claims() if header.get("claims") is True else None
-        where = self._where(header, number)
-        arrays, keys, probabilities, num_live = self.hosted.wait(
-            lambda slice_s: core.sample(selection.core, count, slice_s, True, where=where, claims=claims),
-            framing.seconds(header),
-            self.pipe.gone,
+    def _draw(self, header: Header, has_columns: bool) -> None:
+        core, number = self.hosted.table.core, DrawNumber(self.hosted.table.core)
+        asked = self._asked_draw(header, has_columns)
+        claims = Claims() if header.get("claims") is True or not has_columns else None
+        drawn = self.hosted.wait(
+            lambda slice_s: core.draw(asked.request, slice_s, True, claims), framing.seconds(header), self.pipe.gone
         )
-        draw.taken()
-        self._held.append(_Lent(number, count, draw, claims))
-        send_sample(self.pipe, selection, arrays, keys, probabilities, {"live": num_live})
-
-    def _draw(self, header: Header) -> None:
-        core, draw, claims = self.hosted.table.core, DrawNumber(self.hosted.table.core), Claims()
-        number = framing.whole(header, "index", 0, 1 << 16)
-        self.hosted.index_name(number)
-        count = bound(framing.whole(header, "n", 1, 2**31 - 1), 0, self.options)
-        where = self._where(header, number)
-        keys, probabilities, num_live = self.hosted.wait(
-            lambda slice_s: core.draw(number, count, slice_s, where=where, claims=claims),
-            framing.seconds(header),
-            self.pipe.gone,
-        )
-        draw.taken()
-        self._held.append(_Lent(number, count, draw, claims, is_read=False))
-        self.pipe.send_buffers({"live": num_live}, packed(DRAWN, [keys, probabilities], count))
+        number.taken()
+        self._held.append(_Lent(asked.request, number, claims))
+        send_drawn(self.pipe, asked, drawn, {})
 
     def _commit(self, lent: _Lent) -> None:
-        core = self.hosted.table.core
+        core, request = self.hosted.table.core, lent.request
         if lent.claims is None:
-            core.commit_held(lent.number, lent.num_items)
+            core.commit_held(request.index_number, request.num_items)
         else:
-            core.commit_batch(lent.number, lent.num_items, lent.claims, lent.is_read)
+            core.commit_batch(request.index_number, request.num_items, lent.claims, request.selection is not None)
 
     def _give_back(self, lent: _Lent) -> None:
-        core = self.hosted.table.core
+        core, request = self.hosted.table.core, lent.request
         if lent.claims is None:
-            core.return_held(lent.number, lent.num_items)
+            core.return_held(request.index_number, request.num_items)
         else:
-            core.give_back_batch(lent.number, lent.num_items, lent.claims)
-        lent.draw.give_back()
+            core.give_back_batch(request.index_number, request.num_items, lent.claims)
+        lent.number.give_back()
 
     def end(self) -> None:
         """Gives back what was not handed out."""
@@ -301,13 +275,16 @@ class HoldSession(Session):
                 self._give_back(lent)
 
 
-def send_sample(
-    pipe: Pipe, selection: HostedSelection, arrays: Any, keys: Any, probabilities: Any, header: Header
-) -> None:
-    """A sample as one block, which the core has made already unless its layout changed."""
+def send_drawn(pipe: Pipe, asked: AskedDraw, drawn: DrawnItems, header: Header) -> None:
+    """A draw as one block, which the core has made already unless its layout changed."""
+    arrays, keys, probabilities, num_live = drawn
+    selection, told = asked.selection, {"live": num_live, **header}
+    if selection is None:
+        pipe.send_buffers(told, packed(DRAWN, [keys, probabilities], len(keys)))
+        return
     rows = num_rows(selection, arrays)
     parts = packed(selection.sampled, [*arrays, keys, probabilities], len(keys), rows)
-    pipe.send_buffers({**header, "rows": rows} if selection.gathered.is_ragged else header, parts)
+    pipe.send_buffers({**told, "rows": rows} if selection.gathered.is_ragged else told, parts)
 
 
 def num_rows(selection: HostedSelection, arrays: Any) -> int:

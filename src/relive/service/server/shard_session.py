@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from relive._core import Claims, CoreTable
+from relive.core.request import DrawRequest
 from relive.errors import BadMessage, TableClosed
 from relive.reading.sources import DrawNumber
 from relive.service.server.hosting import Hosted
-from relive.service.server.pipe import Pipe, packed
-from relive.service.server.sessions import Header, Session, bound, send_sample
+from relive.service.server.pipe import Pipe
+from relive.service.server.sessions import Header, Session, send_drawn
 from relive.service.wire import framing
 from relive.service.wire.framing import Bytes
 from relive.service.wire.options import ServerOptions
-from relive.service.wire.packing import DRAWN
 
 __all__ = ["ROOT", "ShardSession", "layout_of"]
 
@@ -29,19 +29,15 @@ _MAX_SETTLED = 4096
 _SHAPES_AT, _SHAPE = 320, struct.Struct("<3I")  # docs/format.md: before, spanned, bootstrap of each index
 
 
-class _Lent:
+class _Lent(NamedTuple):
     """A draw that is not settled. claims None: of a reader, which counts nowhere. is_read: its rows are, when it is
     handed out; else they are still to be gathered.
     """
 
-    __slots__ = ("claims", "draw", "is_read", "num_items", "number")
-
-    def __init__(self, number: int, num_items: int, draw: DrawNumber, claims: Claims | None, is_read: bool) -> None:
-        self.is_read = is_read
-        self.number = number
-        self.num_items = num_items
-        self.draw = draw
-        self.claims = claims
+    request: DrawRequest
+    number: DrawNumber
+    claims: Claims | None
+    is_read: bool
 
 
 @final
@@ -88,30 +84,17 @@ class ShardSession(Session):
         return ROOT.pack(*self._core.root(number))
 
     def _draw(self, header: Header) -> None:
-        core, draw = self._core, DrawNumber(self._core)
-        number = framing.whole(header, "index", 0, 1 << 16)
-        self.hosted.index_name(number)
-        selection = self._selection(header)[0] if "names" in header else None
-        item_bytes = 0 if selection is None else selection.item_bytes
-        count = bound(framing.whole(header, "n", 1, 2**31 - 1), item_bytes, self.options)
-        where = self._where(header, number)
+        core, number = self._core, DrawNumber(self._core)
+        asked = self._asked_draw(header, "names" in header)
         claims = None if self.hosted.table.read_only else Claims()
-
-        def once(slice_s: float) -> tuple[Any, ...]:
-            if selection is None:
-                return ([], *core.draw(number, count, slice_s, where=where, claims=claims))
-            return core.sample(selection.core, count, slice_s, where=where, claims=claims)
-
-        arrays, keys, masses, num_live = self.hosted.wait(once, framing.seconds(header), self.pipe.gone)
-        draw.taken()
+        drawn = self.hosted.wait(
+            lambda slice_s: core.draw(asked.request, slice_s, claims=claims), framing.seconds(header), self.pipe.gone
+        )
+        number.taken()
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         if claims is not None:
-            self._lent[ticket] = _Lent(number, count, draw, claims, header.get("is_read") is not False)
-        told = {"live": num_live, "ticket": ticket}
-        if selection is None:
-            self.pipe.send_buffers(told, packed(DRAWN, [keys, masses], count))
-        else:
-            send_sample(self.pipe, selection, arrays, keys, masses, told)
+            self._lent[ticket] = _Lent(asked.request, number, claims, header.get("is_read") is not False)
+        send_drawn(self.pipe, asked, drawn, {"ticket": ticket})
 
     def _settle(self, header: Header) -> None:
         for name, settle in (("done", self._commit), ("back", self._give_back)):
@@ -128,18 +111,19 @@ class ShardSession(Session):
         """Counts the draw, but for items that went before their rows were read: those were not handed out."""
         if lent.claims is None or self.hosted.table.closed:
             return
-        num_lost = min(max(lost, 0), lent.num_items) if type(lost) is int and not self._counts_uses(lent) else 0
+        index, num_items = lent.request.index_number, lent.request.num_items
+        num_lost = min(max(lost, 0), num_items) if type(lost) is int and not self._counts_uses(index) else 0
         if num_lost:
-            self._core.give_back_batch(lent.number, num_lost, Claims())
-        self._core.commit_batch(lent.number, lent.num_items - num_lost, lent.claims, lent.is_read)
+            self._core.give_back_batch(index, num_lost, Claims())
+        self._core.commit_batch(index, num_items - num_lost, lent.claims, lent.is_read)
 
-    def _counts_uses(self, lent: _Lent) -> bool:
-        return list(self.hosted.table.config.index.values())[lent.number].max_times_sampled is not None
+    def _counts_uses(self, index: int) -> bool:
+        return list(self.hosted.table.config.index.values())[index].max_times_sampled is not None
 
     def _give_back(self, lent: _Lent, lost: Any = 0) -> None:
         if lent.claims is not None and not self.hosted.table.closed:
-            self._core.give_back_batch(lent.number, lent.num_items, lent.claims)
-            lent.draw.give_back()
+            self._core.give_back_batch(lent.request.index_number, lent.request.num_items, lent.claims)
+            lent.number.give_back()
 
     def refuse(self, header: Header, problem: Exception) -> None:
         """As every session, but for messages that nobody waits for an answer of."""

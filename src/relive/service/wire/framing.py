@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from relive.checks.header import field, number, seconds, whole
 from relive.errors import BadMessage, ReliveError, from_core
 
 __all__ = [
@@ -97,45 +98,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(part) for part in value]
     return str(value)
-
-
-# ---- fields of a header --------------------------------------------------------------------------------------------
-
-
-def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    """header[name], which must be there and of this kind, else BadMessage."""
-    value = header.get(name)
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join("null" if one is type(None) else one.__name__ for one in kinds)
-        raise BadMessage(f"header field {name!r}", names, type(value).__name__)
-    return value
-
-
-def whole(header: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    """An integer field in [least, most], else BadMessage."""
-    value: int = field(header, name, int)
-    if not least <= value <= most:
-        raise BadMessage(f"header field {name!r}", f"an integer from {least} to {most}", str(value)[:40])
-    return value
-
-
-def number(header: Mapping[str, Any], name: str) -> float:
-    """A number field that is not NaN, else BadMessage."""
-    value = float(field(header, name, (int, float)))
-    if math.isnan(value):
-        raise BadMessage(f"header field {name!r}", "a number", value)
-    return value
-
-
-def seconds(header: Mapping[str, Any], name: str = "timeout_s") -> float:
-    """A number of seconds >= 0, else BadMessage. JSON has no infinity: null waits for ever."""
-    if name in header and header[name] is None:
-        return math.inf
-    value = number(header, name)
-    if value < 0.0:
-        raise BadMessage(f"header field {name!r}", "seconds >= 0", value)
-    return value
 
 
 # ---- arrays in a body ----------------------------------------------------------------------------------------------

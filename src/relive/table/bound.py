@@ -1,0 +1,130 @@
+"""What every part of a handle uses: the core below, what the table is, and what was resolved of it before."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.config.limiters import Limiter, limiter_of
+from relive.config.table_config import TableConfig
+from relive.config.where import where_of
+from relive.core.closing import Closing
+from relive.core.loadable import Loadable
+from relive.core.request import DrawRequest
+from relive.core.table_core import TableCore
+from relive.errors import InvalidConfig, ReliveError, RequestTooLarge
+from relive.reading.batch import Columns, Selection
+from relive.reading.batches import BatchSource
+from relive.reading.held_draws import HeldDraws
+from relive.reading.rewards import extra_columns, goals_of
+from relive.table.columns import asked_names, shown_columns
+from relive.writing.late_rows import LateRows
+
+__all__ = ["MAX_REMEMBERED", "Bound"]
+
+Keys = npt.NDArray[np.int64]
+
+MAX_REMEMBERED = 256  # selections and conditions of a handle, and requests of a selection
+
+
+class Bound(Closing, Loadable):
+    """A handle's core and configuration. A subclass says where the core comes from, and what runs ahead."""
+
+    def _bind(self, core: TableCore, config: TableConfig, timeout_s: float) -> None:
+        self._core = core
+        self._core_draw = core.draw
+        self._config = config
+        self._spec = config.spec
+        self._index_names = tuple(config.index)
+        self._timeout_s = timeout_s
+        self._selections: dict[tuple[str | None, tuple[str, ...] | None], Selection] = {}
+        self._conditions: dict[tuple[int, str], Any] = {}
+        self._late = LateRows(config.spec)
+        self._default_selection = self.select(None, None)
+
+    def _bind_to(self, core: TableCore, timeout_s: float | None) -> None:
+        # To a core that is open already: what the table is comes from its metadata. Closes it where that is foreign.
+        try:
+            config = TableConfig.from_metadata(core.metadata)
+        except ReliveError:
+            core.close()
+            raise
+        self._bind(core, config, config.timeout_s if timeout_s is None else timeout_s)
+
+    # ---- for the floors above --------------------------------------------------------------------------------------
+
+    def select(self, index: str | None, columns: Sequence[str] | None) -> Selection:
+        """Columns of an index, resolved once and remembered. Raises UnknownColumn, InvalidConfig."""
+        asked = None if columns is None else asked_names(columns)
+        number = self.index_number(index)  # first: what is no name may not even have a hash
+        selection = self._selections.get((index, asked))
+        if selection is None:
+            one = self._config.index[self._index_names[number]]
+            shown = shown_columns(one.items, self._spec, asked, extra_columns(one.sampler))
+            core = self._core.select(number, list(shown.names))
+            selection = Selection(core, shown, number, goals_of(one.sampler, shown.names), {})
+            if len(self._selections) < MAX_REMEMBERED:
+                self._selections[index, asked] = selection
+        return selection
+
+    def gather_arrays(self, selection: Selection, keys: Keys) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.bool_]]:
+        """The arrays of keys, as the core gives them, and which keys were there."""
+        return self._core.gather(selection.core, np.ascontiguousarray(keys), None)
+
+    def condition(self, number: int, where: str) -> Any:
+        """A condition on items of an index, as the core takes it; remembered. Raises InvalidConfig, UnknownColumn."""
+        condition = self._conditions.get((number, where)) if isinstance(where, str) else None
+        if condition is None:
+            checked = where_of(where, self._spec, self._config.index[self._index_names[number]].items)
+            condition = self._core.where(number, checked.text, list(checked.operations))
+            if len(self._conditions) < MAX_REMEMBERED:
+                self._conditions[number, checked.text] = condition
+        return condition
+
+    def index_number(self, name: str | None) -> int:
+        """Which of the indexes it is, in their order; None: the first. Raises InvalidConfig."""
+        if name is None:
+            return 0
+        if not isinstance(name, str) or name not in self._index_names:
+            raise InvalidConfig("index", " or ".join(map(repr, self._index_names)), name)
+        return self._index_names.index(name)
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _index_limiter(self, number: int) -> Limiter:
+        return limiter_of(self._core.limiter(number))
+
+    def _exponent_index(self, index: str | None) -> int:
+        number = self.index_number(index)
+        name = self._index_names[number]
+        sampler = self._config.index[name].drawn_by
+        if not sampler.has_exponent:
+            expected = "an index whose sampler is Prioritized(...)"
+            raise InvalidConfig(f"priority_exponent of index {name!r}", expected, type(sampler).__name__)
+        return number
+
+    def _explained(self, error: RequestTooLarge, index: str | None = None) -> RequestTooLarge:
+        """The same error with the limiter's arithmetic: of the index named, else of the narrowest one."""
+        if error.none_twice:
+            return error
+        names = self._index_names if index is None else (index,)
+        limiters = [self._index_limiter(self.index_number(name)) for name in names]
+        paced = [(limiter.window, limiter.arithmetic()) for limiter in limiters if limiter.window is not None]
+        if not paced:
+            return error
+        _, arithmetic = min(paced, key=lambda pair: pair[0])
+        return RequestTooLarge(error.requested, error.window, arithmetic)
+
+    @abstractmethod
+    def held_draws(self) -> HeldDraws:
+        """Draws that are counted when they are handed out, or given back whole."""
+
+    @abstractmethod
+    def _batch_source(
+        self, request: DrawRequest, columns: Columns, prefetch: int, timeout_s: float
+    ) -> tuple[BatchSource, int]:
+        """Where batches of such draws come from, and how many of them wait here ready to be handed out."""

@@ -1,0 +1,37 @@
+"""The columns of a batch: the flat names that a call asks for, by the kind of items that the index has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relive.config.explicit import Explicit
+from relive.config.items import Items
+from relive.config.spec import StepSpec
+from relive.errors import InvalidConfig
+from relive.reading.batch import Columns, TimeAxis
+
+__all__ = ["asked_names", "shown_columns"]
+
+
+def asked_names(columns: Any) -> tuple[str, ...]:
+    """columns= as a call gave it: names, or one name."""
+    try:
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+    except (TypeError, ValueError):
+        names = (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidConfig("columns", "names of columns, or None for the usual ones", columns)
+    return names
+
+
+def shown_columns(
+    items: Items | Explicit, spec: StepSpec, asked: tuple[str, ...] | None, more: tuple[str, ...]
+) -> Columns:
+    """The columns that a batch of these items shows; asked None: the usual ones. more: names that the sampler adds.
+
+    Raises UnknownColumn.
+    """
+    axis = TimeAxis(
+        items.is_trimmed, items.rows_behind, items.time_major, items.is_ragged, items.crosses, items.is_grouped
+    )
+    return Columns(items.batch_names(spec, asked, more), spec, axis, items.window_names)

@@ -1,0 +1,79 @@
+"""The calls of a handle that look at the table: sizes, statistics, and what it was made from."""
+
+from __future__ import annotations
+
+from relive.config.index import Index
+from relive.config.limiters import Limiter
+from relive.config.spec import StepSpec
+from relive.config.table_config import TableConfig
+from relive.table.bound import Bound
+from relive.table.stats import TableStats, table_stats
+
+__all__ = ["Looking"]
+
+
+class Looking(Bound):
+    """The part of a handle that looks at the table."""
+
+    def __len__(self) -> int:
+        """Live steps. Raises TableClosed."""
+        return self._core.num_steps()
+
+    def __bool__(self) -> bool:
+        """True: `if table:` asks whether there is a handle, not whether it holds steps."""
+        return True
+
+    def num_items(self, index: str | None = None) -> int:
+        """Live items of an index: those that can be drawn. Raises TableClosed."""
+        return self._core.num_items(self.index_number(index))
+
+    def limiter(self, index: str | None = None) -> Limiter:
+        """The present limiter of an index, its tolerance in numbers. Raises InvalidConfig, TableClosed."""
+        return self._index_limiter(self.index_number(index))
+
+    def priority_exponent(self, index: str | None = None) -> float:
+        """The present exponent of an index with a Prioritized sampler. Raises InvalidConfig, TableClosed."""
+        return self._core.priority_exponent(self._exponent_index(index))
+
+    def stats(self) -> TableStats:
+        """Sizes and counters at this moment, over all processes. Raises TableClosed."""
+        return table_stats(self._core.stats(), self._index_names)
+
+    def check(self) -> None:
+        """Raises CheckFailed where an invariant is broken. Locks the table for a pass over all of it."""
+        self._core.check()
+
+    @property
+    def config(self) -> TableConfig:
+        """What the table was made from."""
+        return self._config
+
+    @property
+    def spec(self) -> StepSpec:
+        """What a step holds."""
+        return self._spec
+
+    @property
+    def indexes(self) -> dict[str, Index]:
+        """{name: Index}, the first being the default of reading calls."""
+        return dict(self._config.index)
+
+    @property
+    def capacity(self) -> int:
+        """Steps that are kept."""
+        return self._config.capacity
+
+    @property
+    def timeout_s(self) -> float:
+        """The default deadline of this handle's calls."""
+        return self._timeout_s
+
+    @property
+    def policy_version(self) -> int:
+        """What set_policy_version set last. Raises TableClosed."""
+        return self._core.policy_version
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._core.closed
