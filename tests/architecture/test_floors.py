@@ -45,7 +45,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"command"},
     ],
     "train": [
-        {"settings", "processes", "signals", "run_directory"},
+        {"settings", "child", "signals", "run_directory"},
         {"topology", "errors"},
         {"config"},
         {"memory"},

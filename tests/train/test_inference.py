@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -339,9 +338,7 @@ def test_rows_say_which_version_acted(asks: bool) -> None:
     network = {"q.0.weight": np.zeros((2, 4), np.float32), "q.0.bias": np.zeros(2, np.float32)}
     board, scoreboard = ParameterBoard(ParameterLayout.of(network), first_version=6), Scoreboard(1)
     requests = RequestBoard(1, RequestLayout.of(spaces, 2)) if asks else None
-    task = ActorTask(
-        0, 0, os.getpid(), "", EnvironmentConfig(num_envs_per_actor=2), GREEDY, board, scoreboard, requests
-    )
+    task = ActorTask(0, 0, "", EnvironmentConfig(num_envs_per_actor=2), GREEDY, board, scoreboard, requests)
     with Table(spaces.spec(), 1_000, max_lanes=2, seed=0) as table, ExitStack() as stack:
         acting = make_acting(task, table, watch_with(None), stack)
         board.publish(network)

@@ -8,8 +8,6 @@ killed: the table and the other processes do not mind, and the pool starts anoth
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 import traceback
 from collections.abc import Sequence
@@ -26,6 +24,7 @@ from relive.errors import DeadlineExceeded, TableClosed
 from relive.train.acting.environments import acting_seed, make_environments
 from relive.train.acting.inference import AskedInference, Inference, OwnInference, RequestBoard, group_sizes
 from relive.train.acting.noise import environment_keys
+from relive.train.child import Parent
 from relive.train.config import EnvironmentConfig
 from relive.train.memory.parameters import ParameterSource
 from relive.train.memory.scoreboard import Scoreboard
@@ -45,7 +44,6 @@ class ActorTask:
 
     actor: int
     incarnation: int
-    parent_pid: int
     table_name: str
     environment: EnvironmentConfig
     policy: Policy
@@ -58,26 +56,23 @@ class ActorTask:
 
 def run_actor(task: ActorTask) -> None:
     """The main function of an actor process."""
-    # A terminal's Ctrl-C reaches the whole group: the learner decides, its actors hear of it from the scoreboard.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    parent = Parent()
     with attach(task.table_name) as table, ExitStack() as stack:
         watch = watch_with(stopwatch_of(task.profile, actor_name(task.actor)))
         groups = [make_acting(task, table, watch, stack, group) for group in range(task.num_groups)]
         try:
-            _run(task, groups)
+            _run(task, groups, parent)
         except TableClosed:
             pass  # the learner closed it between our look at the scoreboard and the write
 
 
-def _run(task: ActorTask, groups: Sequence[Acting]) -> None:
+def _run(task: ActorTask, groups: Sequence[Acting], parent: Parent) -> None:
     """Steps until the run ends, or the parent is gone."""
     for acting in groups:
         acting.reset()
     while True:
         for acting in groups:  # two of them: while this one steps, the other's actions are on their way
-            if task.scoreboard.stopping or os.getppid() != task.parent_pid:
+            if task.scoreboard.stopping or parent.is_gone:
                 return
             acting.turn(_WAIT_SLICE_S)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,16 +9,15 @@ from typing import final
 
 from relive.agents.agent import Policy, Spaces
 from relive.train.acting.inference import Answering, OpenBatch, RequestBoard, RequestLayout, group_sizes
+from relive.train.child import END_S, Child, Deaths, Parent, end_all
 from relive.train.config import TrainConfig
 from relive.train.errors import InferenceKeepsDying
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import INFERENCE, ProfileBoard, stopwatch_of, watch_with
-from relive.train.processes import one_thread_for_numerics, signals_held_back
 from relive.train.topology import Closing
 
 _WAIT_SLICE_S = 0.2
-_MAX_DEATHS = 3
 _SILENCE_S = 30.0  # without a turn, which takes a fraction of a second
 _START_S = 120.0  # until its first turn, on a busy machine
 
@@ -31,7 +27,6 @@ _START_S = 120.0  # until its first turn, on a busy machine
 class InferenceTask:
     """What a process needs to infer for all actors. It imports no torch."""
 
-    parent_pid: int
     policy: Policy
     board: ParameterBoard
     scoreboard: Scoreboard
@@ -42,14 +37,12 @@ class InferenceTask:
 
 def run_inference(task: InferenceTask) -> None:
     """The main function of the process. It ends when the scoreboard says so, or its parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the learner's to answer
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    parent = Parent()
     batch = OpenBatch(task.closing.max_batch, task.closing.max_wait_us * 1e-6)
     stopwatch = stopwatch_of(task.profile, INFERENCE)
     watch, reader = watch_with(stopwatch), task.board.reader()
     answering = Answering(task.requests, task.policy, reader, task.scoreboard, batch, watch=watch)
-    while not task.scoreboard.stopping and os.getppid() == task.parent_pid:
+    while not (task.scoreboard.stopping or parent.is_gone):
         answering.turn(_WAIT_SLICE_S)
     if stopwatch is not None:
         stopwatch.look()
@@ -82,16 +75,19 @@ class InferencePool:
         self._requests = RequestBoard(config.num_actors * self._num_groups, layout)
         # Nobody else could come: a batch of all that the actors have is not waited with.
         self._closing = Closing(min(closing.max_batch, config.num_actors * each), closing.max_wait_us)
-        self._context = multiprocessing.get_context("spawn")
-        self._process: multiprocessing.process.BaseProcess | None = None
-        self._beats = self._answers = self._num_deaths = 0
+        self._child, self._deaths = Child("relive-inference", run_inference, one_thread=True), Deaths()
+        self._beats = self._answers = 0
         self._silent_until_s = 0.0
-        self.num_restarts = 0
 
     @property
     def pid(self) -> int | None:
         """See the class."""
-        return None if self._process is None else self._process.pid
+        return self._child.pid
+
+    @property
+    def num_restarts(self) -> int:
+        """See the class."""
+        return max(0, self._child.num_starts - 1)
 
     def requests_of(self, actor: int) -> RequestBoard:
         """Where an actor asks, a slot for each of its groups."""
@@ -99,13 +95,9 @@ class InferencePool:
 
     def start(self) -> None:
         """Starts the process."""
-        task = InferenceTask(
-            os.getpid(), self._policy, self._board, self._scoreboard, self._requests, self._closing, self._profile
+        self._child.start(
+            InferenceTask(self._policy, self._board, self._scoreboard, self._requests, self._closing, self._profile)
         )
-        process = self._context.Process(target=run_inference, args=(task,), name="relive-inference", daemon=True)
-        with signals_held_back(), one_thread_for_numerics():
-            process.start()
-        self._process = process
         self._beats, self._answers = int(self._requests.beats[0]), int(self._requests.answers[0])
         self._silent_until_s = time.monotonic() + _START_S
 
@@ -114,35 +106,23 @@ class InferencePool:
 
         Raises InferenceKeepsDying where it died three times without an answer between.
         """
-        process, now_s, beats = self._process, time.monotonic(), int(self._requests.beats[0])
-        if process is None:
+        now_s, beats = time.monotonic(), int(self._requests.beats[0])
+        if self._child.pid is None:
             return
         if beats != self._beats:
             self._beats, self._silent_until_s = beats, now_s + _SILENCE_S
-        if process.is_alive() and now_s < self._silent_until_s:
+        if not self._child.has_died and now_s < self._silent_until_s:
             return
-        process.kill()
-        process.join()
-        exit_code = process.exitcode
-        process.close()
-        self._process = None
-        self._num_deaths = self._num_deaths + 1 if int(self._requests.answers[0]) == self._answers else 1
-        if self._num_deaths >= _MAX_DEATHS:
-            raise InferenceKeepsDying(self._num_deaths, exit_code)
-        self.num_restarts += 1
+        exit_code = self._child.reap()
+        if int(self._requests.answers[0]) != self._answers:
+            self._deaths.forget()
+        self._deaths.count(lambda number: InferenceKeepsDying(number, exit_code))
         self._say(f"the inference process died (exit code {exit_code}) and is started again; its actors wait for it")
         self.start()
 
-    def stop(self, timeout_s: float = 5.0) -> None:
+    def stop(self, timeout_s: float = END_S) -> None:
         """Waits for its end, which the scoreboard has asked for; after timeout_s it is killed."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.join(timeout_s)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
+        end_all([self._child], timeout_s)
 
     def close(self) -> None:
         """Gives the memory and the bells back."""

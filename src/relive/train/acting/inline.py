@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import final
@@ -45,7 +44,7 @@ class InlineActors:
         environment = self._config.environment
         for actor in range(self._config.num_actors):
             task = ActorTask(
-                actor, 0, os.getpid(), "", environment, self._policy, self._board, self._scoreboard
+                actor, 0, "", environment, self._policy, self._board, self._scoreboard
             )  # incarnation 0: nothing here dies on its own
             acting = make_acting(task, self._table, self._watch, self._stack)
             self._actors.append(acting)

@@ -153,7 +153,7 @@ class _Visit(Closing):
         environment = replace(
             run.config.environment, env_id=run.env_id, num_envs_per_actor=run.num_envs, seed=_own_seed(acted.seed)
         )
-        task = ActorTask(0, acted.num_visits, 0, "", environment, run.policy, self._feed, self._scoreboard)
+        task = ActorTask(0, acted.num_visits, "", environment, run.policy, self._feed, self._scoreboard)
         self._acting = acting_with(task, self._recorded, watch_with(None))
         acted.num_visits += 1
 

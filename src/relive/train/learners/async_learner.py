@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -118,9 +117,6 @@ class AsyncLearnerTask:
 
 def run_async_learner(task: AsyncLearnerTask) -> None:
     """The main function of a learner's process. It ends when its server closes the pipe or the table, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the server's to answer
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         with learner_numerics(task.num_threads), attach(task.table_name, stream=task.stream) as table:
             agent = task.agent.make(task.spaces, seed=task.seed, device=task.device)

@@ -6,7 +6,6 @@ The protocol, and the leader's side of it, stand in learner_group.py.
 from __future__ import annotations
 
 import io
-import signal
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -114,9 +113,6 @@ def _hash_of(state: object, start: int) -> int:
 
 def run_learner(task: LearnerTask) -> None:
     """The main function of a follower. It ends when the leader closes its pipe, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the leader's to answer
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     with learner_numerics(task.num_threads):
         agent = task.agent.make(task.spaces, seed=0, device=task.device)
         agent.load_state_dict(torch.load(io.BytesIO(task.state), weights_only=True))

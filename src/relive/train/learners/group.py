@@ -31,11 +31,9 @@ and each follower, through which nothing goes, ends with the process at its othe
 from __future__ import annotations
 
 import io
-import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any, final
 
 import numpy as np
@@ -44,15 +42,14 @@ from numpy.typing import NDArray
 
 from relive.agents.agent import Agent, Items, Spaces
 from relive.agents.config import AgentConfig
+from relive.train.child import END_S, Child, Deaths, end_all
 from relive.train.errors import LearnersKeepDying, ReplicasDiffer
 from relive.train.learners.follower import PRIORITIES, WEIGHTS, BatchLayout, LearnerTask, Slice, run_learner, state_hash
 from relive.train.learners.gradient_rows import LEADER, LOOK_S, MEAN, UPDATE, UPDATE_AND_HASH, Bells, GradientRows
 from relive.train.memory.shared_block import SharedBlock
 from relive.train.memory.stopwatch import ProfileBoard, Timed, timed_by_nobody
-from relive.train.processes import signals_held_back
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
-_MAX_DEATHS = 3
 
 
 @final
@@ -92,11 +89,9 @@ class LearnerGroup:
         self.count = options.count
         self._slice_config = replace(config, batch_size=config.batch_size // self.count)
         self._weighted = bool(getattr(config, "prioritized", False))
-        self._context = multiprocessing.get_context("spawn")
-        self._processes: dict[int, multiprocessing.process.BaseProcess] = {}
-        self._pipes: dict[int, Connection] = {}
+        self._children: dict[int, Child] = {}
         self._lost: dict[int, int | None] = {}
-        self._num_deaths = 0
+        self._deaths = Deaths()
         self.num_restarts = 0
         self._columns: dict[str, NDArray[Any]] = {}
         self._blocks: list[SharedBlock] = []
@@ -107,7 +102,7 @@ class LearnerGroup:
     @property
     def pids(self) -> list[int]:
         """See the class."""
-        return [process.pid for process in self._processes.values() if process.pid is not None]
+        return [child.pid for child in self._children.values() if child.pid is not None]
 
     # ---- an update -------------------------------------------------------------------------------------------------
 
@@ -135,7 +130,7 @@ class LearnerGroup:
         if self._lost:
             self._restart_later()
             return None
-        self._num_deaths = 0
+        self._deaths.forget()
         if mine is None:
             return None
         self._columns[PRIORITIES][rows] = mine
@@ -146,9 +141,9 @@ class LearnerGroup:
         assert self._bells is not None and self._gradients is not None
         for chunk in gradients.split(self._options.chunk):
             self._gradients.put(LEADER, chunk)
-            for number in list(self._pipes):
+            for number in list(self._children):
                 self._hear(number, self._options.deadline_s)
-            counting = [LEADER, *self._pipes]
+            counting = [LEADER, *self._children]
             self._bells.counting = counting
             self._bells.ring(LEADER, MEAN)
             self._gradients.mean(counting, chunk)
@@ -156,7 +151,7 @@ class LearnerGroup:
     def _finish(self, compares: bool) -> None:
         """U4."""
         hashed = state_hash(self._agent) if compares else 0
-        for number in list(self._pipes):
+        for number in list(self._children):
             word = self._hear(number, self._options.deadline_s)
             if compares and word is not None and word != hashed:
                 raise ReplicasDiffer(number, self._agent.num_updates, hashed, word)
@@ -167,7 +162,7 @@ class LearnerGroup:
         deadline_s, spin_s = time.monotonic() + timeout_s, self._options.spin_s
         while (word := self._bells.hear(number, spin_s, LOOK_S)) is None:
             spin_s = 0.0
-            if self._pipes[number].poll() or time.monotonic() >= deadline_s:
+            if self._children[number].pipe.poll() or time.monotonic() >= deadline_s:
                 self._lose(number)
                 return None
         return word
@@ -176,20 +171,13 @@ class LearnerGroup:
 
     def _lose(self, number: int) -> None:
         """D1. It is dead when this returns."""
-        process = self._processes.pop(number)
-        process.kill()
-        process.join()
-        self._lost[number] = process.exitcode
-        process.close()
-        self._pipes.pop(number).close()
+        self._lost[number] = self._children.pop(number).reap()
 
     def _restart_later(self) -> None:
         """D2."""
         number, exit_code = next(iter(self._lost.items()))
-        self._num_deaths += 1
         self.stop()
-        if self._num_deaths >= _MAX_DEATHS:
-            raise LearnersKeepDying(number, self._num_deaths, exit_code)
+        self._deaths.count(lambda deaths: LearnersKeepDying(number, deaths, exit_code))
         self.num_restarts += 1
         self._options.say(f"learner {number} died (exit code {exit_code}); the next update starts the learners again")
 
@@ -203,7 +191,7 @@ class LearnerGroup:
         state = io.BytesIO()
         torch.save(self._agent.state_dict(), state)
         for number in range(1, self.count):
-            mine, its = self._context.Pipe()
+            child = Child(f"relive-learner-{number}", run_learner)
             task = LearnerTask(
                 number=number,
                 count=self.count,
@@ -218,31 +206,18 @@ class LearnerGroup:
                 bells=bells,
                 chunk=chunk,
                 spin_s=self._options.spin_s,
-                pipe=its,
+                pipe=child.open_pipe(),
                 profile=self._options.profile,
             )
-            process = self._context.Process(
-                target=run_learner, args=(task,), name=f"relive-learner-{number}", daemon=True
-            )
-            with signals_held_back():
-                process.start()
-            its.close()  # or its end would never be heard
-            self._processes[number], self._pipes[number] = process, mine
-        for number in list(self._pipes):
+            child.start(task)
+            self._children[number] = child
+        for number in list(self._children):
             self._hear(number, _START_DEADLINE_S)
 
-    def stop(self, timeout_s: float = 5.0) -> None:
+    def stop(self, timeout_s: float = END_S) -> None:
         """Ends all followers and waits for them; those that have not ended after timeout_s are killed. None is left."""
-        for pipe in self._pipes.values():
-            pipe.close()
-        deadline_s = time.monotonic() + timeout_s
-        for process in self._processes.values():
-            process.join(max(0.0, deadline_s - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
-        self._pipes, self._processes, self._lost = {}, {}, {}
+        end_all(self._children.values(), timeout_s)
+        self._children, self._lost = {}, {}
         self._columns, self._gradients, self._bells = {}, None, None
         for block in self._blocks:
             block.close()

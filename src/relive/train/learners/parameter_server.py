@@ -34,12 +34,10 @@ A pipe ends with the process at its other end:
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.connection import Connection
 from typing import Any, final
 
 import numpy as np
@@ -47,6 +45,7 @@ import torch
 
 from relive.agents.agent import Agent, Spaces
 from relive.agents.config import AgentConfig
+from relive.train.child import END_S, Child, Deaths, end_all, process_context
 from relive.train.errors import LearnersKeepDying
 from relive.train.learners.async_learner import (
     AGAIN,
@@ -61,10 +60,8 @@ from relive.train.learners.async_learner import (
 )
 from relive.train.memory.shared_block import SharedBlock
 from relive.train.memory.stopwatch import ProfileBoard, Timed, timed_by_nobody
-from relive.train.processes import signals_held_back
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
-_MAX_DEATHS = 3
 
 
 @final
@@ -91,8 +88,8 @@ class ServerOptions:
 class _Member:
     """One learner as the server sees it."""
 
-    def __init__(self, process: multiprocessing.process.BaseProcess, pipe: Connection, block: SharedBlock) -> None:
-        self.process, self.pipe, self.block = process, pipe, block
+    def __init__(self, child: Child, block: SharedBlock) -> None:
+        self.child, self.pipe, self.block = child, child.pipe, block
         self.slot: Slot | None = None
         self.version = -1  # what it has
         self.silent_until_s = time.monotonic() + _START_DEADLINE_S
@@ -112,17 +109,22 @@ class ParameterServer:
         self._table_name, self._options = table_name, options
         self._layout = SlotLayout.of(agent)
         self._write_state = options.timed("parameters", Slot.write_state)
-        self._context = multiprocessing.get_context("spawn")
+        self._context = process_context()
+        self._children: list[Child] = []
+        self._deaths = [Deaths() for _ in range(options.count)]  # since the last unit
         self._members: dict[int, _Member] = {}
-        self._incarnations = [0] * options.count
-        self._deaths = [0] * options.count
         self._metrics: dict[str, float] = {}
-        self.num_dropped = self.num_restarts = 0
+        self.num_dropped = 0
 
     @property
     def pids(self) -> list[int]:
         """See the class."""
-        return [one.process.pid for one in self._members.values() if one.process.pid is not None]
+        return [one.child.pid for one in self._members.values() if one.child.pid is not None]
+
+    @property
+    def num_restarts(self) -> int:
+        """See the class."""
+        return sum(max(0, child.num_starts - 1) for child in self._children)
 
     def metrics(self) -> dict[str, float]:
         """The newest that a learner told, at most some tenths of a second old; empty before the first. See Agent."""
@@ -163,7 +165,7 @@ class ParameterServer:
     def _take_unit(self, number: int, member: _Member, sizes: tuple[int, ...], metrics: Any) -> bool:
         """A3."""
         assert member.slot is not None
-        self._deaths[number] = 0
+        self._deaths[number].forget()
         if metrics is not None:
             self._metrics = metrics
         if self._agent.num_updates - member.version > self._options.max_staleness:
@@ -191,16 +193,17 @@ class ParameterServer:
 
     def start(self) -> None:
         """Starts all learners; they come in their own time."""
-        for number in range(self._options.count):
+        numbers = range(self._options.count)
+        self._children = [Child(f"relive-learner-{number}", run_async_learner, self._context) for number in numbers]
+        for number in numbers:
             self._start(number)
 
     def _start(self, number: int) -> None:
-        options, incarnation = self._options, self._incarnations[number]
+        options, child = self._options, self._children[number]
         block = SharedBlock(self._layout.num_bytes)
         Slot(block, self._layout, self._agent).write_noise()
-        key = (number, incarnation, self._agent.num_updates)
+        key = (number, child.num_starts, self._agent.num_updates)
         seed = int(np.random.SeedSequence(options.seed, spawn_key=key).generate_state(1)[0] % 2**31)
-        mine, its = self._context.Pipe()
         task = AsyncLearnerTask(
             number=number,
             agent=self._config,
@@ -209,19 +212,14 @@ class ParameterServer:
             num_threads=options.num_threads,
             seed=seed,
             table_name=self._table_name,
-            stream=1 + number + options.count * incarnation,
+            stream=1 + number + options.count * child.num_starts,
             layout=self._layout,
             block=block,
-            pipe=its,
+            pipe=child.open_pipe(),
             profile=options.profile,
         )
-        process = self._context.Process(
-            target=run_async_learner, args=(task,), name=f"relive-learner-{number}", daemon=True
-        )
-        with signals_held_back():
-            process.start()
-        its.close()  # or its end would never be heard
-        self._members[number] = _Member(process, mine, block)
+        child.start(task)
+        self._members[number] = _Member(child, block)
 
     def _end_the_silent(self) -> None:
         """Words that wait to be heard are as good as heard: the server may have evaluated for minutes."""
@@ -233,34 +231,20 @@ class ParameterServer:
     def _lose(self, number: int) -> None:
         """E1."""
         member = self._members.pop(number)
-        member.process.kill()
-        member.process.join()
-        exit_code = member.process.exitcode
+        exit_code = member.child.reap()
         _let_go(member)
-        self._deaths[number] += 1
-        if self._deaths[number] >= _MAX_DEATHS:
-            raise LearnersKeepDying(number, self._deaths[number], exit_code)
-        self._incarnations[number] += 1
-        self.num_restarts += 1
+        self._deaths[number].count(lambda deaths: LearnersKeepDying(number, deaths, exit_code))
         self._options.say(f"learner {number} died (exit code {exit_code}) and is started again; the others go on")
         self._start(number)
 
-    def stop(self, timeout_s: float = 5.0) -> None:
+    def stop(self, timeout_s: float = END_S) -> None:
         """Ends all learners and waits for them; those that have not ended after timeout_s are killed. None is left."""
+        end_all(self._children, timeout_s)
         for member in self._members.values():
-            member.pipe.close()
-        deadline_s = time.monotonic() + timeout_s
-        for member in self._members.values():
-            member.process.join(max(0.0, deadline_s - time.monotonic()))
-            if member.process.is_alive():
-                member.process.kill()
-                member.process.join()
             _let_go(member)
         self._members = {}
 
 
 def _let_go(member: _Member) -> None:
-    member.pipe.close()
-    member.process.close()
     member.slot = None
     member.block.close()

@@ -11,7 +11,6 @@ It ends when the pipe does, which it also does with the process at its other end
 
 from __future__ import annotations
 
-import signal
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -39,7 +38,6 @@ _TAKES = 5
 class ProbeTask:
     """What a process needs to be measured as an actor. num_envs: the numbers of environments it will be asked for."""
 
-    parent_pid: int
     table_name: str
     environment: EnvironmentConfig
     num_envs: tuple[int, ...]
@@ -51,9 +49,6 @@ class ProbeTask:
 
 def run_probe(task: ProbeTask) -> None:
     """The main function of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the parent's to answer
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     with ExitStack() as stack:
         table = stack.enter_context(attach(task.table_name))
         plain = {number: _Turns(task, table, number, stack) for number in task.num_envs}
@@ -96,7 +91,7 @@ class _Turns:
         self._stopwatch = Stopwatch(self._counts)
         watch = watch_with(self._stopwatch if watched else None)
         environment = replace(task.environment, num_envs_per_actor=num_envs)
-        actor = ActorTask(0, 0, task.parent_pid, task.table_name, environment, task.policy, task.board, task.scoreboard)
+        actor = ActorTask(0, 0, task.table_name, environment, task.policy, task.board, task.scoreboard)
         self._acting = make_acting(actor, table, watch, stack)
         self._acting.reset()
 

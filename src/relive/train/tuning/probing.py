@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Sequence
 from typing import Any, final
 
 from relive import Table
 from relive.agents.agent import Agent
+from relive.train.child import END_S, Child, end_all
 from relive.train.config import TrainConfig
 from relive.train.errors import ActorsKeepDying, EnvironmentRaised
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
-from relive.train.processes import one_thread_for_numerics, signals_held_back
 from relive.train.tuning.probe import ProbeTask, run_probe
 
 ANSWER_S = 60.0  # an environment that takes longer over one step is not measured
@@ -29,25 +27,27 @@ class Probe:
         self, config: TrainConfig, num_envs: Sequence[int], agent: Agent, table: Table, board: ParameterBoard
     ) -> None:
         self._scoreboard = Scoreboard(1, steps_before=FAR_ON)
-        context = multiprocessing.get_context("spawn")
-        self._pipe, self._its = context.Pipe()
+        self._child = Child("relive-tune-actor", run_probe, one_thread=True)
         name = str(table.path or "").rpartition("/")[2].removeprefix("relive-")
-        task = ProbeTask(
-            os.getpid(), name, config.environment, tuple(num_envs), agent.policy(), board, self._scoreboard, self._its
+        self._task = ProbeTask(
+            name,
+            config.environment,
+            tuple(num_envs),
+            agent.policy(),
+            board,
+            self._scoreboard,
+            self._child.open_pipe(),
         )
-        self._process = context.Process(target=run_probe, args=(task,), name="relive-tune-actor", daemon=True)
 
     def start(self) -> None:
         """Starts it and waits until its environments are made."""
-        with signals_held_back(), one_thread_for_numerics():
-            self._process.start()
-        self._its.close()  # or its end would never be heard
+        self._child.start(self._task)
         self._hear(_START_S)
 
     def begin(self, what: str, num_envs: int, seconds: float) -> None:
         """Has it act for as long; `answer` says what came of it."""
         try:
-            self._pipe.send((what, num_envs, seconds))
+            self._child.pipe.send((what, num_envs, seconds))
         except (BrokenPipeError, ConnectionResetError):
             self._fail()
 
@@ -72,8 +72,8 @@ class Probe:
 
     def _hear(self, timeout_s: float) -> Any:
         try:
-            if self._pipe.poll(timeout_s):
-                return self._pipe.recv()
+            if self._child.pipe.poll(timeout_s):
+                return self._child.pipe.recv()
         except (EOFError, ConnectionResetError):
             pass
         self._fail()
@@ -82,18 +82,9 @@ class Probe:
         failure = self._scoreboard.failure_of(0)
         if failure is not None:
             raise EnvironmentRaised(0, *failure)
-        self._process.kill()
-        self._process.join()
-        raise ActorsKeepDying(0, 1, self._process.exitcode)
+        raise ActorsKeepDying(0, 1, self._child.reap())
 
-    def stop(self, timeout_s: float = 5.0) -> None:
+    def stop(self, timeout_s: float = END_S) -> None:
         """Ends the process; it is killed where it has not ended after timeout_s."""
-        self._pipe.close()
-        self._its.close()
-        if self._process.pid is not None:
-            self._process.join(timeout_s)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
-        self._process.close()
+        end_all([self._child], timeout_s)
         self._scoreboard.close()
