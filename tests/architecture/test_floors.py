@@ -45,7 +45,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"command"},
     ],
     "train": [
-        {"settings", "child", "signals", "run_directory"},
+        {"settings", "child", "parts", "signals", "run_directory"},
         {"topology", "errors"},
         {"config"},
         {"memory"},
@@ -53,6 +53,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
         {"acting", "learners"},
         {"evaluating"},
         {"setup", "learner"},
+        {"assembly"},
         {"run"},
         {"tuning"},
         {"command"},

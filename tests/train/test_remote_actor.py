@@ -27,7 +27,7 @@ from relive.train.acting.remote_actor import Acted, ActOptions, act  # noqa: E40
 from relive.train.acting.serving import Deeds, ServedRun  # noqa: E402
 from relive.train.config import TrainConfig, where_to_serve  # noqa: E402
 from relive.train.memory.scoreboard import Scoreboard  # noqa: E402
-from relive.train.setup import make_agent, make_table  # noqa: E402
+from relive.train.setup import make_table, prepare  # noqa: E402
 
 pytestmark = needs_shared_memory
 WORLD = "train.worlds:Counting-v0"
@@ -43,7 +43,7 @@ class Served:
             **settings,
         }  # fmt: skip
         self.config = preset("dqn", WORLD, chosen)
-        self.agent = make_agent(self.config)
+        self.agent = prepare(self.config).agent
         self.table = make_table(self.config, self.agent)
         self.scoreboard = Scoreboard(1)
         self.run = ServedRun(self.config, self.table, self.scoreboard)
@@ -63,7 +63,7 @@ class Served:
         wait(lambda: len(self.table) >= length, timeout_s)
 
     def close(self) -> None:
-        self.run.close()
+        self.run.stop()
         self.table.close()
         self.scoreboard.close()
 

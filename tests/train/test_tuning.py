@@ -26,7 +26,7 @@ from relive.train import ActorsKeepDying, EnvironmentRaised, Tuning, load_config
 from relive.train.config import TrainConfig  # noqa: E402
 from relive.train.memory.core_waits import waited_for_core_s, working_clock  # noqa: E402
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout  # noqa: E402
-from relive.train.setup import make_agent  # noqa: E402
+from relive.train.setup import prepare  # noqa: E402
 from relive.train.tuning.calibrate import Sizes, calibrate  # noqa: E402
 from relive.train.tuning.in_turns import InTurns  # noqa: E402
 from relive.train.tuning.throughput import Limit, Prediction, Setting  # noqa: E402
@@ -151,7 +151,7 @@ def test_every_part_is_measured_and_everything_ends() -> None:
 
 def test_many_updates_a_turn_are_measured_by_a_few() -> None:
     config = small(**{"replay.updates_per_step": 1000.0})
-    agent = make_agent(config)
+    agent = prepare(config).agent
     board = ParameterBoard(ParameterLayout.of(agent.parameters()))
     board.publish(agent.parameters())
     learnt: list[int] = []

@@ -22,10 +22,11 @@ from relive.agents.dqn import DQNConfig, QNetworkConfig  # noqa: E402
 from relive.agents.td3 import TD3Config  # noqa: E402
 from relive.errors import InvalidConfig  # noqa: E402
 from relive.train import TrainConfig, preset, train  # noqa: E402
-from relive.train import setup as setups  # noqa: E402
+from relive.train.assembly import update_choice as update_choice_of  # noqa: E402
 from relive.train.learners import compiled_updates, update_choice  # noqa: E402
 from relive.train.learners.compiled_updates import Compiling, PackageRequest, load_packages  # noqa: E402
-from relive.train.learners.update_choice import WayOptions, Ways  # noqa: E402
+from relive.train.learners.update_choice import ChoiceOptions, UpdateChoice  # noqa: E402
+from relive.train.setup import prepare  # noqa: E402
 from train.batches import box_spaces, continuous_batch, discrete_batch, discrete_spaces  # noqa: E402
 
 ROWS = 16
@@ -88,7 +89,7 @@ def test_a_compiled_update_is_the_same_update(cache: Path) -> None:
     told: list[str] = []
     mine, other = (SMALL.make(discrete_spaces(), seed=1, device="cpu") for _ in range(2))
     chosen: list[str] = []
-    compiled = Ways(other, other.functional(), request, WayOptions(False, told.append, chosen.append))
+    compiled = UpdateChoice(other, other.functional(), request, ChoiceOptions(False, told.append, chosen.append))
     compiled._looked_s = -10.0
     for number in range(20):
         mine.update(discrete_batch(number, ROWS))
@@ -173,10 +174,10 @@ class World:
         self.chosen: list[str] = []
         self.calls = 0
         self.step: Callable[[str, list[Any]], Any] = lambda name, arguments: self.functional.call(name, arguments)
-        options = WayOptions(
+        options = ChoiceOptions(
             chooses, self.told.append, self.chosen.append, worth_s=worth_s, make=self._make, load=self._load
         )
-        self.ways = Ways(self.agent, self.functional, self.request, options)
+        self.ways = UpdateChoice(self.agent, self.functional, self.request, options)
 
     def _make(self, request: PackageRequest) -> Maker:
         self.makers.append(Maker(request))
@@ -333,7 +334,7 @@ def test_where_updates_are_by_hand_alone_a_line_says_why(agent: str, more: dict[
     said: list[str] = []
     for update, lines in (("compiled", 1), ("auto", 0), ("handwritten", 0)):
         config = preset(agent, "CartPole-v1", {"update": update, **more})
-        made = setups.make_ways(config, setups.make_agent(config), said.append, said.append)
+        made = update_choice_of(prepare(config), said.append, said.append)
         assert made is None and len(said) == lines, said
         assert not lines or reason in said.pop()
     with pytest.raises(InvalidConfig, match="update"):
@@ -342,7 +343,7 @@ def test_where_updates_are_by_hand_alone_a_line_says_why(agent: str, more: dict[
 
 def test_auto_is_the_default_and_waits_for_its_time() -> None:
     config = preset("dqn", "CartPole-v1")
-    made = setups.make_ways(config, setups.make_agent(config), print, print)
+    made = update_choice_of(prepare(config), print, print)
     assert made is not None and made.way is None and made._maker is None
     made.stop()
 

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from relive.agents.config import AgentConfig, require
 from relive.agents.registry import config_class, entry_of
 from relive.errors import InvalidConfig
 from relive.train.settings import changed, flat, to_tree
-from relive.train.topology import Actors, Inline, Topology
+from relive.train.topology import Actors, Topology
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -233,7 +233,7 @@ class TrainConfig:
             None if closing is None else closing.max_batch,
         )
         require(self.threads >= 0, "threads", ">= 0", self.threads)
-        shared = isinstance(self.topology, Inline) or self.topology.num_slices > 1
+        shared = self.topology.acts_inline or self.topology.num_slices > 1
         require(not self.acting.inline or shared, "acting.inline", f"false where topology = {self.topology}", True)
         may_have_none = self.serving.address is not None and not self.acts_inline and closing is None
         has_some = self.num_actors >= 1 or may_have_none
@@ -242,7 +242,12 @@ class TrainConfig:
     @property
     def acts_inline(self) -> bool:
         """Whether the actors step in the process that calls `train`."""
-        return isinstance(self.topology, Inline) or self.acting.inline
+        return self.topology.acts_inline or self.acting.inline
+
+    @property
+    def slice(self) -> AgentConfig:
+        """The agent's options for the slice of each batch that one learner gets."""
+        return replace(self.agent, batch_size=self.agent.batch_size // self.topology.num_slices)
 
     @property
     def num_drawn(self) -> int:

@@ -1,32 +1,28 @@
-"""The learner's loop: update, publish, evaluate, and look after the actors. An update is its own, or its learners'."""
+"""The loop of a run: makes updates, publishes parameters, evaluates, saves, and looks after the parts of the run."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import Batch, Table
+from relive import Table
 from relive.agents.agent import Agent
-from relive.errors import DeadlineExceeded
-from relive.train.acting.actor_pool import ActorPool
 from relive.train.acting.environments import evaluation_seeds
-from relive.train.acting.inline import InlineActors
 from relive.train.config import TrainConfig
 from relive.train.errors import NonFiniteLoss, ReplicasDiffer
 from relive.train.evaluating.evaluate import Evaluator, Played
-from relive.train.learners.batch_ahead import SLICE_S, batches_of, or_none
-from relive.train.learners.host_group import EndedElsewhere, HostGroup
-from relive.train.learners.parameter_server import ParameterServer
+from relive.train.learners.host_group import EndedElsewhere
+from relive.train.learners.updates import Updates
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
+from relive.train.parts import Part
 from relive.train.watching.callbacks import Listeners
 from relive.train.watching.checkpoint import FILE_NAME, CurvePoint, Progress, save_checkpoint
 from relive.train.watching.profile import Profiling
@@ -37,29 +33,36 @@ if TYPE_CHECKING:
     from relive.train.acting.serving import ServedRun
 
 _LOOK_PERIOD_S = 0.25
-T = TypeVar("T")
 
 
 @final
 @dataclass(frozen=True)
 class Parts:
-    """The running pieces that a learner works with. It owns none of them.
+    """The running pieces that a learner works with. The learner starts and watches them, and owns none.
 
-    server: of learners with batches of their own; None where updates are made here. profiling: what it is watched with.
-    served: to actors elsewhere. hosts: that share every update.
+    Attributes:
+        table: The table, seen from this process.
+        board: Gets the parameters for the actors.
+        scoreboard: Counters of the actors.
+        acting: The part that acts.
+        learning: The part that makes the updates.
+        evaluator: Plays evaluations.
+        reporter: Shows progress.
+        listeners: The callbacks.
+        profiling: Times the parts of this process.
+        served: Serves actors of other machines; None where the run has no address.
     """
 
     table: Table
     board: ParameterBoard
     scoreboard: Scoreboard
-    pool: ActorPool | InlineActors
-    server: ParameterServer | None
+    acting: Part
+    learning: Updates
     evaluator: Evaluator
     reporter: ProgressReporter
     listeners: Listeners
     profiling: Profiling
-    served: ServedRun | None = None
-    hosts: HostGroup | None = None
+    served: ServedRun | None
 
 
 @final
@@ -74,10 +77,7 @@ class Learner:
         progress: Progress,
         run_dir: Path,
         stopping: Callable[[], bool],
-        update: Callable[[Batch], NDArray[np.float64] | None] | None = None,
     ) -> None:
-        """update: of the agent, by all learners of the run; None: the agent's own."""
-        self._update = update or agent.update
         self._config = config
         self._parts = parts
         self._agent = agent
@@ -87,7 +87,6 @@ class Learner:
         self._elapsed_before_s = progress.elapsed_s
         self._restarts_before, self._dropped_before = progress.num_restarts, progress.num_dropped
         self._began_s = self._looked_s = self._saved_s = time.monotonic()
-        self._wait_s = 0.0
         self._evaluates_until_s = math.inf
         self._doing = ""
         self._policy, self._rated_s = agent.policy(), self._began_s
@@ -99,15 +98,15 @@ class Learner:
 
         Raises NonFiniteLoss, and leaves the last checkpoint as it is, where learning came to nan or infinity.
         """
-        if self._parts.hosts is not None and self._parts.hosts.begin(self._progress.solved):
+        acting, learning = self._parts.acting, self._parts.learning
+        if learning.begin(self._progress.solved):
             return Ending.SOLVED
         self._publish()
-        self._parts.pool.start()
-        if self._parts.server is not None:
-            self._parts.server.start()
+        acting.start()
+        learning.start()
         try:
             self.save()  # while the actors start: there is always one to go back to
-            with self._updates() as update_once:
+            with learning.running() as update_once:
                 ending = self._ended(update_once)
         except (NonFiniteLoss, ReplicasDiffer):
             self._look(at_once=True)
@@ -135,7 +134,7 @@ class Learner:
 
     def _not_finite(self, parameters: Mapping[str, NDArray[np.float32]]) -> tuple[str, float] | None:
         """The loss, or one of the parameters, where it is nan or infinite: a sum tells it of all numbers at once."""
-        loss = self._metrics().get("loss", 0.0)
+        loss = self._parts.learning.metrics().get("loss", 0.0)
         if not math.isfinite(loss):
             return "the loss", loss
         for name, value in parameters.items():
@@ -144,27 +143,21 @@ class Learner:
                 return f"the sum of parameter {name!r}", total
         return None
 
-    def _metrics(self) -> dict[str, float]:
-        server = self._parts.server
-        return self._agent.metrics() if server is None else server.metrics()
-
     def _check_finite(self, parameters: Mapping[str, NDArray[np.float32]]) -> None:
         found = self._not_finite(parameters)
         if found is None:
             return
         path = self._run_dir / FILE_NAME
-        run_dir = str(self._run_dir).removesuffix(f"-host{getattr(self._parts.hosts, 'number', 0)}")  # the first one's
+        run_dir = str(self._run_dir).removesuffix(f"-host{self._parts.learning.host}")  # that of the first host
         resume = f"relive train {self._config.agent.name} --resume {run_dir}"
         raise NonFiniteLoss(*found, self._agent.num_updates, str(path) if path.exists() else None, resume)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def _ended(self, update_once: Callable[[], bool]) -> Ending:
-        """Of the loop here, or on another host: then it is everybody's."""
-        if (hosts := self._parts.hosts) is None:
-            return self._loop(update_once)
+        """How the loop ended, here or on another host; all hosts end in the same way."""
         try:
-            ending = hosts.leave(self._loop(update_once))
+            ending = self._parts.learning.leave(self._loop(update_once))
         except EndedElsewhere as told:
             ending = told.ending
         self._progress.solved = ending is Ending.SOLVED  # as the others have it: theirs may be the stronger word
@@ -176,7 +169,7 @@ class Learner:
         while True:
             if self._stopping():
                 return Ending.STOPPED
-            if update_once():
+            if self._made(update_once):
                 num_updates = self._agent.num_updates
                 if num_updates % publish_period == 0:
                     self._publish()
@@ -198,14 +191,12 @@ class Learner:
             return self._agent.num_updates + max(1, period // 10)
         return self._agent.num_updates - self._agent.num_updates % period + period
 
-    def _learn(self, batch: Batch) -> None:
-        priorities = self._update(batch)
-        if priorities is not None:
-            try:
-                self._parts.table.update_priorities(batch.item_keys, priorities)
-            except ValueError:  # the table takes no nan and no infinity: the loss says more
-                self._check_finite({})
-                raise
+    def _made(self, update_once: Callable[[], bool]) -> bool:
+        try:
+            return update_once()
+        except ValueError:  # the table refuses priorities that are nan or infinite: the loss says more
+            self._check_finite({})
+            raise
 
     def _publish(self) -> None:
         parameters = self._agent.parameters()
@@ -215,57 +206,11 @@ class Learner:
             self._parts.served.publish(parameters, version)
         self._parts.table.set_policy_version(version)
 
-    @contextmanager
-    def _updates(self) -> Iterator[Callable[[], bool]]:
-        """A function that makes one update, and says whether it did: False where there was nothing for a moment."""
-        parts, num_items = self._parts, self._config.num_drawn
-        waits = parts.profiling.timed
-        if parts.server is not None:
-            serve = parts.server.serve
-            yield waits("wait", self._timed(lambda: serve(SLICE_S)))
-        elif parts.pool.inline:
-            yield self._learning_from(waits("wait", self._drawn_or_acted))
-        else:
-            with batches_of(parts.table, self._agent, num_items) as take:
-                yield self._learning_from(waits("wait", self._timed(lambda: or_none(take))))
-
-    def _learning_from(self, next_batch: Callable[[], Batch | None]) -> Callable[[], bool]:
-        def update_once() -> bool:
-            batch = next_batch()
-            if batch is None:
-                return False
-            self._learn(batch)
-            return True
-
-        return update_once
-
-    def _drawn_or_acted(self) -> Batch | None:
-        """The next batch where the limiter lets it be drawn; None after a turn of the actors where it does not."""
-        num_items, columns = self._config.num_drawn, tuple(self._agent.columns)
-        try:
-            return self._parts.table.sample(num_items, columns=columns, timeout_s=0.0)
-        except DeadlineExceeded:
-            self._parts.pool.turn()
-            return None
-
-    def _timed(self, take: Callable[[], T]) -> Callable[[], T]:
-        """The same function, and what it waits counts as the learner's waiting."""
-
-        def timed() -> T:
-            began_s = time.monotonic()
-            taken = take()
-            waited_s = time.monotonic() - began_s
-            if waited_s > 0.001:
-                self._wait_s += waited_s
-            return taken
-
-        return timed
-
     # ---- evaluation ------------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> bool:
         """One evaluation; keeps the policy if it is the best so far. True if it may end the run. By the first host."""
-        if self._parts.hosts is not None and self._parts.hosts.number:
+        if self._parts.learning.host:
             return False
         evaluation = self._config.evaluation
         parameters = self._agent.evaluation_parameters()
@@ -335,7 +280,8 @@ class Learner:
         """Actors, progress, checkpoint: what is due a few times a second at most."""
         self._looked_s = time.monotonic()
         if not self._stopping() and not at_once:
-            self._parts.pool.watch()
+            self._parts.acting.watch()
+            self._parts.learning.watch()
         shows = self._parts.reporter.wants or at_once
         if shows or self._parts.listeners:
             now = self._snapshot()
@@ -355,9 +301,8 @@ class Learner:
         progress.num_steps = parts.scoreboard.num_steps
         progress.elapsed_s = self._elapsed_before_s + time.monotonic() - self._began_s
         progress.parameter_version = parts.board.version
-        progress.num_restarts = self._restarts_before + parts.pool.num_restarts
-        if parts.server is not None:
-            progress.num_dropped = self._dropped_before + parts.server.num_dropped
+        progress.num_restarts = self._restarts_before + parts.acting.num_restarts
+        progress.num_dropped = self._dropped_before + parts.learning.num_dropped
 
     def _snapshot(self) -> Snapshot:
         self._update_progress()
@@ -376,7 +321,7 @@ class Learner:
             updates_per_s=rates[1],
             acting_return=float(np.mean(returns)) if len(returns) else None,
             kept_return=progress.kept_return if progress.kept_parameters else None,
-            metrics=self._metrics(),
+            metrics=self._parts.learning.metrics(),
             exploration=self._policy.exploration(progress.num_steps),
             fill=len(table),
             capacity=table.capacity,
@@ -394,7 +339,8 @@ class Learner:
         """Steps, updates, seconds that the learner and the actors waited: each a second, since the last call."""
         now_s, scoreboard = time.monotonic(), self._parts.scoreboard
         if now_s - self._rated_s >= _LOOK_PERIOD_S:
-            now = np.asarray([scoreboard.num_steps, self._agent.num_updates, self._wait_s, scoreboard.wait_s])
+            waits_s = self._parts.learning.wait_s, scoreboard.wait_s
+            now = np.asarray([scoreboard.num_steps, self._agent.num_updates, *waits_s])
             self._rates_before = (now - self._rated) / (now_s - self._rated_s)
             self._rated, self._rated_s = now, now_s
         return self._rates_before

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Literal, final
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeVar, final
 
 from relive.agents.config import require
 from relive.errors import InvalidConfig
@@ -43,8 +43,73 @@ class Closing:
     max_wait_us: int
 
 
+ActingT_co = TypeVar("ActingT_co", covariant=True)
+LearningT_co = TypeVar("LearningT_co", covariant=True)
+A = TypeVar("A")
+L = TypeVar("L")
+
+
+class PartMaker(Protocol[ActingT_co, LearningT_co]):
+    """Makes the parts that topologies choose from (relive.train.assembly)."""
+
+    def actors(self) -> ActingT_co:
+        """Actor processes that infer for themselves; actors of this process where acting.inline asks for them."""
+        ...
+
+    def asking_actors(self) -> ActingT_co:
+        """Actor processes, and the process that they ask for actions."""
+        ...
+
+    def inline_actors(self) -> ActingT_co:
+        """Actors that this process steps between updates."""
+        ...
+
+    def learner(self) -> LearningT_co:
+        """One learner, in this process."""
+        ...
+
+    def learners_together(self) -> LearningT_co:
+        """Learners that share every update, each with a slice of the batch."""
+        ...
+
+    def learners_apart(self) -> LearningT_co:
+        """Learners with batches of their own, and the server of their parameters."""
+        ...
+
+    def learners_on_hosts(self) -> LearningT_co:
+        """One learner here and one on each other host, which share every update."""
+        ...
+
+
 class Topology(Written):
     """One of the values below. str() of it is what `--set topology=...` and files take."""
+
+    def acting(self, make: PartMaker[A, L]) -> A:
+        """The part of a run that acts, under this topology."""
+        return make.actors()
+
+    def learning(self, make: PartMaker[A, L]) -> L:
+        """The part of a run that learns, under this topology."""
+        return make.learner()
+
+    def crowding(self, cores: int) -> str | None:
+        """A line for people where there are more learners than cores; None where they fit."""
+        return None
+
+    @property
+    def acts_inline(self) -> bool:
+        """Whether the actors step in the process that calls `train`."""
+        return False
+
+    @property
+    def learns_alone(self) -> bool:
+        """Whether there is one learner, and it needs no other for an update."""
+        return True
+
+    @property
+    def learns_apart(self) -> bool:
+        """Whether all learners are processes beside the one that calls `train`."""
+        return False
 
     @property
     @abstractmethod
@@ -104,6 +169,11 @@ class Inline(Topology):
     """No process but the one that calls `train`: acting.num_actors actors step in turn, between updates."""
 
     num_learners = 1
+    acts_inline = True
+
+    def acting(self, make: PartMaker[A, L]) -> A:
+        """See Topology."""
+        return make.inline_actors()
 
     def __str__(self) -> str:
         return "inline"
@@ -142,6 +212,7 @@ class Learners(Topology):
 
     number: int
     mode: Literal["sync", "async"] = "sync"
+    learns_alone = False
 
     def __post_init__(self) -> None:
         require(1 <= self.number <= _MOST, "learners of the topology", f"in [1, {_MOST}]", self.number)
@@ -156,6 +227,25 @@ class Learners(Topology):
     def num_slices(self) -> int:
         """See Topology."""
         return self.number if self.mode == "sync" else 1
+
+    @property
+    def learns_apart(self) -> bool:
+        """See Topology."""
+        return self.mode == "async"
+
+    def learning(self, make: PartMaker[A, L]) -> L:
+        """See Topology."""
+        return make.learners_apart() if self.learns_apart else make.learners_together()
+
+    def crowding(self, cores: int) -> str | None:
+        """See Topology."""
+        if self.number <= cores or self.number == 1:
+            return None
+        slower = "their gradients are stale" if self.learns_apart else "an update waits for the slowest of them"
+        return (
+            f"{self.number} learners on {cores} cores: {slower}, and those on one core take turns;"
+            f" topology = {replace(self, number=cores)} has one for each core"
+        )
 
     def __str__(self) -> str:
         return f"learners({self.number}, {self.mode})"
@@ -172,6 +262,7 @@ class Hosts(Topology):
 
     number: int
     num_learners = 1
+    learns_alone = False
 
     def __post_init__(self) -> None:
         require(1 <= self.number <= _MOST, "hosts of the topology", f"in [1, {_MOST}]", self.number)
@@ -185,6 +276,10 @@ class Hosts(Topology):
     def num_hosts(self) -> int:
         """See Topology."""
         return self.number
+
+    def learning(self, make: PartMaker[A, L]) -> L:
+        """See Topology."""
+        return make.learners_on_hosts()
 
     def __str__(self) -> str:
         return f"hosts({self.number})"
@@ -213,6 +308,10 @@ class CentralInference(Topology):
         """See Topology."""
         return Closing(self.max_batch, self.max_wait_us)
 
+    def acting(self, make: PartMaker[A, L]) -> A:
+        """See Topology."""
+        return make.asking_actors()
+
     def __str__(self) -> str:
         return f"central({self.max_batch}, {self.max_wait_us})"
 
@@ -239,6 +338,10 @@ class DoubleBuffered(Topology):
     def closing(self) -> Closing:
         """See Topology."""
         return Closing(_MOST_ROWS, 0)
+
+    def acting(self, make: PartMaker[A, L]) -> A:
+        """See Topology."""
+        return make.asking_actors()
 
     @property
     def asks_for_actors(self) -> int | None:

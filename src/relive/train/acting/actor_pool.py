@@ -13,13 +13,12 @@ from relive.train.errors import ActorsKeepDying, EnvironmentRaised
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import ProfileBoard
+from relive.train.parts import Part
 
 
 @final
-class ActorPool:
+class ActorPool(Part):
     """All actors of a run. `watch` often; `stop` once, also after a failure. One thread."""
-
-    inline = False
 
     def __init__(
         self,
@@ -75,9 +74,6 @@ class ActorPool:
     def pids(self) -> list[int]:
         """Process ids of the actors that live now."""
         return [child.pid for child in self._children if child.pid is not None]
-
-    def turn(self) -> None:
-        """Nothing to do: they step by themselves. See InlineActors."""
 
     def watch(self) -> None:
         """Starts dead actors again and counts them.

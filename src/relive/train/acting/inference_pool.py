@@ -15,6 +15,7 @@ from relive.train.errors import InferenceKeepsDying
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import INFERENCE, ProfileBoard, stopwatch_of, watch_with
+from relive.train.parts import Part
 from relive.train.topology import Closing
 
 _WAIT_SLICE_S = 0.2
@@ -49,8 +50,8 @@ def run_inference(task: InferenceTask) -> None:
 
 
 @final
-class InferencePool:
-    """That process, seen from the run. One thread; `watch` often, `stop` and then `close` once, also after a failure.
+class InferencePool(Part):
+    """That process, seen from the run. One thread; `watch` often, `stop` once, also after a failure.
 
     pid: of the process, None where there is none. num_restarts: how often it was started again.
     """
@@ -121,9 +122,6 @@ class InferencePool:
         self.start()
 
     def stop(self, timeout_s: float = END_S) -> None:
-        """Waits for its end, which the scoreboard has asked for; after timeout_s it is killed."""
+        """Ends the process, which the scoreboard has asked to end, and kills it after timeout_s. Frees the memory."""
         end_all([self._child], timeout_s)
-
-    def close(self) -> None:
-        """Gives the memory and the bells back."""
         self._requests.close()

@@ -14,14 +14,12 @@ from relive.train.errors import EnvironmentRaised
 from relive.train.memory.parameters import ParameterBoard
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import Watch
+from relive.train.parts import Part
 
 
 @final
-class InlineActors:
+class InlineActors(Part):
     """All actors of a run, stepped in turn by the thread that calls `turn`. Has what ActorPool has; none of it dies."""
-
-    num_restarts = 0
-    inline = True
 
     def __init__(
         self,
@@ -63,9 +61,6 @@ class InlineActors:
             if failure is None:
                 raise
             raise EnvironmentRaised(actor, *failure) from problem
-
-    def watch(self) -> None:
-        """Nothing to watch: see ActorPool."""
 
     def stop(self) -> None:
         """Closes all environments; the episodes under way end as truncated."""

@@ -25,6 +25,7 @@ from relive.errors import InvalidConfig
 from relive.service import serve
 from relive.train.config import TrainConfig, where_to_serve
 from relive.train.memory.scoreboard import Scoreboard
+from relive.train.parts import Part
 
 FORMAT = 1  # of what is published beside the parameters; another one is refused by actors
 RETURNS_TOLD = 64  # of the last episodes, with each pull
@@ -74,7 +75,7 @@ class Deeds:
 
 
 @final
-class ServedRun:
+class ServedRun(Part):
     """The server of a run. Owner of the listening socket; the table stays the run's."""
 
     def __init__(self, config: TrainConfig, table: Table, scoreboard: Scoreboard) -> None:
@@ -106,7 +107,7 @@ class ServedRun:
         """Tells the actors that the run has ended, and not only its server."""
         self._store.finish()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Ends the server; nothing is counted after it."""
         with self._changed:
             self._closed = True

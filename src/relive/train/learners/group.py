@@ -48,6 +48,7 @@ from relive.train.learners.follower import PRIORITIES, WEIGHTS, BatchLayout, Lea
 from relive.train.learners.gradient_rows import LEADER, LOOK_S, MEAN, UPDATE, UPDATE_AND_HASH, Bells, GradientRows
 from relive.train.memory.shared_block import SharedBlock
 from relive.train.memory.stopwatch import ProfileBoard, Timed, timed_by_nobody
+from relive.train.parts import Part
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
 
@@ -75,7 +76,7 @@ class GroupOptions:
 
 
 @final
-class LearnerGroup:
+class LearnerGroup(Part):
     """The leader's side, and its agent's `Replicas`. One thread; `stop` once, also after a failure.
 
     num_restarts: how often followers were started again. pids: of the followers that live.
@@ -92,7 +93,7 @@ class LearnerGroup:
         self._children: dict[int, Child] = {}
         self._lost: dict[int, int | None] = {}
         self._deaths = Deaths()
-        self.num_restarts = 0
+        self._num_restarts = 0
         self._columns: dict[str, NDArray[Any]] = {}
         self._blocks: list[SharedBlock] = []
         self._bells: Bells | None = None
@@ -103,6 +104,11 @@ class LearnerGroup:
     def pids(self) -> list[int]:
         """See the class."""
         return [child.pid for child in self._children.values() if child.pid is not None]
+
+    @property
+    def num_restarts(self) -> int:
+        """See the class."""
+        return self._num_restarts
 
     # ---- an update -------------------------------------------------------------------------------------------------
 
@@ -178,7 +184,7 @@ class LearnerGroup:
         number, exit_code = next(iter(self._lost.items()))
         self.stop()
         self._deaths.count(lambda deaths: LearnersKeepDying(number, deaths, exit_code))
-        self.num_restarts += 1
+        self._num_restarts += 1
         self._options.say(f"learner {number} died (exit code {exit_code}); the next update starts the learners again")
 
     def _start(self, layout: BatchLayout) -> None:

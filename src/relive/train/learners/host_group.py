@@ -38,6 +38,7 @@ from relive.agents.agent import Agent, Items
 from relive.errors import InvalidConfig
 from relive.train.errors import HostGone, ReplicasDiffer
 from relive.train.learners.follower import state_hash
+from relive.train.parts import Part
 from relive.train.watching.result import Ending
 
 _HOW = "torchrun --nnodes N --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT --no-python relive train"
@@ -71,6 +72,8 @@ def host_number(count: int) -> int:
 
     Raises InvalidConfig where nobody says so, or says another count.
     """
+    if count == 1:
+        return 0
     if dist.is_initialized():
         number, told = dist.get_rank(), dist.get_world_size()
     else:
@@ -84,8 +87,8 @@ def host_number(count: int) -> int:
 
 
 @final
-class HostGroup:
-    """All hosts, seen from one: an agent's `Replicas`. One thread; `close` once, also after a failure.
+class HostGroup(Part):
+    """All hosts, seen from one: an agent's `Replicas`. One thread; `stop` once, also after a failure.
 
     It is a group of torch.distributed of its own, of gloo, or of NCCL on CUDA devices. Where the process was in none it
     joins the one that torchrun names, and stays there to its end, for runs to come: who leaves it cannot come back.
@@ -153,7 +156,7 @@ class HostGroup:
         self._done(dist.all_reduce(gradients, group=self._group, async_op=True))
         gradients /= self.count
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Ends the group, without a word to the others."""
         with contextlib.suppress(RuntimeError):  # a host that is gone
             dist.destroy_process_group(self._group)

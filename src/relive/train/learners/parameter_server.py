@@ -60,6 +60,7 @@ from relive.train.learners.async_learner import (
 )
 from relive.train.memory.shared_block import SharedBlock
 from relive.train.memory.stopwatch import ProfileBoard, Timed, timed_by_nobody
+from relive.train.parts import Part
 
 _START_DEADLINE_S = 300.0  # a process that imports torch on a busy machine
 
@@ -96,7 +97,7 @@ class _Member:
 
 
 @final
-class ParameterServer:
+class ParameterServer(Part):
     """The server's side. One thread; `start`, then `serve` often, `stop` once, also after a failure.
 
     num_dropped: units that were too stale. num_restarts: of learners. pids: of the learners that live.

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from relive.agents.agent import Agent, Items
 from relive.agents.functional import Functional
 from relive.train.learners.compiled_updates import Compiling, PackageRequest, compiler, load_packages
+from relive.train.parts import Part
 
 WORTH_S = 120.0
 LEAST_GAIN = 0.03
@@ -52,7 +53,7 @@ class Maker(Protocol):
 
 @final
 @dataclass(frozen=True)
-class WayOptions:
+class ChoiceOptions:
     """chooses: by a trial; otherwise a package is used as soon as it is there, and asked for at once.
 
     say: told in a line for people. settled: told the way, "compiled" or "handwritten", once.
@@ -67,13 +68,13 @@ class WayOptions:
 
 
 @final
-class Ways:
+class UpdateChoice(Part):
     """An agent's `update`, one way or the other. One thread; `stop` once, also after a failure.
 
     way: the one that is used from here on, None while that is open.
     """
 
-    def __init__(self, agent: Agent, functional: Functional, request: PackageRequest, options: WayOptions) -> None:
+    def __init__(self, agent: Agent, functional: Functional, request: PackageRequest, options: ChoiceOptions) -> None:
         self._agent, self._functional, self._request, self._options = agent, functional, request, options
         # Of several threads CPU time says nothing, and a busy machine disturbs both ways alike.
         self._clock = time.thread_time if request.num_threads == 1 else time.perf_counter

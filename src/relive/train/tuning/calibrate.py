@@ -90,16 +90,24 @@ class _Readings:
 
 
 def calibrate(
-    config: TrainConfig, sizes: Sizes, budget_s: float, say: Callable[[str], None] = lambda line: None
+    config: TrainConfig,
+    sizes: Sizes,
+    budget_s: float,
+    say: Callable[[str], None] = lambda line: None,
+    spaces: Spaces | None = None,
 ) -> Costs:
     """The costs of the parts of this run, in about budget_s seconds: three rounds at least, whatever they take.
 
     It starts an actor process, and, with sizes.learners_too, a learner process; both have ended when it returns or
-    raises. say: told in lines for people how far it is. Raises InvalidConfig where the agent cannot act in the
+    raises. say: told in lines for people how far it is. spaces: of the environment; None: it is described here.
+    Raises InvalidConfig where the agent cannot act in the
     environment, EnvironmentRaised where that raises, ActorsKeepDying where the actor dies or does not answer.
     """
     began_s = time.monotonic()
-    with learner_numerics(learner_threads(config)), _Rig(config, sizes) as rig:
+    with (
+        learner_numerics(learner_threads(config)),
+        _Rig(config, sizes, spaces or describe(config.environment.env_id)) as rig,
+    ):
         say(f"an actor process {'and a second learner run' if sizes.learners_too else 'runs'} beside this one")
         readings, num_rounds, since_s = _Readings(), 0, time.monotonic()
         while num_rounds < _LEAST_ROUNDS or time.monotonic() - began_s < budget_s:
@@ -116,9 +124,9 @@ def calibrate(
 class _Rig(ExitStack):
     """What is measured, made and filled; everything ends with the `with`."""
 
-    def __init__(self, config: TrainConfig, sizes: Sizes) -> None:
+    def __init__(self, config: TrainConfig, sizes: Sizes, spaces: Spaces) -> None:
         super().__init__()
-        self._config, self._sizes = config, sizes
+        self._config, self._sizes, self._spaces = config, sizes, spaces
         self._device = chosen_device(config.device)
 
     def __enter__(self) -> _Rig:
@@ -131,8 +139,7 @@ class _Rig(ExitStack):
         return self
 
     def _make(self) -> None:
-        config, sizes = self._config, self._sizes
-        spaces = describe(config.environment.env_id)
+        config, sizes, spaces = self._config, self._sizes, self._spaces
         self._agents = {rows: self._agent_of(spaces, rows) for rows in sizes.rows}
         agent = self._agents[sizes.batch_sizes[0]]
         self._table = self.enter_context(self._table_for(agent))

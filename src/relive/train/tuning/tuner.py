@@ -21,6 +21,7 @@ from typing import Any, final
 
 import numpy as np
 
+from relive.agents.agent import Spaces
 from relive.agents.config import require
 from relive.train.acting.environments import describe
 from relive.train.config import TrainConfig, path_of, preset
@@ -247,8 +248,9 @@ def tune(
         batch_sizes=tuple(dict.fromkeys((batch_size, halved, 2 * batch_size))),
         learners_too=cores >= 2 and batch_size % 2 == 0 and budget_s >= _LEARNERS_FROM_S,
     )
-    costs = calibrate(config, sizes, _CALIBRATION_SHARE * budget_s, say)
-    work = _work(config)
+    spaces = describe(config.environment.env_id)
+    costs = calibrate(config, sizes, _CALIBRATION_SHARE * budget_s, say, spaces)
+    work = _work(config, spaces)
     predictions = ranked([predict(costs, one, work) for one in _settings(config, costs, cores, most_envs)])
     asked = _asked(config)
     first = None if asked is None else predict(costs, asked, work)
@@ -275,9 +277,8 @@ def _checked_cores(more_cores: Sequence[int]) -> tuple[int, ...]:
     return tuple(number for number in more_cores if number > here)
 
 
-def _work(config: TrainConfig) -> Work:
+def _work(config: TrainConfig, spaces: Spaces) -> Work:
     """What the settings do not change. Images are gathered by a thread of their own."""
-    spaces = describe(config.environment.env_id)
     return Work(config.replay.updates_per_step, config.acting.publish_period, gathers_ahead=bool(spaces.stack))
 
 
