@@ -46,7 +46,7 @@ INNER_FLOORS: dict[str, list[set[str]]] = {
     ],
     "train": [
         {"settings", "child", "parts", "signals", "run_directory"},
-        {"topology", "errors"},
+        {"topology", "sections", "errors"},
         {"config"},
         {"memory"},
         {"watching"},

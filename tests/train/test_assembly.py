@@ -17,6 +17,7 @@ from relive.train.assembly import Assembly  # noqa: E402
 from relive.train.learners.group import LearnerGroup  # noqa: E402
 from relive.train.learners.update_choice import UpdateChoice  # noqa: E402
 from relive.train.learners.updates import DrawnUpdates, ServedUpdates  # noqa: E402
+from relive.train.parts import Part  # noqa: E402
 from relive.train.setup import open_session, prepare  # noqa: E402
 from relive.train.watching.checkpoint import Progress  # noqa: E402
 
@@ -27,9 +28,9 @@ from relive.train.watching.checkpoint import Progress  # noqa: E402
         ("inline", InlineActors, DrawnUpdates, UpdateChoice, False),
         ("actors(2)", ActorPool, DrawnUpdates, UpdateChoice, False),
         ("learners(2, sync)", ActorPool, DrawnUpdates, LearnerGroup, False),
-        ("learners(1, sync)", ActorPool, DrawnUpdates, type(None), False),
+        ("learners(1, sync)", ActorPool, DrawnUpdates, Part, False),
         ("learners(2, async)", ActorPool, ServedUpdates, None, False),
-        ("hosts(1)", ActorPool, DrawnUpdates, type(None), False),
+        ("hosts(1)", ActorPool, DrawnUpdates, Part, False),
         ("central(8, 500)", ActorPool, DrawnUpdates, UpdateChoice, True),
         ("double(2)", ActorPool, DrawnUpdates, UpdateChoice, True),
     ],

@@ -94,7 +94,7 @@ def test_a_compiled_update_is_the_same_update(cache: Path) -> None:
     for number in range(20):
         mine.update(discrete_batch(number, ROWS))
         compiled.update(discrete_batch(number, ROWS))
-    assert compiled.way == "compiled" and chosen == ["compiled"] and told == ["updates are compiled from here on"]
+    assert compiled.way == "compiled" and chosen == ["compiled"] and told == ["updates are compiled from now on"]
     torch.testing.assert_close(other.online.values, mine.online.values, rtol=1e-3, atol=1e-5)
     assert mine.num_updates == other.num_updates == 20
     again = Compiling(request)  # finds them all: nothing to do
@@ -230,7 +230,7 @@ def test_the_faster_way_is_chosen(compiled_s: float, chosen: str, clock: Callabl
     world.agent.update, world.step = timed, compiled
     world.update(1 + 120)
     assert world.chosen == [chosen] and world.ways.way == chosen and world.agent.num_updates == 121
-    assert len(world.told) == 1 and f"{1e6 * compiled_s:,.0f} compiled" in world.told[0]
+    assert len(world.told) == 1 and f"{1e6 * compiled_s:,.0f} us compiled" in world.told[0]
     before = world.calls
     world.update(3)
     assert world.calls - before == (3 if chosen == "compiled" else 0)
@@ -272,7 +272,7 @@ def test_a_package_that_gives_something_else_is_not_used() -> None:
     twin.update(discrete_batch(0, ROWS))
     for name, value in twin.online.value.items():
         assert torch.equal(world.agent.online.value[name], value), "the hand-written result stands"
-    assert world.chosen == ["handwritten"] and "compiled give another online" in world.told[0]
+    assert world.chosen == ["handwritten"] and "computes another online" in world.told[0]
 
 
 def test_a_package_that_does_not_load_is_told_of() -> None:

@@ -32,10 +32,13 @@ if TYPE_CHECKING:
 
 @final
 class Assembly:
-    """The parts of one session: `acting`, `learning`, and `served` where the run has an address.
+    """The parts of one session, chosen by its topology: the `PartMaker` of relive.train.topology.
 
-    It is the `PartMaker` of relive.train.topology. The agent, the table and the board that it hands on are watched
-    where the run is profiled.
+    Attributes:
+        acting: The part that acts.
+        learning: The part that learns.
+        served: The server for actors of other machines; None: the run has no address.
+        agent, table, board: Those of the session, timed if the run is profiled.
     """
 
     def __init__(
@@ -44,14 +47,14 @@ class Assembly:
         """Makes all parts and starts none.
 
         Args:
-            session: What the parts share.
+            session: The memory that the parts share.
             stack: Stops the parts at its end, the last one first.
             say: Gets lines for people.
-            settled: Gets "compiled" or "handwritten", once, where the run chooses between them.
+            settled: Gets "compiled" or "handwritten", once, if the run chooses between them.
 
         Raises:
-            HostGone: Another host of the run did not come. Making the parts blocks until all hosts are there.
-            ServiceUnavailable: The address of the run cannot be served.
+            HostGone: Another host of the run did not come. The call blocks until all hosts have come.
+            ServiceUnavailable: The run cannot be served at its address.
             MissingPackage: An option needs a package that is not installed.
         """
         self._session, self._say = session, say
@@ -97,7 +100,7 @@ class Assembly:
         one = self._session
         watch = one.profiling.watch
         actors = InlineActors(one.config, one.agent.policy(), one.table, one.board, one.scoreboard, watch)
-        self._act = actors.turn
+        self._act = actors.step
         return actors
 
     # ---- learning --------------------------------------------------------------------------------------------------
@@ -165,21 +168,21 @@ class Assembly:
     # ---- serving ---------------------------------------------------------------------------------------------------
 
     def _served(self) -> ServedRun | None:
-        """The table and the parameters at the address of the run, for actors of other machines."""
+        """Starts the server for actors of other machines, if the run has an address."""
         one = self._session
         if one.config.serving.address is None:
             return None
-        # Loaded here: it needs pyarrow, which a run of one machine does not.
+        # Loaded here: it needs pyarrow, which runs without an address do not need.
         serving = importlib.import_module("relive.train.acting.serving")
         served: ServedRun = serving.ServedRun(one.config, one.table, one.scoreboard)
-        self._say(f"serving {served.address}: relive act {served.address}")
+        self._say(f"serving actors of other machines; start one with: relive act {served.address}")
         return served
 
 
 def update_choice(setup: Setup, say: Callable[[str], None], settled: Callable[[str], None]) -> UpdateChoice | None:
-    """Makes what chooses between hand-written and compiled updates; None where only the hand-written ones can be.
+    """Makes the choice between hand-written and compiled updates; None if only hand-written ones are possible.
 
-    A line says why there is no compiled update, where one was asked for.
+    If compiled updates were asked for and are not possible, a line says why.
     """
     config = setup.config
     if config.update == "handwritten":
@@ -187,13 +190,13 @@ def update_choice(setup: Setup, say: Callable[[str], None], settled: Callable[[s
     functional: Functional | None = setup.agent.functional()
     reasons = {
         "the run is deterministic": config.deterministic,
-        "there are several learners, or learners apart": not config.topology.learns_alone,
-        "they are computed on a device": setup.device != "cpu",
-        f"{config.agent.name} has no other with this network": functional is None,
+        "there are several learners, or they are processes apart": not config.topology.learns_alone,
+        f"they are computed on {setup.device}": setup.device != "cpu",
+        f"{config.agent.name} has no other updates with this network": functional is None,
     }
     for reason, holds in reasons.items():
         if holds and config.update == "compiled":
-            say(f"updates are written by hand: {reason}")
+            say(f"updates are hand-written: {reason}")
         if holds:
             return None
     assert functional is not None

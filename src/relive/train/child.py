@@ -82,7 +82,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Process id; None where no process is started."""
+        """Process id; None if no process is started."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -97,7 +97,7 @@ class Child:
         return self._process is not None and not self._process.is_alive()
 
     def open_pipe(self) -> Connection:
-        """Makes a pipe for the next `start`. Returns the end that the task takes to the child."""
+        """Makes a pipe for the next `start`. Returns the child's end, which belongs into the task."""
         near, far = self._context.Pipe()
         self._near_end, self._far_end = near, far
         end: Connection = far
@@ -125,7 +125,7 @@ class Child:
             process.join()
             exit_code = process.exitcode
             process.close()
-        self.hang_up()
+        self.hang_up()  # after the kill: a child that is reaped does not end by itself
         return exit_code
 
     def hang_up(self) -> None:
@@ -164,7 +164,7 @@ class Deaths:
         self._number = 0
 
     def count(self, error: Callable[[int], Exception]) -> None:
-        """Counts one more death. Raises error(number of deaths) where it is one too many."""
+        """Counts one more death. Raises error(number of deaths) if it is one too many."""
         self._number += 1
         if self._number >= self._most:
             raise error(self._number)
@@ -189,7 +189,7 @@ class Parent:
 
     def __init__(self) -> None:
         self._process = multiprocessing.parent_process()
-        # The child of a fork server has the server as its parent in the system's table; so has an orphan another one.
+        # For the system the parent of a child is the fork server where one is used, and init after a death.
         self._is_direct = self._process is not None and os.getppid() == self._process.pid
 
     @property

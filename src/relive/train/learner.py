@@ -1,4 +1,4 @@
-"""The loop of a run: makes updates, publishes parameters, evaluates, saves, and looks after the parts of the run."""
+"""Runs the loop of a run: makes updates, publishes parameters, evaluates, saves, and watches the parts of the run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Parts:
 
 @final
 class Learner:
-    """One session of a run. `run` returns when the run is solved, at its limit, or stopped; one thread."""
+    """The loop of one session of a run. One thread uses it."""
 
     def __init__(
         self,
@@ -94,9 +94,15 @@ class Learner:
         self._rates_before = np.zeros(4)
 
     def run(self) -> Ending:
-        """Learns until something ends it; a checkpoint is written at the end, however it ends.
+        """Starts the parts and learns until the run is solved, at a limit, or stopped. Writes a checkpoint at the end.
 
-        Raises NonFiniteLoss, and leaves the last checkpoint as it is, where learning came to nan or infinity.
+        The checkpoint is also written after an error, except for NonFiniteLoss and ReplicasDiffer.
+
+        Returns:
+            Why the loop ended.
+
+        Raises:
+            NonFiniteLoss: Learning has led to nan or infinity. The last checkpoint stays.
         """
         acting, learning = self._parts.acting, self._parts.learning
         if learning.begin(self._progress.solved):
@@ -105,7 +111,7 @@ class Learner:
         acting.start()
         learning.start()
         try:
-            self.save()  # while the actors start: there is always one to go back to
+            self.save()  # while the actors start, so that there is always a checkpoint
             with learning.running() as update_once:
                 ending = self._ended(update_once)
         except (NonFiniteLoss, ReplicasDiffer):
@@ -121,7 +127,7 @@ class Learner:
         return ending
 
     def save(self) -> None:
-        """Writes the checkpoint; raises NonFiniteLoss, and leaves the one before, rather than keep such an agent."""
+        """Writes the checkpoint. Raises NonFiniteLoss if the agent is not finite; the last checkpoint stays."""
         self._check_finite(self._agent.parameters())
         self._update_progress()
         write = self._parts.profiling.timed("checkpoint", save_checkpoint)
@@ -130,10 +136,10 @@ class Learner:
         path, num_updates = self._run_dir / FILE_NAME, self._agent.num_updates
         self._parts.listeners.tell(lambda one: one.on_checkpoint(path, num_updates))
 
-    # ---- numbers that are none -------------------------------------------------------------------------------------
+    # ---- numbers that are not finite -------------------------------------------------------------------------------
 
     def _not_finite(self, parameters: Mapping[str, NDArray[np.float32]]) -> tuple[str, float] | None:
-        """The loss, or one of the parameters, where it is nan or infinite: a sum tells it of all numbers at once."""
+        """Returns name and value of a loss or of a sum of parameters that is not finite; None: all are finite."""
         loss = self._parts.learning.metrics().get("loss", 0.0)
         if not math.isfinite(loss):
             return "the loss", loss
@@ -155,12 +161,12 @@ class Learner:
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def _ended(self, update_once: Callable[[], bool]) -> Ending:
-        """How the loop ended, here or on another host; all hosts end in the same way."""
+        """Runs the loop. Returns how it ended, here or on another host: all hosts end in the same way."""
         try:
             ending = self._parts.learning.leave(self._loop(update_once))
         except EndedElsewhere as told:
             ending = told.ending
-        self._progress.solved = ending is Ending.SOLVED  # as the others have it: theirs may be the stronger word
+        self._progress.solved = ending is Ending.SOLVED  # as on the other hosts, whose reason may win
         return ending
 
     def _loop(self, update_once: Callable[[], bool]) -> Ending:
@@ -182,11 +188,11 @@ class Learner:
                 self._look()
                 if self._at_limit():
                     if not self._progress.curve:
-                        self._evaluate()  # a short run too keeps a policy and draws a curve
+                        self._evaluate()  # so that a short run has a kept policy and a curve as well
                     return Ending.LIMIT
 
     def _next_evaluation(self, period: int) -> int:
-        """The update after which the next evaluation is due: the first one early, so that there is a curve."""
+        """Returns the update after which the next evaluation is due. The first one is early, for the curve."""
         if not self._progress.curve:
             return self._agent.num_updates + max(1, period // 10)
         return self._agent.num_updates - self._agent.num_updates % period + period
@@ -209,9 +215,9 @@ class Learner:
     # ---- evaluation ------------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> bool:
-        """One evaluation; keeps the policy if it is the best so far. True if it may end the run. By the first host."""
+        """Evaluates the policy, and keeps it if it is the best so far. Returns whether it ends the run."""
         if self._parts.learning.host:
-            return False
+            return False  # the first host evaluates for all
         evaluation = self._config.evaluation
         parameters = self._agent.evaluation_parameters()
         self._check_finite(parameters)
@@ -223,7 +229,7 @@ class Learner:
         wanted = math.inf if evaluation.stop_return is None else evaluation.stop_return
         good = mean >= wanted and num_cut == 0
         if good:
-            # A lucky score is not enough: the same policy again, on other seeds, before it is kept.
+            # A lucky score is not enough: the same policy plays again, on other seeds.
             again = self._played(parameters, evaluation.num_confirm_episodes)
             if again is None:
                 return False
@@ -233,7 +239,7 @@ class Learner:
         return good
 
     def _played(self, parameters: dict[str, Any], num_episodes: int) -> Played | None:
-        """Episodes on new seeds, cut where the evaluation's time is over; None where the run stopped meanwhile."""
+        """Plays episodes on new seeds until the time of the evaluation is over; None if the run was stopped."""
         first = self._progress.num_evaluation_episodes
         seeds = evaluation_seeds(self._config.environment.seed, first, num_episodes)
         self._progress.num_evaluation_episodes += num_episodes
@@ -265,7 +271,7 @@ class Learner:
             num_cut,
         )
         progress.curve.append(point)
-        # Where rewards are negative a cut episode looks better than it is: it never takes a whole one's place.
+        # With negative rewards a cut episode looks better than it is: it never replaces a whole one.
         first, is_cut = not progress.kept_parameters, num_cut > 0
         better = mean >= progress.kept_return if is_cut == progress.kept_cut else progress.kept_cut
         if first or better:
@@ -274,10 +280,10 @@ class Learner:
         self._parts.reporter.evaluated(mean, progress.num_steps)
         self._parts.listeners.tell(lambda one: one.on_evaluation(point))
 
-    # ---- looking round ---------------------------------------------------------------------------------------------
+    # ---- a few times a second --------------------------------------------------------------------------------------
 
     def _look(self, *, at_once: bool = False) -> None:
-        """Actors, progress, checkpoint: what is due a few times a second at most."""
+        """Watches the parts, shows progress, writes a checkpoint if one is due. at_once: shows progress in any case."""
         self._looked_s = time.monotonic()
         if not self._stopping() and not at_once:
             self._parts.acting.watch()
@@ -336,7 +342,7 @@ class Learner:
         )
 
     def _rates(self) -> NDArray[np.float64]:
-        """Steps, updates, seconds that the learner and the actors waited: each a second, since the last call."""
+        """Returns steps, updates, and seconds of waiting of learner and actors, each a second, since the last call."""
         now_s, scoreboard = time.monotonic(), self._parts.scoreboard
         if now_s - self._rated_s >= _LOOK_PERIOD_S:
             waits_s = self._parts.learning.wait_s, scoreboard.wait_s

@@ -16,10 +16,10 @@ class Part:
         return 0
 
     def start(self) -> None:
-        """Begins the work of the part. What can be refused was refused before, when the part was made."""
+        """Begins the work of the part. Options that cannot be met were refused before, when the part was made."""
 
     def watch(self) -> None:
-        """Looks after the part: starts dead processes again. Raises the error that ends the run, where one does."""
+        """Looks after the part: starts dead processes again, or raises the error that ends the run."""
 
     def stop(self) -> None:
         """Ends the work: no process and no thread of the part is left, and its memory is given back."""

@@ -1,7 +1,7 @@
-"""A whole run: directory, table, actors, learner, and the final result.
+"""Runs a training run from its options to its result: directory, table, parts, final evaluation.
 
-A run directory holds config.json, checkpoint.pt, tensorboard/, curve.png and, once the run has ended by itself,
-result.json. `train(run_dir, resume=True)` goes on from there: the learner is restored, a new table is filled.
+A run directory has config.json, checkpoint.pt, tensorboard/, curve.png and, after the run has ended by itself,
+result.json. `train(run_dir, resume=True)` goes on from there: it restores the learner and fills a new table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from relive.train.watching.progress import ProgressReporter
 from relive.train.watching.result import Ending, RunResult, save_result, show_result
 
 CURVE_FILE = "curve.png"
-_BETWEEN_HOSTS = 1_000_003  # the seeds of two hosts
+_BETWEEN_HOSTS = 1_000_003  # between the seeds of two hosts
 _SAY_PERIOD_S = 2.0
 
 
@@ -51,30 +51,44 @@ def train(
     stop_when: Callable[[int, int], bool] = lambda num_steps, num_updates: False,
     console: Console | None = None,
 ) -> RunResult:
-    """Runs until the agent reaches its return, a limit, or is stopped; then no process and no table is left.
+    """Trains an agent until it reaches its return, meets a limit, or is stopped. Then no process and no table is left.
 
-    config: `preset(agent, env_id, settings)` gives one; None with resume, where the directory has it. run_dir: where
-    the run keeps its files (None: runs/AGENT-ENV-sSEED). callbacks: told of steps, updates, evaluations and
-    checkpoints; see Callback. moving_aside: whatever the directory of a new run holds is renamed, not refused (None:
-    where run_dir is None). stop_when(environment steps, updates): asked before every batch; True stops the run as a
-    signal does. console: where progress goes (None: nowhere).
-    It blocks for as long as the run takes: config.limits bounds that. Unless config.topology is Inline() it starts
-    processes by spawn, so a script calls it under `if __name__ == "__main__":`. In the main thread it handles SIGINT
-    and SIGTERM while it runs: the first one stops the run, the next one acts as it did before. torch computes with
-    `config.threads` meanwhile and flushes denormal numbers.
-    Raises InvalidConfig for a directory that holds a run already (without resume) or none (with it), or that another
-    run is using now, for an address that is taken, for an environment that the agent cannot act in, and what making
-    the table raises: StorageFull where /dev/shm is too small. A refused run leaves no directory. Raises MissingPackage
-    where an option needs an extra that is not there, NonFiniteLoss where learning comes to nan or infinity, which
-    leaves the last good checkpoint, and EnvironmentRaised with an actor's traceback, after a checkpoint.
+    Unless config.topology is Inline(), it starts processes by spawn: call it under `if __name__ == "__main__":`. In the
+    main thread it handles SIGINT and SIGTERM: the first signal stops the run, the next one acts as it did before. While
+    the run lasts, torch uses `config.threads` threads and flushes denormal numbers.
+
+    Args:
+        config: Options of the run, such as `preset(agent, env_id, settings)`; None with resume: those in the directory.
+        run_dir: Directory of the run; None: runs/AGENT-ENV-sSEED.
+        callbacks: Called about steps, updates, evaluations and checkpoints; see Callback.
+        resume: Go on with the run in the directory.
+        moving_aside: Rename a directory that is not empty, instead of refusing a new run in it; None: if run_dir is
+            None.
+        stop_when: stop_when(environment steps, updates) is called before every batch; True stops the run as a signal
+            does.
+        console: Shows progress; None: nothing is shown.
+
+    Returns:
+        The result of the run.
+
+    Raises:
+        InvalidConfig: The directory has a run already (without resume) or none (with resume), or another run uses it;
+            the address is taken; or the agent cannot act in the environment. A refused run leaves no directory.
+        StorageFull: /dev/shm is too small for the table. Making the table may raise other errors, too.
+        MissingPackage: An option needs an extra that is not installed.
+        NonFiniteLoss: Learning has led to nan or infinity. The last good checkpoint stays.
+        EnvironmentRaised: The environment of an actor raised an error. A checkpoint is written.
+
+    Blocks:
+        As long as the run takes, which config.limits bounds.
     """
     began_s = time.monotonic()
     listeners = Listeners(callbacks)
     config, folder = _checked(config, run_dir, resume)
     host = host_number(config.topology.num_hosts)
-    if host:  # the first one speaks for all
+    if host:  # the first host shows progress for all
         folder, console = folder.with_name(f"{folder.name}-host{host}"), None
-        resume = resume and (folder / CONFIG_FILE).exists()  # else it is new among them, and gets the first one's state
+        resume = resume and (folder / CONFIG_FILE).exists()  # else this host is new, and gets the state of the first
     console = console or Console(file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     with logging_of(config.logging, listeners), ExitStack() as stack:
         with learner_numerics(learner_threads(config)), stop_signals() as signalled:
@@ -89,7 +103,7 @@ def train(
             progress = _begun(setup, folder, resume)
             run = _Run(_with_streams_of(host, setup), progress, folder, console, listeners)
             listeners.tell(lambda one: one.on_start(config, folder))
-            is_over = progress.solved and config.topology.num_hosts == 1  # of several the first one says so
+            is_over = progress.solved and config.topology.num_hosts == 1  # of several hosts the first one says so
             ending = Ending.SOLVED if is_over else run.learn(stopping, stop_when)
             final = None if ending is Ending.STOPPED or host else run.final_episodes(stopping)
         result = run.result(ending if final or host else Ending.STOPPED, final, time.monotonic() - began_s)
@@ -98,20 +112,20 @@ def train(
 
 
 def _with_streams_of(host: int, setup: Setup) -> Setup:
-    """The same run with environments and draws of this host; its agent has the seed of the run, as on all hosts."""
+    """Returns the run with the streams of this host. The agent has been made with the seed of the run on all hosts."""
     environment = setup.config.environment
     seed = (environment.seed + host * _BETWEEN_HOSTS) % 2**31
     return replace(setup, config=replace(setup.config, environment=replace(environment, seed=seed)))
 
 
 def default_run_dir(config: TrainConfig) -> Path:
-    """Where a run keeps its files unless it is told: runs/AGENT-ENV-sSEED."""
+    """Returns the default directory of a run: runs/AGENT-ENV-sSEED."""
     environment = config.environment
     return Path("runs") / f"{config.agent.name}-{environment.env_id.replace('/', '-')}-s{environment.seed}"
 
 
 def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: bool) -> tuple[TrainConfig, Path]:
-    """The configuration and the directory of a run, or InvalidConfig."""
+    """Returns the options and the directory of a run. Raises InvalidConfig."""
     folder = None if run_dir is None else path_of("run_dir", run_dir)
     if resume and folder is None:
         raise InvalidConfig(what="run_dir", expected="the directory of the run to resume", got=None)
@@ -124,7 +138,7 @@ def _checked(config: TrainConfig | None, run_dir: str | Path | None, resume: boo
 
 
 def _begun(setup: Setup, run_dir: Path, resume: bool) -> Progress:
-    """The progress to go on from; the agent is restored with it. A refused run leaves no directory."""
+    """Returns the progress to go on from, and restores the agent. A refused run leaves no directory."""
     saved = run_dir / CONFIG_FILE
     progress = Progress()
     if not resume:
@@ -145,7 +159,7 @@ def _begun(setup: Setup, run_dir: Path, resume: bool) -> Progress:
 
 @final
 class _Run:
-    """One session of a run: what it consists of, and its parts in their order."""
+    """One session of a run: its parts, its final episodes, its result."""
 
     def __init__(
         self,
@@ -197,10 +211,10 @@ class _Run:
     def _keep_choice(self, way: str) -> None:
         """Writes the chosen kind of updates into config.json, for the sessions to come."""
         path = self._run_dir / CONFIG_FILE
-        changed(TrainConfig.load(path), {"update": way}).save(path)  # and nothing that was set for this session alone
+        changed(TrainConfig.load(path), {"update": way}).save(path)  # without the options of this session alone
 
     def final_episodes(self, stopping: Callable[[], bool]) -> Played | None:
-        """Of the kept policy on the final seeds, in bounded time; None where the run was stopped meanwhile."""
+        """Plays the final episodes with the kept policy, in bounded time; None if the run was stopped meanwhile."""
         config, evaluator = self._config, self._evaluator()
         num_episodes = config.evaluation.num_final_episodes
         began_s = said_s = time.monotonic()
@@ -230,7 +244,7 @@ class _Run:
         return Evaluator(config.environment.env_id, self._agent.policy(), config.evaluation.max_episode_steps)
 
     def result(self, ending: Ending, final: Played | None, wall_s: float) -> RunResult:
-        """What the session came to."""
+        """Returns the result of the session."""
         config, progress = self._config, self._progress
         return RunResult(
             agent=config.agent.name,
@@ -251,7 +265,7 @@ class _Run:
         )
 
     def finish(self, result: RunResult) -> None:
-        """The picture, the result's file, what is said of it, and the callbacks' last word."""
+        """Draws the curve, writes and shows the result, and calls the callbacks for the last time."""
         curve = self._progress.curve
         if curve:
             title = f"{result.agent} on {result.env_id}, seed {result.seed}"

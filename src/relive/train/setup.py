@@ -1,4 +1,4 @@
-"""Prepares a run before anything moves: what its options come to on this machine, and what its parts will share."""
+"""Prepares a run: describes its environment, makes its agent, and makes the memory that its parts share."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from relive import SamplesPerInsert, SharedMemory, Table
 from relive.agents.agent import Agent, Spaces
 from relive.errors import InvalidConfig
 from relive.train.acting.environments import describe
-from relive.train.config import TrainConfig, where_to_serve
+from relive.train.config import TrainConfig
 from relive.train.learners.numerics import threads_of
 from relive.train.memory.parameters import ParameterBoard, ParameterLayout
 from relive.train.memory.scoreboard import Scoreboard
 from relive.train.memory.stopwatch import INFERENCE, LEARNER, SERVER, actor_name, learner_name
+from relive.train.sections import where_to_serve
 from relive.train.watching.checkpoint import Progress
 from relive.train.watching.profile import Profiling
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A run's options, and what they come to here.
+    """The options of a run, and the objects that follow from them on this machine.
 
     Attributes:
         config: The options of the run.
-        spaces: The environment, described once for the whole run.
+        spaces: Spaces of the environment, which is described once for the whole run.
         device: torch's device of the learners.
         num_threads: Threads of each learner.
-        agent: The agent of this process: of the slice of a batch that one learner gets, where there are several.
+        agent: The agent of this process. If learners share batches, its batch is the slice of one learner.
     """
 
     config: TrainConfig
@@ -49,7 +50,14 @@ class Setup:
 @final
 @dataclass(frozen=True)
 class Session(Setup):
-    """The same, and the memory that the parts of a running session share. The session owns it."""
+    """A run that has begun: the same, and the memory that its parts share. `open_session` owns the memory.
+
+    Attributes:
+        table: The table.
+        board: The parameters for the actors.
+        scoreboard: Counters of the actors.
+        profiling: Counts the time of the processes.
+    """
 
     table: Table
     board: ParameterBoard
@@ -63,7 +71,7 @@ class Session(Setup):
 
 
 def prepare(config: TrainConfig) -> Setup:
-    """Describes the environment and makes the agent. Nothing else is made, so that a refused run leaves nothing.
+    """Describes the environment and makes the agent. It makes nothing else, so that a refused run leaves nothing.
 
     Raises:
         InvalidConfig: There is no such environment, the agent cannot act in it, the device is not there, or another
@@ -77,12 +85,12 @@ def prepare(config: TrainConfig) -> Setup:
 
 @contextmanager
 def open_session(setup: Setup, progress: Progress, profile: Path) -> Iterator[Session]:
-    """Makes the memory of a session, and gives it back when the block ends, after everything that uses it has ended.
+    """Makes the memory of a session, and gives it back at the end of the block, when all parts have stopped.
 
     Args:
         setup: The run.
         progress: Its progress before this session.
-        profile: The file that gets the profile of the session, where one is asked for.
+        profile: The file for the profile of the session, if the run is profiled.
     """
     config = setup.config
     with ExitStack() as stack:
@@ -91,7 +99,7 @@ def open_session(setup: Setup, progress: Progress, profile: Path) -> Iterator[Se
         layout = ParameterLayout.of(setup.agent.parameters())
         board = ParameterBoard(layout, first_version=progress.parameter_version)
         stack.callback(board.close)
-        is_served = config.serving.address is not None  # actors of other machines have the last row, all together
+        is_served = config.serving.address is not None  # actors of other machines share the last row
         scoreboard = Scoreboard(config.num_actors + is_served, steps_before=progress.num_steps)
         stack.callback(scoreboard.close)
         stack.callback(lambda: profiling.acted(*scoreboard.steps_behind(config.num_actors)))
@@ -99,16 +107,16 @@ def open_session(setup: Setup, progress: Progress, profile: Path) -> Iterator[Se
 
 
 def learner_threads(config: TrainConfig) -> int:
-    """Threads of each learner: as asked, or its share of the cores that the processes that act leave."""
+    """Returns the threads of each learner: as asked, or its share of the cores that the acting processes leave."""
     num_processes = 0 if config.acts_inline else config.num_actors
     num_processes += config.topology.closing is not None  # the inference process
     return threads_of(config.threads, num_processes, config.topology.num_learners)
 
 
 def _make_profiling(config: TrainConfig, path: Path) -> Profiling:
-    """Counts the time of this process and of the others of the run; nothing where no profile is asked for.
+    """Makes the counters of the time of all processes of this host, if the run is profiled.
 
-    Actors that step in this process count as its own time. Learners of other hosts have profiles of their own.
+    The time of actors that step in this process is time of this process.
     """
     topology = config.topology
     others = [learner_name(number) for number in range(0 if topology.learns_apart else 1, topology.num_learners)]
@@ -119,7 +127,7 @@ def _make_profiling(config: TrainConfig, path: Path) -> Profiling:
 
 
 def chosen_device(device: str) -> str:
-    """The device that `device` means here. Raises InvalidConfig for CUDA on a machine without it."""
+    """Returns the device that `device` means here. Raises InvalidConfig for CUDA on a machine without it."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -128,7 +136,7 @@ def chosen_device(device: str) -> str:
 
 
 def limiter_of(config: TrainConfig) -> SamplesPerInsert:
-    """The pace of a run: updates_per_step, and how far one side may get ahead of the other."""
+    """Returns the limiter of a run: it keeps updates_per_step, within a tolerance for either side to get ahead."""
     replay = config.replay
     samples_per_insert = replay.updates_per_step * config.agent.batch_size
     return SamplesPerInsert(
@@ -162,7 +170,7 @@ def make_table(config: TrainConfig, agent: Agent) -> Table:
 
 
 def _check_address(config: TrainConfig) -> None:
-    """Raises InvalidConfig where another program serves at the run's address."""
+    """Raises InvalidConfig if another program serves at the address of the run."""
     if config.serving.address is None:
         return
     where = urlsplit(where_to_serve(config.serving.address)[0])

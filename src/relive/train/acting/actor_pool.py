@@ -1,4 +1,4 @@
-"""The actor processes of a run: started, watched, started again when one dies, and stopped."""
+"""Starts the actor processes of a run, starts dead ones again, and stops them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relive.train.parts import Part
 
 @final
 class ActorPool(Part):
-    """All actors of a run. `watch` often; `stop` once, also after a failure. One thread."""
+    """The actor processes of a run, and the inference process that they ask, if there is one. See Part."""
 
     def __init__(
         self,
@@ -30,7 +30,18 @@ class ActorPool(Part):
         profile: ProfileBoard | None = None,
         inference: InferencePool | None = None,
     ) -> None:
-        """inference: where the actors ask for actions; it starts, is watched and is stopped with them."""
+        """Makes the actors; starts none.
+
+        Args:
+            config: Options of the run.
+            policy: The policy.
+            table_name: Name of the shared table.
+            board: Source of the parameters.
+            scoreboard: Counters of the actors.
+            profile: Counters of the time of each process; None: the run is not profiled.
+            inference: The process that the actors ask for actions, which starts and stops with them; None: they infer
+                their actions themselves.
+        """
         self._config = config
         self._policy = policy
         self._table_name = table_name
@@ -43,7 +54,7 @@ class ActorPool(Part):
         self._steps_at_start = [0 for _ in numbers]
 
     def start(self) -> None:
-        """Starts all actors."""
+        """Starts the inference process, if there is one, then all actors."""
         if self._inference is not None:
             self._inference.start()
         for actor in range(len(self._children)):
@@ -72,14 +83,16 @@ class ActorPool(Part):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the actors that live now."""
+        """Process ids of the actors that are started."""
         return [child.pid for child in self._children if child.pid is not None]
 
     def watch(self) -> None:
-        """Starts dead actors again and counts them.
+        """Starts dead actors again. Call it often.
 
-        Raises EnvironmentRaised where an actor's environment did, ActorsKeepDying, and InferenceKeepsDying, where
-        starting again leads nowhere.
+        Raises:
+            EnvironmentRaised: The environment of an actor raised an error.
+            ActorsKeepDying: An actor died three times in a row before its first step.
+            InferenceKeepsDying: The inference process died three times in a row without an answer.
         """
         if self._inference is not None:
             self._inference.watch()
@@ -93,6 +106,7 @@ class ActorPool(Part):
             self._start(actor)
 
     def _count_death(self, actor: int, exit_code: int | None) -> None:
+        """Counts a death before the first step; an actor that has stepped starts with a new count."""
         deaths = self._deaths[actor]
         if self._scoreboard.steps_of(actor) == self._steps_at_start[actor]:
             deaths.count(lambda number: ActorsKeepDying(actor, number, exit_code))
@@ -100,7 +114,7 @@ class ActorPool(Part):
             deaths.forget()
 
     def stop(self, timeout_s: float = END_S) -> None:
-        """Asks all actors to end and waits; those that have not after timeout_s are killed. None is left."""
+        """Asks all actors to end, waits, and kills those that have not ended after timeout_s. No process is left."""
         self._scoreboard.stop()
         end_all(self._children, timeout_s)
         if self._inference is not None:

@@ -1,4 +1,4 @@
-"""The process that infers for all actors of a run: what it does, how it is watched, and started again when it dies."""
+"""Runs the process that infers for all actors of a run; watches it, and starts it again if it dies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import final
 
 from relive.agents.agent import Policy, Spaces
-from relive.train.acting.inference import Answering, OpenBatch, RequestBoard, RequestLayout, group_sizes
+from relive.train.acting.answering import Answering, OpenBatch
+from relive.train.acting.inference import RequestBoard, RequestLayout, group_sizes
 from relive.train.child import END_S, Child, Deaths, Parent, end_all
 from relive.train.config import TrainConfig
 from relive.train.errors import InferenceKeepsDying
@@ -19,14 +20,23 @@ from relive.train.parts import Part
 from relive.train.topology import Closing
 
 _WAIT_SLICE_S = 0.2
-_SILENCE_S = 30.0  # without a turn, which takes a fraction of a second
-_START_S = 120.0  # until its first turn, on a busy machine
+_SILENCE_S = 30.0  # without a heartbeat, which comes several times a second
+_START_S = 120.0  # until the first heartbeat, on a busy machine
 
 
 @final
 @dataclass(frozen=True)
 class InferenceTask:
-    """What a process needs to infer for all actors. It imports no torch."""
+    """The task of the inference process, which imports no torch.
+
+    Attributes:
+        policy: The policy.
+        board: Source of the parameters.
+        scoreboard: Counters of the run.
+        requests: The requests of the actors.
+        closing: When a batch of observations closes.
+        profile: Counters of its time; None: the run is not profiled.
+    """
 
     policy: Policy
     board: ParameterBoard
@@ -37,24 +47,21 @@ class InferenceTask:
 
 
 def run_inference(task: InferenceTask) -> None:
-    """The main function of the process. It ends when the scoreboard says so, or its parent is gone."""
+    """Answers requests until the scoreboard asks it to end, or the parent is gone: the main function of the process."""
     parent = Parent()
     batch = OpenBatch(task.closing.max_batch, task.closing.max_wait_us * 1e-6)
     stopwatch = stopwatch_of(task.profile, INFERENCE)
     watch, reader = watch_with(stopwatch), task.board.reader()
     answering = Answering(task.requests, task.policy, reader, task.scoreboard, batch, watch=watch)
     while not (task.scoreboard.stopping or parent.is_gone):
-        answering.turn(_WAIT_SLICE_S)
+        answering.serve(_WAIT_SLICE_S)
     if stopwatch is not None:
         stopwatch.look()
 
 
 @final
 class InferencePool(Part):
-    """That process, seen from the run. One thread; `watch` often, `stop` once, also after a failure.
-
-    pid: of the process, None where there is none. num_restarts: how often it was started again.
-    """
+    """The inference process, seen from the process that calls `train`. See Part."""
 
     def __init__(
         self,
@@ -66,7 +73,17 @@ class InferencePool(Part):
         say: Callable[[str], None],
         profile: ProfileBoard | None = None,
     ) -> None:
-        """config: its topology has a `closing`. say: told, in a line for people, that it is started again."""
+        """Makes the memory for requests; `start` starts the process.
+
+        Args:
+            config: Options of the run, whose topology has a `closing`.
+            policy: The policy.
+            spaces: Spaces of the environment.
+            board: Source of the parameters.
+            scoreboard: Counters of the run.
+            say: Gets a line for people when the process is started again.
+            profile: Counters of the time of each process; None: the run is not profiled.
+        """
         closing = config.topology.closing
         assert closing is not None
         self._profile = profile
@@ -74,7 +91,7 @@ class InferencePool(Part):
         each, self._num_groups = config.environment.num_envs_per_actor, config.topology.num_groups
         layout = RequestLayout.of(spaces, group_sizes(each, self._num_groups)[0])
         self._requests = RequestBoard(config.num_actors * self._num_groups, layout)
-        # Nobody else could come: a batch of all that the actors have is not waited with.
+        # A batch with all observations that there can be closes at once: no other observation could come.
         self._closing = Closing(min(closing.max_batch, config.num_actors * each), closing.max_wait_us)
         self._child, self._deaths = Child("relive-inference", run_inference, one_thread=True), Deaths()
         self._beats = self._answers = 0
@@ -82,16 +99,16 @@ class InferencePool(Part):
 
     @property
     def pid(self) -> int | None:
-        """See the class."""
+        """Process id; None if the process is not started."""
         return self._child.pid
 
     @property
     def num_restarts(self) -> int:
-        """See the class."""
+        """See Part."""
         return max(0, self._child.num_starts - 1)
 
     def requests_of(self, actor: int) -> RequestBoard:
-        """Where an actor asks, a slot for each of its groups."""
+        """Returns the board on which an actor asks, with a slot for each of its groups."""
         return self._requests.of_slots(range(actor * self._num_groups, (actor + 1) * self._num_groups))
 
     def start(self) -> None:
@@ -103,9 +120,10 @@ class InferencePool(Part):
         self._silent_until_s = time.monotonic() + _START_S
 
     def watch(self) -> None:
-        """Starts it again where it died, or took no turn for half a minute (it is killed then).
+        """Starts the process again if it died, or kills and restarts it after half a minute without a heartbeat.
 
-        Raises InferenceKeepsDying where it died three times without an answer between.
+        Raises:
+            InferenceKeepsDying: The process died three times in a row without an answer.
         """
         now_s, beats = time.monotonic(), int(self._requests.beats[0])
         if self._child.pid is None:

@@ -1,6 +1,7 @@
-"""Makes the updates of a run, one a call, however many learners there are; the loop of the learner knows no more.
+"""Makes the updates of a run, one a call, whatever learners the run has.
 
-DrawnUpdates    draws a batch and learns from it: the agent alone, a group of learners, or the learners of all hosts
+DrawnUpdates    draws a batch and learns from it: the agent alone, or with the other learners of a group
+HostUpdates     the same, together with the other hosts of the run
 ServedUpdates   applies the gradients of learners that draw batches of their own
 """
 
@@ -25,7 +26,7 @@ from relive.train.memory.stopwatch import Timed
 from relive.train.parts import Part
 from relive.train.watching.result import Ending
 
-_SHORT_S = 0.001  # shorter waits are not counted: they are the time of the call
+_SHORT_S = 0.001  # a shorter time is that of the call, and no wait
 T = TypeVar("T")
 
 
@@ -33,7 +34,7 @@ class Updates(Part, ABC):
     """The part of a run that learns.
 
     Attributes:
-        host: Number of this host among those of the run; 0 speaks for all of them.
+        host: Number of this host among those of the run; host 0 evaluates for all of them.
         wait_s: Seconds that the learner has waited for items.
     """
 
@@ -44,14 +45,18 @@ class Updates(Part, ABC):
         self.wait_s = 0.0
 
     def begin(self, is_solved: bool) -> bool:
-        """Meets the other hosts of the run before it starts; returns whether the run has nothing left to learn.
+        """Meets the other hosts of the run before anything starts.
 
-        is_solved: of the first host, what it knows.
+        Args:
+            is_solved: On the first host: the run has nothing left to learn.
+
+        Returns:
+            Whether the first host said so, so that all hosts end.
         """
         return False
 
     def leave(self, ending: Ending) -> Ending:
-        """Tells the other hosts how the run ended here; returns how it ended for all."""
+        """Tells the other hosts how the run ended here. Returns how it ended for all of them."""
         return ending
 
     @property
@@ -61,13 +66,13 @@ class Updates(Part, ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """The metrics of the last update, "loss" among them. See Agent."""
+        """Returns the metrics of the last update, "loss" first. See Agent."""
 
     @abstractmethod
     def running(self) -> AbstractContextManager[Callable[[], bool]]:
-        """Gives a function that makes one update; it returns False where there was nothing to learn from for a moment.
+        """Gives a function that makes one update. It returns False if there was nothing to learn from for a moment.
 
-        The function raises ValueError where the table refuses the new priorities, which are not finite.
+        The function raises ValueError if the new priorities are not finite, because the table refuses them.
         """
 
     def _counted(self, take: Callable[[], T]) -> Callable[[], T]:
@@ -106,19 +111,31 @@ class DrawnUpdates(Updates):
             num_items: Items of each draw.
             timed: Times the parts of this process.
             update: Learns from a batch, with the other learners; None: `agent.update`.
-            helper: The part that `update` belongs to, which is stopped with this one.
-            act: Lets the actors of this process take a step, where there is nothing to learn from; None: they act by
-                themselves.
+            helper: The part that `update` belongs to. It starts, is watched and stops with this one.
+            act: Lets the actors of this process take a step if there is nothing to learn from; None: the actors are
+                processes.
         """
         super().__init__(timed)
         self._agent, self._table, self._num_items = agent, table, num_items
         self._update = agent.update if update is None else timed("update", update)
-        self._helper, self._act = helper, act
+        self._helper, self._act = helper or Part(), act
+
+    @property
+    def num_restarts(self) -> int:
+        """See Part."""
+        return self._helper.num_restarts
+
+    def start(self) -> None:
+        """See Part."""
+        self._helper.start()
+
+    def watch(self) -> None:
+        """See Part."""
+        self._helper.watch()
 
     def stop(self) -> None:
         """See Part."""
-        if self._helper is not None:
-            self._helper.stop()
+        self._helper.stop()
 
     def metrics(self) -> dict[str, float]:
         """See Updates."""
@@ -205,6 +222,10 @@ class ServedUpdates(Updates):
     def start(self) -> None:
         """See Part."""
         self._server.start()
+
+    def watch(self) -> None:
+        """See Part."""
+        self._server.watch()
 
     def stop(self) -> None:
         """See Part."""

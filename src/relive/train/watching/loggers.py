@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from relive.train.config import LoggingConfig
+from relive.train.sections import LoggingConfig
 from relive.train.watching.callbacks import Listeners
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def logging_of(config: LoggingConfig, listeners: Listeners) -> Iterator[None]:
-    """Tells the loggers that the options ask for of the run; they end with the block.
+    """Adds the loggers that the options ask for to the callbacks of the run; they end with the block.
 
     Raises:
         MissingPackage: A logger needs a package that is not installed.
